@@ -1,0 +1,157 @@
+"""CDI devices as values: what the container device interface files hold, and the rules that they must keep.
+
+Facts: the Container Device Interface specification 0.5.0; file layout as other tools in the field read it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
+VERSION = "0.5.0"
+
+_VENDOR_OR_CLASS = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+_DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_HOOKS = frozenset(("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"))
+
+
+class CdiError(ValueError):
+    """A CDI device that breaks the specification; it is not written."""
+
+
+class CdiNode(Struct, frozen=True):
+    """A device node that the runtime makes in the container."""
+
+    path: str
+    host_path: str
+    permissions: str = "rw"
+
+
+class CdiMount(Struct, frozen=True):
+    """A mount that the runtime makes; `type` and `options` as in mount(8)."""
+
+    host_path: str
+    container_path: str
+    type: str = ""
+    options: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "options", tuple(self.options))
+
+
+class CdiHook(Struct, frozen=True):
+    """A program on the host that the runtime runs at the named point; `timeout` is in seconds."""
+
+    name: str
+    path: str
+    args: Sequence[str] = ()
+    env: Sequence[str] = ()
+    timeout: int | None = None
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "args", tuple(self.args))
+        force_setattr(self, "env", tuple(self.env))
+
+
+class CdiDevice(Struct, frozen=True, kw_only=True):
+    """One CDI device, which becomes one file. `kind` is `vendor/class`."""
+
+    kind: str
+    name: str
+    nodes: Sequence[CdiNode] = ()
+    mounts: Sequence[CdiMount] = ()
+    hooks: Sequence[CdiHook] = ()
+    env: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for field in ("nodes", "mounts", "hooks", "env"):
+            force_setattr(self, field, tuple(getattr(self, field)))
+
+    @property
+    def qualified_name(self) -> str:
+        return f"{self.kind}={self.name}"
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.kind.replace('/', '-')}-{self.name}.yaml"
+
+    @property
+    def indispensable(self) -> bool:
+        """Whether a container would lack something without CDI: a hook has no place in the kubelet's own answer."""
+        return bool(self.hooks)
+
+    def document(self) -> dict[str, object]:
+        """The file's content, keys in alphabetical order at every level, empty lists left out."""
+        edits = {
+            "deviceNodes": [
+                {"hostPath": node.host_path, "path": node.path, "permissions": node.permissions} for node in self.nodes
+            ],
+            "env": list(self.env),
+            "hooks": [_hook(hook) for hook in self.hooks],
+            "mounts": [_mount(mount) for mount in self.mounts],
+        }
+        return {
+            "cdiVersion": VERSION,
+            "containerEdits": {},
+            "devices": [{"containerEdits": {key: value for key, value in edits.items() if value}, "name": self.name}],
+            "kind": self.kind,
+        }
+
+    def check(self) -> None:
+        """Raises `CdiError` naming the device and the rule that it breaks."""
+        vendor, slash, cls = self.kind.partition("/")
+        if not slash or not _VENDOR_OR_CLASS.fullmatch(vendor) or not _VENDOR_OR_CLASS.fullmatch(cls):
+            raise CdiError(f"CDI kind {self.kind!a}: expected vendor/class of letters, digits and [_.-]")
+        if "." in cls:
+            raise CdiError(
+                f"CDI kind {self.kind!a}: a dot in the class needs CDI 0.6.0, files are written as {VERSION}"
+            )
+        if not _DEVICE.fullmatch(self.name):
+            raise CdiError(
+                f"CDI device name {self.name!a}: expected letters, digits and [_.:-], alphanumeric at both ends"
+            )
+        if not (self.nodes or self.mounts or self.hooks or self.env):
+            raise CdiError(f"CDI device {self.qualified_name} changes nothing in a container")
+        problem = next(self._problems(), None)
+        if problem:
+            raise CdiError(f"CDI device {self.qualified_name}: {problem}")
+
+    def _problems(self) -> Iterator[str]:
+        for entry in self.env:
+            if "=" not in entry or entry.startswith("="):
+                yield f"environment entry {entry!a} is not NAME=value"
+        for node in self.nodes:
+            if not node.path:
+                yield "a device node has no path"
+            if set(node.permissions) - set("rwm"):
+                yield f"device node {node.path}: permissions {node.permissions!a} are not of r, w, m"
+        for mount in self.mounts:
+            if not mount.host_path or not mount.container_path:
+                yield f"mount {mount.host_path!a} to {mount.container_path!a} lacks a path"
+        for hook in self.hooks:
+            if hook.name not in _HOOKS:
+                yield f"hook name {hook.name!a} is not one of {', '.join(sorted(_HOOKS))}"
+            if not hook.path:
+                yield f"hook {hook.name} has no path"
+
+
+def _hook(hook: CdiHook) -> Mapping[str, object]:
+    entry: dict[str, object] = {}
+    if hook.args:
+        entry["args"] = list(hook.args)
+    if hook.env:
+        entry["env"] = list(hook.env)
+    entry |= {"hookName": hook.name, "path": hook.path}
+    if hook.timeout is not None:
+        entry["timeout"] = hook.timeout
+    return entry
+
+
+def _mount(mount: CdiMount) -> Mapping[str, object]:
+    entry: dict[str, object] = {"containerPath": mount.container_path, "hostPath": mount.host_path}
+    if mount.options:
+        entry["options"] = list(mount.options)
+    if mount.type:
+        entry["type"] = mount.type
+    return entry

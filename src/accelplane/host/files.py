@@ -1,0 +1,277 @@
+"""`Host`: one look at a node's file trees.
+
+A `Host` is made anew for every scan: it remembers what it resolved (links, topology) for the length of that scan, and
+which directories it looked into (`touched`), which is what the agent then watches for change.
+
+Under a root other than `/`, links are followed inside that root only, absolute ones included, as if the process had
+changed its root there; a device node may then be a plain file, because trees without hardware have no others.
+"""
+
+import errno
+import fnmatch
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from accelplane.host import pci, topology
+
+# sysfs never gives more than a page for a text attribute; binary ones are not read here.
+ATTRIBUTE_LIMIT = 64 * 1024
+DIRECTORY_LIMIT = 65_536
+_MAX_LINKS = 40  # as the kernel's own limit (path_resolution(7))
+
+_MISSING = frozenset((errno.ENOENT, errno.ENODEV, errno.ENXIO))
+
+
+class HostError(Exception):
+    """Something on the node could not be read. The message names the file, what was found, what was expected."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = path
+        self.problem = problem
+
+
+class Missing(HostError):
+    """The file or directory is not there."""
+
+
+class Unreadable(HostError):
+    """It is there and cannot be used: no permission, an I/O error, too large, not text, links that loop."""
+
+
+class SysfsDevice(NamedTuple):
+    """An entry of a directory below `/sys/class` or `/sys/bus`."""
+
+    name: str
+    path: str
+
+
+class Host:
+    """The node below `root`. Every path given or returned is the host's own, without the root."""
+
+    def __init__(self, root: str | os.PathLike[str] = "/") -> None:
+        self.root = os.path.realpath(root)
+        self.touched: set[str] = set()
+        self.notes: list[str] = []
+        self._prefix = "" if self.root == "/" else self.root
+        self._links: dict[str, str | None] = {}
+        self._directories: dict[str, str] = {}
+        self._hints: topology.Cache = {}
+
+    def local(self, path: str) -> str:
+        """Where the host's `path` is found by this process, links resolved inside the root.
+
+        Raises `Unreadable` when links loop.
+        """
+        return path if not self._prefix else self._prefix + self.resolve(path)
+
+    def resolve(self, path: str) -> str:
+        """The canonical form of `path`: absolute, without links. What does not exist stays as written.
+
+        Raises `Unreadable` when links loop.
+        """
+        pending = path.split("/")[::-1]
+        done = ""
+        hops = 0
+        while pending:
+            part = pending.pop()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                done = done.rpartition("/")[0]
+                continue
+            candidate = f"{done}/{part}"
+            target = self._link(candidate)
+            if target is None:
+                done = candidate
+                continue
+            hops += 1
+            if hops > _MAX_LINKS:
+                raise Unreadable(path, f"more than {_MAX_LINKS} symbolic links, do they loop?")
+            if target.startswith("/"):
+                done = ""
+            pending.extend(reversed(target.split("/")))
+        return done or "/"
+
+    def text(self, path: str) -> str:
+        """The file's text without surrounding white space.
+
+        Raises `Missing` or `Unreadable` (also for what is not text, is no regular file or is endless).
+        """
+        directory, _, name = path.rpartition("/")
+        directory = self._directory(directory)
+        self.touched.add(directory)
+        try:
+            data = self._read(f"{directory}/{name}")
+        except OSError as error:
+            raise _explained(path, error) from None
+        if len(data) > ATTRIBUTE_LIMIT:
+            raise Unreadable(path, f"more than {ATTRIBUTE_LIMIT} bytes, expected a short text")
+        try:
+            return data.decode().strip()
+        except UnicodeDecodeError:
+            raise Unreadable(path, f"not text: {data[:16].hex(' ')}…") from None
+
+    def names(self, path: str) -> list[str]:
+        """The directory's entries in byte-wise order. Raises `Missing` or `Unreadable`."""
+        directory = self._directory(path)
+        self.touched.add(directory)
+        try:
+            with os.scandir(self._prefix + directory) as entries:
+                found: list[str] = []
+                for entry in entries:
+                    found.append(entry.name)
+                    if len(found) > DIRECTORY_LIMIT:
+                        raise Unreadable(path, f"more than {DIRECTORY_LIMIT} entries")
+        except OSError as error:
+            raise _explained(path, error) from None
+        found.sort(key=os.fsencode)
+        return found
+
+    def exists(self, path: str) -> bool:
+        """Whether `path` leads to something, links followed."""
+        return self.status(path) is not None
+
+    def status(self, path: str) -> os.stat_result | None:
+        """What stat(2) says of `path`, links followed; None where it leads to nothing."""
+        directory = path.rpartition("/")[0]
+        try:
+            self.touched.add(self._directory(directory))
+            return os.stat(self.local(path))
+        except (OSError, HostError, ValueError):
+            return None
+
+    def link(self, path: str) -> str:
+        """The text of the symbolic link `path`, as stored. Raises `Missing` or `Unreadable` (not a link)."""
+        directory, _, name = path.rpartition("/")
+        directory = self._directory(directory)
+        self.touched.add(directory)
+        try:
+            return os.readlink(f"{self._prefix}{directory}/{name}")
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                raise Unreadable(path, "not a symbolic link") from None
+            raise _explained(path, error) from None
+
+    def glob(self, pattern: str) -> Iterator[str]:
+        """Existing paths that match `pattern`, component by component, in byte-wise order, links followed.
+
+        `*`, `?` and `[…]` never match a slash nor a leading dot. Directories that cannot be listed match nothing.
+        """
+        yield from self._glob("", [part for part in pattern.split("/") if part])
+
+    def class_devices(self, subsystem: str, *, bus: bool = False) -> list[SysfsDevice]:
+        """The entries of `/sys/class/<subsystem>` (or `/sys/bus/<subsystem>/devices`), none when it is not there.
+
+        Raises `Unreadable`.
+        """
+        directory = f"/sys/bus/{subsystem}/devices" if bus else f"/sys/class/{subsystem}"
+        try:
+            return [SysfsDevice(name, f"{directory}/{name}") for name in self.names(directory)]
+        except Missing:
+            return []
+
+    def pci_devices(self, vendor: str | None = None) -> list["pci.PciDevice"]:
+        """The PCI functions, those of one vendor (`0x8086`) if given; unreadable ones are noted and left out."""
+        return pci.functions(self, vendor)
+
+    def driver(self, device: str) -> str:
+        """The name of the driver bound to the sysfs device directory. Raises `Missing` or `Unreadable`."""
+        return self.link(f"{device}/driver").rstrip("/").rpartition("/")[2]
+
+    def vf_count(self, device: str) -> str:
+        """The text of `sriov_numvfs` of the sysfs device directory, `-1` when there is none to read."""
+        try:
+            return self.text(f"{device}/sriov_numvfs")
+        except HostError:
+            return "-1"
+
+    def is_pf_with_vfs(self, device: str) -> bool:
+        """Whether the PCI function has virtual functions enabled (anything but 0 and -1 counts, also an empty file)."""
+        return self.vf_count(device) not in ("-1", "0")
+
+    def is_vf(self, device: str) -> bool:
+        """Whether the PCI function is a virtual one."""
+        return self.exists(f"{device}/physfn")
+
+    def topology_of(self, *devices: str) -> tuple[int, ...] | None:
+        """The NUMA nodes near the sysfs devices (directories or class links), ascending; None when they have none.
+
+        What cannot be read is noted; what could be read is returned all the same.
+        """
+        return topology.of_sysfs(self, devices, self._hints)
+
+    def topology_of_nodes(self, nodes: Sequence[str]) -> tuple[int, ...] | None:
+        """As `topology_of`, for files under `/dev` (or any file: then for the disk it lies on)."""
+        return topology.of_nodes(self, nodes, self._hints)
+
+    def is_plain_stand_in(self, status: os.stat_result) -> bool:
+        """Whether a plain file stands for a device node here: only in a tree that is not the machine's own."""
+        return bool(self._prefix) and stat.S_ISREG(status.st_mode)
+
+    def note(self, text: str) -> None:
+        """Remembers something odd for the log; the agent prints it once, not at every scan."""
+        self.notes.append(text)
+
+    def _link(self, path: str) -> str | None:
+        if path in self._links:
+            return self._links[path]
+        try:
+            target = os.readlink(self._prefix + path)
+        except (OSError, ValueError):
+            target = None
+        self._links[path] = target
+        return target
+
+    def _directory(self, path: str) -> str:
+        known = self._directories.get(path)
+        if known is None:
+            known = self._directories[path] = self.resolve(path) if self._prefix else path or "/"
+        return known
+
+    def _read(self, path: str) -> bytes:
+        # O_NONBLOCK: a FIFO in a hostile tree must not hold the scan. O_NOFOLLOW: a link may lead out of the root.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+        if self._prefix:
+            flags |= os.O_NOFOLLOW
+        try:
+            descriptor = os.open(self._prefix + path, flags)
+        except OSError as error:
+            if error.errno != errno.ELOOP or not self._prefix:
+                raise
+            descriptor = os.open(self._prefix + self.resolve(path), flags)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+                raise OSError(code, os.strerror(code) if stat.S_ISDIR(mode) else "not a regular file")
+            return os.read(descriptor, ATTRIBUTE_LIMIT + 1)
+        finally:
+            os.close(descriptor)
+
+    def _glob(self, base: str, parts: list[str]) -> Iterator[str]:
+        if not parts:
+            yield base
+            return
+        part, rest = parts[0], parts[1:]
+        if not any(character in part for character in "*?["):
+            if rest or self.exists(f"{base}/{part}"):
+                yield from self._glob(f"{base}/{part}", rest)
+            return
+        try:
+            names = self.names(base or "/")
+        except HostError:
+            return
+        for name in names:
+            if fnmatch.fnmatchcase(name, part) and (part.startswith(".") or not name.startswith(".")):
+                if rest:
+                    yield from self._glob(f"{base}/{name}", rest)
+                elif self.exists(f"{base}/{name}"):
+                    yield f"{base}/{name}"
+
+
+def _explained(path: str, error: OSError) -> HostError:
+    reason = error.strerror or str(error)
+    return Missing(path, reason) if error.errno in _MISSING else Unreadable(path, reason)

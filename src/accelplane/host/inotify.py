@@ -1,0 +1,77 @@
+"""inotify(7), the part that is needed: directories, watched for entries that come, go or are rewritten."""
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+MODIFIED = 0x2  # IN_MODIFY
+WRITTEN = 0x8  # IN_CLOSE_WRITE
+COME_OR_GONE = 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800  # MOVED_FROM, MOVED_TO, CREATE, DELETE, *_SELF
+_OVERFLOW = 0x4000
+_IGNORED = 0x8000
+_ONLYDIR = 0x0100_0000
+_EVENT = struct.Struct("iIII")
+
+
+class InotifyEvent(NamedTuple):
+    """`watch` is the number that `add` returned, -1 when events were lost; `name` the entry, empty for the directory.
+
+    `gone`: the kernel has dropped the watch, its directory is no more.
+    """
+
+    watch: int
+    name: str
+    gone: bool
+
+
+class Inotify:
+    """One inotify instance. Raises `OSError` when the machine gives none."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify")
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def add(self, directory: str, mask: int = COME_OR_GONE) -> int:
+        """Watches a directory, or changes what it is watched for. Raises `OSError`."""
+        path = os.fsencode(directory)
+        return self._checked(
+            self._libc.inotify_add_watch(self._descriptor, path, ctypes.c_uint32(mask | _ONLYDIR)), directory
+        )
+
+    def remove(self, watch: int) -> None:
+        """Ends a watch; one that the kernel has dropped already is fine."""
+        self._libc.inotify_rm_watch(self._descriptor, watch)
+
+    def read(self) -> Iterator[InotifyEvent]:
+        """The events that wait."""
+        try:
+            data = os.read(self._descriptor, 64 * 1024)
+        except BlockingIOError:
+            return
+        offset = 0
+        while offset < len(data):
+            watch, mask, _cookie, length = _EVENT.unpack_from(data, offset)
+            offset += _EVENT.size
+            name = os.fsdecode(data[offset : offset + length].rstrip(b"\0"))
+            offset += length
+            yield InotifyEvent(-1 if mask & _OVERFLOW else watch, name, bool(mask & _IGNORED))
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _checked(self, result: int, subject: str) -> int:
+        if result < 0:
+            code = ctypes.get_errno()
+            hint = (
+                " (fs.inotify.max_user_instances or max_user_watches reached?)"
+                if code in (errno.EMFILE, errno.ENOSPC)
+                else ""
+            )
+            raise OSError(code, os.strerror(code) + hint, subject)
+        return result

@@ -1,0 +1,159 @@
+"""NUMA nodes of devices, from sysfs.
+
+A device's node is found by walking up from its sysfs directory to the first one that knows its place
+(`numa_node`, `local_cpulist`; kernel document: Documentation/ABI/testing/sysfs-bus-pci). Device mapper devices and VFIO
+groups stand for others, their `slaves` and the members of the IOMMU group; those count too.
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from accelplane.host import files
+
+if TYPE_CHECKING:
+    from accelplane.host.files import Host
+
+_DEVICES = "/sys/devices/"
+_VFIO_GROUPS = "/sys/devices/virtual/vfio/"
+_MAX_DEPTH = 32
+
+
+class Hint(NamedTuple):
+    """What one sysfs directory says of its place; `cpus` and `numa` as written there, maybe empty."""
+
+    cpus: str
+    numa: str
+    socket: str = ""
+
+    @property
+    def known(self) -> bool:
+        return any(self)
+
+
+Cache = dict[str, Hint]
+
+
+def of_sysfs(host: "Host", devices: Iterable[str], cache: Cache) -> tuple[int, ...] | None:
+    """See `Host.topology_of`."""
+    nodes: set[int] = set()
+    for device in devices:
+        try:
+            for hint in hints(host, device, cache).values():
+                nodes.update(_numbers(hint.numa))
+        except files.HostError as error:
+            host.note(f"NUMA node of {device} unknown: {error}")
+        except ValueError as error:
+            host.note(f"NUMA node of {device} unknown: {error}")
+    return tuple(sorted(nodes)) or None
+
+
+def of_nodes(host: "Host", nodes: Iterable[str], cache: Cache) -> tuple[int, ...] | None:
+    """See `Host.topology_of_nodes`."""
+    devices: list[str] = []
+    for node in nodes:
+        try:
+            devices.append(sysfs_device(host, node))
+        except files.HostError as error:
+            host.note(f"NUMA node of {node} unknown: {error}")
+    return of_sysfs(host, devices, cache)
+
+
+def sysfs_device(host: "Host", node: str) -> str:
+    """The sysfs directory of the device behind a file. Raises `HostError`."""
+    status = host.status(node)
+    if status is None:
+        raise files.Missing(node, "does not exist")
+    if host.is_plain_stand_in(status):
+        # Without device numbers only the name tells: /dev/dri/card0 is /sys/class/drm/card0.
+        name = node.rpartition("/")[2]
+        for candidate in host.glob(f"/sys/class/*/{name}"):
+            return host.resolve(candidate)
+        raise files.Missing(node, f"a plain file, and no /sys/class/*/{name}")
+    if stat.S_ISCHR(status.st_mode):
+        kind, number = "char", status.st_rdev
+    else:
+        kind, number = "block", status.st_rdev if stat.S_ISBLK(status.st_mode) else status.st_dev
+    if os.major(number) == 0:
+        raise files.Unreadable(node, "a virtual device node")
+    link = f"/sys/dev/{kind}/{os.major(number)}:{os.minor(number)}"
+    target = host.resolve(link)
+    if target == link:
+        raise files.Missing(link, f"no such link for {node}")
+    return target
+
+
+def hints(host: "Host", device: str, cache: Cache, depth: int = 0) -> dict[str, Hint]:
+    """Hints of a sysfs device and of those it stands for, keyed by the directory that gave them.
+
+    Raises `HostError` for what cannot be read.
+    """
+    start = host.resolve(device)
+    if not host.exists(start):
+        raise files.Missing(start, "does not exist")
+    found: dict[str, Hint] = {}
+    directory = start
+    while directory.startswith(_DEVICES) or directory == start:
+        hint = _hint(host, directory, cache, depth)
+        if hint.known:
+            found[directory] = hint
+            break
+        directory = directory.rpartition("/")[0]
+    if depth < _MAX_DEPTH:
+        for dependent in _dependents(host, start):
+            for provider, hint in hints(host, dependent, cache, depth + 1).items():
+                found.setdefault(provider, hint)
+    return found
+
+
+def _hint(host: "Host", directory: str, cache: Cache, depth: int) -> Hint:
+    if directory not in cache:
+        cache[directory] = _read_hint(host, directory, cache, depth)
+    return cache[directory]
+
+
+def _read_hint(host: "Host", directory: str, cache: Cache, depth: int) -> Hint:
+    cpus = _optional(host, f"{directory}/local_cpulist")
+    numa = _optional(host, f"{directory}/numa_node")
+    if numa == "-1":
+        return Hint(cpus or "", "")
+    if cpus or not numa:
+        return Hint(cpus or "", numa or "")
+    if cpus is None:
+        return Hint("", numa)
+    # No CPU is local to it: firmware that reports a socket number in place of a node. Ask the parent.
+    parent: list[Hint] = []
+    if depth < _MAX_DEPTH:
+        try:
+            parent = list(hints(host, directory.rpartition("/")[0], cache, depth + 1).values())
+        except files.HostError as error:
+            host.note(f"{directory}: numa_node without local CPUs, and no help from its parent: {error}")
+    cpus = ",".join(dict.fromkeys(hint.cpus for hint in parent if hint.cpus))
+    nodes = ",".join(dict.fromkeys(hint.numa for hint in parent if hint.numa))
+    return Hint(cpus, nodes or numa) if cpus else Hint("", "", socket=numa)
+
+
+def _dependents(host: "Host", device: str) -> Iterator[str]:
+    yield from host.glob(f"{device}/slaves/*")
+    if device.startswith(_VFIO_GROUPS):
+        group = device.removeprefix(_VFIO_GROUPS)
+        if "/" not in group:
+            yield from host.glob(f"/sys/kernel/iommu_groups/{group}/devices/*")
+
+
+def _optional(host: "Host", path: str) -> str | None:
+    try:
+        return host.text(path)
+    except files.Missing:
+        return None
+
+
+def _numbers(numa: str) -> list[int]:
+    try:
+        numbers = [int(entry) for entry in numa.split(",")] if numa else []
+    except ValueError:
+        raise ValueError(f"numa_node is {numa[:40]!a}, expected numbers") from None
+    if any(not 0 <= number < 2**31 for number in numbers):
+        raise ValueError(f"numa_node is {numa[:40]!a}, expected numbers from 0")
+    return numbers
