@@ -1,0 +1,53 @@
+"""Between the values of `devices` and the kubelet's messages (device plugin API v1beta1)."""
+
+from collections.abc import Iterable
+
+from msgspec import UnsetType
+
+from accelplane.devices import Allocation, Device
+from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
+
+VERSION = "v1beta1"
+REGISTER = "/v1beta1.Registration/Register"
+# A kubelet receives at most gRPC's default of 4 MiB; a longer list would end the stream again and again.
+MAX_LIST_BYTES = 4 * 1024 * 1024
+
+
+def device_list(devices: Iterable[Device]) -> tuple[pb.ListAndWatchResponse, int]:
+    """The complete list for `ListAndWatch`, and how many devices at its end did not fit into a message."""
+    response = pb.ListAndWatchResponse()
+    size = left_out = 0
+    for device in devices:
+        entry = listed(device)
+        # Tag and length prefix of an entry take at most 6 bytes.
+        size += entry.ByteSize() + 6
+        if size > MAX_LIST_BYTES:
+            left_out += 1
+            continue
+        response.devices.append(entry)
+    return response, left_out
+
+
+def listed(device: Device) -> pb.Device:
+    """One entry. Topology is left out rather than sent empty: older kubelets take an empty one for a demand."""
+    entry = pb.Device(ID=device.id, health=device.health)
+    if not isinstance(device.topology, UnsetType) and device.topology:
+        entry.topology.nodes.extend(pb.NUMANode(ID=node) for node in device.topology)
+    return entry
+
+
+def container_response(allocation: Allocation) -> pb.ContainerAllocateResponse:
+    """The answer for one container."""
+    return pb.ContainerAllocateResponse(
+        envs=allocation.envs,
+        mounts=[
+            pb.Mount(container_path=mount.container_path, host_path=mount.host_path, read_only=mount.read_only)
+            for mount in allocation.mounts
+        ],
+        devices=[
+            pb.DeviceSpec(container_path=node.container_path, host_path=node.host_path, permissions=node.permissions)
+            for node in allocation.nodes
+        ],
+        annotations=allocation.annotations,
+        cdi_devices=[pb.CDIDevice(name=name) for name in allocation.cdi_devices],
+    )

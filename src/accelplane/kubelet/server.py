@@ -1,0 +1,385 @@
+"""One resource, served to the kubelet: socket, registration and life cycle.
+
+The life is one loop: claim the socket, serve, register, wait for a reason to start again. The reasons are read from
+the directory, not from events: own socket gone or replaced, another `kubelet.sock`. When the kubelet's stream ends
+while serving, or never opens, the resource is registered again without a new socket. Nothing here ends the process,
+and a resource in trouble troubles no other.
+
+What bites (kubelet 1.28 to 1.37, grpcio 1.8x): a kubelet that starts deletes every socket in the directory and makes
+its own after that; when a stream of the same name ends after a new registration, kubelets up to 1.35 drop the new one,
+so the old server must have ended before; gRPC takes over a socket that a live server owns, and unlinks its path when
+it stops, whoever owns it by then. Therefore sockets are bound under a passing name and renamed into place.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from enum import StrEnum
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from accelplane.devices import Allocation, Device
+from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
+from accelplane.kubelet import messages, sockets
+from accelplane.kubelet.pulse import Pulse
+from accelplane.logs import v
+
+log = logging.getLogger(__name__)
+
+KUBELET_SOCKET = "kubelet.sock"
+_REGISTER_DEADLINE = 20.0  # the kubelet itself waits up to 10 s for our answer
+_STREAM_DEADLINE = 10.0
+_FIRST_RETRY, _LAST_RETRY = 0.2, 10.0
+_LAST_STREAM_RETRY = 300.0
+_TERMINATION_GRACE = 30.0  # Kubernetes' default for a predecessor that is on its way out
+_LOOK_AT_LEAST = 30.0  # without inotify this is how a lost socket is found
+
+
+class AllocationError(Exception):
+    """The request cannot be served; the text reaches the pod's events."""
+
+
+class Allocator(Protocol):
+    """Who answers for a resource's devices. Whatever these raise fails the pod with the error's text."""
+
+    @property
+    def prefers(self) -> bool: ...
+    @property
+    def pre_starts(self) -> bool: ...
+    async def allocate(self, ids: Sequence[str]) -> Allocation: ...
+    async def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]: ...
+    async def pre_start(self, ids: Sequence[str]) -> None: ...
+
+
+class Stage(StrEnum):
+    """Where a resource's server stands; `waiting` names its obstacle in `ResourceServer.problem`."""
+
+    WAITING = "waiting"
+    SERVING = "serving"
+    REGISTERED = "registered"
+    STOPPED = "stopped"
+
+
+class Counters:
+    """What the metrics page shows of one resource; durations in seconds."""
+
+    def __init__(self) -> None:
+        self.registrations = 0
+        self.registration_failures: dict[str, int] = {}
+        self.lists_sent = 0
+        self.last_list_time = 0.0
+        self.allocations = 0
+        self.allocation_failures = 0
+        self.allocation_seconds = [0.0] * (len(LATENCY_BOUNDS) + 1)
+        self.allocation_seconds_sum = 0.0
+
+    def allocated(self, seconds: float, *, failed: bool) -> None:
+        self.allocations += 1
+        self.allocation_failures += failed
+        self.allocation_seconds_sum += seconds
+        bucket = next((index for index, bound in enumerate(LATENCY_BOUNDS) if seconds <= bound), len(LATENCY_BOUNDS))
+        self.allocation_seconds[bucket] += 1
+
+
+LATENCY_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0)
+
+
+class _List:
+    """A device list as sent, until the next one takes its place."""
+
+    def __init__(self, message: pb.ListAndWatchResponse) -> None:
+        self.message = message
+        self.superseded = asyncio.Event()
+
+
+class ResourceServer:
+    """Serves one resource for as long as `run` runs.
+
+    `directory` is the kubelet's device plugin directory, `endpoint` the file name of the own socket in it. Whoever
+    watches that directory fires `wake` when something in it changes.
+    """
+
+    def __init__(self, resource: str, directory: str, endpoint: str, allocator: Allocator) -> None:
+        """Raises `sockets.SocketPathError` when the socket's path is too long."""
+        self.resource = resource
+        self.endpoint = endpoint
+        self.path = sockets.checked_path(os.path.join(directory, endpoint))
+        self.stage = Stage.WAITING
+        self.problem = ""
+        self.counters = Counters()
+        self._directory = directory
+        self._kubelet = os.path.join(directory, KUBELET_SOCKET)
+        self._allocator = allocator
+        self.wake = Pulse()
+        self._list = _List(pb.ListAndWatchResponse())
+        self._streams: dict[object, _List | None] = {}  # what each stream has sent
+        self._sent = Pulse()
+
+    def publish(self, devices: Iterable[Device]) -> None:
+        """Makes `devices` the list that every stream gets; only the latest list is ever kept."""
+        message, left_out = messages.device_list(devices)
+        if left_out:
+            log.error(
+                "%s: %d of %d devices left out, the list would exceed the kubelet's limit of %d bytes",
+                self.resource,
+                left_out,
+                left_out + len(message.devices),
+                messages.MAX_LIST_BYTES,
+            )
+        old, self._list = self._list, _List(message)
+        old.superseded.set()
+        log.log(v(4), "%s: new list of %d devices", self.resource, len(message.devices))
+
+    async def withdraw(self) -> None:
+        """Tells every stream that there are no devices any more, as far as they listen, before the server goes."""
+        self.publish(())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                while any(sent is not self._list for sent in self._streams.values()):
+                    await self._sent.wait()
+
+    async def run(self) -> None:
+        """Serves until cancelled, then removes the own socket. Raises `sockets.SocketPathError` where none can be."""
+        try:
+            while True:
+                await self._claim()
+                await self._serve()
+        finally:
+            self.stage = Stage.STOPPED
+
+    async def _claim(self) -> None:
+        """Waits for the directory to be there and for the socket to be nobody else's."""
+        self.stage = Stage.WAITING
+        since = time.monotonic()
+        warned = ""
+        while problem := self._obstacle():
+            self.problem = problem
+            patience = time.monotonic() - since
+            final = patience > _TERMINATION_GRACE
+            if warned != problem + str(final):
+                warned = problem + str(final)
+                log.log(logging.ERROR if final else logging.WARNING, "%s: %s; waiting", self.resource, problem)
+            await self.wake.wait(10.0 if final else 1.0)
+        self.problem = ""
+
+    def _obstacle(self) -> str:
+        if not os.path.isdir(self._directory):
+            if os.path.exists(self._directory):
+                raise sockets.SocketPathError(
+                    f"{self._directory}: not a directory, expected the kubelet's sockets there"
+                )
+            return f"{self._directory} does not exist (is there a kubelet?)"
+        owner = sockets.listener(self.path)
+        if owner is None:
+            return ""
+        who = f"process {owner}" if owner else "another process"
+        return f"{self.path} is in use by {who}; is a second plugin for this resource running?"
+
+    async def _serve(self) -> None:
+        """One life of the socket: from its appearance until it or the kubelet's is gone or replaced."""
+        server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        server.add_generic_rpc_handlers((self._handlers(),))
+        passing = os.path.join(self._directory, f".{secrets.token_hex(3)}")
+        try:
+            try:
+                server.add_insecure_port(sockets.address(passing))
+                await server.start()
+                os.chmod(passing, 0o600)
+                os.replace(passing, self.path)
+            except (OSError, RuntimeError) as error:
+                self._report(
+                    f"cannot make the socket {self.path}: {error} (permission or SELinux label of the directory?)"
+                )
+                await self.wake.wait(_LAST_RETRY)
+                return
+            own = sockets.identity(self.path)
+            self.stage = Stage.SERVING
+            self.problem = ""
+            log.log(v(1), "%s: serving at %s", self.resource, self.path)
+            try:
+                reason = await self._stay_registered(own)
+                log.log(v(1), "%s: %s, starting again", self.resource, reason)
+            finally:
+                if own is not None and sockets.identity(self.path) == own:
+                    os.unlink(self.path)
+        finally:
+            self.stage = Stage.WAITING
+            await server.stop(None)
+            with contextlib.suppress(OSError):
+                os.unlink(passing)
+
+    async def _stay_registered(self, own: sockets.Identity | None) -> str:
+        """Registers, again when needed; returns why a new socket is."""
+        registered_at: sockets.Identity | None = None
+        retry, retry_at = _FIRST_RETRY, 0.0
+        stream_patience, stream_due = _STREAM_DEADLINE, 0.0
+        while True:
+            if sockets.identity(self.path) != own:
+                return "the socket was removed or replaced"
+            kubelet = sockets.identity(self._kubelet)
+            if registered_at is not None and kubelet not in (None, registered_at):
+                return "the kubelet has a new socket"
+            now = time.monotonic()
+            if self.stage == Stage.REGISTERED:
+                if self._streams:
+                    stream_patience, stream_due = _STREAM_DEADLINE, now
+                elif now >= stream_due:
+                    self._report("the kubelet does not listen, registering again", level=v(1))
+                    self.stage = Stage.SERVING
+                    retry_at = now
+            if self.stage == Stage.SERVING and kubelet is not None and now >= retry_at:
+                if await self._register():
+                    registered_at = kubelet
+                    self.stage = Stage.REGISTERED
+                    stream_due = time.monotonic() + stream_patience
+                    stream_patience = min(2 * stream_patience, _LAST_STREAM_RETRY)
+                    retry = _FIRST_RETRY
+                else:
+                    retry_at = time.monotonic() + retry * random.uniform(0.8, 1.2)  # noqa: S311 - only to spread peers
+                    retry = min(2 * retry, _LAST_RETRY)
+                continue
+            if kubelet is None:
+                self._report(f"waiting for {self._kubelet}", level=v(1))
+                retry, retry_at = _FIRST_RETRY, 0.0
+            look_at = self._next_look(kubelet, retry_at, stream_due)
+            await self.wake.wait(max(0.0, look_at - time.monotonic()))
+
+    def _next_look(self, kubelet: sockets.Identity | None, retry_at: float, stream_due: float) -> float:
+        look = time.monotonic() + _LOOK_AT_LEAST
+        if self.stage == Stage.SERVING and kubelet is not None:
+            return min(look, retry_at)
+        if self.stage == Stage.REGISTERED and not self._streams:
+            return min(look, stream_due)
+        return look
+
+    async def _register(self) -> bool:
+        request = pb.RegisterRequest(
+            version=messages.VERSION, endpoint=self.endpoint, resource_name=self.resource, options=self._options()
+        )
+        async with grpc.aio.insecure_channel(
+            sockets.address(self._kubelet), options=sockets.CHANNEL_OPTIONS
+        ) as channel:
+            call: Any = channel.unary_unary(
+                messages.REGISTER,
+                request_serializer=pb.RegisterRequest.SerializeToString,
+                response_deserializer=pb.Empty.FromString,
+            )
+            try:
+                await call(request, timeout=_REGISTER_DEADLINE)
+            except grpc.aio.AioRpcError as error:
+                code = error.code().name
+                failures = self.counters.registration_failures
+                failures[code] = failures.get(code, 0) + 1
+                hint = " (permission or SELinux label?)" if "ermission denied" in str(error.details()) else ""
+                self._report(f"registration at {self._kubelet} failed: {code}: {error.details()}{hint}")
+                return False
+        self.counters.registrations += 1
+        self.problem = ""
+        log.log(v(1), "%s: registered", self.resource)
+        return True
+
+    def _report(self, problem: str, level: int = logging.WARNING) -> None:
+        """Logs a problem once, until another takes its place."""
+        if problem != self.problem:
+            self.problem = problem
+            log.log(level, "%s: %s", self.resource, problem)
+
+    def _options(self) -> pb.DevicePluginOptions:
+        return pb.DevicePluginOptions(
+            pre_start_required=self._allocator.pre_starts,
+            get_preferred_allocation_available=self._allocator.prefers,
+        )
+
+    def _handlers(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            "v1beta1.DevicePlugin",
+            {
+                "GetDevicePluginOptions": _unary(self._get_options, pb.Empty),
+                "ListAndWatch": grpc.unary_stream_rpc_method_handler(
+                    self._list_and_watch,
+                    request_deserializer=pb.Empty.FromString,
+                    response_serializer=pb.ListAndWatchResponse.SerializeToString,
+                ),
+                "GetPreferredAllocation": _unary(self._get_preferred, pb.PreferredAllocationRequest),
+                "Allocate": _unary(self._allocate, pb.AllocateRequest),
+                "PreStartContainer": _unary(self._pre_start, pb.PreStartContainerRequest),
+            },
+        )
+
+    async def _get_options(self, _request: pb.Empty) -> pb.DevicePluginOptions:
+        return self._options()
+
+    async def _list_and_watch(self, _request: pb.Empty, _context: object) -> AsyncIterator[pb.ListAndWatchResponse]:
+        stream = object()
+        self._streams[stream] = None
+        self.wake.fire()
+        try:
+            while True:
+                current = self._list
+                if self._streams[stream] is not current:
+                    self.counters.lists_sent += 1
+                    self.counters.last_list_time = time.time()
+                    yield current.message
+                    self._streams[stream] = current
+                    self._sent.fire()
+                await current.superseded.wait()
+        finally:
+            del self._streams[stream]
+            self.wake.fire()
+
+    async def _get_preferred(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
+        response = pb.PreferredAllocationResponse()
+        for container in request.container_requests:
+            chosen = await self._allocator.preferred(
+                container.available_deviceIDs, container.must_include_deviceIDs, container.allocation_size
+            )
+            response.container_responses.add(deviceIDs=chosen)
+        return response
+
+    async def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
+        start = time.perf_counter()
+        failed = True
+        try:
+            response = pb.AllocateResponse()
+            for container in request.container_requests:
+                allocation = await self._allocator.allocate(container.devices_ids)
+                response.container_responses.append(messages.container_response(allocation))
+            failed = False
+            return response
+        finally:
+            self.counters.allocated(time.perf_counter() - start, failed=failed)
+
+    async def _pre_start(self, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
+        await self._allocator.pre_start(request.devices_ids)
+        return pb.PreStartContainerResponse()
+
+
+def _unary(answer: Callable[[Any], Awaitable[Any]], request_type: Any) -> Any:
+    """A handler whose errors reach the kubelet as status UNKNOWN with nothing but their text."""
+
+    async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await answer(request)
+        except AllocationError as error:
+            log.warning("%s", error)
+            text = str(error)
+        except Exception as error:  # a plugin's own hook may raise anything; the pod must learn of it
+            log.exception("answering the kubelet failed")
+            text = f"{type(error).__name__}: {error}"
+        await context.abort(grpc.StatusCode.UNKNOWN, text)
+        raise AssertionError  # abort always raises
+
+    return grpc.unary_unary_rpc_method_handler(
+        handle, request_deserializer=request_type.FromString, response_serializer=_serialize
+    )
+
+
+def _serialize(message: Any) -> bytes:
+    return message.SerializeToString()
