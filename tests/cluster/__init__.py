@@ -1,0 +1,1 @@
+"""A real Kubernetes on one computer for tests and for people: genuine programs, simulated hardware."""

@@ -1,0 +1,301 @@
+"""The programs of a cluster: Kubernetes, containerd and kwok from their Go modules, the rest from Debian.
+
+``python -m tests.cluster.build`` (``make kube``) compiles once into a directory outside the work tree, named
+after the version and a hash of everything that decides the result: the modules below ``kube/`` (their go.sum
+pins every source) and the recipes of this file. A complete directory is never touched again, and appears by one
+rename, so that an interrupted build leaves no half of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+KUBE = Path(__file__).parent / "kube"
+OLDEST_GO = (1, 24)
+TOOLCHAIN = "go1.26.8"
+BUILD_COMMAND = "python -m tests.cluster.build"
+
+
+class ClusterError(Exception):
+    """A cluster cannot be built or run; the message says what was found and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    module: str
+    packages: tuple[str, ...] = (".",)
+    links: tuple[str, ...] = ()
+    tags: str = ""
+    stamps: dict[str, str] = field(default_factory=dict)
+
+
+@cache
+def _version(module: str, dependency: str) -> str:
+    text = (KUBE / module / "go.mod").read_text()
+    found = re.search(rf"^\s*{re.escape(dependency)} (v\S+)", text, re.MULTILINE)
+    if not found:
+        raise ClusterError(f"{KUBE / module / 'go.mod'}: names no version of {dependency}")
+    return found[1]
+
+
+def kubernetes_version() -> str:
+    return _version("kubernetes", "k8s.io/kubernetes")
+
+
+def _recipes() -> list[Recipe]:
+    kubernetes = kubernetes_version()
+    major, minor, _ = kubernetes.removeprefix("v").split(".", 2)
+    return [
+        Recipe(
+            module="kubernetes",
+            links=("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"),
+            stamps={
+                "k8s.io/component-base/version.gitVersion": kubernetes,
+                "k8s.io/component-base/version.gitMajor": major,
+                "k8s.io/component-base/version.gitMinor": minor,
+                "k8s.io/client-go/pkg/version.gitVersion": kubernetes,
+            },
+        ),
+        Recipe(
+            module="containerd",
+            packages=tuple(
+                f"github.com/containerd/containerd/v2/cmd/{name}"
+                for name in ("containerd", "containerd-shim-runc-v2", "ctr")
+            ),
+            tags="no_btrfs no_zfs no_devmapper",
+            stamps={
+                "github.com/containerd/containerd/v2/version.Version": _version(
+                    "containerd", "github.com/containerd/containerd/v2"
+                )
+            },
+        ),
+        Recipe(module="kwok", packages=("sigs.k8s.io/kwok/cmd/kwok",)),
+        Recipe(module="pause"),
+    ]
+
+
+# Every program that is not built here, and the Debian package that brings it.
+SYSTEM_PROGRAMS = {
+    "etcd": "etcd-server",
+    "runc": "runc",
+    "ptp": "containernetworking-plugins",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "ip": "iproute2",
+    "busybox": "busybox-static",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "mount": "mount",
+}
+# Installing this one would start it as a service, so only its files are taken.
+UNPACK_ONLY = "etcd-server"
+_SYSTEM_DIRECTORIES = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni")
+
+
+@dataclass(frozen=True)
+class Assets:
+    """The built programs; ``program`` finds them and the system's alike."""
+
+    directory: Path
+
+    @property
+    def bin(self) -> Path:
+        return self.directory / "bin"
+
+    def find(self, name: str) -> Path | None:
+        places = [self.bin, self.directory / "debian/usr/bin", *os.environ.get("PATH", "").split(":")]
+        for place in (*places, *_SYSTEM_DIRECTORIES):
+            if place and os.access(candidate := Path(place) / name, os.X_OK):
+                return candidate
+        return None
+
+    def program(self, name: str) -> Path:
+        if found := self.find(name):
+            return found
+        raise ClusterError(f"{name}: not found; {_how_to_get(name)}")
+
+    def missing(self) -> list[str]:
+        """What a cluster would lack, each with the way to get it; empty when everything is there."""
+        if not self.directory.is_dir():
+            return [f"no Kubernetes binaries in {self.directory}; run {BUILD_COMMAND}"]
+        return [f"{name} not found; {_how_to_get(name)}" for name in SYSTEM_PROGRAMS if not self.find(name)]
+
+
+def _how_to_get(name: str) -> str:
+    package = SYSTEM_PROGRAMS.get(name)
+    return f"install it (Debian: apt-get install {package})" if package else f"run {BUILD_COMMAND}"
+
+
+def cache_directory() -> Path:
+    if chosen := os.environ.get("ACCELPLANE_KUBE_ASSETS"):
+        return Path(chosen).absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "accelplane/kube"
+
+
+def assets() -> Assets:
+    """Where the programs of today's recipes are, whether built yet or not."""
+    digest = hashlib.sha256(repr((_recipes(), platform.machine())).encode())
+    for file in sorted(path for path in KUBE.rglob("*") if path.is_file()):
+        digest.update(f"{file.relative_to(KUBE)}\0".encode() + file.read_bytes() + b"\0")
+    return Assets(cache_directory() / f"{kubernetes_version()}-{digest.hexdigest()[:12]}")
+
+
+def build(say: Callable[[str], None] = print) -> Assets:
+    """Make the programs unless they are there, install missing system packages where that is possible."""
+    result = assets()
+    cache_directory().mkdir(parents=True, exist_ok=True)
+    with _only_builder():
+        if not result.directory.is_dir():
+            started = time.monotonic()
+            _compile(result.directory, say)
+            say(f"built in {time.monotonic() - started:.0f} s: {result.directory}")
+        _get_system_programs(result, say)
+    return result
+
+
+@contextmanager
+def _only_builder() -> Iterator[None]:
+    with (cache_directory() / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(target: Path, say: Callable[[str], None]) -> None:
+    go = _go(say)
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as scratch:
+        programs = Path(scratch) / "assets/bin"
+        programs.mkdir(parents=True)
+        for recipe in _recipes():
+            say(f"compiling {recipe.module}")
+            stamps = " ".join(f"-X {name}={value}" for name, value in recipe.stamps.items())
+            command = [go, "build", "-trimpath", f"-tags={recipe.tags}", f"-ldflags=-s -w {stamps}", "-o", programs]
+            _run([*command, *recipe.packages], cwd=KUBE / recipe.module, env=_go_environment())
+            for link in recipe.links:
+                (programs / link).symlink_to(recipe.module)
+        (Path(scratch) / "assets").rename(target)
+
+
+def _go_environment() -> dict[str, str]:
+    chosen = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false", "GOWORK": "off", "GOTOOLCHAIN": "local"}
+    return os.environ | chosen
+
+
+def _go(say: Callable[[str], None]) -> Path:
+    found = _installed_go()
+    if found is None and _can_install():
+        say("no Go here: installing one from the Debian packages")
+        _apt_install(["golang-go"])
+        found = _installed_go()
+    if found is None:
+        oldest = ".".join(map(str, OLDEST_GO))
+        raise ClusterError(
+            f"no Go toolchain found; install Go {oldest} or newer, or any Go at all "
+            "(Debian: apt-get install golang-go): it is used to fetch a newer one"
+        )
+    if _go_version(found) >= OLDEST_GO:
+        return found
+    return _newer_go(found, say)
+
+
+def _installed_go() -> Path | None:
+    in_path = shutil.which("go")
+    places = [*([Path(in_path)] if in_path else []), Path("/usr/local/go/bin/go")]
+    places += sorted(Path("/usr/lib").glob("go-*/bin/go"))
+    usable = [place for place in places if os.access(place, os.X_OK)]
+    return max(usable, key=_go_version, default=None)
+
+
+def _go_version(go: Path) -> tuple[int, int]:
+    answer = subprocess.run([go, "version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"go(\d+)\.(\d+)", answer)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _newer_go(go: Path, say: Callable[[str], None]) -> Path:
+    """An old Go cannot build Kubernetes, but it can fetch a newer one: toolchains are modules like any other."""
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    toolchain = f"golang.org/toolchain@v0.0.1-{TOOLCHAIN}.linux-{machine}"
+    say(f"{go} is too old: fetching {TOOLCHAIN}")
+    with tempfile.TemporaryDirectory() as outside_any_module:
+        _run([go, "mod", "download", toolchain], cwd=Path(outside_any_module), env=_go_environment())
+    store = subprocess.run([go, "env", "GOMODCACHE"], capture_output=True, text=True, check=True).stdout.strip()
+    root = Path(store) / toolchain
+    # Module archives carry no executable bits.
+    for program in (*root.glob("bin/*"), *root.glob("pkg/tool/*/*")):
+        program.chmod(0o755)
+    return root / "bin/go"
+
+
+def _get_system_programs(result: Assets, say: Callable[[str], None]) -> None:
+    packages = sorted({package for name, package in SYSTEM_PROGRAMS.items() if not result.find(name)})
+    if not packages:
+        return
+    if not _can_install():
+        raise ClusterError("\n".join(result.missing()))
+    say(f"getting Debian packages: {' '.join(packages)}")
+    installed = [package for package in packages if package != UNPACK_ONLY]
+    if installed:
+        _apt_install(installed)
+    if UNPACK_ONLY in packages:
+        _unpack(UNPACK_ONLY, result.directory / "debian")
+    if missing := result.missing():
+        raise ClusterError("\n".join(missing))
+
+
+def _can_install() -> bool:
+    return os.geteuid() == 0 and shutil.which("apt-get") is not None
+
+
+def _apt_install(packages: list[str]) -> None:
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    _run(["apt-get", "-q", "update"], env=environment)
+    _run(["apt-get", "-q", "install", "-y", "--no-install-recommends", *packages], env=environment)
+
+
+def _unpack(package: str, target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target.parent) as scratch:
+        _run(["apt-get", "-q", "update"])
+        _run(["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", package], cwd=Path(scratch))
+        archive = next(Path(scratch).glob("*.deb"))
+        _run(["dpkg-deb", "-x", archive, Path(scratch) / "root"])
+        (Path(scratch) / "root").rename(target)
+
+
+def _run(command: list[str | Path], cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
+    done = subprocess.run(
+        command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode:
+        words = " ".join(map(str, command))
+        raise ClusterError(f"{words}: failed with {done.returncode}\n{done.stdout[-4000:]}")
+
+
+def main() -> int:
+    argparse.ArgumentParser(prog=BUILD_COMMAND, description="build the programs of the test cluster").parse_args()
+    try:
+        print(build(lambda text: print(text, flush=True)).directory)
+    except ClusterError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,564 @@
+"""A Kubernetes cluster of genuine programs on machines made of namespaces, and the faults a test can do to it.
+
+``with Cluster.running(nodes=[NodePlan("node-1")]) as cluster`` gives one that is ready for pods and leaves nothing.
+One control machine runs etcd, the API server, the controllers and the scheduler, and is the switch of the cluster's
+network; every node is a machine of its own with containerd, a kubelet and a kube-proxy. From here the API server is
+reached over one veth pair; nothing is routed or translated beyond it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import hardware, settings
+from .build import Assets, ClusterError, assets
+from .images import busybox_image, image_from_program
+from .machine import Argument, Machine, wait_until
+from .pki import Authority, Credentials, signing_key
+from .settings import BUSYBOX_IMAGE, PAUSE_IMAGE, Addresses
+from .state import Claim, claimed
+
+_MOST_NODES = 200
+
+Hardware = Callable[["Node"], None]
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePlan:
+    """What a node is: ``hardware`` is put in at every boot, ``kubelet`` are fields of its KubeletConfiguration."""
+
+    name: str = "node-1"
+    hardware: Sequence[Hardware] = ()
+    kubelet: Mapping[str, object] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def why_unavailable() -> str | None:
+    """Why no cluster can be started here, or None."""
+    if sys.platform != "linux":
+        return "needs Linux"
+    if os.geteuid() != 0:
+        return "needs root, for namespaces, mounts and cgroups"
+    if missing := assets().missing():
+        return "; ".join(missing)
+    if subprocess.run(["unshare", "--mount", "--net", "--pid", "--fork", "true"], check=False).returncode:
+        return "this machine does not allow new namespaces (unshare failed)"
+    return None
+
+
+class Node(Machine):
+    """A machine with containerd, a kubelet, a kube-proxy and hardware that is only simulated.
+
+    ``hardware`` is what is in the machine when it is switched on. What a test plugs in later is gone after a reboot,
+    like everything a driver had set up, unless it is appended there.
+    """
+
+    def __init__(self, cluster: Cluster, plan: NodePlan, position: int) -> None:
+        super().__init__(
+            plan.name,
+            cluster.directory / plan.name,
+            cgroup=f"accelplane-{cluster.number}-{plan.name}",
+            path=cluster.path,
+            shares=cluster.shares,
+            owned=cluster.owned,
+        )
+        self.cluster = cluster
+        self.plan = plan
+        self.position = position
+        self.hardware: list[Hardware] = list(plan.hardware)
+        self.address = cluster.addresses.node(position)
+        self.containerd = self.add_daemon(
+            "containerd", ["containerd", "--config=/etc/containerd/config.toml"], ready=self._containerd_answers
+        )
+        self.kubelet = self.add_daemon(
+            "kubelet", settings.kubelet(self.name, self.address, plan.labels), ready=self._kubelet_answers
+        )
+        self.kube_proxy = self.add_daemon("kube-proxy", settings.kube_proxy(self.name))
+
+    # Hardware
+
+    def copy_tree(self, tree: Path) -> None:
+        """Add the files, directories and links below ``tree`` (``sys/…``, ``dev/…``) to the node."""
+        hardware.copy_tree(self, tree)
+
+    def mknod(self, path: Argument, major: int, minor: int, *, mode: int = 0o666) -> None:
+        """Make a character device node in the node's /dev."""
+        hardware.mknod(self, path, major, minor, mode=mode)
+
+    def write(self, path: Argument, text: str) -> None:
+        """Set a file below the node's /sys or /dev, for example a health attribute."""
+        hardware.write(self, path, text)
+
+    def remove(self, path: Argument) -> None:
+        """Take a file or a directory out of the node's /sys or /dev."""
+        hardware.remove(self, path)
+
+    # Life
+
+    def boot(self) -> None:
+        """Switch on: file system, network, hardware, daemons. The node is not necessarily Ready yet."""
+        self.bring_up()
+        self.join()
+
+    def bring_up(self) -> None:
+        """The part of ``boot`` that needs no API server."""
+        self.power_on()
+        self.cluster.plug_cable(self)
+        for put_in in self.hardware:
+            put_in(self)
+        self.containerd.start()
+
+    def join(self) -> None:
+        """The other part of ``boot``."""
+        self.kubelet.start(wait=False)
+        self.kube_proxy.start()
+
+    def reboot(self, *, wait: bool = True) -> None:
+        """Power off without warning and on again: /run, sockets and containers are gone, the disk is not."""
+        # A Node that was Ready stays so in the API for a while: only a report from after the boot counts.
+        before = self._last_boot_id()
+        self.power_off()
+        self.boot()
+        if wait:
+            self.kubelet.wait_ready()
+            wait_until(lambda: self._last_boot_id() != before, f"{self.name}: report after the reboot", 60)
+            self.wait_ready()
+
+    def wait_ready(self, timeout: float = 60) -> None:
+        """Wait until the API says that the node is Ready."""
+
+        def ready() -> bool:
+            if not self.kubelet.running:
+                raise ClusterError(f"{self.kubelet}: ended\n{self.kubelet.tail()}")
+            return self.ready
+
+        wait_until(ready, f"{self.name}: Ready", timeout, hint=f"log: {self.kubelet.log}")
+
+    @property
+    def ready(self) -> bool:
+        node = self.cluster.get(f"/api/v1/nodes/{self.name}")
+        conditions = node["status"].get("conditions", []) if node else []
+        return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+
+    def allocatable(self, resource: str) -> int | None:
+        """How many of a resource the API says the node has to give; None when it does not know the resource."""
+        node = self.cluster.get(f"/api/v1/nodes/{self.name}")
+        amount = node["status"].get("allocatable", {}).get(resource) if node else None
+        return None if amount is None else int(amount)
+
+    def disconnect(self) -> None:
+        """Pull the network cable; the machine itself goes on."""
+        self.run("ip", "link", "set", "eth0", "down")
+
+    def connect(self) -> None:
+        """Put the network cable back."""
+        self.run("ip", "link", "set", "eth0", "up")
+        self.cluster.route(self)
+
+    def import_image(self, archive: Path) -> None:
+        """Make the image in a docker or OCI archive known to the node, under the name the archive gives it."""
+        with archive.open("rb") as content:
+            done = subprocess.run(
+                self.enter(["ctr", "--namespace=k8s.io", "images", "import", "--local", "-"]),
+                stdin=content,
+                capture_output=True,
+                text=True,
+                check=False,
+                env=self.environment(),
+            )
+        if done.returncode:
+            raise ClusterError(f"{self.name}: cannot import {archive}\n{done.stdout}{done.stderr}")
+
+    def _containerd_answers(self) -> bool:
+        return self.run("ctr", "version", check=False).returncode == 0
+
+    def _kubelet_answers(self) -> bool:
+        connection = http.client.HTTPConnection(self.address, settings.KUBELET_HEALTH_PORT, timeout=2)
+        try:
+            connection.request("GET", "/healthz")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def _last_boot_id(self) -> str:
+        node = self.cluster.get(f"/api/v1/nodes/{self.name}")
+        return node["metadata"]["resourceVersion"] if node else ""
+
+
+class Cluster:
+    """One cluster. Start it with ``Cluster.running``; the methods below are for tests while it runs."""
+
+    def __init__(self, claim: Claim, shares: Sequence[Path] = ()) -> None:
+        self.directory = claim.directory
+        self.number = claim.number
+        self.name = claim.name
+        self.owned = claim.owned
+        self._host_port = claim.host_port
+        self.addresses = Addresses(self.number)
+        self.assets: Assets = assets()
+        self.shares = [*shares, self.assets.directory]
+        self.nodes: dict[str, Node] = {}
+        places = [self.assets.bin, self.assets.program("etcd").parent, Path(sys.executable).parent]
+        system = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+        self.path = ":".join([*map(str, places), *system])
+        self._authority = Authority("accelplane test cluster")
+        self._tls = ssl.create_default_context(cadata=self.authority.decode())
+        self.control = Machine(
+            "control",
+            self.directory / "control",
+            cgroup=f"accelplane-{self.number}-control",
+            path=self.path,
+            shares=self.shares,
+            owned=self.owned,
+        )
+        control = self.control
+        self.etcd = control.add_daemon("etcd", settings.etcd())
+        self.apiserver = control.add_daemon(
+            "kube-apiserver", settings.apiserver(self.addresses.control, []), ready=self._api_is_ready
+        )
+        self.controller_manager = control.add_daemon("controller-manager", settings.controller_manager())
+        self.scheduler = control.add_daemon("scheduler", settings.scheduler())
+        self.kwok = control.add_daemon("kwok", settings.kwok())
+
+    @classmethod
+    @contextmanager
+    def running(
+        cls,
+        nodes: Sequence[NodePlan] = (NodePlan(),),
+        *,
+        name: str = "",
+        owned: bool = True,
+        shares: Sequence[Path] = (),
+    ) -> Iterator[Cluster]:
+        """A cluster whose nodes are Ready, for as long as the block lasts and not a moment longer.
+
+        ``shares`` are further host directories that the machines see read-only at the same place. An owned cluster
+        also ends when this process does, however it does.
+        """
+        if problem := why_unavailable():
+            raise ClusterError(f"no cluster can be started: {problem}")
+        with claimed(name or f"process {os.getpid()}", owned=owned) as claim:
+            cluster = cls(claim, shares)
+            try:
+                cluster.start(nodes)
+                yield cluster
+            finally:
+                cluster.stop()
+
+    def start(self, nodes: Sequence[NodePlan]) -> None:
+        self._start_control()
+        # The API server needs its two seconds anyway; the nodes use them.
+        for node in [self._make_node(plan) for plan in nodes]:
+            node.bring_up()
+            self._import_basic_images(node)
+        self.apiserver.wait_ready()
+        self.controller_manager.start(wait=False)
+        self.scheduler.start(wait=False)
+        for node in self.nodes.values():
+            node.join()
+        for node in self.nodes.values():
+            node.wait_ready()
+        wait_until(self._accepts_pods, "the default service account", hint=f"log: {self.controller_manager.log}")
+
+    def stop(self) -> None:
+        for machine in (*self.nodes.values(), self.control):
+            machine.power_off()
+
+    # Reaching it
+
+    @property
+    def kubeconfig(self) -> Path:
+        """For a user who may do everything."""
+        return self.directory / "kubeconfig"
+
+    @property
+    def server(self) -> str:
+        return f"https://{self.addresses.control}:{settings.API_PORT}"
+
+    @property
+    def authority(self) -> bytes:
+        """The certificate that signs all others, PEM."""
+        return self._authority.credentials.certificate
+
+    def server_certificate(self, name: str, *addresses: str) -> Credentials:
+        """A certificate by the cluster's authority, for a webhook or another server of a test."""
+        return self._authority.server(name, *addresses)
+
+    def user(self, name: str, *groups: str) -> str:
+        """A kubeconfig for this user, a member of these groups: what RBAC grants them, and no more."""
+        return settings.kubeconfig(self.server, self.authority, self._authority.client(name, *groups))
+
+    def kubectl(self, *arguments: Argument, text: str | None = None, check: bool = True) -> str:
+        """What kubectl prints, ``text`` being its standard input."""
+        done = subprocess.run(
+            [self.assets.program("kubectl"), *arguments],
+            input=text or "",
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"KUBECONFIG": str(self.kubeconfig), "KUBECTL_COMMAND_HEADERS": "false"},
+        )
+        if check and done.returncode:
+            words = " ".join(map(str, arguments))
+            raise ClusterError(f"kubectl {words}: ended with {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def apply(self, *objects: Object) -> None:
+        """Server-side apply of objects given as they would be in YAML."""
+        document = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        self.kubectl("apply", "--server-side", "--filename=-", text=json.dumps(document))
+
+    def request(self, method: str, path: str, body: Object | None = None) -> tuple[int, Any]:
+        """One request to the API server as administrator: status and decoded answer."""
+        connection = http.client.HTTPSConnection(
+            self.addresses.control, settings.API_PORT, context=self._tls, timeout=10
+        )
+        try:
+            content = None if body is None else json.dumps(body)
+            connection.request(method, path, content, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+        finally:
+            connection.close()
+        try:
+            return answer.status, json.loads(text)
+        except ValueError:
+            return answer.status, text
+
+    def get(self, path: str) -> Object | None:
+        """An object or list at an API path; None where there is none, or no API server to ask."""
+        try:
+            status, answer = self.request("GET", path)
+        except OSError:
+            return None
+        return answer if status == http.HTTPStatus.OK else None
+
+    def pod(self, name: str, namespace: str = "default") -> Object | None:
+        return self.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
+
+    def wait_pod(self, name: str, phase: str = "Running", *, namespace: str = "default", timeout: float = 60) -> Object:
+        """Wait for a pod's phase; running means that its containers are ready as well."""
+        seen: Object = {}
+
+        def there() -> bool:
+            seen.clear()
+            seen.update(self.pod(name, namespace) or {})
+            status = seen.get("status", {})
+            if status.get("phase") != phase:
+                return False
+            return phase != "Running" or all(each["ready"] for each in status.get("containerStatuses", []))
+
+        try:
+            wait_until(there, f"pod {namespace}/{name}: {phase}", timeout)
+        except ClusterError as error:
+            described = self.kubectl("describe", "pod", name, f"--namespace={namespace}", check=False)
+            raise ClusterError(f"{error}\n{described}") from None
+        return seen
+
+    # Changing it
+
+    def add_node(self, plan: NodePlan, *, wait: bool = True) -> Node:
+        """One more node."""
+        node = self._make_node(plan)
+        node.boot()
+        self._import_basic_images(node)
+        if wait:
+            node.wait_ready()
+        return node
+
+    def start_kwok(self) -> None:
+        """Let kwok play the kubelet of every node that ``add_pretended_nodes`` adds."""
+        self.kwok.start()
+
+    def add_pretended_nodes(
+        self,
+        count: int,
+        *,
+        prefix: str = "kwok",
+        resources: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        timeout: float = 120,
+    ) -> list[str]:
+        """Add nodes that exist in the API only, and wait until they are Ready."""
+        if not self.kwok.running:
+            self.start_kwok()
+        names = [f"{prefix}-{index}" for index in range(count)]
+        for name in names:
+            node = settings.pretended_node(name, resources or {}, labels or {})
+            status, answer = self.request("POST", "/api/v1/nodes", node)
+            if status != http.HTTPStatus.CREATED:
+                raise ClusterError(f"node {name}: {answer}")
+        wait_until(lambda: self._ready_nodes() >= set(names), f"{count} pretended nodes: Ready", timeout, every=0.5)
+        return names
+
+    def import_image(self, archive: Path) -> None:
+        """Make an image archive known to every node."""
+        for node in self.nodes.values():
+            node.import_image(archive)
+
+    def plug_cable(self, node: Node) -> None:
+        """Connect a freshly booted machine to the cluster's network."""
+        port = f"port{node.position}"
+        _ip(
+            f"link add {port} netns {self.control.pid} type veth "
+            f"peer name eth0 address {self.addresses.hardware(node.position)} netns {node.pid}"
+        )
+        self._in_network(self.control, f"link set {port} master switch up")
+        self._in_network(node, "link set lo up", f"address add {node.address}/24 dev eth0", "link set eth0 up")
+        for each in self.nodes.values():
+            if each.powered:
+                self.route(each)
+
+    def route(self, node: Node) -> None:
+        """Tell a machine where the other nodes' pods are; the kernel forgets when a cable is pulled."""
+        others = [other for other in self.nodes.values() if other is not node]
+        self._in_network(
+            node,
+            f"route replace default via {self.addresses.control}",
+            *(f"route replace {self.addresses.pods(other.position)} via {other.address}" for other in others),
+        )
+        pods = self.addresses.pods(node.position)
+        self._in_network(self.control, f"route replace {pods} via {node.address}")
+
+    # Starting it
+
+    def _start_control(self) -> None:
+        self._write_control_files()
+        self.control.power_on()
+        _ip(f"link add {self._host_port} type veth peer name host netns {self.control.pid}")
+        _ip(f"address add {self.addresses.host}/24 dev {self._host_port}", f"link set {self._host_port} up")
+        self._in_network(
+            self.control,
+            "link set lo up",
+            f"link add switch address {self.addresses.hardware(0)} type bridge",
+            "link set host master switch up",
+            f"address add {self.addresses.control}/24 dev switch",
+            "link set switch up",
+        )
+        self.etcd.start()
+        self.apiserver.start(wait=False)
+
+    def _write_control_files(self) -> None:
+        control, authority = self.control, self._authority
+        private, public = signing_key()
+        names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
+        addresses = [self.addresses.control, settings.API_SERVICE, "127.0.0.1", "localhost"]
+        pairs = {
+            "ca": authority.credentials,
+            "apiserver": authority.server("kube-apiserver", *names, *addresses),
+            "kubelet-client": authority.client("kube-apiserver", "system:masters"),
+        }
+        files = {"kubernetes/pki/service-account.key": private, "kubernetes/pki/service-account.pub": public}
+        for name, pair in pairs.items():
+            files |= _pair(f"kubernetes/pki/{name}", pair)
+        for file, user in (
+            ("controller-manager", "system:kube-controller-manager"),
+            ("scheduler", "system:kube-scheduler"),
+        ):
+            files[f"kubernetes/{file}.conf"] = self.user(user).encode()
+        administrator = authority.client("administrator", "system:masters")
+        kubeconfig = settings.kubeconfig(self.server, self.authority, administrator)
+        files["kubernetes/admin.conf"] = kubeconfig.encode()
+        _write_etc(control, files)
+        self.kubeconfig.write_text(kubeconfig)
+        self.kubeconfig.chmod(0o600)
+        certificate = self.directory / "administrator.pem"
+        certificate.write_bytes(administrator.certificate + administrator.key)
+        self._tls.load_cert_chain(certificate)
+        certificate.unlink()
+
+    def _make_node(self, plan: NodePlan) -> Node:
+        if plan.name in self.nodes or plan.name == "control":
+            raise ClusterError(f"{plan.name}: the name is taken")
+        if len(self.nodes) >= _MOST_NODES:
+            raise ClusterError(f"a cluster has at most {_MOST_NODES} real nodes")
+        node = Node(self, plan, len(self.nodes) + 1)
+        self.nodes[plan.name] = node
+        authority, user = self._authority, f"system:node:{plan.name}"
+        node_user = authority.client(user, "system:nodes")
+        proxy_user = authority.client("system:kube-proxy")
+        files = {
+            "kubernetes/pki/ca.crt": self.authority,
+            **_pair("kubernetes/pki/kubelet", authority.server(plan.name, plan.name, node.address)),
+            "kubernetes/kubelet.conf": settings.kubeconfig(self.server, self.authority, node_user).encode(),
+            "kubernetes/kube-proxy.conf": settings.kubeconfig(self.server, self.authority, proxy_user).encode(),
+            "kubernetes/kubelet.yaml": settings.kubelet_configuration(node.cgroup, plan.kubelet).encode(),
+            "containerd/config.toml": settings.containerd(str(self.assets.program("ptp").parent)).encode(),
+            "containerd/base-spec.json": self._base_spec().encode(),
+            "cni/net.d/10-test.conflist": settings.cni(self.addresses.pods(node.position)).encode(),
+            "resolv.conf": b"",
+            "hostname": f"{plan.name}\n".encode(),
+            "hosts": f"127.0.0.1 localhost\n{node.address} {plan.name}\n".encode(),
+        }
+        _write_etc(node, files)
+        return node
+
+    def _base_spec(self) -> str:
+        command = [self.assets.program("ctr"), "oci", "spec"]
+        return settings.base_runtime_spec(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    def _import_basic_images(self, node: Node) -> None:
+        pause, busybox = self.directory / "pause.tar", self.directory / "busybox.tar"
+        if not pause.exists():
+            image_from_program(pause, PAUSE_IMAGE, self.assets.program("pause"))
+            busybox_image(busybox, BUSYBOX_IMAGE, self.assets.program("busybox"))
+        for archive in (pause, busybox):
+            node.import_image(archive)
+
+    def _in_network(self, machine: Machine, *commands: str) -> None:
+        _ip(*commands, enter=["nsenter", f"--net=/proc/{machine.pid}/ns/net"])
+
+    def _api_is_ready(self) -> bool:
+        try:
+            return self.request("GET", "/readyz")[0] == http.HTTPStatus.OK
+        except OSError:
+            return False
+
+    def _ready_nodes(self) -> set[str]:
+        listed = self.get("/api/v1/nodes") or {"items": []}
+        return {
+            node["metadata"]["name"]
+            for node in listed["items"]
+            for condition in node["status"].get("conditions", [])
+            if condition["type"] == "Ready" and condition["status"] == "True"
+        }
+
+    def _accepts_pods(self) -> bool:
+        return self.get("/api/v1/namespaces/default/serviceaccounts/default") is not None
+
+
+def _write_etc(machine: Machine, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        target = machine.etc(name)
+        target.write_bytes(content)
+        if name.endswith((".key", ".conf")):
+            target.chmod(0o600)
+
+
+def _pair(name: str, pair: Credentials) -> dict[str, bytes]:
+    return {f"{name}.crt": pair.certificate, f"{name}.key": pair.key}
+
+
+def _ip(*commands: str, enter: Sequence[str] = ()) -> None:
+    done = subprocess.run(
+        [*enter, "ip", "-batch", "-"],
+        input="\n".join(commands) + "\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise ClusterError(f"ip: {'; '.join(commands)}: {done.stderr.strip()}")

@@ -1,0 +1,125 @@
+"""Hardware as a directory tree: how it gets into a node's /sys and /dev, and how it is pulled out again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+
+from .machine import BOOT, Argument, Machine
+
+# What a class or bus directory links to has to be there before the link is seen.
+_ORDER = ("sys/devices", "sys/bus", "sys", "dev", "")
+_NULL = (1, 3)
+
+
+def copy_tree(machine: Machine, tree: Path) -> None:
+    """Add what is below ``tree`` (``sys/…``, ``dev/…``) to the machine: files, directories, links, device nodes.
+
+    Files that are there are overwritten. Where the tree reaches into a part that shows the host's own /sys, that part
+    becomes the machine's own first.
+    """
+    entries = [path for path in tree.rglob("*") if path.is_symlink() or not path.is_dir()]
+    empty = [path for path in tree.rglob("*") if path.is_dir() and not path.is_symlink() and not any(path.iterdir())]
+    for source in sorted(entries + empty, key=lambda path: _rank(path.relative_to(tree))):
+        target = _writable(machine, Path("/") / source.relative_to(tree))
+        details = source.lstat()
+        if stat.S_ISDIR(details.st_mode):
+            target.mkdir(parents=True, exist_ok=True)
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if stat.S_ISREG(details.st_mode):
+            shutil.copy(source, target)
+            continue
+        target.unlink(missing_ok=True)
+        if stat.S_ISLNK(details.st_mode):
+            target.symlink_to(os.readlink(source))
+        else:
+            os.mknod(target, details.st_mode, details.st_rdev)
+
+
+def mknod(machine: Machine, path: Argument, major: int, minor: int, *, mode: int = 0o666) -> None:
+    """Make a character device node, for example with null's numbers (1, 3)."""
+    target = machine.path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    os.mknod(target, stat.S_IFCHR, os.makedev(major, minor))
+    target.chmod(mode)
+
+
+def write(machine: Machine, path: Argument, text: str) -> None:
+    """Set a file below /sys or /dev, for example an attribute, to this content."""
+    target = _writable(machine, Path(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text)
+
+
+def remove(machine: Machine, path: Argument) -> None:
+    """Take away a file, a link, or a directory with everything in it; what is not there is no error."""
+    target = _writable(machine, Path(path))
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    else:
+        target.unlink(missing_ok=True)
+
+
+def _rank(path: Path) -> tuple[int, str]:
+    position = next(rank for rank, prefix in enumerate(_ORDER) if not prefix or path.is_relative_to(prefix))
+    return position, str(path)
+
+
+def _writable(machine: Machine, inside: Path) -> Path:
+    """The path from outside, after every real sysfs directory above it has been made the machine's own."""
+    target = machine.path(inside)
+    if not inside.is_relative_to("/sys"):
+        return target
+    own = machine.path("/sys").stat().st_dev
+    for parent in reversed(inside.parents):
+        if not parent.is_relative_to("/sys") or parent.is_relative_to("/sys/fs/cgroup"):
+            continue
+        seen = machine.path(parent)
+        if seen.is_dir() and seen.stat().st_dev != own:
+            machine.run(sys.executable, "-IS", BOOT, "open-up", parent)
+    if target.is_mount():
+        machine.run("umount", inside)
+    return target
+
+
+def sample_gpu(tree: Path, *, cards: int = 1) -> Path:
+    """A small tree of i915 cards, enough for a GPU plugin to find something, made without anyone else's code."""
+    pci = tree / "sys/bus/pci"
+    for card in range(cards):
+        address = f"0000:00:{2 + card:02x}.0"
+        device = tree / f"sys/devices/pci0000:00/{address}"
+        driver = pci / "drivers/i915"
+        driver.mkdir(parents=True, exist_ok=True)
+        for name in (f"card{card}", f"renderD{128 + card}"):
+            (device / "drm" / name).mkdir(parents=True)
+            _link(tree / "sys/class/drm" / name, device / "drm" / name)
+            _link(device / "drm" / name / "device", device)
+        attributes = {"vendor": "0x8086", "device": "0x56c0", "class": "0x038000", "numa_node": "0",
+                      "local_cpulist": f"0-{(os.cpu_count() or 1) - 1}"}  # fmt: skip
+        for name, value in attributes.items():
+            (device / name).write_text(value + "\n")
+        _link(pci / "devices" / address, device)
+        _link(driver / address, device)
+        _link(device / "driver", driver)
+        by_path = tree / "dev/dri/by-path"
+        by_path.mkdir(parents=True, exist_ok=True)
+        (by_path / f"pci-{address}-card").symlink_to(f"../card{card}")
+        (by_path / f"pci-{address}-render").symlink_to(f"../renderD{128 + card}")
+    return tree
+
+
+def plug_sample_gpu(machine: Machine, tree: Path, *, cards: int = 1) -> None:
+    """Put the sample cards into the machine, with device nodes that can be opened."""
+    copy_tree(machine, sample_gpu(tree, cards=cards))
+    for card in range(cards):
+        for name in (f"card{card}", f"renderD{128 + card}"):
+            mknod(machine, f"/dev/dri/{name}", *_NULL)
+
+
+def _link(link: Path, target: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(os.path.relpath(target, link.parent))

@@ -1,0 +1,103 @@
+"""Container images made on the spot: a docker archive is a tar of a few JSON files and layers, no registry needed."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import platform
+import subprocess
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig:
+    """What a container of the image runs when its pod says nothing else."""
+
+    entrypoint: Sequence[str] = ()
+    command: Sequence[str] = ()
+    environment: Sequence[str] = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",)
+    user: str = ""
+    working_directory: str = "/"
+
+    def document(self, layer_digest: str) -> dict[str, object]:
+        return {
+            "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
+            "os": "linux",
+            "config": {
+                "Entrypoint": list(self.entrypoint),
+                "Cmd": list(self.command),
+                "Env": list(self.environment),
+                "User": self.user,
+                "WorkingDir": self.working_directory,
+            },
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
+            "history": [{"created_by": "tests.cluster.images"}],
+        }
+
+
+def image_from_directory(archive: Path, name: str, root: Path, config: ImageConfig) -> Path:
+    """An image whose file system is the tree below ``root``, owned by root whoever owns it here."""
+    return _write_archive(archive, name, config, lambda layer: layer.add(root, arcname=".", filter=_owned_by_root))
+
+
+def image_from_program(archive: Path, name: str, program: Path, *, links: Sequence[str] = ()) -> Path:
+    """An image of one static program in /bin, started by default, with further names in /bin as links to it."""
+
+    def fill(layer: tarfile.TarFile) -> None:
+        for directory, mode in (("bin", 0o755), ("tmp", 0o1777), ("etc", 0o755)):
+            layer.addfile(_entry(directory, tarfile.DIRTYPE, mode))
+        for file, text in (("etc/passwd", "root:x:0:0:root:/:/bin/sh\n"), ("etc/group", "root:x:0:\n")):
+            entry = _entry(file, tarfile.REGTYPE, 0o644)
+            entry.size = len(text)
+            layer.addfile(entry, io.BytesIO(text.encode()))
+        layer.add(program.resolve(), arcname=f"bin/{program.name}", filter=_owned_by_root)
+        for link in links:
+            entry = _entry(f"bin/{link}", tarfile.SYMTYPE, 0o777)
+            entry.linkname = program.name
+            layer.addfile(entry)
+
+    return _write_archive(archive, name, ImageConfig(command=[f"/bin/{program.name}"]), fill)
+
+
+def busybox_image(archive: Path, name: str, busybox: Path) -> Path:
+    """A shell and the usual small tools, for pods that only have to look around or wait."""
+    listed = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    return image_from_program(archive, name, busybox, links=[tool for tool in listed if tool != busybox.name])
+
+
+def _write_archive(archive: Path, name: str, config: ImageConfig, fill: Callable[[tarfile.TarFile], None]) -> Path:
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    layer = archive.with_suffix(".layer")
+    with tarfile.open(layer, "w") as tar:
+        fill(tar)
+    with layer.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    document = json.dumps(config.document(digest)).encode()
+    config_name = f"{hashlib.sha256(document).hexdigest()}.json"
+    manifest = [{"Config": config_name, "RepoTags": [name], "Layers": [f"{digest}.tar"]}]
+    with tarfile.open(archive, "w") as tar:
+        tar.add(layer, arcname=f"{digest}.tar")
+        for file, content in ((config_name, document), ("manifest.json", json.dumps(manifest).encode())):
+            entry = tarfile.TarInfo(file)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    layer.unlink()
+    return archive
+
+
+def _entry(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.mode = kind, mode
+    return entry
+
+
+def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry

@@ -1,0 +1,3 @@
+module accelplane.test/pause
+
+go 1.24.0

@@ -1,0 +1,255 @@
+"""What every program of a cluster is told: pure functions from a plan to configuration files and command lines.
+
+Differences from a production cluster are here and nowhere else; docs/cluster-harness.md lists them for users.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .pki import Credentials
+
+SERVICES = "10.96.0.0/16"
+API_SERVICE = "10.96.0.1"
+DNS_SERVICE = "10.96.0.10"
+PODS = "10.244.0.0/16"
+API_PORT = 6443
+KUBELET_HEALTH_PORT = 10248
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+PAUSE_IMAGE = "localhost/accelplane-test/pause:1"
+BUSYBOX_IMAGE = "localhost/accelplane-test/busybox:1"
+PKI = "/etc/kubernetes/pki"
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """The network of the cluster with this number, all private to the cluster but for the host's one address."""
+
+    number: int
+
+    @property
+    def host(self) -> str:
+        return f"198.18.{self.number}.1"
+
+    @property
+    def control(self) -> str:
+        return f"198.18.{self.number}.2"
+
+    def node(self, position: int) -> str:
+        return f"198.18.{self.number}.{10 + position}"
+
+    def pods(self, position: int) -> str:
+        return f"10.244.{position}.0/24"
+
+    def hardware(self, position: int) -> str:
+        # The same address after a reboot, or the neighbours would keep talking to the old one for a while.
+        return f"02:ac:ce:{self.number:02x}:00:{position:02x}"
+
+
+def kubeconfig(server: str, authority: bytes, user: Credentials) -> str:
+    """A kubeconfig with everything inside; JSON is YAML too."""
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "test", "cluster": {"server": server, "certificate-authority-data": _base64(authority)}}],
+        "users": [
+            {
+                "name": "test",
+                "user": {
+                    "client-certificate-data": _base64(user.certificate),
+                    "client-key-data": _base64(user.key),
+                },
+            }
+        ],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        "current-context": "test",
+    }
+    return json.dumps(document, indent=1)
+
+
+def etcd() -> list[str]:
+    client = "http://127.0.0.1:2379"
+    return [
+        "etcd", "--data-dir=/var/lib/etcd", "--unsafe-no-fsync", f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}", "--listen-peer-urls=http://127.0.0.1:2380", "--log-level=warn",
+    ]  # fmt: skip
+
+
+def apiserver(address: str, extra: list[str]) -> list[str]:
+    return [
+        "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", f"--advertise-address={address}",
+        f"--secure-port={API_PORT}", f"--service-cluster-ip-range={SERVICES}", "--allow-privileged=true",
+        "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
+        f"--client-ca-file={PKI}/ca.crt", f"--tls-cert-file={PKI}/apiserver.crt",
+        f"--tls-private-key-file={PKI}/apiserver.key",
+        f"--kubelet-certificate-authority={PKI}/ca.crt", f"--kubelet-client-certificate={PKI}/kubelet-client.crt",
+        f"--kubelet-client-key={PKI}/kubelet-client.key", "--kubelet-preferred-address-types=InternalIP",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={PKI}/service-account.pub",
+        f"--service-account-signing-key-file={PKI}/service-account.key",
+        # Webhooks are called at their pods' addresses: the control machine runs no kube-proxy.
+        "--enable-aggregator-routing=true",
+        *extra,
+    ]  # fmt: skip
+
+
+def controller_manager() -> list[str]:
+    return [
+        "kube-controller-manager", "--kubeconfig=/etc/kubernetes/controller-manager.conf", "--leader-elect=false",
+        "--use-service-account-credentials=true", f"--root-ca-file={PKI}/ca.crt",
+        f"--service-account-private-key-file={PKI}/service-account.key",
+        f"--cluster-signing-cert-file={PKI}/ca.crt", f"--cluster-signing-key-file={PKI}/ca.key",
+        "--node-monitor-period=1s", "--node-monitor-grace-period=12s",
+    ]  # fmt: skip
+
+
+def scheduler() -> list[str]:
+    return ["kube-scheduler", "--kubeconfig=/etc/kubernetes/scheduler.conf", "--leader-elect=false"]
+
+
+def kwok() -> list[str]:
+    return [
+        "kwok", "--kubeconfig=/etc/kubernetes/admin.conf", "--manage-all-nodes=false",
+        "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake", "--node-lease-duration-seconds=40",
+    ]  # fmt: skip
+
+
+def kube_proxy(name: str) -> list[str]:
+    return [
+        "kube-proxy", "--kubeconfig=/etc/kubernetes/kube-proxy.conf", f"--hostname-override={name}",
+        "--proxy-mode=iptables", f"--cluster-cidr={PODS}", "--conntrack-max-per-core=0", "--oom-score-adj=0",
+    ]  # fmt: skip
+
+
+def kubelet(name: str, address: str, labels: Mapping[str, str]) -> list[str]:
+    pairs = ",".join(f"{key}={value}" for key, value in labels.items())
+    return [
+        "kubelet", "--config=/etc/kubernetes/kubelet.yaml", "--kubeconfig=/etc/kubernetes/kubelet.conf",
+        f"--hostname-override={name}", f"--node-ip={address}", "--v=2", f"--node-labels={pairs}",
+    ]  # fmt: skip
+
+
+def kubelet_configuration(cgroup: str, overrides: Mapping[str, object]) -> str:
+    document: dict[str, object] = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "address": "0.0.0.0",  # noqa: S104  the machine's own network
+        "healthzBindAddress": "0.0.0.0",  # noqa: S104
+        "healthzPort": KUBELET_HEALTH_PORT,
+        "authentication": {
+            "x509": {"clientCAFile": f"{PKI}/ca.crt"},
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+        },
+        "authorization": {"mode": "Webhook"},
+        "tlsCertFile": f"{PKI}/kubelet.crt",
+        "tlsPrivateKeyFile": f"{PKI}/kubelet.key",
+        "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{cgroup}",
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "oomScoreAdj": 0,
+        "clusterDomain": "cluster.local",
+        "clusterDNS": [DNS_SERVICE],
+        "resolvConf": "/etc/resolv.conf",
+        # The disk is shared with everything else on this computer: how full it is says nothing about the node.
+        "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+        # Changes of devices and the loss of a node show within seconds instead of most of a minute.
+        "nodeStatusUpdateFrequency": "1s",
+        "nodeStatusReportFrequency": "1m",
+        "nodeLeaseDurationSeconds": 8,
+    }
+    return json.dumps(document | dict(overrides), indent=1)
+
+
+def containerd(cni_directory: str) -> str:
+    return f"""\
+version = 3
+root = "/var/lib/containerd"
+state = "/run/containerd"
+
+[grpc]
+  address = "{CONTAINERD_SOCKET}"
+
+[plugins.'io.containerd.cri.v1.images']
+  snapshotter = "overlayfs"
+  [plugins.'io.containerd.cri.v1.images'.pinned_images]
+    sandbox = "{PAUSE_IMAGE}"
+
+[plugins.'io.containerd.cri.v1.runtime']
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  enable_cdi = true
+  cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
+  [plugins.'io.containerd.cri.v1.runtime'.cni]
+    bin_dirs = ["{cni_directory}"]
+    conf_dir = "/etc/cni/net.d"
+  [plugins.'io.containerd.cri.v1.runtime'.containerd]
+    default_runtime_name = "runc"
+    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      base_runtime_spec = "/etc/containerd/base-spec.json"
+"""
+
+
+def base_runtime_spec(default: str) -> str:
+    """containerd's default container, with the node's simulated /sys in it instead of the kernel's.
+
+    The mount keeps the type sysfs, which runc ignores for a bind mount: by it containerd finds what it has to make
+    writable in privileged containers.
+    """
+    spec = json.loads(default)
+    for entry in spec["mounts"]:
+        if entry["destination"] == "/sys":
+            entry |= {"source": "/sys", "options": ["rbind", "ro", "nosuid", "noexec", "nodev"]}
+    # Raising limits takes a capability that containers and sandboxes like this one often lack.
+    spec["process"]["rlimits"] = []
+    return json.dumps(spec)
+
+
+def cni(pods: str) -> str:
+    ranges = [[{"subnet": pods}]]
+    return json.dumps(
+        {
+            "cniVersion": "1.0.0",
+            "name": "test",
+            "plugins": [
+                {
+                    "type": "ptp",
+                    "ipMasq": False,
+                    "ipam": {
+                        "type": "host-local",
+                        "dataDir": "/run/cni/networks",
+                        "ranges": ranges,
+                        "routes": [{"dst": "0.0.0.0/0"}],
+                    },
+                },
+                {"type": "portmap", "capabilities": {"portMappings": True}},
+            ],
+        }
+    )
+
+
+def pretended_node(name: str, resources: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, object]:
+    """A node that only kwok keeps alive."""
+    amounts = {"cpu": "32", "memory": "256Gi", "pods": "110", **resources}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "annotations": {"kwok.x-k8s.io/node": "fake"},
+            "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "type": "kwok", **labels},
+        },
+        "status": {"allocatable": amounts, "capacity": amounts},
+    }
+
+
+def _base64(content: bytes) -> str:
+    return b64encode(content).decode()

@@ -1,0 +1,159 @@
+"""Which clusters there are on this computer, and the removal of one, whoever started it and however that ended.
+
+A cluster is a numbered directory; its number also names its network and its cgroups, so that the directory is
+enough to find everything else. An owned cluster holds a lock on its directory: without a holder it is a leftover.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from .build import ClusterError
+from .machine import BOOT, cgroups_named, remove_cgroup, remove_disk, wait_until
+
+_MOST_CLUSTERS = 64
+_RECORD = "cluster.json"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A cluster's directory, there since before anything else of it and until after everything else."""
+
+    directory: Path
+    name: str
+    owned: bool
+
+    @property
+    def number(self) -> int:
+        return int(self.directory.name)
+
+    @property
+    def host_port(self) -> str:
+        """The host's end of the cable to the cluster."""
+        return f"accelplane{self.number}"
+
+    def machines(self) -> dict[str, int]:
+        """The machines that are on, by name, with the process that keeps each on."""
+        found: dict[str, int] = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError, ValueError):
+                words = (process / "cmdline").read_bytes().decode().split("\0")
+                if words[0] == "unshare" and str(BOOT) in words:
+                    disk = Path(json.loads(words[words.index("boot") + 1])["disk"])
+                    if disk.parent == self.directory:
+                        found[disk.name] = int(process.name)
+        return found
+
+
+def state_directory() -> Path:
+    """Disks and logs of clusters; wants a real file system (ext4, xfs, tmpfs), for the nodes have overlays on it."""
+    return Path(os.environ.get("ACCELPLANE_CLUSTER_DIR") or "/var/tmp/accelplane-clusters").absolute()
+
+
+def clusters() -> list[Claim]:
+    """All there are, leftovers included."""
+    found: list[Claim] = []
+    for directory in sorted(path for path in state_directory().glob("[0-9]*") if path.is_dir()):
+        try:
+            record = json.loads((directory / _RECORD).read_text())
+        except (FileNotFoundError, ValueError):
+            record = {"name": "", "owned": True}
+        found.append(Claim(directory, record["name"], record["owned"]))
+    return found
+
+
+def find(name: str) -> Claim | None:
+    """The cluster that was left running under this name."""
+    return next((claim for claim in clusters() if not claim.owned and claim.name == name), None)
+
+
+@contextmanager
+def claimed(name: str, *, owned: bool) -> Iterator[Claim]:
+    """A new cluster's directory; at the end of the block everything of the cluster is removed, and it last."""
+    with _alone():
+        _sweep()
+        claim = _claim(name, owned=owned)
+        lock = os.open(claim.directory, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield claim
+    finally:
+        remove(claim)
+        os.close(lock)
+
+
+def remove(claim: Claim) -> None:
+    """End the cluster's machines and delete what is not gone with them: cgroups and files."""
+    for process in claim.machines().values():
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    wait_until(lambda: not claim.machines(), f"{claim.directory}: end of all machines", every=0.02)
+    # It goes with the control machine's network, but only when the kernel finds the time.
+    subprocess.run(["ip", "link", "delete", claim.host_port], capture_output=True, check=False)
+    for name in cgroups_named(f"accelplane-{claim.number}-"):
+        remove_cgroup(name)
+    with _alone():
+        remove_disk(claim.directory)
+        with suppress(OSError):
+            state_directory().rmdir()
+
+
+def _claim(name: str, *, owned: bool) -> Claim:
+    if not owned and find(name):
+        raise ClusterError(f"a cluster named {name} is there already; take it down first, or choose another name")
+    for number in range(_MOST_CLUSTERS):
+        directory = state_directory() / str(number)
+        with suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+            (directory / _RECORD).write_text(json.dumps({"name": name, "owned": owned}))
+            return Claim(directory, name, owned)
+    raise ClusterError(f"{state_directory()}: has {_MOST_CLUSTERS} clusters already")
+
+
+def _sweep() -> None:
+    for claim in clusters():
+        if claim.owned and not _is_held(claim.directory):
+            for process in claim.machines().values():
+                os.kill(process, signal.SIGKILL)
+            for name in cgroups_named(f"accelplane-{claim.number}-"):
+                remove_cgroup(name)
+            shutil.rmtree(claim.directory, ignore_errors=True)
+
+
+def _is_held(directory: Path) -> bool:
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Hold the one lock on the state directory, which the last cluster takes away with it."""
+    while True:
+        state_directory().mkdir(parents=True, exist_ok=True)
+        lock = os.open(state_directory(), os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                current = state_directory().stat().st_ino
+            except FileNotFoundError:
+                continue
+            if current == os.fstat(lock).st_ino:
+                yield
+                return
+        finally:
+            os.close(lock)
