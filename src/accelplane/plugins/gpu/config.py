@@ -1,0 +1,150 @@
+"""Options of the GPU plugin: the Go implementation's flags with their defaults, and what goes beyond them."""
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Meta
+
+from accelplane.host import pci_address
+from accelplane.plugins.base import Config
+from accelplane.plugins.delivery import CDI_MODES
+from accelplane.plugins.options import AllocationPolicy, CdiMode, Prefix, SharedDevNum, check_choice, normal_prefix
+from accelplane.plugins.policies import POLICIES
+
+_PCI_ID = re.compile(r"0x[0-9a-f]{4}")
+_DEFAULT_LIMIT = 100
+_MAX_SOCKET_PATH = 107  # sun_path of unix(7), less the closing zero
+
+
+class GpuConfig(Config, frozen=True, kw_only=True):
+    """Checked in the Go implementation's order and with its words, so that its users recognise what they see."""
+
+    prefix: Prefix = ""
+    enable_monitoring: Annotated[bool, Meta(description="publish resources that hold every GPU, for monitoring")] = (
+        False
+    )
+    health_management: Annotated[bool, Meta(description="judge health by the Level-Zero service beside the plugin")] = (
+        False
+    )
+    wsl: Annotated[bool, Meta(description="Windows Subsystem for Linux: publish /dev/dxg for each Intel GPU")] = False
+    shared_dev_num: SharedDevNum = 1
+    temp_limit: Annotated[int, Meta(description="global temperature in degrees above which a GPU is unhealthy")] = (
+        _DEFAULT_LIMIT
+    )
+    gpu_temp_limit: Annotated[int, Meta(description="the same for the temperature of the GPU's own sensor")] = (
+        _DEFAULT_LIMIT
+    )
+    memory_temp_limit: Annotated[int, Meta(description="the same for the temperature of its memory")] = _DEFAULT_LIMIT
+    allocation_policy: AllocationPolicy = "none"
+    monitoring_mode: Annotated[
+        str,
+        Meta(description="single (one resource for all GPUs) or split (one per driver); both when not given"),
+    ] = ""
+    xpumd_endpoint: Annotated[str, Meta(description="Unix socket of xpumd, to judge health by it")] = ""
+    bypath: Annotated[
+        str,
+        Meta(
+            description="links of /dev/dri/by-path in containers: single (a GPU's own), none, all (the directory), or "
+            "links (a GPU's own, as real links made by a CDI hook)"
+        ),
+    ] = "single"
+    allow_ids: Annotated[str, Meta(description="PCI device ids (0x56c0,0x56c1) to publish, no others")] = ""
+    deny_ids: Annotated[str, Meta(description="PCI device ids not to publish")] = ""
+    allow_bdfs: Annotated[str, Meta(description="PCI addresses (0000:3d:00.0,...) to publish, no others")] = ""
+    deny_bdfs: Annotated[str, Meta(description="PCI addresses not to publish")] = ""
+    drivers: Annotated[str, Meta(description="kernel drivers (i915,xe) whose GPUs to publish, no others")] = ""
+    kinds: Annotated[str, Meta(description="publish only integrated or only discrete GPUs")] = ""
+    functions: Annotated[str, Meta(description="publish only physical (pf) or only virtual functions (vf)")] = ""
+    health_fail_closed: Annotated[
+        bool, Meta(description="count a health source that does not answer as bad health")
+    ] = False
+    health_bad_verdicts: Annotated[int, Meta(description="bad readings in a row that make a GPU unhealthy")] = 2
+    temperature_margin: Annotated[
+        float, Meta(description="degrees below its limit to which an overheated GPU must cool to be healthy again")
+    ] = 5.0
+    cdi: CdiMode = "auto"
+    cdi_hook: Annotated[str, Meta(description="where the CDI hook program for -bypath=links is found on the host")] = (
+        "/usr/local/bin/accelplane-cdi-hook"
+    )
+
+    def __post_init__(self) -> None:
+        try:
+            self._check()
+        except ValueError as error:
+            raise ValueError(f"argument error: {error}") from None
+
+    def _check(self) -> None:
+        if self.shared_dev_num < 1:
+            raise ValueError("the number of containers sharing the same GPU must greater than zero")
+        check_choice("preferredAllocationPolicy", self.allocation_policy, POLICIES)
+        if self.allow_ids and self.deny_ids:
+            raise ValueError("cannot use both allow-ids and deny-ids options at the same time")
+        for option, ids in (("allow-ids", self.allow_ids), ("deny-ids", self.deny_ids)):
+            try:
+                pci_ids(ids)
+            except ValueError as error:
+                raise ValueError(f"failed to validate {option}: {error}") from None
+        if self.monitoring_mode:
+            check_choice("monitoring-mode", self.monitoring_mode, ("single", "split"))
+        if self.wsl and self.enable_monitoring:
+            raise ValueError("monitoring is not supported within WSL")
+        if self.wsl and (self.health_management or self.xpumd_endpoint):
+            raise ValueError("health management is not supported within WSL")
+        if self.health_management and self.xpumd_endpoint:
+            raise ValueError("cannot use both Level-Zero sidecar and xpumd for health management")
+        limits = (self.temp_limit, self.gpu_temp_limit, self.memory_temp_limit)
+        if self.xpumd_endpoint and limits != (_DEFAULT_LIMIT,) * 3:
+            raise ValueError("temperature limits do not work with xpumd health source")
+        self._check_filters()
+        self._check_additions()
+
+    def _check_filters(self) -> None:
+        if self.allow_bdfs and self.deny_bdfs:
+            raise ValueError("cannot use both allow-bdfs and deny-bdfs options at the same time")
+        for option, addresses in (("allow-bdfs", self.allow_bdfs), ("deny-bdfs", self.deny_bdfs)):
+            for address in words(addresses):
+                if pci_address(address) is None:
+                    raise ValueError(f"failed to validate {option}: {address!a} is not like 0000:3d:00.0")
+        if not all(words(self.drivers)):
+            raise ValueError(f"failed to validate drivers: a name is empty in {self.drivers!a}")
+        for kind in words(self.kinds):
+            check_choice("kinds", kind, ("integrated", "discrete"))
+        for function in words(self.functions):
+            check_choice("functions", function, ("pf", "vf"))
+
+    def _check_additions(self) -> None:
+        """What else the Go implementation has no flags for, or leaves unchecked."""
+        normal_prefix(self.prefix)
+        if len(self.xpumd_endpoint.encode()) > _MAX_SOCKET_PATH:
+            raise ValueError(
+                f"xpumd-endpoint {self.xpumd_endpoint!a} is longer than the {_MAX_SOCKET_PATH} bytes of a socket path"
+            )
+        if self.health_bad_verdicts < 1:
+            raise ValueError(f"health-bad-verdicts is {self.health_bad_verdicts}, expected 1 or more")
+        if not (math.isfinite(self.temperature_margin) and self.temperature_margin >= 0):
+            raise ValueError(f"temperature-margin is {self.temperature_margin}, expected 0 or more degrees")
+        check_choice("cdi", self.cdi, CDI_MODES)
+        if self.bypath == "links" and self.cdi == "off":
+            raise ValueError("bypath links are made by a CDI hook, they cannot be used with cdi off")
+        if not self.cdi_hook.startswith("/"):
+            raise ValueError(f"cdi-hook {self.cdi_hook!a} must be an absolute path")
+
+
+def words(text: str) -> Iterator[str]:
+    """The elements of a comma separated list, in lower case and without white space; none of an empty text."""
+    if text:
+        for word in text.split(","):
+            yield word.strip().lower()
+
+
+def pci_ids(text: str) -> frozenset[str]:
+    """The PCI ids of a comma separated list, in lower case. Raises `ValueError` naming the one that is none."""
+    ids = frozenset(words(text))
+    for word in ids:
+        if not word:
+            raise ValueError("empty PCI ID")
+        if not _PCI_ID.fullmatch(word):
+            raise ValueError(f"invalid PCI ID: {word}")
+    return ids

@@ -1,0 +1,151 @@
+"""Intel NPUs, `npu.intel.com/accel`: from `/sys/class/accel` and `/dev/accel` to devices.
+
+Other makers' accelerators share the class; an NPU is known by its PCI id. Kernel document: Documentation/accel; the
+busy time is from Documentation/ABI/testing/sysfs-driver-intel_vpu.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+from accelplane.devices import Device, DeviceNode, Skipped, natural
+from accelplane.host import Host, HostError, Missing, pci_address
+from accelplane.plugins.base import Config, Plugin, Sample, Watch
+from accelplane.plugins.delivery import CDI_MODES, delivered
+from accelplane.plugins.options import AllocationPolicy, CdiMode, Prefix, SharedDevNum, check_choice, normal_prefix
+from accelplane.plugins.policies import POLICIES, preferred
+
+CDI_KIND = "intel.cdi.k8s.io/npu"
+
+PRODUCTS = {
+    "0x7e4c": "Core Ultra Series 1 (Meteor Lake)",
+    "0x643e": "Core Ultra 200V (Lunar Lake)",
+    "0xad1d": "Core Ultra Series 2 (Arrow Lake)",
+    "0x7d1d": "Core Ultra Series 2 (Arrow Lake H)",
+    "0xb03e": "Core Ultra Series 3 (Panther Lake)",
+    "0xfd3e": "Wildcat Lake",
+    "0xd71d": "Nova Lake",
+}
+
+_INTEL = "0x8086"
+_ACCEL = re.compile(r"accel[0-9]+")
+
+
+class NpuConfig(Config, frozen=True, kw_only=True):
+    """Options of the NPU plugin."""
+
+    prefix: Prefix = ""
+    shared_dev_num: SharedDevNum = 1
+    allocation_policy: AllocationPolicy = "none"
+    accept_unknown_ids: Annotated[
+        bool, Meta(description="publish Intel accelerators whose PCI id is not known to be an NPU's")
+    ] = False
+    cdi: CdiMode = "auto"
+
+    def __post_init__(self) -> None:
+        try:
+            if self.shared_dev_num < 1:
+                raise ValueError("the number of containers sharing the same NPU must greater than zero")
+            normal_prefix(self.prefix)
+            check_choice("allocation-policy", self.allocation_policy, POLICIES)
+            check_choice("cdi", self.cdi, CDI_MODES)
+        except ValueError as error:
+            raise ValueError(f"argument error: {error}") from None
+
+
+class NpuPlugin(Plugin[NpuConfig]):
+    """Publishes `npu.intel.com/accel`."""
+
+    namespace = "npu.intel.com"
+    config_type = NpuConfig
+    cdi_kinds = (CDI_KIND,)
+
+    def __init__(self, config: NpuConfig | None = None) -> None:
+        super().__init__(config)
+        prefix = normal_prefix(self.config.prefix)
+        self._class = f"{prefix}/sys/class/accel"
+        self._dev = f"{prefix}/dev/accel"
+        self.watch = Watch(frozenset(("accel", "pci")), (self._class, self._dev))
+
+    def scan(self, host: Host) -> Iterator[Device | Skipped]:
+        try:
+            entries = host.names(self._class)
+        except Missing:
+            return
+        for name in entries:
+            if not _ACCEL.fullmatch(name):
+                continue
+            try:
+                found = self._one(host, name)
+            except HostError as error:
+                yield Skipped(name, str(error), warning=True)
+                continue
+            if isinstance(found, Skipped):
+                yield found
+            else:
+                yield from found
+
+    async def preferred_allocation(
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+    ) -> Sequence[str]:
+        return preferred(self.config.allocation_policy, available, must_include, size)
+
+    def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
+        for name in sorted({device.unit for device in devices}, key=natural):
+            try:
+                microseconds = int(host.text(f"{self._class}/{name}/device/npu_busy_time_us"))
+            except (HostError, ValueError):
+                continue  # drivers before Linux 6.11 do not count
+            yield Sample(
+                "npu_busy_seconds_total", "Time that the NPU spent executing jobs", {"device": name}, microseconds / 1e6
+            )
+
+    def _one(self, host: Host, name: str) -> list[Device] | Skipped:
+        """The device ids of one accelerator, or why it has none. Raises `HostError`."""
+        device = f"{self._class}/{name}/device"
+        vendor = host.text(f"{device}/vendor")
+        if vendor != _INTEL:
+            return Skipped(name, f"vendor {vendor[:20]!a} is not Intel ({_INTEL})")
+        pci_id = host.text(f"{device}/device").partition("\n")[0]
+        if pci_id not in PRODUCTS and not self.config.accept_unknown_ids:
+            return Skipped(
+                name, f"PCI id {pci_id[:20]!a} is not a known NPU's; accept-unknown-ids takes it", warning=True
+            )
+        path = f"{self._dev}/{name}"
+        if not host.exists(path):
+            raise Missing(path, f"no such device node for {name}")
+        nodes, mounts, cdi = delivered(self.config.cdi, CDI_KIND, name, (DeviceNode(path),))
+        attributes = _attributes(host, device, pci_id)
+        topology = host.topology_of(device)
+        return [
+            Device(
+                resource="accel",
+                id=f"{name}-{number}",
+                unit=name,
+                nodes=nodes,
+                mounts=mounts,
+                cdi=cdi,
+                topology=topology,
+                attributes=attributes,
+            )
+            for number in range(self.config.shared_dev_num)
+        ]
+
+
+def _attributes(host: Host, device: str, pci_id: str) -> dict[str, str]:
+    facts = {"device-id": pci_id} if pci_id in PRODUCTS else {}
+    if pci_id in PRODUCTS:
+        facts["product"] = PRODUCTS[pci_id]
+    try:
+        facts["driver"] = host.driver(device)
+    except HostError as error:
+        host.note(f"driver unknown: {error}")
+    try:
+        bdf = pci_address(host.link(device).rstrip("/").rpartition("/")[2])
+    except HostError:
+        bdf = None
+    if bdf:
+        facts["bdf"] = bdf
+    return facts
