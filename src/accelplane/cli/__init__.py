@@ -1,0 +1,1 @@
+"""Commands. The node's are kept light: each imports what it runs and no more."""

@@ -53,6 +53,11 @@ class HealthState(Struct, frozen=True):
         """Whether no verdict is awaited to confirm or refute the last one."""
         return self.phase in (Phase.HEALTHY, Phase.UNHEALTHY)
 
+    @classmethod
+    def first(cls, verdict: Verdict, policy: HealthPolicy) -> "HealthState":
+        """The state of a device that was never judged before: it has no good name that one reading could not undo."""
+        return cls().after(verdict, HealthPolicy(bad_verdicts=1, fail_closed=policy.fail_closed))
+
     def after(self, verdict: Verdict, policy: HealthPolicy) -> "HealthState":
         """The state that follows from one more verdict."""
         answer = verdict.answer

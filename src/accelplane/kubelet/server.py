@@ -245,7 +245,7 @@ class ResourceServer:
                     retry_at = time.monotonic() + retry * random.uniform(0.8, 1.2)  # noqa: S311 - only to spread peers
                     retry = min(2 * retry, _LAST_RETRY)
                 continue
-            if kubelet is None:
+            if kubelet is None and self.stage == Stage.SERVING:
                 self._report(f"waiting for {self._kubelet}", level=v(1))
                 retry, retry_at = _FIRST_RETRY, 0.0
             look_at = self._next_look(kubelet, retry_at, stream_due)

@@ -1,6 +1,6 @@
 """What a plugin is.
 
-A plugin subclasses `Plugin`, names its `namespace` and writes `scan`, a plain function from the node's files to devices.
+A plugin subclasses `Plugin`, names its `namespace` and writes `scan`: a plain function from the host to its devices.
 Called twice on the same tree it returns equal results; it knows no clock, no network and no kubelet. Everything else
 has a default here. The agent calls the hooks; a plugin never calls the agent.
 """
@@ -29,7 +29,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
         return msgspec.convert(options, cls)
 
 
-ConfigT = TypeVar("ConfigT", bound=Config)
+ConfigT_co = TypeVar("ConfigT_co", bound=Config, covariant=True)
 
 
 class ScanError(Exception):
@@ -55,7 +55,7 @@ class Watch(msgspec.Struct, frozen=True):
     directories: Sequence[str] = ()
 
 
-class Plugin(Generic[ConfigT]):
+class Plugin(Generic[ConfigT_co]):
     """Base class of plugins. Subclasses set `namespace`, write `scan`, and override hooks where the default won't do.
 
     A plugin object lives as long as its configuration: when that changes the agent makes a new one.
@@ -63,10 +63,12 @@ class Plugin(Generic[ConfigT]):
 
     namespace: ClassVar[str]
     config_type: ClassVar[type[Config]] = Config
-    watch: ClassVar[Watch] = Watch()
+    watch: Watch = Watch()
+    # Kinds whose CDI files are this plugin's own: those without a device are removed when no pod uses them.
+    cdi_kinds: ClassVar[Sequence[str]] = ()
 
-    def __init__(self, config: ConfigT | None = None) -> None:
-        self.config: ConfigT = config if config is not None else self.config_type()  # pyright: ignore[reportAttributeAccessIssue]
+    def __init__(self, config: ConfigT_co | None = None) -> None:
+        self.config: ConfigT_co = config if config is not None else self.config_type()  # pyright: ignore[reportAttributeAccessIssue]
 
     def scan(self, host: Host) -> Iterable[Device | Resource | Skipped]:
         """Everything this family has on the host, now. Raises `ScanError` or `HostError` when it cannot see."""

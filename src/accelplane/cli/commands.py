@@ -1,0 +1,76 @@
+"""`accelplane …` for people; each command imports its work when it is called."""
+
+import os
+import sys
+
+import click
+
+from accelplane import __version__
+
+_KUBELET_DIR = click.option(
+    "--kubelet-dir", default="/var/lib/kubelet", show_default=True, help="The kubelet's directory."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="accelplane", message="%(prog)s %(version)s")
+def accelplane() -> None:
+    """Puts a Kubernetes node's accelerators to work."""
+
+
+@accelplane.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+)
+def node() -> None:
+    """Run the agent: all plugins whose hardware is present."""
+    from accelplane.cli.node import main  # noqa: PLC0415
+
+    sys.exit(main())
+
+
+@accelplane.command()
+@click.option("--root", default="/", show_default=True, help="Read sysfs and devfs under this directory.")
+@_KUBELET_DIR
+@click.option("--plugins", default="", help="Comma-separated plugins; all that are installed when empty.")
+@click.option("--config", default="", help="The agent's YAML file, for the plugins' options.")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="Form of the answer.",
+)
+def inspect(root: str, kubelet_dir: str, plugins: str, config: str, output: str) -> None:
+    """Show what this node has, what is advertised, and who holds what."""
+    from accelplane.cli.inspect import run  # noqa: PLC0415
+
+    sys.exit(run(os.path.abspath(root), os.path.abspath(kubelet_dir), plugins, config, output))
+
+
+@accelplane.command()
+@_KUBELET_DIR
+@click.option(
+    "--topology-policy",
+    type=click.Choice(["none", "best-effort", "restricted", "single-numa-node"]),
+    default="none",
+    show_default=True,
+    help="The topology manager's policy.",
+)
+@click.option(
+    "--numa-nodes", type=click.IntRange(1, 8), default=2, show_default=True, help="NUMA nodes it believes in."
+)
+def kubelet(kubelet_dir: str, topology_policy: str, numa_nodes: int) -> None:
+    """Run a kubelet's device manager alone, to develop a plugin without a cluster."""
+    from accelplane.cli.kubelet import run  # noqa: PLC0415
+
+    sys.exit(run(os.path.abspath(kubelet_dir), topology_policy, numa_nodes))
+
+
+@accelplane.command()
+@click.option("--keep", is_flag=True, help="Keep the simulated node's directory and say where it is.")
+def demo(keep: bool) -> None:
+    """Show it all on a simulated node: found, allocated, plugged, sick, healed, kubelet restarted."""
+    from accelplane.cli.demo import run  # noqa: PLC0415
+
+    sys.exit(run(keep=keep))

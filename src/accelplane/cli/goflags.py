@@ -1,0 +1,142 @@
+"""Command lines as Go's `flag` package reads them, so that existing manifests need no change.
+
+`-x`, `--x`, `-x=v` and `-x v` are the same; booleans are `-x` or `-x=true` and never take the next word; reading stops
+at the first word that is no flag, or behind `--`. Unknown flags print the usage and exit with 2, `-h` with 0.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from accelplane.plugins.base import Config
+
+Value = str | int | float | bool
+Kind = Literal["string", "int", "float", "bool"]
+
+_TRUE = frozenset(("1", "t", "T", "true", "TRUE", "True"))
+_FALSE = frozenset(("0", "f", "F", "false", "FALSE", "False"))
+_OCTAL = re.compile(r"[+-]?0[0-7_]+")
+_KINDS: Mapping[type, Kind] = {str: "string", int: "int", float: "float", bool: "bool"}
+
+
+class FlagError(Exception):
+    """A command line that cannot be read; the text is for the user."""
+
+
+class HelpWanted(Exception):
+    """`-h`, `-help` or `--help` was given."""
+
+
+class Flag(msgspec.Struct, frozen=True):
+    """One flag: its default tells its kind."""
+
+    name: str
+    default: Value
+    help: str = ""
+
+    @property
+    def kind(self) -> Kind:
+        return _KINDS[type(self.default)]
+
+
+def flags_of(config: type[Config]) -> list[Flag]:
+    """A flag for each of the options that a command line can express."""
+    flags: list[Flag] = []
+    for field in msgspec.structs.fields(config):
+        default = field.default
+        if isinstance(default, (str, int, float, bool)):
+            metas = [meta for meta in get_args(field.type) if isinstance(meta, msgspec.Meta)]
+            flags.append(Flag(field.encode_name, default, next((meta.description or "" for meta in metas), "")))
+    return flags
+
+
+def parse(flags: Iterable[Flag], arguments: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
+    """The flags that were given, and the words behind them. Raises `FlagError` or `HelpWanted`."""
+    known = {flag.name: flag for flag in flags}
+    given: dict[str, Value] = {}
+    words = list(arguments)
+    while words and words[0].startswith("-") and words[0] != "-":
+        word = words.pop(0)
+        if word == "--":
+            break
+        name, equals, text = word[2 if word.startswith("--") else 1 :].partition("=")
+        if not name or name.startswith("-"):
+            raise FlagError(f"bad flag syntax: {word}")
+        flag = known.get(name)
+        if flag is None:
+            if name in ("h", "help"):
+                raise HelpWanted
+            raise FlagError(f"flag provided but not defined: -{name}")
+        if not equals:
+            if flag.kind == "bool":
+                text = "true"
+            elif words:
+                text = words.pop(0)
+            else:
+                raise FlagError(f"flag needs an argument: -{name}")
+        given[name] = _value(flag, text)
+    return given, words
+
+
+def usage(program: str, flags: Iterable[Flag]) -> str:
+    """The help text, flags in alphabetical order."""
+    lines = [f"Usage of {program}:"]
+    for flag in sorted(flags, key=lambda flag: flag.name):
+        lines.append(f"  -{flag.name}" + ("" if flag.kind == "bool" else f" {flag.kind}"))
+        default = (
+            ""
+            if (flag.default in ("", 0, False) and flag.kind != "bool") or flag.default is False
+            else (f' (default "{flag.default}")' if flag.kind == "string" else f" (default {_go_text(flag.default)})")
+        )
+        lines.append(f"    \t{flag.help}{default}")
+    return "\n".join(lines)
+
+
+def parse_or_exit(program: str, flags: Sequence[Flag], arguments: Sequence[str]) -> dict[str, Value]:
+    """As `parse`, ending the process as a Go program would. Words behind the flags are refused."""
+    try:
+        given, words = parse(flags, arguments)
+        if words:
+            raise FlagError(f"unexpected argument {words[0]!r}: flags only, booleans as -flag or -flag=true")
+    except HelpWanted:
+        print(usage(program, flags), file=sys.stderr)
+        raise SystemExit(0) from None
+    except FlagError as error:
+        print(f"{error}\n{usage(program, flags)}", file=sys.stderr)
+        raise SystemExit(2) from None
+    return given
+
+
+def _value(flag: Flag, text: str) -> Value:
+    try:
+        match flag.kind:
+            case "string":
+                return text
+            case "bool":
+                if text not in _TRUE | _FALSE:
+                    raise ValueError("expected true or false")
+                return text in _TRUE
+            case "int":
+                return _integer(text)
+            case "float":
+                return float(text)
+    except ValueError as error:
+        raise FlagError(f"invalid value {text!r} for flag -{flag.name}: {error}") from None
+
+
+def _integer(text: str) -> int:
+    try:
+        # A leading zero means octal in Go.
+        number = int(text.replace("_", ""), 8) if _OCTAL.fullmatch(text) else int(text, 0)
+    except ValueError:
+        raise ValueError("expected an integer") from None
+    if not -(2**63) <= number < 2**63:
+        raise ValueError("does not fit into 64 bits")
+    return number
+
+
+def _go_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,79 @@
+"""The logging flags that every node command takes: klog's, and `-log-format`."""
+
+import fnmatch
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from logging.handlers import RotatingFileHandler
+
+from accelplane import logs
+from accelplane.cli.goflags import Flag, Value
+
+FLAGS = (
+    Flag("v", 0, "number for the log level verbosity"),
+    Flag("vmodule", "", "comma-separated list of pattern=N settings for file-filtered logging"),
+    Flag("logtostderr", True, "log to standard error instead of files"),
+    Flag("alsologtostderr", False, "log to standard error as well as files"),
+    Flag("stderrthreshold", "ERROR", "logs at or above this threshold go to stderr when writing to files"),
+    Flag("log_dir", "", "if non-empty, write log files in this directory (no effect when -logtostderr=true)"),
+    Flag("log_file", "", "if non-empty, use this log file (no effect when -logtostderr=true)"),
+    Flag("log_file_max_size", 1800, "megabytes after which the log file begins anew; 0 means never"),
+    Flag("skip_headers", False, "if true, no headers in log messages"),
+    Flag("skip_log_headers", False, "accepted; log files have no headers of their own"),
+    Flag("add_dir_header", False, "if true, adds the file directory to the header of the log messages"),
+    Flag("one_output", False, "accepted; each message is written once in any case"),
+    Flag("log_backtrace_at", ":0", "accepted; errors of this program are logged with their traceback"),
+    Flag("legacy_stderr_threshold_behavior", True, "accepted; -stderrthreshold never hides what no file gets"),
+    Flag("alsologtostderrthreshold", "INFO", "logs at or above this threshold go to stderr with -alsologtostderr"),
+    Flag("log-format", "text", "text (klog's format) or json"),
+)
+
+
+def start(given: Mapping[str, Value], program: str) -> None:
+    """Directs logging as the flags say. Raises `ValueError` naming the flag that is wrong, `OSError` for its file."""
+    values = {flag.name: flag.default for flag in FLAGS} | {
+        name: value for name, value in given.items() if any(flag.name == name for flag in FLAGS)
+    }
+    if values["log-format"] not in ("text", "json"):
+        raise ValueError(f"-log-format: {values['log-format']!a}: expected text or json")
+    formatter = (
+        logs.JsonFormatter()
+        if values["log-format"] == "json"
+        else logs.KlogFormatter(headers=not values["skip_headers"], directories=bool(values["add_dir_header"]))
+    )
+    logs.start(
+        verbosity=max(0, int(values["v"])),
+        formatter=formatter,
+        modules=_modules(str(values["vmodule"])),
+        outputs=_outputs(values, program),
+    )
+
+
+def _outputs(values: Mapping[str, Value], program: str) -> list[logging.Handler]:
+    console = logging.StreamHandler(sys.stderr)
+    path = str(values["log_file"])
+    if not path and values["log_dir"]:
+        path = os.path.join(str(values["log_dir"]), f"{program}.log")
+    if values["logtostderr"] or not path:
+        return [console]
+    megabytes = int(values["log_file_max_size"])
+    file = RotatingFileHandler(path, maxBytes=megabytes * 1024 * 1024, backupCount=1)
+    name = "alsologtostderrthreshold" if values["alsologtostderr"] else "stderrthreshold"
+    try:
+        console.setLevel(logs.threshold(str(values[name])))
+    except ValueError as error:
+        raise ValueError(f"-{name}: {error}") from None
+    return [file, console]
+
+
+def _modules(text: str) -> Callable[[str], int | None] | None:
+    if not text:
+        return None
+    patterns: list[tuple[str, int]] = []
+    for entry in text.split(","):
+        pattern, equals, number = entry.partition("=")
+        if not equals or not pattern or not number.isdecimal():
+            raise ValueError(f"-vmodule: {entry!a}: expected pattern=N")
+        patterns.append((pattern, int(number)))
+    return lambda module: next((level for pattern, level in patterns if fnmatch.fnmatchcase(module, pattern)), None)

@@ -1,0 +1,14 @@
+"""`accelplane`: the commands for people, and `accelplane node`, which is dispatched before click is imported."""
+
+import sys
+
+
+def main() -> None:
+    """The entry point."""
+    if sys.argv[1:2] == ["node"]:
+        from accelplane.cli.node import main as node  # noqa: PLC0415 - the agent carries no click
+
+        sys.exit(node())
+    from accelplane.cli.commands import accelplane  # noqa: PLC0415 - the agent carries no click
+
+    accelplane()

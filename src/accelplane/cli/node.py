@@ -1,0 +1,173 @@
+"""`accelplane node`, and what it shares with the drop-in commands: flags, signals, exit codes."""
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from accelplane import __version__
+from accelplane.cli import logflags
+from accelplane.cli.goflags import Flag, Value, flags_of, parse_or_exit
+from accelplane.devices import Inventory
+from accelplane.host import Host, HostError
+from accelplane.node import config as configuration
+from accelplane.node.agent import Agent, Plugins, with_overrides
+from accelplane.node.plugins import PluginType, installed
+from accelplane.node.runner import scanned
+from accelplane.node.settings import ConfigurationError, Settings
+from accelplane.plugins import Plugin, ScanError
+from accelplane.plugins.base import Config
+
+FLAGS = (
+    Flag("root", "/", "read sysfs and devfs under this directory; what the kubelet is told stays without it"),
+    Flag("kubelet-dir", "/var/lib/kubelet", "the kubelet's directory; sockets are in device-plugins/ below it"),
+    Flag("cdi-dir", "/var/run/cdi", "directory for CDI files, made when missing"),
+    Flag("nfd-dir", "", "write node labels as files for node-feature-discovery into this directory"),
+    Flag("http-address", "", "serve /metrics, /healthz, /readyz and /status at this host:port"),
+    Flag("health-interval", 30.0, "seconds between looks at the devices' health"),
+    Flag("scan-grace", 30.0, "seconds after which devices that cannot be seen any more become unhealthy"),
+    Flag("once", False, "print the devices found as JSON and exit"),
+    Flag("dry-run", False, "the same as -once"),
+    Flag("version", False, "print the version and exit"),
+    *logflags.FLAGS,
+)
+
+_NODE_FLAGS = (
+    Flag("plugins", "", "comma-separated plugins to run; all that are installed when empty"),
+    Flag("config", "", "YAML file with the plugins' options, read again when it changes"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`accelplane node`: all plugins whose hardware is present, or those asked for."""
+    flags = (*_NODE_FLAGS, *FLAGS)
+    given = parse_or_exit("accelplane node", flags, sys.argv[2:] if arguments is None else arguments)
+    path = str(given.get("config", ""))
+    named = [name.strip() for name in str(given.get("plugins", "")).split(",") if name.strip()]
+
+    def load() -> tuple[Settings, Plugins]:
+        config = configuration.read(path) if path else configuration.AgentConfig()
+        return _configured(given, config, path, named)
+
+    return run("accelplane-node", given, load, config_file=path or None)
+
+
+def dropin(program: str, plugin_type: PluginType, name: str, arguments: Sequence[str] | None = None) -> int:
+    """A drop-in command: the same agent with one plugin, whose options are flags."""
+    options = flags_of(plugin_type.config_type)
+    given = parse_or_exit(program, (*options, *FLAGS), sys.argv[1:] if arguments is None else arguments)
+
+    def load() -> tuple[Settings, Plugins]:
+        own = {option.name for option in options}
+        try:
+            config = plugin_type.config_type.of({key: value for key, value in given.items() if key in own})
+            return _settings(given), {name: plugin_type(config)}
+        except (msgspec.ValidationError, ValueError) as error:
+            raise ConfigurationError(f"Argument check failed: {error}") from error
+
+    return run(program, given, load)
+
+
+def run(
+    program: str,
+    given: Mapping[str, Value],
+    load: Callable[[], tuple[Settings, Plugins]],
+    *,
+    config_file: str | None = None,
+) -> int:
+    """Runs an agent until SIGTERM or SIGINT; the process's exit code."""
+    if given.get("version"):
+        print(f"accelplane {__version__}")
+        return 0
+    try:
+        logflags.start(given, program)
+        settings, plugins = load()
+        if not os.path.isdir(settings.root):
+            raise ConfigurationError(f"-root: {settings.root}: not a directory, expected one with sys/ and dev/ in it")
+        if given.get("once") or given.get("dry-run"):
+            return asyncio.run(_print_devices(settings, plugins))
+        asyncio.run(_serve(Agent(settings, plugins, config_file=config_file, reload=load)))
+    except ConfigurationError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
+    except (OSError, ValueError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _serve(agent: Agent) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.stop)
+    # What was imported lives for ever; the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
+    # An answer to the kubelet waits for at most this long while a scan runs beside it.
+    sys.setswitchinterval(0.001)
+    await agent.run()
+
+
+def _configured(
+    given: Mapping[str, Value], config: configuration.AgentConfig, path: str, named: Sequence[str]
+) -> tuple[Settings, Plugins]:
+    wanted = named or config.enabled
+    types = installed(wanted or None)
+    if config.plugins:
+        configuration.check_names(config, types if wanted is None else installed(), path)
+    settings = with_overrides(
+        _settings(given),
+        None if "health-interval" in given else config.health_interval,
+        None if "scan-grace" in given else config.scan_grace,
+    )
+    return settings, configuration.plugins(config, types, path)
+
+
+def _settings(given: Mapping[str, Value]) -> Settings:
+    values = {flag.name: flag.default for flag in FLAGS} | dict(given)
+    interval, grace = float(values["health-interval"]), float(values["scan-grace"])
+    if not 1 <= interval <= 3600:
+        raise ConfigurationError(f"-health-interval: {interval:g}: expected 1 to 3600 seconds")
+    if not 0 <= grace <= 3600:
+        raise ConfigurationError(f"-scan-grace: {grace:g}: expected 0 to 3600 seconds")
+    return Settings(
+        root=os.path.abspath(str(values["root"])),
+        kubelet_dir=os.path.abspath(str(values["kubelet-dir"])),
+        cdi_dir=os.path.abspath(str(values["cdi-dir"])),
+        nfd_dir=str(values["nfd-dir"]),
+        http_address=str(values["http-address"]),
+        health_interval=interval,
+        scan_grace=grace,
+    )
+
+
+async def _print_devices(settings: Settings, plugins: Plugins) -> int:
+    failed = False
+    report: dict[str, object] = {}
+    for name, plugin in plugins.items():
+        try:
+            inventory = await look_once(settings, plugin)
+        except (HostError, ScanError, OSError) as error:
+            failed = True
+            report[name] = {"error": str(error)}
+            continue
+        report[name] = {
+            "resources": {
+                f"{plugin.namespace}/{resource}": devices for resource, devices in inventory.resources.items()
+            },
+            "skipped": inventory.skipped,
+        }
+    print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    return 1 if failed else 0
+
+
+async def look_once(settings: Settings, plugin: Plugin[Config]) -> Inventory:
+    """One scan of the host. Raises what the plugin's scan raises."""
+    host = Host(settings.root)
+    if plugin.overrides("refresh"):
+        await plugin.refresh(host)
+    return scanned(plugin, host)

@@ -1,0 +1,210 @@
+"""The agent: one process that runs any set of plugins against one kubelet.
+
+It owns what the plugins share (the watcher, the kubelet's directory, configuration, pages) and keeps them apart: a
+plugin in trouble is logged and reported as not ready, the others go on.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from accelplane import __version__
+from accelplane.kubelet import sockets
+from accelplane.kubelet.server import KUBELET_SOCKET
+from accelplane.node.runner import PluginRunner
+from accelplane.node.settings import ConfigurationError, Settings
+from accelplane.node.watch import Watcher
+from accelplane.plugins import Plugin
+from accelplane.plugins.base import Config
+
+log = logging.getLogger(__name__)
+
+Plugins = Mapping[str, Plugin[Config]]
+
+_CONFIG_SETTLES = 0.1
+_RESTART_AFTER = 10.0
+
+
+class Agent:
+    """Runs `plugins` until `stop` is called.
+
+    `reload`, called when something in `config_file`'s directory changes, returns the settings and plugins that are to
+    run from then on; it raises `ConfigurationError` to refuse.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        plugins: Plugins,
+        *,
+        config_file: str | None = None,
+        reload: Callable[[], tuple[Settings, Plugins]] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.runners: dict[str, PluginRunner] = {}
+        self.config_problem = ""
+        self._plugins = plugins
+        self._config_file = os.path.abspath(config_file) if config_file is not None else None
+        self._reload = reload
+        self._watcher = Watcher()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._stop = asyncio.Event()
+        self._fatal: Exception | None = None
+        self._unservable: Exception | None = None
+        self._config_changed = asyncio.Event()
+
+    def stop(self) -> None:
+        """Ends `run`: own sockets are removed, the kubelet sees every stream end."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Raises `ConfigurationError` when nothing can ever be served with these settings."""
+        check_kubelet_directory(self.settings)
+        log.info(
+            "accelplane %s: plugins %s, root %s, kubelet %s",
+            __version__, ", ".join(self._plugins) or "none", self.settings.root, self.settings.kubelet_dir,
+        )  # fmt: skip
+        self._watcher.start()
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                if self.settings.http_address:
+                    from accelplane.node.pages import serving  # noqa: PLC0415 - several MB, needed only when asked for
+
+                    await stack.enter_async_context(serving(self, self.settings.http_address))
+                self._watcher.directories("kubelet", (self.settings.sockets_dir,), self._kubelet_directory_changed)
+                for name, plugin in self._plugins.items():
+                    self._start(name, plugin)
+                stack.push_async_callback(self._end_all)
+                tasks = [asyncio.create_task(self._stop.wait()), asyncio.create_task(self._judge_first_looks())]
+                if self._config_file is not None:
+                    directory = os.path.dirname(self._config_file)
+                    self._watcher.directories("config", (directory,), self._config_changed.set, written=True)
+                    tasks.append(asyncio.create_task(self._follow_config()))
+                await tasks[0]
+                for task in tasks:
+                    task.cancel()
+        finally:
+            self._watcher.close()
+        if self._fatal is not None:
+            raise self._fatal
+
+    def _start(self, name: str, plugin: Plugin[Config]) -> None:
+        runner = self.runners[name] = PluginRunner(name, plugin, self.settings, self._watcher, self._cannot_serve)
+        task = self._tasks[name] = asyncio.create_task(runner.run())
+        task.add_done_callback(lambda task: self._runner_ended(name, task))
+
+    async def _end(self, name: str) -> None:
+        task = self._tasks.pop(name)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        del self.runners[name]
+
+    async def _end_all(self) -> None:
+        await asyncio.gather(*(self._end(name) for name in list(self._tasks)))
+
+    def _runner_ended(self, name: str, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or self._stop.is_set():
+            return
+        log.error(
+            "plugin %s ended by a fault of this program, starting it again in %g s",
+            name, _RESTART_AFTER, exc_info=task.exception(),
+        )  # fmt: skip
+        asyncio.get_running_loop().call_later(_RESTART_AFTER, self._restart, name)
+
+    def _restart(self, name: str) -> None:
+        if name in self._tasks and self._tasks[name].done() and not self._stop.is_set():
+            self._start(name, self.runners[name].plugin)
+
+    def _kubelet_directory_changed(self) -> None:
+        for runner in self.runners.values():
+            runner.publisher.directory_changed()
+
+    def _cannot_serve(self, error: Exception) -> None:
+        self._unservable = error
+        if all(runner.looked.is_set() for runner in self.runners.values()):
+            self._give_up_if_nothing_is_served()
+
+    async def _judge_first_looks(self) -> None:
+        for runner in list(self.runners.values()):
+            await runner.looked.wait()
+        self._give_up_if_nothing_is_served()
+
+    def _give_up_if_nothing_is_served(self) -> None:
+        """One resource that cannot be served is its own trouble; when it is all there is, the agent is of no use."""
+        alive = any(
+            not served.task.done() for runner in self.runners.values() for served in runner.publisher.served.values()
+        )
+        if self._unservable is not None and not alive:
+            self._fatal = ConfigurationError(str(self._unservable))
+            self._stop.set()
+
+    async def _follow_config(self) -> None:
+        while True:
+            await self._config_changed.wait()
+            await asyncio.sleep(_CONFIG_SETTLES)
+            self._config_changed.clear()
+            if self._reload is None:
+                return
+            try:
+                settings, plugins = self._reload()
+            except ConfigurationError as error:
+                if str(error) != self.config_problem:
+                    self.config_problem = str(error)
+                    log.error("new configuration refused, the old one stays in force: %s", error)
+                continue
+            self.config_problem = ""
+            await self._apply(settings, plugins)
+
+    async def _apply(self, settings: Settings, plugins: Plugins) -> None:
+        same_settings = settings == self.settings
+        self.settings = settings
+        for name in self.runners.keys() - plugins.keys():
+            log.info("plugin %s is not enabled any more", name)
+            await self._end(name)
+        for name, plugin in plugins.items():
+            runner = self.runners.get(name)
+            if runner is None:
+                log.info("plugin %s is enabled now", name)
+                self._start(name, plugin)
+            elif runner.plugin.namespace != plugin.namespace or not same_settings:
+                await self._end(name)
+                self._start(name, plugin)
+            elif runner.plugin.config != plugin.config:
+                log.info("plugin %s has new options", name)
+                runner.reconfigure(plugin)
+
+
+def check_kubelet_directory(settings: Settings) -> None:
+    """Raises `ConfigurationError` for a directory in which no socket could ever be made.
+
+    One that does not exist is awaited: the kubelet makes it.
+    """
+    try:
+        sockets.checked_path(f"{settings.sockets_dir}/{KUBELET_SOCKET}")
+    except sockets.SocketPathError as error:
+        raise ConfigurationError(str(error)) from error
+    for directory in (settings.kubelet_dir, settings.sockets_dir):
+        if not os.path.lexists(directory):
+            log.warning("%s does not exist, waiting for the kubelet to make it", directory)
+            return
+        if not os.path.isdir(directory):
+            raise ConfigurationError(f"{directory}: not a directory, expected the kubelet's (see --kubelet-dir)")
+        if not os.access(directory, os.R_OK | os.X_OK):
+            raise ConfigurationError(f"{directory}: not readable by uid {os.geteuid()}, expected the kubelet's sockets")
+    if not os.access(settings.sockets_dir, os.W_OK):
+        raise ConfigurationError(
+            f"{settings.sockets_dir}: not writable by uid {os.geteuid()}; a plugin makes its sockets there"
+        )
+
+
+def with_overrides(settings: Settings, health_interval: float | None, scan_grace: float | None) -> Settings:
+    """`settings` with the values that a configuration file gives."""
+    if health_interval is not None:
+        settings = replace(settings, health_interval=health_interval)
+    if scan_grace is not None:
+        settings = replace(settings, scan_grace=scan_grace)
+    return settings

@@ -1,0 +1,215 @@
+"""CDI files: one file for each CDI device, kept equal to what the devices say.
+
+Files are written before a device is advertised (after a reboot the directory is empty and the kubelet does not ask
+again for pods that it restarts) and looked at again at each allocation. What differs is rewritten in one step. Names
+that somebody else's file defines already are left to it: defined twice, a name counts as not there.
+"""
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from accelplane.devices import CdiDevice, CdiError
+
+log = logging.getLogger(__name__)
+
+_FILE_LIMIT = 1024 * 1024
+_FILES_LIMIT = 4096
+
+
+class CdiWriteError(Exception):
+    """A CDI file could not be written; names the file and the reason."""
+
+
+class _Stamp(NamedTuple):
+    inode: int
+    size: int
+    modified: int
+
+
+class CdiDirectory:
+    """One directory of CDI files. Its methods block; `is_current`, and `ensure` of what is, take one stat(2)."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.writes = 0
+        self.write_failures = 0
+        self._written: dict[str, tuple[CdiDevice, _Stamp]] = {}
+        self._foreign: dict[str, tuple[_Stamp, frozenset[str]]] = {}
+        self._complained: dict[str, str] = {}
+
+    def publish(self, devices: Iterable[CdiDevice]) -> None:
+        """Makes the directory hold `devices`. What cannot be written is logged, once for each cause."""
+        wanted = {device.qualified_name: device for device in devices}
+        if not wanted:
+            return
+        elsewhere = self._names_in_other_files({device.file_name for device in wanted.values()})
+        for name, device in wanted.items():
+            if name in elsewhere:
+                self._complain(name, f"CDI device {name} is defined in {elsewhere[name]} already, that file is used")
+                self._written.pop(name, None)
+                self._remove(device.file_name)
+                continue
+            try:
+                self._write(device)
+                self._complained.pop(name, None)
+            except CdiWriteError as error:
+                self._complain(name, str(error))
+
+    def is_current(self, device: CdiDevice) -> bool:
+        """Whether the device's file is there as this process wrote or last saw it."""
+        known = self._written.get(device.qualified_name)
+        return known is not None and known[0] == device and known[1] == _stamp(self._path(device))
+
+    def ensure(self, device: CdiDevice) -> None:
+        """Looks whether the device's file is there as it was written, and writes it if not.
+
+        Raises `CdiWriteError`.
+        """
+        if self.is_current(device):
+            return
+        if device.qualified_name not in self._written and device.qualified_name in self._names_in_other_files(
+            {device.file_name}
+        ):
+            return
+        self._write(device)
+
+    def stale(self, kinds: Collection[str], wanted: Collection[str]) -> Mapping[str, str]:
+        """Files of the given kinds whose device is not in `wanted`: qualified name to file name."""
+        found: dict[str, str] = {}
+        prefixes = tuple(f"{kind.replace('/', '-')}-" for kind in kinds)
+        if not prefixes:
+            return found
+        for name in self._listing():
+            if name.startswith(prefixes) and name.endswith(".yaml"):
+                defined = self._defined_in(name)
+                for kind in kinds:
+                    device = name[len(kind) + 1 : -len(".yaml")]
+                    qualified = f"{kind}={device}"
+                    if defined == frozenset((qualified,)) and qualified not in wanted:
+                        found[qualified] = name
+        return found
+
+    def remove(self, qualified_name: str, file_name: str) -> None:
+        """Removes a stale file."""
+        self._written.pop(qualified_name, None)
+        self._remove(file_name)
+        log.info("removed %s, its device is gone", os.path.join(self.directory, file_name))
+
+    def _path(self, device: CdiDevice) -> str:
+        return os.path.join(self.directory, device.file_name)
+
+    def _write(self, device: CdiDevice) -> None:
+        path = self._path(device)
+        try:
+            device.check()
+            text = _rendered(device)
+            if self._read(path) != text:
+                self._replace(path, text)
+                self.writes += 1
+            stamp = _stamp(path)
+        except (OSError, CdiError) as error:
+            self.write_failures += 1
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise CdiWriteError(f"cannot write {path}: {reason}") from error
+        if stamp is not None:
+            self._written[device.qualified_name] = (device, stamp)
+
+    def _replace(self, path: str, text: bytes) -> None:
+        os.makedirs(self.directory, mode=0o755, exist_ok=True)
+        descriptor, passing = tempfile.mkstemp(prefix="spec.", suffix=".tmp", dir=self.directory)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(text)
+                os.fchmod(descriptor, 0o644)
+            os.replace(passing, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(passing)
+            raise
+
+    def _remove(self, file_name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.directory, file_name))
+
+    def _listing(self) -> list[str]:
+        try:
+            names = os.listdir(self.directory)
+        except OSError:
+            return []
+        return sorted(name for name in names if name.endswith((".yaml", ".json")))[:_FILES_LIMIT]
+
+    def _names_in_other_files(self, own: Collection[str]) -> dict[str, str]:
+        names: dict[str, str] = {}
+        for file_name in self._listing():
+            if file_name not in own:
+                names.update(dict.fromkeys(self._defined_in(file_name), os.path.join(self.directory, file_name)))
+        return names
+
+    def _defined_in(self, file_name: str) -> frozenset[str]:
+        """The qualified names that a file defines, none if it is no valid CDI file."""
+        path = os.path.join(self.directory, file_name)
+        stamp = _stamp(path)
+        if stamp is None:
+            return frozenset()
+        known = self._foreign.get(file_name)
+        if known is None or known[0] != stamp:
+            known = self._foreign[file_name] = (stamp, _parsed_names(self._read(path)))
+        return known[1]
+
+    def _read(self, path: str) -> bytes | None:
+        try:
+            with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
+                data = file.read(_FILE_LIMIT + 1)
+        except OSError:
+            return None
+        return data if len(data) <= _FILE_LIMIT else None
+
+    def _complain(self, name: str, problem: str) -> None:
+        if self._complained.get(name) != problem:
+            self._complained[name] = problem
+            log.warning("%s", problem)
+
+
+class _NamedDevice(msgspec.Struct):
+    name: str
+
+
+class _Spec(msgspec.Struct):
+    """As much of a CDI file as tells which names it defines."""
+
+    kind: str
+    devices: list[_NamedDevice] = []
+
+
+def _parsed_names(data: bytes | None) -> frozenset[str]:
+    import yaml  # noqa: PLC0415 - memory of a node without CDI devices
+
+    try:
+        content: Any = yaml.load(data or b"", Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+        spec = msgspec.convert(content, _Spec)
+    except (yaml.YAMLError, msgspec.ValidationError, ValueError, RecursionError):
+        return frozenset()
+    return frozenset(f"{spec.kind}={device.name}" for device in spec.devices)
+
+
+def _rendered(device: CdiDevice) -> bytes:
+    import yaml  # noqa: PLC0415 - memory of a node without CDI devices
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return yaml.dump(
+        device.document(), Dumper=dumper, explicit_start=True, default_flow_style=False, encoding="utf-8", width=4096
+    )
+
+
+def _stamp(path: str) -> _Stamp | None:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return _Stamp(status.st_ino, status.st_size, status.st_mtime_ns)

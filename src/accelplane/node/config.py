@@ -1,0 +1,74 @@
+"""The agent's YAML file: which plugins run and their options.
+
+enabled: [gpu, npu]        # all that are installed when left out
+plugins:
+  gpu:
+    shared-dev-num: 4      # the keys are the drop-in command's flags
+health-interval: 30        # seconds
+scan-grace: 30
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from accelplane.node.plugins import PluginType
+from accelplane.node.settings import ConfigurationError
+from accelplane.plugins import Plugin
+from accelplane.plugins.base import Config
+
+_SIZE_LIMIT = 1024 * 1024
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """The file's content, the plugins' options still undecoded."""
+
+    enabled: list[str] | None = None
+    plugins: dict[str, dict[str, Any] | None] = {}
+    health_interval: Annotated[float, msgspec.Meta(ge=1, le=3600)] | None = None
+    scan_grace: Annotated[float, msgspec.Meta(ge=0, le=3600)] | None = None
+
+
+def read(path: str) -> AgentConfig:
+    """The configuration file's content. Raises `ConfigurationError` naming the file, the key and the fault."""
+    import yaml  # noqa: PLC0415 - memory of agents that have no such file
+
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_SIZE_LIMIT + 1)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from error
+    if len(data) > _SIZE_LIMIT:
+        raise ConfigurationError(f"{path}: more than {_SIZE_LIMIT} bytes")
+    try:
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        content: Any = yaml.load(data, Loader=loader)  # noqa: S506 - a safe loader, in C where there is one
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    try:
+        return msgspec.convert({} if content is None else content, AgentConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+
+
+def plugins(config: AgentConfig, types: Mapping[str, PluginType], source: str) -> dict[str, Plugin[Config]]:
+    """A plugin for each of `types`, with its options from `config`.
+
+    Raises `ConfigurationError` naming `source`, the plugin and the option; nothing is half made.
+    """
+    made: dict[str, Plugin[Config]] = {}
+    for name, plugin_type in types.items():
+        try:
+            made[name] = plugin_type(plugin_type.config_type.of(config.plugins.get(name) or {}))
+        except (msgspec.ValidationError, ValueError) as error:
+            raise ConfigurationError(f"{source}: plugins.{name}: {error}") from error
+    return made
+
+
+def check_names(config: AgentConfig, installed: Mapping[str, PluginType], source: str) -> None:
+    """Raises `ConfigurationError` for options of plugins that are not installed: most likely a misspelt name."""
+    for name in config.plugins:
+        if name not in installed:
+            known = ", ".join(installed)
+            raise ConfigurationError(f"{source}: plugins.{name}: no such plugin is installed; there are: {known}")

@@ -1,0 +1,190 @@
+"""What makes the agent look again: entries that come and go in directories, and the kernel's uevents.
+
+One inotify instance and one netlink socket serve the whole process. A directory that does not exist is awaited at its
+nearest existing ancestor, there for the one name that leads to it only. Where the machine grants no inotify instance or
+no netlink socket, that is logged once, and the safety timers of those who subscribed find the changes later.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Collection, Iterable
+
+from msgspec import Struct
+
+from accelplane.host import Inotify, Uevent, UeventSocket
+from accelplane.host.inotify import COME_OR_GONE, WRITTEN
+from accelplane.logs import v
+
+log = logging.getLogger(__name__)
+
+
+class _Watched(Struct):
+    """A directory under watch: for every name (None), or for the names that are awaited in it."""
+
+    number: int
+    written: bool
+    interests: dict[str, set[str] | None]
+
+
+class Watcher:
+    """Subscriptions by name: `directories` replaces what a subscriber watches, `uevents` what it hears of."""
+
+    def __init__(self) -> None:
+        self._inotify: Inotify | None = None
+        self._uevents: UeventSocket | None = None
+        self._directories: dict[str, _Watched] = {}
+        self._by_number: dict[int, str] = {}
+        self._wanted: dict[str, tuple[frozenset[str], bool, Callable[[], None]]] = {}
+        self._hearers: dict[str, tuple[Collection[str] | None, Callable[[], None]]] = {}
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            self._inotify = Inotify()
+            loop.add_reader(self._inotify.fileno(), self._read_inotify)
+        except OSError as error:
+            log.warning("directories cannot be watched, changes are found by the slow timer only: %s", error)
+        try:
+            self._uevents = UeventSocket()
+            loop.add_reader(self._uevents.fileno(), self._read_uevents)
+        except OSError as error:
+            log.warning("no uevents from the kernel, hot-plug is found by the slow timer only: %s", error)
+
+    def close(self) -> None:
+        loop = asyncio.get_running_loop()
+        for source in (self._inotify, self._uevents):
+            if source is not None:
+                loop.remove_reader(source.fileno())
+                source.close()
+        self._inotify = self._uevents = None
+
+    def directories(
+        self, subscriber: str, directories: Iterable[str], changed: Callable[[], None], *, written: bool = False
+    ) -> None:
+        """Calls `changed` when an entry of one of `directories` comes, goes or (`written`) is rewritten.
+
+        Replaces what the subscriber watched before. Missing directories are awaited.
+        """
+        wanted = frozenset(directories)
+        if self._wanted.get(subscriber, (None, None))[:2] != (wanted, written):
+            self._wanted[subscriber] = (wanted, written, changed)
+            self._arm(subscriber)
+
+    def uevents(self, subscriber: str, subsystems: Collection[str] | None, heard: Callable[[], None]) -> None:
+        """Calls `heard` for every uevent of one of `subsystems`, of any when None."""
+        self._hearers[subscriber] = (subsystems, heard)
+
+    def forget(self, subscriber: str) -> None:
+        """Ends all of a subscriber's subscriptions."""
+        self._hearers.pop(subscriber, None)
+        if self._wanted.pop(subscriber, None) is not None:
+            self._drop(subscriber, keep={})
+
+    def _arm(self, subscriber: str) -> None:
+        if self._inotify is None:
+            return
+        wanted, written, _changed = self._wanted[subscriber]
+        interests: dict[str, set[str] | None] = {}
+        for directory in wanted:
+            self._add(subscriber, directory, interests, written=written)
+        self._drop(subscriber, keep=interests)
+
+    def _add(self, subscriber: str, directory: str, interests: dict[str, set[str] | None], *, written: bool) -> None:
+        """Watches `directory`, or the nearest ancestor that exists for the name that leads there."""
+        awaited: str | None = None
+        path = directory
+        while True:
+            if self._watch(subscriber, path, awaited, written=written):
+                names = interests.setdefault(path, set())
+                if awaited is None:
+                    interests[path] = None
+                elif names is not None:
+                    names.add(awaited)
+                if awaited is None or not os.path.lexists(f"{path.rstrip('/')}/{awaited}"):
+                    return
+                if not os.path.isdir(f"{path.rstrip('/')}/{awaited}"):
+                    return
+                # It appeared between the two looks: try again from the bottom.
+                path, awaited = directory, None
+                continue
+            if path in ("/", ""):
+                return
+            awaited = os.path.basename(path)
+            path = os.path.dirname(path)
+
+    def _watch(self, subscriber: str, path: str, awaited: str | None, *, written: bool) -> bool:
+        if self._inotify is None:
+            return False
+        known = self._directories.get(path)
+        if known is None or (written and not known.written):
+            try:
+                number = self._inotify.add(path, COME_OR_GONE | (WRITTEN if written else 0))
+            except OSError as error:
+                if error.errno is not None and os.path.isdir(path):
+                    log.warning("cannot watch %s: %s", path, error.strerror)
+                    return True  # awaiting its ancestors instead would not help
+                return False
+            interests = known.interests if known is not None else {}
+            known = self._directories[path] = _Watched(number, written, interests)
+            self._by_number[number] = path
+        names = known.interests.get(subscriber, set[str]())
+        if awaited is None or names is None:
+            known.interests[subscriber] = None
+        else:
+            known.interests[subscriber] = names | {awaited}
+        return True
+
+    def _drop(self, subscriber: str, keep: dict[str, set[str] | None]) -> None:
+        """Ends the subscriber's interest in directories that are not in `keep`, and watches nobody needs."""
+        for path, watched in list(self._directories.items()):
+            if subscriber not in watched.interests:
+                continue
+            if path in keep:
+                watched.interests[subscriber] = keep[path]
+                continue
+            del watched.interests[subscriber]
+            if not watched.interests:
+                del self._directories[path]
+                self._by_number.pop(watched.number, None)
+                if self._inotify is not None:
+                    self._inotify.remove(watched.number)
+
+    def _read_inotify(self) -> None:
+        if self._inotify is None:
+            return
+        touched: set[str] = set()
+        lost: set[str] = set()
+        for event in self._inotify.read():
+            if event.watch == -1:
+                touched.update(self._wanted)
+                continue
+            path = self._by_number.get(event.watch)
+            if path is None:
+                continue
+            watched = self._directories[path]
+            for subscriber, names in watched.interests.items():
+                if names is None or not event.name or event.name in names:
+                    touched.add(subscriber)
+            if event.gone or not event.name:
+                # The directory itself was removed or renamed: its path now leads to another one, or nowhere.
+                lost.update(watched.interests)
+                del self._directories[path], self._by_number[event.watch]
+                self._inotify.remove(event.watch)
+        for subscriber in touched | lost:
+            if subscriber in self._wanted:
+                # Awaited directories may exist now, watched ones may be others of the same name.
+                self._arm(subscriber)
+                self._wanted[subscriber][2]()
+
+    def _read_uevents(self) -> None:
+        if self._uevents is None:
+            return
+        for event in self._uevents.read():
+            log.log(v(5), "uevent %s %s (%s)", event.action, event.devpath, event.subsystem)
+            self._hear(event)
+
+    def _hear(self, event: Uevent) -> None:
+        for subsystems, heard in list(self._hearers.values()):
+            if subsystems is None or event.subsystem in subsystems or event.action == "overflow":
+                heard()
