@@ -20,7 +20,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 
 ## demo: a simulated node, the real agent and an embedded kubelet, live (as plain text without a terminal)
 demo: $(ready)
-	$(PY) -m accelplane.cli.main demo
+	$(VENV)/bin/accelplane demo
 
 ## test: every test but the cluster's, in parallel; fails below 90 % coverage. ARGS=… are pytest's own
 test: $(ready)
@@ -99,14 +99,15 @@ help:
 # installed is a wheel whose hash stands in constraints.txt, setuptools, which builds our own package, among them.
 
 runs := $(shell [ ! -e $(PY) ] || $(PY) -Ic 'import pip, sys; print(sys.version)' 2>/dev/null)
-asked := $(if $(filter file,$(origin PYTHON)),$(runs),$(shell $(PYTHON) -Ic 'import sys; print(sys.version)'))
+asked := $(if $(filter file,$(origin PYTHON)),$(runs),$(shell $(PYTHON) -Ic 'import sys; print(sys.version)' 2>/dev/null))
 stale := $(if $(runs),$(if $(filter-out $(runs),$(asked)),stale),stale)
 
 pip_options := --quiet --disable-pip-version-check --no-input
 locked := --require-hashes --only-binary :all: --requirement constraints.txt
 
 $(VENV)/.pinned: constraints.txt $(if $(stale),FORCE)
-	@version=$$($(PYTHON) -Ic 'import sys; print("%d.%d" % sys.version_info[:2]); sys.exit(sys.version_info < (3, 11))') || {
+	@version=$$($(PYTHON) 2>/dev/null -Ic \
+		'import sys; print("%d.%d" % sys.version_info[:2]); sys.exit(sys.version_info < (3, 11))') || {
 		echo "Accelplane needs Python 3.11 or newer, $(PYTHON) is $${version:-not there}: make PYTHON=/path/to/python3" >&2
 		exit 1
 	}
@@ -133,7 +134,8 @@ $(VENV)/.pinned: constraints.txt $(if $(stale),FORCE)
 
 $(ready): $(VENV)/.pinned pyproject.toml
 	@$(PY) -m pip install $(pip_options) --no-deps --no-build-isolation --editable .
-	$(PY) -m pip --disable-pip-version-check check >&2 || {
+	faults=$$($(PY) -m pip --disable-pip-version-check check) || {
+		echo "$$faults" >&2
 		echo "pyproject.toml asks for what constraints.txt does not hold: make lock" >&2
 		exit 1
 	}
