@@ -45,7 +45,7 @@ def imports(source: Path) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
-@pytest.mark.parametrize("module", ["accelplane.cli.node", "accelplane.cli.dropin"])
+@pytest.mark.parametrize("module", ["accelplane.cli.main", "accelplane.cli.node", "accelplane.cli.dropin"])
 def test_a_node_command_carries_nothing_that_it_does_not_need(module: str) -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", f"import sys, {module}; print(*sys.modules)"], check=True, capture_output=True, text=True
