@@ -1,0 +1,221 @@
+"""`accelplane-cdi-hook`: an OCI createContainer hook that makes symbolic links in a container's root file system.
+
+    accelplane-cdi-hook create-symlinks --link ../card0::/dev/dri/by-path/pci-0000:03:00.0-card
+
+CDI files can bring device nodes and mounts but no links; a link that is mounted arrives as what it leads to, and the
+PCI address is lost. The runtime calls this with the container's state on standard input (OCI runtime specification,
+config.md#posix-platform-hooks and runtime.md#state), before the container's own program runs.
+
+The image's files are not to be trusted: `/dev` may be a link to anywhere. Paths are walked one component at a time from
+an open descriptor of the root, links are followed as the container would follow them, and nothing outside the root is
+touched. What is there already stays; only an equal link is taken for done. Exit status: 0, 1 when something could not
+be done, 2 for a command line that makes no sense. Only the standard library, for the sake of the start time.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+PROGRAM = "accelplane-cdi-hook"
+USAGE = f"usage: {PROGRAM} create-symlinks --link TARGET::LINKPATH …   (the container's OCI state on standard input)"
+
+_STATE_LIMIT = 1024 * 1024
+_CONFIG_LIMIT = 16 * 1024 * 1024
+_MAX_LINKS = 40  # as the kernel's own limit (path_resolution(7))
+_PATH_LIMIT = 4096
+
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_STATE = "the container's state"
+
+Json = dict[str, "Json"] | list["Json"] | str | float | None
+
+
+class UsageError(Exception):
+    """A command line that makes no sense."""
+
+
+class HookError(Exception):
+    """What could not be done; the message names the file."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
+    try:
+        links = links_of(sys.argv[1:] if arguments is None else arguments)
+    except UsageError as error:
+        print(f"{PROGRAM}: {error}\n{USAGE}", file=sys.stderr)
+        return 2
+    problems: list[str] = []
+    try:
+        root = open_root(0)
+        try:
+            for target, path in links:
+                try:
+                    make_link(root, target, path)
+                except (HookError, OSError) as error:
+                    problems.append(_shown(error, path))
+        finally:
+            os.close(root)
+    except HookError as error:
+        problems.append(str(error))
+    for problem in problems:
+        print(f"{PROGRAM}: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def links_of(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Target and path of each link asked for. Raises `UsageError`."""
+    words = list(arguments)
+    if not words or words.pop(0) != "create-symlinks":
+        raise UsageError("expected the command create-symlinks")
+    links: list[tuple[str, str]] = []
+    while words:
+        word, equals, value = words.pop(0).partition("=")
+        if word not in ("--link", "-link") or not (equals or words):
+            raise UsageError(f"expected --link TARGET::LINKPATH, found {word[:80]!a}")
+        target, separator, path = (value if equals else words.pop(0)).partition("::")
+        if not separator or not target or not path.startswith("/"):
+            raise UsageError(f"--link {target[:80]}{separator}{path[:80]}: expected TARGET::/LINKPATH")
+        if path.rpartition("/")[2] in ("", ".", "..") or max(len(target), len(path)) >= _PATH_LIMIT:
+            raise UsageError(f"--link {target[:80]}::{path[:80]}: the path must end in the link's name")
+        links.append((target, path))
+    return links
+
+
+def open_root(state: int) -> int:
+    """A descriptor of the root file system of the container whose state is read from `state`. Raises `HookError`."""
+    bundle = _text(_object(_read(state, _STATE_LIMIT, _STATE), _STATE), "bundle") or "."
+    path = os.path.join(bundle, _configured_root(os.path.join(bundle, "config.json")) or "rootfs")
+    try:
+        return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise HookError(f"root file system {_shown(error, path)}") from None
+
+
+def make_link(root: int, target: str, path: str) -> None:
+    """Makes the link `path` to `target` below the directory `root`, and the directories that lead there.
+
+    Raises `HookError` when something else is there, or `OSError`.
+    """
+    directory, _slash, name = path.rpartition("/")
+    parent = _walk(root, directory)
+    try:
+        os.symlink(target, name, dir_fd=parent)
+    except FileExistsError:
+        found = _link(parent, name)
+        if found == target:
+            return
+        what = "something that is no link" if found is None else f"a link to {found[:200]}"
+        raise HookError(f"{path}: is there already, {what}, expected nothing or a link to {target[:200]}") from None
+    finally:
+        os.close(parent)
+
+
+def _walk(root: int, directory: str) -> int:
+    """A descriptor of `directory` as the container will see it; what is missing is made.
+
+    The way back up (`..`) is taken from the descriptors passed on the way down: the kernel's own would follow a
+    directory that is moved away meanwhile.
+    """
+    pending = directory.split("/")[::-1]
+    way = [os.dup(root)]
+    hops = 0
+    try:
+        while pending:
+            part = pending.pop()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                if len(way) > 1:
+                    os.close(way.pop())
+                continue
+            target = _link(way[-1], part)
+            if target is None:
+                way.append(_enter(way[-1], part))
+                continue
+            hops += 1
+            if hops > _MAX_LINKS:
+                raise HookError(f"{directory}: more than {_MAX_LINKS} symbolic links, do they loop?")
+            if target.startswith("/"):
+                while len(way) > 1:
+                    os.close(way.pop())
+            pending.extend(target.split("/")[::-1])
+        return way.pop()
+    finally:
+        for descriptor in way:
+            os.close(descriptor)
+
+
+def _enter(parent: int, name: str) -> int:
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=parent)
+    except FileNotFoundError:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o755, dir_fd=parent)
+        return os.open(name, _DIRECTORY, dir_fd=parent)
+
+
+def _link(parent: int, name: str) -> str | None:
+    """The text of the link `name`, None when it is none."""
+    try:
+        return os.readlink(name, dir_fd=parent)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENOENT):
+            return None
+        raise
+
+
+def _configured_root(config: str) -> str:
+    """The root file system's path in the bundle's configuration, empty when it says nothing."""
+    try:
+        # O_NONBLOCK: a FIFO must not hold the runtime.
+        descriptor = os.open(config, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        raise HookError(_shown(error, config)) from None
+    try:
+        root = _object(_read(descriptor, _CONFIG_LIMIT, config), config).get("root")
+    finally:
+        os.close(descriptor)
+    if not isinstance(root, dict):
+        raise HookError(f"{config}: no object named root, expected the root file system's path in it")
+    return _text(root, "path")
+
+
+def _read(descriptor: int, limit: int, what: str) -> bytes:
+    pieces: list[bytes] = []
+    room = limit + 1
+    try:
+        while room > 0 and (piece := os.read(descriptor, min(room, 64 * 1024))):
+            pieces.append(piece)
+            room -= len(piece)
+    except OSError as error:
+        raise HookError(_shown(error, what)) from None
+    if room <= 0:
+        raise HookError(f"{what}: more than {limit} bytes")
+    return b"".join(pieces)
+
+
+def _object(data: bytes, what: str) -> dict[str, Json]:
+    try:
+        found: Json = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise HookError(f"{what}: not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise HookError(f"{what}: expected a JSON object")
+    return found
+
+
+def _text(found: dict[str, Json], key: str) -> str:
+    value = found.get(key, "")
+    if not isinstance(value, str):
+        raise HookError(f"{key} is {str(value)[:80]!a}, expected a text")
+    return value
+
+
+def _shown(error: Exception, path: str) -> str:
+    return f"{path}: {error.strerror or error}" if isinstance(error, OSError) else str(error)

@@ -1,0 +1,130 @@
+"""A journal of files made below a root, which takes them away again in the reverse order.
+
+A device comes as the kernel and udev bring it, its own directory first and the ways to it last, so that nobody who
+looks meanwhile finds half of one; by the journal it goes the other way round.
+"""
+
+import os
+import shutil
+import stat
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+Nodes = Literal["files", "char"]
+
+
+class TreeError(Exception):
+    """The tree cannot be changed as asked; the message names the file or device."""
+
+
+class Numbers(NamedTuple):
+    """Device numbers, as in `/sys/…/dev`."""
+
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.major}:{self.minor}"
+
+
+class Journal:
+    """What one device added to the tree. Paths are the node's own, without the root."""
+
+    def __init__(self, root: str, device_nodes: Nodes, numbers: Numbers | None) -> None:
+        self._root = root
+        self._device_nodes = device_nodes
+        self._numbers = numbers
+        self._made: list[str] = []
+        self._shared: list[str] = []
+
+    def directory(self, path: str, files: Mapping[str, str]) -> None:
+        """A directory of attributes, each ended by a newline as the kernel's are. Raises `TreeError`."""
+        local = self._root + path
+        try:
+            os.makedirs(os.path.dirname(local), exist_ok=True)
+            os.mkdir(local)
+            self._made.append(local)
+            for name, text in files.items():
+                attribute = f"{local}/{name}"
+                os.makedirs(os.path.dirname(attribute), exist_ok=True)
+                with open(attribute, "x", encoding="utf-8") as file:
+                    file.write(text + "\n")
+        except OSError as error:
+            raise _explained(path, error) from None
+
+    def link(self, path: str, target: str) -> None:
+        """A link at `path` to the node's own path `target`, written the relative way. Raises `TreeError`."""
+        self.link_as(path, os.path.relpath(target, os.path.dirname(path)))
+
+    def link_as(self, path: str, text: str) -> None:
+        """A link with that text. Raises `TreeError`."""
+        local = self._root + path
+        try:
+            self._parents(local, path)
+            os.symlink(text, local)
+            self._made.append(local)
+        except OSError as error:
+            raise _explained(path, error) from None
+
+    def node(self, path: str, numbers: Numbers) -> None:
+        """A device node, or the plain file that stands for one. Raises `TreeError`."""
+        local = self._root + path
+        try:
+            self._parents(local, path)
+            if self._device_nodes == "char":
+                os.mknod(local, stat.S_IFCHR | 0o660, os.makedev(*(self._numbers or numbers)))
+            else:
+                os.close(os.open(local, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o660))
+            self._made.append(local)
+        except PermissionError as error:
+            hint = "" if self._device_nodes == "files" else "; device nodes need CAP_MKNOD, plain files do not"
+            raise TreeError(f"{path}: {error.strerror}{hint}") from None
+        except OSError as error:
+            raise _explained(path, error) from None
+
+    def keep(self, path: str, text: str) -> None:
+        """A file that stays when the device goes, as what a driver's module brings does. Raises `TreeError`."""
+        local = self._root + path
+        try:
+            os.makedirs(os.path.dirname(local), exist_ok=True)
+            if not os.path.exists(local):
+                with open(local, "w", encoding="utf-8") as file:
+                    file.write(text + "\n")
+        except OSError as error:
+            raise _explained(path, error) from None
+
+    def undo(self) -> None:
+        """Takes everything away, the last thing first. What is gone already is fine. Raises `TreeError`."""
+        try:
+            while self._made:
+                _remove(self._made[-1])
+                self._made.pop()
+        except OSError as error:
+            raise TreeError(f"{error.filename}: {error.strerror}") from None
+        # devtmpfs and udev drop directories that they made and that nothing is left in.
+        while self._shared:
+            try:
+                os.rmdir(self._shared.pop())
+            except OSError:
+                continue
+
+    def _parents(self, local: str, path: str) -> None:
+        parent = os.path.dirname(local)
+        if path.startswith("/dev/") and path.count("/") > 2:
+            self._shared.append(parent)
+        os.makedirs(parent, exist_ok=True)
+
+
+def _remove(local: str) -> None:
+    try:
+        if stat.S_ISDIR(os.lstat(local).st_mode):
+            shutil.rmtree(local)
+        else:
+            os.unlink(local)
+    except FileNotFoundError:
+        return
+
+
+def _explained(path: str, error: OSError) -> TreeError:
+    what = "is there already" if isinstance(error, FileExistsError) else error.strerror or str(error)
+    return TreeError(f"{path}: {what}")

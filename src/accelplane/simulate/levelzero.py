@@ -1,0 +1,177 @@
+"""A stand-in for the Level-Zero service beside the GPU plugin: real gRPC, made-up readings.
+
+It answers as the real one does (`proto/levelzero.proto`): calls never fail on the gRPC level, an `error` is always
+present and empty when all went well. What each device reads, and how the service misbehaves, is set by methods.
+"""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Self, TypeVar
+
+import grpc
+import grpc.aio
+import msgspec
+from google.protobuf.message import Message
+
+from accelplane.sidecars import levelzero_pb2 as messages
+
+_Request = TypeVar("_Request", bound=Message)
+
+UNKNOWN = 0x7FFF_FFFE
+NO_TEMPERATURE = -999.0
+
+_TEXTS = {
+    0x0: "success",
+    0x1: "not ready",
+    0x7000_0001: "device lost",
+    0x7000_0006: "device requires reset",
+    0x7000_0007: "device in low power state",
+    0x7001_0000: "insufficient permissions",
+    0x7001_0001: "not available",
+    0x7002_0000: "dependency unavailable",
+    0x7800_0001: "uninitialized",
+    0x7800_0002: "unsupported version",
+    0x7800_0003: "unsupported feature",
+    0x7800_0004: "invalid argument",
+    0x7800_0005: "invalid null handle",
+    0x7800_0007: "invalid null pointer",
+    UNKNOWN: "unknown",
+}
+
+
+class Readings(msgspec.Struct, frozen=True, kw_only=True):
+    """What one device's sensors say; temperatures in degrees Celsius, memory in bytes."""
+
+    memory_ok: bool = True
+    bus_ok: bool = True
+    soc_ok: bool = True
+    overall: float = 40.0
+    gpu: float = 41.0
+    memory: float = 42.0
+    memory_size: int = 16 * 1024**3
+
+
+_NOTHING = Readings(overall=NO_TEMPERATURE, gpu=NO_TEMPERATURE, memory=NO_TEMPERATURE, memory_size=0)
+
+
+class LevelZeroService:
+    """The service on a socket, from `start` to `stop` or as a context manager; it can be started again.
+
+    It knows the devices in `bdfs`, or any device that it is asked about when that is None. `indices` is what
+    `GetIntelIndices` tells, `calls` counts the calls by method.
+    """
+
+    def __init__(self, socket: str | os.PathLike[str], bdfs: Iterable[str] | None = None) -> None:
+        self.socket = os.fspath(socket)
+        self.indices: list[int] = [0]
+        self.calls: Counter[str] = Counter()
+        self._readings = {bdf: Readings() for bdf in bdfs or ()}
+        self._knows_all = bdfs is None
+        self._codes: dict[str | None, int] = {}
+        self._answering = asyncio.Event()
+        self._answering.set()
+        self._server: grpc.aio.Server | None = None
+
+    def set_health(self, bdf: str, *, memory: bool = True, bus: bool = True, soc: bool = True) -> None:
+        """Says how the parts of a device are; those left out are well."""
+        readings = self._readings.get(bdf, Readings())
+        self._readings[bdf] = msgspec.structs.replace(readings, memory_ok=memory, bus_ok=bus, soc_ok=soc)
+
+    def set_temperature(self, bdf: str, *, overall: float = 40.0, gpu: float = 41.0, memory: float = 42.0) -> None:
+        """Says how hot a device is; `overall` is the sensor that the protocol calls global."""
+        readings = self._readings.get(bdf, Readings())
+        self._readings[bdf] = msgspec.structs.replace(readings, overall=overall, gpu=gpu, memory=memory)
+
+    def set_memory(self, bdf: str, size: int) -> None:
+        """Says how much memory a device has, in bytes."""
+        self._readings[bdf] = msgspec.structs.replace(self._readings.get(bdf, Readings()), memory_size=size)
+
+    def fail(self, code: int, bdf: str | None = None) -> None:
+        """Answers carry that ze_result code from now on, for one device or for all; 0 ends it."""
+        self._codes[bdf] = code
+
+    def hang(self) -> None:
+        """Calls get no answer until `resume`."""
+        self._answering.clear()
+
+    def resume(self) -> None:
+        """Ends `hang`; the calls that wait are answered."""
+        self._answering.set()
+
+    async def start(self) -> None:
+        """Serves on the socket, whose directory is made when missing. Raises `RuntimeError` when that cannot be."""
+        os.makedirs(os.path.dirname(self.socket) or ".", exist_ok=True)
+        server = grpc.aio.server()
+        handlers = {
+            "GetDeviceHealth": _unary(self._health, messages.DeviceId),
+            "GetDeviceTemperature": _unary(self._temperature, messages.DeviceId),
+            "GetIntelIndices": _unary(self._indices, messages.GetIntelIndicesMessage),
+            "GetDeviceMemoryAmount": _unary(self._memory, messages.DeviceId),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Levelzero", handlers),))
+        server.add_insecure_port(f"unix:{self.socket}")
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        """Cuts every call off and removes the socket. Does nothing when not started."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(None)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def _health(self, request: messages.DeviceId, _context: object) -> messages.DeviceHealth:
+        readings, error = await self._answer("GetDeviceHealth", request.bdfAddress)
+        return messages.DeviceHealth(
+            memory_ok=readings.memory_ok, bus_ok=readings.bus_ok, soc_ok=readings.soc_ok, error=error
+        )
+
+    async def _temperature(self, request: messages.DeviceId, _context: object) -> messages.DeviceTemperature:
+        readings, error = await self._answer("GetDeviceTemperature", request.bdfAddress)
+        answer = messages.DeviceTemperature(gpu=readings.gpu, memory=readings.memory, error=error)
+        setattr(answer, "global", readings.overall)  # a keyword of the language
+        return answer
+
+    async def _indices(self, _request: messages.GetIntelIndicesMessage, _context: object) -> messages.DeviceIndices:
+        self.calls["GetIntelIndices"] += 1
+        await self._answering.wait()
+        code = self._codes.get(None, 0)
+        return messages.DeviceIndices(indices=[] if code else self.indices, error=_error(code))
+
+    async def _memory(self, request: messages.DeviceId, _context: object) -> messages.DeviceMemoryAmount:
+        readings, error = await self._answer("GetDeviceMemoryAmount", request.bdfAddress)
+        return messages.DeviceMemoryAmount(memory_size=readings.memory_size, error=error)
+
+    async def _answer(self, method: str, bdf: str) -> tuple[Readings, messages.Error]:
+        self.calls[method] += 1
+        await self._answering.wait()
+        code = self._codes.get(bdf) or self._codes.get(None, 0)
+        if not self._knows_all and bdf not in self._readings:
+            code = code or UNKNOWN
+        return (_NOTHING if code else self._readings.get(bdf, Readings())), _error(code)
+
+
+def _error(code: int) -> messages.Error:
+    if not code:
+        return messages.Error()
+    return messages.Error(description=f"{_TEXTS.get(code, 'not known')} (0x{code:X})", errorcode=code)
+
+
+def _unary(
+    answer: Callable[[_Request, object], Awaitable[Message]], request: type[_Request]
+) -> "grpc.RpcMethodHandler[Any, Any]":
+    return grpc.unary_unary_rpc_method_handler(
+        answer, request_deserializer=request.FromString, response_serializer=_serialize
+    )
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()

@@ -1,0 +1,232 @@
+"""A node's sysfs and devfs with accelerators in them, laid out as the kernel does, below a directory.
+
+Facts: Documentation/ABI/testing/sysfs-bus-pci and sysfs-class-drm, the i915, xe and ivpu drivers' sysfs code, udev's
+60-drm.rules. Every device has its directory below `/sys/devices/pci…`, where class, bus and number links lead.
+
+    node = SimulatedNode(tmp_path)
+    card = node.plug_gpu(GpuSpec(driver="xe"))     # "card0"
+    node.unplug(card)
+"""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from accelplane.simulate import functions
+from accelplane.simulate.functions import SimulatedDevice
+from accelplane.simulate.journal import Journal, Nodes, Numbers, TreeError
+from accelplane.simulate.specs import GpuSpec, Model, NodeSpec, NpuSpec, gpu_address, npu_address
+
+__all__ = ["GpuSpec", "NodeSpec", "NpuSpec", "SimulatedDevice", "SimulatedNode", "TreeError"]
+
+_ROOT_PORT = Model("0x7ab8", "0x060400")
+_TOTAL_VFS = 31
+
+
+class SimulatedNode:
+    """The node below `root`, which is made when missing; what else is there is left alone.
+
+    `device_nodes`: plain files, which anybody may make, or real character devices. These have the numbers that the
+    kernel would give, or all of them `numbers` (those of `/dev/null`, say, for containers that open what they get).
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        device_nodes: Nodes = "files",
+        numbers: tuple[int, int] | None = None,
+        numa_nodes: int = 1,
+    ) -> None:
+        self.root = os.path.realpath(root)
+        self._prefix = "" if self.root == "/" else self.root
+        self._device_nodes: Nodes = device_nodes
+        self._numbers = Numbers(*numbers) if numbers else None
+        self._numa_nodes = numa_nodes
+        self._plugged: dict[str, tuple[SimulatedDevice, Journal]] = {}
+        self._mei: dict[int, str] = {}
+
+    def devices(self) -> tuple[SimulatedDevice, ...]:
+        """What is plugged in, in the order in which it came."""
+        return tuple(device for device, _journal in self._plugged.values())
+
+    def device(self, name: str) -> SimulatedDevice:
+        """The device of that name. Raises `TreeError` when there is none."""
+        if name not in self._plugged:
+            raise TreeError(f"{name[:80]!a}: not plugged in, there is {', '.join(self._plugged) or 'nothing'}")
+        return self._plugged[name][0]
+
+    def build(self, spec: NodeSpec) -> list[str]:
+        """Plugs in everything that `spec` has and returns the names, without those of virtual functions."""
+        self._numa_nodes = spec.numa_nodes
+        return [self.plug_gpu(gpu) for gpu in spec.gpus] + [self.plug_npu(npu) for npu in spec.npus]
+
+    def plug_gpu(self, spec: GpuSpec | None = None) -> str:
+        """Plugs in a GPU, and its virtual functions after it; returns its name.
+
+        Raises `TreeError`, and then nothing of it stays.
+        """
+        spec = spec or GpuSpec()
+        index = self._index("card", spec.index)
+        numa_node = self._numa_node(index, spec.numa_node)
+        bdf = spec.bdf or gpu_address(index, numa_node)
+        virtual = [_virtual_address(bdf, number) for number in range(spec.vfs)]
+        card = _card(spec, index, bdf, numa_node, self._root_port(bdf, numa_node))
+        self._plug_physical(spec, card)
+        try:
+            for number, address in enumerate(virtual):
+                self._plug_virtual(spec, card, number, address)
+        except TreeError:
+            self.unplug(card.name)
+            raise
+        return card.name
+
+    def plug_npu(self, spec: NpuSpec | None = None) -> str:
+        """Plugs in an NPU and returns its name. Raises `TreeError`, and then nothing of it stays."""
+        spec = spec or NpuSpec()
+        index = self._index("accel", spec.index)
+        numa_node = self._numa_node(index, spec.numa_node)
+        bdf = spec.bdf or npu_address(index)
+        path = f"{self._root_port(bdf, numa_node)}/{bdf}"
+        device = SimulatedDevice(
+            name=f"accel{index}",
+            kind="npu",
+            bdf=bdf,
+            driver=spec.driver,
+            numa_node=numa_node,
+            path=path,
+            class_path=f"{path}/accel/accel{index}",
+            nodes=(f"/dev/accel/accel{index}",),
+        )
+        minor = functions.accel_minor(device)
+        with self._plugging(device) as journal:
+            functions.make_function(journal, device, spec.model, {"npu_busy_time_us": "0"})
+            functions.make_class_device(journal, minor)
+            functions.make_bus_links(journal, device)
+            functions.make_class_links(journal, minor)
+            functions.make_node(journal, minor)
+        return device.name
+
+    def unplug(self, name: str) -> None:
+        """Takes a device away, the virtual functions of a card before it. Raises `TreeError` when there is none."""
+        self.device(name)
+        for device in reversed(self.devices()):
+            if name in (device.name, device.physical):
+                self._plugged[device.name][1].undo()
+                del self._plugged[device.name]
+                self._mei = {number: card for number, card in self._mei.items() if card != device.name}
+
+    def _plug_physical(self, spec: GpuSpec, card: SimulatedDevice) -> None:
+        minors = functions.drm_minors(card)
+        outputs = functions.connectors(card, spec.outputs)
+        number = next(number for number in range(len(self._mei) + 1) if number not in self._mei)
+        mei = [functions.mei_device(card, number)] if spec.mei else []
+        sriov = {"sriov_numvfs": str(spec.vfs), "sriov_totalvfs": str(max(spec.vfs, _TOTAL_VFS))}
+        with self._plugging(card) as journal:
+            functions.make_function(journal, card, spec.model, {**sriov, **functions.function_tiles(spec)})
+            functions.make_class_device(journal, minors[0], functions.card_tiles(spec))
+            functions.make_class_device(journal, minors[1])
+            for output in outputs:
+                functions.make_class_device(journal, output, {"status": "disconnected", "enabled": "disabled"})
+            for interface in mei:
+                functions.make_class_device(journal, interface, {"kind": "gscfi"})
+            functions.make_bus_links(journal, card)
+            for made in [*minors, *outputs, *mei]:
+                functions.make_class_links(journal, made)
+            for made in [*minors, *mei]:
+                functions.make_node(journal, made)
+            if spec.by_path:
+                functions.make_by_path(journal, card)
+        if mei:
+            self._mei[number] = card.name
+
+    def _plug_virtual(self, spec: GpuSpec, physical: SimulatedDevice, number: int, bdf: str) -> None:
+        index = self._index("card", None)
+        card = _card(spec, index, bdf, physical.numa_node, os.path.dirname(physical.path), physical=physical.name)
+        minors = functions.drm_minors(card)
+        with self._plugging(card) as journal:
+            functions.make_function(journal, card, spec.model, {})
+            for made in minors:
+                functions.make_class_device(journal, made)
+            journal.link(f"{card.path}/physfn", physical.path)
+            journal.link(f"{physical.path}/virtfn{number}", card.path)
+            functions.make_bus_links(journal, card)
+            for made in minors:
+                functions.make_class_links(journal, made)
+            for made in minors:
+                functions.make_node(journal, made)
+            if spec.by_path:
+                functions.make_by_path(journal, card)
+
+    def _root_port(self, bdf: str, numa_node: int) -> str:
+        """The directory that functions on that bus go into; the root port that leads to the bus is made when missing.
+
+        Functions on a host bridge's own bus lie directly below it.
+        """
+        domain, bus, _place = bdf.split(":")
+        root_bus = int(bus, 16) & 0xF0
+        host_bridge = f"/sys/devices/pci{domain}:{root_bus:02x}"
+        number = int(bus, 16) - root_bus
+        if number == 0:
+            return host_bridge
+        port = f"{domain}:{root_bus:02x}:{0x1C + (number - 1) // 8:02x}.{(number - 1) % 8}"
+        path = f"{host_bridge}/{port}"
+        if not os.path.isdir(self._prefix + path):
+            with self._writing() as journal:
+                journal.directory(path, functions.pci_attributes(port, _ROOT_PORT, numa_node, "pcieport"))
+                journal.link(f"{path}/subsystem", "/sys/bus/pci")
+                journal.link(f"/sys/bus/pci/devices/{port}", path)
+        return path
+
+    @contextmanager
+    def _plugging(self, device: SimulatedDevice) -> Generator[Journal, None, None]:
+        with self._writing() as journal:
+            if device.kind == "gpu":
+                journal.keep("/sys/class/drm/version", "drm 1.1.0 20060810")
+            yield journal
+        self._plugged[device.name] = device, journal
+
+    @contextmanager
+    def _writing(self) -> Generator[Journal, None, None]:
+        journal = Journal(self._prefix, self._device_nodes, self._numbers)
+        try:
+            yield journal
+        except TreeError:
+            journal.undo()
+            raise
+
+    def _numa_node(self, index: int, given: int | None) -> int:
+        if given is not None:
+            return given
+        return index % self._numa_nodes if self._numa_nodes else -1
+
+    def _index(self, kind: str, wanted: int | None) -> int:
+        if wanted is None:
+            return next(index for index in range(len(self._plugged) + 1) if f"{kind}{index}" not in self._plugged)
+        if f"{kind}{wanted}" in self._plugged:
+            raise TreeError(f"{kind}{wanted}: is plugged in already")
+        return wanted
+
+
+def _card(spec: GpuSpec, index: int, bdf: str, numa_node: int, port: str, *, physical: str = "") -> SimulatedDevice:
+    return SimulatedDevice(
+        name=f"card{index}",
+        kind="gpu",
+        bdf=bdf,
+        driver=spec.driver,
+        numa_node=numa_node,
+        path=f"{port}/{bdf}",
+        class_path=f"{port}/{bdf}/drm/card{index}",
+        nodes=(f"/dev/dri/card{index}", f"/dev/dri/renderD{128 + index}"),
+        physical=physical,
+    )
+
+
+def _virtual_address(physical: str, number: int) -> str:
+    """The address of a virtual function: the places on the bus after the physical one."""
+    bus, _colon, place = physical.rpartition(":")
+    slot, _dot, function = place.partition(".")
+    routing = (int(slot, 16) << 3 | int(function)) + 1 + number
+    if routing > 0xFF:
+        raise TreeError(f"{physical}: no place for virtual function {number} on its bus")
+    return f"{bus}:{routing >> 3:02x}.{routing & 7}"

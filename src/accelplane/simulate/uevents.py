@@ -1,0 +1,76 @@
+"""Uevents as the kernel sends them, in a network namespace of one's own.
+
+Since Linux 4.18 a privileged process may have the kernel broadcast a uevent of its making to the listeners of its
+network namespace; the kernel appends SEQNUM, and the sender's port is 0 as with real ones (kernel source:
+lib/kobject_uevent.c, uevent_net_rcv_skb). In the machine's own namespace udev would act on devices that don't exist,
+so this refuses to work there.
+"""
+
+import errno
+import os
+import socket
+import struct
+
+_NETLINK_KOBJECT_UEVENT = 15
+_MESSAGE = 0x10  # the first message type that is not netlink's own
+_ERROR = 0x2
+_REQUEST_AND_ACK = 0x1 | 0x4
+_HEADER = struct.Struct("=IHHII")
+_MAX_MESSAGE = 2048  # the kernel's UEVENT_BUFFER_SIZE
+_SEQNUM_ROOM = 32
+# Written for the machine's own network namespace only (kernel source: net/core/sysctl_net_core.c).
+_MACHINE_ONLY = "/proc/sys/net/core/netdev_max_backlog"
+_ANSWER_WITHIN = 5.0
+
+
+class UeventError(Exception):
+    """The notice cannot be sent; the message says what is missing."""
+
+
+def uevent(action: str, devpath: str, subsystem: str, **fields: str) -> None:
+    """Has the kernel tell every listener in this network namespace. Raises `UeventError`.
+
+    `devpath` is below `/sys` (`/devices/pci0000:00/…/drm/card0`); `fields` are more KEY=value pairs.
+    """
+    entries = {"ACTION": action, "DEVPATH": devpath, "SUBSYSTEM": subsystem, **fields}
+    payload = _payload(action, devpath, entries)
+    if os.path.exists(_MACHINE_ONLY):
+        raise UeventError(
+            "this is the machine's own network namespace, whose udev would act on the notice; "
+            "run in another one (unshare --net)"
+        )
+    length = _HEADER.size + len(payload)
+    message = _HEADER.pack(length, _MESSAGE, _REQUEST_AND_ACK, 1, 0) + payload
+    try:
+        with socket.socket(
+            socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_KOBJECT_UEVENT
+        ) as kernel:
+            kernel.settimeout(_ANSWER_WITHIN)
+            kernel.bind((0, 0))
+            kernel.sendto(message, (0, 0))
+            answer = kernel.recv(_MAX_MESSAGE)
+    except OSError as error:
+        raise UeventError(f"{action}@{devpath}: {error.strerror or error}") from None
+    _check(answer, f"{action}@{devpath}")
+
+
+def _payload(action: str, devpath: str, entries: dict[str, str]) -> bytes:
+    if not action.isalpha() or not devpath.startswith("/"):
+        raise UeventError(f"{action[:40]!a}@{devpath[:120]!a}: expected a word such as add, and a path below /sys")
+    for key, value in entries.items():
+        if not key.isidentifier() or "\0" in value:
+            raise UeventError(f"{key[:40]!a}={value[:40]!a}: expected KEY=value without zero bytes")
+    lines = [f"{action}@{devpath}", *(f"{key}={value}" for key, value in entries.items())]
+    payload = b"".join(os.fsencode(line) + b"\0" for line in lines)
+    if len(payload) > _MAX_MESSAGE - _SEQNUM_ROOM:
+        raise UeventError(f"{action}@{devpath[:120]}: {len(payload)} bytes, the kernel sends {_MAX_MESSAGE} at most")
+    return payload
+
+
+def _check(answer: bytes, what: str) -> None:
+    kind = _HEADER.unpack_from(answer)[1] if len(answer) >= _HEADER.size + 4 else 0
+    code = -struct.unpack_from("=i", answer, _HEADER.size)[0] if kind == _ERROR else errno.EPROTO
+    if code in (errno.EPERM, errno.EACCES):
+        raise UeventError(f"{what}: {os.strerror(code)}; CAP_SYS_ADMIN over this network namespace is needed (root)")
+    if code:
+        raise UeventError(f"{what}: {os.strerror(code)}")
