@@ -22,11 +22,11 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 demo: $(ready)
 	$(VENV)/bin/accelplane demo
 
-## test: every test but the cluster's, in parallel; fails below 90 % coverage. ARGS=… are pytest's own
+## test: every test but the cluster's, in parallel; fails below 90 % coverage. ARGS=… run a part, without coverage
 test: $(ready)
 	rm -f .coverage .coverage.*
 	$(PY) -m pytest --numprocesses auto --maxprocesses 8 -m "not cluster" \
-		--cov --cov-report term-missing:skip-covered --cov-fail-under 90 $(ARGS)
+		$(or $(ARGS),--cov --cov-report term-missing:skip-covered --cov-fail-under 90)
 
 ## check: lint, format, types, the floors of the house, generated code; -k goes on after a fault
 check: lint types floors generated
@@ -61,12 +61,16 @@ bench: $(ready)
 wheel: $(ready)
 	rm -rf build dist
 	export SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || date +%s)}
-	$(PY) -m build --wheel --no-isolation --outdir dist .
+	$(PY) -m build --quiet --wheel --no-isolation --outdir dist .
 	rm -rf build
 
 ## kube: builds the Kubernetes programs that the cluster tests run
 kube: $(ready)
 	$(PY) -m tests.cluster.build
+
+## test-cluster: the tests on a real cluster; as root. ARGS=… are pytest's own
+test-cluster: kube
+	$(PY) -m pytest -m cluster $(ARGS)
 
 ## cluster: starts a real cluster to try things in
 cluster: $(ready)
@@ -143,4 +147,5 @@ $(ready): $(VENV)/.pinned pyproject.toml
 
 FORCE:
 
-.PHONY: FORCE help demo test check lint types floors generated format proto bench wheel kube cluster cluster-down lock clean
+.PHONY: FORCE help demo test check lint types floors generated format proto bench wheel kube test-cluster cluster \
+	cluster-down lock clean
