@@ -206,7 +206,7 @@ class Cluster:
         self.number = claim.number
         self.name = claim.name
         self.owned = claim.owned
-        self._host_port = claim.host_port
+        self._claim = claim
         self.addresses = Addresses(self.number)
         self.assets: Assets = assets()
         self.shares = [*shares, self.assets.directory]
@@ -256,7 +256,8 @@ class Cluster:
                 cluster.start(nodes)
                 yield cluster
             finally:
-                cluster.stop()
+                if not claim.left_running:
+                    cluster.stop()
 
     def start(self, nodes: Sequence[NodePlan]) -> None:
         self._start_control()
@@ -271,7 +272,13 @@ class Cluster:
             node.join()
         for node in self.nodes.values():
             node.wait_ready()
-        wait_until(self._accepts_pods, "the default service account", hint=f"log: {self.controller_manager.log}")
+        self._wait_accepts_pods("default")
+
+    def leave_running(self) -> None:
+        """Let the end of the ``running`` block change nothing; only a cluster without an owner can be left."""
+        if self.owned:
+            raise ClusterError(f"{self.name}: ends with this process, so it cannot be left running")
+        self._claim.left_running = True
 
     def stop(self) -> None:
         for machine in (*self.nodes.values(), self.control):
@@ -368,6 +375,18 @@ class Cluster:
             raise ClusterError(f"{error}\n{described}") from None
         return seen
 
+    @contextmanager
+    def namespace(self, name: str) -> Iterator[str]:
+        """A Kubernetes namespace with its default service account; deleted at the end with what is in it."""
+        self.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        self._wait_accepts_pods(name)
+        try:
+            yield name
+        finally:
+            pods = f"/api/v1/namespaces/{name}/pods"
+            self.request("DELETE", pods, {"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
+            self.request("DELETE", f"/api/v1/namespaces/{name}")
+
     # Changing it
 
     def add_node(self, plan: NodePlan, *, wait: bool = True) -> Node:
@@ -438,8 +457,8 @@ class Cluster:
     def _start_control(self) -> None:
         self._write_control_files()
         self.control.power_on()
-        _ip(f"link add {self._host_port} type veth peer name host netns {self.control.pid}")
-        _ip(f"address add {self.addresses.host}/24 dev {self._host_port}", f"link set {self._host_port} up")
+        _ip(f"link add {self._claim.host_port} type veth peer name host netns {self.control.pid}")
+        _ip(f"address add {self.addresses.host}/24 dev {self._claim.host_port}", f"link set {self._claim.host_port} up")
         self._in_network(
             self.control,
             "link set lo up",
@@ -536,8 +555,10 @@ class Cluster:
             if condition["type"] == "Ready" and condition["status"] == "True"
         }
 
-    def _accepts_pods(self) -> bool:
-        return self.get("/api/v1/namespaces/default/serviceaccounts/default") is not None
+    def _wait_accepts_pods(self, namespace: str) -> None:
+        account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
+        hint = f"log: {self.controller_manager.log}"
+        wait_until(lambda: self.get(account), f"service account of namespace {namespace}", hint=hint)
 
 
 def _write_etc(machine: Machine, files: Mapping[str, bytes]) -> None:

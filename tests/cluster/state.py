@@ -24,13 +24,14 @@ _MOST_CLUSTERS = 64
 _RECORD = "cluster.json"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Claim:
     """A cluster's directory, there since before anything else of it and until after everything else."""
 
     directory: Path
     name: str
     owned: bool
+    left_running: bool = False
 
     @property
     def number(self) -> int:
@@ -78,7 +79,7 @@ def find(name: str) -> Claim | None:
 
 @contextmanager
 def claimed(name: str, *, owned: bool) -> Iterator[Claim]:
-    """A new cluster's directory; at the end of the block everything of the cluster is removed, and it last."""
+    """A new cluster's directory; all of the cluster is removed at the end of the block, unless it is left running."""
     with _alone():
         _sweep()
         claim = _claim(name, owned=owned)
@@ -87,7 +88,8 @@ def claimed(name: str, *, owned: bool) -> Iterator[Claim]:
     try:
         yield claim
     finally:
-        remove(claim)
+        if not claim.left_running:
+            remove(claim)
         os.close(lock)
 
 

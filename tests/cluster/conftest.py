@@ -1,0 +1,84 @@
+"""Fixtures for tests that need a real cluster; where there can be none they are skipped, and say why."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster, Node, NodePlan, why_unavailable
+from .hardware import plug_sample_gpu
+
+_problem = cache(why_unavailable)
+_running: list[Cluster] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """With a failed test, show what the kubelets and the API server were doing."""
+    report = yield
+    if report.failed and item.get_closest_marker("cluster"):
+        for cluster in _running:
+            for machine in (cluster.control, *cluster.nodes.values()):
+                for daemon in machine.daemons.values():
+                    report.sections.append((f"end of the log of {daemon}", daemon.tail(15)))
+    return report
+
+
+def sample_gpus(cards: int) -> Callable[[Node], None]:
+    """Hardware of a node: so many simulated GPUs."""
+
+    def put_in(node: Node) -> None:
+        with tempfile.TemporaryDirectory() as tree:
+            plug_sample_gpu(node, Path(tree), cards=cards)
+
+    return put_in
+
+
+@pytest.fixture(scope="session")
+def cluster_is_possible() -> None:
+    """Skips the test where no cluster can be started."""
+    if problem := _problem():
+        pytest.skip(f"no cluster: {problem}")
+
+
+@pytest.fixture(scope="session")
+def cluster(cluster_is_possible: None) -> Iterator[Cluster]:
+    """One cluster with one node of two GPUs, for all tests that put back what they change."""
+    with Cluster.running([NodePlan(hardware=[sample_gpus(2)])]) as running:
+        _running.append(running)
+        yield running
+        _running.remove(running)
+
+
+@pytest.fixture
+def node(cluster: Cluster) -> Node:
+    """The node of ``cluster``."""
+    return cluster.nodes["node-1"]
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A Kubernetes namespace of ``cluster`` for this test, ready for pods; its contents go with it."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    with cluster.namespace(name):
+        yield name
+
+
+@pytest.fixture
+def start_cluster(cluster_is_possible: None) -> Iterator[Callable[..., Cluster]]:
+    """Start a cluster for one test alone, with the arguments of ``Cluster.running``."""
+    with ExitStack() as undo:
+
+        def start(*plans: NodePlan, **options: object) -> Cluster:
+            running = undo.enter_context(Cluster.running(plans or [NodePlan()], **options))
+            _running.append(running)
+            undo.callback(_running.remove, running)
+            return running
+
+        yield start

@@ -1,0 +1,306 @@
+"""What other cluster tests rely on: genuine programs, nodes of their own, faults that are faults, nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from . import state
+from .cluster import Cluster, Node, NodePlan, why_unavailable
+from .hardware import sample_gpu
+from .images import ImageConfig, image_from_directory
+from .machine import REPOSITORY, wait_until
+from .objects import pod, service
+
+pytestmark = pytest.mark.cluster
+
+
+def test_the_node_shows_simulated_hardware_at_the_real_paths_and_no_other(node: Node) -> None:
+    assert node.ready
+    cards = sorted(path.name for path in node.path("/sys/class/drm").iterdir())
+    assert cards == ["card0", "card1", "renderD128", "renderD129"]
+    assert node.run("cat", "/sys/class/drm/card1/device/vendor").stdout == "0x8086\n"
+    assert node.run("ls", "/sys/bus/pci/devices").stdout.split() == ["0000:00:02.0", "0000:00:03.0"]
+    assert node.path("/dev/dri/renderD129").is_char_device()
+    assert node.run("ls", "/sys/class/net").stdout.split() == ["eth0", "lo"]
+
+
+def test_a_pod_runs_and_its_logs_and_a_shell_in_it_can_be_had(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(pod("worker", "sh", "-c", "echo hello; sleep 1000", namespace=namespace))
+    cluster.wait_pod("worker", namespace=namespace)
+    assert cluster.kubectl("logs", "worker", "-n", namespace) == "hello\n"
+    assert cluster.kubectl("exec", "worker", "-n", namespace, "--", "hostname") == "worker\n"
+
+
+def test_a_service_is_reached_from_a_pod_through_kube_proxy(cluster: Cluster, namespace: str) -> None:
+    page = "mkdir /www; echo hello from $HOSTNAME > /www/index.html; exec httpd -f -p 8080 -h /www"
+    cluster.apply(service("web", 8080, namespace=namespace), pod("web", "sh", "-c", page, namespace=namespace))
+    cluster.wait_pod("web", namespace=namespace)
+    retried = "until timeout 2 wget -q -O - http://$WEB_SERVICE_HOST:8080/; do sleep 0.2; done"
+    cluster.apply(pod("client", "sh", "-c", retried, namespace=namespace))
+    cluster.wait_pod("client", "Succeeded", namespace=namespace)
+    assert cluster.kubectl("logs", "client", "-n", namespace).endswith("hello from web\n")
+
+
+def test_a_pod_sees_the_simulated_sysfs_read_only_unless_it_is_privileged(cluster: Cluster, namespace: str) -> None:
+    attribute = "/sys/class/drm/card0/device/numa_node"
+    script = f"ls /sys/class/drm /dev/dri; echo 0 > {attribute} && echo written"
+    for name, privileged in (("plain", False), ("mighty", True)):
+        cluster.apply(
+            pod(
+                name, "sh", "-c", script, namespace=namespace, host_paths=["/sys/class/drm", "/dev/dri"],
+                securityContext={"privileged": privileged},
+            )
+        )  # fmt: skip
+    cluster.wait_pod("plain", "Failed", namespace=namespace)
+    cluster.wait_pod("mighty", "Succeeded", namespace=namespace)
+    seen = cluster.kubectl("logs", "plain", "-n", namespace)
+    assert seen.count("renderD128") == 2
+    assert "Read-only file system" in seen
+    assert "written" in cluster.kubectl("logs", "mighty", "-n", namespace)
+
+
+def test_an_image_is_made_of_a_directory(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "bin").mkdir(parents=True)
+    (root / "bin/busybox").write_bytes(cluster.assets.program("busybox").read_bytes())
+    (root / "bin/busybox").chmod(0o755)
+    (root / "greeting").write_text("made here\n")
+    config = ImageConfig(entrypoint=["/bin/busybox", "cat"], command=["/greeting"], user="65534")
+    cluster.import_image(image_from_directory(tmp_path / "image.tar", "localhost/greeting:1", root, config))
+    described = pod("greeter", namespace=namespace, image="localhost/greeting:1")
+    del described["spec"]["containers"][0]["command"]
+    cluster.apply(described)
+    cluster.wait_pod("greeter", "Succeeded", namespace=namespace)
+    assert cluster.kubectl("logs", "greeter", "-n", namespace) == "made here\n"
+
+
+def test_a_memory_limit_is_enforced(cluster: Cluster, namespace: str) -> None:
+    greedy = ["dd", "if=/dev/zero", "of=/dev/null", "bs=200M", "count=1"]
+    cluster.apply(pod("greedy", *greedy, namespace=namespace, resources={"memory": "30Mi"}))
+    seen = cluster.wait_pod("greedy", "Failed", namespace=namespace)
+    assert seen["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] == "OOMKilled"
+
+
+@pytest.mark.parametrize("name", ["kubelet", "containerd", "kube-proxy"])
+def test_a_pod_survives_the_loss_of_a_node_daemon(cluster: Cluster, node: Node, namespace: str, name: str) -> None:
+    cluster.apply(pod("worker", namespace=namespace))
+    before = cluster.wait_pod("worker", namespace=namespace)["status"]["containerStatuses"]
+    daemon = node.daemons[name]
+    daemon.kill()
+    assert not daemon.running
+    daemon.start()
+    node.wait_ready()
+    cluster.apply(pod("second", namespace=namespace))
+    cluster.wait_pod("second", namespace=namespace)
+    assert cluster.wait_pod("worker", namespace=namespace)["status"]["containerStatuses"] == before
+
+
+def test_the_api_server_comes_back_with_its_memory(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(pod("worker", namespace=namespace))
+    cluster.wait_pod("worker", namespace=namespace)
+    cluster.apiserver.kill()
+    assert cluster.pod("worker", namespace) is None
+    cluster.apiserver.start()
+    cluster.wait_pod("worker", namespace=namespace)
+
+
+def test_a_uevent_is_seen_in_the_node_as_the_kernel_sends_it_and_nowhere_else(cluster: Cluster, node: Node) -> None:
+    device = "/sys/devices/pci0000:00/0000:00:02.0/drm/card0"
+    with node.uevent_listener() as inside, cluster.control.uevent_listener() as elsewhere:
+        node.uevent("change", device, "drm", HOTPLUG="1")
+        inside.settimeout(5)
+        message, (sender, _) = inside.recvfrom(4096)
+        elsewhere.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            elsewhere.recv(4096)
+    assert sender == 0
+    words = message.decode().split("\0")
+    assert words[0] == "change@/devices/pci0000:00/0000:00:02.0/drm/card0"
+    assert {"ACTION=change", "SUBSYSTEM=drm", "HOTPLUG=1"} < set(words)
+    assert any(word.startswith("SEQNUM=") for word in words)
+
+
+def test_hardware_is_plugged_and_pulled_while_the_node_runs(node: Node, tmp_path: Path) -> None:
+    node.copy_tree(sample_gpu(tmp_path, cards=3))
+    node.mknod("/dev/dri/card2", 1, 3)
+    assert node.run("cat", "/sys/class/drm/card2/device/device").stdout == "0x56c0\n"
+    node.write("/sys/class/drm/card2/device/device", "0x1234\n")
+    assert node.run("cat", "/sys/devices/pci0000:00/0000:00:04.0/device").stdout == "0x1234\n"
+    for gone in ("/dev/dri/card2", "/dev/dri/by-path/pci-0000:00:04.0-card", "/dev/dri/by-path/pci-0000:00:04.0-render",
+                 "/sys/class/drm/card2", "/sys/class/drm/renderD130", "/sys/bus/pci/devices/0000:00:04.0",
+                 "/sys/bus/pci/drivers/i915/0000:00:04.0", "/sys/devices/pci0000:00/0000:00:04.0"):  # fmt: skip
+        node.remove(gone)
+    assert "card2" not in node.run("ls", "/sys/class/drm", "/dev/dri").stdout
+
+
+def test_hardware_may_reach_into_what_the_node_shows_of_the_real_sysfs(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "sys/devices/system/node/node7").mkdir(parents=True)
+    (tmp_path / "sys/devices/system/node/node7/cpulist").write_text("0\n")
+    processors = node.run("cat", "/sys/devices/system/cpu/online").stdout
+    node.copy_tree(tmp_path)
+    assert node.run("cat", "/sys/devices/system/node/node7/cpulist").stdout == "0\n"
+    assert node.run("cat", "/sys/devices/system/cpu/online").stdout == processors
+    assert not Path("/sys/devices/system/node/node7").exists()
+    node.remove("/sys/devices/system/node/node7")
+
+
+def test_a_user_may_do_what_rbac_grants_and_no_more(cluster: Cluster, tmp_path: Path) -> None:
+    (file := tmp_path / "kubeconfig").write_text(cluster.user("somebody", "visitors"))
+    assert "system:discovery" not in cluster.kubectl(f"--kubeconfig={file}", "auth", "whoami")
+    assert cluster.kubectl(f"--kubeconfig={file}", "auth", "can-i", "list", "pods", check=False) == "no\n"
+
+
+def test_kwok_plays_many_nodes(cluster: Cluster, namespace: str) -> None:
+    names = cluster.add_pretended_nodes(20, resources={"gpu.intel.com/i915": "4"})
+    try:
+        cluster.apply(pod("worker", namespace=namespace, node=names[3]))
+        cluster.wait_pod("worker", namespace=namespace)
+    finally:
+        cluster.request("DELETE", f"/api/v1/namespaces/{namespace}/pods/worker")
+        for name in names:
+            cluster.request("DELETE", f"/api/v1/nodes/{name}")
+        cluster.kwok.stop()
+
+
+def test_two_nodes_are_one_network_and_each_loses_only_its_own(start_cluster: Callable[..., Cluster]) -> None:
+    cluster = start_cluster(NodePlan(name="node-1"), NodePlan(name="node-2", labels={"rack": "b"}))
+    first, second = cluster.nodes.values()
+    page = "mkdir /www; echo hello > /www/index.html; exec httpd -f -p 8080 -h /www"
+    cluster.apply(pod("web", "sh", "-c", page, node="node-2", restart="Always"))
+    address = cluster.wait_pod("web")["status"]["podIP"]
+    fetch = f"until timeout 2 wget -q -O - http://{address}:8080/; do sleep 0.1; done"
+    cluster.apply(pod("client", "sh", "-c", fetch, node="node-1"))
+    cluster.wait_pod("client", "Succeeded")
+    assert cluster.kubectl("get", "nodes", "-l", "rack=b", "-o", "name") == "node/node-2\n"
+
+    second.disconnect()
+    wait_until(lambda: not second.ready, "node-2: not Ready without its cable", 60)
+    assert first.ready
+    second.connect()
+    second.wait_ready()
+
+
+def test_a_reboot_takes_what_is_in_memory_and_leaves_the_disk(start_cluster: Callable[..., Cluster]) -> None:
+    def one_gpu(node: Node) -> None:
+        node.write("/sys/class/drm/card0/device/vendor", "0x8086\n")
+
+    cluster = start_cluster(NodePlan(hardware=[one_gpu]))
+    node = cluster.nodes["node-1"]
+    cluster.apply(pod("worker", restart="Always"))
+    before = cluster.wait_pod("worker")["status"]["containerStatuses"][0]
+    node.path("/run/in-memory").touch()
+    node.path("/var/lib/kubelet/device-plugins/on-disk").touch()
+    node.write("/sys/class/drm/card1/device/vendor", "0x8086\n")
+
+    node.reboot()
+
+    assert not node.path("/run/in-memory").exists()
+    assert node.path("/var/lib/kubelet/device-plugins/on-disk").exists()
+    assert node.run("ls", "/sys/class/drm").stdout == "card0\n"
+
+    def restarted() -> bool:
+        after = cluster.wait_pod("worker")["status"]["containerStatuses"][0]
+        return after["containerID"] != before["containerID"]
+
+    wait_until(restarted, "the pod's new container")
+
+
+def test_nothing_is_left_of_a_cluster_even_after_a_failure(cluster_is_possible: None) -> None:
+    before = _everything()
+
+    def fails() -> None:
+        with Cluster.running() as cluster:
+            cluster.apply(pod("worker"))
+            cluster.wait_pod("worker")
+            raise RuntimeError("a test fails")
+
+    with pytest.raises(RuntimeError, match="a test fails"):
+        fails()
+    wait_until(lambda: _everything() == before, "everything as before")
+
+
+def test_a_killed_owner_takes_its_cluster_along_and_the_next_one_tidies_up(cluster_is_possible: None) -> None:
+    before = _everything()
+    script = "import os\nfrom tests.cluster.cluster import Cluster\nwith Cluster.running(): os.kill(os.getpid(), 9)\n"
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=False)
+    assert done.returncode == -signal.SIGKILL
+    wait_until(lambda: _processes() == before["processes"], "end of all processes")
+    with state.claimed("next", owned=True):
+        pass
+    wait_until(lambda: _everything() == before, "everything as before")
+
+
+def test_an_interrupted_command_leaves_nothing(cluster_is_possible: None) -> None:
+    before = _everything()
+    command = [sys.executable, "-m", "tests.cluster", "up", "--name=interrupted"]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        wait_until(lambda: "control" in _machines("interrupted"), "the first machine")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert process.returncode == 130
+    wait_until(lambda: _everything() == before, "everything as before")
+
+
+def test_people_get_a_cluster_that_stays_until_they_take_it_down(cluster_is_possible: None) -> None:
+    before = _everything()
+    try:
+        line = _command("up", "--name=people").strip()
+        listed = subprocess.run(["sh", "-c", f"{line}; kubectl get nodes -o name"], capture_output=True, check=True)
+        assert listed.stdout == b"node/node-1\n"
+        assert _command("enter", "--name=people", "node-1", "ls", "/sys/class/drm").split() == ["card0", "renderD128"]
+        assert "people, export" in _command("status")
+    finally:
+        _command("down", "--name=people")
+    wait_until(lambda: _everything() == before, "everything as before")
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: without it, that is what is missing")
+    monkeypatch.setenv("ACCELPLANE_KUBE_ASSETS", str(tmp_path))
+    assert "run python -m tests.cluster.build" in (why_unavailable() or "")
+
+
+def _command(*words: str) -> str:
+    command = [sys.executable, "-m", "tests.cluster", *words]
+    return subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def _machines(name: str) -> dict[str, int]:
+    claim = state.find(name)
+    return claim.machines() if claim else {}
+
+
+def _processes() -> set[int]:
+    """The host's processes that belong to a cluster: their root or their command line says so."""
+    programs = {b"unshare", b"nsenter"}
+    found: set[int] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().split(b"\0")[0]
+            isolated = (process / "ns/pid").readlink() != Path("/proc/self/ns/pid").readlink()
+        except OSError:
+            continue
+        if isolated or command in programs:
+            found.add(int(process.name))
+    return found
+
+
+def _everything() -> dict[str, object]:
+    links = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    directory = state.state_directory()
+    return {
+        "processes": _processes(),
+        "links": {line.split()[0] for line in links.splitlines()},
+        "mounts": {line.split(" - ")[0].split()[4] for line in mounts},
+        "cgroups": {str(path) for path in Path("/sys/fs/cgroup").glob("**/accelplane-*")},
+        "files": sorted(path.name for path in directory.iterdir()) if directory.is_dir() else [],
+    }
