@@ -49,10 +49,11 @@ def gpu_card(
     if vfs is not None:
         write(function / "sriov_numvfs", vfs + "\n")
     if physfn:
+        (function.parent / "0000:ff:00.0").mkdir(exist_ok=True)
         link(function / "physfn", function.parent / "0000:ff:00.0")
     for node in dict.fromkeys((name, *nodes)):
         (function / "drm" / node).mkdir(parents=True)
-    link(function / "drm" / name / "device", function)
+    link(function / "drm" / name / "device", f"../../../{address}")
     link(root / "sys/class/drm" / name, function / "drm" / name)
     for number, entry in enumerate(mei):
         (function / f"{driver}.mei-gscfi.{number}" / "mei" / entry).mkdir(parents=True)
@@ -86,7 +87,7 @@ def npu(
         write(function / "npu_busy_time_us", f"{busy_us}\n")
     link(function / "driver", root / "sys/bus/pci/drivers/intel_vpu")
     (function / "accel" / name).mkdir(parents=True)
-    link(function / "accel" / name / "device", function)
+    link(function / "accel" / name / "device", f"../../../{function.name}")
     link(root / "sys/class/accel" / name, function / "accel" / name)
     if node:
         write(root / "dev/accel" / name, "")

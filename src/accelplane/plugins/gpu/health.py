@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _FATAL = frozenset((0x70000001, 0x70000006))  # DEVICE_LOST, DEVICE_REQUIRES_RESET
 
 # The agent gives 10 s for all cards. They are asked one after the other, because the service may not stand more.
-_BUDGET = 7.0
+# One card takes up to 4 s, so that the last one must have been begun by then.
+_BUDGET = 5.5
 
 
 class Limit(NamedTuple):
@@ -74,22 +75,25 @@ class LevelZeroJudge:
         self._limits = limits_of(config)
         self._enough = config.health_bad_verdicts
         self._heat: dict[str, Heat] = {}
+        self._silent: set[str] = set()
 
     async def verdicts(
         self, service: "LevelZero", devices: Sequence[Device], note: Callable[[str], None]
     ) -> dict[str, Verdict]:
-        """By card name. One that hangs does not keep the others from being judged, as long as there is time."""
+        """By card name. One that hangs does not keep the others from being judged: next time it is asked last."""
         cards = _cards(devices)
         self._heat = {name: heat for name, heat in self._heat.items() if name in cards}
-        deadline = asyncio.get_running_loop().time() + _BUDGET
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + _BUDGET
         found: dict[str, Verdict] = {}
-        for name, bdf in cards.items():
-            if not bdf:
+        for name in sorted(cards, key=self._silent.__contains__):
+            if not cards[name]:
                 found[name] = _nameless(name)
-            elif asyncio.get_running_loop().time() > deadline:
+            elif clock() > deadline:
                 found[name] = Verdict("unknown", "the Level-Zero service took too long for other cards")
             else:
-                found[name] = await self._verdict(service, name, bdf, note)
+                found[name] = await self._verdict(service, name, cards[name], note)
+        self._silent = {name for name, verdict in found.items() if verdict.answer == "unknown"}
         return found
 
     async def _verdict(self, service: "LevelZero", name: str, bdf: str, note: Callable[[str], None]) -> Verdict:

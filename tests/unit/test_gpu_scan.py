@@ -1,0 +1,415 @@
+"""The GPU scan on trees of plain files, table by table of the specification."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trees import gpu_card, link, write
+
+from accelplane.devices import CdiDevice, CdiHook, CdiMount, CdiNode, Device, DeviceNode, Mount, Skipped
+from accelplane.host import Host, Unreadable
+from accelplane.plugins.gpu import GpuConfig, GpuPlugin
+
+
+class Found:
+    """What one scan said."""
+
+    def __init__(self, root: Path | str, **options: Any) -> None:
+        host = Host(root)
+        items = list(GpuPlugin(GpuConfig(**options)).scan(host))
+        self.devices = [item for item in items if isinstance(item, Device)]
+        self.skipped = {item.subject: item for item in items if isinstance(item, Skipped)}
+        self.notes = host.notes
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{device.resource}/{device.id}" for device in self.devices]
+
+    @property
+    def one(self) -> Device:
+        (device,) = self.devices
+        return device
+
+
+def paths(device: Device) -> list[str]:
+    return [node.host_path for node in device.nodes]
+
+
+def test_a_card_is_published_under_its_driver_with_nodes_links_and_a_cdi_device(tmp_path: Path) -> None:
+    gpu_card(tmp_path, 0, driver="xe", address="0000:00:02.0", numa=1, device_id="0x56C0")
+    nodes = ("/dev/dri/card0", "/dev/dri/renderD128")
+    links = ("/dev/dri/by-path/pci-0000:00:02.0-card", "/dev/dri/by-path/pci-0000:00:02.0-render")
+    assert Found(tmp_path).one == Device(
+        resource="xe",
+        id="card0-0",
+        unit="card0",
+        nodes=[DeviceNode(path) for path in nodes],
+        mounts=[Mount(path) for path in links],
+        cdi=CdiDevice(
+            kind="intel.cdi.k8s.io/gpu",
+            name="card0",
+            nodes=[CdiNode(path, path) for path in nodes],
+            mounts=[CdiMount(path, path, "none", ("bind", "ro")) for path in links],
+        ),
+        topology=(1,),
+        attributes={
+            "driver": "xe",
+            "bdf": "0000:00:02.0",
+            "kind": "integrated",
+            "device-id": "0x56c0",
+            "function": "pf",
+        },
+    )
+
+
+def test_shares_of_a_card_differ_only_in_their_id(tmp_path: Path) -> None:
+    gpu_card(tmp_path, 0)
+    found = Found(tmp_path, shared_dev_num=3).devices
+    assert [device.id for device in found] == ["card0-0", "card0-1", "card0-2"]
+    assert {(device.unit, device.nodes, device.mounts, device.topology) for device in found} == {
+        ("card0", found[0].nodes, found[0].mounts, (0,))
+    }
+
+
+def test_cards_of_two_drivers_are_two_resources(tmp_path: Path) -> None:
+    gpu_card(tmp_path, 0)
+    gpu_card(tmp_path, 1, driver="xe")
+    gpu_card(tmp_path, 10, driver=None)
+    found = Found(tmp_path)
+    assert found.names == ["i915/card0-0", "xe/card1-0", "i915/card10-0"]
+    assert any("card10: driver unknown, taken for i915" in note for note in found.notes)
+
+
+def test_connectors_render_nodes_and_the_version_file_are_not_mentioned(tmp_path: Path) -> None:
+    gpu_card(tmp_path, 0)
+    for name in ("card0-DP-1", "renderD128", "xcard1", "card", "card1x"):
+        (tmp_path / "sys/class/drm" / name).mkdir()
+    write(tmp_path / "sys/class/drm/version", "drm 1.1.0 20060810\n")
+    found = Found(tmp_path)
+    assert found.names == ["i915/card0-0"]
+    assert not found.skipped
+
+
+def test_no_drm_class_is_no_devices(tmp_path: Path) -> None:
+    assert not Found(tmp_path, enable_monitoring=True).devices
+
+
+def test_a_drm_class_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path / "sys/class/drm", "")
+    with pytest.raises(Unreadable, match="/sys/class/drm"):
+        Found(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"vendor": "0x10de"}, "vendor '0x10de' is not Intel"),
+        ({"vfs": "7"}, "physical function with '7' virtual functions"),
+        ({"vfs": ""}, "physical function with '' virtual functions"),
+    ],
+)
+def test_a_card_passed_over_by_design_is_skipped_quietly(tmp_path: Path, facts: dict[str, str], reason: str) -> None:
+    gpu_card(tmp_path, 0, **facts)  # pyright: ignore[reportArgumentType] - a table of keyword arguments
+    found = Found(tmp_path, enable_monitoring=True)
+    assert not found.devices
+    assert reason in found.skipped["card0"].reason
+    assert not found.skipped["card0"].warning
+
+
+@pytest.mark.parametrize("vfs", ["0", "-1"])
+def test_a_physical_function_without_virtual_ones_is_published(tmp_path: Path, vfs: str) -> None:
+    gpu_card(tmp_path, 0, vfs=vfs)
+    assert Found(tmp_path).names == ["i915/card0-0"]
+
+
+def test_virtual_functions_are_published_in_place_of_their_physical_one(tmp_path: Path) -> None:
+    gpu_card(tmp_path, 0, vfs="2")
+    gpu_card(tmp_path, 1, physfn=True)
+    gpu_card(tmp_path, 2, physfn=True)
+    found = Found(tmp_path)
+    assert found.names == ["i915/card1-0", "i915/card2-0"]
+    assert {device.attributes["function"] for device in found.devices} == {"vf"}
+
+
+def test_a_card_without_driver_is_skipped_quietly(tmp_path: Path) -> None:
+    write(tmp_path / "sys/class/drm/card0/device/vendor", "0x8086")
+    skipped = Found(tmp_path).skipped["card0"]
+    assert "drm does not exist" in skipped.reason
+    assert not skipped.warning
+
+
+def test_a_card_whose_vendor_cannot_be_read_is_skipped_with_a_warning(tmp_path: Path) -> None:
+    write(gpu_card(tmp_path, 0) / "vendor", b"\xff\xfe")
+    gpu_card(tmp_path, 1)
+    found = Found(tmp_path)
+    assert found.names == ["i915/card1-0"]
+    assert found.skipped["card0"].warning
+    assert "vendor" in found.skipped["card0"].reason
+
+
+def test_only_nodes_that_exist_are_passed_on_and_control_nodes_never(tmp_path: Path) -> None:
+    gpu_card(tmp_path, 0, nodes=("card0", "controlD64", "renderD128", "renderD129"), by_path=False)
+    (tmp_path / "dev/dri/renderD129").unlink()
+    assert paths(Found(tmp_path).one) == ["/dev/dri/card0", "/dev/dri/renderD128"]
+
+
+def test_a_card_without_a_node_is_skipped_with_a_warning(tmp_path: Path) -> None:
+    gpu_card(tmp_path, 0, nodes=())
+    skipped = Found(tmp_path).skipped["card0"]
+    assert "none of the nodes of card0 is there" in skipped.reason
+    assert skipped.warning
+
+
+def test_another_cards_node_is_never_passed_on(tmp_path: Path) -> None:
+    gpu_card(tmp_path, 0, nodes=("card0", "card1"), by_path=False)
+    write(tmp_path / "dev/dri/card1", "")
+    assert paths(Found(tmp_path).one) == ["/dev/dri/card0"]
+
+
+def test_a_tree_as_the_fake_device_generator_makes_it_is_understood(tmp_path: Path) -> None:
+    card = tmp_path / "sys/class/drm/card0"
+    write(card / "device/vendor", "0x8086")
+    write(card / "device/numa_node", "1")
+    for node in ("card0", "renderD128"):
+        (card / "device/drm" / node).mkdir(parents=True)
+        write(tmp_path / "dev/dri" / node, "")
+    device = Found(tmp_path).one
+    assert (device.resource, device.topology, device.mounts) == ("i915", (1,), ())
+    assert device.attributes == {"driver": "i915", "function": "pf"}
+
+
+class TestPrefix:
+    @pytest.mark.parametrize("prefix", ["/fake", "/fake/", "//fake/./"])
+    def test_it_is_part_of_every_path_told(self, tmp_path: Path, prefix: str) -> None:
+        gpu_card(tmp_path / "fake", 0, driver="i915", mei=("mei0",))
+        found = Found(tmp_path, prefix=prefix, enable_monitoring=True, monitoring_mode="single")
+        card, monitoring = found.devices
+        assert paths(card) == ["/fake/dev/dri/card0", "/fake/dev/dri/renderD128"]
+        assert card.nodes[0].container_path == "/fake/dev/dri/card0"
+        assert card.mounts[0] == Mount("/fake/dev/dri/by-path/pci-0000:03:00.0-card")
+        assert paths(monitoring)[-1] == "/fake/dev/mei0"
+
+    def test_it_works_without_a_root_of_its_own(self, tmp_path: Path) -> None:
+        gpu_card(tmp_path, 0)
+        device = Found("/", prefix=str(tmp_path)).one
+        assert paths(device)[0] == f"{tmp_path}/dev/dri/card0"
+        assert device.mounts[0].host_path == f"{tmp_path}/dev/dri/by-path/pci-0000:03:00.0-card"
+
+    def test_it_is_what_is_watched(self) -> None:
+        assert GpuPlugin(GpuConfig(prefix="/fake")).watch.directories == (
+            "/fake/sys/class/drm",
+            "/fake/dev/dri",
+            "/fake/dev/dri/by-path",
+        )
+
+
+class TestByPath:
+    def links(self, root: Path, **options: Any) -> list[str]:
+        return [mount.host_path.removeprefix("/dev/dri/by-path/") for mount in Found(root, **options).one.mounts]
+
+    @pytest.mark.parametrize("mode", ["single", "anything else"])
+    def test_single_is_the_links_to_the_cards_own_nodes(self, tmp_path: Path, mode: str) -> None:
+        gpu_card(tmp_path, 0)
+        link(tmp_path / "dev/dri/by-path/pci-0000:99:00.0-card", "../card0")
+        assert self.links(tmp_path, bypath=mode) == ["pci-0000:03:00.0-card", "pci-0000:03:00.0-render"]
+
+    def test_none_is_no_mount(self, tmp_path: Path) -> None:
+        gpu_card(tmp_path, 0)
+        assert self.links(tmp_path, bypath="none") == []
+
+    def test_all_is_the_directory_itself_also_for_a_card_without_links(self, tmp_path: Path) -> None:
+        gpu_card(tmp_path, 0, by_path=False)
+        (tmp_path / "dev/dri/by-path").mkdir()
+        assert Found(tmp_path, bypath="all").one.mounts == (Mount("/dev/dri/by-path"),)
+
+    @pytest.mark.parametrize("mode", ["single", "all", "links"])
+    def test_a_directory_that_is_not_there_is_noted_once_and_comes_into_use_when_it_is(
+        self, tmp_path: Path, mode: str
+    ) -> None:
+        gpu_card(tmp_path, 0, by_path=False)
+        gpu_card(tmp_path, 1, by_path=False)
+        before = Found(tmp_path, bypath=mode)
+        link(tmp_path / "dev/dri/by-path/pci-0000:03:00.0-card", "../card0")
+        after = Found(tmp_path, bypath=mode)
+        assert [note for note in before.notes if "no by-path links" in note] == before.notes[:1]
+        assert before.devices[0] != after.devices[0]
+
+    @pytest.mark.parametrize(
+        "target", ["../card7", "../../nowhere", "pci-0000:03:00.0-platform-simple-framebuffer.0-card", "/etc/passwd"]
+    )
+    def test_a_link_that_leads_elsewhere_is_left_out_and_named(self, tmp_path: Path, target: str) -> None:
+        gpu_card(tmp_path, 0)
+        name = "pci-0000:03:00.0-platform-simple-framebuffer.0-card"
+        link(tmp_path / "dev/dri/by-path" / name, target)
+        found = Found(tmp_path)
+        assert len(found.one.mounts) == 2
+        assert [note for note in found.notes if name in note]
+
+    def test_a_five_digit_domain_is_a_domain(self, tmp_path: Path) -> None:
+        gpu_card(tmp_path, 0, address="10000:01:00.0")
+        assert self.links(tmp_path) == ["pci-10000:01:00.0-card", "pci-10000:01:00.0-render"]
+
+    @pytest.mark.parametrize(
+        ("target", "known"),
+        [
+            ("../../devices/pci0000:00/0000:00:02.0/drm/card0", True),
+            ("../../devices/pci0000:00/0000:00:02.0/drm/card0/", True),
+            ("../../devices/pci0000:00/0000:00:02.0", True),
+            ("../../devices/pci0000:00/0000:00:02.0/drm", False),
+            ("../../devices/pci0000:00/0000:00:02.0/card0", False),
+            ("../../devices/pci0000:00/000:00:02.0", False),
+        ],
+    )
+    def test_the_address_is_told_by_where_the_class_link_leads(self, tmp_path: Path, target: str, known: bool) -> None:
+        card = tmp_path / "sys/class/drm/card0"
+        link(card, target)
+        real = (card.parent / target).absolute()
+        write(real / "device/vendor", "0x8086")
+        (real / "device/drm/card0").mkdir(parents=True)
+        write(tmp_path / "dev/dri/card0", "")
+        link(tmp_path / "dev/dri/by-path/pci-0000:00:02.0-card", "../card0")
+        assert self.links(tmp_path) == (["pci-0000:00:02.0-card"] if known else [])
+
+    def test_links_are_made_by_a_hook_that_gets_them_as_the_host_has_them(self, tmp_path: Path) -> None:
+        gpu_card(tmp_path, 0)
+        device = Found(tmp_path, bypath="links", cdi_hook="/opt/hook").one
+        assert device.mounts == ()
+        assert device.cdi is not None
+        assert device.cdi.mounts == ()
+        assert device.cdi.hooks == (
+            CdiHook(
+                "createContainer",
+                "/opt/hook",
+                (
+                    "hook",
+                    "create-symlinks",
+                    "--link",
+                    "../card0::/dev/dri/by-path/pci-0000:03:00.0-card",
+                    "--link",
+                    "../renderD128::/dev/dri/by-path/pci-0000:03:00.0-render",
+                ),
+            ),
+        )
+
+    def test_a_card_without_links_needs_no_hook(self, tmp_path: Path) -> None:
+        gpu_card(tmp_path, 0, by_path=False)
+        device = Found(tmp_path, bypath="links").one
+        assert device.cdi is not None
+        assert device.cdi.hooks == ()
+
+
+class TestFilters:
+    @pytest.mark.parametrize(
+        ("options", "published"),
+        [
+            ({"allow_ids": "0x56c0"}, ["card0"]),
+            ({"allow_ids": "0x56C0, 0x7d55"}, ["card0", "card1"]),
+            ({"deny_ids": "0x56c0"}, ["card1", "card2"]),
+            ({"allow_bdfs": "0000:03:00.0"}, ["card0"]),
+            ({"deny_bdfs": "0000:03:00.0"}, ["card1", "card2"]),
+            ({"drivers": "xe"}, ["card2"]),
+            ({"drivers": "xe,i915"}, ["card0", "card1", "card2"]),
+            ({"kinds": "integrated"}, ["card1"]),
+            ({"kinds": "discrete"}, ["card0", "card2"]),
+            ({"functions": "vf"}, ["card2"]),
+            ({"functions": "pf", "kinds": "discrete"}, ["card0"]),
+        ],
+    )
+    def test_filter(self, tmp_path: Path, options: dict[str, str], published: list[str]) -> None:
+        gpu_card(tmp_path, 0, device_id="0x56c0")
+        gpu_card(tmp_path, 1, device_id="0x7d55", address="0000:00:02.0")
+        gpu_card(tmp_path, 2, device_id="0x56c", driver="xe", physfn=True)
+        found = Found(tmp_path, **options)
+        assert [device.unit for device in found.devices] == published
+        for skipped in found.skipped.values():
+            assert skipped.reason.startswith("filtered: ")
+            assert not skipped.warning
+
+    @pytest.mark.parametrize("option", ["allow_ids", "deny_ids"])
+    def test_a_card_without_an_id_is_skipped_with_a_warning_when_ids_matter(self, tmp_path: Path, option: str) -> None:
+        gpu_card(tmp_path, 0, device_id=None)
+        assert Found(tmp_path).names == ["i915/card0-0"]
+        skipped = Found(tmp_path, **{option: "0x56c0"}).skipped["card0"]
+        assert skipped.warning
+        assert "device/device" in skipped.reason
+
+    def test_only_the_first_line_of_an_id_counts(self, tmp_path: Path) -> None:
+        gpu_card(tmp_path, 0, device_id="0x56c0\nmore")
+        assert Found(tmp_path, allow_ids="0x56c0").names == ["i915/card0-0"]
+
+    def test_virtual_functions_of_an_integrated_gpu_are_integrated(self, tmp_path: Path) -> None:
+        gpu_card(tmp_path, 0, address="0000:00:02.1", physfn=True)
+        assert Found(tmp_path).one.attributes["kind"] == "integrated"
+
+
+class TestMonitoring:
+    def tree(self, root: Path) -> None:
+        gpu_card(root, 0, mei=("mei0", "mei1"), numa=0)
+        gpu_card(root, 1, driver="xe", mei=("mei2",), numa=1)
+        gpu_card(root, 2, vfs="1")
+
+    def monitoring(self, root: Path, **options: Any) -> dict[str, Device]:
+        found = Found(root, enable_monitoring=True, **options)
+        return {device.resource: device for device in found.devices if device.id == "all"}
+
+    def test_single_is_one_resource_with_all_nodes_of_all_published_cards(self, tmp_path: Path) -> None:
+        self.tree(tmp_path)
+        nodes = ("dri/card0", "dri/renderD128", "mei0", "mei1", "dri/card1", "dri/renderD129", "mei2")
+        assert self.monitoring(tmp_path, monitoring_mode="single", shared_dev_num=2) == {
+            "monitoring": Device(
+                resource="monitoring", id="all", nodes=[DeviceNode(f"/dev/{node}") for node in nodes], topology=None
+            )
+        }
+
+    def test_split_is_one_resource_per_driver(self, tmp_path: Path) -> None:
+        self.tree(tmp_path)
+        found = self.monitoring(tmp_path, monitoring_mode="split")
+        assert {resource: paths(device)[0] for resource, device in found.items()} == {
+            "i915_monitoring": "/dev/dri/card0",
+            "xe_monitoring": "/dev/dri/card1",
+        }
+
+    def test_without_the_flag_both_generations_find_their_resource(self, tmp_path: Path) -> None:
+        self.tree(tmp_path)
+        assert set(self.monitoring(tmp_path)) == {"monitoring", "i915_monitoring", "xe_monitoring"}
+
+    def test_it_exists_only_with_a_card(self, tmp_path: Path) -> None:
+        gpu_card(tmp_path, 0, vfs="1")
+        assert self.monitoring(tmp_path) == {}
+
+    def test_a_broken_management_engine_costs_only_its_own_nodes(self, tmp_path: Path) -> None:
+        write(gpu_card(tmp_path, 0, mei=("mei0",)) / "xe.mei-broken.1/mei", "")
+        assert paths(self.monitoring(tmp_path)["monitoring"])[-1] == "/dev/mei0"
+
+
+class TestCdi:
+    def carried(self, root: Path, cdi: str) -> dict[str, tuple[bool, str]]:
+        """By resource: whether there are classic nodes, and the CDI name."""
+        found = Found(root, cdi=cdi, enable_monitoring=True)
+        return {
+            device.resource: (bool(device.nodes), device.cdi.qualified_name if device.cdi else "")
+            for device in found.devices
+        }
+
+    @pytest.mark.parametrize(
+        ("mode", "card", "monitoring"),
+        [
+            ("auto", (True, "intel.cdi.k8s.io/gpu=card0"), (True, "")),
+            ("off", (True, ""), (True, "")),
+            ("all", (True, "intel.cdi.k8s.io/gpu=card0"), (True, "intel.cdi.k8s.io/gpu=monitoring")),
+            ("only", (False, "intel.cdi.k8s.io/gpu=card0"), (False, "intel.cdi.k8s.io/gpu=monitoring")),
+        ],
+    )
+    def test_mode(self, tmp_path: Path, mode: str, card: tuple[bool, str], monitoring: tuple[bool, str]) -> None:
+        gpu_card(tmp_path, 0)
+        carried = self.carried(tmp_path, mode)
+        assert carried["i915"] == card
+        assert carried["monitoring"] == monitoring
+
+    @pytest.mark.parametrize("mode", ["auto", "all", "only"])
+    @pytest.mark.parametrize("bypath", ["single", "all", "links", "none"])
+    def test_every_cdi_device_keeps_the_rules(self, tmp_path: Path, mode: str, bypath: str) -> None:
+        gpu_card(tmp_path, 0)
+        for device in Found(tmp_path, cdi=mode, bypath=bypath, enable_monitoring=True).devices:
+            if device.cdi is not None:
+                device.cdi.check()
