@@ -20,6 +20,7 @@ import socket
 import stat
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC = 1, 2, 4, 8, 32, 4096, 16384
@@ -38,8 +39,8 @@ _DEVICE_LINKS = {
     "ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2",
 }  # fmt: skip
 
-# The kubelet sets these when they differ, and they belong to the whole host: it is shown the values it wants instead.
-_SYSCTLS_OF_THE_KUBELET = {
+# These belong to the whole host. Those that the kubelet would set are shown to it as it wants them.
+_SYSCTLS = {
     "vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
     "kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
 }  # fmt: skip
@@ -139,7 +140,8 @@ def _make_dev(dev: Path) -> None:
 
 
 def _shadow_sysctls(root: Path) -> None:
-    for name, value in _SYSCTLS_OF_THE_KUBELET.items():
+    # A new boot has a new id: by it the kubelet notices a reboot.
+    for name, value in (_SYSCTLS | {"kernel/random/boot_id": str(uuid.uuid4())}).items():
         if (original := root / "proc/sys" / name).exists():
             shadow = root / "run/node/sysctl" / name
             shadow.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ import os
 import ssl
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -126,13 +127,12 @@ class Node(Machine):
 
     def reboot(self, *, wait: bool = True) -> None:
         """Power off without warning and on again: /run, sockets and containers are gone, the disk is not."""
-        # A Node that was Ready stays so in the API for a while: only a report from after the boot counts.
-        before = self._last_boot_id()
         self.power_off()
         self.boot()
         if wait:
             self.kubelet.wait_ready()
-            wait_until(lambda: self._last_boot_id() != before, f"{self.name}: report after the reboot", 60)
+            # The API calls the node Ready for a while yet, from before: only the new boot's report counts.
+            wait_until(self._reported_since_boot, f"{self.name}: report after the reboot", 60)
             self.wait_ready()
 
     def wait_ready(self, timeout: float = 60) -> None:
@@ -193,9 +193,10 @@ class Node(Machine):
         finally:
             connection.close()
 
-    def _last_boot_id(self) -> str:
+    def _reported_since_boot(self) -> bool:
         node = self.cluster.get(f"/api/v1/nodes/{self.name}")
-        return node["metadata"]["resourceVersion"] if node else ""
+        current = self.path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return node is not None and node["status"]["nodeInfo"]["bootID"] == current
 
 
 class Cluster:
@@ -316,7 +317,8 @@ class Cluster:
             capture_output=True,
             text=True,
             check=False,
-            env=os.environ | {"KUBECONFIG": str(self.kubeconfig), "KUBECTL_COMMAND_HEADERS": "false"},
+            timeout=120,
+            env=os.environ | {"KUBECONFIG": str(self.kubeconfig)},
         )
         if check and done.returncode:
             words = " ".join(map(str, arguments))
@@ -519,6 +521,7 @@ class Cluster:
             "containerd/base-spec.json": self._base_spec().encode(),
             "cni/net.d/10-test.conflist": settings.cni(self.addresses.pods(node.position)).encode(),
             "resolv.conf": b"",
+            "machine-id": f"{uuid.uuid4().hex}\n".encode(),
             "hostname": f"{plan.name}\n".encode(),
             "hosts": f"127.0.0.1 localhost\n{node.address} {plan.name}\n".encode(),
         }

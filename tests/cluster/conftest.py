@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -72,11 +72,11 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture
 def start_cluster(cluster_is_possible: None) -> Iterator[Callable[..., Cluster]]:
-    """Start a cluster for one test alone, with the arguments of ``Cluster.running``."""
+    """Start a cluster for one test alone: nodes as planned, and host directories that they shall see."""
     with ExitStack() as undo:
 
-        def start(*plans: NodePlan, **options: object) -> Cluster:
-            running = undo.enter_context(Cluster.running(plans or [NodePlan()], **options))
+        def start(*plans: NodePlan, shares: Sequence[Path] = ()) -> Cluster:
+            running = undo.enter_context(Cluster.running(plans or [NodePlan()], shares=shares))
             _running.append(running)
             undo.callback(_running.remove, running)
             return running

@@ -330,6 +330,7 @@ def shared_directories(more: Sequence[Path]) -> list[Path]:
 def make_cgroup(name: str) -> None:
     """A cgroup of our own in every hierarchy, so that limits are real and everything can be found and removed."""
     for hierarchy in _hierarchies():
+        _delegate(hierarchy)
         group = hierarchy / name
         group.mkdir(exist_ok=True)
         # A new cpuset has no processors, and nothing can run in it.
@@ -357,6 +358,14 @@ def _hierarchies() -> Iterator[Path]:
         # cpu and cpuacct are often links to the one hierarchy that has both.
         if hierarchy.is_dir() and not hierarchy.is_symlink() and hierarchy.is_mount():
             yield hierarchy
+
+
+def _delegate(hierarchy: Path) -> None:
+    """A cgroup of version 2 has the controllers that the one above hands down; a kubelet needs these."""
+    if (control := hierarchy / "cgroup.subtree_control").exists():
+        available = set((hierarchy / "cgroup.controllers").read_text().split())
+        for controller in sorted(available & {"cpu", "cpuset", "hugetlb", "io", "memory", "pids"}):
+            control.write_text(f"+{controller}")
 
 
 def _remove_tree_of_cgroups(top: Path) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -41,6 +40,10 @@ class Claim:
     def host_port(self) -> str:
         """The host's end of the cable to the cluster."""
         return f"accelplane{self.number}"
+
+    def cgroups(self) -> set[str]:
+        """The names of the machines' cgroups, which are the same in every hierarchy."""
+        return cgroups_named(f"accelplane-{self.number}-")
 
     def machines(self) -> dict[str, int]:
         """The machines that are on, by name, with the process that keeps each on."""
@@ -94,41 +97,51 @@ def claimed(name: str, *, owned: bool) -> Iterator[Claim]:
 
 
 def remove(claim: Claim) -> None:
-    """End the cluster's machines and delete what is not gone with them: cgroups and files."""
-    for process in claim.machines().values():
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-    wait_until(lambda: not claim.machines(), f"{claim.directory}: end of all machines", every=0.02)
-    # It goes with the control machine's network, but only when the kernel finds the time.
-    subprocess.run(["ip", "link", "delete", claim.host_port], capture_output=True, check=False)
-    for name in cgroups_named(f"accelplane-{claim.number}-"):
-        remove_cgroup(name)
+    """End the cluster's machines and delete what is not gone with them: network, cgroups and files."""
+    _end(claim)
     with _alone():
         remove_disk(claim.directory)
         with suppress(OSError):
             state_directory().rmdir()
 
 
+def _end(claim: Claim) -> None:
+    for process in claim.machines().values():
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    wait_until(lambda: not claim.machines(), f"{claim.directory}: end of all machines", every=0.02)
+    # It goes with the control machine's network, but only when the kernel finds the time.
+    subprocess.run(["ip", "link", "delete", claim.host_port], capture_output=True, check=False)
+    for name in claim.cgroups():
+        remove_cgroup(name)
+
+
 def _claim(name: str, *, owned: bool) -> Claim:
     if not owned and find(name):
         raise ClusterError(f"a cluster named {name} is there already; take it down first, or choose another name")
-    for number in range(_MOST_CLUSTERS):
-        directory = state_directory() / str(number)
-        with suppress(FileExistsError):
-            directory.mkdir(mode=0o700)
-            (directory / _RECORD).write_text(json.dumps({"name": name, "owned": owned}))
-            return Claim(directory, name, owned)
-    raise ClusterError(f"{state_directory()}: has {_MOST_CLUSTERS} clusters already")
+    # Numbers are taken in turns, so that what is left of one cluster is never mistaken for the next one's.
+    first = os.getpid()
+    for number in ((first + step) % _MOST_CLUSTERS for step in range(_MOST_CLUSTERS)):
+        claim = Claim(state_directory() / str(number), name, owned)
+        if not _is_free(claim):
+            continue
+        claim.directory.mkdir(mode=0o700)
+        (claim.directory / _RECORD).write_text(json.dumps({"name": name, "owned": owned}))
+        return claim
+    raise ClusterError(f"there are {_MOST_CLUSTERS} clusters already; see python -m tests.cluster status")
+
+
+def _is_free(claim: Claim) -> bool:
+    """Another state directory may have a cluster of this number, too."""
+    network = Path("/sys/class/net") / claim.host_port
+    return not (claim.directory.exists() or network.exists() or claim.cgroups())
 
 
 def _sweep() -> None:
     for claim in clusters():
         if claim.owned and not _is_held(claim.directory):
-            for process in claim.machines().values():
-                os.kill(process, signal.SIGKILL)
-            for name in cgroups_named(f"accelplane-{claim.number}-"):
-                remove_cgroup(name)
-            shutil.rmtree(claim.directory, ignore_errors=True)
+            _end(claim)
+            remove_disk(claim.directory)
 
 
 def _is_held(directory: Path) -> bool:

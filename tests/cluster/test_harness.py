@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from . import state
+from .build import ClusterError
 from .cluster import Cluster, Node, NodePlan, why_unavailable
 from .hardware import sample_gpu
 from .images import ImageConfig, image_from_directory
@@ -157,6 +165,45 @@ def test_a_user_may_do_what_rbac_grants_and_no_more(cluster: Cluster, tmp_path: 
     assert cluster.kubectl(f"--kubeconfig={file}", "auth", "can-i", "list", "pods", check=False) == "no\n"
 
 
+def test_a_webhook_of_the_test_is_called_through_a_service_and_verified(
+    cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    host = f"hook.{namespace}.svc"
+    pair = cluster.server_certificate("hook", host)
+    (file := tmp_path / "server.pem").write_bytes(pair.certificate + pair.key)
+    with _refusing_webhook(cluster.addresses.host, file) as port:
+        cluster.apply(
+            {
+                "apiVersion": "v1", "kind": "Service", "metadata": {"name": "hook", "namespace": namespace},
+                "spec": {"ports": [{"port": 443, "targetPort": port}]},
+            },
+            {
+                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+                "metadata": {"name": "h", "namespace": namespace, "labels": {"kubernetes.io/service-name": "hook"}},
+                "ports": [{"port": port, "name": ""}], "endpoints": [{"addresses": [cluster.addresses.host]}],
+            },
+            {
+                "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+                "metadata": {"name": namespace},
+                "webhooks": [{
+                    "name": "refuse.example.com", "sideEffects": "None", "admissionReviewVersions": ["v1"],
+                    "clientConfig": {
+                        "service": {"name": "hook", "namespace": namespace},
+                        "caBundle": base64.b64encode(cluster.authority).decode(),
+                    },
+                    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+                    "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"],
+                               "resources": ["pods"]}],
+                }],
+            },
+        )  # fmt: skip
+        try:
+            with pytest.raises(ClusterError, match="not on my watch"):
+                cluster.apply(pod("worker", namespace=namespace))
+        finally:
+            cluster.kubectl("delete", "validatingwebhookconfiguration", namespace)
+
+
 def test_kwok_plays_many_nodes(cluster: Cluster, namespace: str) -> None:
     names = cluster.add_pretended_nodes(20, resources={"gpu.intel.com/i915": "4"})
     try:
@@ -213,52 +260,61 @@ def test_a_reboot_takes_what_is_in_memory_and_leaves_the_disk(start_cluster: Cal
 
 
 def test_nothing_is_left_of_a_cluster_even_after_a_failure(cluster_is_possible: None) -> None:
-    before = _everything()
+    traces: list[Traces] = []
 
     def fails() -> None:
         with Cluster.running() as cluster:
             cluster.apply(pod("worker"))
             cluster.wait_pod("worker")
+            traces.append(Traces.of(state.Claim(cluster.directory, "", owned=True)))
             raise RuntimeError("a test fails")
 
     with pytest.raises(RuntimeError, match="a test fails"):
         fails()
-    wait_until(lambda: _everything() == before, "everything as before")
+    traces[0].assert_gone()
 
 
 def test_a_killed_owner_takes_its_cluster_along_and_the_next_one_tidies_up(cluster_is_possible: None) -> None:
-    before = _everything()
-    script = "import os\nfrom tests.cluster.cluster import Cluster\nwith Cluster.running(): os.kill(os.getpid(), 9)\n"
-    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=False)
-    assert done.returncode == -signal.SIGKILL
-    wait_until(lambda: _processes() == before["processes"], "end of all processes")
+    script = (
+        "from tests.cluster.cluster import Cluster\n"
+        "with Cluster.running() as cluster: print(cluster.directory, flush=True); input()\n"
+    )
+    command, pipe = [sys.executable, "-c", script], subprocess.PIPE
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=pipe, stdout=pipe, text=True) as owner:
+        assert owner.stdout
+        directory = Path(owner.stdout.readline().strip())
+        traces = Traces.of(state.Claim(directory, "", owned=True))
+        assert set(traces.claim.machines()) == {"control", "node-1"}
+        owner.kill()
+    wait_until(lambda: not traces.processes(), "end of all processes")
     with state.claimed("next", owned=True):
         pass
-    wait_until(lambda: _everything() == before, "everything as before")
+    traces.assert_gone()
 
 
-def test_an_interrupted_command_leaves_nothing(cluster_is_possible: None) -> None:
-    before = _everything()
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_leaves_nothing(cluster_is_possible: None, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "tests.cluster", "up", "--name=interrupted"]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        wait_until(lambda: "control" in _machines("interrupted"), "the first machine")
-        process.send_signal(signal.SIGINT)
+        wait_until(lambda: "node-1" in _machines("interrupted"), "the node's machine")
+        traces = Traces.of(state.find("interrupted"))
+        process.send_signal(number)
         process.communicate(timeout=30)
     assert process.returncode == 130
-    wait_until(lambda: _everything() == before, "everything as before")
+    traces.assert_gone()
 
 
 def test_people_get_a_cluster_that_stays_until_they_take_it_down(cluster_is_possible: None) -> None:
-    before = _everything()
     try:
         line = _command("up", "--name=people").strip()
+        traces = Traces.of(state.find("people"))
         listed = subprocess.run(["sh", "-c", f"{line}; kubectl get nodes -o name"], capture_output=True, check=True)
         assert listed.stdout == b"node/node-1\n"
         assert _command("enter", "--name=people", "node-1", "ls", "/sys/class/drm").split() == ["card0", "renderD128"]
         assert "people, export" in _command("status")
     finally:
         _command("down", "--name=people")
-    wait_until(lambda: _everything() == before, "everything as before")
+    traces.assert_gone()
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -273,34 +329,84 @@ def _command(*words: str) -> str:
     return subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
+@contextmanager
+def _refusing_webhook(address: str, certificate: Path) -> Iterator[int]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            response = {
+                "uid": review["request"]["uid"],
+                "allowed": False,
+                "status": {"message": "not on my watch"},
+            }
+            answer = json.dumps({**review, "request": None, "response": response}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
+            """Quiet: the test looks at the API server's answer."""
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with ThreadingHTTPServer((address, 0), Handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def _machines(name: str) -> dict[str, int]:
     claim = state.find(name)
     return claim.machines() if claim else {}
 
 
-def _processes() -> set[int]:
-    """The host's processes that belong to a cluster: their root or their command line says so."""
-    programs = {b"unshare", b"nsenter"}
-    found: set[int] = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes().split(b"\0")[0]
-            isolated = (process / "ns/pid").readlink() != Path("/proc/self/ns/pid").readlink()
-        except OSError:
-            continue
-        if isolated or command in programs:
-            found.add(int(process.name))
-    return found
+@dataclass(frozen=True)
+class Traces:
+    """What a running cluster has on this computer, remembered so that it can be looked for afterwards."""
 
+    claim: state.Claim
+    namespaces: frozenset[str]
 
-def _everything() -> dict[str, object]:
-    links = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout
-    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    directory = state.state_directory()
-    return {
-        "processes": _processes(),
-        "links": {line.split()[0] for line in links.splitlines()},
-        "mounts": {line.split(" - ")[0].split()[4] for line in mounts},
-        "cgroups": {str(path) for path in Path("/sys/fs/cgroup").glob("**/accelplane-*")},
-        "files": sorted(path.name for path in directory.iterdir()) if directory.is_dir() else [],
-    }
+    @classmethod
+    def of(cls, claim: state.Claim | None) -> Traces:
+        assert claim
+        own = {str(path.readlink()) for path in Path("/proc/self/ns").iterdir()}
+        seen: set[str] = set()
+        for parent in claim.machines().values():
+            for first in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+                seen |= {str(path.readlink()) for path in Path(f"/proc/{first}/ns").iterdir()}
+        return cls(claim, frozenset(seen - own))
+
+    def processes(self) -> dict[str, str]:
+        """Processes that are in one of the namespaces, or have the directory in their command line."""
+        found: dict[str, str] = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                command = (process / "cmdline").read_bytes().decode(errors="replace")
+                inside = {str(path.readlink()) for path in (process / "ns").iterdir()} & self.namespaces
+                if inside or f"{self.claim.directory}/" in command:
+                    found[process.name] = command.replace("\0", " ")
+        return found
+
+    def remains(self) -> list[str]:
+        network = Path("/sys/class/net") / self.claim.host_port
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        return [
+            *(f"process {number}: {command}" for number, command in self.processes().items()),
+            *(f"cgroup {name}" for name in self.claim.cgroups()),
+            *(f"mount {mount}" for mount in mounts if f"{self.claim.directory}/" in mount),
+            *(f"file {path}" for path in (network, self.claim.directory) if path.exists()),
+        ]
+
+    def assert_gone(self) -> None:
+        assert self.namespaces
+        with suppress(ClusterError):
+            wait_until(lambda: not self.remains(), "the end")
+        assert self.remains() == []
