@@ -90,7 +90,8 @@ def start(
             handler.addFilter(lambda record: _passes(record, modules, level))
         root.addHandler(handler)
     root.setLevel(level if modules is None else v(MAX_VERBOSITY))
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    for library in ("asyncio", "grpclib"):
+        logging.getLogger(library).setLevel(logging.WARNING)
 
 
 def _passes(record: logging.LogRecord, modules: Callable[[str], int | None], default: int) -> bool:

@@ -5,10 +5,10 @@ the directory, not from events: own socket gone or replaced, another `kubelet.so
 while serving, or never opens, the resource is registered again without a new socket. Nothing here ends the process,
 and a resource in trouble troubles no other.
 
-What bites (kubelet 1.28 to 1.37, grpcio 1.8x): a kubelet that starts deletes every socket in the directory and makes
-its own after that; when a stream of the same name ends after a new registration, kubelets up to 1.35 drop the new one,
-so the old server must have ended before; gRPC takes over a socket that a live server owns, and unlinks its path when
-it stops, whoever owns it by then. Therefore sockets are bound under a passing name and renamed into place.
+What bites (kubelet 1.28 to 1.37): a kubelet that starts deletes every socket in the directory and makes its own after
+that; when a stream of the same name ends after a new registration, kubelets up to 1.35 drop the new one, so the old
+server must have ended before. Sockets are bound under a passing name and renamed into place: what has the right name
+listens already, nobody's live socket is unlinked, and its mode is tight from the start.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ import os
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
-import grpc
-import grpc.aio
+from grpclib.const import Handler
 
+from accelplane import rpc
 from accelplane.devices import Allocation, Device
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 from accelplane.kubelet import messages, sockets
@@ -184,18 +184,17 @@ class ResourceServer:
 
     async def _serve(self) -> None:
         """One life of the socket: from its appearance until it or the kubelet's is gone or replaced."""
-        server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        server.add_generic_rpc_handlers((self._handlers(),))
+        server = rpc.RpcServer(self._methods())
         passing = os.path.join(self._directory, f".{secrets.token_hex(3)}")
         try:
             try:
-                server.add_insecure_port(sockets.address(passing))
-                await server.start()
+                await server.start(passing)
                 os.chmod(passing, 0o600)
                 os.replace(passing, self.path)
-            except (OSError, RuntimeError) as error:
+            except OSError as error:
+                reason = error.strerror or error
                 self._report(
-                    f"cannot make the socket {self.path}: {error} (permission or SELinux label of the directory?)"
+                    f"cannot make the socket {self.path}: {reason} (permission or SELinux label of the directory?)"
                 )
                 await self.wake.wait(_LAST_RETRY)
                 return
@@ -211,7 +210,7 @@ class ResourceServer:
                     os.unlink(self.path)
         finally:
             self.stage = Stage.WAITING
-            await server.stop(None)
+            await server.stop()
             with contextlib.suppress(OSError):
                 os.unlink(passing)
 
@@ -263,22 +262,14 @@ class ResourceServer:
         request = pb.RegisterRequest(
             version=messages.VERSION, endpoint=self.endpoint, resource_name=self.resource, options=self._options()
         )
-        async with grpc.aio.insecure_channel(
-            sockets.address(self._kubelet), options=sockets.CHANNEL_OPTIONS
-        ) as channel:
-            call: Any = channel.unary_unary(
-                messages.REGISTER,
-                request_serializer=pb.RegisterRequest.SerializeToString,
-                response_deserializer=pb.Empty.FromString,
-            )
+        async with rpc.Channel(self._kubelet) as channel:
             try:
-                await call(request, timeout=_REGISTER_DEADLINE)
-            except grpc.aio.AioRpcError as error:
-                code = error.code().name
+                await channel.call(messages.REGISTER, request, pb.Empty, deadline=_REGISTER_DEADLINE)
+            except rpc.RpcError as error:
                 failures = self.counters.registration_failures
-                failures[code] = failures.get(code, 0) + 1
-                hint = " (permission or SELinux label?)" if "ermission denied" in str(error.details()) else ""
-                self._report(f"registration at {self._kubelet} failed: {code}: {error.details()}{hint}")
+                failures[error.code] = failures.get(error.code, 0) + 1
+                hint = " (permission or SELinux label?)" if "ermission denied" in error.text else ""
+                self._report(f"registration at {self._kubelet} failed: {error}{hint}")
                 return False
         self.counters.registrations += 1
         self.problem = ""
@@ -297,26 +288,24 @@ class ResourceServer:
             get_preferred_allocation_available=self._allocator.prefers,
         )
 
-    def _handlers(self) -> grpc.GenericRpcHandler:
-        return grpc.method_handlers_generic_handler(
-            "v1beta1.DevicePlugin",
-            {
-                "GetDevicePluginOptions": _unary(self._get_options, pb.Empty),
-                "ListAndWatch": grpc.unary_stream_rpc_method_handler(
-                    self._list_and_watch,
-                    request_deserializer=pb.Empty.FromString,
-                    response_serializer=pb.ListAndWatchResponse.SerializeToString,
-                ),
-                "GetPreferredAllocation": _unary(self._get_preferred, pb.PreferredAllocationRequest),
-                "Allocate": _unary(self._allocate, pb.AllocateRequest),
-                "PreStartContainer": _unary(self._pre_start, pb.PreStartContainerRequest),
-            },
-        )
+    def _methods(self) -> Mapping[str, Handler]:
+        service = "/v1beta1.DevicePlugin"
+        return {
+            f"{service}/GetDevicePluginOptions": _method(self._get_options, pb.Empty, pb.DevicePluginOptions),
+            f"{service}/ListAndWatch": rpc.streaming(pb.Empty, pb.ListAndWatchResponse, self._list_and_watch),
+            f"{service}/GetPreferredAllocation": _method(
+                self._get_preferred, pb.PreferredAllocationRequest, pb.PreferredAllocationResponse
+            ),
+            f"{service}/Allocate": _method(self._allocate, pb.AllocateRequest, pb.AllocateResponse),
+            f"{service}/PreStartContainer": _method(
+                self._pre_start, pb.PreStartContainerRequest, pb.PreStartContainerResponse
+            ),
+        }
 
     async def _get_options(self, _request: pb.Empty) -> pb.DevicePluginOptions:
         return self._options()
 
-    async def _list_and_watch(self, _request: pb.Empty, _context: object) -> AsyncIterator[pb.ListAndWatchResponse]:
+    async def _list_and_watch(self, _request: pb.Empty) -> AsyncGenerator[pb.ListAndWatchResponse, None]:
         stream = object()
         self._streams[stream] = None
         self.wake.fire()
@@ -361,25 +350,21 @@ class ResourceServer:
         return pb.PreStartContainerResponse()
 
 
-def _unary(answer: Callable[[Any], Awaitable[Any]], request_type: Any) -> Any:
-    """A handler whose errors reach the kubelet as status UNKNOWN with nothing but their text."""
+def _method(
+    answer: Callable[[rpc.Request], Awaitable[rpc.Response]],
+    request_type: type[rpc.Request],
+    response_type: type[rpc.Response],
+) -> Handler:
+    """A method whose errors reach the kubelet as status UNKNOWN with nothing but their text."""
 
-    async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    async def answered(request: rpc.Request) -> rpc.Response:
         try:
             return await answer(request)
         except AllocationError as error:
             log.warning("%s", error)
-            text = str(error)
+            raise rpc.RpcError("UNKNOWN", str(error)) from error
         except Exception as error:  # a plugin's own hook may raise anything; the pod must learn of it
             log.exception("answering the kubelet failed")
-            text = f"{type(error).__name__}: {error}"
-        await context.abort(grpc.StatusCode.UNKNOWN, text)
-        raise AssertionError  # abort always raises
+            raise rpc.RpcError("UNKNOWN", f"{type(error).__name__}: {error}") from error
 
-    return grpc.unary_unary_rpc_method_handler(
-        handle, request_deserializer=request_type.FromString, response_serializer=_serialize
-    )
-
-
-def _serialize(message: Any) -> bytes:
-    return message.SerializeToString()
+    return rpc.unary(request_type, response_type, answered)

@@ -1,4 +1,4 @@
-"""Unix sockets of the kubelet and of plugins: length limits, identity, who listens, and gRPC addresses."""
+"""Unix sockets of the kubelet and of plugins: length limits, identity, and who listens."""
 
 import os
 import socket
@@ -9,7 +9,8 @@ from urllib.parse import quote
 # sun_path has 108 bytes with the final zero (unix(7)).
 MAX_PATH_BYTES = 107
 
-# Kubelets and Python peers would otherwise send the percent-encoded path as the authority.
+
+# Python peers would otherwise send the percent-encoded path as the authority.
 CHANNEL_OPTIONS = (("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0))
 
 
@@ -59,5 +60,5 @@ def listener(path: str) -> int | None:
 
 
 def address(path: str) -> str:
-    """The gRPC target or listening address of an absolute socket path."""
+    """The gRPC target or listening address of an absolute socket path, as the reference implementation spells it."""
     return f"unix://{quote(path)}"

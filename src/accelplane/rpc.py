@@ -1,0 +1,204 @@
+"""gRPC on Unix sockets for the node's processes, over grpclib: one thread, nothing periodic, a third of the memory.
+
+What is added to the library: connections that end with their server (it leaves them open, so a kubelet would never
+learn that its stream is over), a limit on the size of messages (it has none), and errors as one type.
+"""
+
+import asyncio
+import contextlib
+import struct
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
+from typing import Any, Self, TypeVar
+
+import grpclib
+import grpclib.client
+import grpclib.const
+import grpclib.exceptions
+import grpclib.protocol
+import grpclib.server
+import h2.exceptions
+from google.protobuf.message import DecodeError, Message
+
+MAX_MESSAGE = 4 * 1024 * 1024  # gRPC's default
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+
+
+class RpcError(Exception):
+    """A call failed: `code` is gRPC's name of the status (`UNAVAILABLE`), the text what the other side said of it."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code = code
+        self.text = text
+
+
+class RpcServer:
+    """Serves methods on a Unix socket until stopped."""
+
+    def __init__(self, methods: Mapping[str, grpclib.const.Handler]) -> None:
+        self._server = _Server(methods)
+
+    async def start(self, path: str) -> None:
+        """Binds `path` and listens. Raises `OSError`."""
+        await self._server.start(path=path)
+
+    async def stop(self) -> None:
+        """Stops listening and ends every connection; handlers are cancelled."""
+        self._server.close()
+        for protocol in self._server.protocols:
+            protocol.connection.close()
+        await self._server.wait_closed()
+
+
+def unary(
+    request_type: type[Request], response_type: type[Response], answer: Callable[[Request], Awaitable[Response]]
+) -> grpclib.const.Handler:
+    """A method with one request and one response. An `RpcError` of `answer` becomes the call's status."""
+
+    async def handle(stream: "grpclib.server.Stream[Request, Response]") -> None:
+        with _as_status():
+            await stream.send_message(await answer(await _request(stream, request_type)))
+
+    return grpclib.const.Handler(handle, grpclib.const.Cardinality.UNARY_UNARY, request_type, response_type)
+
+
+def streaming(
+    request_type: type[Request],
+    response_type: type[Response],
+    answer: Callable[[Request], AsyncGenerator[Response, None]],
+) -> grpclib.const.Handler:
+    """A method with one request and a stream of responses; the iterator is closed when the client goes away."""
+
+    async def handle(stream: "grpclib.server.Stream[Request, Response]") -> None:
+        with _as_status():
+            request = await _request(stream, request_type)
+            async with contextlib.aclosing(answer(request)) as responses:
+                async for response in responses:
+                    await stream.send_message(response)
+
+    return grpclib.const.Handler(handle, grpclib.const.Cardinality.UNARY_STREAM, request_type, response_type)
+
+
+class Channel:
+    """Calls on the socket at `path`, over one connection that is made when needed, and again when lost."""
+
+    def __init__(self, path: str, *, max_message: int = MAX_MESSAGE) -> None:
+        self._channel = grpclib.client.Channel(path=path)
+        self._max_message = max_message
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    async def call(self, method: str, request: Message, response_type: type[Response], *, deadline: float) -> Response:
+        """The response to one request. Raises `RpcError`, also when `deadline` seconds pass."""
+        with _explained(deadline):
+            async with (
+                asyncio.timeout(deadline),
+                self._channel.request(
+                    method, grpclib.const.Cardinality.UNARY_UNARY, type(request), response_type, timeout=deadline
+                ) as stream,
+            ):
+                await stream.send_message(request, end=True)
+                await stream.recv_initial_metadata()
+                response = await _received(stream, response_type, self._max_message)
+        if response is None:
+            raise RpcError("INTERNAL", "no message in the answer")
+        return response
+
+    async def stream(self, method: str, request: Message, response_type: type[Response]) -> AsyncIterator[Response]:
+        """The responses to one request, until the server ends them. Raises `RpcError`."""
+        with _explained(None):
+            async with self._channel.request(
+                method, grpclib.const.Cardinality.UNARY_STREAM, type(request), response_type
+            ) as stream:
+                await stream.send_message(request, end=True)
+                await stream.recv_initial_metadata()
+                while (response := await _received(stream, response_type, self._max_message)) is not None:
+                    yield response
+
+
+class _Server(grpclib.server.Server):
+    """Remembers its connections, to end them when it stops."""
+
+    def __init__(self, methods: Mapping[str, grpclib.const.Handler]) -> None:
+        super().__init__([_Methods(methods)])
+        self.protocols: weakref.WeakSet[grpclib.protocol.H2Protocol] = weakref.WeakSet()
+
+    def _protocol_factory(self) -> grpclib.protocol.H2Protocol:
+        protocol = super()._protocol_factory()
+        self.protocols.add(protocol)
+        return protocol
+
+
+class _Methods:
+    """What grpclib calls a servable: anything that maps paths to handlers."""
+
+    def __init__(self, methods: Mapping[str, grpclib.const.Handler]) -> None:
+        self._methods = dict(methods)
+
+    def __mapping__(self) -> dict[str, grpclib.const.Handler]:
+        return self._methods
+
+
+async def _request(stream: "grpclib.server.Stream[Request, Response]", request_type: type[Request]) -> Request:
+    try:
+        request = await _received(stream, request_type, MAX_MESSAGE)
+    except DecodeError as error:
+        raise RpcError("INVALID_ARGUMENT", f"the request is no {request_type.DESCRIPTOR.name}") from error
+    if request is None:
+        raise RpcError("INVALID_ARGUMENT", "no message in the request")
+    return request
+
+
+async def _received(
+    stream: "grpclib.server.Stream[Any, Any] | grpclib.client.Stream[Any, Any]",
+    message_type: type[Response],
+    limit: int,
+) -> Response | None:
+    """The next message, None at the end. Raises `RpcError` for one that is compressed or longer than `limit`.
+
+    The library's own `recv_message` would wait for up to 4 GiB, as the length in front of a message says.
+    """
+    raw: grpclib.protocol.Stream = stream._stream  # pyright: ignore[reportPrivateUsage]
+    head = await raw.recv_data(5)
+    if not head:
+        return None
+    compressed, length = struct.unpack(">BI", head)
+    if compressed:
+        raise RpcError("UNIMPLEMENTED", "compressed messages are not understood")
+    if length > limit:
+        raise RpcError("RESOURCE_EXHAUSTED", f"a message of {length} bytes, at most {limit} are taken")
+    return message_type.FromString(await raw.recv_data(length))
+
+
+@contextlib.contextmanager
+def _as_status() -> Generator[None]:
+    try:
+        yield
+    except RpcError as error:
+        raise grpclib.GRPCError(grpclib.const.Status[error.code], error.text) from error
+
+
+@contextlib.contextmanager
+def _explained(deadline: float | None) -> Generator[None]:
+    try:
+        yield
+    except grpclib.GRPCError as error:
+        raise RpcError(error.status.name, error.message or "") from error
+    except grpclib.exceptions.StreamTerminatedError as error:
+        raise RpcError("UNAVAILABLE", str(error)) from error
+    except TimeoutError as error:
+        raise RpcError("DEADLINE_EXCEEDED", f"no answer within {deadline:g} s") from error
+    except OSError as error:
+        raise RpcError("UNAVAILABLE", error.strerror or str(error)) from error
+    except (DecodeError, struct.error, h2.exceptions.H2Error) as error:
+        raise RpcError("INTERNAL", f"the answer cannot be read: {error}") from error
