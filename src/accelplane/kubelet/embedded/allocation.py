@@ -1,0 +1,104 @@
+"""Choosing devices for a container, in two steps around the question to the plugin.
+
+Devices of the pod's finished init containers come first, then free ones on the NUMA nodes that the topology manager
+chose. `plan` says what is fixed already and what the plugin may choose from, `settle` completes the choice with its
+answer or without.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from msgspec import Struct
+
+from accelplane.kubelet.embedded.model import DeviceStatus
+from accelplane.kubelet.embedded.topology import has_topology
+
+Shuffled = Callable[[Iterable[str]], list[str]]
+
+
+class NotEnough(Exception):
+    """Fewer devices are free than asked for."""
+
+    def __init__(self, needed: int, available: int) -> None:
+        super().__init__(f"requested: {needed}, available: {available}")
+        self.needed = needed
+        self.available = available
+
+
+class Plan(Struct, frozen=True):
+    """A choice of `size` devices on its way: `taken` for certain, the rest from `choice`, by default in the order of
+    `fallback`."""
+
+    size: int
+    taken: tuple[str, ...]
+    choice: tuple[str, ...] = ()
+    fallback: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        return len(self.taken) >= self.size
+
+
+def plan(
+    devices: Mapping[str, DeviceStatus],
+    size: int,
+    *,
+    reusable: Collection[str],
+    in_use: Collection[str],
+    affinity: int | None,
+    shuffled: Shuffled,
+) -> Plan:
+    """What is chosen without asking the plugin, and what it may be asked. Raises `NotEnough`.
+
+    `shuffled` brings ids into the order in which they are taken where nothing else orders them.
+    """
+    taken = shuffled(reusable)[:size]
+    needed = size - len(taken)
+    if not needed:
+        return Plan(size, tuple(taken))
+    available = [key for key, device in devices.items() if device.healthy and key not in in_use]
+    if len(available) < needed:
+        raise NotEnough(needed, len(available))
+    aligned, unaligned, unplaced = _by_affinity(devices, available, affinity)
+    if needed < len(aligned):
+        return Plan(size, tuple(taken), tuple(shuffled(aligned)), tuple(shuffled(aligned)))
+    taken += shuffled(aligned)
+    if len(taken) >= size:
+        return Plan(size, tuple(taken))
+    return Plan(
+        size,
+        tuple(taken),
+        tuple(key for key in shuffled(available) if key not in taken),
+        (*shuffled(unaligned), *shuffled(unplaced)),
+    )
+
+
+def settle(unsettled: Plan, preferred: Iterable[str]) -> tuple[str, ...]:
+    """The final choice. Of what the plugin prefers only what it was offered counts, gaps are filled."""
+    offered = frozenset(unsettled.choice)
+    chosen = dict.fromkeys(unsettled.taken)
+    for key in (*(key for key in preferred if key in offered), *unsettled.fallback):
+        if len(chosen) >= unsettled.size:
+            break
+        chosen[key] = None
+    return tuple(chosen)
+
+
+def _by_affinity(
+    devices: Mapping[str, DeviceStatus], available: Iterable[str], affinity: int | None
+) -> tuple[list[str], list[str], list[str]]:
+    """Devices on the wanted nodes, on others, and on none."""
+    if affinity is None or not has_topology(devices):
+        return [], [], list(available)
+    aligned: list[str] = []
+    unaligned: list[str] = []
+    unplaced: list[str] = []
+    wanted = {node for node in range(affinity.bit_length()) if affinity >> node & 1}
+    for key in available:
+        nodes = devices[key].nodes
+        if not nodes:
+            unplaced.append(key)
+        elif wanted.isdisjoint(nodes):
+            unaligned.append(key)
+        else:
+            aligned.append(key)
+    return aligned, unaligned, unplaced

@@ -1,0 +1,151 @@
+"""The kubelet's memory of who holds what: the file `kubelet_internal_checkpoint` in the plugin directory.
+
+It is JSON in the layout of the real kubelet, so that tools which read the one read the other. `Checksum` is the CRC-32
+of the text of `Data`; the real kubelet hashes a dump of its own memory layout instead, which nobody else can
+reproduce, so the number is not looked at on reading.
+"""
+
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from google.protobuf.message import DecodeError
+from msgspec import Struct, field
+
+from accelplane.devices import natural
+from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
+from accelplane.kubelet.embedded.model import DeviceStatus
+
+FILE_NAME = "kubelet_internal_checkpoint"
+# Four times what a node with 110 pods of 16 devices and generous answers would need.
+MAX_BYTES = 16 * 1024 * 1024
+NO_NODE = -1
+
+
+class CheckpointError(Exception):
+    """The checkpoint cannot be read, or is not one."""
+
+
+class Holding(Struct, frozen=True):
+    """What one container holds of one resource: ids by NUMA node (-1: none), and the plugin's answer for them."""
+
+    pod_uid: str
+    container: str
+    resource: str
+    devices: Mapping[int, tuple[str, ...]]
+    response: bytes
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(sorted({key for keys in self.devices.values() for key in keys}, key=natural))
+
+    @property
+    def answer(self) -> pb.ContainerAllocateResponse:
+        return pb.ContainerAllocateResponse.FromString(self.response)
+
+
+def by_node(ids: Iterable[str], listed: Mapping[str, DeviceStatus]) -> dict[int, tuple[str, ...]]:
+    """Ids by NUMA node; a device of several nodes is under each of them."""
+    nodes: dict[int, tuple[str, ...]] = {}
+    for key in sorted(ids, key=natural):
+        status = listed.get(key)
+        for node in (status.nodes if status else ()) or (NO_NODE,):
+            nodes[node] = (*nodes.get(node, ()), key)
+    return nodes
+
+
+class Checkpoint(Struct, frozen=True):
+    """Everything in the file: holdings, and the healthy ids of each registered resource."""
+
+    holdings: tuple[Holding, ...] = ()
+    registered: Mapping[str, tuple[str, ...]] = {}
+
+
+class _Entry(Struct):
+    pod_uid: str = field(name="PodUID")
+    container: str = field(name="ContainerName")
+    resource: str = field(name="ResourceName")
+    devices: dict[int, tuple[str, ...] | None] | None = field(name="DeviceIDs")
+    response: bytes | None = field(name="AllocResp")
+
+
+class _Data(Struct):
+    entries: list[_Entry] | None = field(name="PodDeviceEntries")
+    registered: dict[str, tuple[str, ...] | None] | None = field(name="RegisteredDevices")
+
+
+class _File(Struct):
+    data: _Data = field(name="Data")
+    checksum: int = field(name="Checksum", default=0)
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """The file's text."""
+    data = _Data(
+        entries=[
+            _Entry(
+                pod_uid=holding.pod_uid,
+                container=holding.container,
+                resource=holding.resource,
+                devices=dict(holding.devices),
+                response=holding.response,
+            )
+            for holding in checkpoint.holdings
+        ]
+        or None,
+        registered=dict(checkpoint.registered),
+    )
+    return msgspec.json.encode(_File(data, zlib.crc32(msgspec.json.encode(data))))
+
+
+def decode_checkpoint(text: bytes) -> Checkpoint:
+    """Raises `CheckpointError` on anything that is not a checkpoint."""
+    try:
+        data = msgspec.json.decode(text, type=_File).data
+        for entry in data.entries or ():
+            pb.ContainerAllocateResponse.FromString(entry.response or b"")
+    except (msgspec.DecodeError, DecodeError, RecursionError) as error:
+        raise CheckpointError(f"not a device manager checkpoint: {error}") from error
+    return Checkpoint(
+        holdings=tuple(
+            Holding(
+                entry.pod_uid,
+                entry.container,
+                entry.resource,
+                {node: ids or () for node, ids in (entry.devices or {}).items()},
+                entry.response or b"",
+            )
+            for entry in data.entries or ()
+        ),
+        registered={resource: ids or () for resource, ids in (data.registered or {}).items()},
+    )
+
+
+def read_checkpoint(directory: str) -> Checkpoint:
+    """The directory's checkpoint; empty when there is none. Raises `CheckpointError`, which names the file."""
+    path = os.path.join(directory, FILE_NAME)
+    try:
+        # Not a pipe that never ends: the size of what is not a regular file says nothing.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            text = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return Checkpoint()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
+    if len(text) > MAX_BYTES:
+        raise CheckpointError(f"{path}: more than {MAX_BYTES} bytes")
+    try:
+        return decode_checkpoint(text)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def write_checkpoint(directory: str, checkpoint: Checkpoint) -> None:
+    """Replaces the directory's checkpoint in one step. Raises `OSError`."""
+    path = os.path.join(directory, FILE_NAME)
+    passing = os.path.join(directory, f".{FILE_NAME}")
+    with open(passing, "wb") as file:
+        file.write(encode_checkpoint(checkpoint))
+    os.replace(passing, path)

@@ -1,0 +1,136 @@
+"""The kubelet's end of the connection to one plugin. Errors read as a Go client's do, for they reach the pods' events.
+
+The real kubelet sets no deadline on most of its calls; here every one has some, so that no plugin can hang a test or a
+demo. Connections are never shared: a plugin that comes back on the same path is dialled anew.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
+from accelplane.kubelet import sockets
+
+_OPTIONS = (
+    *sockets.CHANNEL_OPTIONS,
+    ("grpc.max_receive_message_length", 4 * 1024 * 1024),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+_SERVICE = "/v1beta1.DevicePlugin/"
+# How Go spells the status codes that it does not simply write in camel case.
+_GO_NAMES: Mapping[str, str] = {"OK": "OK", "CANCELLED": "Canceled"}
+
+_Response = TypeVar("_Response", bound=Message)
+
+
+class PluginError(Exception):
+    """A call to a plugin failed; the text is what the kubelet would say."""
+
+
+class PluginConnection:
+    """A connection to the plugin that serves `resource` at the socket `path`."""
+
+    def __init__(self, resource: str, path: str, *, call_timeout: float) -> None:
+        """Raises `sockets.SocketPathError`."""
+        self.resource = resource
+        self._call_timeout = call_timeout
+        self._channel = grpc.aio.insecure_channel(sockets.address(sockets.checked_path(path)), options=_OPTIONS)
+
+    async def connect(self, seconds: float) -> None:
+        """Waits until the plugin answers on its socket. Raises `PluginError` after `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                await _uncancelled(self._channel.channel_ready())
+        except TimeoutError:
+            raise PluginError("context deadline exceeded") from None
+
+    async def options(self) -> pb.DevicePluginOptions:
+        return await self._call("GetDevicePluginOptions", pb.Empty(), pb.DevicePluginOptions)
+
+    async def lists(self) -> AsyncIterator[pb.ListAndWatchResponse]:
+        """The device lists as they come, until the plugin ends the stream. Raises `PluginError`."""
+        start = self._channel.unary_stream(
+            f"{_SERVICE}ListAndWatch", request_serializer=pb.Empty.SerializeToString, response_deserializer=bytes
+        )
+        messages = aiter(start(pb.Empty()))
+        while True:
+            try:
+                message: bytes = await _uncancelled(anext(messages))
+            except StopAsyncIteration:
+                return
+            yield _decoded(message, pb.ListAndWatchResponse)
+
+    async def preferred(self, available: Collection[str], taken: Collection[str], size: int) -> tuple[str, ...]:
+        """What the plugin would choose; empty when it has no opinion. Only the first answer is looked at."""
+        request = pb.PreferredAllocationRequest()
+        request.container_requests.add(
+            available_deviceIDs=available, must_include_deviceIDs=taken, allocation_size=size
+        )
+        response = await self._call("GetPreferredAllocation", request, pb.PreferredAllocationResponse)
+        return tuple(response.container_responses[0].deviceIDs) if response.container_responses else ()
+
+    async def allocate(self, ids: Collection[str]) -> pb.ContainerAllocateResponse:
+        request = pb.AllocateRequest()
+        request.container_requests.add(devices_ids=ids)
+        response = await self._call("Allocate", request, pb.AllocateResponse)
+        if not response.container_responses:
+            raise PluginError("no containers return in allocation response")
+        return response.container_responses[0]
+
+    async def pre_start(self, ids: Collection[str]) -> None:
+        await self._call(
+            "PreStartContainer", pb.PreStartContainerRequest(devices_ids=ids), pb.PreStartContainerResponse
+        )
+
+    async def close(self) -> None:
+        """Cuts the connection with everything under way on it."""
+        await self._channel.close()
+
+    async def _call(self, method: str, request: Message, response_type: type[_Response]) -> _Response:
+        # Answers are decoded here, because gRPC turns one that cannot be decoded into None.
+        call = self._channel.unary_unary(
+            _SERVICE + method, request_serializer=type(request).SerializeToString, response_deserializer=bytes
+        )
+        try:
+            data: bytes = await _uncancelled(call(request, timeout=self._call_timeout))
+        except grpc.aio.UsageError as error:
+            raise PluginError(_status("CANCELLED", str(error))) from error
+        return _decoded(data, response_type)
+
+
+_Result = TypeVar("_Result")
+
+
+async def _uncancelled(call: Awaitable[_Result]) -> _Result:
+    """The call's result; its failure as `PluginError`.
+
+    gRPC ends calls on a closed channel with a CancelledError, which must not be taken for our own task's.
+    """
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise PluginError(_status(error.code().name, error.details() or "")) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise PluginError(_status("CANCELLED", "the client connection is closing")) from None
+
+
+def _decoded(data: bytes, response_type: type[_Response]) -> _Response:
+    try:
+        return response_type.FromString(data)
+    except DecodeError as error:
+        raise PluginError(_status("INTERNAL", f"grpc: failed to unmarshal the received message: {error}")) from error
+
+
+def _status(code: str, details: str) -> str:
+    name = _GO_NAMES.get(code) or "".join(word.capitalize() for word in code.split("_"))
+    return f"rpc error: code = {name} desc = {details}"

@@ -1,0 +1,244 @@
+"""The kubelet's side of the plugins: registration, the streams of lists, and what becomes of lost plugins."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from accelplane.devices import HEALTHY, UNHEALTHY, ResourceNameError, check_resource_name, natural
+from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
+from accelplane.kubelet import messages, sockets
+from accelplane.kubelet.embedded.connection import PluginConnection, PluginError
+from accelplane.kubelet.embedded.model import ACCEPTED, DeviceStatus, PluginOptions, Registration
+
+log = logging.getLogger(__name__)
+
+# A plugin that registers without end must not fill the memory.
+_REGISTRATIONS_KEPT = 10_000
+_Result = TypeVar("_Result")
+
+
+class Endpoint:
+    """A resource name that was registered at some time.
+
+    `devices` is None until the first list. `connection` is None while no plugin is there (then `options` are still
+    those of the last one), `gone` is set when the grace for its return is over.
+    """
+
+    def __init__(self) -> None:
+        self.devices: Mapping[str, DeviceStatus] | None = None
+        self.connection: PluginConnection | None = None
+        self.options = PluginOptions()
+        self.gone = False
+        self.expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def listed(self) -> bool:
+        """Whether the kubelet counts the resource as one of a device plugin."""
+        return self.devices is not None and not self.gone
+
+
+class _Refused(Exception):
+    """A registration that is not accepted; the text is what the plugin gets."""
+
+
+class Endpoints:
+    """All resources by name. `on_list` is called after each list and loss, `on_registration` after each `Register`."""
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        grace: float,
+        connect_timeout: float,
+        call_timeout: float,
+        drops_successor: bool,
+        on_list: Callable[[], None],
+        on_registration: Callable[[], None],
+    ) -> None:
+        self.by_name: dict[str, Endpoint] = {}
+        self.registrations: Sequence[Registration] = ()
+        self._directory = directory
+        self._grace = grace
+        self._connect_timeout = connect_timeout
+        self._call_timeout = call_timeout
+        self._drops_successor = drops_successor
+        self._on_list = on_list
+        self._on_registration = on_registration
+        self._registered = 0
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._connections: set[PluginConnection] = set()
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Begins anew with resources that a checkpoint names: 0 devices each, until their plugins register."""
+        self.by_name = {}
+        for name in names:
+            endpoint = self.by_name[name] = Endpoint()
+            endpoint.devices = {}
+            self._start_grace(name, endpoint)
+
+    async def close(self) -> None:
+        """Cuts all connections, and leaves everything else as it is."""
+        for endpoint in self.by_name.values():
+            if endpoint.expiry is not None:
+                endpoint.expiry.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(connection.close() for connection in self._connections))
+        self._connections.clear()
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """The Registration service."""
+
+        async def register(
+            request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]
+        ) -> pb.Empty:
+            # A kubelet goes on with a registration whose plugin does not wait for the answer.
+            outcome = await asyncio.shield(self._spawn(self._register(request)))
+            if outcome != ACCEPTED:
+                await context.abort(grpc.StatusCode.UNKNOWN, outcome)
+            return pb.Empty()
+
+        return grpc.method_handlers_generic_handler(
+            "v1beta1.Registration",
+            {
+                "Register": grpc.unary_unary_rpc_method_handler(
+                    register,
+                    request_deserializer=pb.RegisterRequest.FromString,
+                    response_serializer=pb.Empty.SerializeToString,
+                )
+            },
+        )
+
+    async def _register(self, request: pb.RegisterRequest) -> str:
+        options = None
+        outcome = ACCEPTED
+        try:
+            _check(request)
+            options = await self._call_back(request)
+        except _Refused as error:
+            outcome = str(error)
+            log.warning("registration of %s at %s refused: %s", request.resource_name, request.endpoint, outcome)
+        self._registered += 1
+        record = Registration(
+            number=self._registered,
+            resource=request.resource_name,
+            endpoint=request.endpoint,
+            version=request.version,
+            announced=PluginOptions.of(request.options),
+            options=options,
+            outcome=outcome,
+        )
+        self.registrations = (*self.registrations[1 - _REGISTRATIONS_KEPT :], record)
+        self._on_registration()
+        return outcome
+
+    async def _call_back(self, request: pb.RegisterRequest) -> PluginOptions:
+        """Connects to the plugin, which then takes the place of an earlier one of the resource."""
+        # As in Go, an absolute endpoint is still below the directory.
+        path = f"{self._directory}/{request.endpoint}"
+        try:
+            connection = PluginConnection(request.resource_name, path, call_timeout=self._call_timeout)
+        except sockets.SocketPathError as error:
+            raise _Refused(f"failed to dial device plugin: {error}") from error
+        self._connections.add(connection)
+        try:
+            options = await self._ask_options(connection, path)
+        except BaseException:
+            await self._drop(connection)
+            raise
+        endpoint = self.by_name.setdefault(request.resource_name, Endpoint())
+        endpoint.connection = connection
+        endpoint.options = options
+        if endpoint.expiry is not None:
+            endpoint.expiry.cancel()
+            endpoint.expiry = None
+        self._spawn(self._watch(connection, endpoint))
+        return options
+
+    async def _ask_options(self, connection: PluginConnection, path: str) -> PluginOptions:
+        try:
+            await connection.connect(self._connect_timeout)
+        except PluginError as error:
+            raise _Refused(f"failed to dial device plugin: {error}: {path}") from error
+        try:
+            return PluginOptions.of(await connection.options())
+        except PluginError as error:
+            raise _Refused(f"failed to get device plugin options: {error}") from error
+
+    async def _watch(self, connection: PluginConnection, endpoint: Endpoint) -> None:
+        """Follows one plugin's lists until they end."""
+        reason = "the plugin ended it"
+        try:
+            async for message in connection.lists():
+                # Where plugins are known by resource name only, lists of a predecessor are still heard.
+                if self._drops_successor or endpoint.connection is connection:
+                    self._listed(endpoint, message)
+        except PluginError as error:
+            reason = str(error)
+        log.info("ListAndWatch of %s ended: %s", connection.resource, reason)
+        current = endpoint.connection
+        if current is not None and (current is connection or self._drops_successor):
+            self._lost(connection.resource, endpoint)
+            await self._drop(current)
+        await self._drop(connection)
+
+    def _listed(self, endpoint: Endpoint, message: pb.ListAndWatchResponse) -> None:
+        devices = {
+            device.ID: DeviceStatus(
+                HEALTHY if device.health == HEALTHY else UNHEALTHY,
+                tuple(dict.fromkeys(node.ID for node in device.topology.nodes)),
+            )
+            for device in message.devices
+        }
+        endpoint.gone = False
+        endpoint.devices = {key: devices[key] for key in sorted(devices, key=natural)}
+        self._on_list()
+
+    def _lost(self, name: str, endpoint: Endpoint) -> None:
+        """The plugin is gone: its devices are unhealthy, and after the grace there are none."""
+        endpoint.connection = None
+        if endpoint.devices is not None:
+            endpoint.devices = {key: device._replace(health=UNHEALTHY) for key, device in endpoint.devices.items()}
+        self._start_grace(name, endpoint)
+        self._on_list()
+
+    def _start_grace(self, name: str, endpoint: Endpoint) -> None:
+        endpoint.expiry = asyncio.get_running_loop().call_later(self._grace, self._expire, name, endpoint)
+
+    def _expire(self, name: str, endpoint: Endpoint) -> None:
+        log.info("%s: no plugin for %g s, the resource is given up", name, self._grace)
+        endpoint.expiry = None
+        endpoint.gone = True
+        if endpoint.devices is not None:
+            endpoint.devices = {}
+        self._on_list()
+
+    async def _drop(self, connection: PluginConnection) -> None:
+        self._connections.discard(connection)
+        await connection.close()
+
+    def _spawn(self, work: Coroutine[object, object, _Result]) -> asyncio.Task[_Result]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _check(request: pb.RegisterRequest) -> None:
+    """The kubelet's checks of a registration. Raises `_Refused` with its words."""
+    if request.version != messages.VERSION:
+        raise _Refused(
+            f'requested API version "{request.version}" is not supported by kubelet. '
+            f'Supported version is ["{messages.VERSION}"]'
+        )
+    namespace, _, name = request.resource_name.partition("/")
+    try:
+        check_resource_name(namespace, name)
+    except ResourceNameError as error:
+        raise _Refused(f'the ResourceName "{request.resource_name}" is invalid: {error}') from error

@@ -1,0 +1,532 @@
+"""The embedded kubelet itself: sockets, registrations, the plugins' lists, admission of pods.
+
+Facts are from the device plugin and pod resources documentation of Kubernetes 1.28 to 1.37 and from what their
+kubelets do. Where they surprise, a comment says so.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import shutil
+import stat
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import grpc
+import grpc.aio
+
+from accelplane.devices import natural
+from accelplane.kubelet import sockets
+from accelplane.kubelet.embedded import checkpoint, podresources_server, topology
+from accelplane.kubelet.embedded.allocation import NotEnough, plan, settle
+from accelplane.kubelet.embedded.checkpoint import Checkpoint, CheckpointError, Holding
+from accelplane.kubelet.embedded.connection import PluginError
+from accelplane.kubelet.embedded.endpoints import Endpoint, Endpoints
+from accelplane.kubelet.embedded.ledger import Ledger
+from accelplane.kubelet.embedded.model import (
+    AdmissionError,
+    ContainerStartError,
+    DeviceStatus,
+    KubeletError,
+    NoSuchPod,
+    Pod,
+    Registration,
+    ResourceStatus,
+    RunningContainer,
+    RunningPod,
+)
+from accelplane.kubelet.pulse import Pulse
+
+log = logging.getLogger(__name__)
+
+_SOCKET = "kubelet.sock"
+
+
+class _Claim:
+    """A container in admission: what it asks for, and whose it is."""
+
+    def __init__(self, pod: Pod, uid: str, container: str) -> None:
+        self.pod = pod
+        self.uid = uid
+        self.container = container
+        self.wants = pod.wants(container)
+
+    def unexpected(self, problem: str) -> AdmissionError:
+        return _unexpected(self.pod, problem)
+
+
+class EmbeddedKubelet:
+    """A kubelet's device manager below `directory`: sockets in its `device-plugins` and `pod-resources`.
+
+    `topology_policy` is none, best-effort, restricted or single-numa-node, on a machine of `numa_nodes` nodes.
+    `endpoint_grace` is how many seconds a resource keeps its capacity after its plugin was lost.
+
+    `call_timeout` bounds the calls for which a real kubelet would wait for ever, and PreStartContainer. `seed` makes
+    the random order of ids repeatable. `drops_successor` is the race of kubelets up to about 1.35: when the old stream
+    of a resource ends after a new registration, the new plugin is disconnected in its place.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        topology_policy: str = "none",
+        numa_nodes: int = 2,
+        endpoint_grace: float = 300.0,
+        connect_timeout: float = 10.0,
+        call_timeout: float = 30.0,
+        seed: int | None = None,
+        drops_successor: bool = True,
+    ) -> None:
+        """Raises `ValueError` for an unknown policy or an impossible number of NUMA nodes."""
+        self._policy: topology.Policy = topology.checked_policy(topology_policy)
+        if not 1 <= numa_nodes <= topology.MAX_NUMA_NODES:
+            raise ValueError(f"{numa_nodes} NUMA nodes, a kubelet works with 1 to {topology.MAX_NUMA_NODES}")
+        self.directory = os.path.abspath(directory)
+        self.plugin_directory = os.path.join(self.directory, "device-plugins")
+        self.pod_resources_socket = os.path.join(self.directory, "pod-resources", _SOCKET)
+        self._kubelet_socket = os.path.join(self.plugin_directory, _SOCKET)
+        self._private = os.path.join(self.directory, ".embedded")
+        self._numa_nodes = numa_nodes
+        self._random = random.Random(seed)  # noqa: S311 - an order, not a secret
+
+        self._endpoints = Endpoints(
+            self.plugin_directory,
+            grace=endpoint_grace,
+            connect_timeout=connect_timeout,
+            call_timeout=call_timeout,
+            drops_successor=drops_successor,
+            on_list=self._keep,
+            on_registration=self._news,
+        )
+        self._ledger = Ledger()
+        self._pods: dict[tuple[str, str], tuple[Pod, RunningPod]] = {}
+        self._admission = asyncio.Lock()
+        self._running = False
+        self._servers: list[grpc.aio.Server] = []
+        self._shown: Mapping[str, ResourceStatus] = {}
+        self._any_news = Pulse()
+        self._resource_news = Pulse()
+
+    # Life
+
+    async def start(self) -> None:
+        """Starts as a kubelet does: reads the checkpoint, sweeps away all sockets of plugins, makes its own.
+
+        Raises `KubeletError` when another kubelet serves the directory or the sockets cannot be made.
+        """
+        if self._running:
+            raise KubeletError(f"{self.directory}: this kubelet runs already")
+        try:
+            for path in (self._kubelet_socket, self.pod_resources_socket):
+                sockets.checked_path(path)
+            if (owner := sockets.listener(self._kubelet_socket)) is not None:
+                raise KubeletError(
+                    f"{self._kubelet_socket} is answered by another kubelet (process {owner or 'unknown'}); "
+                    "use a directory of its own, or stop the other one"
+                )
+            for directory in (self.plugin_directory, os.path.dirname(self.pod_resources_socket)):
+                os.makedirs(directory, mode=0o750, exist_ok=True)
+            self._recall()
+            _sweep(self.plugin_directory)
+            shutil.rmtree(self._private, ignore_errors=True)
+            os.mkdir(self._private, mode=0o700)
+            self._running = True
+            await self._serve(self._endpoints.handlers(), "r", self._kubelet_socket)
+            await self._serve(
+                podresources_server.handlers(
+                    lambda: podresources_server.pod_list(self.pods(), self._ledger),
+                    lambda: podresources_server.allocatable(self.resources()),
+                ),
+                "p",
+                self.pod_resources_socket,
+            )
+        except (OSError, RuntimeError, sockets.SocketPathError) as error:
+            await self.stop()
+            raise KubeletError(f"{self.directory}: cannot start a kubelet here: {error}") from error
+        self._news()
+
+    async def stop(self) -> None:
+        """Ends as a killed kubelet does: streams are cut, the sockets and the checkpoint stay behind."""
+        self._running = False
+        await self._endpoints.close()
+        await asyncio.gather(*(server.stop(None) for server in self._servers))
+        self._servers.clear()
+        shutil.rmtree(self._private, ignore_errors=True)
+
+    async def restart(self) -> None:
+        """Stops and starts. Pods go on running with what they hold; plugins have to register again."""
+        await self.stop()
+        await self.start()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # What it knows
+
+    @property
+    def registrations(self) -> Sequence[Registration]:
+        """The calls of `Register` since the first start, refused ones too, oldest first."""
+        return self._endpoints.registrations
+
+    def resources(self) -> Mapping[str, ResourceStatus]:
+        """The resources as they would stand in the node's status, in the order of their names."""
+        return {
+            name: self._status(name, endpoint.devices)
+            for name, endpoint in sorted(self._endpoints.by_name.items())
+            if endpoint.devices is not None
+        }
+
+    def pods(self) -> Sequence[RunningPod]:
+        """The admitted pods, oldest first."""
+        return tuple(running for _, running in self._pods.values())
+
+    async def changed(self) -> None:
+        """Returns at the next change of anything in `resources()`."""
+        await self._resource_news.wait()
+
+    async def until(
+        self,
+        predicate: Callable[["EmbeddedKubelet"], bool],
+        timeout: float | None = 10.0,  # noqa: ASYNC109 - the error has to tell what was waited for in vain
+    ) -> None:
+        """Returns when `predicate(self)` holds; it is asked again at each change of resources, pods, registrations.
+
+        Raises `TimeoutError` with the state at that moment in its text.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while not predicate(self):
+                    await self._any_news.wait()
+        except TimeoutError:
+            raise TimeoutError(f"not within {timeout} s; the kubelet's state is:\n{self.describe()}") from None
+
+    def describe(self) -> str:
+        """The state as plain text: resources with their devices, pods, the last registrations."""
+        lines: list[str] = []
+        names = {pod.uid: f"{pod.namespace}/{pod.name}" for pod in self.pods()}
+        holders = {
+            (holding.resource, key): f"{holding.container} of {names.get(holding.pod_uid, 'a pod that is gone')}"
+            for holding in self._ledger
+            for key in holding.ids
+        }
+        for name, status in self.resources().items():
+            lines.append(f"{name}: capacity {status.capacity}, allocatable {status.allocatable}")
+            for key, device in status.devices.items():
+                nodes = f"  NUMA {','.join(map(str, device.nodes))}" if device.nodes else ""
+                holder = f"  held by {holders[name, key]}" if (name, key) in holders else ""
+                lines.append(f"  {key}  {device.health}{nodes}{holder}")
+        if not lines:
+            lines.append("no resources")
+        lines.extend(f"pod {pod.namespace}/{pod.name}" for pod in self.pods())
+        lines.extend(
+            f"registration {record.number}: {record.resource} at {record.endpoint}: {record.outcome}"
+            for record in self.registrations[-5:]
+        )
+        return "\n".join(lines)
+
+    # Pods
+
+    async def run_pod(self, pod: Pod) -> RunningPod:
+        """Admits a pod that was bound to this node and starts its containers.
+
+        A pod that runs already is admitted once more, as after a reboot of the node: it keeps what it holds, if that is
+        still healthy. Raises `AdmissionError`, after which the pod is gone, and `ContainerStartError`, after which it
+        waits for `start_container`.
+        """
+        self._require_running()
+        async with self._admission:
+            running = await self._admit(pod)
+        for container in (*pod.init_containers, *pod.containers):
+            await self.start_container(pod.name, container, pod.namespace)
+        return running
+
+    async def start_container(self, name: str, container: str, namespace: str = "default") -> RunningContainer:
+        """Starts, or starts again, a container of an admitted pod; plugins that want to are told before.
+
+        The container gets what was answered at its admission: `Allocate` is not called again. Raises `NoSuchPod`,
+        `ContainerStartError`.
+        """
+        self._require_running()
+        pod, running = self._pod(name, namespace)
+        if container not in running.containers:
+            raise NoSuchPod(f"pod {namespace}/{name} has no container {container}, only {list(running.containers)}")
+        wants = [resource for resource in pod.wants(container) if self._is_ours(resource)]
+        for resource in wants:
+            await self._pre_start(running, container, resource)
+        if not all(self._ledger.held(running.uid, container, resource) for resource in wants):
+            # The checkpoint was lost: a kubelet allocates anew for a pod that it finds running.
+            async with self._admission:
+                running = await self._admit(pod)
+        return running.containers[container]
+
+    def delete_pod(self, name: str, namespace: str = "default") -> None:
+        """Ends a pod; its devices are free at once. Raises `NoSuchPod`."""
+        _, running = self._pod(name, namespace)
+        del self._pods[namespace, name]
+        self._ledger.forget(running.uid)
+        self._keep()
+
+    # Sockets
+
+    async def _serve(self, handlers: grpc.GenericRpcHandler, name: str, path: str) -> None:
+        """Serves at `path` through a second link, because gRPC removes the one that it was given when it stops, and a
+        killed kubelet leaves its sockets behind."""
+        private = os.path.join(self._private, name)
+        server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        server.add_generic_rpc_handlers((handlers,))
+        server.add_insecure_port(sockets.address(private))
+        await server.start()
+        self._servers.append(server)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        os.link(private, path)
+
+    # Admission
+
+    async def _admit(self, pod: Pod) -> RunningPod:
+        known = self._pods.get((pod.namespace, pod.name))
+        uid = known[1].uid if known else str(uuid.uuid4())
+        # Holdings that a checkpoint brought back, of pods that ended while no kubelet was there to see it.
+        self._ledger.forget_all_but((uid, *(running.uid for _, running in self._pods.values())))
+        containers = (*pod.init_containers, *pod.containers)
+        try:
+            for container in containers:
+                await self._admit_container(_Claim(pod, uid, container))
+            try:
+                self._save()
+            except OSError as error:
+                raise _unexpected(pod, str(error)) from error
+        except BaseException:
+            self._pods.pop((pod.namespace, pod.name), None)
+            self._ledger.forget(uid)
+            self._keep()
+            raise
+        running = RunningPod(
+            name=pod.name,
+            namespace=pod.namespace,
+            uid=uid,
+            containers={container: self._ledger.container(uid, container) for container in containers},
+        )
+        self._pods[pod.namespace, pod.name] = (pod, running)
+        self._news()
+        return running
+
+    async def _admit_container(self, claim: _Claim) -> None:
+        for resource, size in claim.wants.items():
+            if not self._is_ours(resource):
+                raise AdmissionError(
+                    claim.pod.name,
+                    f"OutOf{resource}",
+                    f"Node didn't have enough resource: {resource}, requested: {size}, used: 0, capacity: 0",
+                )
+        wishes = [self._hints(claim, resource) for resource in claim.wants]
+        affinity, admitted = topology.decide(self._policy, wishes, self._numa_nodes)
+        if not admitted:
+            raise AdmissionError(
+                claim.pod.name, "TopologyAffinityError", "Resources cannot be allocated with Topology locality"
+            )
+        for resource in claim.wants:
+            await self._allocate(claim, resource, affinity)
+
+    def _hints(self, claim: _Claim, resource: str) -> Sequence[topology.Hint] | None:
+        devices = self._listed(resource)
+        if not topology.has_topology(devices):
+            return None
+        size = claim.wants[resource]
+        recorded = self._ledger.held(claim.uid, claim.container, resource)
+        if recorded is not None:
+            available, reusable = frozenset(recorded.ids), frozenset[str]()
+            if len(available) != size:
+                return ()
+        else:
+            available = _healthy(devices) - self._ledger.in_use(resource)
+            reusable = self._ledger.reusable(claim.uid, claim.pod, resource)
+        return topology.resource_hints(
+            devices, size, available=available, reusable=reusable, numa_nodes=self._numa_nodes
+        )
+
+    async def _allocate(self, claim: _Claim, resource: str, affinity: int | None) -> None:
+        """Records devices for one resource of a container, unless it has them already."""
+        size = claim.wants[resource]
+        recorded = self._ledger.held(claim.uid, claim.container, resource)
+        if recorded is not None and len(recorded.ids) != size:
+            raise claim.unexpected(
+                f'pod "{claim.uid}" container "{claim.container}" changed request for resource "{resource}" '
+                f"from {len(recorded.ids)} to {size}"
+            )
+        endpoint = self._endpoints.by_name.get(resource)
+        if endpoint is None or not endpoint.listed:
+            raise claim.unexpected(f"cannot allocate unregistered device {resource}")
+        healthy = _healthy(self._listed(resource))
+        if not healthy:
+            raise claim.unexpected(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
+        if recorded is not None:
+            if not healthy.issuperset(recorded.ids):
+                raise claim.unexpected(
+                    f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
+                )
+            return
+        chosen = await self._choose(claim, resource, endpoint, affinity)
+        if endpoint.connection is None:
+            raise claim.unexpected(f"endpoint {resource} has been stopped")
+        try:
+            answer = await endpoint.connection.allocate(self._shuffled(chosen))
+        except PluginError as error:
+            raise claim.unexpected(str(error)) from error
+        self._ledger.record(
+            Holding(
+                claim.uid,
+                claim.container,
+                resource,
+                checkpoint.by_node(chosen, self._listed(resource)),
+                answer.SerializeToString(deterministic=True),
+            )
+        )
+
+    async def _choose(self, claim: _Claim, resource: str, endpoint: Endpoint, affinity: int | None) -> tuple[str, ...]:
+        size = claim.wants[resource]
+        try:
+            draft = plan(
+                self._listed(resource),
+                size,
+                reusable=self._ledger.reusable(claim.uid, claim.pod, resource),
+                in_use=self._ledger.in_use(resource),
+                affinity=affinity,
+                shuffled=self._shuffled,
+            )
+        except NotEnough as error:
+            raise claim.unexpected(
+                f"requested number of devices unavailable for {resource}. "
+                f"Requested: {error.needed}, Available: {error.available}"
+            ) from error
+        if draft.complete or not endpoint.options.get_preferred_allocation_available:
+            return settle(draft, ())
+        problem = f"device plugin GetPreferredAllocation rpc failed with err: endpoint {resource} has been stopped"
+        if endpoint.connection is None:
+            raise claim.unexpected(problem)
+        try:
+            preferred = await endpoint.connection.preferred(
+                self._shuffled((*draft.taken, *draft.choice)), self._shuffled(draft.taken), size
+            )
+        except PluginError as error:
+            raise claim.unexpected(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from error
+        return settle(draft, preferred)
+
+    async def _pre_start(self, running: RunningPod, container: str, resource: str) -> None:
+        endpoint = self._endpoints.by_name.get(resource)
+        holding = self._ledger.held(running.uid, container, resource)
+        problem = ""
+        if endpoint is None or endpoint.gone:
+            problem = f"endpoint not found in cache for a registered resource: {resource}"
+        elif not endpoint.options.pre_start_required:
+            return
+        elif holding is None:
+            problem = f"no devices found allocated in local cache for resource {resource}"
+        elif endpoint.connection is None:
+            problem = f"endpoint {resource} has been stopped"
+        else:
+            try:
+                await endpoint.connection.pre_start(self._shuffled(holding.ids))
+            except PluginError as error:
+                problem = f"device plugin PreStartContainer rpc failed with err: {error}"
+        if problem:
+            raise ContainerStartError(f"pod {running.namespace}/{running.name}, container {container}: {problem}")
+
+    # Bookkeeping
+
+    def _listed(self, resource: str) -> Mapping[str, DeviceStatus]:
+        endpoint = self._endpoints.by_name.get(resource)
+        return endpoint.devices or {} if endpoint else {}
+
+    def _is_ours(self, resource: str) -> bool:
+        """Whether the device manager answers for a resource: it is listed, or pods hold some of it."""
+        endpoint = self._endpoints.by_name.get(resource)
+        return bool((endpoint and endpoint.listed) or self._ledger.in_use(resource))
+
+    def _status(self, resource: str, devices: Mapping[str, DeviceStatus]) -> ResourceStatus:
+        return ResourceStatus(
+            capacity=len(devices),
+            allocatable=len(_healthy(devices)),
+            devices=devices,
+            in_use=tuple(sorted(self._ledger.in_use(resource), key=natural)),
+        )
+
+    def _pod(self, name: str, namespace: str) -> tuple[Pod, RunningPod]:
+        try:
+            return self._pods[namespace, name]
+        except KeyError:
+            raise NoSuchPod(f"no pod {namespace}/{name} runs here") from None
+
+    def _shuffled(self, ids: Iterable[str]) -> list[str]:
+        """Ids in the random order of a Go map, so that no plugin gets used to any other."""
+        order = sorted(ids, key=natural)
+        self._random.shuffle(order)
+        return order
+
+    def _recall(self) -> None:
+        """Back to what a kubelet knows after its start."""
+        try:
+            found = checkpoint.read_checkpoint(self.plugin_directory)
+        except CheckpointError as error:
+            log.warning("starting without a checkpoint: %s", error)
+            found = Checkpoint()
+        self._ledger = Ledger(found.holdings)
+        self._endpoints.expect(found.registered)
+
+    def _save(self) -> None:
+        """Raises `OSError`."""
+        if self._running:
+            registered = {
+                name: tuple(sorted(_healthy(endpoint.devices or {}), key=natural))
+                for name, endpoint in self._endpoints.by_name.items()
+                if endpoint.listed
+            }
+            checkpoint.write_checkpoint(self.plugin_directory, Checkpoint(tuple(self._ledger), registered))
+
+    def _keep(self) -> None:
+        """Saves what has changed, and tells."""
+        try:
+            self._save()
+        except OSError as error:
+            log.warning("%s: checkpoint not written: %s", self.plugin_directory, error)
+        self._news()
+
+    def _news(self) -> None:
+        self._any_news.fire()
+        shown = self.resources()
+        if shown != self._shown:
+            self._shown = shown
+            self._resource_news.fire()
+
+    def _require_running(self) -> None:
+        if not self._running:
+            raise KubeletError(f"{self.directory}: the kubelet does not run")
+
+
+def _unexpected(pod: Pod, problem: str) -> AdmissionError:
+    return AdmissionError(
+        pod.name, "UnexpectedAdmissionError", f"Allocate failed due to {problem}, which is unexpected"
+    )
+
+
+def _healthy(devices: Mapping[str, DeviceStatus]) -> frozenset[str]:
+    return frozenset(key for key, device in devices.items() if device.healthy)
+
+
+def _sweep(directory: str) -> None:
+    """Removes every socket, and nothing else."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
+                os.unlink(entry.path)

@@ -1,0 +1,55 @@
+"""Who holds what: the bookkeeping of allocations. No effects, no plugins."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from accelplane.devices import natural
+from accelplane.kubelet.embedded.checkpoint import Holding
+from accelplane.kubelet.embedded.model import Pod, RunningContainer
+
+
+class Ledger:
+    """The holdings of all containers, each found by pod uid, container and resource."""
+
+    def __init__(self, holdings: Iterable[Holding] = ()) -> None:
+        self._holdings = {(one.pod_uid, one.container, one.resource): one for one in holdings}
+
+    def __iter__(self) -> Iterator[Holding]:
+        return iter(self._holdings.values())
+
+    def held(self, uid: str, container: str, resource: str) -> Holding | None:
+        return self._holdings.get((uid, container, resource))
+
+    def record(self, holding: Holding) -> None:
+        self._holdings[holding.pod_uid, holding.container, holding.resource] = holding
+
+    def forget(self, uid: str) -> None:
+        """Frees what a pod holds."""
+        self._holdings = {key: holding for key, holding in self._holdings.items() if holding.pod_uid != uid}
+
+    def forget_all_but(self, uids: Iterable[str]) -> None:
+        """Frees what pods hold that are no more."""
+        alive = frozenset(uids)
+        self._holdings = {key: holding for key, holding in self._holdings.items() if holding.pod_uid in alive}
+
+    def in_use(self, resource: str) -> frozenset[str]:
+        return frozenset(key for holding in self if holding.resource == resource for key in holding.ids)
+
+    def reusable(self, uid: str, pod: Pod, resource: str) -> frozenset[str]:
+        """What the pod's init containers hold and its other containers have not taken over yet."""
+        init = self._ids(uid, pod.init_containers, resource)
+        return frozenset(init).difference(self._ids(uid, pod.containers, resource))
+
+    def container(self, uid: str, container: str) -> RunningContainer:
+        """What the runtime gets for a container."""
+        held: Mapping[str, Holding] = {
+            resource: holding
+            for (pod, name, resource), holding in sorted(self._holdings.items())
+            if (pod, name) == (uid, container)
+        }
+        return RunningContainer.of(
+            (holding.answer for holding in held.values()), {resource: held[resource].ids for resource in held}
+        )
+
+    def _ids(self, uid: str, containers: Iterable[str], resource: str) -> Sequence[str]:
+        holdings = (self.held(uid, container, resource) for container in containers)
+        return sorted((key for holding in holdings if holding for key in holding.ids), key=natural)

@@ -1,0 +1,168 @@
+"""What the embedded kubelet is asked, and what it answers: pods, what their containers get, resources, errors."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from accelplane.devices import HEALTHY, DeviceNode, Mount
+from accelplane.devices.device import HealthName
+from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
+
+Requests = Mapping[str, Mapping[str, int]]
+
+
+class KubeletError(Exception):
+    """The kubelet cannot start, or is asked for something while it is stopped."""
+
+
+class NoSuchPod(LookupError):
+    """No such pod runs here, or it has no such container."""
+
+
+class AdmissionError(Exception):
+    """The kubelet does not admit a pod, which is final for the pod.
+
+    `reason` is the word that ends up in the pod's status (`UnexpectedAdmissionError`, `TopologyAffinityError`,
+    `OutOf<resource>`), `message` the sentence beside it.
+    """
+
+    def __init__(self, pod: str, reason: str, message: str) -> None:
+        super().__init__(f"pod {pod}: {reason}: {message}")
+        self.pod = pod
+        self.reason = reason
+        self.message = message
+
+
+class ContainerStartError(Exception):
+    """A container of an admitted pod cannot be started now. A kubelet tries again after a while."""
+
+
+class Pod(Struct, frozen=True):
+    """What a pod asks for: container name to resource name to count. Init containers run first, one by one."""
+
+    name: str
+    namespace: str = "default"
+    containers: Requests = {}
+    init_containers: Requests = {}
+
+    def __post_init__(self) -> None:
+        for container, wants in (*self.init_containers.items(), *self.containers.items()):
+            for resource, count in wants.items():
+                if count < 0:
+                    raise ValueError(
+                        f"pod {self.name}, container {container}: {resource}={count}, expected a count of 0 or more"
+                    )
+        if both := self.containers.keys() & self.init_containers.keys():
+            raise ValueError(f"pod {self.name}: two containers are named {min(both)}")
+
+    def wants(self, container: str) -> dict[str, int]:
+        """The devices that a container asks for, resources in the order of their names."""
+        counts = self.init_containers.get(container) or self.containers.get(container) or {}
+        return {resource: counts[resource] for resource in sorted(counts) if counts[resource]}
+
+
+class RunningContainer(Struct, frozen=True, kw_only=True):
+    """What the runtime gets for a container: the merged answers of the plugins, and the ids that it holds."""
+
+    devices: tuple[DeviceNode, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    envs: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
+    cdi_devices: tuple[str, ...] = ()
+    device_ids: Mapping[str, tuple[str, ...]] = {}
+
+    @classmethod
+    def of(
+        cls, responses: Iterable[pb.ContainerAllocateResponse], device_ids: Mapping[str, tuple[str, ...]]
+    ) -> "RunningContainer":
+        """Merges the answers for the container's resources as the kubelet does.
+
+        The first value wins per env name, annotation key and container path; CDI names are given once.
+        """
+        devices: dict[str, DeviceNode] = {}
+        mounts: dict[str, Mount] = {}
+        envs: dict[str, str] = {}
+        annotations: dict[str, str] = {}
+        names: dict[str, None] = {}
+        for response in responses:
+            for node in response.devices:
+                devices.setdefault(
+                    node.container_path, DeviceNode(node.host_path, node.container_path, node.permissions)
+                )
+            for mount in response.mounts:
+                mounts.setdefault(mount.container_path, Mount(mount.host_path, mount.container_path, mount.read_only))
+            envs = {**response.envs, **envs}
+            annotations = {**response.annotations, **annotations}
+            names.update(dict.fromkeys(device.name for device in response.cdi_devices))
+        return cls(
+            devices=tuple(devices.values()),
+            mounts=tuple(mounts.values()),
+            envs=envs,
+            annotations=annotations,
+            cdi_devices=tuple(names),
+            device_ids=device_ids,
+        )
+
+
+class RunningPod(Struct, frozen=True, kw_only=True):
+    """An admitted pod; `containers` has its init containers too."""
+
+    name: str
+    namespace: str
+    uid: str
+    containers: Mapping[str, RunningContainer]
+
+
+class DeviceStatus(NamedTuple):
+    """A device as the kubelet sees it; `nodes` are the NUMA nodes that the plugin named."""
+
+    health: HealthName
+    nodes: tuple[int, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        return self.health == HEALTHY
+
+
+class ResourceStatus(Struct, frozen=True):
+    """A resource as it would stand in the node's status, the devices behind it, and the ids that pods hold."""
+
+    capacity: int
+    allocatable: int
+    devices: Mapping[str, DeviceStatus]
+    in_use: tuple[str, ...] = ()
+
+
+class PluginOptions(NamedTuple):
+    """A plugin's options."""
+
+    pre_start_required: bool = False
+    get_preferred_allocation_available: bool = False
+
+    @classmethod
+    def of(cls, message: pb.DevicePluginOptions) -> "PluginOptions":
+        return cls(message.pre_start_required, message.get_preferred_allocation_available)
+
+
+class Registration(Struct, frozen=True):
+    """One call of `Register`: the `number`-th since the first start.
+
+    `announced` are the options in the request, which the kubelet ignores; `options` those that the plugin answered
+    when it was called back, None if it came not that far. `outcome` is `accepted` or the error that the plugin got.
+    """
+
+    number: int
+    resource: str
+    endpoint: str
+    version: str
+    announced: PluginOptions
+    options: PluginOptions | None
+    outcome: str
+
+    @property
+    def accepted(self) -> bool:
+        return self.outcome == ACCEPTED
+
+
+ACCEPTED = "accepted"

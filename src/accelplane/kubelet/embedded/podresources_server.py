@@ -1,0 +1,113 @@
+"""The kubelet's pod resources API, version v1: who holds which device, for monitoring programs and plugins.
+
+As in the real kubelet, every device is an entry of its own, once for each of its NUMA nodes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import grpc
+import grpc.aio
+
+from accelplane.kubelet import podresources_v1_pb2 as pb
+from accelplane.kubelet.embedded.checkpoint import NO_NODE, Holding
+from accelplane.kubelet.embedded.model import ResourceStatus, RunningPod
+
+SERVICE = "v1.PodResourcesLister"
+
+
+def pod_list(pods: Iterable[RunningPod], holdings: Iterable[Holding]) -> pb.ListPodResourcesResponse:
+    """All pods with all their containers, also those that hold nothing."""
+    held: dict[tuple[str, str], list[Holding]] = {}
+    for holding in holdings:
+        held.setdefault((holding.pod_uid, holding.container), []).append(holding)
+    return pb.ListPodResourcesResponse(
+        pod_resources=[
+            pb.PodResources(
+                name=pod.name,
+                namespace=pod.namespace,
+                containers=[
+                    pb.ContainerResources(
+                        name=container,
+                        devices=[
+                            _entry(holding.resource, key, node)
+                            for holding in held.get((pod.uid, container), ())
+                            for node, ids in holding.devices.items()
+                            for key in ids
+                        ],
+                    )
+                    for container in pod.containers
+                ],
+            )
+            for pod in pods
+        ]
+    )
+
+
+def allocatable(resources: Mapping[str, ResourceStatus]) -> pb.AllocatableResourcesResponse:
+    """The healthy devices, held or not."""
+    return pb.AllocatableResourcesResponse(
+        devices=[
+            _entry(resource, key, node)
+            for resource, status in resources.items()
+            for key, device in status.devices.items()
+            if device.healthy
+            for node in device.nodes or (NO_NODE,)
+        ]
+    )
+
+
+def handlers(
+    list_pods: Callable[[], pb.ListPodResourcesResponse],
+    list_allocatable: Callable[[], pb.AllocatableResourcesResponse],
+) -> grpc.GenericRpcHandler:
+    """The service, over functions that give its answers of the moment."""
+
+    async def answer_list(_request: pb.ListPodResourcesRequest, _context: object) -> pb.ListPodResourcesResponse:
+        return list_pods()
+
+    async def answer_allocatable(
+        _request: pb.AllocatableResourcesRequest, _context: object
+    ) -> pb.AllocatableResourcesResponse:
+        return list_allocatable()
+
+    async def answer_get(
+        request: pb.GetPodResourcesRequest,
+        context: grpc.aio.ServicerContext[pb.GetPodResourcesRequest, pb.GetPodResourcesResponse],
+    ) -> pb.GetPodResourcesResponse:
+        for pod in _named(list_pods(), request.pod_namespace, request.pod_name):
+            return pb.GetPodResourcesResponse(pod_resources=pod)
+        return await context.abort(
+            grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
+        )
+
+    return grpc.method_handlers_generic_handler(
+        SERVICE,
+        {
+            "List": grpc.unary_unary_rpc_method_handler(
+                answer_list,
+                request_deserializer=pb.ListPodResourcesRequest.FromString,
+                response_serializer=pb.ListPodResourcesResponse.SerializeToString,
+            ),
+            "GetAllocatableResources": grpc.unary_unary_rpc_method_handler(
+                answer_allocatable,
+                request_deserializer=pb.AllocatableResourcesRequest.FromString,
+                response_serializer=pb.AllocatableResourcesResponse.SerializeToString,
+            ),
+            "Get": grpc.unary_unary_rpc_method_handler(
+                answer_get,
+                request_deserializer=pb.GetPodResourcesRequest.FromString,
+                response_serializer=pb.GetPodResourcesResponse.SerializeToString,
+            ),
+        },
+    )
+
+
+def _named(pods: pb.ListPodResourcesResponse, namespace: str, name: str) -> Iterator[pb.PodResources]:
+    return (pod for pod in pods.pod_resources if pod.name == name and pod.namespace == namespace)
+
+
+def _entry(resource: str, key: str, node: int) -> pb.ContainerDevices:
+    entry = pb.ContainerDevices(resource_name=resource, device_ids=[key])
+    if node != NO_NODE:
+        entry.topology.nodes.add(ID=node)
+    return entry

@@ -1,0 +1,74 @@
+"""Asks a kubelet who holds which device: client of its pod resources API, version v1.
+
+The kubelet gives a container's devices in several entries of one resource (per device or per NUMA node, by version), a
+device of two nodes twice; here each container and resource is one value with each id once. The API answers 100
+requests a second for everybody on the node, so ask rarely.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from accelplane import rpc
+from accelplane.devices import natural
+from accelplane.kubelet import podresources_v1_pb2 as pb
+from accelplane.kubelet import sockets
+
+_SERVICE = "/v1.PodResourcesLister/"
+_DEADLINE = 5.0
+_MAX_MESSAGE = 16 * 1024 * 1024
+
+
+class PodResourcesError(Exception):
+    """The kubelet's pod resources socket gave no usable answer; the text names the socket."""
+
+    def __init__(self, socket: str, problem: str) -> None:
+        super().__init__(f"{socket}: {problem}")
+        self.socket = socket
+
+
+class Holder(Struct, frozen=True):
+    """A container and the devices of one resource that it holds, ids in natural order."""
+
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+    device_ids: tuple[str, ...]
+
+
+async def list_pods(socket: str) -> tuple[Holder, ...]:
+    """Who holds devices on this node, in the order of the names. Raises `PodResourcesError`."""
+    response = await _ask(socket, "List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
+    holders = [
+        Holder(pod.namespace, pod.name, container.name, resource, ids)
+        for pod in response.pod_resources
+        for container in pod.containers
+        for resource, ids in _summed(container.devices).items()
+    ]
+    return tuple(sorted(holders, key=lambda one: (one.namespace, one.pod, one.container, one.resource)))
+
+
+async def allocatable(socket: str) -> Mapping[str, tuple[str, ...]]:
+    """The healthy device ids of each resource, held or not. Raises `PodResourcesError`."""
+    response = await _ask(
+        socket, "GetAllocatableResources", pb.AllocatableResourcesRequest(), pb.AllocatableResourcesResponse
+    )
+    return _summed(response.devices)
+
+
+def _summed(entries: Iterable[pb.ContainerDevices]) -> dict[str, tuple[str, ...]]:
+    ids: dict[str, set[str]] = {}
+    for entry in entries:
+        ids.setdefault(entry.resource_name, set()).update(entry.device_ids)
+    return {resource: tuple(sorted(ids[resource], key=natural)) for resource in sorted(ids)}
+
+
+async def _ask(socket: str, method: str, request: rpc.Request, response_type: type[rpc.Response]) -> rpc.Response:
+    try:
+        path = sockets.checked_path(os.path.abspath(socket))
+        async with rpc.Channel(path, max_message=_MAX_MESSAGE) as channel:
+            return await channel.call(_SERVICE + method, request, response_type, deadline=_DEADLINE)
+    except (rpc.RpcError, sockets.SocketPathError) as error:
+        raise PodResourcesError(socket, f"{method} failed: {error}") from error
