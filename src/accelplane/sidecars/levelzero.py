@@ -9,11 +9,14 @@ from typing import NamedTuple
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError, Message
 
 from accelplane.sidecars import levelzero_pb2 as pb
 from accelplane.sidecars.channel import explained, open_channel
 
 MAX_INDICES = 1024
+
+_Ask = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
 
 class LevelZeroError(Exception):
@@ -55,52 +58,30 @@ class LevelZero:
         self._socket = socket
         self._deadline = deadline
         self._channel = open_channel(socket)
-        self._get_health = self._channel.unary_unary(
-            "/Levelzero/GetDeviceHealth",
-            request_serializer=pb.DeviceId.SerializeToString,
-            response_deserializer=pb.DeviceHealth.FromString,
-        )
-        self._get_temperature = self._channel.unary_unary(
-            "/Levelzero/GetDeviceTemperature",
-            request_serializer=pb.DeviceId.SerializeToString,
-            response_deserializer=pb.DeviceTemperature.FromString,
-        )
-        self._get_indices = self._channel.unary_unary(
-            "/Levelzero/GetIntelIndices",
-            request_serializer=pb.GetIntelIndicesMessage.SerializeToString,
-            response_deserializer=pb.DeviceIndices.FromString,
-        )
+        # Answers are decoded here: gRPC would hand out None for one that is not a message, and print a traceback.
+        self._get_health: _Ask = self._channel.unary_unary("/Levelzero/GetDeviceHealth")
+        self._get_temperature: _Ask = self._channel.unary_unary("/Levelzero/GetDeviceTemperature")
+        self._get_indices: _Ask = self._channel.unary_unary("/Levelzero/GetIntelIndices")
 
     async def condition(self, bdf: str) -> Condition:
         """Of the device at a PCI address. Raises `LevelZeroError`."""
-        try:
-            answer: pb.DeviceHealth = await self._get_health(pb.DeviceId(bdfAddress=bdf), timeout=self._deadline)
-        except grpc.aio.AioRpcError as error:
-            raise self._failed("GetDeviceHealth", error) from None
+        answer = pb.DeviceHealth()
+        await self._ask("GetDeviceHealth", self._get_health, pb.DeviceId(bdfAddress=bdf), answer)
         return Condition(answer.memory_ok, answer.bus_ok, answer.soc_ok, _fault(answer.error))
 
     async def temperatures(self, bdf: str) -> Temperatures:
         """Of the device at a PCI address. Raises `LevelZeroError`."""
-        try:
-            answer: pb.DeviceTemperature = await self._get_temperature(
-                pb.DeviceId(bdfAddress=bdf), timeout=self._deadline
-            )
-        except grpc.aio.AioRpcError as error:
-            raise self._failed("GetDeviceTemperature", error) from None
+        answer = pb.DeviceTemperature()
+        await self._ask("GetDeviceTemperature", self._get_temperature, pb.DeviceId(bdfAddress=bdf), answer)
         return Temperatures(getattr(answer, "global"), answer.gpu, answer.memory, _fault(answer.error))
 
     async def indices(self) -> list[int]:
         """The positions of Intel's devices among all that Level-Zero sees, ascending. Raises `LevelZeroError`."""
-        try:
-            answer: pb.DeviceIndices = await self._get_indices(pb.GetIntelIndicesMessage(), timeout=self._deadline)
-        except grpc.aio.AioRpcError as error:
-            raise self._failed("GetIntelIndices", error) from None
+        answer = pb.DeviceIndices()
+        await self._ask("GetIntelIndices", self._get_indices, pb.GetIntelIndicesMessage(), answer)
         found = sorted(set(answer.indices))
         if len(found) > MAX_INDICES:
-            raise LevelZeroError(
-                f"Level-Zero service at {self._socket}: GetIntelIndices names {len(found)} devices, "
-                f"expected at most {MAX_INDICES}"
-            )
+            raise self._failed("GetIntelIndices", f"names {len(found)} devices, expected at most {MAX_INDICES}")
         return found
 
     async def follow(self, connected: Callable[[], None]) -> None:
@@ -115,8 +96,17 @@ class LevelZero:
     async def close(self) -> None:
         await self._channel.close()
 
-    def _failed(self, call: str, error: grpc.aio.AioRpcError) -> LevelZeroError:
-        return LevelZeroError(f"Level-Zero service at {self._socket}: {call}: {explained(error)}")
+    async def _ask(self, call: str, ask: _Ask, request: Message, answer: Message) -> None:
+        """Fills `answer` in."""
+        try:
+            answer.ParseFromString(await ask(request.SerializeToString(), timeout=self._deadline))
+        except grpc.aio.AioRpcError as error:
+            raise self._failed(call, explained(error)) from None
+        except DecodeError:
+            raise self._failed(call, f"the answer is not a {answer.DESCRIPTOR.name} message") from None
+
+    def _failed(self, call: str, problem: str) -> LevelZeroError:
+        return LevelZeroError(f"Level-Zero service at {self._socket}: {call}: {problem}")
 
 
 def _fault(error: pb.Error) -> Fault:

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import NoReturn
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from accelplane.host import pci_address
 from accelplane.sidecars import xpumd_pb2 as pb
@@ -32,27 +33,30 @@ class Xpumd:
         self.problem = f"xpumd at {socket}: not connected"
         self._socket = socket
         self._channel = open_channel(socket)
-        self._watch = self._channel.unary_stream(
-            "/deviceinfo.DeviceInfo/WatchDeviceHealth",
-            request_serializer=pb.WatchDeviceHealthRequest.SerializeToString,
-            response_deserializer=pb.DeviceHealthResponse.FromString,
+        # Messages are decoded here: gRPC would hand out None for what is none, and print a traceback.
+        self._watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
+            "/deviceinfo.DeviceInfo/WatchDeviceHealth"
         )
 
     async def follow(self, changed: Callable[[], None]) -> NoReturn:
         """Listens, and calls `changed` when a message brought news. Reconnects for ever; runs until cancelled."""
         pause = _FIRST_PAUSE
         while True:
+            # Waits for the connection, which the channel itself tries again with growing pauses.
+            stream = self._watch(pb.WatchDeviceHealthRequest().SerializeToString(), wait_for_ready=True)
             try:
-                # Waits for the connection, which the channel itself tries again with growing pauses.
-                stream = self._watch(pb.WatchDeviceHealthRequest(), wait_for_ready=True)
-                message: pb.DeviceHealthResponse
-                async for message in stream:
+                async for data in stream:
+                    news = states_of(pb.DeviceHealthResponse.FromString(data))
                     pause = _FIRST_PAUSE
-                    if self._learn(states_of(message)):
+                    if self._learn(news):
                         changed()
                 self.problem = f"xpumd at {self._socket}: ended its stream"
             except grpc.aio.AioRpcError as error:
                 self.problem = f"xpumd at {self._socket}: {explained(error)}"
+            except DecodeError:
+                self.problem = f"xpumd at {self._socket}: sent what is not a DeviceHealthResponse message"
+            finally:
+                stream.cancel()
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -35,9 +35,12 @@ class GpuPlugin(Plugin[GpuConfig]):
         self._levelzero: LevelZero | None = None
         self._xpumd: Xpumd | None = None
         self._scope = Scope.of(self.config)
-        if not self.config.wsl:
-            places = self._scope.places
-            self.watch = Watch(frozenset(("drm", "pci", "mei")), (places.drm, places.dri, places.by_path))
+        places = self._scope.places
+        self.watch = (
+            Watch(frozenset(("misc",)))  # /dev/dxg; GPUs behind it come and go with the service's answers
+            if self.config.wsl
+            else Watch(frozenset(("drm", "pci", "mei")), (places.drm, places.dri, places.by_path))
+        )
 
     def scan(self, host: Host) -> Iterable[Device | Resource | Skipped]:
         return wsl_devices(self._indices, self.config) if self.config.wsl else scan(host, self._scope)

@@ -1,0 +1,308 @@
+"""The GPU plugin against a Level-Zero service on a real socket: well, sick, slow, gone, back."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from trees import gpu_card
+from waiting import until
+
+from accelplane.devices import Device, Verdict
+from accelplane.host import Host
+from accelplane.plugins.gpu import GpuConfig, GpuPlugin
+from accelplane.sidecars import levelzero_pb2 as pb
+from accelplane.sidecars.levelzero import MAX_INDICES, LevelZero, LevelZeroError
+
+GOOD = pb.DeviceHealth(memory_ok=True, bus_ok=True, soc_ok=True)
+COOL = (50.0, 50.0, 50.0)
+
+
+def temperatures(overall: float, gpu: float, memory: float, error: pb.Error | None = None) -> pb.DeviceTemperature:
+    answer = pb.DeviceTemperature(gpu=gpu, memory=memory, error=error)
+    setattr(answer, "global", overall)
+    return answer
+
+
+class Service:
+    """A Level-Zero service whose answers a test sets, by PCI address where they differ."""
+
+    def __init__(self) -> None:
+        self.health: dict[str, pb.DeviceHealth] = {}
+        self.temperature: dict[str, pb.DeviceTemperature] = {}
+        self.indices = pb.DeviceIndices()
+        self.hanging: set[str] = set()
+        self.asked: list[str] = []
+
+    async def get_health(self, request: pb.DeviceId, context: object) -> pb.DeviceHealth:
+        self.asked.append(request.bdfAddress)
+        if request.bdfAddress in self.hanging:
+            await asyncio.Event().wait()
+        return self.health.get(request.bdfAddress, GOOD)
+
+    async def get_temperature(self, request: pb.DeviceId, context: object) -> pb.DeviceTemperature:
+        return self.temperature.get(request.bdfAddress, temperatures(*COOL))
+
+    async def get_indices(self, request: pb.GetIntelIndicesMessage, context: object) -> pb.DeviceIndices:
+        return self.indices
+
+    @asynccontextmanager
+    async def listening(self, socket: Path) -> AsyncIterator[None]:
+        socket.parent.mkdir(parents=True, exist_ok=True)
+        server = grpc.aio.server()
+        methods = {
+            "GetDeviceHealth": grpc.unary_unary_rpc_method_handler(
+                self.get_health, pb.DeviceId.FromString, pb.DeviceHealth.SerializeToString
+            ),
+            "GetDeviceTemperature": grpc.unary_unary_rpc_method_handler(
+                self.get_temperature, pb.DeviceId.FromString, pb.DeviceTemperature.SerializeToString
+            ),
+            "GetIntelIndices": grpc.unary_unary_rpc_method_handler(
+                self.get_indices, pb.GetIntelIndicesMessage.FromString, pb.DeviceIndices.SerializeToString
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Levelzero", methods),))
+        server.add_insecure_port(f"unix:{socket}")
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop(None)
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A tree with a short name: a socket's path has at most 107 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="lz", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def socket(root: Path) -> Path:
+    return root / "var/lib/levelzero/server.sock"
+
+
+@asynccontextmanager
+async def running(plugin: GpuPlugin, root: Path, look_again: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
+    task = asyncio.create_task(plugin.background(Host(root), look_again))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+class Cards:
+    """A plugin with health, and the cards that it found."""
+
+    def __init__(self, root: Path, **options: object) -> None:
+        self.host = Host(root)
+        self.plugin = GpuPlugin(GpuConfig.of({"health-management": True, **options}))
+        self.devices = [item for item in self.plugin.scan(self.host) if isinstance(item, Device)]
+
+    async def verdicts(self) -> dict[str, Verdict]:
+        return dict(await self.plugin.health(self.host, self.devices))
+
+
+FAULT = pb.Error(errorcode=0x70010001, description="not available (0x70010001)")
+LOST = pb.Error(errorcode=0x70000001, description="device lost (0x70000001)")
+RESET = pb.Error(errorcode=0x70000006)
+
+
+@pytest.mark.parametrize(
+    ("health", "temperature", "verdict"),
+    [
+        (GOOD, temperatures(*COOL), Verdict("good")),
+        (GOOD, temperatures(100.0, 100.0, 100.0), Verdict("good")),
+        (GOOD, temperatures(40.0, 40.0, -999.0, FAULT), Verdict("good")),
+        (pb.DeviceHealth(bus_ok=True, soc_ok=True), temperatures(*COOL), Verdict("bad", "memory not ok")),
+        (pb.DeviceHealth(memory_ok=True), temperatures(*COOL), Verdict("bad", "bus not ok, SoC not ok")),
+        (GOOD, temperatures(0.0, 101.5, 0.0), Verdict("bad", "gpu temperature 101.5 °C above 100")),
+        (GOOD, temperatures(100.9, 0.0, 0.0), Verdict("bad", "global temperature 100.9 °C above 100")),
+        (
+            pb.DeviceHealth(memory_ok=True, bus_ok=True, soc_ok=True, error=RESET),
+            temperatures(*COOL),
+            Verdict("bad", "error 0x70000006"),
+        ),
+        (GOOD, temperatures(-999.0, -999.0, -999.0, LOST), Verdict("bad", "device lost (0x70000001)")),
+    ],
+)
+async def test_a_card_is_judged_by_what_the_service_says(
+    root: Path, socket: Path, health: pb.DeviceHealth, temperature: pb.DeviceTemperature, verdict: Verdict
+) -> None:
+    gpu_card(root, 0)
+    gpu_card(root, 1)
+    service = Service()
+    service.health["0000:03:00.0"] = health
+    service.temperature["0000:03:00.0"] = temperature
+    cards = Cards(root, **{"shared-dev-num": 2, "enable-monitoring": True})
+    async with service.listening(socket), running(cards.plugin, root):
+        assert await cards.verdicts() == {"card0": verdict, "card1": Verdict("good")}
+
+
+async def test_a_value_the_service_could_not_read_is_noted(root: Path, socket: Path) -> None:
+    gpu_card(root, 0)
+    service = Service()
+    service.temperature["0000:03:00.0"] = temperatures(40.0, 40.0, -999.0, FAULT)
+    cards = Cards(root)
+    async with service.listening(socket), running(cards.plugin, root):
+        await cards.verdicts()
+    assert [note for note in cards.host.notes if "card0" in note and "not available (0x70010001)" in note]
+
+
+async def test_an_overheated_card_is_bad_until_it_cooled_by_the_margin(root: Path, socket: Path) -> None:
+    gpu_card(root, 0)
+    service = Service()
+    cards = Cards(root, **{"gpu-temp-limit": 90, "temperature-margin": 10, "health-bad-verdicts": 1})
+    answers: list[str] = []
+    async with service.listening(socket), running(cards.plugin, root):
+        for degrees in (85.0, 91.0, 85.0, 79.0, 85.0):
+            service.temperature["0000:03:00.0"] = temperatures(0.0, degrees, 0.0)
+            answers.append((await cards.verdicts())["card0"].answer)
+    assert answers == ["good", "bad", "bad", "good", "good"]
+
+
+async def test_a_card_without_address_is_unknown(root: Path, socket: Path) -> None:
+    gpu_card(root, 0)
+    cards = Cards(root)
+    nameless = Device(resource="i915", id="card7-0", unit="card7")
+    async with Service().listening(socket), running(cards.plugin, root):
+        assert (await cards.plugin.health(cards.host, [nameless]))["card7"].answer == "unknown"
+
+
+async def test_a_missing_service_leaves_health_unknown_and_says_where_it_was_looked_for(
+    root: Path, socket: Path
+) -> None:
+    gpu_card(root, 0)
+    cards = Cards(root)
+    async with running(cards.plugin, root):
+        verdict = (await cards.verdicts())["card0"]
+    assert verdict.answer == "unknown"
+    assert str(socket) in verdict.reason
+
+
+async def test_the_service_is_found_when_it_comes_and_again_after_it_went(root: Path, socket: Path) -> None:
+    gpu_card(root, 0)
+    cards = Cards(root)
+    looks: list[int] = []
+
+    async def answered() -> bool:
+        return (await cards.verdicts())["card0"].answer == "good"
+
+    async def silent() -> bool:
+        return (await cards.verdicts())["card0"].answer == "unknown"
+
+    async with running(cards.plugin, root, lambda: looks.append(1)):
+        await until(silent)
+        async with Service().listening(socket):
+            await until(answered)
+        await until(silent)
+        async with Service().listening(socket):
+            await until(lambda: len(looks) == 2)
+            assert await answered()
+
+
+async def test_a_card_that_hangs_the_service_costs_no_other_its_verdict(root: Path, socket: Path) -> None:
+    gpu_card(root, 0)
+    gpu_card(root, 1)
+    service = Service()
+    service.hanging.add("0000:03:00.0")
+    cards = Cards(root)
+    async with service.listening(socket), running(cards.plugin, root):
+        first = await cards.verdicts()
+        service.hanging.clear()
+        second = await cards.verdicts()
+    assert {name: verdict.answer for name, verdict in first.items()} == {"card0": "unknown", "card1": "good"}
+    assert "deadline exceeded" in first["card0"].reason
+    assert {verdict.answer for verdict in second.values()} == {"good"}
+    assert service.asked[2:] == ["0000:04:00.0", "0000:03:00.0"]
+
+
+async def test_windows_gpus_are_the_indices_that_the_service_names(root: Path, socket: Path) -> None:
+    service = Service()
+    service.indices.indices.extend((4, 0, 4))
+    plugin, host = GpuPlugin(GpuConfig(wsl=True)), Host(root)
+    async with service.listening(socket), running(plugin, root):
+        await plugin.refresh(host)
+        found = [item.id for item in plugin.scan(host) if isinstance(item, Device)]
+        service.indices = pb.DeviceIndices(error=LOST)
+        await plugin.refresh(host)
+        left = list(plugin.scan(host))
+    assert found == ["card0-0", "card4-0"]
+    assert left == []
+
+
+async def test_a_refresh_without_service_fails_and_forgets_nothing(root: Path, socket: Path) -> None:
+    service = Service()
+    service.indices.indices.append(1)
+    plugin, host = GpuPlugin(GpuConfig(wsl=True)), Host(root)
+    async with running(plugin, root):
+        async with service.listening(socket):
+            await plugin.refresh(host)
+        with pytest.raises(LevelZeroError, match="GetIntelIndices"):
+            await plugin.refresh(host)
+    assert [item.id for item in plugin.scan(host) if isinstance(item, Device)] == ["card1-0"]
+
+
+async def test_an_absurd_number_of_indices_is_refused(socket: Path) -> None:
+    service = Service()
+    service.indices.indices.extend(range(MAX_INDICES + 1))
+    client = LevelZero(str(socket))
+    async with service.listening(socket):
+        with pytest.raises(LevelZeroError, match="1025 devices, expected at most 1024"):
+            await client.indices()
+        await client.close()
+
+
+async def test_an_answer_that_is_no_message_is_an_error(socket: Path) -> None:
+    async def junk(request: bytes, context: object) -> bytes:
+        return b"\xff" * 100
+
+    socket.parent.mkdir(parents=True)
+    server = grpc.aio.server()
+    handlers = {"GetDeviceHealth": grpc.unary_unary_rpc_method_handler(junk)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Levelzero", handlers),))
+    server.add_insecure_port(f"unix:{socket}")
+    await server.start()
+    client = LevelZero(str(socket))
+    with pytest.raises(LevelZeroError, match="GetDeviceHealth: the answer is not a DeviceHealth message"):
+        await client.condition("0000:03:00.0")
+    with pytest.raises(LevelZeroError, match="unimplemented"):
+        await client.temperatures("0000:03:00.0")
+    await client.close()
+    await server.stop(None)
+
+
+async def test_a_path_that_no_socket_can_have_is_an_error_that_names_it(tmp_path: Path) -> None:
+    client = LevelZero(f"{tmp_path}/{'long' * 30}.sock")
+    with pytest.raises(LevelZeroError, match="longlong"):
+        await client.condition("0000:03:00.0")
+    await client.close()
+
+
+async def test_odd_characters_in_a_path_are_just_characters(root: Path) -> None:
+    socket = root / "a%41 b#c?.sock"
+    client = LevelZero(str(socket))
+    service = Service()
+    socket.parent.mkdir(exist_ok=True)
+    server = grpc.aio.server()
+    handlers = {
+        "GetDeviceHealth": grpc.unary_unary_rpc_method_handler(
+            service.get_health, pb.DeviceId.FromString, pb.DeviceHealth.SerializeToString
+        )
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Levelzero", handlers),))
+    plain = root / "plain.sock"
+    server.add_insecure_port(f"unix:{plain}")
+    await server.start()
+    socket.symlink_to(plain)
+    assert (await client.condition("0000:03:00.0")).memory
+    await client.close()
+    await server.stop(None)

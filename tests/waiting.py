@@ -1,0 +1,15 @@
+"""Waiting for what a test expects to become true, as soon as it does, but not for ever."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+
+async def until(condition: Callable[[], bool] | Callable[[], Coroutine[Any, Any, bool]], seconds: float = 10) -> None:
+    """Returns when the condition holds; raises `TimeoutError` when it does not in time."""
+    async with asyncio.timeout(seconds):
+        while True:
+            held = condition()
+            if held if isinstance(held, bool) else await held:
+                return
+            await asyncio.sleep(0.02)
