@@ -1,9 +1,10 @@
 """One plugin at work: it looks when something may have changed, and what it found is published.
 
-Looking is a scan in a thread of its own; a storm of events costs at most a tenth of one core, however long it lasts,
-because a look is followed by a pause of nine times its own length. A scan that fails keeps what was found last;
-after the grace period its devices are advertised as unhealthy rather than taken away. A device that vanished is
-unhealthy for a moment before it leaves the list, for the kubelet shows an id that is simply gone as a healthy one.
+Looking is a scan in a thread of its own. A burst of events is answered at once; a storm, however long it lasts, costs
+a fifth of one core at most, because looking takes from a credit that refills at that rate. A scan that fails keeps
+what was found last; after the grace period its devices are advertised as unhealthy rather than taken away. A device
+that vanished is unhealthy for a moment before it leaves the list, for the kubelet shows an id that is simply gone as a
+healthy one.
 """
 
 import asyncio
@@ -32,8 +33,8 @@ from accelplane.plugins.base import Config
 
 log = logging.getLogger(__name__)
 
-_SETTLE, _SETTLE_AT_MOST = 0.005, 0.03
-_SHARE_OF_TIME, _LONGEST_PAUSE = 9.0, 2.0
+_SETTLE, _SETTLE_AT_MOST = 0.005, 0.02
+_SHARE_OF_TIME, _MOST_CREDIT = 0.2, 0.25
 _REFRESH_DEADLINE = 5.0
 _SCAN_PATIENCE = 10.0
 _FIRST_VERDICT_DEADLINE = 1.0
@@ -124,16 +125,21 @@ class PluginRunner:
         self._health_wake.fire()
 
     async def _keep_looking(self) -> None:
+        credit, last = _MOST_CREDIT, time.monotonic()
         while True:
             self._wake.clear()
             start = time.monotonic()
+            credit = min(credit + _SHARE_OF_TIME * (start - last), _MOST_CREDIT)
             await self._look()
+            last = time.monotonic()
+            credit -= last - start
             self.looked.set()
-            await self._until_next(time.monotonic() - start)
+            await self._until_next()
+            if credit < 0:
+                await asyncio.sleep(-credit / _SHARE_OF_TIME)
 
-    async def _until_next(self, took: float) -> None:
-        """Returns when it is time to look again: something happened, and settled, and the last look is paid for."""
-        since = time.monotonic()
+    async def _until_next(self) -> None:
+        """Returns when it is time to look again: something happened and settled, or nothing did for long."""
         try:
             async with asyncio.timeout(self._longest_wait()):
                 await self._wake.wait()
@@ -143,9 +149,6 @@ class PluginRunner:
         while self._wake.is_set() and time.monotonic() < settled_by:
             self._wake.clear()
             await asyncio.sleep(_SETTLE)
-        pause = min(_SHARE_OF_TIME * took, _LONGEST_PAUSE) - (time.monotonic() - since)
-        if pause > 0:
-            await asyncio.sleep(pause)
 
     def _longest_wait(self) -> float:
         wait = self._settings.safety_interval
