@@ -1,0 +1,287 @@
+"""The CDI hook: links in a container's root file system, whatever the image has there."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+LINK = "../card0::/dev/dri/by-path/pci-0000:03:00.0-card"
+PATH = "dev/dri/by-path/pci-0000:03:00.0-card"
+PROGRAM = "from accelplane.cli.cdihook import main; raise SystemExit(main())"
+
+
+class Bundle:
+    """An OCI bundle beside a file that no hook may touch."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "bundle"
+        self.rootfs = self.directory / "rootfs"
+        self.rootfs.mkdir(parents=True)
+        self.outside = directory / "outside"
+        self.outside.mkdir()
+        self.state = json.dumps({"ociVersion": "1.0.2", "id": "c", "bundle": str(self.directory)})
+        self.configure({"root": {"path": "rootfs"}})
+
+    def configure(self, config: object) -> None:
+        (self.directory / "config.json").write_text(json.dumps(config))
+
+    def hook(
+        self, *arguments: str, state: str | bytes | None = None, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        given = self.state if state is None else state
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *arguments],
+            input=given.encode() if isinstance(given, str) else given,
+            capture_output=True,
+            cwd=cwd or self.outside,
+            check=False,
+            timeout=60,
+        )
+        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    def links(self, *links: str) -> subprocess.CompletedProcess[str]:
+        return self.hook("create-symlinks", *(word for link in links for word in ("--link", link)))
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return Bundle(tmp_path)
+
+
+def in_the_tree(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.rglob("*")}
+
+
+def test_links_are_made_with_the_directories_that_lead_there(bundle: Bundle) -> None:
+    done = bundle.links(LINK, "../renderD128::/dev/dri/by-path/pci-0000:03:00.0-render")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert os.readlink(bundle.rootfs / PATH) == "../card0"
+    assert os.readlink(bundle.rootfs / "dev/dri/by-path/pci-0000:03:00.0-render") == "../renderD128"
+    assert (bundle.rootfs / "dev/dri").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_second_run_changes_nothing(bundle: Bundle) -> None:
+    bundle.links(LINK)
+    before = (bundle.rootfs / PATH).lstat()
+    assert bundle.links(LINK, LINK).returncode == 0
+    assert (bundle.rootfs / PATH).lstat().st_ino == before.st_ino
+
+
+@pytest.mark.parametrize("there", ["file", "directory", "link"])
+def test_what_is_there_stays_and_is_named(bundle: Bundle, there: str) -> None:
+    path = bundle.rootfs / PATH
+    path.parent.mkdir(parents=True)
+    if there == "file":
+        path.write_text("mine")
+    elif there == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to("/etc/passwd")
+    before = path.lstat()
+    done = bundle.links(LINK, "../renderD128::/dev/dri/by-path/other")
+    assert done.returncode == 1
+    assert f"accelplane-cdi-hook: /{PATH}: is there already" in done.stderr
+    assert path.lstat().st_ino == before.st_ino
+    assert (bundle.rootfs / "dev/dri/by-path/other").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("link", "text"),
+    [
+        ("dev", "/outside"),
+        ("dev", "../../outside"),
+        ("dev", "../../../../../../../../../../outside"),
+        ("dev/dri", "/../../outside"),
+        ("dev/dri/by-path", "../../../../outside"),
+    ],
+)
+def test_links_of_the_image_lead_where_the_container_sees_them_lead(bundle: Bundle, link: str, text: str) -> None:
+    (bundle.rootfs / link).parent.mkdir(parents=True, exist_ok=True)
+    (bundle.rootfs / link).symlink_to(text)
+    done = bundle.links(LINK)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(bundle.outside.iterdir()) == []
+    rest = PATH.removeprefix(f"{link}/")
+    assert os.readlink(bundle.rootfs / "outside" / rest) == "../card0"
+
+
+def test_an_absolute_link_to_the_hosts_own_directory_stays_inside(bundle: Bundle) -> None:
+    (bundle.rootfs / "dev").symlink_to(bundle.outside)
+    assert bundle.links(LINK).returncode == 0
+    assert list(bundle.outside.iterdir()) == []
+    assert (bundle.rootfs / str(bundle.outside).lstrip("/") / "dri").is_dir()
+
+
+def test_ways_up_in_the_path_end_at_the_root(bundle: Bundle) -> None:
+    assert bundle.links("x::/a/../../../../outside/link").returncode == 0
+    assert os.readlink(bundle.rootfs / "outside/link") == "x"
+    assert list(bundle.outside.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("links", "message"),
+    [
+        ({"dev": "dev"}, "do they loop?"),
+        ({"dev": "a", "a": "dev"}, "do they loop?"),
+        ({"dev": "x" * 200 + "/" + "y" * 300}, "File name too long"),
+    ],
+)
+def test_links_that_lead_nowhere_are_told(bundle: Bundle, links: dict[str, str], message: str) -> None:
+    for name, target in links.items():
+        (bundle.rootfs / name).symlink_to(target)
+    done = bundle.links(LINK)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_file_on_the_way_is_told(bundle: Bundle) -> None:
+    (bundle.rootfs / "dev").write_text("")
+    done = bundle.links(LINK)
+    assert (done.returncode, done.stderr) == (1, f"accelplane-cdi-hook: /{PATH}: Not a directory\n")
+
+
+def test_the_root_is_taken_from_the_configuration(bundle: Bundle) -> None:
+    elsewhere = bundle.directory.parent / "elsewhere"
+    elsewhere.mkdir()
+    bundle.configure({"root": {"path": str(elsewhere)}})
+    assert bundle.links(LINK).returncode == 0
+    assert (elsewhere / PATH).is_symlink()
+    assert in_the_tree(bundle.rootfs) == set()
+
+
+def test_without_bundle_or_configuration_the_usual_places_count(bundle: Bundle) -> None:
+    (bundle.directory / "config.json").unlink()
+    arguments = ("create-symlinks", "--link=" + LINK)
+    assert bundle.hook(*arguments, state="{}", cwd=bundle.directory).returncode == 0
+    assert (bundle.rootfs / PATH).is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ("", "the container's state: not JSON"),
+        ("[]", "the container's state: expected a JSON object"),
+        ('{"bundle": 3}', "bundle is '3', expected a text"),
+        ('{"bundle": "/nowhere"}', "root file system /nowhere/rootfs: No such file"),
+        ('{"bundle": "/dev/null"}', "/dev/null/config.json: Not a directory"),
+        ('{"bundle": "a\\u0000b"}', "null byte"),
+        (b"\xff\xfe\x80", "not JSON"),
+        (b"[" * 200_000, "not JSON"),
+        (b" " * (1024 * 1024 + 1), "more than 1048576 bytes"),
+    ],
+)
+def test_a_state_that_makes_no_sense_is_told(bundle: Bundle, state: str | bytes, message: str) -> None:
+    done = bundle.hook("create-symlinks", "--link", LINK, state=state)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "no object named root"),
+        ({"root": "rootfs"}, "no object named root"),
+        ({"root": {"path": ["rootfs"]}}, "expected a text"),
+        ({"root": {"path": "absent"}}, "root file system"),
+        ({"root": {"path": "config.json"}}, "Not a directory"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_told(bundle: Bundle, config: object, message: str) -> None:
+    bundle.configure(config)
+    done = bundle.links(LINK)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert in_the_tree(bundle.rootfs) == set()
+
+
+def test_a_configuration_that_nobody_writes_or_that_never_ends_holds_nothing_up(bundle: Bundle) -> None:
+    config = bundle.directory / "config.json"
+    config.unlink()
+    os.mkfifo(config)
+    assert "not JSON" in bundle.links(LINK).stderr
+    config.unlink()
+    config.symlink_to("/dev/zero")
+    assert "more than" in bundle.links(LINK).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected the command create-symlinks"),
+        (["make-coffee"], "expected the command create-symlinks"),
+        (["create-symlinks", "--link"], "expected --link TARGET::LINKPATH"),
+        (["create-symlinks", "--force"], "found '--force'"),
+        (["create-symlinks", "--link", "x"], "--link x: expected TARGET::/LINKPATH"),
+        (["create-symlinks", "--link", "::/x"], "expected TARGET::/LINKPATH"),
+        (["create-symlinks", "--link", "x::y"], "expected TARGET::/LINKPATH"),
+        (["create-symlinks", "--link", "x::/y/"], "the path must end in the link's name"),
+        (["create-symlinks", "--link", "x::/y/.."], "the path must end in the link's name"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_ends_with_2(bundle: Bundle, arguments: Sequence[str], message: str) -> None:
+    done = bundle.hook(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "usage: accelplane-cdi-hook create-symlinks" in done.stderr
+
+
+def test_nothing_but_the_standard_library_is_imported() -> None:
+    program = "import sys, accelplane.cli.cdihook; print(*sorted(name.partition('.')[0] for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert set(done.stdout.split()) & {"msgspec", "grpc", "yaml", "argparse", "click", "asyncio"} == set()
+
+
+parts = st.sampled_from(["a", "b", "c", "..", ".", ""])
+paths = st.lists(parts, min_size=1, max_size=4).map("/".join)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    directories=st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=3), max_size=3),
+    links=st.lists(
+        st.tuples(st.lists(st.sampled_from("abc"), min_size=1, max_size=3), paths, st.booleans()), max_size=4
+    ),
+    path=paths,
+)
+def test_no_image_leads_out_of_its_root(
+    tmp_path_factory: pytest.TempPathFactory,
+    directories: list[list[str]],
+    links: list[tuple[list[str], str, bool]],
+    path: str,
+) -> None:
+    from accelplane.cli.cdihook import HookError, make_link
+
+    outside = tmp_path_factory.mktemp("image")
+    root = outside / "root"
+    root.mkdir()
+    for name in "abc":
+        (outside / name).mkdir()
+    for directory in directories:
+        (root / "/".join(directory)).mkdir(parents=True, exist_ok=True)
+    for place, target, absolute in links:
+        link = root / "/".join(place)
+        try:
+            link.symlink_to(("/" if absolute else "") + (target or "."))
+        except OSError:
+            continue
+    descriptor = os.open(root, os.O_PATH | os.O_DIRECTORY)
+    before = {entry for entry in outside.rglob("*") if not entry.is_relative_to(root)}
+    try:
+        make_link(descriptor, "target", f"/{path}/link")
+    except (HookError, OSError):
+        made = False
+    else:
+        made = True
+    finally:
+        os.close(descriptor)
+    assert {entry for entry in outside.rglob("*") if not entry.is_relative_to(root)} == before
+    found = [entry for entry in root.rglob("*") if entry.name == "link" and os.readlink(entry) == "target"]
+    assert len(found) == made

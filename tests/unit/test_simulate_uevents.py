@@ -1,0 +1,63 @@
+"""Uevents of the simulator's own making, heard by the listener that the agent has."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from accelplane.simulate.uevents import UeventError, uevent
+
+SCRIPT = """
+import select
+from accelplane.host import UeventSocket
+from accelplane.simulate.uevents import UeventError, uevent
+listener = UeventSocket()
+try:
+    uevent("add", "/devices/pci0000:00/0000:00:02.0/drm/card0", "drm", DEVNAME="dri/card0")
+except UeventError as error:
+    print("refused:", error)
+else:
+    assert select.select([listener], [], [], 20)[0]
+    (event,) = listener.read()
+    print(event.action, event.devpath, event.subsystem, event.fields["DEVNAME"], "SEQNUM" in event.fields)
+"""
+
+
+def own_namespace(*wrapper: str) -> str:
+    command = ["unshare", "--net", *wrapper, sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode and "Operation not permitted" in done.stderr:
+        pytest.skip("needs root")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_notice_reaches_listeners_as_the_kernels_own() -> None:
+    assert own_namespace() == "add /devices/pci0000:00/0000:00:02.0/drm/card0 drm dri/card0 True\n"
+
+
+def test_without_the_privilege_the_kernels_refusal_is_told() -> None:
+    answer = own_namespace("setpriv", "--inh-caps=-all", "--bounding-set=-all")
+    assert answer.startswith("refused: add@/devices/pci0000:00/0000:00:02.0/drm/card0: Operation not permitted")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/sys/net/core/netdev_max_backlog"), reason="already in another namespace")
+def test_the_machines_own_namespace_is_left_in_peace() -> None:
+    with pytest.raises(UeventError, match="unshare --net"):
+        uevent("add", "/devices/x", "drm")
+
+
+@pytest.mark.parametrize(
+    ("action", "devpath", "fields", "message"),
+    [
+        ("", "/devices/x", {}, "expected a word such as add"),
+        ("add", "devices/x", {}, "a path below /sys"),
+        ("add", "/devices/x", {"A": "b\0C=d"}, "without zero bytes"),
+        ("add", "/devices/x", {"A=B": "c"}, "expected KEY=value"),
+        ("add", "/devices/x", {"A": "b" * 2048}, "2048 at most"),
+    ],
+)
+def test_what_is_no_notice_is_refused(action: str, devpath: str, fields: dict[str, str], message: str) -> None:
+    with pytest.raises(UeventError, match=message):
+        uevent(action, devpath, "drm", **fields)
