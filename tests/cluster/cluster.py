@@ -78,6 +78,7 @@ class Node(Machine):
         self.plan = plan
         self.position = position
         self.hardware: list[Hardware] = list(plan.hardware)
+        self._trees: dict[Path, frozenset[Path]] = {}
         self.address = cluster.addresses.node(position)
         self.containerd = self.add_daemon(
             "containerd", ["containerd", "--config=/etc/containerd/config.toml"], ready=self._containerd_answers
@@ -90,8 +91,11 @@ class Node(Machine):
     # Hardware
 
     def copy_tree(self, tree: Path) -> None:
-        """Add the files, directories and links below ``tree`` (``sys/…``, ``dev/…``) to the node."""
-        hardware.copy_tree(self, tree)
+        """Show the files, links and device nodes below ``tree`` (``sys/…``, ``dev/…``) in the node.
+
+        Called again with the same tree, it brings the node up to date: what has left the tree leaves the node.
+        """
+        self._trees[tree] = hardware.copy_tree(self, tree, self._trees.get(tree, frozenset()))
 
     def mknod(self, path: Argument, major: int, minor: int, *, mode: int = 0o666) -> None:
         """Make a character device node in the node's /dev."""
@@ -115,6 +119,7 @@ class Node(Machine):
     def bring_up(self) -> None:
         """The part of ``boot`` that needs no API server."""
         self.power_on()
+        self._trees.clear()
         self.cluster.plug_cable(self)
         for put_in in self.hardware:
             put_in(self)

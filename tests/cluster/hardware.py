@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from .machine import BOOT, Argument, Machine
@@ -15,29 +16,70 @@ _ORDER = ("sys/devices", "sys/bus", "sys", "dev", "")
 _NULL = (1, 3)
 
 
-def copy_tree(machine: Machine, tree: Path) -> None:
-    """Add what is below ``tree`` (``sys/…``, ``dev/…``) to the machine: files, directories, links, device nodes.
+def copy_tree(machine: Machine, tree: Path, before: frozenset[Path] = frozenset()) -> frozenset[Path]:
+    """Bring the machine up to date with what is below ``tree`` (``sys/…``, ``dev/…``); return what it has of it.
 
-    Files that are there are overwritten. Where the tree reaches into a part that shows the host's own /sys, that part
-    becomes the machine's own first.
+    What is in ``before``, the answer of an earlier call, and no longer in the tree is taken out of the machine.
+    Files with other content are overwritten. Where the tree reaches into a part that shows the host's own /sys, that
+    part becomes the machine's own first.
     """
-    entries = [path for path in tree.rglob("*") if path.is_symlink() or not path.is_dir()]
-    empty = [path for path in tree.rglob("*") if path.is_dir() and not path.is_symlink() and not any(path.iterdir())]
-    for source in sorted(entries + empty, key=lambda path: _rank(path.relative_to(tree))):
-        target = _writable(machine, Path("/") / source.relative_to(tree))
-        details = source.lstat()
-        if stat.S_ISDIR(details.st_mode):
-            target.mkdir(parents=True, exist_ok=True)
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if stat.S_ISREG(details.st_mode):
+    now = frozenset(path.relative_to(tree) for path in tree.rglob("*"))
+    for entry in sorted(before - now, key=_rank, reverse=True):
+        _take_out(machine, Path("/") / entry)
+    put_in = {entry for entry in sorted(now, key=_rank) if _put_in(machine, tree / entry, Path("/") / entry)}
+    return frozenset(put_in | (before & now))
+
+
+def _put_in(machine: Machine, source: Path, inside: Path) -> bool:
+    """False for a directory that was there already, and will be there when the tree is gone."""
+    details = source.lstat()
+    if not stat.S_ISDIR(details.st_mode):
+        _put_in_file(machine, source, inside, details)
+        return True
+    if machine.path(inside).is_dir():
+        return False
+    target = _writable(machine, inside)
+    target.mkdir()
+    target.chmod(stat.S_IMODE(details.st_mode))
+    return True
+
+
+def _put_in_file(machine: Machine, source: Path, inside: Path, details: os.stat_result) -> None:
+    target = _writable(machine, inside)
+    if stat.S_ISREG(details.st_mode):
+        # A write that changes nothing would still wake whoever watches the file.
+        if not target.is_file() or target.read_bytes() != source.read_bytes():
             shutil.copy(source, target)
-            continue
-        target.unlink(missing_ok=True)
-        if stat.S_ISLNK(details.st_mode):
-            target.symlink_to(os.readlink(source))
-        else:
-            os.mknod(target, details.st_mode, details.st_rdev)
+        return
+    if _same(target, source):
+        return
+    target.unlink(missing_ok=True)
+    if stat.S_ISLNK(details.st_mode):
+        target.symlink_to(os.readlink(source))
+    else:
+        os.mknod(target, details.st_mode, details.st_rdev)
+        target.chmod(stat.S_IMODE(details.st_mode))
+
+
+def _same(target: Path, source: Path) -> bool:
+    try:
+        there, wanted = target.lstat(), source.lstat()
+    except FileNotFoundError:
+        return False
+    if stat.S_ISLNK(there.st_mode) and stat.S_ISLNK(wanted.st_mode):
+        return os.readlink(target) == os.readlink(source)
+    return (there.st_mode, there.st_rdev) == (wanted.st_mode, wanted.st_rdev)
+
+
+def _take_out(machine: Machine, inside: Path) -> None:
+    target = machine.path(inside)
+    if not target.is_dir() or target.is_symlink():
+        _writable(machine, inside).unlink(missing_ok=True)
+    # From outside the machine's mount namespace the kernel lets one remove a mount point, and its mount with it.
+    elif not target.is_mount():
+        # Others may have something in it.
+        with suppress(OSError):
+            target.rmdir()
 
 
 def mknod(machine: Machine, path: Argument, major: int, minor: int, *, mode: int = 0o666) -> None:
@@ -86,10 +128,10 @@ def _writable(machine: Machine, inside: Path) -> Path:
     return target
 
 
-def sample_gpu(tree: Path, *, cards: int = 1) -> Path:
+def sample_gpu(tree: Path, *, first: int = 0, cards: int = 1) -> Path:
     """A small tree of i915 cards, enough for a GPU plugin to find something, made without anyone else's code."""
     pci = tree / "sys/bus/pci"
-    for card in range(cards):
+    for card in range(first, first + cards):
         address = f"0000:00:{2 + card:02x}.0"
         device = tree / f"sys/devices/pci0000:00/{address}"
         driver = pci / "drivers/i915"
