@@ -57,6 +57,10 @@ class Agent:
         self._unservable: Exception | None = None
         self._config_changed = asyncio.Event()
 
+    def ended_plugins(self) -> list[str]:
+        """Plugins whose runner has ended by a fault and waits to be started again."""
+        return [name for name, task in self._tasks.items() if task.done()]
+
     def stop(self) -> None:
         """Ends `run`: own sockets are removed, the kubelet sees every stream end."""
         self._stop.set()
