@@ -69,8 +69,9 @@ def kubelet(kubelet_dir: str, topology_policy: str, numa_nodes: int) -> None:
 
 @accelplane.command()
 @click.option("--keep", is_flag=True, help="Keep the simulated node's directory and say where it is.")
-def demo(keep: bool) -> None:
+@click.option("--svg", default="", metavar="FILE", help="Write a picture of the last screen.")
+def demo(keep: bool, svg: str) -> None:
     """Show it all on a simulated node: found, allocated, plugged, sick, healed, kubelet restarted."""
     from accelplane.cli.demo import run  # noqa: PLC0415
 
-    sys.exit(run(keep=keep))
+    sys.exit(run(keep=keep, svg=svg))

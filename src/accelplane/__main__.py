@@ -1,0 +1,5 @@
+"""`python -m accelplane` is `accelplane`."""
+
+from accelplane.cli.main import main
+
+main()

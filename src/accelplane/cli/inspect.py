@@ -1,0 +1,217 @@
+"""`accelplane inspect`: what this node has, what is advertised, and who holds what.
+
+What is here comes from a scan of its own; the rest from the kubelet: its pod resources socket, or, where that is not
+there, the device manager's checkpoint. A running agent is not needed and not disturbed.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from accelplane.cli.node import look_once
+from accelplane.devices import Device, Inventory, Skipped, natural
+from accelplane.host import HostError
+from accelplane.kubelet import checkpoint, podresources, sockets
+from accelplane.node import config as configuration
+from accelplane.node.plugins import installed
+from accelplane.node.settings import ConfigurationError, Settings
+from accelplane.plugins import ScanError
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One device id. `advertised` is None where the kubelet cannot be asked."""
+
+    plugin: str
+    resource: str
+    id: str
+    unit: str = ""
+    health: str = ""
+    reason: str = ""
+    numa: Sequence[int] | None = None
+    attributes: Mapping[str, str] = {}
+    here: bool = True
+    advertised: bool | None = None
+    held_by: Sequence[str] = ()
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer; `source` says where the kubelet's part comes from."""
+
+    source: Literal["pod-resources", "checkpoint", "none"]
+    devices: Sequence[Row]
+    skipped: Mapping[str, Sequence[Skipped]]
+    problems: Sequence[str]
+
+
+class _Kubelet(msgspec.Struct, frozen=True):
+    """What the kubelet says: ids advertised (None: unknown) and holders by resource and id."""
+
+    source: Literal["pod-resources", "checkpoint", "none"]
+    advertised: Mapping[str, frozenset[str]] | None = None
+    holders: Mapping[tuple[str, str], Sequence[str]] = {}
+    problem: str = ""
+
+
+def run(root: str, kubelet_dir: str, plugins: str, config: str, output: str) -> int:
+    """Prints the answer; the process's exit code is 1 when something could not be read."""
+    logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(message)s")
+    if not os.path.isdir(root):
+        print(
+            f"accelplane inspect: --root {root}: not a directory, expected one with sys/ and dev/ in it",
+            file=sys.stderr,
+        )
+        return 1
+    settings = Settings(root=root, kubelet_dir=kubelet_dir)
+    try:
+        report = asyncio.run(_report(settings, plugins, config))
+    except ConfigurationError as error:
+        print(f"accelplane inspect: {error}", file=sys.stderr)
+        return 1
+    if output == "json":
+        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    else:
+        _print_tables(report, kubelet_dir)
+    return 1 if report.problems else 0
+
+
+async def _report(settings: Settings, plugins: str, config: str) -> Report:
+    named = [name.strip() for name in plugins.split(",") if name.strip()]
+    options = configuration.read(config) if config else configuration.AgentConfig()
+    made = configuration.plugins(options, installed(named or options.enabled), config)
+    kubelet = await _ask_kubelet(settings)
+    rows: list[Row] = []
+    skipped: dict[str, Sequence[Skipped]] = {}
+    problems = [kubelet.problem] if kubelet.problem else []
+    for name, plugin in made.items():
+        inventory = Inventory()
+        try:
+            inventory = await look_once(settings, plugin)
+        except (HostError, ScanError, OSError) as error:
+            problems.append(f"{name}: {error}")
+        except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything; the others are shown
+            problems.append(f"{name}: {type(error).__name__}: {error}")
+        skipped[name] = inventory.skipped
+        rows += _rows(name, plugin.namespace, inventory, kubelet)
+    return Report(source=kubelet.source, devices=rows, skipped=skipped, problems=problems)
+
+
+def _rows(name: str, namespace: str, inventory: Inventory, kubelet: _Kubelet) -> Iterator[Row]:
+    here = {(f"{namespace}/{device.resource}", device.id): device for device in inventory}
+    elsewhere = {key for key in kubelet.holders if key[0].startswith(f"{namespace}/")}
+    elsewhere.update(
+        (resource, id_)
+        for resource, ids in (kubelet.advertised or {}).items()
+        if resource.startswith(f"{namespace}/")
+        for id_ in ids
+    )
+    for resource, id_ in sorted(here.keys() | elsewhere, key=lambda key: (natural(key[0]), natural(key[1]))):
+        device = here.get((resource, id_))
+        advertised = None
+        if kubelet.advertised is not None:
+            advertised = id_ in kubelet.advertised.get(resource, ())
+        held_by = kubelet.holders.get((resource, id_), ())
+        if device is None:
+            yield Row(plugin=name, resource=resource, id=id_, here=False, advertised=advertised, held_by=held_by)
+        else:
+            yield _row(name, resource, device, advertised, held_by)
+
+
+def _row(name: str, resource: str, device: Device, advertised: bool | None, held_by: Sequence[str]) -> Row:
+    numa = device.topology if isinstance(device.topology, tuple) else None
+    return Row(
+        plugin=name,
+        resource=resource,
+        id=device.id,
+        unit=device.unit,
+        health=device.health,
+        reason=device.reason,
+        numa=numa,
+        attributes=device.attributes,
+        advertised=advertised,
+        held_by=held_by,
+    )
+
+
+async def _ask_kubelet(settings: Settings) -> _Kubelet:
+    problem = ""
+    if sockets.identity(settings.pod_resources_socket) is not None:
+        try:
+            holders = await podresources.list_pods(settings.pod_resources_socket)
+            advertised = await podresources.allocatable(settings.pod_resources_socket)
+        except podresources.PodResourcesError as error:
+            problem = str(error)
+        else:
+            return _Kubelet(
+                "pod-resources",
+                {resource: frozenset(ids) for resource, ids in advertised.items()},
+                _by_id((one.resource, one.device_ids, f"{one.namespace}/{one.pod}/{one.container}") for one in holders),
+            )
+    try:
+        recorded = checkpoint.read_checkpoint(settings.sockets_dir)
+    except checkpoint.CheckpointError as error:
+        return _Kubelet("none", problem=f"{problem}; {error}" if problem else str(error))
+    if recorded is None:
+        return _Kubelet("none", problem=problem)
+    return _Kubelet(
+        "checkpoint",
+        {resource: frozenset(ids) for resource, ids in recorded.registered.items()},
+        _by_id((one.resource, one.ids, f"pod uid {one.pod_uid}/{one.container}") for one in recorded.holdings),
+        problem,
+    )
+
+
+def _by_id(held: Iterator[tuple[str, Sequence[str], str]]) -> dict[tuple[str, str], Sequence[str]]:
+    holders: dict[tuple[str, str], list[str]] = {}
+    for resource, ids, holder in held:
+        for id_ in ids:
+            holders.setdefault((resource, id_), []).append(holder)
+    return {key: tuple(sorted(names)) for key, names in holders.items()}
+
+
+def _print_tables(report: Report, kubelet_dir: str) -> None:
+    from rich import box  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    # Without a terminal there is no width to keep to: cut lines would be of no use to grep.
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    table = Table(box=box.SIMPLE_HEAD, title=None)
+    for column in ("RESOURCE", "DEVICE", "ADDRESS", "NUMA", "HEALTH", "ADVERTISED", "HELD BY"):
+        table.add_column(column, overflow="fold")
+    for row in report.devices:
+        health = Text(row.health or "gone", style="green" if row.health == "Healthy" else "red")
+        if row.reason:
+            health.append(f" ({row.reason})")
+        table.add_row(
+            row.resource,
+            row.id,
+            row.attributes.get("bdf", "-"),
+            ",".join(map(str, row.numa)) if row.numa else "-",
+            health,
+            {None: "?", True: "yes", False: "no"}[row.advertised],
+            ", ".join(row.held_by) or "-",
+        )
+    if report.devices:
+        console.print(table)
+    else:
+        console.print("No devices found.")
+    passed_over = [(name, skip) for name, skips in report.skipped.items() for skip in skips]
+    if passed_over:
+        skipped = Table(box=box.SIMPLE_HEAD)
+        for column in ("PLUGIN", "NOT PUBLISHED", "WHY"):
+            skipped.add_column(column, overflow="fold")
+        for name, skip in passed_over:
+            skipped.add_row(name, skip.subject, skip.reason)
+        console.print(skipped)
+    if report.source == "none":
+        console.print(f"No kubelet found under {kubelet_dir}: what is advertised and held is not known.")
+    elif report.source == "checkpoint":
+        console.print(f"From the checkpoint under {kubelet_dir}; the kubelet's pod resources socket is not there.")
+    for problem in report.problems:
+        console.print(Text(problem, style="red"))
