@@ -217,6 +217,7 @@ class ResourceServer:
     async def _stay_registered(self, own: sockets.Identity | None) -> str:
         """Registers, again when needed; returns why a new socket is."""
         registered_at: sockets.Identity | None = None
+        tried_at: sockets.Identity | None = None
         retry, retry_at = _FIRST_RETRY, 0.0
         stream_patience, stream_due = _STREAM_DEADLINE, 0.0
         while True:
@@ -233,7 +234,10 @@ class ResourceServer:
                     self._report("the kubelet does not listen, registering again", level=v(1))
                     self.stage = Stage.SERVING
                     retry_at = now
+            if kubelet != tried_at:
+                retry, retry_at = _FIRST_RETRY, 0.0
             if self.stage == Stage.SERVING and kubelet is not None and now >= retry_at:
+                tried_at = kubelet
                 if await self._register():
                     registered_at = kubelet
                     self.stage = Stage.REGISTERED
@@ -246,7 +250,6 @@ class ResourceServer:
                 continue
             if kubelet is None and self.stage == Stage.SERVING:
                 self._report(f"waiting for {self._kubelet}", level=v(1))
-                retry, retry_at = _FIRST_RETRY, 0.0
             look_at = self._next_look(kubelet, retry_at, stream_due)
             await self.wake.wait(max(0.0, look_at - time.monotonic()))
 
