@@ -11,6 +11,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
 import ssl
 import subprocess
 import sys
@@ -395,6 +396,15 @@ class Cluster:
             self.request("DELETE", f"/api/v1/namespaces/{name}")
 
     # Changing it
+
+    def kill_container(self, pod: str, *, namespace: str = "default", number: int = signal.SIGKILL) -> None:
+        """Send a signal to the first process of a pod's first container, for example a plugin's."""
+        seen = self.pod(pod, namespace)
+        if not seen or not seen["status"].get("containerStatuses"):
+            raise ClusterError(f"pod {namespace}/{pod}: has no container to kill")
+        container = seen["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
+        node = self.nodes[seen["spec"]["nodeName"]]
+        node.run("ctr", "--namespace=k8s.io", "task", "kill", f"--signal={int(number)}", container)
 
     def add_node(self, plan: NodePlan, *, wait: bool = True) -> Node:
         """One more node."""

@@ -6,12 +6,16 @@ import hashlib
 import io
 import json
 import platform
+import struct
 import subprocess
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .build import ClusterError
+
+_PT_INTERP = 3
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -48,6 +52,8 @@ def image_from_directory(archive: Path, name: str, root: Path, config: ImageConf
 
 def image_from_program(archive: Path, name: str, program: Path, *, links: Sequence[str] = ()) -> Path:
     """An image of one static program in /bin, started by default, with further names in /bin as links to it."""
+    if _needs_a_loader(program):
+        raise ClusterError(f"{program}: is linked dynamically and cannot run alone in an image; a static one is wanted")
 
     def fill(layer: tarfile.TarFile) -> None:
         for directory, mode in (("bin", 0o755), ("tmp", 0o1777), ("etc", 0o755)):
@@ -89,6 +95,19 @@ def _write_archive(archive: Path, name: str, config: ImageConfig, fill: Callable
             tar.addfile(entry, io.BytesIO(content))
     layer.unlink()
     return archive
+
+
+def _needs_a_loader(program: Path) -> bool:
+    """Whether a (64-bit) ELF program has a program header of type PT_INTERP, which names its dynamic loader."""
+    with program.open("rb") as file:
+        header = file.read(64)
+        if header[:5] != b"\x7fELF\x02":
+            return False
+        (offset,) = struct.unpack_from("=Q", header, 32)
+        size, count = struct.unpack_from("=HH", header, 54)
+        file.seek(offset)
+        table = file.read(size * count)
+    return any(struct.unpack_from("=I", table, entry)[0] == _PT_INTERP for entry in range(0, len(table), size))
 
 
 def _entry(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:

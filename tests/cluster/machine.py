@@ -28,6 +28,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 _CGROUPS = Path("/sys/fs/cgroup")
 _CLONE_NEWNET = 0x40000000
 _NETLINK_KOBJECT_UEVENT = 15
+_ASK = 1 | 4  # NLM_F_REQUEST | NLM_F_ACK
 _uevent_numbers = itertools.count(1)
 
 Argument = str | Path
@@ -212,10 +213,14 @@ class Machine:
         payload = b"".join(word.encode() + b"\0" for word in words)
         header = b"".join(
             number.to_bytes(size, sys.byteorder)
-            for number, size in ((16 + len(payload), 4), (0x10, 2), (1, 2), (next(_uevent_numbers), 4), (0, 4))
+            for number, size in ((16 + len(payload), 4), (0x10, 2), (_ASK, 2), (next(_uevent_numbers), 4), (0, 4))
         )
         with self.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_KOBJECT_UEVENT) as kernel:
+            kernel.settimeout(5)
             kernel.sendto(header + payload, (0, 0))
+            problem = -int.from_bytes(kernel.recv(4096)[16:20], sys.byteorder, signed=True)
+        if problem:
+            raise ClusterError(f"{self.name}: uevent {words[0]}: {os.strerror(problem)}")
 
     def uevent_listener(self) -> socket.socket:
         """A socket that receives the machine's uevents: ``recvfrom`` gives payload and (sender port, groups)."""

@@ -23,7 +23,7 @@ from . import state
 from .build import ClusterError
 from .cluster import Cluster, Node, NodePlan, why_unavailable
 from .hardware import sample_gpu
-from .images import ImageConfig, image_from_directory
+from .images import ImageConfig, image_from_directory, image_from_program
 from .machine import REPOSITORY, wait_until
 from .objects import pod, service
 
@@ -109,6 +109,18 @@ def test_a_pod_survives_the_loss_of_a_node_daemon(cluster: Cluster, node: Node, 
     cluster.apply(pod("second", namespace=namespace))
     cluster.wait_pod("second", namespace=namespace)
     assert cluster.wait_pod("worker", namespace=namespace)["status"]["containerStatuses"] == before
+
+
+def test_a_killed_container_is_started_again(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(pod("worker", namespace=namespace, restart="Always"))
+    cluster.wait_pod("worker", namespace=namespace)
+    cluster.kill_container("worker", namespace=namespace)
+
+    def restarted() -> bool:
+        status = cluster.wait_pod("worker", namespace=namespace)["status"]["containerStatuses"][0]
+        return status["restartCount"] == 1
+
+    wait_until(restarted, "the container's second life")
 
 
 def test_the_api_server_comes_back_with_its_memory(cluster: Cluster, namespace: str) -> None:
@@ -319,6 +331,11 @@ def test_people_get_a_cluster_that_stays_until_they_take_it_down(cluster_is_poss
     finally:
         _command("down", "--name=people")
     traces.assert_gone()
+
+
+def test_a_program_that_needs_a_loader_is_refused_as_an_image(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="linked dynamically"):
+        image_from_program(tmp_path / "image.tar", "localhost/broken:1", Path("/bin/sh").resolve())
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
