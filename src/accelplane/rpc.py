@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import struct
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, Self, TypeVar
 
 import grpclib
@@ -24,6 +24,7 @@ MAX_MESSAGE = 4 * 1024 * 1024  # gRPC's default
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
+Result = TypeVar("Result")
 
 
 class RpcError(Exception):
@@ -100,6 +101,9 @@ class Channel:
 
     async def call(self, method: str, request: Message, response_type: type[Response], *, deadline: float) -> Response:
         """The response to one request. Raises `RpcError`, also when `deadline` seconds pass."""
+        return await _apart(self._call(method, request, response_type, deadline))
+
+    async def _call(self, method: str, request: Message, response_type: type[Response], deadline: float) -> Response:
         with _explained(deadline):
             async with (
                 asyncio.timeout(deadline),
@@ -109,7 +113,7 @@ class Channel:
             ):
                 await stream.send_message(request, end=True)
                 await stream.recv_initial_metadata()
-                response = await _received(stream, response_type, self._max_message)
+                response = await _response(stream, response_type, self._max_message)
         if response is None:
             raise RpcError("INTERNAL", "no message in the answer")
         return response
@@ -120,9 +124,9 @@ class Channel:
             async with self._channel.request(
                 method, grpclib.const.Cardinality.UNARY_STREAM, type(request), response_type
             ) as stream:
-                await stream.send_message(request, end=True)
-                await stream.recv_initial_metadata()
-                while (response := await _received(stream, response_type, self._max_message)) is not None:
+                await _apart(stream.send_message(request, end=True))
+                await _apart(stream.recv_initial_metadata())
+                while (response := await _apart(_response(stream, response_type, self._max_message))) is not None:
                     yield response
 
 
@@ -159,6 +163,32 @@ async def _request(stream: "grpclib.server.Stream[Request, Response]", request_t
     return request
 
 
+async def _apart(steps: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `steps`, run in a task of their own.
+
+    The library wakes a task by cancelling it, maybe more than once. A caller's task would keep the count, and the next
+    `asyncio.timeout` around it would take its own expiry for a cancellation from outside.
+    """
+    task = asyncio.current_task()
+    cancels = task.cancelling() if task else 0
+    try:
+        return await asyncio.create_task(steps)
+    except BaseException as error:
+        if task and task.cancelling() > cancels:
+            raise asyncio.CancelledError from error
+        if isinstance(error, asyncio.CancelledError):
+            raise RpcError("UNAVAILABLE", "connection lost") from error
+        raise
+
+
+async def _response(
+    stream: "grpclib.client.Stream[Any, Any]", response_type: type[Response], limit: int
+) -> Response | None:
+    """As `_received`, woken when the connection is lost, which the library does in its `recv_message` only."""
+    with stream._wrapper:  # pyright: ignore[reportPrivateUsage]
+        return await _received(stream, response_type, limit)
+
+
 async def _received(
     stream: "grpclib.server.Stream[Any, Any] | grpclib.client.Stream[Any, Any]",
     message_type: type[Response],
@@ -169,15 +199,19 @@ async def _received(
     The library's own `recv_message` would wait for up to 4 GiB, as the length in front of a message says.
     """
     raw: grpclib.protocol.Stream = stream._stream  # pyright: ignore[reportPrivateUsage]
-    head = await raw.recv_data(5)
-    if not head:
-        return None
-    compressed, length = struct.unpack(">BI", head)
-    if compressed:
-        raise RpcError("UNIMPLEMENTED", "compressed messages are not understood")
-    if length > limit:
-        raise RpcError("RESOURCE_EXHAUSTED", f"a message of {length} bytes, at most {limit} are taken")
-    return message_type.FromString(await raw.recv_data(length))
+    try:
+        head = await raw.recv_data(5)
+        if not head:
+            return None
+        compressed, length = struct.unpack(">BI", head)
+        if compressed:
+            raise RpcError("UNIMPLEMENTED", "compressed messages are not understood")
+        if length > limit:
+            raise RpcError("RESOURCE_EXHAUSTED", f"a message of {length} bytes, at most {limit} are taken")
+        data = await raw.recv_data(length)
+    except AssertionError as error:  # the library's word for a stream that ends too early
+        raise RpcError("INTERNAL", "the stream ended within a message") from error
+    return message_type.FromString(data)
 
 
 @contextlib.contextmanager
