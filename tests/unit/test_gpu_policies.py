@@ -83,6 +83,11 @@ def test_the_monitoring_device_is_preferred_to_nothing(policy: str) -> None:
     assert preferred(policy, [Device(resource="monitoring", id="all", topology=None)], [], 1) == ["all"]
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_id_that_is_offered_twice_is_preferred_once(policy: str) -> None:
+    assert preferred(policy, devices("card0-0", "card0-0"), [], 2) == ["card0-0"]
+
+
 @st.composite
 def questions(draw: st.DrawFn) -> tuple[str, list[Device], list[Device], int]:
     cards = draw(st.dictionaries(st.integers(0, 20).map("card{}".format), st.integers(1, 12), min_size=1, max_size=6))

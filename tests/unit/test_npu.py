@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trees import npu, write
+from trees import link, npu, write
 
 from accelplane.devices import Device, DeviceNode, Skipped
 from accelplane.host import Host, Unreadable
@@ -90,6 +90,22 @@ def test_an_npu_without_driver_link_is_published_all_the_same(tmp_path: Path) ->
     host = Host(tmp_path)
     assert len(list(NpuPlugin().scan(host))) == 1
     assert any("driver unknown" in note for note in host.notes)
+
+
+@pytest.mark.parametrize("target", [None, "../../../platform.0"])
+def test_an_npu_without_pci_address_is_published_all_the_same(tmp_path: Path, target: str | None) -> None:
+    function = npu(tmp_path, 0)
+    device = function / "accel/accel0/device"
+    device.unlink()
+    if target:
+        function.rename(real := function.with_name("platform.0"))
+        link(tmp_path / "sys/devices/pci0000:00/0000:00:0b.0", real)
+        link(real / "accel/accel0/device", target)
+    else:
+        write(device / "vendor", "0x8086")
+        write(device / "device", "0x7e4c")
+    devices, _skipped = scan(tmp_path)
+    assert "bdf" not in devices[0].attributes
 
 
 def test_other_entries_of_the_class_are_not_mentioned(tmp_path: Path) -> None:

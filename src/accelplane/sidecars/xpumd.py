@@ -8,14 +8,12 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import NoReturn
 
-import grpc.aio
-from google.protobuf.message import DecodeError
-
+from accelplane import rpc
 from accelplane.host import pci_address
 from accelplane.sidecars import xpumd_pb2 as pb
-from accelplane.sidecars.channel import explained, open_channel
 
 MAX_DEVICES = 4096
+_MAX_MESSAGE = 1024 * 1024
 _BAD = pb.SEVERITY_LEVEL_WARNING
 _SEVERITIES = {2: "warning", 3: "critical", 4: "failed"}
 _FIRST_PAUSE = 1.0
@@ -32,36 +30,27 @@ class Xpumd:
         self.states: dict[str, str] = {}
         self.problem = f"xpumd at {socket}: not connected"
         self._socket = socket
-        self._channel = open_channel(socket)
-        # Messages are decoded here: gRPC would hand out None for what is none, and print a traceback.
-        self._watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
-            "/deviceinfo.DeviceInfo/WatchDeviceHealth"
-        )
+        self._channel = rpc.Channel(socket, max_message=_MAX_MESSAGE)
 
     async def follow(self, changed: Callable[[], None]) -> NoReturn:
         """Listens, and calls `changed` when a message brought news. Reconnects for ever; runs until cancelled."""
         pause = _FIRST_PAUSE
         while True:
-            # Waits for the connection, which the channel itself tries again with growing pauses.
-            stream = self._watch(pb.WatchDeviceHealthRequest().SerializeToString(), wait_for_ready=True)
             try:
-                async for data in stream:
-                    news = states_of(pb.DeviceHealthResponse.FromString(data))
+                async for message in self._channel.stream(
+                    "/deviceinfo.DeviceInfo/WatchDeviceHealth", pb.WatchDeviceHealthRequest(), pb.DeviceHealthResponse
+                ):
                     pause = _FIRST_PAUSE
-                    if self._learn(news):
+                    if self._learn(states_of(message)):
                         changed()
                 self.problem = f"xpumd at {self._socket}: ended its stream"
-            except grpc.aio.AioRpcError as error:
-                self.problem = f"xpumd at {self._socket}: {explained(error)}"
-            except DecodeError:
-                self.problem = f"xpumd at {self._socket}: sent what is not a DeviceHealthResponse message"
-            finally:
-                stream.cancel()
+            except rpc.RpcError as error:
+                self.problem = f"xpumd at {self._socket}: {' '.join(str(error).split())[:300]}"
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def close(self) -> None:
-        await self._channel.close()
+    def close(self) -> None:
+        self._channel.close()
 
     def _learn(self, news: Mapping[str, str]) -> bool:
         """Whether the message changed what is known, or that it is."""

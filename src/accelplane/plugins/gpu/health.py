@@ -78,13 +78,17 @@ class LevelZeroJudge:
         self._silent: set[str] = set()
 
     async def verdicts(
-        self, service: "LevelZero", devices: Sequence[Device], note: Callable[[str], None]
+        self,
+        service: "LevelZero",
+        devices: Sequence[Device],
+        note: Callable[[str], None],
+        budget: float = _BUDGET,
     ) -> dict[str, Verdict]:
         """By card name. One that hangs does not keep the others from being judged: next time it is asked last."""
         cards = _cards(devices)
         self._heat = {name: heat for name, heat in self._heat.items() if name in cards}
         clock = asyncio.get_running_loop().time
-        deadline = clock() + _BUDGET
+        deadline = clock() + budget
         found: dict[str, Verdict] = {}
         for name in sorted(cards, key=self._silent.__contains__):
             if not cards[name]:

@@ -1,6 +1,5 @@
 """The GPU plugin: Intel GPUs behind i915 and xe, and behind /dev/dxg in Windows' Linux."""
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -57,7 +56,7 @@ class GpuPlugin(Plugin[GpuConfig]):
             elif config.health_management or config.wsl:
                 await self._ask_levelzero(host).follow(look_again)
         finally:
-            await self._close()
+            self._close()
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
         if self.config.xpumd_endpoint:
@@ -96,7 +95,8 @@ class GpuPlugin(Plugin[GpuConfig]):
             self._xpumd = Xpumd(self.config.xpumd_endpoint)
         return self._xpumd
 
-    async def _close(self) -> None:
-        services = [service for service in (self._levelzero, self._xpumd) if service is not None]
+    def _close(self) -> None:
+        for service in (self._levelzero, self._xpumd):
+            if service is not None:
+                service.close()
         self._levelzero = self._xpumd = None
-        await asyncio.gather(*(service.close() for service in services))

@@ -282,20 +282,19 @@ def _drm_nodes(host: Host, places: Places, card: str, names: Iterable[str]) -> I
 
 def _mei_nodes(host: Host, places: Places, device: str) -> Iterator[DeviceNode]:
     """Nodes of the card's management engine; not looked for, as plugin pods see only a part of `/dev`."""
+    for engine in _entries(host, device):
+        if ".mei-" in engine:
+            for name in _entries(host, f"{device}/{engine}/mei"):
+                if name.isprintable():
+                    yield DeviceNode(f"{places.dev}/{name}")
+
+
+def _entries(host: Host, directory: str) -> list[str]:
     try:
-        engines = [entry for entry in host.names(device) if ".mei-" in entry]
+        return host.names(directory)
     except HostError as error:
-        host.note(f"no management engine nodes: {error}")
-        return
-    for engine in engines:
-        try:
-            names = host.names(f"{device}/{engine}/mei")
-        except HostError as error:
-            host.note(f"no management engine nodes: {error}")
-            continue
-        for name in names:
-            if name.isprintable():
-                yield DeviceNode(f"{places.dev}/{name}")
+        host.note(f"management engine left out of monitoring: {error}")
+        return []
 
 
 class _Links:
