@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -38,6 +39,12 @@ def test_the_node_shows_simulated_hardware_at_the_real_paths_and_no_other(node: 
     assert node.run("ls", "/sys/bus/pci/devices").stdout.split() == ["0000:00:02.0", "0000:00:03.0"]
     assert node.path("/dev/dri/renderD129").is_char_device()
     assert node.run("ls", "/sys/class/net").stdout.split() == ["eth0", "lo"]
+
+
+def test_the_kubelets_sockets_are_reached_from_outside(node: Node) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(node.path("/var/lib/kubelet/pod-resources/kubelet.sock")))
+    assert node.path("/var/lib/kubelet/device-plugins/kubelet.sock").is_socket()
 
 
 def test_a_pod_runs_and_its_logs_and_a_shell_in_it_can_be_had(cluster: Cluster, namespace: str) -> None:
