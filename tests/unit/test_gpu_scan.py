@@ -166,6 +166,16 @@ def test_another_cards_node_is_never_passed_on(tmp_path: Path) -> None:
     assert paths(Found(tmp_path).one) == ["/dev/dri/card0"]
 
 
+def test_names_that_cannot_be_told_to_the_kubelet_are_left_out(tmp_path: Path) -> None:
+    function = gpu_card(tmp_path, 0, mei=("mei0", "mei\udcff"))
+    (function / "drm/renderD\udcff").mkdir()
+    write(tmp_path / "dev/dri/renderD\udcff", "")
+    link(tmp_path / "dev/dri/by-path/pci-0000:03:00.0-\udcff", "../card0")
+    card, monitoring = Found(tmp_path, enable_monitoring=True, monitoring_mode="single").devices
+    assert paths(monitoring) == ["/dev/dri/card0", "/dev/dri/renderD128", "/dev/mei0"]
+    assert len(card.nodes) == len(card.mounts) == 2
+
+
 def test_a_tree_as_the_fake_device_generator_makes_it_is_understood(tmp_path: Path) -> None:
     card = tmp_path / "sys/class/drm/card0"
     write(card / "device/vendor", "0x8086")
