@@ -1,10 +1,10 @@
 """`Device` and its parts: what one device id stands for, with everything a container that gets it will need."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from accelplane.devices.cdi import CdiDevice
 
@@ -83,6 +83,11 @@ class Device(Struct, frozen=True, kw_only=True):
     @property
     def healthy(self) -> bool:
         return self.health == HEALTHY
+
+    def shared(self, count: int) -> Iterator["Device"]:
+        """The device as `count` ids for containers to share: of `card0` these are `card0-0`, `card0-1` and so on."""
+        for number in range(count):
+            yield replace(self, id=f"{self.id}-{number}")
 
 
 class Resource(Struct, frozen=True):

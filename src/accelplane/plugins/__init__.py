@@ -1,5 +1,49 @@
-"""Device families. `base` says what a plugin is; one module or package per family stands beside it."""
+"""Device families. `base` says what a plugin is; one module or package per family stands beside it.
 
-from accelplane.plugins.base import Config, Plugin, Sample, ScanError, Watch
+What the author of a plugin needs can be imported from here.
+"""
 
-__all__ = ["Config", "Plugin", "Sample", "ScanError", "Watch"]
+from msgspec import Meta
+
+from accelplane.devices import (
+    Allocation,
+    CdiDevice,
+    CdiHook,
+    CdiMount,
+    CdiNode,
+    Device,
+    DeviceNode,
+    HealthPolicy,
+    Mount,
+    Resource,
+    Skipped,
+    Verdict,
+)
+from accelplane.host import Host, HostError, Missing, Unreadable
+from accelplane.plugins.base import Config, Found, Plugin, Sample, ScanError, Watch
+
+__all__ = [
+    "Allocation",
+    "CdiDevice",
+    "CdiHook",
+    "CdiMount",
+    "CdiNode",
+    "Config",
+    "Device",
+    "DeviceNode",
+    "Found",
+    "HealthPolicy",
+    "Host",
+    "HostError",
+    "Meta",
+    "Missing",
+    "Mount",
+    "Plugin",
+    "Resource",
+    "Sample",
+    "ScanError",
+    "Skipped",
+    "Unreadable",
+    "Verdict",
+    "Watch",
+]

@@ -6,7 +6,7 @@ has a default here. The agent calls the hooks; a plugin never calls the agent.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -30,6 +30,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
 
 
 ConfigT_co = TypeVar("ConfigT_co", bound=Config, covariant=True)
+
+# What a scan yields.
+Found: TypeAlias = Iterable[Device | Resource | Skipped]
 
 
 class ScanError(Exception):
@@ -58,10 +61,11 @@ class Watch(msgspec.Struct, frozen=True):
 class Plugin(Generic[ConfigT_co]):
     """Base class of plugins. Subclasses set `namespace`, write `scan`, and override hooks where the default won't do.
 
-    A plugin object lives as long as its configuration: when that changes the agent makes a new one.
+    `class TpuPlugin(Plugin[TpuConfig])` has its options in a `TpuConfig`; an option that is called `namespace` is the
+    namespace. A plugin object lives as long as its configuration: when that changes the agent makes a new one.
     """
 
-    namespace: ClassVar[str]
+    namespace: str
     config_type: ClassVar[type[Config]] = Config
     watch: Watch = Watch()
     # Kinds whose CDI files are this plugin's own: those without a device are removed when no pod uses them.
@@ -69,8 +73,18 @@ class Plugin(Generic[ConfigT_co]):
 
     def __init__(self, config: ConfigT_co | None = None) -> None:
         self.config: ConfigT_co = config if config is not None else self.config_type()  # pyright: ignore[reportAttributeAccessIssue]
+        chosen = getattr(self.config, "namespace", None)
+        if isinstance(chosen, str):
+            self.namespace = chosen
 
-    def scan(self, host: Host) -> Iterable[Device | Resource | Skipped]:
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for base in getattr(cls, "__orig_bases__", ()):
+            for argument in get_args(base):
+                if isinstance(argument, type) and issubclass(argument, Config):
+                    cls.config_type = argument
+
+    def scan(self, host: Host) -> Found:
         """Everything this family has on the host, now. Raises `ScanError` or `HostError` when it cannot see."""
         raise NotImplementedError
 
