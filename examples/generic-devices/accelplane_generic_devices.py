@@ -1,0 +1,48 @@
+"""Offers any device node of the host to pods, by path pattern: serial ports, cameras, sound cards, /dev/fuse, KVM.
+
+A third party's plugin for Accelplane, and a complete one: options, defaults, checks of what is written, sharing, NUMA
+nodes, hot-plug. The options are those of the agent's YAML file under `plugins.generic`; README.md explains them.
+"""
+
+from typing import Annotated, Literal
+
+from accelplane.plugins import Config, Device, DeviceNode, Found, Host, Meta, Mount, Plugin
+
+
+class Path(Config, frozen=True):
+    """Files of the host, by a pattern that may have `*`, `?` and `[…]`, and how a container gets one of them."""
+
+    path: str
+    mount_path: str = ""
+    type: Literal["Device", "Mount"] = "Device"
+    permissions: Annotated[str, Meta(pattern="^[rwm]+$")] = "rw"
+    limit: Annotated[int, Meta(ge=1)] = 1
+    optional: bool = False
+
+
+class Group(Config, frozen=True):
+    """Paths that make one device together: the first match of each, then the second of each, and so on."""
+
+    paths: list[Path]
+    count: Annotated[int, Meta(ge=1)] = 1
+
+
+class GenericConfig(Config, frozen=True):
+    """Groups by the name of their resource, which pods ask for as `<namespace>/<name>`."""
+
+    namespace: str = "generic.example.com"
+    devices: dict[str, list[Group]] = {}  # noqa: RUF012 - msgspec gives each value one of its own
+
+
+class GenericPlugin(Plugin[GenericConfig]):
+    """Publishes what matches."""
+
+    def scan(self, host: Host) -> Found:
+        for name, group in ((name, group) for name, groups in self.config.devices.items() for group in groups):
+            found = [(path, [*host.glob(path.path)] * path.limit) for path in group.paths]
+            columns = [[(path, file) for file in files] for path, files in found if files or not path.optional]
+            for row in zip(*columns, strict=False):
+                nodes = [DeviceNode(at, p.mount_path or at, p.permissions) for p, at in row if p.type == "Device"]
+                mounts = [Mount(at, p.mount_path or at, "w" not in p.permissions) for p, at in row if p.type == "Mount"]
+                device = Device(resource=name, id="+".join(at for _, at in row), nodes=nodes, mounts=mounts)
+                yield from device.shared(group.count)
