@@ -234,5 +234,7 @@ def _explained(deadline: float | None) -> Generator[None]:
         raise RpcError("DEADLINE_EXCEEDED", f"no answer within {deadline:g} s") from error
     except OSError as error:
         raise RpcError("UNAVAILABLE", error.strerror or str(error)) from error
+    except AttributeError as error:  # the library's word for a connection lost before its first request
+        raise RpcError("UNAVAILABLE", "connection lost") from error
     except (DecodeError, struct.error, h2.exceptions.H2Error) as error:
         raise RpcError("INTERNAL", f"the answer cannot be read: {error}") from error
