@@ -79,7 +79,7 @@ class Plugin(Generic[ConfigT_co]):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for base in getattr(cls, "__orig_bases__", ()):
+        for base in vars(cls).get("__orig_bases__", ()):
             for argument in get_args(base):
                 if isinstance(argument, type) and issubclass(argument, Config):
                     cls.config_type = argument
