@@ -9,6 +9,7 @@ changed its root there; a device node may then be a plain file, because trees wi
 
 import errno
 import fnmatch
+import itertools
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ class HostError(Exception):
     """Something on the node could not be read. The message names the file, what was found, what was expected."""
 
     def __init__(self, path: str, problem: str) -> None:
-        super().__init__(f"{path}: {problem}")
+        super().__init__(f"{path if path.isprintable() else ascii(path)}: {problem}")
         self.path = path
         self.problem = problem
 
@@ -105,7 +106,7 @@ class Host:
         self.touched.add(directory)
         try:
             data = self._read(f"{directory}/{name}")
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise _explained(path, error) from None
         if len(data) > ATTRIBUTE_LIMIT:
             raise Unreadable(path, f"more than {ATTRIBUTE_LIMIT} bytes, expected a short text")
@@ -125,7 +126,7 @@ class Host:
                     found.append(entry.name)
                     if len(found) > DIRECTORY_LIMIT:
                         raise Unreadable(path, f"more than {DIRECTORY_LIMIT} entries")
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise _explained(path, error) from None
         found.sort(key=os.fsencode)
         return found
@@ -150,8 +151,8 @@ class Host:
         self.touched.add(directory)
         try:
             return os.readlink(f"{self._prefix}{directory}/{name}")
-        except OSError as error:
-            if error.errno == errno.EINVAL:
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EINVAL:
                 raise Unreadable(path, "not a symbolic link") from None
             raise _explained(path, error) from None
 
@@ -252,14 +253,13 @@ class Host:
             os.close(descriptor)
 
     def _glob(self, base: str, parts: list[str]) -> Iterator[str]:
-        if not parts:
-            yield base
+        plain = list(itertools.takewhile(lambda part: not any(character in part for character in "*?["), parts))
+        base = "/".join((base, *plain))
+        if len(plain) == len(parts):
+            if self.exists(base or "/"):
+                yield base or "/"
             return
-        part, rest = parts[0], parts[1:]
-        if not any(character in part for character in "*?["):
-            if rest or self.exists(f"{base}/{part}"):
-                yield from self._glob(f"{base}/{part}", rest)
-            return
+        part, rest = parts[len(plain)], parts[len(plain) + 1 :]
         try:
             names = self.names(base or "/")
         except HostError:
@@ -272,6 +272,8 @@ class Host:
                     yield f"{base}/{name}"
 
 
-def _explained(path: str, error: OSError) -> HostError:
+def _explained(path: str, error: OSError | ValueError) -> HostError:
+    if isinstance(error, ValueError):  # a zero byte, read from a file that names others
+        return Unreadable(path, f"no path: {error}")
     reason = error.strerror or str(error)
     return Missing(path, reason) if error.errno in _MISSING else Unreadable(path, reason)

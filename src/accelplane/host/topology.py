@@ -68,8 +68,9 @@ def sysfs_device(host: "Host", node: str) -> str:
     if host.is_plain_stand_in(status):
         # Without device numbers only the name tells: /dev/dri/card0 is /sys/class/drm/card0.
         name = node.rpartition("/")[2]
-        for candidate in host.glob(f"/sys/class/*/{name}"):
-            return host.resolve(candidate)
+        for subsystem in _entries(host, "/sys/class"):
+            if host.exists(f"{subsystem}/{name}"):
+                return host.resolve(f"{subsystem}/{name}")
         raise files.Missing(node, f"a plain file, and no /sys/class/*/{name}")
     if stat.S_ISCHR(status.st_mode):
         kind, number = "char", status.st_rdev
@@ -84,12 +85,16 @@ def sysfs_device(host: "Host", node: str) -> str:
     return target
 
 
-def hints(host: "Host", device: str, cache: Cache, depth: int = 0) -> dict[str, Hint]:
+def hints(host: "Host", device: str, cache: Cache, depth: int = 0, seen: set[str] | None = None) -> dict[str, Hint]:
     """Hints of a sysfs device and of those it stands for, keyed by the directory that gave them.
 
     Raises `HostError` for what cannot be read.
     """
     start = host.resolve(device)
+    seen = set() if seen is None else seen
+    if start in seen:
+        return {}
+    seen.add(start)
     if not host.exists(start):
         raise files.Missing(start, "does not exist")
     found: dict[str, Hint] = {}
@@ -102,14 +107,19 @@ def hints(host: "Host", device: str, cache: Cache, depth: int = 0) -> dict[str, 
         directory = directory.rpartition("/")[0]
     if depth < _MAX_DEPTH:
         for dependent in _dependents(host, start):
-            for provider, hint in hints(host, dependent, cache, depth + 1).items():
+            for provider, hint in hints(host, dependent, cache, depth + 1, seen).items():
                 found.setdefault(provider, hint)
     return found
 
 
 def _hint(host: "Host", directory: str, cache: Cache, depth: int) -> Hint:
     if directory not in cache:
-        cache[directory] = _read_hint(host, directory, cache, depth)
+        cache[directory] = Hint("", "")  # whoever comes back here in a circle learns nothing more
+        try:
+            cache[directory] = _read_hint(host, directory, cache, depth)
+        except files.HostError:
+            del cache[directory]
+            raise
     return cache[directory]
 
 
@@ -135,11 +145,22 @@ def _read_hint(host: "Host", directory: str, cache: Cache, depth: int) -> Hint:
 
 
 def _dependents(host: "Host", device: str) -> Iterator[str]:
-    yield from host.glob(f"{device}/slaves/*")
+    yield from _entries(host, f"{device}/slaves")
     if device.startswith(_VFIO_GROUPS):
         group = device.removeprefix(_VFIO_GROUPS)
         if "/" not in group:
-            yield from host.glob(f"/sys/kernel/iommu_groups/{group}/devices/*")
+            yield from _entries(host, f"/sys/kernel/iommu_groups/{group}/devices")
+
+
+def _entries(host: "Host", directory: str) -> Iterator[str]:
+    """What leads somewhere of a directory's entries; none where there is no such directory."""
+    try:
+        names = host.names(directory)
+    except files.HostError:
+        return
+    for name in names:
+        if host.exists(f"{directory}/{name}"):
+            yield f"{directory}/{name}"
 
 
 def _optional(host: "Host", path: str) -> str | None:
