@@ -7,24 +7,26 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-MODIFIED = 0x2  # IN_MODIFY
 WRITTEN = 0x8  # IN_CLOSE_WRITE
 COME_OR_GONE = 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800  # MOVED_FROM, MOVED_TO, CREATE, DELETE, *_SELF
 _OVERFLOW = 0x4000
 _IGNORED = 0x8000
 _ONLYDIR = 0x0100_0000
+_MASK_ADD = 0x2000_0000
 _EVENT = struct.Struct("iIII")
 
 
 class InotifyEvent(NamedTuple):
     """`watch` is the number that `add` returned, -1 when events were lost; `name` the entry, empty for the directory.
 
-    `gone`: the kernel has dropped the watch, its directory is no more.
+    `gone`: the kernel has dropped the watch, its directory is no more. `written`: an entry's content may have changed,
+    nothing came or went.
     """
 
     watch: int
     name: str
     gone: bool
+    written: bool
 
 
 class Inotify:
@@ -38,10 +40,16 @@ class Inotify:
         return self._descriptor
 
     def add(self, directory: str, mask: int = COME_OR_GONE) -> int:
-        """Watches a directory, or changes what it is watched for. Raises `OSError`."""
+        """Watches a directory, or watches it for more; the number belongs to the directory, whatever path leads there.
+
+        Raises `OSError`.
+        """
         path = os.fsencode(directory)
+        if b"\0" in path:
+            raise OSError(errno.EINVAL, "a path has no zero bytes", directory)
         return self._checked(
-            self._libc.inotify_add_watch(self._descriptor, path, ctypes.c_uint32(mask | _ONLYDIR)), directory
+            self._libc.inotify_add_watch(self._descriptor, path, ctypes.c_uint32(mask | _ONLYDIR | _MASK_ADD)),
+            directory,
         )
 
     def remove(self, watch: int) -> None:
@@ -60,7 +68,9 @@ class Inotify:
             offset += _EVENT.size
             name = os.fsdecode(data[offset : offset + length].rstrip(b"\0"))
             offset += length
-            yield InotifyEvent(-1 if mask & _OVERFLOW else watch, name, bool(mask & _IGNORED))
+            yield InotifyEvent(
+                -1 if mask & _OVERFLOW else watch, name, gone=bool(mask & _IGNORED), written=bool(mask & WRITTEN)
+            )
 
     def close(self) -> None:
         os.close(self._descriptor)

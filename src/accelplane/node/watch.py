@@ -8,11 +8,11 @@ no netlink socket, that is logged once, and the safety timers of those who subsc
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
-from accelplane.host import Inotify, Uevent, UeventSocket
+from accelplane.host import Inotify, InotifyEvent, Uevent, UeventSocket
 from accelplane.host.inotify import COME_OR_GONE, WRITTEN
 from accelplane.logs import v
 
@@ -34,7 +34,8 @@ class Watcher:
         self._inotify: Inotify | None = None
         self._uevents: UeventSocket | None = None
         self._directories: dict[str, _Watched] = {}
-        self._by_number: dict[int, str] = {}
+        # Several paths may lead to one directory, which has one number.
+        self._by_number: dict[int, set[str]] = {}
         self._wanted: dict[str, tuple[frozenset[str], bool, Callable[[], None]]] = {}
         self._hearers: dict[str, tuple[Collection[str] | None, Callable[[], None]]] = {}
 
@@ -125,9 +126,12 @@ class Watcher:
                     log.warning("cannot watch %s: %s", path, error.strerror)
                     return True  # awaiting its ancestors instead would not help
                 return False
-            interests = known.interests if known is not None else {}
+            interests: dict[str, set[str] | None] = {}
+            if known is not None:
+                interests = known.interests
+                self._by_number[known.number].discard(path)
             known = self._directories[path] = _Watched(number, written, interests)
-            self._by_number[number] = path
+            self._by_number.setdefault(number, set()).add(path)
         names = known.interests.get(subscriber, set[str]())
         if awaited is None or names is None:
             known.interests[subscriber] = None
@@ -145,37 +149,47 @@ class Watcher:
                 continue
             del watched.interests[subscriber]
             if not watched.interests:
-                del self._directories[path]
-                self._by_number.pop(watched.number, None)
-                if self._inotify is not None:
-                    self._inotify.remove(watched.number)
+                self._unwatch(path)
+
+    def _unwatch(self, path: str) -> None:
+        """Forgets the path, and ends the watch of its directory when no other path leads there."""
+        number = self._directories.pop(path).number
+        paths = self._by_number[number]
+        paths.discard(path)
+        if not paths:
+            del self._by_number[number]
+            if self._inotify is not None:
+                self._inotify.remove(number)
 
     def _read_inotify(self) -> None:
         if self._inotify is None:
             return
         touched: set[str] = set()
-        lost: set[str] = set()
         for event in self._inotify.read():
             if event.watch == -1:
+                # What was lost may tell that a watched directory is another one now: all are watched anew.
                 touched.update(self._wanted)
+                for path in list(self._directories):
+                    self._unwatch(path)
                 continue
-            path = self._by_number.get(event.watch)
-            if path is None:
-                continue
-            watched = self._directories[path]
-            for subscriber, names in watched.interests.items():
-                if names is None or not event.name or event.name in names:
-                    touched.add(subscriber)
-            if event.gone or not event.name:
-                # The directory itself was removed or renamed: its path now leads to another one, or nowhere.
-                lost.update(watched.interests)
-                del self._directories[path], self._by_number[event.watch]
-                self._inotify.remove(event.watch)
-        for subscriber in touched | lost:
+            for path in tuple(self._by_number.get(event.watch, ())):
+                touched.update(self._concerned(event, self._directories[path].interests))
+                if event.gone or not event.name:
+                    # The directory itself was removed or renamed: its path now leads to another one, or nowhere.
+                    self._unwatch(path)
+        for subscriber in touched:
             if subscriber in self._wanted:
                 # Awaited directories may exist now, watched ones may be others of the same name.
                 self._arm(subscriber)
                 self._wanted[subscriber][2]()
+
+    def _concerned(self, event: InotifyEvent, interests: Mapping[str, set[str] | None]) -> Iterator[str]:
+        """Those of the subscribers who want to hear of the event."""
+        for subscriber, names in interests.items():
+            if event.written and not self._wanted[subscriber][1]:
+                continue
+            if names is None or not event.name or event.name in names:
+                yield subscriber
 
     def _read_uevents(self) -> None:
         if self._uevents is None:
