@@ -5,6 +5,7 @@ Facts: the Container Device Interface specification 0.5.0; file layout as other 
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -113,9 +114,21 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
             )
         if not (self.nodes or self.mounts or self.hooks or self.env):
             raise CdiError(f"CDI device {self.qualified_name} changes nothing in a container")
-        problem = next(self._problems(), None)
+        problem = next(chain(self._unwritable(), self._problems()), None)
         if problem:
             raise CdiError(f"CDI device {self.qualified_name}: {problem}")
+
+    def _unwritable(self) -> Iterator[str]:
+        texts = list(self.env)
+        for node in self.nodes:
+            texts += (node.path, node.host_path)
+        for mount in self.mounts:
+            texts += (mount.host_path, mount.container_path, mount.type, *mount.options)
+        for hook in self.hooks:
+            texts += (hook.path, *hook.args, *hook.env)
+        for text in texts:
+            if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+                yield f"{text!a} is not text, a file has no way to hold it"
 
     def _problems(self) -> Iterator[str]:
         for entry in self.env:

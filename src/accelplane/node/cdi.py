@@ -5,16 +5,15 @@ again for pods that it restarts) and looked at again at each allocation. What di
 that somebody else's file defines already are left to it: defined twice, a name counts as not there.
 """
 
-import contextlib
 import logging
 import os
-import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from accelplane.devices import CdiDevice, CdiError
+from accelplane.node import replaced
 
 log = logging.getLogger(__name__)
 
@@ -88,18 +87,17 @@ class CdiDirectory:
         for name in self._listing():
             if name.startswith(prefixes) and name.endswith(".yaml"):
                 defined = self._defined_in(name)
-                for kind in kinds:
-                    device = name[len(kind) + 1 : -len(".yaml")]
-                    qualified = f"{kind}={device}"
+                for kind, prefix in zip(kinds, prefixes, strict=True):
+                    qualified = f"{kind}={name.removeprefix(prefix).removesuffix('.yaml')}"
                     if defined == frozenset((qualified,)) and qualified not in wanted:
                         found[qualified] = name
         return found
 
     def remove(self, qualified_name: str, file_name: str) -> None:
-        """Removes a stale file."""
+        """Removes a stale file. What cannot be removed is logged."""
         self._written.pop(qualified_name, None)
-        self._remove(file_name)
-        log.info("removed %s, its device is gone", os.path.join(self.directory, file_name))
+        if self._remove(file_name):
+            log.info("removed %s, its device is gone", os.path.join(self.directory, file_name))
 
     def _path(self, device: CdiDevice) -> str:
         return os.path.join(self.directory, device.file_name)
@@ -109,8 +107,9 @@ class CdiDirectory:
         try:
             device.check()
             text = _rendered(device)
-            if self._read(path) != text:
-                self._replace(path, text)
+            if replaced.content(path, _FILE_LIMIT) != text:
+                os.makedirs(self.directory, mode=0o755, exist_ok=True)
+                replaced.replace(path, text, prefix="spec.")
                 self.writes += 1
             stamp = _stamp(path)
         except (OSError, CdiError) as error:
@@ -120,22 +119,17 @@ class CdiDirectory:
         if stamp is not None:
             self._written[device.qualified_name] = (device, stamp)
 
-    def _replace(self, path: str, text: bytes) -> None:
-        os.makedirs(self.directory, mode=0o755, exist_ok=True)
-        descriptor, passing = tempfile.mkstemp(prefix="spec.", suffix=".tmp", dir=self.directory)
+    def _remove(self, file_name: str) -> bool:
+        path = os.path.join(self.directory, file_name)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(text)
-                os.fchmod(descriptor, 0o644)
-            os.replace(passing, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(passing)
-            raise
-
-    def _remove(self, file_name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self.directory, file_name))
+            os.unlink(path)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self._complain(file_name, f"cannot remove {path}: {error.strerror}")
+            return False
+        self._complained.pop(file_name, None)
+        return True
 
     def _listing(self) -> list[str]:
         try:
@@ -146,29 +140,27 @@ class CdiDirectory:
 
     def _names_in_other_files(self, own: Collection[str]) -> dict[str, str]:
         names: dict[str, str] = {}
-        for file_name in self._listing():
+        listing = self._listing()
+        for file_name in self._foreign.keys() - set(listing):
+            del self._foreign[file_name]
+        for file_name in listing:
             if file_name not in own:
                 names.update(dict.fromkeys(self._defined_in(file_name), os.path.join(self.directory, file_name)))
         return names
 
     def _defined_in(self, file_name: str) -> frozenset[str]:
-        """The qualified names that a file defines, none if it is no valid CDI file."""
+        """The qualified names that a file defines, none if it is no valid CDI file. Runtimes follow links here."""
         path = os.path.join(self.directory, file_name)
-        stamp = _stamp(path)
+        stamp = _stamp(path, follow=True)
         if stamp is None:
             return frozenset()
         known = self._foreign.get(file_name)
         if known is None or known[0] != stamp:
-            known = self._foreign[file_name] = (stamp, _parsed_names(self._read(path)))
+            known = self._foreign[file_name] = (
+                stamp,
+                _parsed_names(replaced.content(path, _FILE_LIMIT, follow=True)),
+            )
         return known[1]
-
-    def _read(self, path: str) -> bytes | None:
-        try:
-            with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
-                data = file.read(_FILE_LIMIT + 1)
-        except OSError:
-            return None
-        return data if len(data) <= _FILE_LIMIT else None
 
     def _complain(self, name: str, problem: str) -> None:
         if self._complained.get(name) != problem:
@@ -188,12 +180,12 @@ class _Spec(msgspec.Struct):
 
 
 def _parsed_names(data: bytes | None) -> frozenset[str]:
-    import yaml  # noqa: PLC0415 - memory of a node without CDI devices
+    from accelplane.node import foreign_yaml  # noqa: PLC0415 - memory of a node without CDI devices
 
     try:
-        content: Any = yaml.load(data or b"", Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+        content: Any = foreign_yaml.load(data or b"")
         spec = msgspec.convert(content, _Spec)
-    except (yaml.YAMLError, msgspec.ValidationError, ValueError, RecursionError):
+    except (foreign_yaml.YamlError, msgspec.ValidationError):
         return frozenset()
     return frozenset(f"{spec.kind}={device.name}" for device in spec.devices)
 
@@ -207,9 +199,9 @@ def _rendered(device: CdiDevice) -> bytes:
     )
 
 
-def _stamp(path: str) -> _Stamp | None:
+def _stamp(path: str, *, follow: bool = False) -> _Stamp | None:
     try:
-        status = os.lstat(path)
+        status = os.stat(path, follow_symlinks=follow)
     except OSError:
         return None
     return _Stamp(status.st_ino, status.st_size, status.st_mtime_ns)

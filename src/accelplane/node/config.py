@@ -32,7 +32,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", for
 
 def read(path: str) -> AgentConfig:
     """The configuration file's content. Raises `ConfigurationError` naming the file, the key and the fault."""
-    import yaml  # noqa: PLC0415 - memory of agents that have no such file
+    from accelplane.node import foreign_yaml  # noqa: PLC0415 - memory of agents that have no such file
 
     try:
         with open(path, "rb") as file:
@@ -42,10 +42,9 @@ def read(path: str) -> AgentConfig:
     if len(data) > _SIZE_LIMIT:
         raise ConfigurationError(f"{path}: more than {_SIZE_LIMIT} bytes")
     try:
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        content: Any = yaml.load(data, Loader=loader)  # noqa: S506 - a safe loader, in C where there is one
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+        content: Any = foreign_yaml.load(data)
+    except foreign_yaml.YamlError as error:
+        raise ConfigurationError(f"{path}: not YAML: {error}") from error
     try:
         return msgspec.convert({} if content is None else content, AgentConfig)
     except msgspec.ValidationError as error:

@@ -1,9 +1,9 @@
 """Node labels through node-feature-discovery's local source: a text file of `key=value` lines."""
 
-import contextlib
 import os
-import tempfile
 from collections.abc import Mapping
+
+from accelplane.node import replaced
 
 MAX_LABEL_VALUE = 63
 
@@ -22,20 +22,10 @@ class LabelFile:
         if not labels:
             return self.remove()
         text = "".join(f"{key}={value}\n" for key, value in sorted(labels.items())).encode()
-        with contextlib.suppress(OSError), open(self.path, "rb") as file:
-            if file.read(len(text) + 1) == text:
-                return False
+        if replaced.content(self.path, len(text)) == text:
+            return False
         # NFD ignores names that start with a dot, so it never reads a half-written file.
-        descriptor, passing = tempfile.mkstemp(prefix=".labels", dir=os.path.dirname(self.path))
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(text)
-                os.fchmod(descriptor, 0o644)
-            os.replace(passing, self.path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(passing)
-            raise
+        replaced.replace(self.path, text, prefix=".labels")
         return True
 
     def remove(self) -> bool:
