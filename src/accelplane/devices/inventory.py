@@ -44,13 +44,7 @@ class Inventory(Struct, frozen=True):
             devices = resources.setdefault(resource, {})
             if isinstance(item, Device):
                 devices[item.id] = item
-        return cls(
-            {
-                name: {key: resources[name][key] for key in sorted(resources[name], key=natural)}
-                for name in sorted(resources, key=natural)
-            },
-            tuple(skipped),
-        )
+        return cls(_ordered(resources), tuple(skipped))
 
     def __iter__(self) -> Iterator[Device]:
         for devices in self.resources.values():
@@ -64,7 +58,7 @@ class Inventory(Struct, frozen=True):
         resources = {name: dict(known) for name, known in self.resources.items()}
         for device in devices:
             resources.setdefault(device.resource, {})[device.id] = device
-        return replace(self, resources=resources)
+        return replace(self, resources=_ordered(resources) if _grown(self.resources, resources) else resources)
 
 
 class Changes(Struct, frozen=True):
@@ -86,3 +80,14 @@ class Changes(Struct, frozen=True):
 
     def __bool__(self) -> bool:
         return bool(self.added or self.updated or self.removed)
+
+
+def _ordered(resources: Mapping[str, Mapping[str, Device]]) -> dict[str, dict[str, Device]]:
+    return {
+        name: {key: resources[name][key] for key in sorted(resources[name], key=natural)}
+        for name in sorted(resources, key=natural)
+    }
+
+
+def _grown(old: Mapping[str, Mapping[str, Device]], new: Mapping[str, Mapping[str, Device]]) -> bool:
+    return len(old) != len(new) or any(len(old[name]) != len(new[name]) for name in new)

@@ -32,7 +32,7 @@ def check_resource_name(namespace: str, resource: str) -> str:
             f"resource {_shown(name)}: the part before the slash must be a lower-case DNS name of at most "
             f"{MAX_NAMESPACE} characters"
         )
-    if "kubernetes.io" in namespace or namespace.startswith("requests."):
+    if namespace.endswith("kubernetes.io") or namespace.startswith("requests."):
         raise ResourceNameError(
             f"resource {_shown(name)}: the prefix belongs to Kubernetes itself, use your own domain"
         )
