@@ -22,13 +22,16 @@ def v(verbosity: int) -> int:
 
 
 def threshold(name: str) -> int:
-    """The level for one of klog's severity names or numbers (`ERROR`, `2`). Raises `ValueError`."""
+    """The level for one of klog's severity names or numbers (`ERROR`, `2`). Raises `ValueError`.
+
+    All verbosities of a message that is logged at all are INFO to klog.
+    """
     names = ("INFO", "WARNING", "ERROR", "FATAL")
     key = name.upper()
     index = int(key) if key.isdecimal() else names.index(key) if key in names else -1
     if not 0 <= index < len(names):
         raise ValueError(f"severity {name!a}: expected one of {', '.join(names)} or 0 to {len(names) - 1}")
-    return (logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)[index]
+    return (v(MAX_VERBOSITY), logging.WARNING, logging.ERROR, logging.CRITICAL)[index]
 
 
 class KlogFormatter(logging.Formatter):
@@ -80,7 +83,7 @@ def start(
 ) -> None:
     """Directs all logging to `outputs` (standard error when empty).
 
-    `modules` may give another verbosity for a module's file name, as klog's `-vmodule` does.
+    `modules` may give a higher verbosity for a module's file name, as klog's `-vmodule` does.
     """
     root = logging.getLogger()
     level = v(verbosity)
@@ -96,7 +99,7 @@ def start(
 
 def _passes(record: logging.LogRecord, modules: Callable[[str], int | None], default: int) -> bool:
     special = modules(os.path.splitext(record.filename)[0])
-    return record.levelno >= (default if special is None else v(special))
+    return record.levelno >= (default if special is None else min(default, v(special)))
 
 
 def _letter(record: logging.LogRecord) -> str:

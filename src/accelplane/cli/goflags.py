@@ -4,6 +4,7 @@
 at the first word that is no flag, or behind `--`. Unknown flags print the usage and exit with 2, `-h` with 0.
 """
 
+import math
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,12 @@ Kind = Literal["string", "int", "float", "bool"]
 
 _TRUE = frozenset(("1", "t", "T", "true", "TRUE", "True"))
 _FALSE = frozenset(("0", "f", "F", "false", "FALSE", "False"))
+# Go's literals: ASCII only, no white space; a leading zero means octal; underscores only between digits.
+_INTEGER = re.compile(r"[+-]?(0[xX](_?[0-9a-fA-F])+|0[bB](_?[01])+|0[oO](_?[0-7])+|0(_?[0-7])+|0|[1-9](_?[0-9])*)")
 _OCTAL = re.compile(r"[+-]?0[0-7_]+")
+_FLOAT = re.compile(
+    r"[+-]?([0-9]+\.?[0-9]*([eE][+-]?[0-9]+)?|\.[0-9]+([eE][+-]?[0-9]+)?|inf(inity)?|nan)", re.IGNORECASE
+)
 _KINDS: Mapping[type, Kind] = {str: "string", int: "int", float: "float", bool: "bool"}
 
 
@@ -122,18 +128,27 @@ def _value(flag: Flag, text: str) -> Value:
             case "int":
                 return _integer(text)
             case "float":
-                return float(text)
+                return _number(text)
     except ValueError as error:
         raise FlagError(f"invalid value {text!r} for flag -{flag.name}: {error}") from None
 
 
 def _integer(text: str) -> int:
-    try:
-        # A leading zero means octal in Go.
-        number = int(text.replace("_", ""), 8) if _OCTAL.fullmatch(text) else int(text, 0)
-    except ValueError:
-        raise ValueError("expected an integer") from None
+    if not _INTEGER.fullmatch(text):
+        raise ValueError("expected an integer")
+    digits = text.replace("_", "")
+    # Longer ones are out of range whatever their base, and Python refuses to read some of them.
+    number = int(digits, 8 if _OCTAL.fullmatch(digits) else 0) if len(digits.lstrip("+-0")) <= 66 else 2**63
     if not -(2**63) <= number < 2**63:
+        raise ValueError("does not fit into 64 bits")
+    return number
+
+
+def _number(text: str) -> float:
+    if not _FLOAT.fullmatch(text):
+        raise ValueError("expected a number")
+    number = float(text)
+    if math.isinf(number) and "inf" not in text.lower():
         raise ValueError("does not fit into 64 bits")
     return number
 

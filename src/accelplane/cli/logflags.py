@@ -58,7 +58,9 @@ def _outputs(values: Mapping[str, Value], program: str) -> list[logging.Handler]
     if values["logtostderr"] or not path:
         return [console]
     megabytes = int(values["log_file_max_size"])
-    file = RotatingFileHandler(path, maxBytes=megabytes * 1024 * 1024, backupCount=1)
+    file = RotatingFileHandler(
+        path, maxBytes=megabytes * 1024 * 1024, backupCount=1, encoding="utf-8", errors="backslashreplace"
+    )
     name = "alsologtostderrthreshold" if values["alsologtostderr"] else "stderrthreshold"
     try:
         console.setLevel(logs.threshold(str(values[name])))
@@ -71,7 +73,7 @@ def _modules(text: str) -> Callable[[str], int | None] | None:
     if not text:
         return None
     patterns: list[tuple[str, int]] = []
-    for entry in text.split(","):
+    for entry in filter(None, text.split(",")):
         pattern, equals, number = entry.partition("=")
         if not equals or not pattern or not number.isdecimal():
             raise ValueError(f"-vmodule: {entry!a}: expected pattern=N")
