@@ -1,0 +1,81 @@
+"""The world of the contract tests: a kubelet's directory, kubelets, agents, processes."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubelets import Embedded, Kubelet
+from processes import Process
+
+from accelplane.node.agent import Agent
+from accelplane.node.settings import Settings
+from accelplane.plugins import Plugin
+
+Start = Callable[..., Awaitable[Agent]]
+Run = Callable[..., Process]
+
+
+@pytest.fixture
+def directory() -> Iterator[str]:
+    """A kubelet's directory, whose socket paths are short enough wherever temporary files are."""
+    path = tempfile.mkdtemp(prefix="ak")
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(params=["embedded"])
+def idle_kubelet(directory: str) -> Kubelet:
+    """A kubelet that has not been started yet."""
+    return Embedded(directory)
+
+
+@pytest.fixture
+async def kubelet(idle_kubelet: Kubelet) -> AsyncIterator[Kubelet]:
+    """A kubelet that runs."""
+    await idle_kubelet.start()
+    yield idle_kubelet
+    await idle_kubelet.kill()
+
+
+@pytest.fixture
+async def start_agent(directory: str, tmp_path: Path) -> AsyncIterator[Start]:
+    """`await start_agent(name=plugin, …)`: an agent in this process, ended with the test. Settings by their names."""
+    running: list[tuple[Agent, asyncio.Task[None]]] = []
+
+    async def start(settings: dict[str, Any] | None = None, /, **plugins: Plugin[Any]) -> Agent:
+        defaults = {"root": str(tmp_path), "kubelet_dir": directory, "cdi_dir": f"{directory}/cdi"}
+        agent = Agent(Settings(**{**defaults, **(settings or {})}), plugins)
+        running.append((agent, asyncio.create_task(agent.run())))
+        await asyncio.sleep(0)
+        return agent
+
+    yield start
+    for agent, task in running:
+        agent.stop()
+        async with asyncio.timeout(10):
+            await task
+
+
+@pytest.fixture
+def run(tmp_path: Path, directory: str) -> Iterator[Run]:
+    """`run("accelplane", "node", …)`: a process of its own, killed with the test if it still runs.
+
+    Every node command gets the test's directories.
+    """
+    processes: list[Process] = []
+
+    def start(command: str, *arguments: str, **more: Any) -> Process:
+        tree = tmp_path / "tree"
+        tree.mkdir(exist_ok=True)
+        places = (f"--root={tree}", f"--kubelet-dir={directory}", f"--cdi-dir={directory}/cdi")
+        log = tmp_path / f"log{len(processes)}"
+        processes.append(Process(command, *arguments, *places, log=log, **more))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()

@@ -1,0 +1,72 @@
+"""Node commands as processes of their own, as a DaemonSet would run them."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from waiting import until
+
+
+class Process:
+    """A running command. What it writes is in `log()`."""
+
+    def __init__(
+        self, command: str, *arguments: str, log: Path, env: Mapping[str, str] | None = None, user: int | None = None
+    ) -> None:
+        program = os.path.join(os.path.dirname(sys.executable), command)
+        self._log = log
+        with open(log, "ab") as output:
+            self._process = subprocess.Popen(
+                [program, *arguments],
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **(env or {})},
+                user=user,
+                extra_groups=[] if user else None,
+            )
+        self.pid = self._process.pid
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    async def said(self, text: str, seconds: float = 15) -> None:
+        """Returns when the log has `text`."""
+        try:
+            await until(lambda: text in self.log() or self._process.poll() is not None, seconds)
+        except TimeoutError:
+            raise TimeoutError(f"not said: {text}\n{self.log()}") from None
+        assert text in self.log(), f"ended without {text!r}:\n{self.log()}"
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    async def exit_code(self, seconds: float = 15) -> int:
+        """Waits for the end."""
+        return await asyncio.to_thread(self._process.wait, seconds)
+
+    async def terminate(self) -> int:
+        """Ends it as Kubernetes does; the exit code."""
+        self.send(signal.SIGTERM)
+        return await self.exit_code()
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+
+def installed_plugin(directory: Path, name: str, source: str) -> Mapping[str, str]:
+    """The environment in which the class `ThePlugin` in `source` is an installed plugin."""
+    module = f"test_plugin_{name}"
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"{module}.py").write_text(source)
+    metadata = directory / f"{module}-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(f"[accelplane.plugins]\n{name} = {module}:ThePlugin\n")
+    return {"PYTHONPATH": str(directory)}

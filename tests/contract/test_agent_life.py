@@ -1,0 +1,444 @@
+"""The agent and the kubelet's directory: whoever comes, goes, dies or is replaced, the resources come back."""
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+from conftest import Start
+from fake_kubelet import FakeKubelet
+from gadgets import GADGET, Other, Table, gadgets
+from kubelets import Kubelet
+from peer import Peer
+from waiting import until
+
+from accelplane.devices import Resource
+from accelplane.kubelet.server import ResourceServer, Stage
+from accelplane.node.agent import Agent
+from accelplane.node.settings import ConfigurationError, Settings
+from accelplane.plugins import ScanError
+
+OTHER = "other.example.com/gadget"
+
+
+def plugins_dir(directory: str) -> str:
+    return os.path.join(directory, "device-plugins")
+
+
+def own_socket(directory: str, resource: str = GADGET) -> str:
+    return os.path.join(plugins_dir(directory), resource.replace("/", "-") + ".sock")
+
+
+def server(agent: Agent, plugin: str = "table", resource: str = "gadget") -> ResourceServer:
+    return agent.runners[plugin].publisher.served[resource].server
+
+
+async def registered(agent: Agent, plugin: str = "table", resource: str = "gadget") -> None:
+    def is_registered() -> bool:
+        served = agent.runners[plugin].publisher.served if plugin in agent.runners else {}
+        return resource in served and served[resource].server.stage == Stage.REGISTERED
+
+    await until(is_registered)
+
+
+@pytest.fixture
+async def table(start_agent: Start, kubelet: Kubelet) -> Agent:
+    """An agent with two gadgets at a kubelet that knows them."""
+    agent = await start_agent(table=Table(gadgets("a", "b")))
+    await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+    return agent
+
+
+# Kubelets that come, go and come back
+
+
+async def test_resources_are_registered_when_the_kubelet_and_its_directory_appear_later(
+    idle_kubelet: Kubelet, start_agent: Start
+) -> None:
+    shutil.rmtree(idle_kubelet.directory)
+    agent = await start_agent(table=Table(gadgets("a", "b")), other=Other(gadgets("c")))
+    await until(lambda: "table" in agent.runners and agent.runners["table"].looked.is_set())
+    await idle_kubelet.start()
+    await idle_kubelet.until(lambda resources: resources == {GADGET: (2, 2), OTHER: (1, 1)})
+    await idle_kubelet.kill()
+
+
+async def test_resources_are_registered_when_only_the_kubelets_socket_appears_later(
+    directory: str, idle_kubelet: Kubelet, start_agent: Start
+) -> None:
+    os.makedirs(plugins_dir(directory))
+    agent = await start_agent(table=Table(gadgets("a")))
+    await until(lambda: os.path.exists(own_socket(directory)))
+    await until(lambda: "waiting for" in server(agent).problem and "kubelet.sock" in server(agent).problem)
+    await idle_kubelet.start()
+    await idle_kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+    assert server(agent).problem == ""
+    await idle_kubelet.kill()
+
+
+async def test_after_a_kubelet_restart_the_same_devices_are_back_and_pods_get_more_of_them(
+    kubelet: Kubelet, table: Agent
+) -> None:
+    await kubelet.run_pod("before", {GADGET: 1})
+    await kubelet.restart()
+    await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+    container = await kubelet.run_pod("after", {GADGET: 1})
+    assert len(container.devices) == 1
+    assert table.runners["table"].scans == 1, "a restart of the kubelet needs no new look at the hardware"
+
+
+async def test_resources_come_back_each_time_when_the_kubelet_restarts_often(kubelet: Kubelet, table: Agent) -> None:
+    for _ in range(5):
+        await kubelet.restart()
+    await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+    assert server(table).stage == Stage.REGISTERED
+
+
+async def test_a_kubelet_that_was_killed_and_comes_back_later_finds_the_agent(kubelet: Kubelet, table: Agent) -> None:
+    await kubelet.kill()
+    await until(lambda: "registration" in server(table).problem)
+    await kubelet.start()
+    await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+
+
+async def test_a_new_kubelet_socket_without_a_sweep_is_answered_by_a_new_registration(
+    directory: str, start_agent: Start
+) -> None:
+    async with FakeKubelet(directory, watches=True) as first:
+        agent = await start_agent(table=Table(gadgets("a")))
+        await until(lambda: first.lists == [["a"]])
+        os.unlink(first.path)
+        second = FakeKubelet(directory, watches=True)
+        # The old one is still alive and holds its stream: only the new socket tells that there is another one.
+        async with second:
+            await until(lambda: second.lists == [["a"]])
+            await registered(agent)
+            assert second.registered == [GADGET]
+
+
+async def test_a_stream_that_the_kubelet_ends_is_answered_by_a_new_registration(
+    directory: str, start_agent: Start
+) -> None:
+    async with FakeKubelet(directory, watches=True) as kubelet:
+        await start_agent(table=Table(gadgets("a")))
+        await until(lambda: kubelet.lists == [["a"]])
+        kubelet.end_streams()
+        await until(lambda: kubelet.lists == [["a"], ["a"]])
+        assert kubelet.registered == [GADGET, GADGET]
+
+
+async def test_a_kubelet_that_cuts_every_stream_is_not_run_down_with_registrations(
+    directory: str, start_agent: Start
+) -> None:
+    async with FakeKubelet(directory, watches=True, cuts=True) as kubelet:
+        await start_agent(table=Table(gadgets("a")))
+        await until(lambda: len(kubelet.lists) >= 3)
+        await asyncio.sleep(1)
+        assert len(kubelet.registered) < 12
+        kubelet.cuts = False
+        lists = len(kubelet.lists)
+        await until(lambda: len(kubelet.lists) > lists, 15)
+
+
+async def test_a_kubelet_that_accepts_and_never_listens_is_asked_again(directory: str, start_agent: Start) -> None:
+    async with FakeKubelet(directory) as kubelet:
+        await start_agent(table=Table(gadgets("a")))
+        await until(lambda: len(kubelet.registered) == 1)
+        await until(lambda: len(kubelet.registered) == 2, 15)
+
+
+async def test_a_refused_registration_is_logged_once_with_the_kubelets_words_and_tried_again(
+    directory: str, start_agent: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeKubelet(directory, refusal="the ResourceName is not to my taste", watches=True) as kubelet:
+        agent = await start_agent(table=Table(gadgets("a")))
+        await until(lambda: len(kubelet.registered) >= 3)
+        assert server(agent).problem.startswith(f"registration at {kubelet.path} failed: UNKNOWN: the ResourceName")
+        kubelet.refusal = ""
+        await until(lambda: kubelet.lists == [["a"]])
+    told = [record for record in caplog.records if "not to my taste" in record.message]
+    assert len(told) == 1
+    assert told[0].levelno == logging.WARNING
+    assert server(agent).counters.registration_failures["UNKNOWN"] >= 3
+    assert server(agent).counters.registrations == 1
+
+
+async def test_something_at_the_kubelets_path_that_is_no_kubelet_is_waited_out(
+    directory: str, idle_kubelet: Kubelet, start_agent: Start
+) -> None:
+    os.makedirs(plugins_dir(directory))
+    kubelet_socket = Path(plugins_dir(directory), "kubelet.sock")
+    kubelet_socket.write_text("not a socket")
+    agent = await start_agent(table=Table(gadgets("a")))
+    await until(lambda: os.path.exists(own_socket(directory)))
+    await until(lambda: "kubelet.sock failed: UNAVAILABLE" in server(agent).problem)
+    kubelet_socket.unlink()
+    await idle_kubelet.start()
+    await idle_kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+    await idle_kubelet.kill()
+
+
+# The own socket
+
+
+async def test_the_own_socket_is_for_its_owner_alone(directory: str, table: Agent) -> None:
+    status = os.stat(own_socket(directory))
+    assert stat.S_ISSOCK(status.st_mode)
+    assert stat.S_IMODE(status.st_mode) == 0o600
+
+
+async def test_nothing_else_is_left_beside_the_sockets(directory: str, table: Agent) -> None:
+    assert {name for name in os.listdir(plugins_dir(directory)) if name.startswith(".")} == set()
+
+
+async def test_an_own_socket_that_someone_deletes_is_made_and_registered_again(
+    directory: str, kubelet: Kubelet, table: Agent
+) -> None:
+    registrations = server(table).counters.registrations
+    os.unlink(own_socket(directory))
+    await until(lambda: server(table).counters.registrations > registrations)
+    await until(lambda: os.path.exists(own_socket(directory)))
+    await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+
+
+@pytest.mark.parametrize("kind", ["stale socket", "regular file", "dangling link", "fifo"])
+async def test_what_a_predecessor_left_at_the_own_path_is_replaced(
+    directory: str, kubelet: Kubelet, start_agent: Start, kind: str
+) -> None:
+    path = own_socket(directory)
+    match kind:
+        case "stale socket":
+            with socket.socket(socket.AF_UNIX) as dead:
+                dead.bind(path)
+        case "regular file":
+            Path(path).write_text("")
+        case "dangling link":
+            os.symlink("/nowhere", path)
+        case _:
+            os.mkfifo(path)
+    await start_agent(table=Table(gadgets("a")))
+    await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+    assert stat.S_ISSOCK(os.lstat(path).st_mode)
+
+
+async def test_a_directory_at_the_own_path_is_reported_and_the_socket_made_when_it_is_gone(
+    directory: str, kubelet: Kubelet, start_agent: Start
+) -> None:
+    os.mkdir(own_socket(directory))
+    agent = await start_agent(table=Table(gadgets("a")), other=Other(gadgets("b")))
+    await kubelet.until(lambda resources: resources == {OTHER: (1, 1)})
+    await until(lambda: server(agent).problem.startswith(f"cannot make the socket {own_socket(directory)}: Is a dir"))
+    os.rmdir(own_socket(directory))
+    await kubelet.until(lambda resources: resources == {GADGET: (1, 1), OTHER: (1, 1)})
+
+
+async def test_a_live_owner_of_the_own_path_is_left_alone_until_it_is_gone(
+    directory: str, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = own_socket(directory)
+    with socket.socket(socket.AF_UNIX) as owner:
+        owner.bind(path)
+        owner.listen(50)
+        inode = os.stat(path).st_ino
+        agent = await start_agent(table=Table(gadgets("a")), other=Other(gadgets("b")))
+        await kubelet.until(lambda resources: resources == {OTHER: (1, 1)})
+        await until(lambda: f"{path} is in use by process {os.getpid()}" in server(agent).problem)
+        assert os.stat(path).st_ino == inode
+        assert server(agent).stage == Stage.WAITING
+    await kubelet.until(lambda resources: resources == {GADGET: (1, 1), OTHER: (1, 1)})
+    assert sum("is in use by" in record.message for record in caplog.records) == 1
+
+
+async def test_another_live_owner_that_takes_the_own_path_is_not_fought(
+    directory: str, kubelet: Kubelet, table: Agent
+) -> None:
+    path = own_socket(directory)
+    with socket.socket(socket.AF_UNIX) as thief:
+        thief.bind(f"{path}.new")
+        thief.listen(50)
+        os.rename(f"{path}.new", path)
+        inode = os.stat(path).st_ino
+        await until(lambda: server(table).stage == Stage.WAITING and "is in use" in server(table).problem)
+        await kubelet.until(lambda resources: resources == {GADGET: (2, 0)})
+        assert os.stat(path).st_ino == inode
+    await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+
+
+async def test_a_directory_that_is_removed_and_made_again_is_served_again(
+    directory: str, idle_kubelet: Kubelet, start_agent: Start
+) -> None:
+    await idle_kubelet.start()
+    agent = await start_agent(table=Table(gadgets("a")))
+    await idle_kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+    await idle_kubelet.kill()
+    shutil.rmtree(plugins_dir(directory))
+    await until(lambda: "does not exist" in server(agent).problem)
+    await idle_kubelet.start()
+    await idle_kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+    await idle_kubelet.kill()
+
+
+async def test_the_whole_kubelet_directory_may_be_moved_away_and_another_come(
+    directory: str, idle_kubelet: Kubelet, start_agent: Start
+) -> None:
+    await idle_kubelet.start()
+    await start_agent(table=Table(gadgets("a")))
+    await idle_kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+    await idle_kubelet.kill()
+    os.rename(directory, f"{directory}-old")
+    try:
+        await idle_kubelet.start()
+        await idle_kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+        await idle_kubelet.kill()
+    finally:
+        shutil.rmtree(f"{directory}-old")
+
+
+# Several resources and plugins
+
+
+async def test_resources_come_and_go_with_what_is_found(directory: str, kubelet: Kubelet, start_agent: Start) -> None:
+    plugin = Table([*gadgets("a"), Resource("widget")])
+    agent = await start_agent(table=plugin)
+    await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+    assert os.path.exists(own_socket(directory, "example.com/widget")), "announced, though it has no device"
+    plugin.found = [Resource("widget")]
+    agent.runners["table"].look_again()
+    await kubelet.until(lambda resources: resources == {})
+    await until(lambda: not os.path.exists(own_socket(directory)))
+    plugin.found = gadgets("b", "c")
+    agent.runners["table"].look_again()
+    await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+
+
+async def test_a_resource_that_flickers_ends_up_as_it_is_last(kubelet: Kubelet, start_agent: Start) -> None:
+    plugin = Table()
+    agent = await start_agent(table=plugin)
+    await until(agent.runners["table"].looked.is_set)
+    runner = agent.runners["table"]
+    for turn in range(10):
+        plugin.found = gadgets("a", "b") if turn % 2 else []
+        scans = runner.scans
+        runner.look_again()
+        await until(lambda before=scans: runner.scans > before)
+    await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+
+
+async def test_one_resource_with_a_path_too_long_does_not_stop_the_others(
+    directory: str, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    class LongNamed(Table):
+        namespace = f"{'x' * 30}.example.com"
+
+    devices = gadgets("a")
+    long = [Resource("y" * 63), *devices]
+    await start_agent(table=Table(devices), long=LongNamed(long))
+    await kubelet.until(lambda resources: GADGET in resources and f"{LongNamed.namespace}/gadget" in resources)
+    told = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(told) == 1
+    assert f"{plugins_dir(directory)}/{LongNamed.namespace}-{'y' * 63}.sock: a socket path of" in told[0]
+    assert "at most 107" in told[0]
+
+
+@pytest.mark.parametrize(
+    "fault", [ScanError("the bus is on fire"), ZeroDivisionError(), OSError(5, "Input/output error")], ids=str
+)
+async def test_a_plugin_whose_scan_raises_does_not_stop_the_others(
+    kubelet: Kubelet, start_agent: Start, fault: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = await start_agent(table=Table(fault), other=Other(gadgets("b")))
+    await kubelet.until(lambda resources: resources == {OTHER: (1, 1)})
+    await until(lambda: agent.runners["table"].blind)
+    told = [record for record in caplog.records if "scan failed" in record.message]
+    assert len(told) == 1
+    assert "table: scan failed" in told[0].message
+    assert (str(fault) or type(fault).__name__) in told[0].message
+
+
+async def test_names_that_a_kubelet_would_refuse_are_left_out_with_a_warning(
+    kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = [Resource("-bad-"), *gadgets("a", "with\nnewline", "", "x" * 300)]
+    await start_agent(table=Table(odd))
+    await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+    told = [record.message for record in caplog.records if "not published" in record.message]
+    assert len(told) == 4
+    assert all(record.levelno == logging.WARNING for record in caplog.records if "not published" in record.message)
+
+
+# Ends
+
+
+async def test_a_stopped_agent_leaves_no_socket_and_the_kubelet_no_usable_device(
+    directory: str, kubelet: Kubelet
+) -> None:
+    settings = Settings(root=directory, kubelet_dir=directory, cdi_dir=f"{directory}/cdi")
+    agent = Agent(settings, {"table": Table(gadgets("a"))})
+    task = asyncio.create_task(agent.run())
+    await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+    agent.stop()
+    await task
+    assert {name for name in os.listdir(plugins_dir(directory)) if name.endswith(".sock")} == {"kubelet.sock"}
+    await kubelet.until(lambda resources: resources == {GADGET: (1, 0)})
+
+
+async def test_stopping_does_not_wait_for_clients_that_read_nothing(directory: str, kubelet: Kubelet) -> None:
+    settings = Settings(root=directory, kubelet_dir=directory, cdi_dir=f"{directory}/cdi")
+    agent = Agent(settings, {"table": Table(gadgets(*(f"gadget-with-a-long-name-{n}" for n in range(20_000))))})
+    task = asyncio.create_task(agent.run())
+    await kubelet.until(lambda resources: GADGET in resources)
+    async with Peer(own_socket(directory)) as peer:
+        call = peer.stream()
+        await call.initial_metadata()
+        agent.stop()
+        async with asyncio.timeout(5):
+            await task
+        call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("file", "file: not a directory, expected the kubelet's"),
+        ("has-file", "has-file/device-plugins: not a directory, expected the kubelet's"),
+        ("x" * 100, "a socket path of"),
+    ],
+)
+async def test_a_kubelet_directory_that_can_never_work_ends_the_agent_with_its_path(
+    directory: str, place: str, message: str
+) -> None:
+    Path(directory, "file").write_text("")
+    Path(directory, "has-file").mkdir()
+    Path(directory, "has-file/device-plugins").write_text("")
+    path = os.path.join(directory, place)
+    with pytest.raises(ConfigurationError) as error:
+        await Agent(Settings(kubelet_dir=path), {"table": Table(gadgets("a"))}).run()
+    assert str(error.value).startswith(path)
+    assert message in str(error.value)
+
+
+async def test_a_file_that_appears_in_the_place_of_the_directory_ends_the_agent_with_its_path(directory: str) -> None:
+    path = os.path.join(directory, "kubelet")
+    settings = Settings(root=directory, kubelet_dir=path, cdi_dir=f"{directory}/cdi")
+    agent = Agent(settings, {"table": Table(gadgets("a"))})
+    task = asyncio.create_task(agent.run())
+    await until(lambda: bool(agent.runners) and agent.runners["table"].looked.is_set())
+    os.mkdir(path)
+    Path(path, "device-plugins").write_text("")
+    async with asyncio.timeout(10):
+        with pytest.raises(ConfigurationError, match=f"^{path}/device-plugins: not a directory"):
+            await task
+
+
+async def test_an_agent_whose_only_resource_has_a_path_too_long_ends_with_that_path(directory: str) -> None:
+    class LongNamed(Table):
+        namespace = f"{'x' * 90}.example.com"
+
+    settings = Settings(root=directory, kubelet_dir=directory, cdi_dir=f"{directory}/cdi")
+    async with asyncio.timeout(10):
+        with pytest.raises(ConfigurationError, match=r"xx\.example\.com-gadget\.sock: a socket path of .* at most 107"):
+            await Agent(settings, {"long": LongNamed(gadgets("a"))}).run()
