@@ -1,5 +1,6 @@
 """`accelplane …` for people; each command imports its work when it is called."""
 
+import importlib.util
 import os
 import sys
 
@@ -62,6 +63,7 @@ def inspect(root: str, kubelet_dir: str, plugins: str, config: str, output: str)
 )
 def kubelet(kubelet_dir: str, topology_policy: str, numa_nodes: int) -> None:
     """Run a kubelet's device manager alone, to develop a plugin without a cluster."""
+    _require_simulate()
     from accelplane.cli.kubelet import run  # noqa: PLC0415
 
     sys.exit(run(os.path.abspath(kubelet_dir), topology_policy, numa_nodes))
@@ -72,6 +74,13 @@ def kubelet(kubelet_dir: str, topology_policy: str, numa_nodes: int) -> None:
 @click.option("--svg", default="", metavar="FILE", help="Write a picture of the last screen.")
 def demo(keep: bool, svg: str) -> None:
     """Show it all on a simulated node: found, allocated, plugged, sick, healed, kubelet restarted."""
+    _require_simulate()
     from accelplane.cli.demo import run  # noqa: PLC0415
 
     sys.exit(run(keep=keep, svg=svg))
+
+
+def _require_simulate() -> None:
+    """Doubles of other programs speak gRPC as those do, by the reference implementation, which a node does without."""
+    if importlib.util.find_spec("grpc") is None:
+        raise click.ClickException("this command needs more than a node does: pip install 'accelplane[simulate]'")
