@@ -66,7 +66,9 @@ class HealthState(Struct, frozen=True):
                 return self
             answer = "bad"
         if answer == "bad":
-            if not self.usable:
+            if self.phase is Phase.UNHEALTHY:
+                return self  # with the reason why it fell: later readings differ each time and would be news each time
+            if self.phase is Phase.RECOVERING:
                 return HealthState(Phase.UNHEALTHY, verdict.reason)
             streak = self.streak + 1
             if streak >= policy.bad_verdicts:
