@@ -1,0 +1,501 @@
+"""What a kubelet gets from a plugin's socket, asked with gRPC's reference implementation."""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from gadgets import Table, gadget, gadgets
+from google.protobuf.message import DecodeError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from peer import Peer, refusal
+from waiting import until
+
+from accelplane.devices import UNHEALTHY, Allocation, Device, DeviceNode, Mount, Resource
+from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
+from accelplane.kubelet.server import ResourceServer, Stage
+from accelplane.node.agent import Agent
+from accelplane.node.settings import Settings
+
+Serve = Callable[..., AbstractAsyncContextManager[tuple[Agent, Peer]]]
+SICK = gadget("sick", health=UNHEALTHY, reason="too hot")
+
+
+class Chooser(Table):
+    async def preferred_allocation(
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+    ) -> Sequence[str]:
+        if size < 0:
+            raise ValueError(f"{size} devices cannot be had")
+        rest = [device.id for device in reversed(available) if device not in must_include]
+        return [*(device.id for device in must_include), *rest][:size]
+
+
+class Starter(Table):
+    def __init__(self, *found: Device) -> None:
+        super().__init__(found)
+        self.started: list[list[str]] = []
+
+    async def pre_start(self, devices: Sequence[Device]) -> None:
+        if any(device.id == "b" for device in devices):
+            raise RuntimeError("b does not wake up")
+        self.started.append([device.id for device in devices])
+
+
+class Hooked(Table):
+    """`allocate` answers for "a", asks for the default for all others, fails for "broken"; then `post_allocate`."""
+
+    async def allocate(self, devices: Sequence[Device]) -> Allocation | None:
+        if devices[0].id == "broken":
+            raise OSError(5, "Input/output error", "/dev/broken")
+        return Allocation(envs={"OWN": "yes"}) if devices[0].id == "a" else None
+
+    async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:
+        if devices[0].id == "cursed":
+            raise ValueError("no blessing\nfor this one")
+        return Allocation(nodes=allocation.nodes, envs={"BLESSED": ",".join(device.id for device in devices)})
+
+
+@pytest.fixture
+def serve(directory: str) -> Serve:
+    """`async with serve(plugin) as (agent, peer)`: a plugin's resource `gadget`, without any kubelet."""
+
+    @asynccontextmanager
+    async def serving(plugin: Table, *options: tuple[str, Any]) -> AsyncIterator[tuple[Agent, Peer]]:
+        agent = Agent(Settings(root=directory, kubelet_dir=directory, cdi_dir=f"{directory}/cdi"), {"table": plugin})
+        task = asyncio.create_task(agent.run())
+        path = f"{directory}/device-plugins/{plugin.socket_name('gadget')}"
+        try:
+            await until(lambda: os.path.exists(path))
+            async with Peer(path, *options) as peer:
+                yield agent, peer
+        finally:
+            agent.stop()
+            await task
+
+    os.mkdir(f"{directory}/device-plugins")
+    return serving
+
+
+def server(agent: Agent) -> ResourceServer:
+    return agent.runners["table"].publisher.served["gadget"].server
+
+
+def found(agent: Agent, plugin: Table, *devices: Device | Resource) -> None:
+    plugin.found = devices
+    agent.runners["table"].look_again()
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("plugin", "pre_start", "preferred"), [(Table(), False, False), (Starter(), True, False), (Chooser(), False, True)]
+)
+async def test_options_tell_which_hooks_a_plugin_has(
+    serve: Serve, plugin: Table, pre_start: bool, preferred: bool
+) -> None:
+    plugin.found = gadgets("a")
+    async with serve(plugin) as (_agent, peer):
+        options = await peer.options()
+    assert (options.pre_start_required, options.get_preferred_allocation_available) == (pre_start, preferred)
+
+
+# Lists
+
+
+async def test_a_stream_begins_with_the_whole_list_in_natural_order(serve: Serve) -> None:
+    async with serve(Table([*gadgets("g10", "g2", "g1"), SICK])) as (_agent, peer), peer.watch() as lists:
+        devices = await lists.next()
+    assert list((devices or {}).items()) == [
+        ("g1", "Healthy"), ("g2", "Healthy"), ("g10", "Healthy"), ("sick", "Unhealthy"),
+    ]  # fmt: skip
+
+
+async def test_topology_is_sent_for_devices_that_have_a_node_and_is_absent_for_the_others(serve: Serve) -> None:
+    devices = [gadget("both", topology=(0, 1)), gadget("empty", topology=()), gadget("none", topology=None)]
+    async with serve(Table(devices)) as (_agent, peer), peer.watch() as lists:
+        message = await lists.message()
+    assert message is not None
+    assert {device.ID: device.HasField("topology") for device in message.devices} == {
+        "both": True, "empty": False, "none": False,
+    }  # fmt: skip
+    assert [node.ID for node in message.devices[0].topology.nodes] == [0, 1]
+
+
+async def test_every_change_is_a_new_complete_list_and_no_change_is_none(serve: Serve) -> None:
+    plugin = Table(gadgets("a"))
+    async with serve(plugin) as (agent, peer), peer.watch() as lists:
+        assert await lists.next() == {"a": "Healthy"}
+        found(agent, plugin, *gadgets("a", "b"))
+        assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
+        scans = agent.runners["table"].scans
+        found(agent, plugin, *gadgets("b", "a"))
+        await until(lambda: agent.runners["table"].scans > scans)
+        found(agent, plugin, gadget("a"), gadget("b", health=UNHEALTHY))
+        assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}
+        # One field of one device that the kubelet is not told of makes a new list too: Allocate gives it out.
+        found(agent, plugin, gadget("a"), gadget("b", health=UNHEALTHY, envs={"X": "1"}))
+        assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}
+
+
+async def test_a_device_that_vanished_is_unhealthy_before_it_leaves_the_list(serve: Serve) -> None:
+    plugin = Table(gadgets("a", "b"))
+    async with serve(plugin) as (agent, peer), peer.watch() as lists:
+        assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
+        found(agent, plugin, gadget("a"))
+        assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}
+        assert await lists.next() == {"a": "Healthy"}
+
+
+async def test_a_device_that_returns_at_once_stays(serve: Serve) -> None:
+    plugin = Table(gadgets("a", "b"))
+    async with serve(plugin) as (agent, peer), peer.watch() as lists:
+        assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
+        found(agent, plugin, gadget("a"))
+        assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}
+        found(agent, plugin, *gadgets("a", "b"))
+        assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
+        found(agent, plugin, *gadgets("a", "b", "c"))
+        assert await lists.next() == {"a": "Healthy", "b": "Healthy", "c": "Healthy"}
+
+
+async def test_a_resource_that_goes_sends_an_empty_list_and_then_ends_the_stream(serve: Serve) -> None:
+    plugin = Table(gadgets("a"))
+    async with serve(plugin) as (agent, peer), peer.watch() as lists:
+        assert await lists.next() == {"a": "Healthy"}
+        found(agent, plugin)
+        assert await lists.next() == {"a": "Unhealthy"}
+        assert await lists.next() == {}
+        code, _text = await refusal(lists.next())
+        assert code == "UNAVAILABLE"
+        await until(lambda: not os.path.exists(f"{agent.settings.sockets_dir}/example.com-gadget.sock"))
+
+
+async def test_a_resource_that_is_announced_without_devices_sends_an_empty_list(serve: Serve) -> None:
+    async with serve(Table([Resource("gadget")])) as (_agent, peer), peer.watch() as lists:
+        assert await lists.next() == {}
+
+
+async def test_every_one_of_several_streams_gets_every_list(serve: Serve) -> None:
+    plugin = Table(gadgets("a"))
+    async with (
+        serve(plugin) as (agent, peer),
+        peer.watch() as one,
+        peer.watch() as two,
+        Peer(f"{agent.settings.sockets_dir}/example.com-gadget.sock") as late,
+    ):
+        assert [await one.next(), await two.next()] == [{"a": "Healthy"}] * 2
+        found(agent, plugin, *gadgets("a", "b"))
+        assert [await one.next(), await two.next()] == [{"a": "Healthy", "b": "Healthy"}] * 2
+        async with late.watch() as three:
+            assert await three.next() == {"a": "Healthy", "b": "Healthy"}
+
+
+async def test_a_stream_that_does_not_read_gets_only_the_latest_list_in_the_end(serve: Serve) -> None:
+    def shelf(turn: int) -> list[Device]:
+        return gadgets(*(f"turn-{turn}-{'x' * 200}-{number}" for number in range(500)))
+
+    plugin = Table(shelf(0))
+    # A window of 64 KiB that the peer does not enlarge; a list takes more than 100 KiB.
+    async with serve(plugin, ("grpc.http2.bdp_probe", 0)) as (agent, peer):
+        call = peer.stream()
+        await call.initial_metadata()
+        sent = server(agent).counters
+        for turn in range(1, 20):
+            scans = agent.runners["table"].scans
+            found(agent, plugin, *shelf(turn))
+            await until(lambda before=scans: agent.runners["table"].scans > before)
+        assert sent.lists_sent < 10
+        turns: list[set[str]] = []
+        while not turns or turns[-1] != {"19"}:
+            async with asyncio.timeout(10):
+                message = await call.read()
+            healthy = (device.ID for device in message.devices if device.health == "Healthy")
+            turns.append({key.split("-")[1] for key in healthy})
+        assert len(turns) < 10
+        call.cancel()
+
+
+async def test_streams_of_clients_that_vanish_are_forgotten(serve: Serve) -> None:
+    async with serve(Table(gadgets("a"))) as (agent, _peer):
+        peers = [Peer(f"{agent.settings.sockets_dir}/example.com-gadget.sock") for _ in range(20)]
+        calls = [peer.stream() for peer in peers]
+        await asyncio.gather(*(call.read() for call in calls))
+        assert len(server(agent)._streams) == 20
+        for call in calls[:10]:
+            call.cancel()
+        await asyncio.gather(*(peer.close() for peer in peers))
+        await until(lambda: len(server(agent)._streams) == 0)
+
+
+async def test_a_list_longer_than_a_kubelet_takes_is_cut_and_the_fault_logged(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    devices = gadgets(*(f"{'x' * 240}{number}" for number in range(20_000)))
+    limit = ("grpc.max_receive_message_length", 4 * 1024 * 1024)
+    async with serve(Table(devices), limit) as (_agent, peer), peer.watch() as lists:
+        message = await lists.message()
+    assert message is not None
+    assert 15_000 < len(message.devices) < 20_000
+    left_out = 20_000 - len(message.devices)
+    assert f"{left_out} of 20000 devices left out" in caplog.text
+
+
+# Allocate
+
+
+async def test_a_container_gets_what_its_devices_carry_in_the_order_asked_for(serve: Serve) -> None:
+    devices = [
+        gadget("a", mounts=(Mount("/m/a"),), envs={"A": "1", "LAST": "a"}, annotations={"k": "a"}),
+        gadget("b", mounts=(Mount("/m/b", "/in/b", read_only=False),), envs={"LAST": "b"}, annotations={"k": "b"}),
+    ]
+    async with serve(Table(devices)) as (_agent, peer):
+        (container,) = await peer.allocate(["b", "a"])
+    assert [(node.host_path, node.container_path, node.permissions) for node in container.devices] == [
+        ("/dev/b", "/dev/b", "rw"), ("/dev/a", "/dev/a", "rw"),
+    ]  # fmt: skip
+    assert [(mount.host_path, mount.container_path, mount.read_only) for mount in container.mounts] == [
+        ("/m/b", "/in/b", False), ("/m/a", "/m/a", True),
+    ]  # fmt: skip
+    assert dict(container.envs) == {"A": "1", "LAST": "a"}
+    assert dict(container.annotations) == {"k": "a"}
+
+
+async def test_what_two_devices_share_is_given_once(serve: Serve) -> None:
+    shared = (DeviceNode("/dev/card"), DeviceNode("/dev/render", permissions="r"))
+    devices = [gadget(key, nodes=shared, mounts=(Mount("/m"),)) for key in ("card-0", "card-1")]
+    async with serve(Table(devices)) as (_agent, peer):
+        (container,) = await peer.allocate(["card-0", "card-1", "card-0"])
+    assert [node.host_path for node in container.devices] == ["/dev/card", "/dev/render"]
+    assert len(container.mounts) == 1
+
+
+async def test_each_of_several_container_requests_has_its_own_answer(serve: Serve) -> None:
+    async with serve(Table(gadgets("a", "b"))) as (_agent, peer):
+        containers = await peer.allocate(["b"], [], ["a", "b"])
+    assert [[node.host_path for node in container.devices] for container in containers] == [
+        ["/dev/b"], [], ["/dev/a", "/dev/b"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (["a", "nope"], "example.com/gadget: unknown device 'nope' requested"),
+        ([""], "example.com/gadget: unknown device '' requested"),
+        (["card0-0"], "example.com/gadget: unknown device 'card0-0' requested"),
+        (["\u2603\n"], r"example.com/gadget: unknown device '\u2603\n' requested"),
+        (["a", "sick"], "example.com/gadget: unhealthy device 'sick (too hot)' requested"),
+        ([str(n) for n in range(9)], "unknown device '0', '1', '2', '3', '4' and 4 more requested"),
+        (["x" * 5000], f"unknown device '{'x' * 100}' requested"),
+    ],
+)
+async def test_ids_that_cannot_be_had_fail_the_whole_request_by_name(
+    serve: Serve, ids: list[str], message: str
+) -> None:
+    async with serve(Table([*gadgets("a"), SICK])) as (agent, peer):
+        code, text = await refusal(peer.allocate(["a"], ids))
+        assert (code, message in text) == ("UNKNOWN", True), text
+        assert server(agent).counters.allocation_failures == 1
+        assert len(await peer.allocate(["a"])) == 1
+
+
+async def test_a_device_is_answered_for_until_it_has_left_the_list_and_not_after(serve: Serve) -> None:
+    plugin = Table(gadgets("a", "b"))
+    async with serve(plugin) as (agent, peer), peer.watch() as lists:
+        found(agent, plugin, gadget("a"))
+        await lists.until({"a": "Healthy", "b": "Unhealthy"})
+        assert await refusal(peer.allocate(["b"])) == (
+            "UNKNOWN", "example.com/gadget: unhealthy device 'b (gone from the host)' requested",
+        )  # fmt: skip
+        await lists.until({"a": "Healthy"})
+        assert await refusal(peer.allocate(["b"])) == ("UNKNOWN", "example.com/gadget: unknown device 'b' requested")
+
+
+async def test_a_plugins_own_answer_replaces_the_frameworks_and_skips_post_allocate(serve: Serve) -> None:
+    async with serve(Hooked(gadgets("a", "b", "c"))) as (_agent, peer):
+        own, default = await peer.allocate(["a"], ["c", "b"])
+    assert (dict(own.envs), list(own.devices)) == ({"OWN": "yes"}, [])
+    assert dict(default.envs) == {"BLESSED": "c,b"}
+    assert [node.host_path for node in default.devices] == ["/dev/c", "/dev/b"]
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("broken", "OSError: [Errno 5] Input/output error: '/dev/broken'"),
+        ("cursed", "ValueError: no blessing\nfor this one"),
+    ],
+)
+async def test_an_error_of_a_hook_reaches_the_pod_as_it_is(serve: Serve, key: str, text: str) -> None:
+    async with serve(Hooked(gadgets("broken", "cursed", "ok"))) as (_agent, peer):
+        assert await refusal(peer.allocate([key])) == ("UNKNOWN", text)
+        assert len(await peer.allocate(["ok"])) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x" * 100_000, os.fsdecode(b"/dev/\xff\xfe"), "\u2603" * 5000, "%41\r\n\0"],
+    ids=["long", "no text", "long when encoded", "control characters"],
+)
+async def test_an_error_whose_text_fits_no_status_fails_the_call_all_the_same(
+    serve: Serve, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)  # the test runner cannot carry such texts either
+
+    class Verbose(Table):
+        async def allocate(self, devices: Sequence[Device]) -> Allocation | None:
+            raise RuntimeError(text)
+
+    async with serve(Verbose(gadgets("a"))) as (_agent, peer):
+        code, told = await refusal(peer.allocate(["a"]))
+    assert code == "UNKNOWN"
+    assert told.startswith("RuntimeError: " + text[:3])
+
+
+async def test_an_answer_that_fits_no_message_fails_the_call(serve: Serve) -> None:
+    class Odd(Table):
+        async def allocate(self, devices: Sequence[Device]) -> Allocation | None:
+            if devices[0].id == "bytes":
+                return Allocation(mounts=(Mount(os.fsdecode(b"/\xff")),))
+            return "nonsense"  # type: ignore[return-value]
+
+    async with serve(Odd(gadgets("bytes", "nonsense"))) as (_agent, peer):
+        for key in ("bytes", "nonsense"):
+            assert (await refusal(peer.allocate([key])))[0] == "UNKNOWN"
+
+
+async def test_a_slow_hook_holds_up_nobody_else(serve: Serve) -> None:
+    release = asyncio.Event()
+
+    class Slow(Table):
+        async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:
+            if devices[0].id == "slow":
+                await release.wait()
+            return allocation
+
+    async with serve(Slow(gadgets("slow", "fast"))) as (_agent, peer):
+        slow = asyncio.create_task(peer.allocate(["slow"]))
+        assert len(await peer.allocate(["fast"])) == 1
+        assert not slow.done()
+        release.set()
+        assert len(await slow) == 1
+
+
+async def test_a_client_that_gives_up_waiting_gets_its_deadline_and_harms_nobody(serve: Serve) -> None:
+    class Stuck(Table):
+        async def allocate(self, devices: Sequence[Device]) -> Allocation | None:
+            await asyncio.Event().wait()
+            return None
+
+    async with serve(Stuck(gadgets("a"))) as (_agent, peer):
+        request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["a"])])
+        call = peer._channel.unary_unary(
+            "/v1beta1.DevicePlugin/Allocate",
+            request_serializer=pb.AllocateRequest.SerializeToString,
+            response_deserializer=pb.AllocateResponse.FromString,
+        )
+        assert (await refusal(call(request, timeout=0.1)))[0] == "DEADLINE_EXCEEDED"
+        assert await peer.options() == pb.DevicePluginOptions()
+
+
+# Preferences and starts
+
+
+async def test_a_plugin_chooses_among_the_offered_devices(serve: Serve) -> None:
+    async with serve(Chooser(gadgets("a", "b", "c"))) as (_agent, peer):
+        assert await peer.preferred(["a", "b", "c"], ["b"], 2) == ["b", "c"]
+        assert await peer.preferred(["a", "foreign", ""], [], 3) == ["a"], "unknown ids are not offered to the plugin"
+        assert await refusal(peer.preferred(["a"], [], -1)) == ("UNKNOWN", "-1 devices cannot be had")
+
+
+async def test_hooks_that_a_plugin_does_not_have_are_refused(serve: Serve) -> None:
+    async with serve(Table(gadgets("a"))) as (_agent, peer):
+        assert (await refusal(peer.preferred(["a"], [], 1))) == (
+            "UNKNOWN", "example.com/gadget: this plugin has no preferred allocation",
+        )  # fmt: skip
+        assert (await refusal(peer.pre_start(["a"]))) == (
+            "UNKNOWN", "example.com/gadget: this plugin does nothing before a container starts",
+        )  # fmt: skip
+
+
+async def test_a_plugin_is_told_before_a_container_starts_and_may_fail_the_start(serve: Serve) -> None:
+    plugin = Starter(*gadgets("a", "b", "c"))
+    async with serve(plugin) as (_agent, peer):
+        await peer.pre_start(["c", "a", "c"])
+        assert plugin.started == [["c", "a"]]
+        assert await refusal(peer.pre_start(["b"])) == ("UNKNOWN", "RuntimeError: b does not wake up")
+        assert "unknown device 'x'" in (await refusal(peer.pre_start(["x"])))[1]
+
+
+# Whatever a request holds
+
+
+@pytest.fixture
+async def peer(serve: Serve) -> AsyncIterator[Peer]:
+    """Of a plugin with the gadgets a and b and one that is sick, for all examples of a test."""
+    async with serve(Chooser([*gadgets("a", "b"), SICK])) as (agent, peer):
+        yield peer
+        assert server(agent).stage == Stage.SERVING
+
+
+IDS = st.lists(st.one_of(st.sampled_from(["a", "b", "sick"]), st.text(max_size=300)), max_size=8)
+HYPOTHESIS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@HYPOTHESIS
+@given(containers=st.lists(IDS, max_size=4))
+async def test_allocate_answers_exactly_for_healthy_devices_it_knows(peer: Peer, containers: list[list[str]]) -> None:
+    asked = {key for container in containers for key in container}
+    if asked <= {"a", "b"}:
+        answers = await peer.allocate(*containers)
+        assert [[node.host_path for node in answer.devices] for answer in answers] == [
+            [f"/dev/{key}" for key in dict.fromkeys(container)] for container in containers
+        ]
+    else:
+        code, text = await refusal(peer.allocate(*containers))
+        assert code == "UNKNOWN"
+        assert text.startswith("example.com/gadget: un")
+        assert text.isascii()
+        assert len(text) < 6000
+
+
+@HYPOTHESIS
+@given(available=IDS, must=IDS, size=st.integers(-(2**31), 2**31 - 1))
+async def test_preferred_devices_are_always_among_those_offered(
+    peer: Peer, available: list[str], must: list[str], size: int
+) -> None:
+    if size < 0:
+        assert (await refusal(peer.preferred(available, must, size)))[0] == "UNKNOWN"
+    else:
+        assert set(await peer.preferred(available, must, size)) <= {*available, *must}
+
+
+@HYPOTHESIS
+@given(method=st.sampled_from(["Allocate", "GetPreferredAllocation", "GetDevicePluginOptions"]), data=st.binary())
+async def test_bytes_that_are_no_message_are_refused_or_read_as_protobuf_reads_them(
+    peer: Peer, method: str, data: bytes
+) -> None:
+    types: dict[str, tuple[Any, Any]] = {
+        "Allocate": (pb.AllocateRequest, pb.AllocateResponse),
+        "GetPreferredAllocation": (pb.PreferredAllocationRequest, pb.PreferredAllocationResponse),
+        "GetDevicePluginOptions": (pb.Empty, pb.DevicePluginOptions),
+    }
+
+    request, response = types[method]
+    try:
+        request.FromString(data)
+    except DecodeError:
+        answer = ("INVALID_ARGUMENT", f"the request is no {request.DESCRIPTOR.name}")
+        assert await refusal(peer.call(method, data, response)) == answer
+    else:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await peer.call(method, data, response)
