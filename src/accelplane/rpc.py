@@ -13,14 +13,19 @@ from typing import Any, Self, TypeVar
 
 import grpclib
 import grpclib.client
+import grpclib.config
 import grpclib.const
 import grpclib.exceptions
 import grpclib.protocol
 import grpclib.server
+import h2.config
 import h2.exceptions
 from google.protobuf.message import DecodeError, Message
 
 MAX_MESSAGE = 4 * 1024 * 1024  # gRPC's default
+# Three times as much when encoded; headers of 8 KiB are what every peer takes.
+_MAX_STATUS_TEXT = 2048
+_FAREWELL = 0.5  # seconds that a peer has to read what was sent before its connection ends
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -41,16 +46,26 @@ class RpcServer:
 
     def __init__(self, methods: Mapping[str, grpclib.const.Handler]) -> None:
         self._server = _Server(methods)
+        self._started = False
 
     async def start(self, path: str) -> None:
         """Binds `path` and listens. Raises `OSError`."""
         await self._server.start(path=path)
+        self._started = True
 
     async def stop(self) -> None:
-        """Stops listening and ends every connection; handlers are cancelled."""
+        """Stops listening and ends every connection; handlers are cancelled. Nothing happens if it never started."""
+        if not self._started:
+            return
         self._server.close()
-        for protocol in self._server.protocols:
-            protocol.connection.close()
+        connections = list(self._server.connections)
+        for connection in connections:
+            connection.end()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL):
+                await asyncio.gather(*(connection.lost.wait() for connection in connections))
+        for connection in connections:
+            connection.abort()
         await self._server.wait_closed()
 
 
@@ -135,12 +150,49 @@ class _Server(grpclib.server.Server):
 
     def __init__(self, methods: Mapping[str, grpclib.const.Handler]) -> None:
         super().__init__([_Methods(methods)])
-        self.protocols: weakref.WeakSet[grpclib.protocol.H2Protocol] = weakref.WeakSet()
+        self.connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
 
     def _protocol_factory(self) -> grpclib.protocol.H2Protocol:
-        protocol = super()._protocol_factory()
-        self.protocols.add(protocol)
-        return protocol
+        usual = super()._protocol_factory()
+        connection = _Connection(usual.handler, usual.config, usual.h2_config)
+        self.connections.add(connection)
+        return connection
+
+
+class _Connection(grpclib.protocol.H2Protocol):
+    """A connection that can be ended at any time: before it is made, and when its peer reads nothing."""
+
+    def __init__(
+        self,
+        handler: grpclib.protocol.AbstractHandler,
+        config: grpclib.config.Configuration,
+        h2_config: h2.config.H2Configuration,
+    ) -> None:
+        super().__init__(handler, config, h2_config)
+        self.lost = asyncio.Event()
+        self._transport: asyncio.BaseTransport | None = None
+        self._ended = False
+
+    def end(self) -> None:
+        """Closes it once everything written is sent."""
+        self._ended = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Closes it at once."""
+        if isinstance(self._transport, asyncio.WriteTransport):
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._transport = transport
+        if self._ended:
+            transport.close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self.lost.set()
 
 
 class _Methods:
@@ -219,7 +271,15 @@ def _as_status() -> Generator[None]:
     try:
         yield
     except RpcError as error:
-        raise grpclib.GRPCError(grpclib.const.Status[error.code], error.text) from error
+        raise grpclib.GRPCError(grpclib.const.Status[error.code], _sendable(error.text)) from error
+
+
+def _sendable(text: str) -> str:
+    """`text` as a status can carry it: a peer drops headers that are too long, and what is no UTF-8 cannot be sent."""
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= _MAX_STATUS_TEXT:
+        return data.decode()
+    return data[:_MAX_STATUS_TEXT].decode("utf-8", "ignore") + "…"
 
 
 @contextlib.contextmanager
