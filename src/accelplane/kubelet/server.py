@@ -207,7 +207,8 @@ class ResourceServer:
                 log.log(v(1), "%s: %s, starting again", self.resource, reason)
             finally:
                 if own is not None and sockets.identity(self.path) == own:
-                    os.unlink(self.path)
+                    with contextlib.suppress(OSError):
+                        os.unlink(self.path)
         finally:
             self.stage = Stage.WAITING
             await server.stop()
@@ -219,6 +220,7 @@ class ResourceServer:
         registered_at: sockets.Identity | None = None
         tried_at: sockets.Identity | None = None
         retry, retry_at = _FIRST_RETRY, 0.0
+        registered_time = 0.0
         stream_patience, stream_due = _STREAM_DEADLINE, 0.0
         while True:
             if sockets.identity(self.path) != own:
@@ -233,17 +235,20 @@ class ResourceServer:
                 elif now >= stream_due:
                     self._report("the kubelet does not listen, registering again", level=v(1))
                     self.stage = Stage.SERVING
-                    retry_at = now
+                    # A kubelet that ends every stream at once must not be run down.
+                    steady = now - registered_time >= _STREAM_DEADLINE
+                    retry_at = now if steady else now + retry
+                    retry = _FIRST_RETRY if steady else min(2 * retry, _LAST_RETRY)
             if kubelet != tried_at:
                 retry, retry_at = _FIRST_RETRY, 0.0
             if self.stage == Stage.SERVING and kubelet is not None and now >= retry_at:
                 tried_at = kubelet
                 if await self._register():
                     registered_at = kubelet
+                    registered_time = time.monotonic()
                     self.stage = Stage.REGISTERED
-                    stream_due = time.monotonic() + stream_patience
+                    stream_due = registered_time + stream_patience
                     stream_patience = min(2 * stream_patience, _LAST_STREAM_RETRY)
-                    retry = _FIRST_RETRY
                 else:
                     retry_at = time.monotonic() + retry * random.uniform(0.8, 1.2)  # noqa: S311 - only to spread peers
                     retry = min(2 * retry, _LAST_RETRY)
