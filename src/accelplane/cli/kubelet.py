@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import BinaryIO
 
 from accelplane.kubelet.embedded import (
     AdmissionError,
@@ -60,7 +59,8 @@ async def _run(kubelet: EmbeddedKubelet) -> int:
     lines: asyncio.Queue[str] = asyncio.Queue(maxsize=16)
     async with kubelet:
         _say(f"kubelet started; plugins register at {kubelet.plugin_directory}/kubelet.sock ('help' lists commands)")
-        _read_lines(sys.stdin.buffer, loop, lines)
+        if sys.__stdin__ is not None:
+            _read_lines(sys.__stdin__.fileno(), loop, lines)
         tasks = [loop.create_task(work) for work in (_narrate(kubelet), _obey(kubelet, lines, ended), ended.wait())]
         # A failure of one of them is a defect and must be seen.
         done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -72,12 +72,14 @@ async def _run(kubelet: EmbeddedKubelet) -> int:
     return 0
 
 
-def _read_lines(source: BinaryIO, loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str]) -> None:
+def _read_lines(descriptor: int, loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str]) -> None:
     """Puts lines into the queue as they come, from a thread, for nothing else can read any kind of standard input."""
+    # Unbuffered: a thread that waits inside a buffer would hold its lock when the interpreter ends.
+    source = open(descriptor, "rb", buffering=0, closefd=False)  # noqa: SIM115 - as long as the thread
 
     def read() -> None:
-        # The program may end while a line is on its way.
-        with contextlib.suppress(RuntimeError, concurrent.futures.CancelledError):
+        # The program may end while a line is on its way; the input may be none.
+        with contextlib.suppress(RuntimeError, OSError, concurrent.futures.CancelledError):
             while line := source.readline(_LONGEST_LINE):
                 text = line.decode(errors="replace")
                 asyncio.run_coroutine_threadsafe(lines.put(text), loop).result()
@@ -125,7 +127,7 @@ async def _obey(kubelet: EmbeddedKubelet, lines: asyncio.Queue[str], ended: asyn
             ended.set()
             return
         if name not in commands:
-            _say(f"no command {name!r}, expected one of {', '.join((*commands, 'quit'))}")
+            _say(f"no command {name[:40]!r}, expected one of {', '.join((*commands, 'quit'))}")
             continue
         try:
             _say(await commands[name](arguments))

@@ -1,0 +1,165 @@
+"""`accelplane kubelet`, as its user sees it: what it prints, what it takes, how it ends."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from fake_plugin import FakePlugin, listing
+
+from accelplane.cli.kubelet import CommandError, parse_pod
+from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
+from accelplane.kubelet.embedded import Pod
+
+GADGET = "example.com/gadget"
+
+
+@pytest.fixture
+def directory() -> Iterator[str]:
+    path = tempfile.mkdtemp(prefix="ak")
+    yield path
+    shutil.rmtree(path)
+
+
+class Session:
+    """A running command."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.seen: list[str] = []
+
+    async def type(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line.encode() + b"\n")
+        await self.process.stdin.drain()
+
+    async def shows(self, text: str) -> None:
+        """Reads on until a line has the text."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(20):
+            while True:
+                line = (await self.process.stdout.readline()).decode()
+                assert line, f"ended without {text!r}, after:\n{''.join(self.seen)}"
+                self.seen.append(line)
+                if text in line:
+                    return
+
+
+@contextlib.asynccontextmanager
+async def command(directory: str, policy: str = "none") -> AsyncIterator[Session]:
+    code = f"import sys; from accelplane.cli.kubelet import run; sys.exit(run({directory!r}, {policy!r}, 2))"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        code,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        yield Session(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def test_a_session_shows_registrations_lists_and_what_a_container_gets(directory: str) -> None:
+    async with command(directory) as session:
+        await session.shows("plugins register at")
+        async with FakePlugin(
+            directory,
+            options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
+            devices=listing(("a", "Healthy", [0]), "b\x1b[2J"),
+        ) as plugin:
+            await plugin.register()
+            await session.shows(f"registered {GADGET} at gadget.sock (get_preferred_allocation_available)")
+            await session.shows(f"{GADGET}: capacity 2, allocatable 2")
+            await session.shows("+ a Healthy on NUMA node 0")
+            await session.shows("+ b\N{REPLACEMENT CHARACTER}[2J Healthy")
+            await plugin.send(listing(("a", "Unhealthy"), "c"))
+            await session.shows("- b")
+            await session.shows("~ a Unhealthy")
+            await session.shows("+ c Healthy")
+            await session.type(f"pod demo {GADGET}=1")
+            await session.shows("pod demo admitted")
+            await session.shows(f"{GADGET}: c")
+            await session.shows("device /dev/c as /dev/c (rw)")
+            await session.shows("env HAS_c=yes")
+            await session.type("status")
+            await session.shows("c  Healthy  held by main of default/demo")
+            await session.type("delete demo")
+            await session.shows("pod demo deleted")
+            await session.type("restart")
+            await session.shows("kubelet restarted")
+        await session.type("quit")
+        assert await asyncio.wait_for(session.process.wait(), 20) == 0
+
+
+async def test_wrong_commands_are_told_what_would_be_right(directory: str) -> None:
+    async with command(directory) as session:
+        for line, answer in [
+            ("pods", "no command 'pods', expected one of pod, delete, status, restart, help, quit"),
+            ("pod demo", "expected: pod NAME RESOURCE=N"),
+            (f"pod demo {GADGET}=1", "Node didn't have enough resource"),
+            ("delete", "expected: delete NAME"),
+            ("delete demo", "no pod default/demo runs here"),
+            ("\xff" * 10, "no command"),
+            ("help", "pod NAME RESOURCE=N"),
+            ("status", "no resources"),
+        ]:
+            await session.type(line)
+            await session.shows(answer)
+
+
+async def test_a_refused_registration_is_shown_with_its_reason(directory: str) -> None:
+    async with command(directory) as session, FakePlugin(directory) as plugin:
+        await session.shows("plugins register at")
+        with pytest.raises(Exception, match="not supported by kubelet"):
+            await plugin.register(version="v2")
+        await session.shows(f"registration of {GADGET} at gadget.sock refused: requested API version")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_the_end_of_the_input_ends_nothing_and_a_signal_ends_it_well(directory: str, number: int) -> None:
+    async with command(directory) as session:
+        await session.shows("plugins register at")
+        assert session.process.stdin is not None
+        session.process.stdin.close()
+        async with FakePlugin(directory) as plugin:
+            await plugin.register()
+            await session.shows(f"registered {GADGET}")
+        session.process.send_signal(number)
+        assert await asyncio.wait_for(session.process.wait(), 20) == 0
+
+
+async def test_a_directory_with_a_kubelet_is_refused(directory: str) -> None:
+    async with command(directory) as first:
+        await first.shows("plugins register at")
+        async with command(directory) as second:
+            await second.shows("another kubelet")
+            assert await asyncio.wait_for(second.process.wait(), 20) == 1
+        assert os.path.exists(os.path.join(directory, "device-plugins", "kubelet.sock"))
+
+
+async def test_an_unknown_policy_is_refused(directory: str) -> None:
+    async with command(directory, policy="strict") as session:
+        await session.shows("error: topology policy 'strict'")
+        assert await asyncio.wait_for(session.process.wait(), 20) == 1
+
+
+def test_a_pod_is_read_from_words() -> None:
+    assert parse_pod(["demo", "a.com/x=1", "a.com/y=20"]) == Pod(
+        "demo", containers={"main": {"a.com/x": 1, "a.com/y": 20}}
+    )
+
+
+@pytest.mark.parametrize("words", [[], ["demo"], ["demo", "a.com/x"], ["demo", "=1"], ["demo", "a=0"], ["demo", "a=²"]])
+def test_words_that_are_no_pod_are_refused(words: list[str]) -> None:
+    with pytest.raises(CommandError, match=r"expected: pod NAME RESOURCE=N|RESOURCE=N with N of 1 or more"):
+        parse_pod(words)

@@ -1,0 +1,107 @@
+"""Who holds which device, asked over the kubelet's pod resources socket."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from fake_plugin import FakePlugin, listing
+
+from accelplane.kubelet import podresources_v1_pb2 as pb
+from accelplane.kubelet.embedded import EmbeddedKubelet, Pod
+from accelplane.kubelet.podresources import Holder, PodResourcesError, allocatable, list_pods
+
+GADGET = "example.com/gadget"
+DEVICES = listing(("d1", "Healthy", [0]), ("d2", "Healthy", [0, 1]), ("d10", "Unhealthy", [1]), "s")
+
+
+@pytest.fixture
+def directory() -> Iterator[str]:
+    path = tempfile.mkdtemp(prefix="ak")
+    yield path
+    shutil.rmtree(path)
+
+
+async def test_holders_have_each_device_once_whatever_its_nodes(directory: str) -> None:
+    async with EmbeddedKubelet(directory) as kubelet, FakePlugin(directory, devices=DEVICES) as plugin:
+        await plugin.register()
+        await kubelet.until(lambda k: GADGET in k.resources())
+        await kubelet.run_pod(Pod("pod", "team", containers={"main": {GADGET: 3}, "idle": {}}))
+        assert await list_pods(kubelet.pod_resources_socket) == (
+            Holder("team", "pod", "main", GADGET, ("d1", "d2", "s")),
+        )
+        assert await allocatable(kubelet.pod_resources_socket) == {GADGET: ("d1", "d2", "s")}
+
+
+async def test_the_server_gives_an_entry_for_each_device_and_node(directory: str) -> None:
+    async with EmbeddedKubelet(directory) as kubelet, FakePlugin(directory, devices=DEVICES) as plugin:
+        await plugin.register()
+        await kubelet.until(lambda k: GADGET in k.resources())
+        await kubelet.run_pod(Pod("pod", containers={"main": {GADGET: 3}}))
+        answer = await ask(kubelet.pod_resources_socket, "List", pb.ListPodResourcesRequest())
+        (pod,) = pb.ListPodResourcesResponse.FromString(answer).pod_resources
+        entries = [
+            (list(entry.device_ids), [node.ID for node in entry.topology.nodes]) for entry in pod.containers[0].devices
+        ]
+        assert sorted(entries) == [(["d1"], [0]), (["d2"], [0]), (["d2"], [1]), (["s"], [])]
+
+
+async def test_one_pod_is_got_by_its_name_and_namespace(directory: str) -> None:
+    async with EmbeddedKubelet(directory) as kubelet:
+        await kubelet.run_pod(Pod("pod", "team", containers={"main": {}}))
+        request = pb.GetPodResourcesRequest(pod_name="pod", pod_namespace="team")
+        answer = pb.GetPodResourcesResponse.FromString(await ask(kubelet.pod_resources_socket, "Get", request))
+        assert [container.name for container in answer.pod_resources.containers] == ["main"]
+        request.pod_namespace = "default"
+        with pytest.raises(grpc.aio.AioRpcError, match="pod pod in namespace default not found"):
+            await ask(kubelet.pod_resources_socket, "Get", request)
+
+
+async def test_an_absent_socket_is_named(directory: str) -> None:
+    path = os.path.join(directory, "absent.sock")
+    with pytest.raises(PodResourcesError, match=path) as caught:
+        await list_pods(path)
+    assert caught.value.socket == path
+
+
+async def test_a_socket_path_that_is_too_long_is_named_with_the_limit() -> None:
+    with pytest.raises(PodResourcesError, match="at most 107"):
+        await allocatable("/" + "x" * 200)
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b"\xff\xff garbage", "List "),
+        (b"\x0a\x00" * (9 << 20), "List failed: RESOURCE_EXHAUSTED"),
+    ],
+)
+async def test_a_server_that_lies_is_an_error(directory: str, answer: bytes, problem: str) -> None:
+    path = os.path.join(directory, "liar.sock")
+
+    async def lie(_request: Any, _context: object) -> bytes:
+        return answer
+
+    server = grpc.aio.server(options=(("grpc.max_send_message_length", -1),))
+    handlers = {"List": grpc.unary_unary_rpc_method_handler(lie)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("v1.PodResourcesLister", handlers),))
+    server.add_insecure_port(f"unix:{path}")
+    await server.start()
+    try:
+        with pytest.raises(PodResourcesError, match=f"{path}: {problem}"):
+            await list_pods(path)
+    finally:
+        await server.stop(None)
+
+
+async def ask(path: str, method: str, request: Any) -> bytes:
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+        call = channel.unary_unary(
+            f"/v1.PodResourcesLister/{method}", request_serializer=lambda message: message.SerializeToString()
+        )
+        return await asyncio.wait_for(call(request), 10)

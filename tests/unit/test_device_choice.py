@@ -1,0 +1,70 @@
+"""Choosing devices for a container: what is fixed, what a plugin may choose, how its answer is used."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelplane.kubelet.embedded.allocation import NotEnough, Plan, plan, settle
+from accelplane.kubelet.embedded.model import DeviceStatus
+
+LISTED = {
+    "a": DeviceStatus("Healthy", (0,)),
+    "b": DeviceStatus("Healthy", (0,)),
+    "c": DeviceStatus("Healthy", (1,)),
+    "d": DeviceStatus("Healthy", (0, 1)),
+    "s": DeviceStatus("Healthy"),
+    "x": DeviceStatus("Unhealthy", (0,)),
+}
+
+
+def planned(size: int, *, reusable: str = "", in_use: str = "", affinity: int | None = None) -> Plan:
+    return plan(LISTED, size, reusable=reusable, in_use=in_use, affinity=affinity, shuffled=in_order)
+
+
+def in_order(ids: Iterable[str]) -> list[str]:
+    return sorted(ids)
+
+
+@pytest.mark.parametrize(
+    ("drafted", "taken", "choice"),
+    [
+        (planned(1), "", "abcds"),
+        (planned(5), "", "abcds"),
+        (planned(1, in_use="ab"), "", "cds"),
+        (planned(1, affinity=0b01), "", "abd"),
+        (planned(3, affinity=0b01), "abd", ""),
+        (planned(4, affinity=0b01), "abd", "cs"),
+        (planned(2, affinity=0b10, in_use="d"), "c", "abs"),
+        (planned(2, reusable="ac", in_use="ac"), "ac", ""),
+        (planned(1, reusable="ac", in_use="ac"), "a", ""),
+        (planned(3, reusable="ac", in_use="ac"), "ac", "bds"),
+        # What init containers held is taken even if it is sick by now.
+        (planned(1, reusable="x", in_use="x"), "x", ""),
+    ],
+)
+def test_reusable_devices_come_first_then_aligned_ones_and_the_plugin_chooses_the_rest(
+    drafted: Plan, taken: str, choice: str
+) -> None:
+    assert ("".join(drafted.taken), "".join(drafted.choice)) == (taken, choice)
+    assert drafted.complete == (not choice)
+
+
+def test_too_few_devices_are_counted_without_the_reusable_ones() -> None:
+    with pytest.raises(NotEnough) as caught:
+        planned(7, reusable="a", in_use="a")
+    assert (caught.value.needed, caught.value.available) == (6, 4)
+
+
+def test_gaps_are_filled_with_devices_on_other_nodes_before_those_on_none() -> None:
+    assert settle(planned(4, affinity=0b01), ()) == ("a", "b", "d", "c")
+
+
+@given(st.integers(1, 5), st.lists(st.sampled_from("abcdsxyz")), st.sampled_from([None, 0b01, 0b10, 0b11]))
+def test_whatever_a_plugin_prefers_the_choice_is_complete_and_of_offered_devices(
+    size: int, preferred: list[str], affinity: int | None
+) -> None:
+    chosen = settle(planned(size, affinity=affinity), preferred)
+    assert len(chosen) == len(set(chosen)) == size
+    assert set(chosen) <= set("abcds")
