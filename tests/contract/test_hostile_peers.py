@@ -1,0 +1,353 @@
+"""What peers do to a plugin's socket that no kubelet would: the kubelet's own calls must go on being answered."""
+
+import asyncio
+import contextlib
+import os
+import struct
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import grpc.aio
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+from gadgets import Table, gadgets
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from peer import SERVICE, Peer, refusal
+from waiting import until
+
+from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
+from accelplane.kubelet.server import ResourceServer
+from accelplane.node.agent import Agent
+from accelplane.node.settings import Settings
+
+HYPOTHESIS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+
+
+class Victim:
+    """A plugin's socket, and a client that behaves."""
+
+    def __init__(self, path: str, server: ResourceServer, peer: Peer) -> None:
+        self.path = path
+        self.server = server
+        self.peer = peer
+
+    async def answers(self) -> None:
+        (container,) = await self.peer.allocate(["a"])
+        assert container.devices[0].host_path == "/dev/a"
+
+    async def tell(self, data: bytes) -> bytes:
+        """Sends bytes, and reads what comes back at once."""
+        reader, writer = await asyncio.open_unix_connection(self.path)
+        try:
+            writer.write(data)
+            await writer.drain()
+            async with asyncio.timeout(5):
+                return await reader.read(65536)
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+@pytest.fixture
+async def victim(directory: str) -> AsyncIterator[Victim]:
+    os.mkdir(f"{directory}/device-plugins")
+    plugin = Table(gadgets("a"))
+    agent = Agent(Settings(root=directory, kubelet_dir=directory, cdi_dir=f"{directory}/cdi"), {"table": plugin})
+    task = asyncio.create_task(agent.run())
+    path = f"{directory}/device-plugins/example.com-gadget.sock"
+    await until(lambda: os.path.exists(path))
+    async with Peer(path) as peer:
+        server = agent.runners["table"].publisher.served["gadget"].server
+        yield Victim(path, server, peer)
+    agent.stop()
+    async with asyncio.timeout(5):
+        await task
+
+
+# gRPC as it should not be
+
+
+async def test_a_message_over_the_limit_is_refused_with_its_size(victim: Victim) -> None:
+    code, text = await refusal(victim.peer.allocate(["x" * (4 * 1024 * 1024)]))
+    assert code == "RESOURCE_EXHAUSTED"
+    assert "at most 4194304 are taken" in text
+    await victim.answers()
+
+
+async def test_a_message_just_below_the_limit_is_read(victim: Victim) -> None:
+    code, text = await refusal(victim.peer.allocate(["x" * (4 * 1024 * 1024 - 1000)]))
+    assert (code, "unknown device" in text) == ("UNKNOWN", True)
+
+
+async def test_a_compressed_message_is_refused_in_words(victim: Victim) -> None:
+    code, text = await refusal(victim.peer.allocate(["a" * 5000], compression=grpc.Compression.Gzip))
+    assert (code, text) == ("UNIMPLEMENTED", "compressed messages are not understood")
+    await victim.answers()
+
+
+@pytest.mark.parametrize("method", ["Deallocate", "/v1.DevicePlugin/Allocate", "/", "/v1beta1.Registration/Register"])
+async def test_a_method_that_does_not_exist_is_unimplemented(victim: Victim, method: str) -> None:
+    assert (await refusal(victim.peer.call(method, pb.Empty(), pb.Empty)))[0] == "UNIMPLEMENTED"
+    await victim.answers()
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05abc", b"\x0a" + b"\xff" * 20])
+async def test_bytes_that_are_no_message_are_an_invalid_argument(victim: Victim, data: bytes) -> None:
+    assert await refusal(victim.peer.call("Allocate", data, pb.AllocateResponse)) == (
+        "INVALID_ARGUMENT", "the request is no AllocateRequest",
+    )  # fmt: skip
+
+
+# Streams below gRPC, by hand
+
+
+class Frames:
+    """An HTTP/2 client that does what it is told."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.connection = h2.connection.H2Connection(
+            h2.config.H2Configuration(
+                client_side=True, validate_outbound_headers=False, normalize_outbound_headers=False
+            )
+        )
+        self.connection.initiate_connection()
+        self.ended = False
+
+    def request(self, *changes: tuple[str, str | None], end: bool = False) -> int:
+        """Headers of a call of Allocate, some of them changed or (None) left out."""
+        headers = {
+            ":method": "POST", ":scheme": "http", ":path": f"{SERVICE}Allocate", ":authority": "localhost",
+            "te": "trailers", "content-type": "application/grpc", **dict(changes),
+        }  # fmt: skip
+        stream = self.connection.get_next_available_stream_id()
+        given = [(key, value) for key, value in headers.items() if value is not None]
+        self.connection.send_headers(stream, given, end_stream=end)
+        return stream
+
+    async def flush(self) -> None:
+        self.writer.write(self.connection.data_to_send())
+        await self.writer.drain()
+
+    async def answer(self, stream: int) -> dict[str, str]:
+        """All headers that come back on a stream until it or the connection ends."""
+        await self.flush()
+        headers: dict[str, str] = {}
+        async with asyncio.timeout(5):
+            while data := await self.reader.read(65536):
+                for event in self.connection.receive_data(data):
+                    found = getattr(event, "headers", None)
+                    if found and getattr(event, "stream_id", 0) == stream:
+                        headers |= {_text(key): _text(value) for key, value in found}
+                    if isinstance(event, h2.events.StreamEnded | h2.events.StreamReset) and event.stream_id == stream:
+                        return headers
+                await self.flush()
+        self.ended = True
+        return headers
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode()
+
+
+@pytest.fixture
+async def frames(victim: Victim) -> AsyncIterator[Frames]:
+    reader, writer = await asyncio.open_unix_connection(victim.path)
+    yield Frames(reader, writer)
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+async def test_a_stream_that_ends_within_a_message_gets_an_error(victim: Victim, frames: Frames) -> None:
+    stream = frames.request()
+    frames.connection.send_data(stream, struct.pack(">BI", 0, 100) + b"too few", end_stream=True)
+    assert (await frames.answer(stream))["grpc-status"] in ("3", "13")
+    await victim.answers()
+
+
+async def test_a_stream_without_a_message_gets_an_error(victim: Victim, frames: Frames) -> None:
+    headers = await frames.answer(frames.request(end=True))
+    assert (headers["grpc-status"], headers["grpc-message"]) == ("3", "no message in the request")
+
+
+async def test_a_message_that_claims_gigabytes_is_refused_before_they_come(victim: Victim, frames: Frames) -> None:
+    stream = frames.request()
+    frames.connection.send_data(stream, struct.pack(">BI", 0, 0xFFFF_FFFF))
+    assert (await frames.answer(stream))["grpc-status"] == "8"
+
+
+async def test_a_request_that_never_gets_its_message_is_given_up_with_its_connection(
+    victim: Victim, frames: Frames
+) -> None:
+    for _ in range(50):
+        frames.connection.send_data(frames.request(), struct.pack(">BI", 0, 10))
+    await frames.flush()
+    await victim.answers()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (":method", "GET"), (":path", "nowhere"), ("te", None), ("te", "none"),
+        ("content-type", None), ("content-type", "text/html"), ("grpc-timeout", "soon"), ("grpc-timeout", "0n"),
+        (":authority", "\u2603"), ("x-odd-bin", "!!!"), ("x-odd", "\xff"), ("x" * 60_000, "1"),
+    ],
+    ids=lambda change: f"{change[0][:20]}={change[1]}",
+)  # fmt: skip
+async def test_headers_that_are_wrong_end_the_call_or_the_connection(
+    victim: Victim, frames: Frames, change: tuple[str, str | None]
+) -> None:
+    stream = frames.request(change)
+    frames.connection.send_data(stream, struct.pack(">BI", 0, 0), end_stream=True)
+    headers = await frames.answer(stream)
+    assert frames.ended or headers.get(":status") != "200" or "grpc-status" in headers
+    await victim.answers()
+
+
+@pytest.mark.parametrize("left_out", [":method", ":path"])
+async def test_a_request_that_asks_for_nothing_harms_nobody(victim: Victim, frames: Frames, left_out: str) -> None:
+    frames.request((left_out, None), end=True)
+    await frames.flush()
+    await victim.answers()
+
+
+async def test_a_stream_that_is_reset_twice_harms_nobody(victim: Victim, frames: Frames) -> None:
+    stream = frames.request((":path", f"{SERVICE}ListAndWatch"))
+    frames.connection.send_data(stream, struct.pack(">BI", 0, 0), end_stream=True)
+    await frames.flush()
+    await until(lambda: len(victim.server._streams) == 1)
+    reset = struct.pack(">I", 4)[1:] + bytes((3, 0)) + struct.pack(">II", stream, 8)
+    frames.writer.write(reset * 3)
+    await frames.writer.drain()
+    await until(lambda: len(victim.server._streams) == 0)
+    await victim.answers()
+
+
+async def test_a_peer_that_gives_no_room_to_write_keeps_only_its_own_answers_waiting(
+    victim: Victim, frames: Frames
+) -> None:
+    frames.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    stream = frames.request((":path", f"{SERVICE}ListAndWatch"))
+    frames.connection.send_data(stream, struct.pack(">BI", 0, 0), end_stream=True)
+    await frames.flush()
+    await until(lambda: len(victim.server._streams) == 1)
+    await victim.answers()
+    frames.writer.close()
+    await until(lambda: len(victim.server._streams) == 0)
+
+
+# Anything at all
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /v1beta1.DevicePlugin/Allocate HTTP/1.1\r\nContent-Length: 5\r\n\r\n\0\0\0\0\0",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 500,
+        b"\0" * 100_000,
+        PREFACE + b"\xff" * 1000,
+        PREFACE + SETTINGS + bytes((0xFF, 0xFF, 0xFF, 0, 0, 0, 0, 0, 1)),
+        PREFACE + SETTINGS + bytes((0, 0, 4, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0)),
+    ],
+    ids=["HTTP/1 GET", "HTTP/1 POST", "TLS", "zeros", "preface and junk", "endless frame", "window of nothing"],
+)
+async def test_what_is_no_grpc_at_all_troubles_its_own_connection_only(victim: Victim, data: bytes) -> None:
+    await victim.tell(data)
+    await victim.answers()
+
+
+async def test_frames_of_unknown_types_are_passed_over(victim: Victim) -> None:
+    unknown = bytes((0, 0, 3, 0xEE, 0, 0, 0, 0, 0)) + b"abc"
+    ping = bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + b"are-you?"
+    reader, writer = await asyncio.open_unix_connection(victim.path)
+    writer.write(PREFACE + SETTINGS + unknown + ping)
+    answer = b""
+    async with asyncio.timeout(5):
+        while b"are-you?" not in answer:
+            data = await reader.read(1000)
+            assert data, "the connection was ended"
+            answer += data
+    writer.close()
+    await victim.answers()
+
+
+@HYPOTHESIS
+@given(data=st.binary(max_size=300), prefix=st.sampled_from([b"", PREFACE, PREFACE + SETTINGS]))
+async def test_any_bytes_leave_the_plugin_answering(victim: Victim, data: bytes, prefix: bytes) -> None:
+    _reader, writer = await asyncio.open_unix_connection(victim.path)
+    with contextlib.suppress(ConnectionError):
+        writer.write(prefix + data)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+    await victim.answers()
+
+
+# Many, and half gone
+
+
+async def test_hundreds_of_silent_connections_leave_the_plugin_answering_and_are_closed_with_it(
+    victim: Victim,
+) -> None:
+    connections = [await asyncio.open_unix_connection(victim.path) for _ in range(300)]
+    await victim.answers()
+    for _reader, writer in connections[:150]:
+        writer.close()
+    await victim.answers()
+    for _reader, writer in connections[150:]:
+        writer.transport.abort()
+    await asyncio.sleep(0)
+
+
+async def test_hundreds_of_streams_all_get_the_list_and_are_forgotten(victim: Victim) -> None:
+    peers = [Peer(victim.path) for _ in range(100)]
+    calls = [peer.stream() for peer in peers for _ in range(3)]
+    async with asyncio.timeout(30):
+        messages = await asyncio.gather(*(call.read() for call in calls))
+    assert {message.devices[0].ID for message in messages} == {"a"}
+    await victim.answers()
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*(peer.close() for peer in peers))
+    await until(lambda: len(victim.server._streams) == 0)
+
+
+async def test_a_client_that_writes_and_never_reads_does_not_fill_the_memory(victim: Victim) -> None:
+    _reader, writer = await asyncio.open_unix_connection(victim.path)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    ping = bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + b"are-you?"
+    writer.write(PREFACE + SETTINGS)
+    for _ in range(200):
+        writer.write(ping * 500)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await writer.drain()
+    await victim.answers()
+    writer.transport.abort()
+
+
+async def test_connections_leave_no_descriptors_behind(victim: Victim, count_descriptors: Callable[[], int]) -> None:
+    await victim.answers()
+    before = count_descriptors()
+    for _ in range(50):
+        _reader, writer = await asyncio.open_unix_connection(victim.path)
+        writer.write(PREFACE + SETTINGS)
+        writer.close()
+        await writer.wait_closed()
+    await until(lambda: count_descriptors() <= before)
+
+
+@pytest.fixture
+def count_descriptors() -> Callable[[], int]:
+    return lambda: len(os.listdir("/proc/self/fd"))
