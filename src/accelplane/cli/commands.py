@@ -71,7 +71,7 @@ def kubelet(kubelet_dir: str, topology_policy: str, numa_nodes: int) -> None:
 
 @accelplane.command()
 @click.option("--keep", is_flag=True, help="Keep the simulated node's directory and say where it is.")
-@click.option("--svg", default="", metavar="FILE", help="Write a picture of the last screen.")
+@click.option("--svg", default="", metavar="FILE", help="Write a picture of the screen in the middle of it.")
 def demo(keep: bool, svg: str) -> None:
     """Show it all on a simulated node: found, allocated, plugged, sick, healed, kubelet restarted."""
     _require_simulate()

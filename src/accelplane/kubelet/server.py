@@ -190,7 +190,13 @@ class ResourceServer:
             try:
                 await server.start(passing)
                 os.chmod(passing, 0o600)
+                own = sockets.identity(passing)
                 os.replace(passing, self.path)
+            except FileNotFoundError:
+                # A kubelet that starts swept it away, or the directory is gone; its own socket may be there by now,
+                # so that nothing would wake this one.
+                await self.wake.wait(_FIRST_RETRY)
+                return
             except OSError as error:
                 reason = error.strerror or error
                 self._report(
@@ -198,7 +204,6 @@ class ResourceServer:
                 )
                 await self.wake.wait(_LAST_RETRY)
                 return
-            own = sockets.identity(self.path)
             self.stage = Stage.SERVING
             self.problem = ""
             log.log(v(1), "%s: serving at %s", self.resource, self.path)
@@ -240,10 +245,12 @@ class ResourceServer:
                     retry_at = now if steady else now + retry
                     retry = _FIRST_RETRY if steady else min(2 * retry, _LAST_RETRY)
             if kubelet != tried_at:
-                retry, retry_at = _FIRST_RETRY, 0.0
+                retry, retry_at = _FIRST_RETRY, now
             if self.stage == Stage.SERVING and kubelet is not None and now >= retry_at:
                 tried_at = kubelet
-                if await self._register():
+                if await self._register_while(
+                    lambda at=kubelet: (sockets.identity(self.path), sockets.identity(self._kubelet)) == (own, at)
+                ):
                     registered_at = kubelet
                     registered_time = time.monotonic()
                     self.stage = Stage.REGISTERED
@@ -265,6 +272,17 @@ class ResourceServer:
         if self.stage == Stage.REGISTERED and not self._streams:
             return min(look, stream_due)
         return look
+
+    async def _register_while(self, makes_sense: Callable[[], bool]) -> bool:
+        """Registers, and gives up at once when the sockets change: a kubelet that is ending may never answer."""
+        attempt = asyncio.create_task(self._register())
+        attempt.add_done_callback(lambda _attempt: self.wake.fire())
+        try:
+            while not attempt.done() and makes_sense():
+                await self.wake.wait(_LOOK_AT_LEAST)
+            return attempt.done() and attempt.result()
+        finally:
+            attempt.cancel()
 
     async def _register(self) -> bool:
         request = pb.RegisterRequest(

@@ -38,10 +38,14 @@ class DemoError(Exception):
 
 
 class Step(Struct, frozen=True):
-    """One step of the story: what happens, in a line, and the work, which returns what was seen."""
+    """One step of the story: what happens, in a line, and the work, which returns what was seen.
+
+    `picture` marks the step after which the screen shows most.
+    """
 
     title: str
     work: Callable[[], Awaitable[str]]
+    picture: bool = False
 
 
 class Demo:
@@ -78,7 +82,7 @@ class Demo:
             Step("a pod asks for a GPU and gets its device nodes", self._allocate_gpu),
             Step("a pod asks for two xe GPUs and an NPU", self._allocate_more),
             Step("a fifth card is plugged in", self._plug),
-            Step("a card in use falls sick", self._sicken),
+            Step("a card in use falls sick", self._sicken, picture=True),
             Step("the sick card heals", self._heal),
             Step("the kubelet restarts and removes every socket", self._restart_kubelet),
             Step("the fifth card is pulled out", self._unplug),
