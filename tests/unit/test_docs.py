@@ -1,0 +1,267 @@
+"""What the documentation shows is true: its code runs, its configurations load, its tables are complete."""
+
+import asyncio
+import importlib.util
+import inspect
+import re
+import shlex
+import sys
+import tomllib
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+import accelplane.plugins
+from accelplane.cli import logflags
+from accelplane.cli import node as node_command
+from accelplane.cli.commands import accelplane as accelplane_command
+from accelplane.cli.goflags import Flag, flags_of, parse
+from accelplane.devices import Device
+from accelplane.host import Host
+from accelplane.node import config as configuration
+from accelplane.node import metrics
+from accelplane.node.agent import Agent
+from accelplane.node.plugins import installed
+from accelplane.node.settings import Settings
+from accelplane.plugins import Plugin
+from accelplane.plugins.gpu import GpuConfig
+from accelplane.plugins.npu import NpuConfig
+from accelplane.plugins.policies import POLICIES, preferred
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+USERS, AUTHORS = DOCS / "users-guide.md", DOCS / "plugin-authors-guide.md"
+EXAMPLE = ROOT / "examples" / "generic-devices"
+PAGES = (*sorted(DOCS.glob("*.md")), EXAMPLE / "README.md", ROOT / "README.md")
+
+
+class Block(msgspec.Struct, frozen=True):
+    """One fenced block: its language, what stands behind that, its text and first line."""
+
+    language: str
+    title: str
+    text: str
+    line: int
+
+
+def blocks(page: Path, language: str) -> list[Block]:
+    found = re.finditer(r"^```(\w+) ?([^\n]*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    every = [Block(m[1], m[2], m[3], m.string.count("\n", 0, m.start()) + 2) for m in found]
+    return [block for block in every if block.language == language]
+
+
+def section(page: Path, heading: str) -> str:
+    """The text under a heading, up to the next one of the same or a higher level."""
+    text = page.read_text()
+    begin = re.search(rf"^(#+) {re.escape(heading)}$", text, re.MULTILINE)
+    assert begin, f"{page.name} has no heading {heading!r}"
+    end = re.search(rf"^#{{1,{len(begin[1])}}} ", text[begin.end() :], re.MULTILINE)
+    return text[begin.end() : begin.end() + end.start()] if end else text[begin.end() :]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of the tables in a text, without their heads."""
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    return [row for row, after in zip(cells, [*cells[1:], [""]], strict=True) if not _rule(row) and not _rule(after)]
+
+
+def _rule(row: Sequence[str]) -> bool:
+    return bool(row[0]) and set(row[0]) <= {"-", ":"}
+
+
+# The plugin author's guide.
+
+
+@pytest.fixture
+def guide_modules() -> Iterator[Mapping[str, types.ModuleType]]:
+    """The guide's blocks, run in order: those with a file name are modules, the others go on with the first one."""
+    made: dict[str, types.ModuleType] = {}
+    try:
+        for block in blocks(AUTHORS, "python"):
+            if block.title:
+                module = types.ModuleType(block.title.removesuffix(".py"))
+                sys.modules[module.__name__] = made[module.__name__] = module
+            else:
+                module = next(iter(made.values()))
+            code = "\n" * (block.line - 1) + block.text
+            exec(compile(code, str(AUTHORS), "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - what it is for
+        yield made
+    finally:
+        for name in made:
+            sys.modules.pop(name, None)
+
+
+def test_the_authors_guide_runs_and_the_tests_in_it_pass(
+    guide_modules: Mapping[str, types.ModuleType], tmp_path: Path
+) -> None:
+    tests = [
+        function
+        for name, module in guide_modules.items()
+        if name.startswith("test_")
+        for title, function in inspect.getmembers(module, inspect.isfunction)
+        if title.startswith("test_")
+    ]
+    assert len(tests) >= 4
+    for number, test in enumerate(tests):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        outcome = test(directory)
+        if inspect.iscoroutine(outcome):
+            asyncio.run(outcome)
+
+
+def test_the_authors_guide_tells_of_everything_that_authors_can_use() -> None:
+    text = AUTHORS.read_text()
+    names = {f"`{field.name}`" for field in msgspec.structs.fields(Device)}
+    names |= {name for name in vars(Host) if not name.startswith("_")}
+    names |= {name for name in vars(Plugin) if not name.startswith("_")} - {"config_type"}
+    names |= set(accelplane.plugins.__all__)
+    assert sorted(name for name in names if name not in text) == []
+
+
+# Configurations and command lines, on any page.
+
+
+def plugin_types(extra: Mapping[str, types.ModuleType]) -> Mapping[str, type[Plugin[accelplane.plugins.Config]]]:
+    spec = importlib.util.spec_from_file_location("generic_devices", EXAMPLE / "accelplane_generic_devices.py")
+    assert spec
+    assert spec.loader
+    generic = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generic)
+    return {
+        **installed(("gpu", "npu")),
+        "generic": generic.GenericPlugin,
+        "tpu": extra["accelplane_tpu"].ConfiguredTpuPlugin,
+    }
+
+
+def test_every_configuration_shown_is_accepted(guide_modules: Mapping[str, types.ModuleType], tmp_path: Path) -> None:
+    types_by_name = plugin_types(guide_modules)
+    tried = 0
+    for page in PAGES:
+        for block in blocks(page, "yaml"):
+            content = yaml.safe_load(block.text)
+            if not isinstance(content, dict) or not {"plugins", "enabled"} & content.keys():
+                continue
+            path = tmp_path / "agent.yaml"
+            path.write_text(block.text)
+            where = f"{page.name}:{block.line}"
+            config = configuration.read(str(path))
+            assert set(config.plugins) <= set(types_by_name), where
+            assert set(configuration.plugins(config, types_by_name, where)) == set(types_by_name)
+            tried += 1
+    assert tried >= 2
+
+
+def command_lines() -> Iterator[tuple[str, list[str]]]:
+    for page in PAGES:
+        for block in blocks(page, "sh"):
+            for line in block.text.replace("\\\n", " ").splitlines():
+                words = shlex.split(line.removeprefix("$ "), comments=True)
+                if words and words[0] in PROGRAMS:
+                    yield f"{page.name}: {' '.join(words)}", words
+
+
+NODE_FLAGS = (Flag("plugins", ""), Flag("config", ""), *node_command.FLAGS)
+PROGRAMS: Mapping[str, Sequence[Flag]] = {
+    "accelplane": (),
+    "intel_gpu_device_plugin": (*flags_of(GpuConfig), *node_command.FLAGS),
+    "intel_npu_device_plugin": (*flags_of(NpuConfig), *node_command.FLAGS),
+}
+
+
+def test_every_command_line_shown_is_understood() -> None:
+    lines = list(command_lines())
+    assert len(lines) >= 8
+    for where, (program, *arguments) in lines:
+        if program == "accelplane" and arguments[0] != "node":
+            command = accelplane_command.commands[arguments[0]]
+            assert command.make_context(program, arguments[1:]), where
+            continue
+        flags, words = (NODE_FLAGS, arguments[1:]) if program == "accelplane" else (PROGRAMS[program], arguments)
+        assert parse(flags, words)[1] == [], where
+
+
+# The user's guide: tables that must be complete.
+
+
+def shown(flag: Flag) -> str:
+    if isinstance(flag.default, bool):
+        return str(flag.default).lower()
+    return f"{flag.default:g}" if isinstance(flag.default, float) else f"{flag.default}"
+
+
+@pytest.mark.parametrize(
+    ("heading", "flags"),
+    [
+        ("GPU options", flags_of(GpuConfig)),
+        ("NPU options", flags_of(NpuConfig)),
+        ("Flags of every node command", [flag for flag in node_command.FLAGS if flag not in logflags.FLAGS]),
+        ("Logging flags", list(logflags.FLAGS)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_tables_of_options_hold_every_option_with_its_default(heading: str, flags: Sequence[Flag]) -> None:
+    told = {row[0].strip("`-"): row[1].strip("`") for row in rows(section(USERS, heading))}
+    assert told == {flag.name: shown(flag) for flag in flags}
+
+
+def test_the_table_of_the_configuration_file_holds_every_key() -> None:
+    told = {row[0].strip("`") for row in rows(section(USERS, "The configuration file"))}
+    assert told == {field.encode_name for field in msgspec.structs.fields(configuration.AgentConfig)}
+
+
+def test_the_table_of_metrics_holds_every_metric() -> None:
+    page = metrics.page(Agent(Settings(), {}), ()).decode()
+    names = set(re.findall(r"^# TYPE (accelplane_\w+)", page, re.MULTILINE))
+    told = {row[0].strip("`") for row in rows(section(USERS, "Metrics")) if row[0].startswith("`accelplane_")}
+    assert told == names
+
+
+def test_the_table_of_policies_shows_what_containers_get() -> None:
+    free = [device for card in ("card0", "card1") for device in Device(resource="i915", id=card).shared(3)]
+    told = {row[0].strip("`"): row[2:] for row in rows(section(USERS, "Sharing and allocation policies"))}
+    given: dict[str, list[str]] = {}
+    for policy in POLICIES:
+        first = preferred(policy, free, (), 2)
+        second = preferred(policy, [device for device in free if device.id not in first], (), 2)
+        given[policy] = [", ".join(f"`{id_}`" for id_ in ids) for ids in (first, second)]
+    assert told == given
+
+
+def test_the_architecture_shows_the_floors_that_are_held() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    floors = [re.findall(r"\w+", floor) for floor in reversed(contracts[0]["layers"]) if floor != "__main__"]
+    held = {(str(number), package) for number, floor in enumerate(floors, start=1) for package in floor}
+    assert {(row[0], row[1].strip("`")) for row in rows(section(DOCS / "architecture.md", "The floors"))} == held
+
+
+# All pages.
+
+
+def slugs(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_sections_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s#:]*)#([^)\s]+)\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+    assert [link for link in links if link[1] not in slugs(page.parent / link[0] if link[0] else page)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_are_no_longer_than_people_read(page: Path) -> None:
+    long = [
+        line for line in page.read_text().splitlines() if len(line) > 120 and line[:1] not in "|!<" and "](" not in line
+    ]
+    assert long == []
+
+
+def test_every_page_stands_in_the_index() -> None:
+    index = (DOCS / "index.md").read_text()
+    assert [page.name for page in DOCS.glob("*.md") if page.name != "index.md" and f"]({page.name})" not in index] == []
