@@ -23,7 +23,7 @@ from accelplane.kubelet.embedded import (
     NoSuchPod,
     Pod,
 )
-from accelplane.kubelet.embedded.checkpoint import read_checkpoint
+from accelplane.kubelet.checkpoint import read_checkpoint
 
 GADGET = "example.com/gadget"
 GIZMO = "example.com/gizmo"
@@ -671,7 +671,9 @@ async def test_what_pods_of_an_earlier_life_held_is_free_at_the_next_admission(d
     async with EmbeddedKubelet(directory) as kubelet, FakePlugin(directory) as plugin:
         await joined(kubelet, plugin)
         await kubelet.run_pod(asks(3))
-    (holding,) = read_checkpoint(os.path.join(directory, "device-plugins")).holdings
+    kept = read_checkpoint(os.path.join(directory, "device-plugins"))
+    assert kept
+    (holding,) = kept.holdings
     assert holding.ids == ("a", "b", "c")
     async with EmbeddedKubelet(directory) as kubelet, FakePlugin(directory) as plugin:
         await joined(kubelet, plugin)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
-from accelplane.kubelet.embedded.checkpoint import (
+from accelplane.kubelet.checkpoint import (
     FILE_NAME,
     MAX_BYTES,
     Checkpoint,
@@ -22,7 +22,6 @@ from accelplane.kubelet.embedded.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from accelplane.kubelet.embedded.model import DeviceStatus
 
 ANSWER = pb.ContainerAllocateResponse(envs={"A": "1"}).SerializeToString()
 HOLDING = Holding("uid", "main", "example.com/gadget", {-1: ("s",), 0: ("a", "b")}, ANSWER)
@@ -113,8 +112,8 @@ def test_almost_a_checkpoint_is_refused(text: bytes) -> None:
         decode_checkpoint(text)
 
 
-def test_a_missing_file_is_an_empty_checkpoint_and_a_bad_one_is_named(tmp_path: Path) -> None:
-    assert read_checkpoint(str(tmp_path)) == Checkpoint()
+def test_a_missing_file_is_no_checkpoint_and_a_bad_one_is_named(tmp_path: Path) -> None:
+    assert read_checkpoint(str(tmp_path)) is None
     path = tmp_path / FILE_NAME
     path.write_text("{}")
     with pytest.raises(CheckpointError, match=str(path)):
@@ -138,12 +137,11 @@ def test_a_pipe_in_its_place_hangs_nobody(tmp_path: Path) -> None:
 def test_writing_leaves_one_file(tmp_path: Path) -> None:
     write_checkpoint(str(tmp_path), Checkpoint())
     write_checkpoint(str(tmp_path), Checkpoint((HOLDING,)))
-    assert read_checkpoint(str(tmp_path)).holdings == (HOLDING,)
+    assert read_checkpoint(str(tmp_path)) == Checkpoint((HOLDING,))
     assert os.listdir(tmp_path) == [FILE_NAME]
 
 
 def test_ids_are_recorded_under_each_of_their_nodes() -> None:
-    listed = {"a": DeviceStatus("Healthy", (0, 1)), "b": DeviceStatus("Healthy", (1,)), "s": DeviceStatus("Healthy")}
-    nodes = by_node(["s", "b", "a", "gone"], listed)
+    nodes = by_node(["s", "b", "a", "gone"], {"a": (0, 1), "b": (1,), "s": ()})
     assert nodes == {0: ("a",), 1: ("a", "b"), -1: ("gone", "s")}
     assert Holding("u", "c", "r", nodes, b"").ids == ("a", "b", "gone", "s")

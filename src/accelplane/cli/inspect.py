@@ -212,6 +212,6 @@ def _print_tables(report: Report, kubelet_dir: str) -> None:
     if report.source == "none":
         console.print(f"No kubelet found under {kubelet_dir}: what is advertised and held is not known.")
     elif report.source == "checkpoint":
-        console.print(f"From the checkpoint under {kubelet_dir}; the kubelet's pod resources socket is not there.")
+        console.print(f"From the checkpoint under {kubelet_dir}; its pod resources socket does not answer.")
     for problem in report.problems:
         console.print(Text(problem, style="red"))

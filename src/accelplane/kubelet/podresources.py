@@ -5,9 +5,9 @@ device of two nodes twice; here each container and resource is one value with ea
 requests a second for everybody on the node, so ask rarely.
 """
 
-import os
 from collections.abc import Iterable, Mapping
 
+from google.protobuf.message import Message
 from msgspec import Struct
 
 from accelplane import rpc
@@ -65,9 +65,9 @@ def _summed(entries: Iterable[pb.ContainerDevices]) -> dict[str, tuple[str, ...]
     return {resource: tuple(sorted(ids[resource], key=natural)) for resource in sorted(ids)}
 
 
-async def _ask(socket: str, method: str, request: rpc.Request, response_type: type[rpc.Response]) -> rpc.Response:
+async def _ask(socket: str, method: str, request: Message, response_type: type[rpc.Response]) -> rpc.Response:
     try:
-        path = sockets.checked_path(os.path.abspath(socket))
+        path = sockets.checked_path(socket)
         async with rpc.Channel(path, max_message=_MAX_MESSAGE) as channel:
             return await channel.call(_SERVICE + method, request, response_type, deadline=_DEADLINE)
     except (rpc.RpcError, sockets.SocketPathError) as error:

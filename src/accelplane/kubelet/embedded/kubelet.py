@@ -20,10 +20,10 @@ import grpc
 import grpc.aio
 
 from accelplane.devices import natural
-from accelplane.kubelet import sockets
-from accelplane.kubelet.embedded import checkpoint, podresources_server, topology
+from accelplane.kubelet import checkpoint, sockets
+from accelplane.kubelet.checkpoint import Checkpoint, CheckpointError, Holding
+from accelplane.kubelet.embedded import podresources_server, topology
 from accelplane.kubelet.embedded.allocation import NotEnough, plan, settle
-from accelplane.kubelet.embedded.checkpoint import Checkpoint, CheckpointError, Holding
 from accelplane.kubelet.embedded.connection import PluginError
 from accelplane.kubelet.embedded.endpoints import Endpoint, Endpoints
 from accelplane.kubelet.embedded.ledger import Ledger
@@ -389,7 +389,7 @@ class EmbeddedKubelet:
                 claim.uid,
                 claim.container,
                 resource,
-                checkpoint.by_node(chosen, self._listed(resource)),
+                checkpoint.by_node(chosen, {id_: status.nodes for id_, status in self._listed(resource).items()}),
                 answer.SerializeToString(deterministic=True),
             )
         )
@@ -477,7 +477,7 @@ class EmbeddedKubelet:
     def _recall(self) -> None:
         """Back to what a kubelet knows after its start."""
         try:
-            found = checkpoint.read_checkpoint(self.plugin_directory)
+            found = checkpoint.read_checkpoint(self.plugin_directory) or Checkpoint()
         except CheckpointError as error:
             log.warning("starting without a checkpoint: %s", error)
             found = Checkpoint()

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from accelplane.devices import natural
-from accelplane.kubelet.embedded.checkpoint import Holding
+from accelplane.kubelet.checkpoint import Holding
 from accelplane.kubelet.embedded.model import Pod, RunningContainer
 
 

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from accelplane.kubelet import podresources_v1_pb2 as pb
-from accelplane.kubelet.embedded.checkpoint import NO_NODE, Holding
+from accelplane.kubelet.checkpoint import NO_NODE, Holding
 from accelplane.kubelet.embedded.model import ResourceStatus, RunningPod
 
 SERVICE = "v1.PodResourcesLister"

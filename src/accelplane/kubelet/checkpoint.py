@@ -7,7 +7,7 @@ reproduce, so the number is not looked at on reading.
 
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -15,7 +15,6 @@ from msgspec import Struct, field
 
 from accelplane.devices import natural
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
-from accelplane.kubelet.embedded.model import DeviceStatus
 
 FILE_NAME = "kubelet_internal_checkpoint"
 # Four times what a node with 110 pods of 16 devices and generous answers would need.
@@ -45,12 +44,11 @@ class Holding(Struct, frozen=True):
         return pb.ContainerAllocateResponse.FromString(self.response)
 
 
-def by_node(ids: Iterable[str], listed: Mapping[str, DeviceStatus]) -> dict[int, tuple[str, ...]]:
+def by_node(ids: Iterable[str], placed: Mapping[str, Sequence[int]]) -> dict[int, tuple[str, ...]]:
     """Ids by NUMA node; a device of several nodes is under each of them."""
     nodes: dict[int, tuple[str, ...]] = {}
     for key in sorted(ids, key=natural):
-        status = listed.get(key)
-        for node in (status.nodes if status else ()) or (NO_NODE,):
+        for node in placed.get(key) or (NO_NODE,):
             nodes[node] = (*nodes.get(node, ()), key)
     return nodes
 
@@ -122,8 +120,8 @@ def decode_checkpoint(text: bytes) -> Checkpoint:
     )
 
 
-def read_checkpoint(directory: str) -> Checkpoint:
-    """The directory's checkpoint; empty when there is none. Raises `CheckpointError`, which names the file."""
+def read_checkpoint(directory: str) -> Checkpoint | None:
+    """The directory's checkpoint, None when there is none. Raises `CheckpointError`, which names the file."""
     path = os.path.join(directory, FILE_NAME)
     try:
         # Not a pipe that never ends: the size of what is not a regular file says nothing.
@@ -131,7 +129,7 @@ def read_checkpoint(directory: str) -> Checkpoint:
         with open(descriptor, "rb") as file:
             text = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        return Checkpoint()
+        return None
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
     if len(text) > MAX_BYTES:
