@@ -10,6 +10,7 @@ import tomllib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from accelplane.cli import logflags
 from accelplane.cli import node as node_command
 from accelplane.cli.commands import accelplane as accelplane_command
 from accelplane.cli.goflags import Flag, flags_of, parse
-from accelplane.devices import Device
+from accelplane.devices import Device, DeviceNode
 from accelplane.host import Host
 from accelplane.node import config as configuration
 from accelplane.node import metrics
@@ -121,6 +122,15 @@ def test_the_authors_guide_tells_of_everything_that_authors_can_use() -> None:
     names |= {name for name in vars(Plugin) if not name.startswith("_")} - {"config_type"}
     names |= set(accelplane.plugins.__all__)
     assert sorted(name for name in names if name not in text) == []
+
+
+def test_the_plugin_in_the_readme_works(tmp_path: Path) -> None:
+    (tmp_path / "sys/class/accel/accel0").mkdir(parents=True)
+    (block,) = blocks(ROOT / "README.md", "python")
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(block.text, "README.md", "exec", dont_inherit=True), names)  # noqa: S102 - what it is for
+    (device,) = names["TpuPlugin"]().scan(Host(tmp_path))
+    assert device == Device(resource="tpu", id="accel0", nodes=[DeviceNode("/dev/accel/accel0")], topology=None)
 
 
 # Configurations and command lines, on any page.
