@@ -1,0 +1,501 @@
+"""`Host` under a root and at `/`: what it reads, what it refuses, and in which words."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from trees import link, write
+
+from accelplane.host import Host, HostError, Missing, Unreadable
+from accelplane.host.files import ATTRIBUTE_LIMIT, DIRECTORY_LIMIT
+
+ROOT = os.geteuid() == 0
+needs_root = pytest.mark.skipif(not ROOT, reason="only root makes device nodes and becomes another user")
+
+
+@pytest.fixture(params=["under a root", "at the machine's own"])
+def see(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Host, Callable[[str], str]]:
+    """A host, and how it calls the files in `tmp_path`."""
+    if request.param == "under a root":
+        return Host(tmp_path), lambda path: f"/{path}"
+    return Host(), lambda path: f"{tmp_path}/{path}"
+
+
+Seen = tuple[Host, Callable[[str], str]]
+
+
+class TestText:
+    @pytest.mark.parametrize(
+        ("content", "text"),
+        [
+            (b"0x8086\n", "0x8086"),
+            (b"", ""),
+            (b"\n", ""),
+            (b" \t two words \n\n", "two words"),
+            (b"no newline", "no newline"),
+            (b"a\nb\n", "a\nb"),
+            ("größer\n".encode(), "größer"),
+            (b"a\0b", "a\0b"),
+            (b"x" * ATTRIBUTE_LIMIT, "x" * ATTRIBUTE_LIMIT),
+        ],
+    )
+    def test_is_the_content_without_white_space_around_it(
+        self, see: Seen, tmp_path: Path, content: bytes, text: str
+    ) -> None:
+        host, name = see
+        write(tmp_path / "attribute", content)
+        assert host.text(name("attribute")) == text
+
+    @pytest.mark.parametrize("content", [b"\xff\xfe", b"\x80", b"ok until \xc3", bytes(range(256))])
+    def test_refuses_what_is_no_text(self, see: Seen, tmp_path: Path, content: bytes) -> None:
+        host, name = see
+        write(tmp_path / "attribute", content)
+        with pytest.raises(Unreadable, match=r"attribute: not text: ([0-9a-f]{2} ?)+…"):
+            host.text(name("attribute"))
+
+    def test_refuses_what_is_longer_than_any_attribute(self, see: Seen, tmp_path: Path) -> None:
+        host, name = see
+        os.truncate(write(tmp_path / "attribute", ""), 1 << 40)
+        with pytest.raises(Unreadable, match="more than 65536 bytes"):
+            host.text(name("attribute"))
+
+    @pytest.mark.parametrize("path", ["none", "none/deeper", "empty/none"])
+    def test_says_what_is_missing(self, see: Seen, tmp_path: Path, path: str) -> None:
+        host, name = see
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(Missing) as caught:
+            host.text(name(path))
+        assert str(caught.value) == f"{name(path)}: No such file or directory"
+        assert caught.value.path == name(path)
+
+    def test_refuses_a_directory(self, see: Seen, tmp_path: Path) -> None:
+        host, name = see
+        (tmp_path / "directory").mkdir()
+        with pytest.raises(Unreadable, match="directory: Is a directory"):
+            host.text(name("directory"))
+
+    def test_refuses_a_path_through_a_file(self, see: Seen, tmp_path: Path) -> None:
+        host, name = see
+        write(tmp_path / "file", "")
+        with pytest.raises(Unreadable, match="file/x: Not a directory"):
+            host.text(name("file/x"))
+
+    def test_does_not_wait_for_a_fifo(self, see: Seen, tmp_path: Path) -> None:
+        host, name = see
+        os.mkfifo(tmp_path / "fifo")
+        with pytest.raises(Unreadable, match="fifo: not a regular file"):
+            host.text(name("fifo"))
+
+    def test_does_not_wait_for_a_fifo_that_somebody_writes_to(self, see: Seen, tmp_path: Path) -> None:
+        host, name = see
+        os.mkfifo(tmp_path / "fifo")
+        writer = os.open(tmp_path / "fifo", os.O_RDWR)
+        try:
+            os.write(writer, b"text")
+            with pytest.raises(Unreadable, match="fifo: not a regular file"):
+                host.text(name("fifo"))
+        finally:
+            os.close(writer)
+
+    def test_refuses_a_socket(self, see: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        host, name = see
+        monkeypatch.chdir(tmp_path)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("socket")
+            with pytest.raises(HostError, match="socket: No such device or address"):
+                host.text(name("socket"))
+
+    @needs_root
+    def test_refuses_an_endless_device(self, see: Seen, tmp_path: Path) -> None:
+        host, name = see
+        os.mknod(tmp_path / "zero", 0o600 | 0o020000, os.makedev(1, 5))
+        with pytest.raises(Unreadable, match="zero: not a regular file"):
+            host.text(name("zero"))
+
+    @needs_root
+    def test_says_that_a_device_without_driver_is_missing(self, see: Seen, tmp_path: Path) -> None:
+        host, name = see
+        os.mknod(tmp_path / "ghost", 0o600 | 0o020000, os.makedev(240, 1234))
+        with pytest.raises(HostError, match="ghost: No such device"):
+            host.text(name("ghost"))
+
+    @pytest.mark.parametrize("path", ["a\0b", "a\0b/c", "a/b\0c"])
+    def test_refuses_a_path_with_a_zero_byte(self, see: Seen, tmp_path: Path, path: str) -> None:
+        host, name = see
+        write(tmp_path / "a" / "x", "")
+        with pytest.raises(Unreadable) as caught:
+            host.text(name(path))
+        assert "no path" in str(caught.value)
+        assert str(caught.value).isprintable()
+
+    def test_refuses_a_name_that_no_file_system_takes(self, see: Seen) -> None:
+        host, name = see
+        with pytest.raises(Unreadable, match="File name too long"):
+            host.text(name("x" * 300))
+
+    def test_reads_files_whose_names_are_no_utf8(self, see: Seen, tmp_path: Path) -> None:
+        host, name = see
+        write(tmp_path / os.fsdecode(b"caf\xe9"), "here")
+        assert host.names(name("")) == ["caf\udce9"]
+        assert host.text(name("caf\udce9")) == "here"
+
+    def test_a_fault_in_a_file_with_an_odd_name_is_told_in_one_line(self, see: Seen, tmp_path: Path) -> None:
+        host, name = see
+        (tmp_path / "E0101 all is lost\n").mkdir()
+        with pytest.raises(Unreadable) as caught:
+            host.text(name("E0101 all is lost\n"))
+        assert str(caught.value).isprintable()
+
+    def test_of_a_file_that_may_not_be_read_is_refused(self, tmp_path: Path) -> None:
+        write(tmp_path / "secret", "x")
+        (tmp_path / "secret").chmod(0)
+        script = (
+            "import os, sys\n"
+            "from accelplane.host import Host, Unreadable\n"
+            "if os.geteuid() == 0: os.setgroups([]); os.setegid(65534); os.seteuid(65534)\n"
+            "for host, path in ((Host(sys.argv[1]), '/secret'), (Host(), sys.argv[1] + '/secret')):\n"
+            "    try: host.text(path)\n"
+            "    except Unreadable as error: print(error)\n"
+        )
+        for directory in (tmp_path, *tmp_path.parents):
+            if directory.name.startswith(("pytest-", tmp_path.name)):  # made for this user alone
+                directory.chmod(0o755)
+        done = subprocess.run(
+            [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True, cwd="/"
+        )
+        assert done.stdout.splitlines() == ["/secret: Permission denied", f"{tmp_path}/secret: Permission denied"]
+
+
+class TestNames:
+    def test_are_in_byte_wise_order(self, see: Seen, tmp_path: Path) -> None:
+        host, name = see
+        for entry in ("card10", "card2", "Card", ".hidden", "é", os.fsdecode(b"\xff"), "~"):
+            write(tmp_path / "d" / entry, "")
+        assert host.names(name("d")) == [".hidden", "Card", "card10", "card2", "~", "é", "\udcff"]
+
+    def test_of_a_missing_directory_are_missing(self, see: Seen) -> None:
+        host, name = see
+        with pytest.raises(Missing):
+            host.names(name("none"))
+
+    def test_of_a_file_are_unreadable(self, see: Seen, tmp_path: Path) -> None:
+        host, name = see
+        write(tmp_path / "file", "")
+        with pytest.raises(Unreadable, match="Not a directory"):
+            host.names(name("file"))
+
+    def test_of_a_directory_without_end_are_refused(self, see: Seen, tmp_path: Path) -> None:
+        host, name = see
+        directory = tmp_path / "huge"
+        directory.mkdir()
+        first = write(tmp_path / "first", "")
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            for number in range(DIRECTORY_LIMIT + 1):
+                if number % 30_000 == 0:  # as many links as one inode may have, and less
+                    first = write(tmp_path / f"file{number}", "")
+                os.link(first, f"{number}", dst_dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
+        with pytest.raises(Unreadable, match=f"huge: more than {DIRECTORY_LIMIT} entries"):
+            host.names(name("huge"))
+        os.unlink(directory / "0")
+        assert len(host.names(name("huge"))) == DIRECTORY_LIMIT
+
+    def test_of_a_path_with_a_zero_byte_are_refused(self, see: Seen) -> None:
+        host, name = see
+        with pytest.raises(HostError):
+            host.names(name("a\0b"))
+
+
+class TestLinks:
+    """Under a root, as if the process had changed its root there."""
+
+    @pytest.mark.parametrize(
+        ("target", "path"),
+        [
+            ("inside", "/link"),
+            ("/inside", "/link"),
+            ("///inside", "/link"),
+            ("./inside", "/link"),
+            ("../inside", "/link"),
+            ("../../../../inside", "/link"),
+            ("/../inside", "/link"),
+            ("deep/../inside", "/link"),
+            ("deep", "/link/../inside"),
+            ("deep/deeper", "/link/../../inside"),
+            (".", "/link/inside"),
+            ("/", "/link/inside"),
+            ("..", "/link/inside"),
+        ],
+    )
+    def test_are_followed_inside_the_root(self, tmp_path: Path, target: str, path: str) -> None:
+        root = tmp_path / "root"
+        write(tmp_path / "inside", "outside!")
+        write(root / "inside", "inside")
+        (root / "deep/deeper").mkdir(parents=True)
+        link(root / "link", target)
+        host = Host(root)
+        assert host.text(path) == "inside"
+        assert host.resolve(path) == "/inside"
+        assert host.local(path) == f"{root}/inside"
+        assert host.exists(path)
+
+    @pytest.mark.parametrize(
+        "target", ["{canary}", "../canary", "../../../../../../../../../../{canary}", "/../canary"]
+    )
+    def test_never_lead_out_of_the_root(self, tmp_path: Path, target: str) -> None:
+        canary = write(tmp_path / "canary", "outside")
+        link(tmp_path / "root/link", target.format(canary=canary))
+        link(tmp_path / "root/directory", target.format(canary=tmp_path).removesuffix("/canary"))
+        host = Host(tmp_path / "root")
+        for path in ("/link", "/directory/canary", "/../canary", "/link/../../canary"):
+            with pytest.raises(Missing):
+                host.text(path)
+            assert not host.exists(path)
+            assert host.local(path).startswith(f"{tmp_path}/root/")
+
+    @pytest.mark.parametrize(("one", "other"), [("other", "one"), ("/other", "/one"), ("other/x", "one/y")])
+    def test_that_loop_are_refused_with_a_word_about_it(self, tmp_path: Path, one: str, other: str) -> None:
+        link(tmp_path / "one", one)
+        link(tmp_path / "other", other)
+        host = Host(tmp_path)
+        for look in (host.resolve, host.local, host.text, host.names):
+            with pytest.raises(Unreadable, match="/one: more than 40 symbolic links, do they loop"):
+                look("/one")
+        with pytest.raises(HostError):
+            host.text("/one/deeper")
+        assert not host.exists("/one")
+        assert not host.exists("/one/deeper")
+
+    def test_that_loop_are_refused_at_the_machines_own_root_too(self, tmp_path: Path) -> None:
+        link(tmp_path / "loop", "loop")
+        host = Host()
+        for look in (host.text, host.names, host.resolve):
+            with pytest.raises(Unreadable, match="loop: "):
+                look(f"{tmp_path}/loop")
+        assert not host.exists(f"{tmp_path}/loop")
+
+    def test_are_followed_as_far_as_the_kernel_does(self, tmp_path: Path) -> None:
+        write(tmp_path / "link0", "reached")
+        for number in range(1, 42):
+            link(tmp_path / f"link{number}", f"link{number - 1}")
+        host = Host(tmp_path)
+        assert host.text("/link40") == "reached"
+        with pytest.raises(Unreadable):
+            host.text("/link41")
+
+    def test_that_grow_while_they_are_followed_end_too(self, tmp_path: Path) -> None:
+        link(tmp_path / "x", "x/x/x/x/x/x/x/x")
+        with pytest.raises(Unreadable):
+            Host(tmp_path).resolve("/x")
+
+    def test_that_dangle_lead_to_nothing(self, see: Seen, tmp_path: Path) -> None:
+        host, name = see
+        link(tmp_path / "dangling", "nowhere")
+        with pytest.raises(Missing):
+            host.text(name("dangling"))
+        assert not host.exists(name("dangling"))
+        assert host.link(name("dangling")) == "nowhere"
+
+    def test_are_told_as_stored(self, see: Seen, tmp_path: Path) -> None:
+        host, name = see
+        write(tmp_path / "file", "")
+        link(tmp_path / "link", "/some/../where")
+        assert host.link(name("link")) == "/some/../where"
+        with pytest.raises(Unreadable, match="file: not a symbolic link"):
+            host.link(name("file"))
+        with pytest.raises(Missing):
+            host.link(name("none"))
+        with pytest.raises(Unreadable):
+            host.link(name("a\0b"))
+
+    def test_a_root_that_is_a_link_is_the_directory_behind_it(self, tmp_path: Path) -> None:
+        write(tmp_path / "real/file", "text")
+        link(tmp_path / "link", "real")
+        host = Host(tmp_path / "link")
+        assert host.root == str(tmp_path / "real")
+        assert host.text("/file") == "text"
+
+    def test_a_name_that_begins_with_the_roots_is_outside(self, tmp_path: Path) -> None:
+        write(tmp_path / "root-and-more/file", "outside")
+        link(tmp_path / "root/link", f"{tmp_path}/root-and-more/file")
+        link(tmp_path / "root/other", "../root-and-more/file")
+        host = Host(tmp_path / "root")
+        assert not host.exists("/link")
+        assert not host.exists("/other")
+
+
+class TestStatus:
+    @pytest.mark.parametrize("path", ["none", "file/below", "a\0b", "x" * 300, "y/" * 3000])
+    def test_of_what_cannot_be_is_none(self, see: Seen, tmp_path: Path, path: str) -> None:
+        host, name = see
+        write(tmp_path / "file", "")
+        assert host.status(name(path)) is None
+
+    def test_follows_links(self, see: Seen, tmp_path: Path) -> None:
+        host, name = see
+        write(tmp_path / "file", "12345")
+        link(tmp_path / "link", "file")
+        status = host.status(name("link"))
+        assert status is not None
+        assert status.st_size == 5
+
+    def test_plain_files_stand_for_devices_only_in_a_tree_of_their_own(self, tmp_path: Path) -> None:
+        write(tmp_path / "dev/dri/card0", "")
+        status = os.stat(tmp_path / "dev/dri/card0")
+        assert Host(tmp_path).is_plain_stand_in(status)
+        assert not Host().is_plain_stand_in(status)
+        assert not Host(tmp_path).is_plain_stand_in(os.stat(tmp_path))
+
+
+class TestGlob:
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Path:
+        for path in ("a/x1", "a/x2", "a/x10", "a/.x", "a/y[1]", "b/x1", ".h/x1", "a/*"):
+            write(tmp_path / path, "")
+        link(tmp_path / "c", "a")
+        link(tmp_path / "dangling", "/none")
+        return tmp_path
+
+    @pytest.mark.parametrize(
+        ("pattern", "found"),
+        [
+            ("/a/x1", ["/a/x1"]),
+            ("/a/none", []),
+            ("/none/*", []),
+            ("/a/x1/*", []),
+            ("/a/x?", ["/a/x1", "/a/x2"]),
+            ("/a/x*", ["/a/x1", "/a/x10", "/a/x2"]),
+            ("/a/x[2-9]", ["/a/x2"]),
+            ("/a/x[!2]", ["/a/x1"]),
+            ("/a/[*]", ["/a/*"]),
+            ("/a/*", ["/a/*", "/a/x1", "/a/x10", "/a/x2", "/a/y[1]"]),
+            ("/a/.*", ["/a/.x"]),
+            ("/*/x1", ["/a/x1", "/b/x1", "/c/x1"]),
+            ("/.*/x1", ["/.h/x1"]),
+            ("/*/*2", ["/a/x2", "/c/x2"]),
+            ("/*", ["/a", "/b", "/c"]),
+            ("//a//x1/", ["/a/x1"]),
+            ("/", ["/"]),
+            ("", ["/"]),
+            ("/a/../b/*", ["/a/../b/x1"]),
+            ("/a/x*/", ["/a/x1", "/a/x10", "/a/x2"]),
+            ("/a/[", []),
+            ("/a\0/*", []),
+        ],
+    )
+    def test_matches_component_by_component(self, tree: Path, pattern: str, found: list[str]) -> None:
+        assert list(Host(tree).glob(pattern)) == found
+
+    def test_goes_as_deep_as_paths_do(self, tmp_path: Path) -> None:
+        assert list(Host(tmp_path).glob("/x" * 2000 + "/*")) == []
+
+    def test_matches_the_same_at_the_machines_own_root(self, tree: Path) -> None:
+        assert list(Host().glob(f"{tree}/*/x1")) == [f"{tree}/{name}/x1" for name in "abc"]
+
+
+class TestTouched:
+    def test_are_the_directories_that_a_look_went_into(self, tmp_path: Path) -> None:
+        write(tmp_path / "real/a", "")
+        link(tmp_path / "link", "real")
+        host = Host(tmp_path)
+        host.text("/link/a")
+        host.exists("/dev/dri/card0")
+        host.names("/link")
+        with pytest.raises(Missing):
+            host.link("/sys/none")
+        assert host.touched == {"/real", "/dev/dri", "/sys"}
+
+
+class TestSysfs:
+    def test_devices_of_a_class_are_its_entries(self, tmp_path: Path) -> None:
+        (tmp_path / "sys/devices/card1").mkdir(parents=True)
+        link(tmp_path / "sys/class/drm/card1", tmp_path / "sys/devices/card1")
+        write(tmp_path / "sys/class/drm/version", "")
+        (tmp_path / "sys/bus/dsa/devices/wq0.0").mkdir(parents=True)
+        host = Host(tmp_path)
+        assert host.class_devices("drm") == [
+            ("card1", "/sys/class/drm/card1"),
+            ("version", "/sys/class/drm/version"),
+        ]
+        assert host.class_devices("dsa", bus=True) == [("wq0.0", "/sys/bus/dsa/devices/wq0.0")]
+        assert host.class_devices("none") == []
+        assert host.class_devices("none", bus=True) == []
+
+    def test_a_class_that_is_no_directory_is_a_fault(self, tmp_path: Path) -> None:
+        write(tmp_path / "sys/class/drm", "")
+        with pytest.raises(Unreadable, match="/sys/class/drm: Not a directory"):
+            Host(tmp_path).class_devices("drm")
+
+    def test_functions_are_told_with_their_ids_and_odd_ones_with_a_note(self, tmp_path: Path) -> None:
+        def function(name: str, **attributes: str) -> None:
+            (tmp_path / "sys/bus/pci/devices" / name).mkdir(parents=True)
+            for key, value in attributes.items():
+                write(tmp_path / "sys/bus/pci/devices" / name / key, f"{value}\n")
+
+        function("0000:00:02.0", vendor="0x8086", device="0x56c0", **{"class": "0x030000"})
+        function("0000:03:00.1", vendor="0x10de", device="0x2330", **{"class": "0x030200"})
+        function("10000:e1:00.0", vendor="0x8086", device="0x0b60", **{"class": "0x010802"})
+        function("0000:04:00.0", device="0x56c0")
+        function("0000:05:00.0", vendor="0x8086", device="0x56c0")
+        function("not-an-address", vendor="0x8086", device="0x1", **{"class": "0x1"})
+        host = Host(tmp_path)
+        assert [
+            (function.address, function.vendor, function.device, function.cls) for function in host.pci_devices()
+        ] == [
+            ("0000:00:02.0", "0x8086", "0x56c0", "0x030000"),
+            ("0000:03:00.1", "0x10de", "0x2330", "0x030200"),
+            ("10000:e1:00.0", "0x8086", "0x0b60", "0x010802"),
+        ]
+        assert [note.partition(":/")[0] for note in host.notes] == [
+            "PCI function 0000:04:00.0 left out: /sys/bus/pci/devices/0000:04:00.0/vendor: No such file or directory",
+            "PCI function 0000:05:00.0 left out: /sys/bus/pci/devices/0000:05:00.0/class: No such file or directory",
+        ]
+        assert [function.address for function in host.pci_devices("0x10de")] == ["0000:03:00.1"]
+        assert host.pci_devices("0xffff") == []
+
+    def test_a_machine_without_pci_has_no_functions(self, tmp_path: Path) -> None:
+        assert Host(tmp_path).pci_devices() == []
+
+    @pytest.mark.parametrize(
+        ("target", "driver"),
+        [("../../../bus/pci/drivers/i915", "i915"), ("/none/xe/", "xe"), ("vfio-pci", "vfio-pci")],
+    )
+    def test_the_driver_is_the_last_part_of_its_link(self, tmp_path: Path, target: str, driver: str) -> None:
+        link(tmp_path / "card0/device/driver", target)
+        assert Host(tmp_path).driver("/card0/device") == driver
+
+    def test_a_driver_that_is_no_link_is_none(self, tmp_path: Path) -> None:
+        write(tmp_path / "one/driver", "i915")
+        (tmp_path / "two").mkdir()
+        with pytest.raises(Unreadable, match="not a symbolic link"):
+            Host(tmp_path).driver("/one")
+        with pytest.raises(Missing):
+            Host(tmp_path).driver("/two")
+
+    @pytest.mark.parametrize(
+        ("content", "count", "enabled"),
+        [(b"0\n", "0", False), (b"7\n", "7", True), (b"\n", "", True), (b"-1", "-1", False), (b"junk", "junk", True),
+         (b"\xff", "-1", False), (None, "-1", False)],
+    )  # fmt: skip
+    def test_virtual_functions_are_counted_as_the_kernel_writes_them(
+        self, tmp_path: Path, content: bytes | None, count: str, enabled: bool
+    ) -> None:
+        (tmp_path / "card").mkdir()
+        if content is not None:
+            write(tmp_path / "card/sriov_numvfs", content)
+        host = Host(tmp_path)
+        assert host.vf_count("/card") == count
+        assert host.is_pf_with_vfs("/card") is enabled
+
+    def test_a_function_with_a_physical_one_is_virtual(self, tmp_path: Path) -> None:
+        (tmp_path / "pf").mkdir()
+        link(tmp_path / "vf/physfn", tmp_path / "pf")
+        host = Host(tmp_path)
+        assert host.is_vf("/vf")
+        assert not host.is_vf("/pf")
