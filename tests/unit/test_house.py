@@ -26,7 +26,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # What a process on every node must not carry for others: imported at the place of use or not at all.
 NOT_ON_NODES = {
     *("lightkube", "httpx", "starlette", "uvicorn", "prometheus_client"),
-    *("structlog", "rich", "click", "yaml", "argparse", "dataclasses"),
+    *("grpc", "structlog", "rich", "click", "yaml", "argparse"),
 }
 
 
@@ -60,7 +60,8 @@ def test_the_package_asks_for_what_it_imports_and_for_nothing_else() -> None:
     imported = {name for source in SOURCES for name in imports(source)} - sys.stdlib_module_names - {"accelplane"}
     # `google` is shared by many distributions; ours is the one with the messages
     used = {name_of("protobuf" if name == "google" else distributions[name][0]) for name in imported}
-    assert used == {name_of(requirement) for requirement in PROJECT["dependencies"]}
+    wanted = (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["simulate"])
+    assert used == {name_of(requirement) for requirement in wanted}
 
 
 def test_every_entry_point_leads_to_something() -> None:
