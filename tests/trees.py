@@ -19,6 +19,13 @@ def link(path: Path, target: str | Path) -> Path:
     return path
 
 
+def rename_often(directory: Path, times: int) -> None:
+    """Makes two inotify events each time, faster than any other way."""
+    names = (str(write(directory / "noise", "")), str(directory / "more noise"))
+    for number in range(times):
+        os.rename(names[number % 2], names[1 - number % 2])
+
+
 def gpu_card(
     root: Path,
     index: int,

@@ -1,0 +1,88 @@
+"""inotify as it is used here: which events come, and how lost and ended watches are told."""
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from trees import link, rename_often, write
+
+from accelplane.host import Inotify, InotifyEvent
+from accelplane.host.inotify import COME_OR_GONE, WRITTEN
+
+
+@pytest.fixture
+def inotify() -> Iterator[Inotify]:
+    made = Inotify()
+    yield made
+    made.close()
+
+
+def names(inotify: Inotify) -> list[str]:
+    return [event.name for event in inotify.read()]
+
+
+def test_entries_that_come_and_go_are_told(inotify: Inotify, tmp_path: Path) -> None:
+    inotify.add(str(tmp_path))
+    write(tmp_path / "a", "text")
+    os.rename(tmp_path / "a", tmp_path / "b")
+    os.unlink(tmp_path / "b")
+    (tmp_path / "\udcff").mkdir()
+    assert names(inotify) == ["a", "a", "b", "b", "\udcff"]
+    assert names(inotify) == []
+
+
+def test_writing_is_told_only_where_it_was_asked_for(inotify: Inotify, tmp_path: Path) -> None:
+    write(tmp_path / "file", "old")
+    number = inotify.add(str(tmp_path))
+    write(tmp_path / "file", "new")
+    assert names(inotify) == []
+    assert inotify.add(str(tmp_path), COME_OR_GONE | WRITTEN) == number
+    write(tmp_path / "file", "newer")
+    assert list(inotify.read()) == [InotifyEvent(number, "file", gone=False, written=True)]
+
+
+def test_a_directory_watched_again_for_less_is_watched_for_all_the_same(inotify: Inotify, tmp_path: Path) -> None:
+    write(tmp_path / "d/file", "")
+    link(tmp_path / "link", "d")
+    number = inotify.add(str(tmp_path / "d"), COME_OR_GONE | WRITTEN)
+    assert inotify.add(str(tmp_path / "link")) == number
+    write(tmp_path / "d/file", "new")
+    assert names(inotify) == ["file"]
+
+
+def test_a_directory_that_is_removed_ends_its_watch(inotify: Inotify, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    number = inotify.add(str(tmp_path / "d"))
+    (tmp_path / "d").rmdir()
+    events = list(inotify.read())
+    assert [event.gone for event in events] == [False, True]
+    assert {(event.watch, event.name) for event in events} == {(number, "")}
+    inotify.remove(number)
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [("none", errno.ENOENT), ("file", errno.ENOTDIR), ("loop", errno.ELOOP), ("x" * 300, errno.ENAMETOOLONG),
+     ("d\0x", errno.EINVAL)],
+)  # fmt: skip
+def test_what_is_no_directory_is_refused_by_name(inotify: Inotify, tmp_path: Path, path: str, code: int) -> None:
+    write(tmp_path / "file", "")
+    (tmp_path / "d").mkdir()
+    link(tmp_path / "loop", "loop")
+    with pytest.raises(OSError, match=re.escape(ascii(path)[1:-1])) as caught:
+        inotify.add(f"{tmp_path}/{path}")
+    assert caught.value.errno == code
+    assert caught.value.filename == f"{tmp_path}/{path}"
+
+
+def test_lost_events_are_told(inotify: Inotify, tmp_path: Path) -> None:
+    inotify.add(str(tmp_path))
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    rename_often(tmp_path, most // 2 + 10)
+    events: list[InotifyEvent] = []
+    while found := list(inotify.read()):
+        events += found
+    assert events[-1].watch == -1

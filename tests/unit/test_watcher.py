@@ -1,0 +1,292 @@
+"""The watcher in an event loop: who is told of what, also where directories come, go and are others of one name."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from trees import link, rename_often, write
+from waiting import until
+
+from accelplane.node.watch import Watcher
+
+
+@pytest.fixture
+async def watcher() -> AsyncIterator[Watcher]:
+    made = Watcher()
+    made.start()
+    yield made
+    made.close()
+
+
+class Subscriber:
+    """Counts how often it is told."""
+
+    def __init__(self, watcher: Watcher, name: str, *directories: Path, written: bool = False) -> None:
+        self.watcher, self.name, self.told = watcher, name, 0
+        self.watch(*directories, written=written)
+
+    def watch(self, *directories: Path, written: bool = False) -> None:
+        self.watcher.directories(self.name, map(str, directories), self.tell, written=written)
+
+    def tell(self) -> None:
+        self.told += 1
+
+    async def is_told(self) -> None:
+        """Waits until it is told of what was done before, and forgets it."""
+        await until(lambda: self.told > 0)
+        self.told = 0
+
+
+@pytest.fixture
+async def sentry(watcher: Watcher, tmp_path_factory: pytest.TempPathFactory) -> "Sentry":
+    return Sentry(watcher, tmp_path_factory.mktemp("sentry"))
+
+
+class Sentry(Subscriber):
+    """A directory of its own: when an event there arrives, all that were before it have arrived too."""
+
+    def __init__(self, watcher: Watcher, directory: Path) -> None:
+        super().__init__(watcher, "sentry", directory)
+        self.directory, self.count = directory, 0
+
+    async def all_told(self) -> None:
+        self.count += 1
+        write(self.directory / str(self.count), "")
+        await self.is_told()
+
+
+async def test_entries_that_come_and_go_are_told(watcher: Watcher, tmp_path: Path) -> None:
+    subscriber = Subscriber(watcher, "a", tmp_path)
+    write(tmp_path / "file", "")
+    await subscriber.is_told()
+    os.rename(tmp_path / "file", tmp_path / "other")
+    await subscriber.is_told()
+    os.unlink(tmp_path / "other")
+    await subscriber.is_told()
+
+
+async def test_many_events_at_once_are_told_once(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
+    subscriber = Subscriber(watcher, "a", tmp_path)
+    for number in range(100):
+        (tmp_path / f"{number}").mkdir()
+    await sentry.all_told()
+    assert subscriber.told == 1
+
+
+async def test_rewritten_files_are_told_to_those_who_asked(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
+    write(tmp_path / "file", "old")
+    deaf = Subscriber(watcher, "deaf", tmp_path)
+    hearing = Subscriber(watcher, "hearing", tmp_path, written=True)
+    late = Subscriber(watcher, "late", tmp_path)
+    write(tmp_path / "file", "new")
+    await sentry.all_told()
+    assert (deaf.told, hearing.told, late.told) == (0, 1, 0)
+    late.watch(tmp_path, written=True)
+    write(tmp_path / "file", "newer")
+    await sentry.all_told()
+    assert (deaf.told, hearing.told, late.told) == (0, 2, 1)
+
+
+async def test_a_missing_directory_is_awaited_step_by_step(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
+    subscriber = Subscriber(watcher, "a", tmp_path / "x/y/z")
+    write(tmp_path / "other", "")
+    await sentry.all_told()
+    assert subscriber.told == 0, "nothing on the way there has changed"
+    for path in ("x", "x/y", "x/y/z", "x/y/z/card0"):
+        (tmp_path / path).mkdir()
+        await subscriber.is_told()
+    write(tmp_path / "x/other", "")
+    await sentry.all_told()
+    assert subscriber.told == 0, "the way there is not watched any more"
+
+
+async def test_a_directory_that_appears_with_all_it_holds_is_told(watcher: Watcher, tmp_path: Path) -> None:
+    subscriber = Subscriber(watcher, "a", tmp_path / "x/y/z")
+    os.makedirs(tmp_path / "x/y/z/w")
+    await subscriber.is_told()
+    write(tmp_path / "x/y/z/file", "")
+    await subscriber.is_told()
+
+
+@pytest.mark.parametrize("rounds", [3])
+async def test_a_directory_that_is_removed_and_made_again_is_watched(
+    watcher: Watcher, tmp_path: Path, rounds: int
+) -> None:
+    directory = tmp_path / "dev/dri"
+    directory.mkdir(parents=True)
+    subscriber = Subscriber(watcher, "a", directory)
+    for _ in range(rounds):
+        shutil.rmtree(tmp_path / "dev")
+        await subscriber.is_told()
+        directory.mkdir(parents=True)
+        await subscriber.is_told()
+        write(directory / "card0", "")
+        await subscriber.is_told()
+
+
+async def test_a_directory_that_is_replaced_before_anyone_looked_is_watched(watcher: Watcher, tmp_path: Path) -> None:
+    directory = tmp_path / "d"
+    directory.mkdir()
+    subscriber = Subscriber(watcher, "a", directory)
+    directory.rmdir()
+    directory.mkdir()
+    await subscriber.is_told()
+    write(directory / "file", "")
+    await subscriber.is_told()
+
+
+async def test_a_renamed_directory_is_another_one(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    subscriber = Subscriber(watcher, "a", tmp_path / "d")
+    os.rename(tmp_path / "d", tmp_path / "e")
+    await subscriber.is_told()
+    write(tmp_path / "e/file", "")
+    await sentry.all_told()
+    assert subscriber.told == 0
+    (tmp_path / "d").mkdir()
+    await subscriber.is_told()
+    write(tmp_path / "d/file", "")
+    await subscriber.is_told()
+
+
+async def test_two_who_watch_one_directory_do_not_disturb_each_other(
+    watcher: Watcher, sentry: Sentry, tmp_path: Path
+) -> None:
+    one, other = Subscriber(watcher, "one", tmp_path), Subscriber(watcher, "other", tmp_path)
+    write(tmp_path / "first", "")
+    await sentry.all_told()
+    assert (one.told, other.told) == (1, 1)
+    watcher.forget("one")
+    write(tmp_path / "second", "")
+    await sentry.all_told()
+    assert (one.told, other.told) == (1, 2)
+
+
+async def test_one_directory_under_two_paths_is_watched_under_both(
+    watcher: Watcher, sentry: Sentry, tmp_path: Path
+) -> None:
+    (tmp_path / "run/cdi").mkdir(parents=True)
+    link(tmp_path / "var/run", tmp_path / "run")
+    one = Subscriber(watcher, "one", tmp_path / "run/cdi")
+    other = Subscriber(watcher, "other", tmp_path / "var/run/cdi")
+    write(tmp_path / "run/cdi/first", "")
+    await sentry.all_told()
+    assert (one.told, other.told) == (1, 1)
+    watcher.forget("other")
+    write(tmp_path / "run/cdi/second", "")
+    await sentry.all_told()
+    assert (one.told, other.told) == (2, 1)
+    shutil.rmtree(tmp_path / "run/cdi")
+    await one.is_told()
+
+
+async def test_a_subscriber_replaces_what_it_watches(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
+    for name in ("old", "kept", "new"):
+        (tmp_path / name).mkdir()
+    subscriber = Subscriber(watcher, "a", tmp_path / "old", tmp_path / "kept")
+    subscriber.watch(tmp_path / "kept", tmp_path / "new", tmp_path / "old/none")
+    write(tmp_path / "old/file", "")
+    await sentry.all_told()
+    assert subscriber.told == 0
+    for name in ("kept", "new", "old/none"):
+        write(tmp_path / name / "file", "")
+        await subscriber.is_told()
+
+
+async def test_the_forgotten_hear_nothing(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
+    subscriber = Subscriber(watcher, "a", tmp_path, tmp_path / "none/deeper")
+    watcher.forget("a")
+    watcher.forget("never known")
+    (tmp_path / "none").mkdir()
+    await sentry.all_told()
+    assert subscriber.told == 0
+
+
+async def test_one_may_forget_itself_while_it_is_told(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def once(name: str) -> None:
+        told.append(name)
+        watcher.forget("a")
+        watcher.forget("b")
+
+    watcher.directories("a", [str(tmp_path)], lambda: once("a"))
+    watcher.directories("b", [str(tmp_path)], lambda: once("b"))
+    write(tmp_path / "file", "")
+    await sentry.all_told()
+    write(tmp_path / "other", "")
+    await sentry.all_told()
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("path", ["file", "file/below", "loop", "loop/below", "x" * 300, "a\0b", "d/../none"])
+async def test_what_can_never_be_watched_harms_nobody(watcher: Watcher, tmp_path: Path, path: str) -> None:
+    write(tmp_path / "w/file", "")
+    link(tmp_path / "w/loop", "loop")
+    (tmp_path / "d").mkdir()
+    subscriber = Subscriber(watcher, "a", tmp_path / "w" / path, tmp_path / "d")
+    write(tmp_path / "d/file", "")
+    await subscriber.is_told()
+
+
+async def test_a_file_in_a_directorys_place_is_awaited_to_become_one(watcher: Watcher, tmp_path: Path) -> None:
+    write(tmp_path / "d", "")
+    subscriber = Subscriber(watcher, "a", tmp_path / "d")
+    os.unlink(tmp_path / "d")
+    await subscriber.is_told()
+    (tmp_path / "d").mkdir()
+    await subscriber.is_told()
+    write(tmp_path / "d/file", "")
+    await subscriber.is_told()
+
+
+async def test_a_directory_replaced_while_events_were_lost_is_watched(watcher: Watcher, tmp_path: Path) -> None:
+    (tmp_path / "noise").mkdir()
+    (tmp_path / "d").mkdir()
+    subscriber = Subscriber(watcher, "a", tmp_path / "d")
+    noise = Subscriber(watcher, "noise", tmp_path / "noise")
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    rename_often(tmp_path / "noise", most // 2 + 10)
+    (tmp_path / "d").rmdir()
+    (tmp_path / "d").mkdir()
+    await noise.is_told()
+    await subscriber.is_told()
+    write(tmp_path / "d/file", "")
+    await subscriber.is_told()
+
+
+async def test_a_closed_watcher_is_silent(tmp_path: Path) -> None:
+    watcher = Watcher()
+    watcher.start()
+    subscriber = Subscriber(watcher, "a", tmp_path)
+    watcher.close()
+    write(tmp_path / "file", "")
+    await asyncio.sleep(0)
+    Subscriber(watcher, "b", tmp_path)
+    assert subscriber.told == 0
+
+
+async def test_all_watches_are_given_back(watcher: Watcher, tmp_path: Path) -> None:
+    def watches() -> int:
+        links = {
+            entry: os.readlink(f"/proc/self/fd/{entry}")
+            for entry in os.listdir("/proc/self/fd")
+            if os.path.lexists(f"/proc/self/fd/{entry}")
+        }
+        return sum(
+            Path(f"/proc/self/fdinfo/{entry}").read_text().count("inotify wd:")
+            for entry, target in links.items()
+            if target == "anon_inode:inotify"
+        )
+
+    before = watches()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Subscriber(watcher, name, tmp_path, tmp_path / name, tmp_path / "none")
+    assert watches() == before + 3
+    watcher.forget("a")
+    watcher.forget("b")
+    assert watches() == before
