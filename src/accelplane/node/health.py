@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable
 
+import msgspec
 from msgspec.structs import replace
 
 from accelplane.devices import UNHEALTHY, Device, HealthState, Phase, Verdict
@@ -47,15 +48,17 @@ class HealthTracker:
         A plugin that fails or does not answer within `deadline` seconds gives the verdict "unknown".
         """
         units = {device.unit: device for device in devices}
+        policy = plugin.health_policy
         try:
             async with asyncio.timeout(deadline):
-                verdicts = await plugin.health(host, tuple(units.values()))
+                verdicts = msgspec.convert(await plugin.health(host, tuple(units.values())), dict[str, Verdict])
             self._complain("")
         except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
-            problem = f"no answer within {deadline:g} s" if isinstance(error, TimeoutError) else str(error)
-            self._complain(problem or type(error).__name__)
+            problem = str(error) or type(error).__name__
+            if isinstance(error, TimeoutError):
+                problem = f"no answer within {deadline:g} s"
+            self._complain(problem)
             verdicts = dict.fromkeys(units, Verdict("unknown", f"health unknown: {problem}"))
-        policy = plugin.health_policy
         for unit, verdict in verdicts.items():
             if unit not in units:
                 continue

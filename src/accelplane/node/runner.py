@@ -34,7 +34,7 @@ from accelplane.plugins.base import Config
 log = logging.getLogger(__name__)
 
 _SETTLE, _SETTLE_AT_MOST = 0.005, 0.02
-_SHARE_OF_TIME, _MOST_CREDIT = 0.2, 0.25
+_SHARE_OF_TIME, _MOST_CREDIT, _MOST_CHARGE = 0.2, 0.25, 1.0
 _REFRESH_DEADLINE = 5.0
 _SCAN_PATIENCE = 10.0
 _FIRST_VERDICT_DEADLINE = 1.0
@@ -130,9 +130,9 @@ class PluginRunner:
             self._wake.clear()
             start = time.monotonic()
             credit = min(credit + _SHARE_OF_TIME * (start - last), _MOST_CREDIT)
-            await self._look()
+            # What takes longer waits for a device, which costs nothing.
+            credit -= min(await self._look(), _MOST_CHARGE)
             last = time.monotonic()
-            credit -= last - start
             self.looked.set()
             await self._until_next()
             if credit < 0:
@@ -158,12 +158,15 @@ class PluginRunner:
             wait = min(wait, max(0.0, min(self._farewells.values()) - time.monotonic()))
         return wait
 
-    async def _look(self) -> None:
+    async def _look(self) -> float:
+        """Looks and publishes; returns the seconds of work that it took, without the wait for services."""
         plugin = self.plugin
         host = Host(self._settings.root)
-        start = time.perf_counter()
         try:
-            await self._refresh(plugin, host)
+            try:
+                await self._refresh(plugin, host)
+            finally:
+                start = time.monotonic()
             inventory = await self._scan(plugin, host)
         except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything; the others go on
             self._failed_to_see(error)
@@ -171,9 +174,12 @@ class PluginRunner:
         else:
             self._saw(inventory, host)
             self._watch(host, seen=True)
-            self.scan_seconds = time.perf_counter() - start
+            self.scan_seconds = time.monotonic() - start
+        work = time.monotonic() - start
         await self._judge_newcomers(host)
+        start = time.monotonic()
         await self._publish()
+        return work + time.monotonic() - start
 
     async def _refresh(self, plugin: Plugin[Config], host: Host) -> None:
         if not plugin.overrides("refresh"):
@@ -237,7 +243,7 @@ class PluginRunner:
         own_tree = self._settings.root != "/"
         # The kernel reports changes in sysfs by uevents only; in a tree of plain files there are none.
         directories = [
-            host.local(path) for path in self._touched if own_tree or not path.startswith(("/sys/", "/proc/"))
+            _place(host, path) for path in self._touched if own_tree or not path.startswith(("/sys/", "/proc/"))
         ]
         self._watcher.directories(self.name, directories, self._look_and_judge, written=own_tree)
         self._watcher.uevents(self.name, watch.subsystems or _subsystems(self._touched), self._look_and_judge)
@@ -334,8 +340,8 @@ class PluginRunner:
     def _publish_labels(self, file: LabelFile, view: Inventory) -> None:
         try:
             file.write(self.plugin.labels(view))
-        except OSError as error:
-            log.warning("%s: labels not written: %s", self.name, error)
+        except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
+            log.warning("%s: labels not written: %s", self.name, str(error) or type(error).__name__)
 
     def _tell(self, before: Inventory, changes: Changes) -> None:
         for resource, devices in (*changes.added.items(), *changes.updated.items()):
@@ -382,6 +388,15 @@ def _placed(host: Host, devices: Iterable[Device]) -> Iterable[Device]:
         if paths not in known:
             known[paths] = host.topology_of_nodes(paths)
         yield replace(device, topology=known[paths])
+
+
+def _place(host: Host, directory: str) -> str:
+    """Where to watch for `directory`: itself, or where the way to it ends in links that loop."""
+    while True:
+        try:
+            return host.local(directory)
+        except HostError:
+            directory = os.path.dirname(directory)
 
 
 def _subsystems(touched: Collection[str]) -> frozenset[str] | None:
