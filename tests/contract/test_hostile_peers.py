@@ -323,7 +323,7 @@ async def test_hundreds_of_streams_all_get_the_list_and_are_forgotten(victim: Vi
     await until(lambda: len(victim.server._streams) == 0)
 
 
-async def test_a_client_that_writes_and_never_reads_does_not_fill_the_memory(victim: Victim) -> None:
+async def test_a_client_that_writes_and_never_reads_holds_up_nobody(victim: Victim) -> None:
     _reader, writer = await asyncio.open_unix_connection(victim.path)
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     ping = bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + b"are-you?"

@@ -1,0 +1,183 @@
+"""Scans that fail, hang or lie: what was found last stays for a while, and nobody else is troubled."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from conftest import Run, Start
+from gadgets import GADGET, Other, Table, gadgets
+from kubelets import Kubelet
+from peer import Peer, refusal
+from processes import installed_plugin
+from waiting import until
+
+from accelplane.devices import Device
+from accelplane.host import Host
+from accelplane.plugins import ScanError
+
+PATIENT = {"safety_interval": 3600.0}
+
+
+async def test_a_scan_that_fails_keeps_what_was_found_last_and_its_cause_is_logged_once(
+    kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugin = Table(gadgets("a", "b"))
+    agent = await start_agent(PATIENT, table=plugin)
+    await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+    plugin.found = ScanError("/sys/class/gadget: Input/output error")
+    runner = agent.runners["table"]
+    runner.look_again()
+    await until(lambda: runner.scan_failures >= 2)
+    assert kubelet.resources() == {GADGET: (2, 2)}
+    assert len((await kubelet.run_pod("pod", {GADGET: 1})).devices) == 1
+    assert (runner.blind, runner.blind_too_long, runner.problem) == (
+        True, False, "/sys/class/gadget: Input/output error",
+    )  # fmt: skip
+    told = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert told == [
+        "table: scan failed: /sys/class/gadget: Input/output error; what was found last stays advertised for 30 s"
+    ]
+
+
+async def test_after_the_grace_the_devices_are_unhealthy_and_well_again_when_they_are_seen(
+    directory: str, kubelet: Kubelet, start_agent: Start
+) -> None:
+    plugin = Table(gadgets("a", "b"))
+    agent = await start_agent({**PATIENT, "scan_grace": 0.5}, table=plugin)
+    await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+    plugin.found = ScanError("no eyes")
+    agent.runners["table"].look_again()
+    await kubelet.until(lambda resources: resources == {GADGET: (2, 0)})
+    async with Peer(f"{directory}/device-plugins/example.com-gadget.sock") as peer:
+        assert await refusal(peer.allocate(["a"])) == (
+            "UNKNOWN", "example.com/gadget: unhealthy device 'a (cannot be seen: no eyes)' requested",
+        )  # fmt: skip
+    plugin.found = gadgets("a", "b")
+    await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+    assert agent.runners["table"].problem == ""
+
+
+async def test_what_appears_in_the_first_scan_that_works_is_published(kubelet: Kubelet, start_agent: Start) -> None:
+    plugin = Table(ScanError("not yet"))
+    agent = await start_agent(PATIENT, table=plugin)
+    await until(lambda: agent.runners["table"].blind)
+    plugin.found = gadgets("a")
+    await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+
+
+async def test_a_scan_that_raises_half_way_publishes_nothing_of_it(kubelet: Kubelet, start_agent: Start) -> None:
+    def half() -> Iterable[Device]:
+        yield from gadgets("new")
+        raise OSError(5, "Input/output error")
+
+    plugin = Table(gadgets("a"))
+    agent = await start_agent(PATIENT, table=plugin)
+    await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+    plugin.found = half
+    agent.runners["table"].look_again()
+    await until(lambda: agent.runners["table"].blind)
+    assert [device.id for device in agent.runners["table"].publisher.inventory] == ["a"]
+
+
+async def test_what_is_no_device_at_all_counts_as_a_failed_scan(kubelet: Kubelet, start_agent: Start) -> None:
+    plugin = Table()
+    agent = await start_agent(PATIENT, table=plugin, other=Other(gadgets("b")))
+    plugin.found = ["nonsense", None]  # type: ignore[list-item]
+    agent.runners["table"].look_again()
+    await until(lambda: agent.runners["table"].blind)
+    await kubelet.until(lambda resources: resources == {"other.example.com/gadget": (1, 1)})
+
+
+class Served(Table):
+    """Asks a service before each scan."""
+
+    answers: asyncio.Event
+    fault: Exception | None = None
+
+    async def refresh(self, host: Host) -> None:
+        if self.fault:
+            raise self.fault
+        await self.answers.wait()
+
+
+async def test_a_service_that_fails_before_a_scan_counts_as_a_failed_scan(kubelet: Kubelet, start_agent: Start) -> None:
+    plugin = Served(gadgets("a"))
+    plugin.answers = asyncio.Event()
+    plugin.answers.set()
+    agent = await start_agent(PATIENT, table=plugin)
+    await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+    plugin.fault = ConnectionRefusedError(111, "Connection refused")
+    agent.runners["table"].look_again()
+    await until(lambda: agent.runners["table"].blind)
+    assert "Connection refused" in agent.runners["table"].problem
+    assert kubelet.resources() == {GADGET: (1, 1)}
+    plugin.fault = None
+    await until(lambda: not agent.runners["table"].blind)
+
+
+async def test_a_service_that_does_not_answer_is_given_up_and_its_plugin_asks_again(
+    kubelet: Kubelet, start_agent: Start
+) -> None:
+    plugin = Served(gadgets("a"))
+    plugin.answers = asyncio.Event()
+    agent = await start_agent(PATIENT, table=plugin, other=Other(gadgets("b")))
+    await kubelet.until(lambda resources: resources == {"other.example.com/gadget": (1, 1)})
+    await until(lambda: "did not answer within 5 s" in agent.runners["table"].problem)
+    plugin.answers.set()
+    await kubelet.until(lambda resources: GADGET in resources)
+
+
+HUNG = """
+import pathlib
+from accelplane.devices import Device, DeviceNode
+from accelplane.plugins import Plugin
+
+class ThePlugin(Plugin):
+    namespace = "hung.example.com"
+
+    def scan(self, host):
+        if host.exists("/dev/hang"):
+            pathlib.Path(host.local("/dev/fifo")).read_bytes()
+        yield Device(resource="gadget", id="a", nodes=[DeviceNode("/dev/a")], topology=None)
+"""
+
+
+@pytest.fixture
+def hung(tmp_path: Path, run: Run) -> Path:
+    """A tree in which a scan of the plugin `hung` blocks for ever once there is a `dev/hang`."""
+    tree = tmp_path / "tree"
+    (tree / "dev").mkdir(parents=True)
+    os.mkfifo(tree / "dev/fifo")
+    return tree
+
+
+async def test_a_scan_that_hangs_holds_up_neither_its_own_pods_nor_the_end(
+    hung: Path, tmp_path: Path, run: Run, kubelet: Kubelet, directory: str
+) -> None:
+    env = installed_plugin(tmp_path / "site", "hung", HUNG)
+    process = run("accelplane", "node", "--plugins=hung", "--scan-grace=0", env=env)
+    await kubelet.until(lambda resources: resources == {"hung.example.com/gadget": (1, 1)})
+    (hung / "dev/hang").touch()
+    container = await kubelet.run_pod("pod", {"hung.example.com/gadget": 1})
+    assert [node.host_path for node in container.devices] == ["/dev/a"]
+    # Ten seconds without an answer are a failed scan.
+    await process.said("hung: scan failed: a device does not answer", 20)
+    await kubelet.until(lambda resources: resources == {"hung.example.com/gadget": (1, 0)})
+    assert await process.terminate() == 0
+    assert not os.path.exists(f"{directory}/device-plugins/hung.example.com-gadget.sock")
+
+
+async def test_a_first_scan_that_hangs_does_not_stop_the_other_plugins_nor_the_end(
+    hung: Path, tmp_path: Path, run: Run, kubelet: Kubelet
+) -> None:
+    from trees import npu
+
+    npu(hung, 0)
+    (hung / "dev/hang").touch()
+    env = installed_plugin(tmp_path / "site", "hung", HUNG)
+    process = run("accelplane", "node", "--plugins=hung,npu", env=env)
+    await kubelet.until(lambda resources: resources == {"npu.intel.com/accel": (1, 1)})
+    assert await process.terminate() == 0
