@@ -1,0 +1,188 @@
+"""The agent as a process on a simulated node, and what the kernel says of it.
+
+Facts: proc(5), cgroups v1 and v2 documents of the kernel, clock_getcpuclockid(3).
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from accelplane.kubelet.embedded import EmbeddedKubelet
+from accelplane.simulate.tree import SimulatedNode
+
+CARDS, NPUS = 4, 1
+GPU, NPU = "gpu.intel.com/i915", "npu.intel.com/accel"
+_MIB = 1024 * 1024
+
+
+class World(Struct, frozen=True):
+    """A node with cards, and the directories that an agent on it is told of."""
+
+    directory: str
+    node: SimulatedNode
+
+    @property
+    def root(self) -> str:
+        return f"{self.directory}/n"
+
+    @property
+    def kubelet_dir(self) -> str:
+        return f"{self.directory}/k"
+
+    @property
+    def log(self) -> str:
+        return f"{self.directory}/log"
+
+    @property
+    def arguments(self) -> Sequence[str]:
+        directories = ("--root", self.root, "--kubelet-dir", self.kubelet_dir, "--cdi-dir", f"{self.directory}/cdi")
+        return ("node", "--plugins", "gpu,npu", *directories)
+
+    def has_everything(self, kubelet: EmbeddedKubelet) -> bool:
+        """Whether the kubelet can give away all that is plugged in."""
+        kinds = [device.kind for device in self.node.devices()]
+        allocatable = {name: status.allocatable for name, status in kubelet.resources().items()}
+        return allocatable == {GPU: kinds.count("gpu"), NPU: kinds.count("npu")}
+
+
+@contextlib.contextmanager
+def world(cards: int = CARDS, npus: int = NPUS) -> Iterator[World]:
+    """A node that is gone afterwards."""
+    directory = tempfile.mkdtemp(prefix="bench-")
+    try:
+        node = SimulatedNode(f"{directory}/n")
+        for _ in range(cards):
+            node.plug_gpu()
+        for _ in range(npus):
+            node.plug_npu()
+        os.makedirs(f"{directory}/k/device-plugins")
+        yield World(directory, node)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class Memory(Struct, frozen=True):
+    """In MiB, as the kernel counts pages."""
+
+    resident: float
+    anonymous: float
+    proportional: float
+
+
+class AgentProcess:
+    """A running agent."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: str) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._log = log
+
+    def check(self) -> None:
+        """Raises `RuntimeError` with the end of the log when it runs no more."""
+        if (code := self._process.poll()) is not None:
+            with open(self._log, errors="replace") as log:
+                raise RuntimeError(f"the agent ended with {code}:\n{log.read()[-4000:]}")
+
+    def memory(self) -> Memory:
+        sizes: dict[str, float] = {}
+        for line in self._read("smaps_rollup").splitlines()[1:]:
+            key, value, *_ = line.split()
+            sizes[key] = int(value) * 1024 / _MIB
+        return Memory(sizes["Rss:"], sizes["Anonymous:"], sizes["Pss:"])
+
+    def threads(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/task"))
+
+    def cpu_seconds(self) -> float:
+        """Of all threads, those that have ended included, which schedstat would leave out."""
+        return time.clock_gettime(~self.pid << 3 | 2)
+
+    def schedstat_seconds(self) -> float:
+        """Of the threads that live, as the scheduler counts it."""
+        return sum(int(text.split()[0]) for text in self._of_threads("schedstat")) / 1e9
+
+    def voluntary_switches(self) -> int:
+        """How many times a living thread went to sleep."""
+        lines = [line for text in self._of_threads("status") for line in text.splitlines()]
+        return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+
+    def end(self) -> None:
+        """Ends it as Kubernetes does. Raises `RuntimeError` unless it goes with 0."""
+        self.check()
+        self._process.send_signal(signal.SIGTERM)
+        if (code := self._process.wait(10)) != 0:
+            raise RuntimeError(f"the agent answered SIGTERM with {code}, expected 0")
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+    def _of_threads(self, name: str) -> Iterator[str]:
+        for thread in os.listdir(f"/proc/{self.pid}/task"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                yield self._read(f"task/{thread}/{name}")
+
+    def _read(self, name: str) -> str:
+        with open(f"/proc/{self.pid}/{name}") as file:
+            return file.read()
+
+
+@contextlib.contextmanager
+def agent(
+    here: World,
+    *more: str,
+    program: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> Iterator[AgentProcess]:
+    """An agent on that node, ended afterwards. `program` takes the place of the installed command."""
+    command = program or (os.path.join(os.path.dirname(sys.executable), "accelplane"),)
+    with open(here.log, "ab") as log:
+        process = subprocess.Popen(
+            [*command, *here.arguments, *more],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **(env or {})},
+        )
+    running = AgentProcess(process, here.log)
+    try:
+        yield running
+        running.end()
+    finally:
+        running.kill()
+
+
+@contextlib.asynccontextmanager
+async def registered(
+    here: World,
+    *more: str,
+    program: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    seconds: float = 30.0,
+) -> AsyncIterator[tuple[AgentProcess, EmbeddedKubelet]]:
+    """An agent of which the embedded kubelet has everything."""
+    async with EmbeddedKubelet(here.kubelet_dir) as kubelet:
+        with agent(here, *more, program=program, env=env) as running:
+            try:
+                await kubelet.until(here.has_everything, seconds)
+            except TimeoutError:
+                running.check()
+                raise
+            yield running, kubelet
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

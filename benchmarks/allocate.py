@@ -1,0 +1,119 @@
+"""How long the kubelet waits for `Allocate`: GPUs, whose CDI files are looked at each time, and NPUs without such.
+
+Each method of asking is held against a server of gRPC's reference implementation that answers the same bytes at once,
+in turns with the agent, so that what the client and the machine add is in both.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
+from benchmarks.agent import GPU, NPU, agent, world
+from benchmarks.constant import serving
+from benchmarks.figures import Figure, Outcome, Scale, percentile, quantile
+from benchmarks.lean import LeanClient
+from benchmarks.peer import ALLOCATE, ReferenceClient, Registry, allocate_request
+
+_ROUNDS, _WARM_UP = 5, 200
+_SHARES = (("p50", 0.5), ("p99", 0.99))
+# What the Go plugins took, asked by a Go client on this kind of machine; microseconds by share.
+_GO = {GPU: {0.5: 560.0, 0.99: 1900.0}, NPU: {0.5: 75.0, 0.99: 370.0}}
+# A GPU no slower than Go's; the rest at most twice as slow as Go's server.
+_BUDGET = {GPU: _GO[GPU], NPU: {share: 2 * value for share, value in _GO[NPU].items()}}
+_WORDS = {GPU: "GPU, with CDI", NPU: "NPU, without CDI"}
+
+Ask = Callable[[], object]
+
+
+def measure(scale: Scale) -> Outcome:
+    count = scale.of(5000, 500) // _ROUNDS
+    with world() as here, Registry(here.kubelet_dir) as registry, agent(here), ExitStack() as stack:
+        sockets = {name: one.socket for name, one in registry.registrations(2).items()}
+        lists = {}
+        while len(lists) < 2:
+            listed = registry.until(lambda listed: bool(listed.devices))
+            lists[listed.resource] = sorted(listed.devices)
+        reference: dict[str, Ask] = {}
+        lean: dict[str, Ask] = {}
+        for resource, path in sockets.items():
+            request = allocate_request(lists[resource][0])
+            with ReferenceClient(path) as once:
+                answer = once.call(request)
+            check(resource, answer)
+            constant = f"{here.directory}/{len(reference)}"
+            stack.enter_context(serving(constant, answer.SerializeToString()))
+            for key, place in ((resource, path), (_constant(resource), constant)):
+                whole = stack.enter_context(ReferenceClient(place))
+                bare = stack.enter_context(LeanClient(place, ALLOCATE))
+                data = request.SerializeToString()
+                reference[key] = lambda whole=whole, request=request: whole.call(request)
+                lean[key] = lambda bare=bare, data=data: bare.call(data)
+        by_reference, by_lean = taken(reference, count), taken(lean, count)
+    return Outcome(
+        figures=[
+            *(figure for resource in (GPU, NPU) for figure in _figures(resource, "lean client", by_lean, budget=True)),
+            *(
+                figure
+                for resource in (GPU, NPU)
+                for figure in _figures(resource, "grpcio client", by_reference, budget=resource == GPU)
+            ),
+        ],
+        notes=(
+            "lean client: HTTP/2 frames on a blocking socket; grpcio client: gRPC's reference implementation, blocking",
+            "constant server: grpcio, blocking, answers the same bytes; measured in turns with the agent",
+        ),
+    )
+
+
+def check(resource: str, answer: pb.AllocateResponse) -> None:
+    """Raises `RuntimeError` unless the answer is of the kind that is to be measured."""
+    (container,) = answer.container_responses
+    if not container.devices or bool(container.cdi_devices) != (resource == GPU):
+        raise RuntimeError(f"{resource}: not the answer that was to be measured: {answer}")
+
+
+def taken(asks: dict[str, Ask], count: int) -> dict[str, Sequence[Sequence[float]]]:
+    """Microseconds of each of `count` calls, in rounds that take turns."""
+    for ask in asks.values():
+        for _ in range(_WARM_UP):
+            ask()
+    gc.collect()
+    gc.freeze()
+    rounds: dict[str, list[list[float]]] = {name: [] for name in asks}
+    for _ in range(_ROUNDS):
+        for name, ask in asks.items():
+            rounds[name].append(timed(ask, count))
+    return dict(rounds)
+
+
+def timed(ask: Ask, count: int) -> list[float]:
+    """Microseconds of `count` calls in a row."""
+    times: list[float] = []
+    for _ in range(count):
+        start = time.perf_counter_ns()
+        ask()
+        times.append((time.perf_counter_ns() - start) / 1e3)
+    return times
+
+
+def _figures(
+    resource: str, client: str, rounds: dict[str, Sequence[Sequence[float]]], *, budget: bool
+) -> Sequence[Figure]:
+    floor = [sample for one in rounds[_constant(resource)] for sample in one]
+    return [
+        percentile(
+            f"{_WORDS[resource]}, {client}, {word}",
+            rounds[resource],
+            share,
+            "us",
+            budget=_BUDGET[resource][share] if budget else None,
+            peers={"Go plugin": _GO[resource][share], "constant server": quantile(floor, share)},
+        )
+        for word, share in _SHARES
+    ]
+
+
+def _constant(resource: str) -> str:
+    return f"constant server for {resource}"

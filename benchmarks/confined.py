@@ -1,0 +1,84 @@
+"""The agent in a memory control group of 30 MiB, at work: pods, cards that come and go, another kubelet.
+
+Twice: with files that are in memory already and somebody else's burden, as on a node where a second container of the
+image starts, and with files of its own, as where the agent is the first.
+"""
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from accelplane.kubelet.embedded import EmbeddedKubelet, Pod
+from benchmarks.agent import GPU, NPU, AgentProcess, World, registered, world
+from benchmarks.figures import Figure, Outcome, Scale, single
+from benchmarks.fresh import Copy, copied
+from benchmarks.groups import MemoryGroup, Unavailable, memory_group
+
+_LIMIT_MIB = 30
+
+
+def measure(scale: Scale) -> Outcome:
+    installed = Copy((os.path.join(os.path.dirname(sys.executable), "accelplane"),), {})
+    try:
+        figures = list(_at_work(scale, "files shared", installed))
+    except Unavailable as error:
+        return Outcome(skipped=str(error))
+    # /var/tmp is on a disk also where /tmp is not; pages of a file system in memory cannot be let go.
+    with tempfile.TemporaryDirectory(prefix="bench-", dir="/var/tmp") as directory:
+        figures += _at_work(scale, "files of its own", copied(f"{directory}/python"))
+    pods, cycles = scale.of(200, 20), scale.of(50, 5)
+    return Outcome(
+        figures=figures,
+        notes=(
+            f"survived: {pods} allocations, {cycles} times a card unplugged and plugged in, a kubelet restart",
+            "at the limit the kernel takes pages of files back; it ends the process only when that is not enough",
+        ),
+    )
+
+
+def _at_work(scale: Scale, name: str, program: Copy) -> Sequence[Figure]:
+    """Raises `Unavailable`, and `RuntimeError` when the agent does not survive."""
+    with memory_group(_LIMIT_MIB * 1024 * 1024) as group, world() as here:
+        return asyncio.run(_live(scale, name, program, group, here))
+
+
+async def _live(scale: Scale, name: str, program: Copy, group: MemoryGroup, here: World) -> Sequence[Figure]:
+    command = (*group.command(), *program.program)
+    async with registered(here, program=command, env=program.env) as (agent, kubelet):
+        await _pods(kubelet, scale.of(200, 20))
+        await _plugging(here, kubelet, scale.of(50, 5))
+        await kubelet.restart()
+        await kubelet.until(here.has_everything, 30)
+        await asyncio.sleep(1)
+        return _figures(name, agent, group)
+
+
+def _figures(name: str, agent: AgentProcess, group: MemoryGroup) -> Sequence[Figure]:
+    agent.check()
+    charged = group.charged()
+    figures = [
+        single(f"{name}: ended for want of memory", charged.killed, "", budget=0),
+        single(f"{name}: came to the limit", charged.at_limit, ""),
+        single(f"{name}: anonymous charged", charged.anonymous, "MiB", budget=_LIMIT_MIB),
+        single(f"{name}: files charged", charged.files, "MiB"),
+    ]
+    if charged.peak is not None:
+        figures.append(single(f"{name}: most ever charged", charged.peak, "MiB", budget=_LIMIT_MIB))
+    return figures
+
+
+async def _pods(kubelet: EmbeddedKubelet, count: int) -> None:
+    for number in range(count):
+        name = f"pod{number}"
+        await kubelet.run_pod(Pod(name, containers={"work": {GPU: 2, NPU: 1}}))
+        kubelet.delete_pod(name)
+
+
+async def _plugging(here: World, kubelet: EmbeddedKubelet, count: int) -> None:
+    for _ in range(count):
+        here.node.unplug("card3")
+        await kubelet.until(lambda kubelet: kubelet.resources()[GPU].allocatable == 3)
+        here.node.plug_gpu()
+        await kubelet.until(here.has_everything)

@@ -1,0 +1,139 @@
+"""A memory control group, of version 1 or 2, whichever the machine has its memory controller in.
+
+Facts: the kernel's documents on both versions. Swap is forbidden, as Kubernetes does by default.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Self
+
+from msgspec import Struct
+
+_MIB = 1024 * 1024
+
+
+class Unavailable(Exception):
+    """No memory control group can be made here; the text says why."""
+
+
+class Charged(Struct, frozen=True):
+    """What a group has used, in MiB, and how often it reached its limit. `peak` None when the kernel does not tell."""
+
+    anonymous: float
+    files: float
+    peak: float | None
+    at_limit: int
+    killed: int
+
+
+class MemoryGroup(Struct, frozen=True):
+    """A group at `path`."""
+
+    path: str
+    version: int
+
+    def command(self) -> tuple[str, ...]:
+        """What goes in front of a program's name to run it in the group from its first page on."""
+        return ("/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', self.path)
+
+    def charged(self) -> Charged:
+        stat = _pairs(f"{self.path}/memory.stat")
+        if self.version == 1:
+            return Charged(
+                anonymous=stat["rss"] / _MIB,
+                files=stat["cache"] / _MIB,
+                peak=_number(f"{self.path}/memory.max_usage_in_bytes") / _MIB,
+                at_limit=_number(f"{self.path}/memory.failcnt"),
+                killed=_pairs(f"{self.path}/memory.oom_control").get("oom_kill", 0),
+            )
+        events = _pairs(f"{self.path}/memory.events")
+        peak = f"{self.path}/memory.peak"
+        return Charged(
+            anonymous=stat["anon"] / _MIB,
+            files=stat["file"] / _MIB,
+            peak=_number(peak) / _MIB if os.path.exists(peak) else None,
+            at_limit=events["max"],
+            killed=events["oom_kill"],
+        )
+
+    @classmethod
+    def made(cls, limit: int) -> Self:
+        """Raises `Unavailable`."""
+        name = f"accelplane-benchmark-{os.getpid()}"
+        try:
+            parent, version = _hierarchy()
+            path = f"{parent}/{name}"
+            if version == 1:
+                os.mkdir(path)
+                _write(f"{path}/memory.limit_in_bytes", limit)
+                with contextlib.suppress(FileNotFoundError):  # a kernel that does not account for swap
+                    _write(f"{path}/memory.memsw.limit_in_bytes", limit)
+                return cls(path, 1)
+            if "memory" not in _text(f"{parent}/cgroup.subtree_control").split():
+                _write(f"{parent}/cgroup.subtree_control", "+memory")
+            os.mkdir(path)
+            _write(f"{path}/memory.max", limit)
+            with contextlib.suppress(FileNotFoundError):
+                _write(f"{path}/memory.swap.max", 0)
+            return cls(path, 2)
+        except OSError as error:
+            raise Unavailable(f"{error.filename}: {error.strerror}; memory control groups need root") from error
+
+
+@contextlib.contextmanager
+def memory_group(limit: int) -> Iterator[MemoryGroup]:
+    """A group that is gone afterwards. Raises `Unavailable`."""
+    group = MemoryGroup.made(limit)
+    try:
+        yield group
+    finally:
+        for _ in range(50):
+            try:
+                os.rmdir(group.path)
+                break
+            except OSError:  # its last process is just being buried
+                time.sleep(0.1)
+
+
+def _hierarchy() -> tuple[str, int]:
+    """Where groups for memory are made: below this process's own in version 1, at the top in version 2."""
+    mounts = {kind: (path, options) for path, kind, options in _cgroup_mounts() if kind == "cgroup2"}
+    for path, kind, options in _cgroup_mounts():
+        if kind == "cgroup" and "memory" in options.split(","):
+            own = next(line.split(":", 2)[2].strip() for line in _lines("/proc/self/cgroup") if ":memory:" in line)
+            below = f"{path}{own}".rstrip("/")
+            return (below if os.path.isdir(below) else path), 1
+    if "cgroup2" in mounts and "memory" in _text(f"{mounts['cgroup2'][0]}/cgroup.controllers").split():
+        return mounts["cgroup2"][0], 2
+    raise Unavailable("no control group hierarchy with a memory controller is mounted")
+
+
+def _cgroup_mounts() -> Iterator[tuple[str, str, str]]:
+    for line in _lines("/proc/self/mounts"):
+        _source, path, kind, options, *_ = line.split()
+        if kind.startswith("cgroup"):
+            yield path, kind, options
+
+
+def _pairs(path: str) -> Mapping[str, int]:
+    return {key: int(value) for key, value in (line.split() for line in _lines(path))}
+
+
+def _number(path: str) -> int:
+    return int(_text(path))
+
+
+def _lines(path: str) -> list[str]:
+    return _text(path).splitlines()
+
+
+def _text(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def _write(path: str, value: object) -> None:
+    with open(path, "w") as file:
+        file.write(str(value))
