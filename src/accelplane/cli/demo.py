@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import io
+import os
 import re
 import shutil
 import sys
@@ -20,6 +21,7 @@ from rich.text import Text
 from accelplane.simulate.demo import Demo, DemoError, Step
 
 _LONGEST_LOG = 8
+_LONGEST_BASE = 30
 _PACE = 1.2  # seconds a step stays on the screen, so that a reader can follow
 
 
@@ -74,10 +76,11 @@ class _Stage:
 
 def run(*, keep: bool, svg: str = "") -> int:
     """Plays the story; 0 only if every step really happened. `svg` is a file for a picture of its screen."""
-    # Short, because socket paths below it have at most 107 bytes; and so that /tmp of any length of TMPDIR will do.
-    directory = tempfile.mkdtemp(prefix="accelplane-")
+    # Socket paths below it have at most 107 bytes.
+    near = len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_BASE
+    directory = tempfile.mkdtemp(prefix="accelplane-", dir=None if near else "/tmp")  # noqa: S108
     try:
-        return asyncio.run(_play(Demo(directory), svg))
+        return asyncio.run(play(Demo(directory), svg))
     finally:
         if keep:
             print(f"kept: {directory}")
@@ -85,7 +88,8 @@ def run(*, keep: bool, svg: str = "") -> int:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-async def _play(demo: Demo, svg: str) -> int:
+async def play(demo: Demo, svg: str) -> int:
+    """Runs the demo's steps and shows them; 0 if all of them passed."""
     stage = _Stage(demo, demo.steps())
     begin = time.monotonic()
     async with demo.running():

@@ -57,7 +57,7 @@ class Demo:
         self.kubelet = EmbeddedKubelet(os.path.join(directory, "kubelet"))
         self.health = LevelZeroService(os.path.join(directory, "host/var/lib/levelzero/server.sock"))
         self.log = os.path.join(directory, "agent.log")
-        self._agent: asyncio.subprocess.Process | None = None
+        self.agent: asyncio.subprocess.Process | None = None
         self._plugged = ""
 
     @contextlib.asynccontextmanager
@@ -67,9 +67,9 @@ class Demo:
         try:
             yield
         finally:
-            if self._agent is not None and self._agent.returncode is None:
-                self._agent.kill()
-                await self._agent.wait()
+            if self.agent is not None and self.agent.returncode is None:
+                self.agent.kill()
+                await self.agent.wait()
             await self.kubelet.stop()
             await self.health.stop()
 
@@ -114,12 +114,12 @@ class Demo:
         ]
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            self._agent = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stderr=log)
+            self.agent = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stderr=log)
         finally:
             os.close(log)
         cdi = os.path.join(self.directory, "cdi")
         await self._eventually(lambda: len(_listing(cdi)) == 5, "no CDI files were written")
-        return f"process {self._agent.pid}; {len(_listing(cdi))} CDI files written, waiting for a kubelet"
+        return f"process {self.agent.pid}; {len(_listing(cdi))} CDI files written, waiting for a kubelet"
 
     async def _start_kubelet(self) -> str:
         start = time.monotonic()
@@ -187,11 +187,11 @@ class Demo:
         return f"{self._plugged} unhealthy after {noticed}, then gone: {self._summary()}"
 
     async def _stop_agent(self) -> str:
-        if self._agent is None:
+        if self.agent is None:
             raise DemoError("the agent was never started")
-        self._agent.send_signal(signal.SIGTERM)
+        self.agent.send_signal(signal.SIGTERM)
         async with asyncio.timeout(_PATIENCE):
-            code = await self._agent.wait()
+            code = await self.agent.wait()
         left = [
             name for name in _listing(os.path.join(self.directory, "kubelet/device-plugins")) if "intel.com" in name
         ]

@@ -1,0 +1,75 @@
+"""The demo is a test: it passes only if every step had its effect, and it must be able to fail."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accelplane.cli import demo as command
+from accelplane.simulate import demo
+from accelplane.simulate.demo import Demo, DemoError
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    program = os.path.join(os.path.dirname(sys.executable), "accelplane")
+    return subprocess.run(
+        [program, "demo", *arguments], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+
+
+def test_without_a_terminal_it_runs_once_as_plain_text_and_leaves_nothing(tmp_path: Path, directory: str) -> None:
+    picture = tmp_path / "demo.svg"
+    ended = run("--svg", str(picture), TMPDIR=directory)
+    assert ended.returncode == 0, ended.stderr
+    steps = [line for line in ended.stdout.splitlines() if line.startswith("ok  ")]
+    assert len(steps) == 11
+    assert "\x1b" not in ended.stdout
+    assert re.search(r"^demo passed in \d+\.\d s$", ended.stdout, re.MULTILINE)
+    assert "Unhealthy" in picture.read_text()
+    assert os.listdir(directory) == []
+
+
+def test_a_long_way_to_temporary_files_is_no_hindrance(tmp_path: Path) -> None:
+    """Socket paths have at most 107 bytes."""
+    far = tmp_path / ("x" * 100)
+    far.mkdir()
+    assert run(TMPDIR=str(far)).returncode == 0
+
+
+def test_it_can_keep_its_node_for_a_look(directory: str) -> None:
+    ended = run("--keep", TMPDIR=directory)
+    (kept,) = re.findall(r"^kept: (.*)$", ended.stdout, re.MULTILINE)
+    assert Path(kept, "host/sys/class/drm").is_dir()
+    assert "registered" in Path(kept, "agent.log").read_text()
+
+
+async def test_a_step_without_its_effect_fails_the_demo(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    world = Demo(directory)
+
+    async def nothing() -> str:
+        raise DemoError("saw 0 cards, expected 4")
+
+    class Broken(Demo):
+        def steps(self) -> tuple[demo.Step, ...]:
+            return (demo.Step("cards are found", nothing), *world.steps())
+
+    assert await command.play(Broken(directory), "") == 1
+    shown = capsys.readouterr()
+    assert "FAILED  cards are found: saw 0 cards, expected 4" in shown.err
+    assert "demo failed" in shown.out
+
+
+async def test_an_agent_that_is_killed_is_missed(directory: str) -> None:
+    world = Demo(directory)
+    steps = world.steps()
+    async with world.running():
+        for step in steps[:3]:
+            await step.work()
+        assert world.agent is not None
+        world.agent.kill()
+        await world.kubelet.until(lambda kubelet: not any(one.allocatable for one in kubelet.resources().values()))
+        with pytest.raises(DemoError, match="render"):
+            await steps[3].work()

@@ -1,0 +1,125 @@
+"""`accelplane inspect` as an administrator calls it: the installed command, a simulated node, a kubelet."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Start
+from kubelets import Embedded
+
+from accelplane.plugins.gpu import GpuPlugin
+from accelplane.simulate import GpuSpec, SimulatedNode
+
+I915 = "gpu.intel.com/i915"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> SimulatedNode:
+    """Two cards; the first has given its place to a virtual function."""
+    node = SimulatedNode(tmp_path)
+    node.plug_gpu(GpuSpec(vfs=1))
+    node.plug_gpu()
+    return node
+
+
+def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = os.path.join(os.path.dirname(sys.executable), "accelplane")
+    return subprocess.run([command, "inspect", *arguments], capture_output=True, text=True, check=False)
+
+
+def as_json(*arguments: str) -> Any:
+    return json.loads(inspect("--output", "json", *arguments).stdout)
+
+
+async def test_it_tells_what_is_here_what_is_advertised_and_who_holds_it(
+    node: SimulatedNode, directory: str, start_agent: Start
+) -> None:
+    kubelet = Embedded(directory)
+    await kubelet.start()
+    await start_agent(gpu=GpuPlugin())
+    await kubelet.until(lambda resources: resources.get(I915) == (2, 2))
+    await kubelet.run_pod("worker", {I915: 2})
+    # The command asks this process, which must go on answering.
+    answer = await in_background("--root", str(node.root), "--kubelet-dir", directory, "--output", "json")
+    report = json.loads(answer.stdout)
+    assert answer.returncode == 0, answer.stderr
+    assert report["source"] == "pod-resources"
+    rows = {row["id"]: row for row in report["devices"]}
+    assert sorted(rows) == ["card1-0", "card2-0"]
+    assert [row["advertised"] for row in rows.values()] == [True, True]
+    assert [row["held_by"] for row in rows.values()] == [["default/worker/main"]] * 2
+    (skipped,) = report["skipped"]["gpu"]
+    assert skipped["subject"] == "card0"
+
+    node.unplug("card2")
+    table = await in_background("--root", str(node.root), "--kubelet-dir", directory)
+    (gone,) = [line for line in table.stdout.splitlines() if "card2-0" in line]
+    assert "gone" in gone
+    await kubelet.kill()
+
+
+async def in_background(*arguments: str) -> subprocess.CompletedProcess[str]:
+    import asyncio
+
+    return await asyncio.to_thread(inspect, *arguments)
+
+
+async def test_a_dead_kubelets_checkpoint_still_tells_who_held_what(
+    node: SimulatedNode, directory: str, start_agent: Start
+) -> None:
+    kubelet = Embedded(directory)
+    await kubelet.start()
+    await start_agent(gpu=GpuPlugin())
+    await kubelet.until(lambda resources: resources.get(I915) == (2, 2))
+    await kubelet.run_pod("worker", {I915: 2})
+    await kubelet.kill()
+    os.unlink(f"{directory}/pod-resources/kubelet.sock")
+    report = as_json("--root", str(node.root), "--kubelet-dir", directory)
+    assert report["source"] == "checkpoint"
+    assert all(row["held_by"][0].startswith("pod uid ") for row in report["devices"])
+
+
+def test_without_a_kubelet_it_says_that_the_rest_is_not_known(node: SimulatedNode, directory: str) -> None:
+    answer = inspect("--root", str(node.root), "--kubelet-dir", directory)
+    assert answer.returncode == 0
+    assert "No kubelet found" in answer.stdout
+    assert "card1-0" in answer.stdout
+    assert "card0" in answer.stdout
+    assert "virtual functions" in answer.stdout
+
+
+def test_a_node_without_devices_is_no_fault(tmp_path: Path, directory: str) -> None:
+    answer = inspect("--root", str(tmp_path), "--kubelet-dir", directory)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "No devices found" in answer.stdout
+
+
+def test_a_broken_checkpoint_and_a_broken_scan_are_named_and_the_rest_is_shown(
+    node: SimulatedNode, directory: str
+) -> None:
+    os.makedirs(f"{directory}/device-plugins")
+    Path(directory, "device-plugins/kubelet_internal_checkpoint").write_text("{")
+    Path(node.root, "sys/class/accel").write_text("")
+    report = as_json("--root", str(node.root), "--kubelet-dir", directory)
+    assert {row["id"] for row in report["devices"]} == {"card1-0", "card2-0"}
+    assert any("kubelet_internal_checkpoint" in problem for problem in report["problems"])
+    assert any("/sys/class/accel" in problem for problem in report["problems"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--plugins", "tpu"], "tpu"),
+        (["--config", "/nowhere/config.yaml"], "/nowhere/config.yaml"),
+        (["--root", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_what_is_asked_wrongly_is_named(tmp_path: Path, arguments: list[str], named: str) -> None:
+    answer = inspect("--root", str(tmp_path), *arguments)
+    assert answer.returncode == 1
+    assert named in answer.stderr
+    assert "Traceback" not in answer.stderr
