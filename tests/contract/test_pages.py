@@ -1,6 +1,7 @@
 """The agent's HTTP pages, as a scraper, a probe and a curious administrator see them."""
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -145,10 +146,8 @@ async def test_junk_and_endless_headers_are_refused_and_the_agent_goes_on(
 ) -> None:
     await looking(await start_agent({"http_address": f"127.0.0.1:{port}"}, meters=Meters()))
     assert (await get("", raw=b"\x00\xff\r\n\r\n"))[0] == 400
-    try:
+    with contextlib.suppress(ConnectionResetError):  # the refusal is lost where the rest is not read any more
         assert (await get("", raw=b"GET / HTTP/1.1\r\nX: " + b"x" * 200_000))[0] == 400
-    except ConnectionResetError:
-        pass  # the refusal was lost, because the rest was not read any more
     assert await get("/healthz") == (200, "ok\n")
 
 
