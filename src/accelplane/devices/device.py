@@ -77,7 +77,7 @@ class Device(Struct, frozen=True, kw_only=True):
             force_setattr(self, "nodes", tuple(self.nodes))
         if not isinstance(self.mounts, tuple):
             force_setattr(self, "mounts", tuple(self.mounts))
-        if isinstance(self.topology, list):
+        if not isinstance(self.topology, (tuple, UnsetType)) and self.topology is not None:
             force_setattr(self, "topology", tuple(self.topology))
 
     @property

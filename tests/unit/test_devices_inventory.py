@@ -1,0 +1,162 @@
+"""Devices as values, inventories of them, and what the difference of two inventories says."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET
+
+from accelplane.devices import (
+    UNHEALTHY,
+    Allocation,
+    CdiDevice,
+    Changes,
+    Device,
+    DeviceNode,
+    Inventory,
+    Mount,
+    Resource,
+    Skipped,
+)
+
+NODE = DeviceNode("/dev/dri/card0")
+
+
+class TestDevice:
+    def test_is_healthy_its_own_unit_and_of_unknown_place_unless_said(self) -> None:
+        device = Device(resource="i915", id="card0")
+        assert device.healthy
+        assert (device.unit, device.topology, device.nodes, device.mounts) == ("card0", UNSET, (), ())
+        assert not Device(resource="i915", id="card0", health=UNHEALTHY).healthy
+
+    def test_container_paths_are_the_hosts_unless_said(self) -> None:
+        assert DeviceNode("/dev/x") == DeviceNode("/dev/x", "/dev/x", "rw")
+        assert Mount("/x") == Mount("/x", "/x", read_only=True)
+        assert DeviceNode("/dev/x", "/dev/y").container_path == "/dev/y"
+
+    def test_is_the_same_whatever_kind_of_sequence_it_was_made_of(self) -> None:
+        mounts = [Mount("/x")]
+        one = Device(resource="r", id="1", nodes=[NODE], mounts=mounts, topology=[0, 1])
+        other = Device(resource="r", id="1", nodes=(NODE,), mounts=tuple(mounts), topology=(0, 1))
+        assert one == other == Device(resource="r", id="1", nodes=(NODE,), mounts=mounts, topology=range(2))
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"unit": "x"}, {"health": UNHEALTHY}, {"reason": "x"}, {"nodes": ()}, {"mounts": [Mount("/x")]},
+            {"envs": {"A": "b"}}, {"annotations": {"a": "b"}}, {"topology": None}, {"topology": ()},
+            {"attributes": {"a": "b"}}, {"cdi": CdiDevice(kind="a/b", name="c", env=["A=b"])},
+        ],
+    )  # fmt: skip
+    def test_is_another_one_when_any_field_differs(self, change: Mapping[str, object]) -> None:
+        fields: dict[str, object] = {"resource": "r", "id": "1", "nodes": [NODE]}
+        assert Device(**fields) != Device(**{**fields, **change})  # pyright: ignore[reportArgumentType] - that of the field
+
+
+class TestAllocation:
+    def test_is_the_union_in_order_with_each_thing_once(self) -> None:
+        cdi = CdiDevice(kind="vendor.com/gpu", name="card0", nodes=[])
+        render = DeviceNode("/dev/dri/renderD128")
+        first = Device(resource="r", id="1", nodes=[NODE, render], envs={"A": "1", "B": "1"}, cdi=cdi)
+        second = Device(resource="r", id="2", nodes=[render], mounts=[Mount("/x")], envs={"B": "2"}, cdi=cdi)
+        assert Allocation.of([first, second]) == Allocation(
+            nodes=(NODE, render),
+            mounts=(Mount("/x"),),
+            envs={"A": "1", "B": "2"},
+            cdi_devices=("vendor.com/gpu=card0",),
+        )
+
+    def test_of_nothing_is_nothing(self) -> None:
+        assert Allocation.of([]) == Allocation()
+
+
+class TestInventory:
+    def test_is_in_natural_order(self) -> None:
+        found = [Device(resource=resource, id=id_) for resource in ("xe10", "xe2") for id_ in ("card10", "card2")]
+        inventory = Inventory.of("gpu.intel.com", found)
+        assert [(device.resource, device.id) for device in inventory] == [
+            ("xe2", "card2"),
+            ("xe2", "card10"),
+            ("xe10", "card2"),
+            ("xe10", "card10"),
+        ]
+        assert len(inventory) == 4
+
+    def test_keeps_the_later_of_two_devices_with_one_id(self) -> None:
+        found = [Device(resource="r", id="1", reason="first"), Device(resource="r", id="1", reason="later")]
+        assert [device.reason for device in Inventory.of("a.com", found)] == ["later"]
+
+    def test_holds_resources_without_devices(self) -> None:
+        inventory = Inventory.of("a.com", [Resource("empty"), Device(resource="r", id="1"), Resource("r")])
+        assert {name: list(devices) for name, devices in inventory.resources.items()} == {"empty": [], "r": ["1"]}
+
+    def test_keeps_what_was_skipped(self) -> None:
+        skipped = Skipped("card0", "not ours")
+        assert Inventory.of("a.com", [skipped]) == Inventory({}, (skipped,))
+
+    @pytest.mark.parametrize(
+        ("item", "subject", "why"),
+        [
+            (Device(resource="a/b", id="1"), "'1'", "the part after the slash"),
+            (Resource("-"), "'-'", "the part after the slash"),
+            (Device(resource="r", id=""), "''", "is empty"),
+            (Device(resource="r", id="\udcff\n" + "x" * 400), "\\udcff", "at most 253 fit"),
+        ],
+    )
+    def test_passes_over_names_that_no_kubelet_takes_and_says_so(
+        self, item: Device | Resource, subject: str, why: str
+    ) -> None:
+        inventory = Inventory.of("a.com", [item, Device(resource="r", id="good")])
+        assert [device.id for device in inventory] == ["good"]
+        (skip,) = inventory.skipped
+        assert skip.warning
+        assert subject in skip.subject
+        assert why in skip.reason
+        assert skip.subject.isprintable()
+
+    def test_of_a_bad_namespace_is_empty(self) -> None:
+        inventory = Inventory.of("Bad", [Device(resource="r", id="1"), Device(resource="r", id="2")])
+        assert not len(inventory)
+        assert [skip.subject for skip in inventory.skipped] == ["'1'", "'2'"]
+
+    def test_with_devices_replaced_is_still_in_order(self) -> None:
+        inventory = Inventory.of("a.com", [Device(resource="r", id="1"), Device(resource="r", id="10")])
+        sick = Device(resource="r", id="2", health=UNHEALTHY)
+        grown = inventory.replaced([sick, Device(resource="a", id="0")])
+        assert [device.id for device in grown] == ["0", "1", "2", "10"]
+        assert [device.id for device in inventory] == ["1", "10"]
+        assert grown.replaced([sick]) == grown
+
+
+DEVICES = st.builds(
+    Device,
+    resource=st.sampled_from(["a", "b", "c"]),
+    id=st.sampled_from(["0", "1", "2"]),
+    reason=st.sampled_from(["", "x"]),
+)
+INVENTORIES = st.lists(DEVICES | st.builds(Resource, st.sampled_from(["a", "b", "c"])), max_size=8).map(
+    lambda found: Inventory.of("a.com", found)
+)
+
+
+@given(INVENTORIES, INVENTORIES)
+def test_changes_lead_from_the_old_inventory_to_the_new(old: Inventory, new: Inventory) -> None:
+    changes = Changes.between(old, new)
+    result = {name: devices for name, devices in old.resources.items() if name not in changes.removed}
+    assert not changes.added.keys() & result.keys()
+    assert changes.updated.keys() <= result.keys()
+    assert {**result, **changes.updated, **changes.added} == new.resources
+    assert all(old.resources[name] != devices for name, devices in changes.updated.items())
+    assert changes.removed <= old.resources.keys()
+    assert bool(changes) == (old.resources != new.resources)
+
+
+@given(INVENTORIES, st.lists(DEVICES, max_size=5))
+def test_an_inventory_with_devices_replaced_is_that_of_a_scan_that_found_them(
+    inventory: Inventory, devices: list[Device]
+) -> None:
+    found = [*map(Resource, inventory.resources), *inventory, *devices]
+    replaced, scanned = inventory.replaced(devices), Inventory.of("a.com", found)
+    assert replaced == scanned
+    assert list(replaced) == list(scanned)

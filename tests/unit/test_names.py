@@ -1,0 +1,123 @@
+"""Names: the kubelet's rules for resources and ids, and the order in which people read them."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelplane.devices import DeviceIdError, ResourceNameError, check_device_id, check_resource_name, natural
+
+LONGEST_NAMESPACE = ("a" * 61 + ".") * 3 + "b" * 58
+
+
+@pytest.mark.parametrize(
+    ("namespace", "resource"),
+    [
+        ("gpu.intel.com", "i915"),
+        ("gpu.intel.com", "i915_monitoring"),
+        ("fpga.intel.com", "af-695.d84.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BAs"),
+        ("a", "b"),
+        ("a-b.c-d", "A_.-z"),
+        ("0", "0"),
+        ("requests", "x"),
+        ("kubernetes.io.example.com", "x"),
+        (LONGEST_NAMESPACE, "x" * 63),
+    ],
+)
+def test_names_that_a_kubelet_registers_are_put_together(namespace: str, resource: str) -> None:
+    assert check_resource_name(namespace, resource) == f"{namespace}/{resource}"
+
+
+@pytest.mark.parametrize(
+    ("namespace", "resource", "why"),
+    [
+        ("", "x", "must be a lower-case DNS name"),
+        ("GPU.intel.com", "x", "must be a lower-case DNS name"),
+        ("gpu_x", "x", "must be a lower-case DNS name"),
+        ("-gpu", "x", "must be a lower-case DNS name"),
+        ("gpu-.com", "x", "must be a lower-case DNS name"),
+        ("gpu..com", "x", "must be a lower-case DNS name"),
+        (".com", "x", "must be a lower-case DNS name"),
+        ("gpu.com\n", "x", "must be a lower-case DNS name"),
+        ("größe", "x", "must be a lower-case DNS name"),
+        ("a/b", "x", "must be a lower-case DNS name"),
+        (LONGEST_NAMESPACE + "b", "x", "of at most 244 characters"),
+        ("kubernetes.io", "x", "belongs to Kubernetes itself"),
+        ("device.kubernetes.io", "x", "belongs to Kubernetes itself"),
+        ("mykubernetes.io", "x", "belongs to Kubernetes itself"),
+        ("requests.example.com", "x", "belongs to Kubernetes itself"),
+        ("gpu.com", "", "1 to 63 characters"),
+        ("gpu.com", "x" * 64, "1 to 63 characters"),
+        ("gpu.com", "-x", "begin and end with a letter or digit"),
+        ("gpu.com", "x_", "begin and end with a letter or digit"),
+        ("gpu.com", "a/b", "begin and end with a letter or digit"),
+        ("gpu.com", "a b", "begin and end with a letter or digit"),
+        ("gpu.com", "x\n", "begin and end with a letter or digit"),
+        ("gpu.com", "ö", "begin and end with a letter or digit"),
+    ],
+)
+def test_names_that_a_kubelet_refuses_are_refused_with_the_rule(namespace: str, resource: str, why: str) -> None:
+    with pytest.raises(ResourceNameError, match=why) as caught:
+        check_resource_name(namespace, resource)
+    assert str(caught.value).isprintable()
+
+
+@given(st.text(max_size=300), st.text(max_size=80))
+def test_any_two_texts_are_a_name_of_the_kubelets_form_or_refused(namespace: str, resource: str) -> None:
+    try:
+        said = check_resource_name(namespace, resource)
+        assert re.fullmatch(r"[a-z0-9.-]{1,244}/[A-Za-z0-9_.-]{1,63}", said)
+    except ResourceNameError as error:
+        said = str(error)
+    assert said.isprintable()
+
+
+@pytest.mark.parametrize("text", ["card0", "card0-15", "0000:3d:00.0", "é", "x" * 253, "a b", "*"])
+def test_ids_that_can_be_told_are_taken(text: str) -> None:
+    assert check_device_id(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("", "is empty"), ("x" * 254, "has 254 characters"), ("a\n", "cannot be printed"), ("\0", "cannot be printed"),
+     ("\udcff", "cannot be printed"), ("\u200b", "cannot be printed")],
+)  # fmt: skip
+def test_ids_that_cannot_be_told_are_refused(text: str, why: str) -> None:
+    with pytest.raises(DeviceIdError, match=why) as caught:
+        check_device_id(text)
+    assert str(caught.value).isprintable()
+
+
+@given(st.text(max_size=300))
+def test_an_id_that_is_taken_can_be_sent(text: str) -> None:
+    try:
+        said = check_device_id(text)
+    except DeviceIdError as error:
+        said = str(error)
+    said.encode()
+    assert said.isprintable()
+
+
+@pytest.mark.parametrize(
+    "ordered",
+    [
+        ["card0", "card1", "card2", "card10", "card10-0", "card10-2", "card10-10"],
+        ["", "0", "01", "1", "10", "a", "a0", "b"],
+        ["wq0.0", "wq0.1", "wq0.10", "wq1.0", "wq10.0"],
+        ["x٣", "x10"],
+    ],
+)
+def test_numbers_in_names_count_as_numbers(ordered: list[str]) -> None:
+    assert sorted(ordered[::-1], key=natural) == ordered
+
+
+TEXTS = st.text(st.sampled_from("a0129.-²٣"), max_size=30) | st.text(max_size=10) | st.just("9" * 5000)
+
+
+@given(TEXTS, TEXTS, TEXTS)
+def test_the_order_is_total_and_tells_any_two_texts_apart(one: str, two: str, three: str) -> None:
+    a, b, c = natural(one), natural(two), natural(three)
+    assert (a == b) == (one == two)
+    assert (a < b) + (a == b) + (a > b) == 1
+    assert not (a <= b <= c) or a <= c
