@@ -162,6 +162,7 @@ class PluginRunner:
         """Looks and publishes; returns the seconds of work that it took, without the wait for services."""
         plugin = self.plugin
         host = Host(self._settings.root)
+        start = time.monotonic()
         try:
             try:
                 await self._refresh(plugin, host)
