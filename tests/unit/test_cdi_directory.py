@@ -1,0 +1,281 @@
+"""The CDI directory: kept equal to what the devices say, whatever others have put there."""
+
+import logging
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from trees import link, write
+
+from accelplane.devices import CdiDevice, CdiNode
+from accelplane.node.cdi import CdiDirectory, CdiWriteError
+
+CARD = CdiDevice(kind="a.com/gpu", name="card0", nodes=[CdiNode("/dev/dri/card0", "/dev/dri/card0")])
+OTHER = replace(CARD, name="card1")
+FOREIGN = "---\ncdiVersion: 0.6.0\nkind: a.com/gpu\nannotations: {x: y}\ndevices: [{name: card0, containerEdits: {}}]\n"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> CdiDirectory:
+    return CdiDirectory(str(tmp_path / "cdi"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "cdi"
+
+
+def names(place: Path) -> list[str]:
+    return sorted(entry.name for entry in place.iterdir())
+
+
+class TestPublish:
+    def test_writes_a_file_for_each_device_that_anyone_may_read(self, directory: CdiDirectory, place: Path) -> None:
+        directory.publish([CARD, OTHER])
+        assert names(place) == ["a.com-gpu-card0.yaml", "a.com-gpu-card1.yaml"]
+        assert {stat.S_IMODE(entry.stat().st_mode) for entry in place.iterdir()} == {0o644}
+        assert stat.S_IMODE(place.stat().st_mode) == 0o755
+        assert (directory.writes, directory.write_failures) == (2, 0)
+
+    def test_of_nothing_makes_nothing(self, directory: CdiDirectory, place: Path) -> None:
+        directory.publish([])
+        assert not place.exists()
+
+    def test_leaves_alone_what_is_right_already(self, directory: CdiDirectory, place: Path) -> None:
+        directory.publish([CARD])
+        before = (place / CARD.file_name).stat()
+        directory.publish([CARD])
+        CdiDirectory(str(place)).publish([CARD])
+        assert (place / CARD.file_name).stat() == before
+        assert directory.writes == 1
+
+    @pytest.mark.parametrize("content", ["", "junk", "\0\xff", FOREIGN])
+    def test_puts_right_what_is_wrong(self, directory: CdiDirectory, place: Path, content: str) -> None:
+        directory.publish([CARD])
+        right = (place / CARD.file_name).read_bytes()
+        write(place / CARD.file_name, content)
+        directory.publish([CARD])
+        assert (place / CARD.file_name).read_bytes() == right
+
+    def test_follows_a_device_that_changed(self, directory: CdiDirectory, place: Path) -> None:
+        directory.publish([CARD])
+        changed = replace(CARD, env=["A=b"])
+        assert not directory.is_current(changed)
+        directory.publish([changed])
+        assert "- A=b" in (place / CARD.file_name).read_text()
+        assert directory.is_current(changed)
+        assert not directory.is_current(CARD)
+
+    def test_leaves_no_passing_files(self, directory: CdiDirectory, place: Path) -> None:
+        (place / CARD.file_name / "in the way").mkdir(parents=True)
+        directory.publish([CARD, OTHER])
+        assert names(place) == [CARD.file_name, OTHER.file_name]
+        assert directory.write_failures == 1
+
+    def test_complains_once_for_each_cause(
+        self, directory: CdiDirectory, place: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (place / CARD.file_name / "in the way").mkdir(parents=True)
+        directory.publish([CARD])
+        directory.publish([CARD])
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert caplog.messages == [f"cannot write {place}/{CARD.file_name}: Is a directory"]
+
+    def test_says_so_when_there_can_be_no_directory(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        write(tmp_path / "cdi", "a file")
+        CdiDirectory(str(tmp_path / "cdi")).publish([CARD])
+        assert caplog.messages == [f"cannot write {tmp_path}/cdi/{CARD.file_name}: File exists"]
+
+
+class TestForeignFiles:
+    @pytest.mark.parametrize("name", ["vendor.yaml", "vendor.json", ".hidden.yaml"])
+    def test_keep_the_names_that_they_define(
+        self, directory: CdiDirectory, place: Path, name: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        write(
+            place / name, FOREIGN if name.endswith("yaml") else '{"kind": "a.com/gpu", "devices": [{"name": "card0"}]}'
+        )
+        directory.publish([CARD, OTHER])
+        assert names(place) == sorted([name, OTHER.file_name])
+        assert caplog.messages == [
+            f"CDI device a.com/gpu=card0 is defined in {place}/{name} already, that file is used"
+        ]
+        directory.ensure(CARD)
+        assert names(place) == sorted([name, OTHER.file_name])
+
+    def test_take_a_name_over_when_they_come_later(self, directory: CdiDirectory, place: Path) -> None:
+        directory.publish([CARD])
+        write(place / "vendor.yaml", FOREIGN)
+        directory.publish([CARD])
+        assert names(place) == ["vendor.yaml"]
+        (place / "vendor.yaml").unlink()
+        directory.publish([CARD])
+        assert names(place) == [CARD.file_name]
+
+    def test_are_read_again_when_they_change(self, directory: CdiDirectory, place: Path) -> None:
+        write(place / "vendor.yaml", FOREIGN)
+        directory.publish([CARD])
+        write(place / "vendor.yaml", FOREIGN.replace("card0", "card77"))
+        directory.publish([CARD])
+        assert names(place) == [CARD.file_name, "vendor.yaml"]
+
+    def test_count_through_links_as_for_runtimes(self, directory: CdiDirectory, place: Path, tmp_path: Path) -> None:
+        write(tmp_path / "store/vendor.yaml", FOREIGN)
+        link(place / "vendor.yaml", tmp_path / "store/vendor.yaml")
+        directory.publish([CARD])
+        assert names(place) == ["vendor.yaml"]
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b"", b"\xff\xfe\0", b"kind: a.com/gpu", b"kind: a.com/gpu\ndevices: 7", b"[]", b"- a\n- b: [",
+            b"kind: 7\ndevices: [{name: card0}]", b"!!int ''", b"!!bool x", b"!!timestamp x", b"&a [*a]",
+            b"[" * 300_000, b"- " * 300_000, b"{a: " * 200_000, b"? " * 200_000,
+            b"a1: &a1 {x: 1}\n" + b"".join(b"a%d: &a%d {<<: [%s]}\n" % (n, n, b",".join([b"*a%d" % (n - 1)] * 50))
+                                           for n in range(2, 20)),
+            b"kind: a.com/gpu\ndevices: [{name: card0}]\n#" + b"x" * 1024 * 1024,
+        ],
+        ids=lambda content: str(content[:25]),
+    )  # fmt: skip
+    def test_that_are_none_hinder_nobody(self, directory: CdiDirectory, place: Path, content: bytes) -> None:
+        write(place / "vendor.yaml", content)
+        directory.publish([CARD])
+        assert names(place) == [CARD.file_name, "vendor.yaml"]
+
+    @given(
+        st.binary(max_size=200) | st.text(st.sampled_from("kind: devics[]{}&*!<>\n-'\"a0"), max_size=80).map(str.encode)
+    )
+    def test_of_any_content_hinder_nobody(self, tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+        place = tmp_path_factory.mktemp("cdi")
+        write(place / "vendor.yaml", content)
+        CdiDirectory(str(place)).publish([CARD])
+        assert names(place) == [CARD.file_name, "vendor.yaml"]
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def fifo_with_a_writer(path: Path) -> None:
+    os.mkfifo(path)
+    os.open(path, os.O_RDWR)  # stays open until the end of the process: somebody who writes nothing
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to("nowhere.yaml")
+
+
+def loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def link_to_a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def huge(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("make", [fifo, fifo_with_a_writer, folder, dangling, loop, link_to_a_device, huge])
+class TestOddThings:
+    def test_beside_our_files_neither_hinder_nor_hold_anything(
+        self, directory: CdiDirectory, place: Path, make: Callable[[Path], None]
+    ) -> None:
+        place.mkdir()
+        make(place / "vendor.yaml")
+        make(place / "a.com-gpu-card7.yaml")
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            directory.publish([CARD])
+            directory.ensure(OTHER)
+            assert directory.stale(["a.com/gpu"], []).keys() == {"a.com/gpu=card0", "a.com/gpu=card1"}
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    def test_in_our_files_place_are_replaced_or_complained_of(
+        self, directory: CdiDirectory, place: Path, make: Callable[[Path], None]
+    ) -> None:
+        place.mkdir()
+        make(place / CARD.file_name)
+        before = len(os.listdir("/proc/self/fd"))
+        directory.publish([CARD])
+        assert len(os.listdir("/proc/self/fd")) == before
+        if make is folder:
+            with pytest.raises(CdiWriteError, match="Is a directory"):
+                directory.ensure(CARD)
+        else:
+            assert stat.S_ISREG((place / CARD.file_name).lstat().st_mode)
+            assert directory.is_current(CARD)
+
+    def test_in_a_file_s_place_when_it_goes_are_removed_or_complained_of(
+        self, directory: CdiDirectory, place: Path, make: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        directory.publish([CARD])
+        (place / CARD.file_name).unlink()
+        make(place / CARD.file_name)
+        write(place / "vendor.yaml", FOREIGN)
+        directory.publish([CARD])
+        directory.remove(CARD.qualified_name, CARD.file_name)
+        assert (place / CARD.file_name).is_dir() == (make is folder)
+        assert any("cannot remove" in message for message in caplog.messages) == (make is folder)
+
+
+class TestEnsure:
+    def test_writes_what_is_missing_or_different(self, directory: CdiDirectory, place: Path) -> None:
+        directory.ensure(CARD)
+        (place / CARD.file_name).unlink()
+        assert not directory.is_current(CARD)
+        directory.ensure(CARD)
+        write(place / CARD.file_name, "junk")
+        directory.ensure(CARD)
+        assert directory.is_current(CARD)
+        assert directory.writes == 3
+
+    def test_raises_what_hinders_it(self, tmp_path: Path) -> None:
+        write(tmp_path / "file", "")
+        directory = CdiDirectory(str(tmp_path / "file/cdi"))
+        with pytest.raises(CdiWriteError, match=f"cannot write {tmp_path}/file/cdi/{CARD.file_name}: Not a directory"):
+            directory.ensure(CARD)
+        with pytest.raises(CdiWriteError, match="changes nothing"):
+            directory.ensure(CdiDevice(kind="a/b", name="c"))
+        assert directory.write_failures == 2
+
+
+class TestStale:
+    def test_are_files_of_our_kinds_whose_devices_are_not_wanted(self, directory: CdiDirectory, place: Path) -> None:
+        nic = replace(CARD, kind="a.com/nic")
+        directory.publish([CARD, OTHER, nic])
+        write(place / "a.com-gpu-other.yaml", FOREIGN)
+        write(place / "a.com-gpu-junk.yaml", "junk")
+        write(place / "a.com-gpu-card5.json", FOREIGN.replace("card0", "card5"))
+        assert directory.stale(["a.com/gpu"], [OTHER.qualified_name]) == {CARD.qualified_name: CARD.file_name}
+        assert directory.stale(["a.com/gpu", "a.com/nic"], [CARD.qualified_name, OTHER.qualified_name]) == {
+            nic.qualified_name: nic.file_name
+        }
+        assert directory.stale([], []) == {}
+
+    def test_are_not_files_that_others_named_so(self, directory: CdiDirectory, place: Path) -> None:
+        write(place / "a.com-gpu-card0.yaml", FOREIGN.replace("a.com/gpu", "b.org/nic"))
+        assert directory.stale(["a.com/gpu", "b.org/nic"], []) == {}
+
+    def test_files_are_removed(self, directory: CdiDirectory, place: Path, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+        directory.publish([CARD])
+        directory.remove(CARD.qualified_name, CARD.file_name)
+        directory.remove(CARD.qualified_name, CARD.file_name)
+        assert names(place) == []
+        assert not directory.is_current(CARD)
+        assert caplog.messages == [f"removed {place}/{CARD.file_name}, its device is gone"]
+
+    def test_in_a_directory_that_is_not_there_are_none(self, directory: CdiDirectory) -> None:
+        assert directory.stale(["a.com/gpu"], []) == {}

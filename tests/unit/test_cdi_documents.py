@@ -1,0 +1,157 @@
+"""CDI devices: the file byte for byte, and every rule that one must keep."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from accelplane.devices import CdiDevice, CdiError, CdiHook, CdiMount, CdiNode
+from accelplane.node.cdi import CdiDirectory
+
+HOOK = CdiHook("createRuntime", "/bin/my-hook")
+
+
+def written(device: CdiDevice, directory: Path) -> str:
+    CdiDirectory(str(directory)).publish([device])
+    return (directory / device.file_name).read_text()
+
+
+def test_the_specifications_example_is_written_byte_for_byte(tmp_path: Path) -> None:
+    device = CdiDevice(kind="intel.com/foo", name="dev1", hooks=[HOOK])
+    assert written(device, tmp_path) == (
+        "---\n"
+        "cdiVersion: 0.5.0\n"
+        "containerEdits: {}\n"
+        "devices:\n"
+        "- containerEdits:\n"
+        "    hooks:\n"
+        "    - hookName: createRuntime\n"
+        "      path: /bin/my-hook\n"
+        "  name: dev1\n"
+        "kind: intel.com/foo\n"
+    )
+
+
+def test_everything_has_its_place_with_keys_in_alphabetical_order(tmp_path: Path) -> None:
+    device = CdiDevice(
+        kind="intel.cdi.k8s.io/gpu",
+        name="card0",
+        nodes=[CdiNode("/dev/dri/card0", "/host/dev/dri/card0"), CdiNode("/dev/x", "/dev/x", "rwm")],
+        mounts=[CdiMount("efivarfs", "/run/efivars", "efivarfs", ["rw", "nosuid"]), CdiMount("/a", "/b")],
+        hooks=[CdiHook("prestart", "/bin/h", ["h", "--x"], ["A=b"], 0)],
+        env=["A=1", "yes=no"],
+    )
+    assert written(device, tmp_path) == (
+        "---\n"
+        "cdiVersion: 0.5.0\n"
+        "containerEdits: {}\n"
+        "devices:\n"
+        "- containerEdits:\n"
+        "    deviceNodes:\n"
+        "    - hostPath: /host/dev/dri/card0\n"
+        "      path: /dev/dri/card0\n"
+        "      permissions: rw\n"
+        "    - hostPath: /dev/x\n"
+        "      path: /dev/x\n"
+        "      permissions: rwm\n"
+        "    env:\n"
+        "    - A=1\n"
+        "    - yes=no\n"
+        "    hooks:\n"
+        "    - args:\n"
+        "      - h\n"
+        "      - --x\n"
+        "      env:\n"
+        "      - A=b\n"
+        "      hookName: prestart\n"
+        "      path: /bin/h\n"
+        "      timeout: 0\n"
+        "    mounts:\n"
+        "    - containerPath: /run/efivars\n"
+        "      hostPath: efivarfs\n"
+        "      options:\n"
+        "      - rw\n"
+        "      - nosuid\n"
+        "      type: efivarfs\n"
+        "    - containerPath: /b\n"
+        "      hostPath: /a\n"
+        "  name: card0\n"
+        "kind: intel.cdi.k8s.io/gpu\n"
+    )
+
+
+def test_texts_that_look_like_other_things_stay_texts(tmp_path: Path) -> None:
+    text = written(CdiDevice(kind="a/b", name="0", env=["A=ü\n\0", "B=: #"]), tmp_path)
+    assert "  name: '0'\n" in text
+    assert '"A=\\xFC\\n\\0"' in text
+    assert "- 'B=: #'" in text
+
+
+def test_names_and_files_are_called_as_runtimes_expect() -> None:
+    device = CdiDevice(kind="intel.cdi.k8s.io/gpu", name="card0", env=["A=b"])
+    assert device.qualified_name == "intel.cdi.k8s.io/gpu=card0"
+    assert device.file_name == "intel.cdi.k8s.io-gpu-card0.yaml"
+
+
+def test_only_hooks_are_indispensable() -> None:
+    assert CdiDevice(kind="a/b", name="c", hooks=[HOOK]).indispensable
+    assert not CdiDevice(kind="a/b", name="c", nodes=[CdiNode("/dev/x", "/dev/x")]).indispensable
+
+
+def test_lists_and_tuples_make_equal_devices() -> None:
+    assert CdiDevice(kind="a/b", name="c", env=["A=b"], hooks=[HOOK]) == CdiDevice(
+        kind="a/b", name="c", env=("A=b",), hooks=(CdiHook("createRuntime", "/bin/my-hook", [], []),)
+    )
+    assert CdiMount("/a", "/b", options=["ro"]) == CdiMount("/a", "/b", options=("ro",))
+
+
+@pytest.mark.parametrize("kind", ["a/b", "intel.cdi.k8s.io/gpu", "A0_-.9/c-_9", "nvidia.com/gpu"])
+def test_kinds_of_a_vendor_and_a_class_are_right(kind: str) -> None:
+    CdiDevice(kind=kind, name="x", env=["A=b"]).check()
+
+
+@pytest.mark.parametrize("name", ["0", "a", "card0", "a_b-c.d:e", "0000:3d:00.0"])
+def test_names_with_alphanumeric_ends_are_right(name: str) -> None:
+    CdiDevice(kind="a/b", name=name, env=["A=b"]).check()
+
+
+WRONG = [
+    *((CdiDevice(kind=kind, name="x", env=["A=b"]), "expected vendor/class") for kind in
+      ("", "a", "/b", "a/", "0a/b", "a-/b", "a/b/c", "a/-b", "a b/c", "a/b\n", "ä/b", "a=b/c")),
+    (CdiDevice(kind="a/b.c", name="x", env=["A=b"]), "a dot in the class needs CDI 0.6.0"),
+    *((CdiDevice(kind="a/b", name=name, env=["A=b"]), "alphanumeric at both ends") for name in
+      ("", "-a", "a-", "a/b", "../x", "a b", "a\n", "ä", "\udcff", "a\0")),
+    (CdiDevice(kind="a/b", name="x"), "a/b=x changes nothing in a container"),
+    *((CdiDevice(kind="a/b", name="x", env=[entry]), "is not NAME=value") for entry in ("", "A", "=b")),
+    (CdiDevice(kind="a/b", name="x", env=["A=\udcff"]), r"'A=\\udcff' is not text"),
+    (CdiDevice(kind="a/b", name="x", nodes=[CdiNode("", "/dev/x")]), "a device node has no path"),
+    (CdiDevice(kind="a/b", name="x", nodes=[CdiNode("/x", "/x", "rwx")]), "permissions 'rwx' are not of r, w, m"),
+    (CdiDevice(kind="a/b", name="x", nodes=[CdiNode("/x", "/\udcff")]), "is not text"),
+    (CdiDevice(kind="a/b", name="x", mounts=[CdiMount("", "/b")]), "lacks a path"),
+    (CdiDevice(kind="a/b", name="x", mounts=[CdiMount("/a", "")]), "lacks a path"),
+    (CdiDevice(kind="a/b", name="x", mounts=[CdiMount("/a", "/b", options=["\udcff"])]), "is not text"),
+    (CdiDevice(kind="a/b", name="x", hooks=[CdiHook("poststart ", "/b")]), "is not one of createContainer"),
+    (CdiDevice(kind="a/b", name="x", hooks=[CdiHook("poststop", "")]), "hook poststop has no path"),
+    (CdiDevice(kind="a/b", name="x", hooks=[CdiHook("poststop", "/b", ["\udcff"])]), "is not text"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("device", "why"), WRONG)
+def test_what_breaks_a_rule_is_refused_with_the_rule_and_not_written(
+    device: CdiDevice, why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CdiError, match=why) as caught:
+        device.check()
+    assert str(caught.value).isprintable()
+    CdiDirectory(str(tmp_path)).publish([device])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_hook_name_of_the_specification_is_right() -> None:
+    for name in ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"):
+        CdiDevice(kind="a/b", name="x", hooks=[CdiHook(name, "/b")]).check()
+
+
+def test_the_rules_name_the_device() -> None:
+    with pytest.raises(CdiError, match=re.escape("CDI device a/b=x: ")):
+        CdiDevice(kind="a/b", name="x", env=["A"]).check()
