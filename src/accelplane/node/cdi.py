@@ -99,6 +99,13 @@ class CdiDirectory:
         if self._remove(file_name):
             log.info("removed %s, its device is gone", os.path.join(self.directory, file_name))
 
+    def remove_written(self) -> None:
+        """Removes every file that this process has written and nobody has changed since."""
+        for device, stamp in list(self._written.values()):
+            if _stamp(self._path(device)) == stamp:
+                self._remove(device.file_name)
+        self._written.clear()
+
     def _path(self, device: CdiDevice) -> str:
         return os.path.join(self.directory, device.file_name)
 

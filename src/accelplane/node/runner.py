@@ -78,6 +78,7 @@ class PluginRunner:
         self._cdi_published: Collection[str] = ()
         self._stale_cdi = True
         self._cdi_names: dict[tuple[str, str], str] = {}
+        self._pruning: asyncio.Task[None] | None = None
         self._labels: LabelFile | None = None
         if settings.nfd_dir and plugin.overrides("labels"):
             self._labels = LabelFile(os.path.join(settings.nfd_dir, f"accelplane-{name}.txt"))
@@ -91,13 +92,16 @@ class PluginRunner:
                 group.create_task(self._keep_judging())
                 self._start_background()
         finally:
-            if self._background is not None:
-                self._background.cancel()
-                await asyncio.gather(self._background, return_exceptions=True)
+            beside = [task for task in (self._background, self._pruning) if task is not None]
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             self._watcher.forget(self.name)
             await self.publisher.close()
             if self._labels is not None:
                 self._labels.remove()
+            if not self._settings.keep_cdi:
+                self.cdi.remove_written()
 
     def look_again(self) -> None:
         """Asks for a look soon."""
@@ -278,6 +282,9 @@ class PluginRunner:
             self._tell(before, changes)
             if self._labels is not None and changes:
                 self._publish_labels(self._labels, view)
+        if self._stale_cdi and self.plugin.cdi_kinds and (self._pruning is None or self._pruning.done()):
+            # Beside all else: the kubelet may take its time to say who uses what.
+            self._pruning = asyncio.create_task(self._prune_cdi(self.plugin.cdi_kinds))
 
     def _view(self, now: float) -> Inventory:
         """What the kubelet is told: what was found, with health, and those just gone."""
@@ -303,18 +310,26 @@ class PluginRunner:
     async def _publish_cdi(self, view: Inventory) -> None:
         devices: dict[str, CdiDevice] = {}
         for device in view:
+            name = ""
             if device.cdi is not None:
-                devices[device.cdi.qualified_name] = device.cdi
-                self._cdi_names[device.resource, device.id] = device.cdi.qualified_name
+                name = device.cdi.qualified_name
+                devices[name] = device.cdi
+            self._cdi_names[device.resource, device.id] = name
+        if devices.keys() != self._cdi_published:
+            self._cdi_published = devices.keys()
+            self._stale_cdi = True
         wanted = tuple(devices.values())
         if not all(map(self.cdi.is_current, wanted)):
             await in_thread(lambda: self.cdi.publish(wanted))
-        if self.plugin.cdi_kinds and (devices.keys() != self._cdi_published or self._stale_cdi):
-            self._cdi_published = devices.keys()
-            self._stale_cdi = not await self._prune_cdi(self.plugin.cdi_kinds, devices)
 
-    async def _prune_cdi(self, kinds: Collection[str], wanted: Collection[str]) -> bool:
+    async def _prune_cdi(self, kinds: Collection[str]) -> None:
+        self._stale_cdi = False
+        if not await self._pruned(kinds):
+            self._stale_cdi = True
+
+    async def _pruned(self, kinds: Collection[str]) -> bool:
         """Removes files of devices that are gone if the kubelet says that no pod uses them; whether none is left."""
+        wanted = self._cdi_published
         stale = await in_thread(lambda: self.cdi.stale(kinds, wanted))
         if not stale or sockets.identity(self._settings.pod_resources_socket) is None:
             return not stale
@@ -323,7 +338,7 @@ class PluginRunner:
         except podresources.PodResourcesError as error:
             log.log(v(2), "%s: CDI files of vanished devices stay: %s", self.name, error)
             return False
-        used: set[str] = set()
+        used = set(self._cdi_published)
         prefix = f"{self.plugin.namespace}/"
         for holder in holders:
             if not holder.resource.startswith(prefix):

@@ -10,12 +10,14 @@ class ConfigurationError(Exception):
 class Settings(Struct, frozen=True, kw_only=True):
     """Directories are absolute paths on this machine, times are in seconds.
 
-    `root` holds the host's file trees; `nfd_dir` is where label files go, none are written when empty.
+    `root` holds the host's file trees; `nfd_dir` is where label files go, none are written when empty. With
+    `keep_cdi` the CDI files outlive the agent, for containers that restart while it is away.
     """
 
     root: str = "/"
     kubelet_dir: str = "/var/lib/kubelet"
     cdi_dir: str = "/var/run/cdi"
+    keep_cdi: bool = True
     nfd_dir: str = ""
     http_address: str = ""
     health_interval: float = 30.0
