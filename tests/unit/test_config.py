@@ -1,0 +1,168 @@
+"""The agent's YAML file: whatever it holds, either it is understood or file, key and fault are named."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trees import write
+
+from accelplane.node import config, foreign_yaml
+from accelplane.node.config import AgentConfig
+from accelplane.node.plugins import installed
+from accelplane.node.settings import ConfigurationError
+from accelplane.plugins.gpu import GpuConfig
+
+FUZZ_WORDS = st.lists(
+    st.sampled_from(
+        [
+            *("enabled", "plugins", "gpu", "npu", "shared-dev-num", "health-interval", "scan-grace", "prefix", "wsl"),
+            *(": ", ":\n  ", "\n", "\n- ", "[", "]", "{", "}", ", ", "&a ", "*a", "<<", "!!int ", "!!bool ", "!!set "),
+            *("!!float ", "!!timestamp ", "!!binary ", "!!python/object:os.system ", "? ", "| ", "> ", "'", '"', "# "),
+            *("1", "-1", "1.5", ".nan", ".inf", "true", "null", "~", "2001-01-01", "0o7", "1:1:1", "\t", "\0", "é"),
+            *("---\n", "...\n", "%YAML 9.9\n", "%TAG ! x\n", "\ufeff", "9" * 5000),
+        ]
+    ),
+    max_size=25,
+).map("".join)
+
+
+def read(tmp_path: Path, text: str | bytes) -> AgentConfig:
+    return config.read(str(write(tmp_path / "accelplane.yaml", text)))
+
+
+def test_a_whole_file_is_understood(tmp_path: Path) -> None:
+    text = """
+enabled: [gpu, npu]
+plugins:
+  gpu: &options
+    shared-dev-num: 4
+    prefix: /x
+  npu:
+health-interval: 5
+scan-grace: 0.5
+"""
+    found = read(tmp_path, text)
+    assert found.enabled == ["gpu", "npu"]
+    assert (found.health_interval, found.scan_grace) == (5.0, 0.5)
+    plugins = config.plugins(found, installed(found.enabled), "file")
+    assert plugins["gpu"].config == GpuConfig(shared_dev_num=4, prefix="/x")
+    assert plugins["npu"].config == type(plugins["npu"]).config_type()
+
+
+@pytest.mark.parametrize("text", ["", "---\n", "# nothing\n", "{}", "null"])
+def test_an_empty_file_says_nothing(tmp_path: Path, text: str) -> None:
+    assert read(tmp_path, text) == AgentConfig()
+
+
+def test_anchors_and_merges_are_understood(tmp_path: Path) -> None:
+    found = read(tmp_path, "plugins: {gpu: &g {shared-dev-num: 2}, npu: {<<: *g, accept-unknown-ids: true}}")
+    assert found.plugins == {"gpu": {"shared-dev-num": 2}, "npu": {"shared-dev-num": 2, "accept-unknown-ids": True}}
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("enabeld: [gpu]", "unknown field `enabeld`"),
+        ("enabled: gpu", r"Expected `array \| null`, got `str` - at `\$.enabled`"),
+        ("enabled: [gpu, 3]", r"Expected `str`, got `int` - at `\$.enabled\[1\]`"),
+        ("plugins: [gpu]", r"got `array` - at `\$.plugins`"),
+        ("plugins: {gpu: 3}", r"got `int` - at `\$.plugins"),
+        ("health-interval: 0", r">= 1.0 - at `\$.health-interval`"),
+        ("health-interval: 3601", r"<= 3600.0 - at `\$.health-interval`"),
+        ("health-interval: .nan", r"at `\$.health-interval`"),
+        ("health-interval: fast", r"got `str` - at `\$.health-interval`"),
+        ("scan-grace: -1", r">= 0.0 - at `\$.scan-grace`"),
+        ("scan-grace: .inf", r"at `\$.scan-grace`"),
+        ("7", "Expected `object`, got `int`"),
+        ("a: b: c", "not YAML: .* line 1, column 5"),
+        ("a: [", "not YAML: "),
+        ("a: *b", "not YAML: found undefined alias"),
+        ("!!int ''", "not YAML: a tag does not fit its value"),
+        ("!!bool maybe", "not YAML: a tag does not fit its value"),
+        ("!!python/object/apply:os.system [true]", "not YAML: could not determine a constructor"),
+        ("\0", "not YAML: unacceptable character"),
+        ("[" * 100, "not YAML: nested deeper than 64 levels"),
+        ("a: " + "9" * 5000, "not YAML: "),
+        ("a: 1\n---\na: 2", "not YAML: expected a single document"),
+        ("? [a]\n: b", "not YAML: .*unhashable"),
+    ],
+)
+def test_a_fault_is_named_with_its_file_and_place(tmp_path: Path, text: str, fault: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{tmp_path}/accelplane.yaml: .*{fault}") as caught:
+        read(tmp_path, text)
+    assert "\n" not in str(caught.value)
+
+
+def test_bytes_that_are_no_text_are_a_fault(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="not YAML"):
+        read(tmp_path, b"a: \xff\xfe")
+
+
+def test_a_file_that_is_too_large_or_none_at_all_is_a_fault(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"accelplane.yaml: more than 1048576 bytes"):
+        read(tmp_path, "#" * (1024 * 1024 + 1))
+    with pytest.raises(ConfigurationError, match=r"none.yaml: No such file or directory"):
+        config.read(f"{tmp_path}/none.yaml")
+    with pytest.raises(ConfigurationError, match="Is a directory"):
+        config.read(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"shared-dev-num": "4"}, r"Expected `int`, got `str` - at `\$.shared-dev-num`"),
+        ({"shared_dev_num": 4}, "unknown field `shared_dev_num`"),
+        ({"shared-dev-num": 0}, "must greater than zero"),
+        ({"wsl": 1}, r"Expected `bool`, got `int` - at `\$.wsl`"),
+        ({"prefix": None}, r"Expected `str`, got `null`"),
+    ],
+)
+def test_a_fault_in_a_plugins_options_is_named_with_the_plugin(options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^the file: plugins.gpu: .*{fault}"):
+        config.plugins(AgentConfig(plugins={"gpu": options}), installed(["gpu"]), "the file")
+
+
+def test_options_of_a_plugin_that_is_not_installed_are_a_fault() -> None:
+    types = installed(["gpu", "npu"])
+    config.check_names(AgentConfig(plugins={"gpu": None}), types, "f")
+    with pytest.raises(ConfigurationError, match=r"^f: plugins.gqu: no such plugin is installed; there are: gpu, npu"):
+        config.check_names(AgentConfig(plugins={"gqu": None}), types, "f")
+
+
+@given(FUZZ_WORDS.map(str.encode) | st.binary(max_size=100) | st.text(max_size=100).map(str.encode))
+def test_any_file_is_understood_or_refused(tmp_path: Path, text: bytes) -> None:
+    try:
+        found = read(tmp_path, text)
+        config.check_names(found, installed(), "file")
+        config.plugins(found, installed(), "file")
+    except ConfigurationError as error:
+        assert "\n" not in str(error).replace(str(tmp_path), "")  # noqa: PT017 - refused, in one line
+
+
+class TestForeignYaml:
+    def test_is_what_the_safe_loader_makes_of_it(self) -> None:
+        text = b"a: [1, 2.5, yes, ~, 2001-01-01, 'x']\nb: &b {c: d}\ne: {<<: *b, f: g}\n"
+        content = foreign_yaml.load(text)
+        assert content["a"][:4] == [1, 2.5, True, None]
+        assert content["e"] == {"c": "d", "f": "g"}
+        assert foreign_yaml.load(b"") is None
+
+    @pytest.mark.parametrize("piece", [b"[", b"- ", b"{a: ", b"? ", b"[{a: "])
+    def test_is_not_read_deeper_than_anyone_writes(self, piece: bytes) -> None:
+        with pytest.raises(foreign_yaml.YamlError, match="nested deeper than 64 levels"):
+            foreign_yaml.load(piece * 150_000)
+
+    def test_merges_do_not_grow_without_bound(self) -> None:
+        lines = ["a1: &a1 {x: 1}"]
+        lines += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(2, 30)]
+        with pytest.raises(foreign_yaml.YamlError, match="merges make more than 10000 entries"):
+            foreign_yaml.load("\n".join(lines).encode())
+        with pytest.raises(foreign_yaml.YamlError, match="merges more than 100 mappings"):
+            foreign_yaml.load(b"a: &a {x: 1}\nb: {<<: [" + b", ".join([b"*a"] * 101) + b"]}")
+
+    def test_that_refers_to_itself_ends(self) -> None:
+        content = foreign_yaml.load(b"&a [*a]")
+        assert content[0] is content
+        assert foreign_yaml.load(b"&x {<<: *x, a: 1}") == {"a": 1}
