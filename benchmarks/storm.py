@@ -1,6 +1,6 @@
 """`Allocate` while files come and go without end where the agent looks for cards.
 
-`python -m benchmarks.storm DIRECTORY` makes the storm until its standard input ends, and prints how many events it was.
+`python -m benchmarks.storm DIRECTORY` makes the storm until its standard input ends, and prints how many files it was.
 """
 
 import os
@@ -17,7 +17,6 @@ from benchmarks.lean import LeanClient
 from benchmarks.peer import ALLOCATE, ReferenceClient, Registry, allocate_request
 
 _PAUSE = 0.001
-_EVENTS = 4  # of one file: made, opened for writing and closed, its link count, gone
 _WARM_UP, _ROUNDS = 200, 5
 
 

@@ -1,0 +1,56 @@
+"""The benchmarks still run, and count as they say. What they measure is nobody's test."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.figures import Figure, median, percentile, quantile
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_run_prints_a_table_and_writes_the_same_as_json(tmp_path: Path) -> None:
+    ran = run("--quick", "--only", "scan,start", "--json", str(tmp_path / "new" / "results.json"))
+    assert ran.returncode == 0, ran.stderr
+    written = json.loads((tmp_path / "new" / "results.json").read_text())
+    names = [figure["name"] for outcome in written["outcomes"].values() for figure in outcome["figures"]]
+    assert list(written["outcomes"]) == ["scan", "start"]
+    assert len(names) == 4
+    assert all(name in ran.stdout for name in names)
+    assert written["quick"]
+    assert written["machine"]["cores"] >= 1
+
+
+def test_a_benchmark_that_does_not_exist_is_named_with_those_that_do() -> None:
+    ran = run("--only", "scan,speed")
+    assert ran.returncode == 2
+    assert "no benchmark speed; there are memory, confined, start" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.0, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.75, 3), (0.99, 4), (1.0, 4)]
+)
+def test_a_quantile_is_a_value_that_was_measured(share: float, expected: float) -> None:
+    assert quantile([3, 1, 4, 2], share) == expected
+
+
+def test_a_percentile_is_of_all_samples_and_its_spread_of_the_rounds() -> None:
+    figure = percentile("p50", [[1, 2, 3], [4, 5, 6], [7, 8, 9]], 0.5, "us")
+    assert (figure.value, figure.low, figure.high, figure.samples) == (5, 2, 8, 9)
+
+
+def test_a_median_carries_the_extremes() -> None:
+    assert median("m", [5, 1, 2], "ms") == Figure(name="m", value=2, unit="ms", low=1, high=5, samples=3)
+
+
+@pytest.mark.parametrize(("budget", "over"), [(None, False), (10, False), (9.9, True)])
+def test_only_more_than_the_budget_is_over_it(budget: float | None, over: bool) -> None:
+    assert Figure(name="f", value=10, unit="", budget=budget).over_budget is over
