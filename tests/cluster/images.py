@@ -9,8 +9,8 @@ import platform
 import struct
 import subprocess
 import tarfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .build import ClusterError
@@ -28,6 +28,7 @@ class ImageConfig:
     environment: Sequence[str] = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",)
     user: str = ""
     working_directory: str = "/"
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def document(self, layer_digest: str) -> dict[str, object]:
         return {
@@ -39,6 +40,7 @@ class ImageConfig:
                 "Env": list(self.environment),
                 "User": self.user,
                 "WorkingDir": self.working_directory,
+                "Labels": dict(self.labels),
             },
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
             "history": [{"created_by": "tests.cluster.images"}],
@@ -47,7 +49,12 @@ class ImageConfig:
 
 def image_from_directory(archive: Path, name: str, root: Path, config: ImageConfig) -> Path:
     """An image whose file system is the tree below ``root``, owned by root whoever owns it here."""
-    return _write_archive(archive, name, config, lambda layer: layer.add(root, arcname=".", filter=_owned_by_root))
+    return images_from_directory(archive, {name: config}, root)
+
+
+def images_from_directory(archive: Path, images: Mapping[str, ImageConfig], root: Path) -> Path:
+    """The same file system under several names, each starting something else, in one archive."""
+    return _write_archive(archive, images, lambda layer: layer.add(root, arcname=".", filter=_owned_by_root))
 
 
 def image_from_program(archive: Path, name: str, program: Path, *, links: Sequence[str] = ()) -> Path:
@@ -68,7 +75,7 @@ def image_from_program(archive: Path, name: str, program: Path, *, links: Sequen
             entry.linkname = program.name
             layer.addfile(entry)
 
-    return _write_archive(archive, name, ImageConfig(command=[f"/bin/{program.name}"]), fill)
+    return _write_archive(archive, {name: ImageConfig(command=[f"/bin/{program.name}"])}, fill)
 
 
 def busybox_image(archive: Path, name: str, busybox: Path) -> Path:
@@ -77,19 +84,23 @@ def busybox_image(archive: Path, name: str, busybox: Path) -> Path:
     return image_from_program(archive, name, busybox, links=[tool for tool in listed if tool != busybox.name])
 
 
-def _write_archive(archive: Path, name: str, config: ImageConfig, fill: Callable[[tarfile.TarFile], None]) -> Path:
+def _write_archive(archive: Path, images: Mapping[str, ImageConfig], fill: Callable[[tarfile.TarFile], None]) -> Path:
     archive.parent.mkdir(parents=True, exist_ok=True)
     layer = archive.with_suffix(".layer")
     with tarfile.open(layer, "w") as tar:
         fill(tar)
     with layer.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
-    document = json.dumps(config.document(digest)).encode()
-    config_name = f"{hashlib.sha256(document).hexdigest()}.json"
-    manifest = [{"Config": config_name, "RepoTags": [name], "Layers": [f"{digest}.tar"]}]
+    files: dict[str, bytes] = {}
+    manifest: list[dict[str, object]] = []
+    for name, config in images.items():
+        document = json.dumps(config.document(digest)).encode()
+        files[config_name := f"{hashlib.sha256(document).hexdigest()}.json"] = document
+        manifest.append({"Config": config_name, "RepoTags": [name], "Layers": [f"{digest}.tar"]})
+    files["manifest.json"] = json.dumps(manifest).encode()
     with tarfile.open(archive, "w") as tar:
         tar.add(layer, arcname=f"{digest}.tar")
-        for file, content in ((config_name, document), ("manifest.json", json.dumps(manifest).encode())):
+        for file, content in files.items():
             entry = tarfile.TarInfo(file)
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))

@@ -1,0 +1,310 @@
+"""Assembles the root file system of the image: a Python from Debian's packages, the wheel, what it needs, no more.
+
+    python3 deploy/images/root.py base DIRECTORY
+    python3 deploy/images/root.py product DIRECTORY --base DIRECTORY [--sources DIRECTORY]
+
+The Containerfile calls it in a build stage, the tests call it here: the same files either way. `base` picks from
+Debian packages, unpacked and not installed, so that there is no package manager, no shell and no tool in the result;
+`product`, which goes over it, holds /usr/local: the product's own wheel and its dependencies, by the hashes of
+constraints.txt. Both need root (for chroot) and Debian 12 (for its Python), `product` binutils (for strip) and pip.
+What is made is tried out before it is called done.
+
+Modules of others are there compiled only, which halves them. The product's own keep their sources for the lines in
+tracebacks, beside code that is never compared with them: a root file system that is read-only could keep no better.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+PYTHON = "python3.11"
+STDLIB = f"usr/lib/{PYTHON}"
+PACKAGES = f"usr/local/lib/{PYTHON}/dist-packages"
+
+# What is taken of each Debian package. `*` matches across directories.
+DEBIAN = {
+    "base-files": ("usr/lib/os-release", "usr/share/common-licenses/*"),
+    "libc6": ("lib/*/ld-linux*", "lib64/*", *(f"lib/*/lib{name}.so.*" for name in
+              ("c", "dl", "m", "pthread", "resolv", "rt", "util"))),
+    # glibc loads it when a thread is ended from outside, and aborts if it cannot.
+    "libgcc-s1": ("lib/*/libgcc_s.so.*",),
+    "libexpat1": ("lib/*/libexpat.so.*",),
+    "libffi8": ("usr/lib/*/libffi.so.*",),
+    # For protobuf's own library.
+    "libstdc++6": ("usr/lib/*/libstdc++.so.*",),
+    "libssl3": ("usr/lib/*/libssl.so.*", "usr/lib/*/libcrypto.so.*"),
+    "zlib1g": ("lib/*/libz.so.*",),
+    f"lib{PYTHON}-minimal": (f"{STDLIB}/*",),
+    f"lib{PYTHON}-stdlib": (f"{STDLIB}/*",),
+    f"{PYTHON}-minimal": (f"usr/bin/{PYTHON}",),
+}  # fmt: skip
+
+# What is not taken of Python's library: other front ends, compilers, tests, databases, East Asian codecs.
+UNWANTED = tuple(
+    f"{STDLIB}/{pattern}"
+    for pattern in (
+        "__phello__*", "_sysconfigdata*", "antigravity.py", "config-*", "curses/*", "dbm/*", "distutils/*",
+        "doctest.py", "ensurepip/*", "idlelib/*", "lib2to3/*", "pydoc.py", "pydoc_data/*", "sitecustomize.py",
+        "sqlite3/*", "test/*", "this.py", "tkinter/*", "turtle.py", "turtledemo/*", "unittest/*", "venv/*",
+        *(f"encodings/{name}*.py" for name in
+          ("big5", "cp932", "cp949", "cp950", "euc_", "gb", "hz", "iso2022", "johab", "shift_jis")),
+        *(f"lib-dynload/{name}.*" for name in
+          ("_bz2", "_codecs_*", "_crypt", "_ctypes_test", "_curses*", "_dbm", "_lsprof", "_lzma", "_multibytecodec",
+           "_sqlite3", "_test*", "_uuid", "_xx*", "audioop", "nis", "ossaudiodev", "readline", "xx*")),
+    )
+)  # fmt: skip
+
+ACCOUNTS = {
+    "etc/passwd": "root:x:0:0:root:/:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/nologin\n",
+    "etc/group": "root:x:0:\nnonroot:x:65532:\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+}
+
+# Loads every library and imports every module of ours, in the image's own root.
+TRIAL = """
+import ctypes, importlib, os, pkgutil, sys
+for place, _, names in os.walk("/usr"):
+    for name in names:
+        if ".so" in name:
+            ctypes.CDLL(os.path.join(place, name))
+for name in sys.argv[1:]:
+    package = importlib.import_module(name)
+    for module in pkgutil.walk_packages(package.__path__, name + "."):
+        if module.name.endswith(".__main__"):
+            continue
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            # The extra `simulate`, which plays the parts of other programs, is not for nodes.
+            if error.name not in ("grpc", "rich"):
+                raise
+"""
+
+
+class RecipeError(Exception):
+    """The root cannot be made; the message says why and what to do."""
+
+
+def base(root: Path) -> None:
+    """The parts from Debian."""
+    root.mkdir(parents=True)
+    for link in ("bin", "lib", "lib64", "sbin"):
+        (root / "usr" / link).mkdir(parents=True, exist_ok=True)
+        (root / link).symlink_to(f"usr/{link}")
+    for directory in ("dev", "etc", "licenses/debian", "proc", "run", "sys", "tmp", "var/lib/dpkg/status.d"):
+        (root / directory).mkdir(parents=True)
+    (root / "tmp").chmod(0o1777)
+    (root / "var/run").symlink_to("../run")
+    with tempfile.TemporaryDirectory() as scratch:
+        _run("apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", *DEBIAN, cwd=Path(scratch))
+        for archive in sorted(Path(scratch).glob("*.deb")):
+            name = archive.name.partition("_")[0]
+            _run("dpkg-deb", "-x", archive, unpacked := Path(scratch) / name)
+            _pick(unpacked, root, DEBIAN[name])
+            _keep_licence(unpacked, root / "licenses/debian", name)
+            # Where tools that look for known flaws find what is in an image without a package manager.
+            (root / "var/lib/dpkg/status.d" / name).write_text(_output("dpkg-deb", "-f", archive))
+    for file in list(_files(root / STDLIB)):
+        if _matches(file.relative_to(root), UNWANTED):
+            file.unlink()
+    _drop_empty(root / STDLIB)
+    (root / "etc/os-release").symlink_to("../usr/lib/os-release")
+    for file, text in ACCOUNTS.items():
+        (root / file).write_text(text)
+    _compile(root, STDLIB)
+    _try_out(root)
+
+
+def product(root: Path, base: Path, sources: Path) -> None:
+    """What goes over the base: our wheel and its dependencies."""
+    if f"python{sys.version_info[0]}.{sys.version_info[1]}" != PYTHON:
+        raise RecipeError(f"this is Python {sys.version.split()[0]}; the image's packages are chosen by {PYTHON}")
+    root.mkdir(parents=True)
+    packages = root / PACKAGES
+    with tempfile.TemporaryDirectory() as scratch:
+        tools = _tools(sources / "constraints.txt", Path(scratch) / "tools")
+        wheel = _wheel(sources, Path(scratch), tools)
+        digest = _output("sha256sum", wheel).split()[0]
+        wanted = Path(scratch) / "wanted.txt"
+        wanted.write_text(f"accelplane @ {wheel.as_uri()} --hash=sha256:{digest}\n")
+        locked = ("--constraint", sources / "constraints.txt", "--requirement", wanted)
+        _pip("--target", packages, *locked, env=tools)
+    shutil.rmtree(packages / "bin", ignore_errors=True)
+    for library in packages.rglob("*.so"):
+        if library.name.startswith("_testcapi"):
+            library.unlink()
+        else:
+            _run("strip", "--strip-unneeded", library)
+    for metadata in packages.glob("*.dist-info"):
+        name = metadata.name.partition("-")[0]
+        for licence in (*metadata.glob("LICEN[CS]E*"), *metadata.glob("licenses/**/*"), *metadata.glob("NOTICE*")):
+            if licence.is_file():
+                (kept := root / "licenses" / name).mkdir(parents=True, exist_ok=True)
+                shutil.move(licence, kept / licence.name)
+        # They tell of files that are elsewhere now, and of this machine.
+        for file in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json"):
+            (metadata / file).unlink(missing_ok=True)
+        _drop_empty(metadata)
+    for command, function in _commands(packages):
+        _write_command(root / "usr/local/bin" / command, function)
+    # Over the base, as it will be, so that what is compiled knows its place.
+    with tempfile.TemporaryDirectory() as scratch:
+        whole = Path(scratch) / "root"
+        shutil.copytree(base, whole, symlinks=True)
+        shutil.copytree(root, whole, symlinks=True, dirs_exist_ok=True)
+        _compile(whole, PACKAGES, keep_sources_of="accelplane")
+        _try_out(whole, "accelplane")
+        shutil.rmtree(packages)
+        shutil.copytree(whole / PACKAGES, packages, symlinks=True)
+
+
+def _pick(unpacked: Path, root: Path, patterns: tuple[str, ...]) -> None:
+    for pattern in patterns:
+        found = [file for file in _files(unpacked) if fnmatch(str(file.relative_to(unpacked)), pattern)]
+        if not found:
+            raise RecipeError(f"{unpacked.name}: has no {pattern}; is this Debian 12?")
+        for file in found:
+            target = root / file.relative_to(unpacked)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, target, follow_symlinks=False)
+
+
+def _keep_licence(unpacked: Path, licences: Path, name: str) -> None:
+    document = unpacked / "usr/share/doc" / name / "copyright"
+    if document.is_symlink() or not document.exists():
+        return
+    (licences / name).mkdir(parents=True)
+    shutil.copy(document, licences / name)
+
+
+def _tools(constraints: Path, directory: Path) -> dict[str, str]:
+    """The pinned setuptools and pip (that of Debian takes no hashes from constraints), as an environment to run in."""
+    wanted = directory.with_suffix(".txt")
+    wanted.write_text("".join(_pinned(constraints, ("pip", "setuptools"))))
+    _pip("--target", directory, "--requirement", wanted, env=dict(os.environ))
+    return os.environ | {"PYTHONPATH": str(directory), "SOURCE_DATE_EPOCH": "315532800"}
+
+
+def _wheel(sources: Path, scratch: Path, tools: dict[str, str]) -> Path:
+    """Our wheel, built from a copy: setuptools leaves things lying about."""
+    copy = scratch / "sources"
+    copy.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(sources / name, copy)
+    shutil.copytree(sources / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    build = "from setuptools import build_meta; print(build_meta.build_wheel('..'))"
+    _run(sys.executable, "-c", build, cwd=copy, env=tools)
+    return next(scratch.glob("*.whl"))
+
+
+def _pinned(constraints: Path, names: Iterable[str]) -> Iterator[str]:
+    """The lines of a constraints file that pin these packages."""
+    wanted = False
+    for line in constraints.read_text().splitlines(keepends=True):
+        if not line.startswith((" ", "#")):
+            wanted = line.partition("==")[0].strip() in names
+        if wanted and not line.lstrip().startswith("#"):
+            yield line
+
+
+def _pip(*arguments: str | Path, env: dict[str, str]) -> None:
+    _run(
+        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile",
+        "--no-warn-conflicts", "--root-user-action=ignore", "--require-hashes", "--only-binary=:all:", *arguments,
+        env=env,
+    )  # fmt: skip
+
+
+def _commands(packages: Path) -> Iterator[tuple[str, str]]:
+    """Command and `module:function` of our entry points."""
+    text = next(packages.glob("accelplane-*.dist-info/entry_points.txt")).read_text()
+    section = text.partition("[console_scripts]")[2].partition("[")[0]
+    for line in section.strip().splitlines():
+        command, _, function = line.partition("=")
+        yield command.strip(), function.strip()
+
+
+def _write_command(path: Path, function: str) -> None:
+    module, _, name = function.partition(":")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # -I: nothing of the environment, the user's home or the working directory decides what is imported.
+    path.write_text(f"#!/usr/bin/{PYTHON} -I\nimport sys\n\nfrom {module} import {name}\n\nsys.exit({name}())\n")
+    path.chmod(0o755)
+
+
+def _compile(root: Path, where: str, keep_sources_of: str = "") -> None:
+    compiler = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
+    skip = ["-x", f"/{where}/{keep_sources_of}/"] if keep_sources_of else []
+    _inside(root, *compiler, *skip, "-b", f"/{where}")
+    for file in list(_files(root / where)):
+        relative = file.relative_to(root / where)
+        if relative.parts[0] == keep_sources_of:
+            continue
+        if file.suffix in {".py", ".pyi", ".pyx", ".pxd", ".c", ".h"} or file.name == "py.typed":
+            file.unlink()
+    if keep_sources_of:
+        _inside(root, *compiler, f"/{where}/{keep_sources_of}")
+
+
+def _try_out(root: Path, *packages: str) -> None:
+    _inside(root, "-W", "ignore", "-c", TRIAL, *packages)
+
+
+def _inside(root: Path, *arguments: str) -> None:
+    _run("chroot", root, f"/usr/bin/{PYTHON}", "-IB", *arguments)
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    return (path for path in sorted(directory.rglob("*")) if path.is_symlink() or path.is_file())
+
+
+def _matches(path: Path, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(str(path), pattern) for pattern in patterns)
+
+
+def _drop_empty(directory: Path) -> None:
+    for path in sorted(directory.rglob("*"), reverse=True):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _run(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
+    done = subprocess.run(
+        command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode:
+        raise RecipeError(f"{' '.join(map(str, command[:6]))}: failed with {done.returncode}\n{done.stdout[-4000:]}")
+
+
+def _output(*command: str | Path) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("base", "product"))
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--base", type=Path, help="for product: what base has made")
+    parser.add_argument("--sources", type=Path, default=Path(__file__).parents[2], help="for product: the repository")
+    chosen = parser.parse_args()
+    try:
+        if chosen.part == "base":
+            base(chosen.directory)
+        else:
+            product(chosen.directory, chosen.base, chosen.sources)
+    except RecipeError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

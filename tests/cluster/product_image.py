@@ -1,0 +1,131 @@
+"""The product's images as users build them, made here without a registry: ``python -m tests.cluster.product_image``.
+
+The same recipe (deploy/images/root.py) assembles the file system, and the Containerfile is read for names, entry
+points and labels. The archive lies beside the Kubernetes programs, named after a hash of everything that goes into it
+but the state of Debian's packages; remove it to have it made anew with those of today.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .build import ClusterError, cache_directory
+from .images import ImageConfig, images_from_directory
+from .machine import REPOSITORY
+
+RECIPES = REPOSITORY / "deploy/images"
+ORGANISATION = "accelplane"
+TAG = "devel"
+_SOURCES = ("LICENSE", "README.md", "constraints.txt", "pyproject.toml", "src", "deploy/images")
+_KEPT = 4
+
+
+def product_image() -> Path:
+    """An archive with every image, made unless it is there."""
+    directory = cache_directory() / "images"
+    directory.mkdir(parents=True, exist_ok=True)
+    with _alone(directory):
+        base = directory / f"base-{_digest('deploy/images/root.py')}"
+        archive = directory / f"accelplane-{_digest(*_SOURCES)}.tar"
+        if not archive.exists():
+            _make(archive, base)
+        archive.touch()
+        _forget_old(directory, base)
+    return archive
+
+
+def image_configs() -> dict[str, ImageConfig]:
+    """What the final stages of the Containerfile say: by image, its entry point and labels, inherited ones too."""
+    text = re.sub(r"\\\n", " ", (RECIPES / "Containerfile").read_text()).replace("${TAG}", TAG)
+    found: dict[str, ImageConfig] = {}
+    for stage in re.split(r"^(?=FROM )", text, flags=re.MULTILINE):
+        named = re.match(r"FROM (\S+) AS (\S+)", stage)
+        entry = re.search(r"^ENTRYPOINT (.*)$", stage, re.MULTILINE)
+        if not named or not entry:
+            continue
+        parent = found.get(f"{ORGANISATION}/{named[1]}:{TAG}")
+        words = " ".join(re.findall(r"^LABEL (.*)$", stage, re.MULTILINE))
+        labels = dict(re.findall(r'(\S+)="([^"]*)"', words))
+        found[f"{ORGANISATION}/{named[2]}:{TAG}"] = ImageConfig(
+            entrypoint=json.loads(entry[1]), labels={**(parent.labels if parent else {}), **labels}
+        )
+    return found
+
+
+def _make(archive: Path, base: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".making-", dir=archive.parent) as scratch:
+        if not base.exists():
+            _recipe("base", made := Path(scratch) / "base")
+            made.rename(base)
+        root = Path(scratch) / "root"
+        _recipe("product", product := Path(scratch) / "product", "--base", base)
+        for part in (base, product):
+            shutil.copytree(part, root, symlinks=True, dirs_exist_ok=True)
+        images_from_directory(Path(scratch) / "image.tar", image_configs(), root).rename(archive)
+
+
+def _recipe(*arguments: str | Path) -> None:
+    command = [sys.executable, RECIPES / "root.py", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        raise ClusterError(f"the image cannot be made: {done.stdout}")
+
+
+def _digest(*names: str) -> str:
+    digest = hashlib.sha256(platform.machine().encode())
+    own = [Path(__file__), Path(__file__).with_name("images.py")] if len(names) > 1 else []
+    for file in [*own, *(file for name in names for file in _files(REPOSITORY / name))]:
+        digest.update(f"\0{file.relative_to(REPOSITORY)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if not path.is_dir():
+        yield path
+        return
+    for file in sorted(path.rglob("*")):
+        if file.is_file() and not any(part == "__pycache__" or part.endswith(".egg-info") for part in file.parts):
+            yield file
+
+
+def _forget_old(directory: Path, base: Path) -> None:
+    archives = sorted(directory.glob("accelplane-*.tar"), key=lambda archive: archive.stat().st_mtime)
+    for archive in archives[:-_KEPT]:
+        archive.unlink()
+    for other in directory.glob("base-*"):
+        if other != base:
+            shutil.rmtree(other)
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    with (directory / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    try:
+        archive = product_image()
+    except ClusterError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for name, config in image_configs().items():
+        print(f"{name}: {' '.join(config.entrypoint)}")
+    print(f"{archive}: {archive.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
