@@ -57,15 +57,15 @@ def _outputs(values: Mapping[str, Value], program: str) -> list[logging.Handler]
         path = os.path.join(str(values["log_dir"]), f"{program}.log")
     if values["logtostderr"] or not path:
         return [console]
-    megabytes = int(values["log_file_max_size"])
-    file = RotatingFileHandler(
-        path, maxBytes=megabytes * 1024 * 1024, backupCount=1, encoding="utf-8", errors="backslashreplace"
-    )
     name = "alsologtostderrthreshold" if values["alsologtostderr"] else "stderrthreshold"
     try:
         console.setLevel(logs.threshold(str(values[name])))
     except ValueError as error:
         raise ValueError(f"-{name}: {error}") from None
+    megabytes = int(values["log_file_max_size"])
+    file = RotatingFileHandler(
+        path, maxBytes=megabytes * 1024 * 1024, backupCount=1, encoding="utf-8", errors="backslashreplace"
+    )
     return [file, console]
 
 

@@ -1,0 +1,226 @@
+"""Command lines as Go reads them, and the flags that the specification lists."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelplane.cli import logflags
+from accelplane.cli.goflags import Flag, FlagError, HelpWanted, Value, flags_of, parse, parse_or_exit, usage
+from accelplane.plugins.gpu import GpuConfig
+from accelplane.plugins.npu import NpuConfig
+
+FLAGS = (
+    Flag("name", "x", "a text"),
+    Flag("n", 1, "a number"),
+    Flag("f", 0.5, "a fraction"),
+    Flag("b", False, "a switch"),
+    Flag("on", True, "a switch that is on"),
+    Flag("empty", "", "nothing"),
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given_", "words"),
+    [
+        ([], {}, []),
+        (["-n", "4"], {"n": 4}, []),
+        (["-n=4"], {"n": 4}, []),
+        (["--n=4"], {"n": 4}, []),
+        (["--n", "4"], {"n": 4}, []),
+        (["-n", "-4"], {"n": -4}, []),
+        (["-n=1", "-n=2"], {"n": 2}, []),
+        (["-name", "-b"], {"name": "-b"}, []),
+        (["-name="], {"name": ""}, []),
+        (["-name=a=b"], {"name": "a=b"}, []),
+        (["-name", ""], {"name": ""}, []),
+        (["-name", "--"], {"name": "--"}, []),
+        (["-b"], {"b": True}, []),
+        (["-b", "false"], {"b": True}, ["false"]),
+        (["-b=false"], {"b": False}, []),
+        (["-on=0", "-b=T"], {"on": False, "b": True}, []),
+        (["word", "-n=1"], {}, ["word", "-n=1"]),
+        (["-n=1", "word", "-b"], {"n": 1}, ["word", "-b"]),
+        (["--", "-n=1"], {}, ["-n=1"]),
+        (["-b", "--"], {"b": True}, []),
+        (["-"], {}, ["-"]),
+        (["", "-b"], {}, ["", "-b"]),
+        (["-f=1e3"], {"f": 1000.0}, []),
+        (["-f=.5"], {"f": 0.5}, []),
+        (["-f=-7."], {"f": -7.0}, []),
+        (["-f=+Inf"], {"f": math.inf}, []),
+    ],
+)
+def test_words_are_read_as_go_reads_them(
+    arguments: Sequence[str], given_: dict[str, Value], words: Sequence[str]
+) -> None:
+    assert parse(FLAGS, arguments) == (given_, words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-none"], "flag provided but not defined: -none"),
+        (["--none=1"], "flag provided but not defined: -none"),
+        (["-n"], "flag needs an argument: -n"),
+        (["---n=1"], "bad flag syntax: ---n=1"),
+        (["-=1"], "bad flag syntax: -=1"),
+        (["--=1"], "bad flag syntax: --=1"),
+        (["-b="], "invalid value '' for flag -b: expected true or false"),
+        (["-b=yes"], "invalid value 'yes' for flag -b"),
+        (["-n=four"], "invalid value 'four' for flag -n: expected an integer"),
+        (["-f=x"], "invalid value 'x' for flag -f: expected a number"),
+        (["-f=1e999"], "does not fit into 64 bits"),
+        (["-n=9223372036854775808"], "does not fit into 64 bits"),
+        (["-n=" + "1" * 5000], "does not fit into 64 bits"),
+    ],
+)
+def test_faults_are_told_in_gos_words(arguments: Sequence[str], message: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        parse(FLAGS, arguments)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("argument", ["-h", "--h", "-help", "--help", "-h=x"])
+def test_help_is_wanted_in_any_spelling(argument: str) -> None:
+    with pytest.raises(HelpWanted):
+        parse(FLAGS, ["-n=1", argument])
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *(("0", 0), ("00", 0), ("010", 8), ("0_7", 7), ("0x1f", 31), ("0X_1F", 31), ("0o17", 15), ("0b101", 5)),
+        *(("1_000", 1000), ("+5", 5), ("-0x5", -5),),
+        *((str(number), number) for number in (2**63 - 1, -(2**63))),
+        *((text, None) for text in ("", "08", "1__0", "_1", "1_", "0x", " 5", "5 ", "5\n", "٣", "1.0", "1e3", "--5")),
+    ],
+)  # fmt: skip
+def test_integers_are_gos_literals(text: str, number: int | None) -> None:
+    if number is None:
+        with pytest.raises(FlagError, match="expected an integer"):
+            parse(FLAGS, [f"-n={text}"])
+    else:
+        assert parse(FLAGS, [f"-n={text}"])[0] == {"n": number}
+
+
+@pytest.mark.parametrize("text", ["1", "t", "T", "true", "TRUE", "True", "0", "f", "F", "false", "FALSE", "False"])
+def test_truth_is_spelled_as_in_go(text: str) -> None:
+    assert parse(FLAGS, [f"-b={text}"])[0] == {"b": text in ("1", "t", "T", "true", "TRUE", "True")}
+
+
+ARGUMENTS = st.lists(
+    st.one_of(
+        st.text(max_size=8),
+        st.builds(
+            "{}{}{}{}".format,
+            st.sampled_from(["-", "--", "---", ""]),
+            st.sampled_from([flag.name for flag in FLAGS] + ["h", "none", ""]),
+            st.sampled_from(["=", ""]),
+            st.text(max_size=6) | st.sampled_from(["1", "true", "1e9", "nan", "0x", "9" * 5000, "\udcff"]),
+        ),
+    ),
+    max_size=6,
+)
+
+
+@given(ARGUMENTS)
+def test_any_words_are_read_or_refused(arguments: list[str]) -> None:
+    try:
+        found, words = parse(FLAGS, arguments)
+    except (FlagError, HelpWanted):
+        return
+    defaults = {flag.name: flag.default for flag in FLAGS}
+    assert all(type(value) is type(defaults[name]) for name, value in found.items())
+    assert words == arguments[len(arguments) - len(words) :]
+
+
+@given(st.text(max_size=20), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.booleans())
+def test_what_is_written_out_is_read_back(name: str, n: int, f: float, b: bool) -> None:
+    arguments = [f"-name={name}", f"--n={n}", "-f", repr(f), f"-b={str(b).lower()}"]
+    assert parse(FLAGS, arguments) == ({"name": name, "n": n, "f": f, "b": b}, [])
+
+
+class TestUsage:
+    def test_tells_every_flag_with_its_kind_and_default(self) -> None:
+        assert usage("prog", FLAGS) == (
+            "Usage of prog:\n"
+            "  -b\n"
+            "    \ta switch\n"
+            "  -empty string\n"
+            "    \tnothing\n"
+            "  -f float\n"
+            "    \ta fraction (default 0.5)\n"
+            "  -n int\n"
+            "    \ta number (default 1)\n"
+            '  -name string\n'
+            '    \ta text (default "x")\n'
+            "  -on\n"
+            "    \ta switch that is on (default true)"
+        )  # fmt: skip
+
+    @pytest.mark.parametrize("config", [GpuConfig, NpuConfig])
+    def test_tells_every_option_of_a_plugin(self, config: type[GpuConfig] | type[NpuConfig]) -> None:
+        flags = flags_of(config)
+        text = usage("prog", [*flags, *logflags.FLAGS])
+        for flag in (*flags, *logflags.FLAGS):
+            assert f"\n  -{flag.name}" in text
+            assert flag.help, f"-{flag.name} has no help"
+
+
+class TestProgram:
+    @pytest.mark.parametrize(
+        ("arguments", "code", "message"),
+        [
+            (["-h"], 0, "Usage of prog:"),
+            (["-none"], 2, "flag provided but not defined: -none\nUsage of prog:"),
+            (["-n=x"], 2, "invalid value 'x' for flag -n"),
+            (["-b", "false"], 2, "unexpected argument 'false': flags only, booleans as -flag or -flag=true"),
+        ],
+    )
+    def test_ends_as_a_go_program_does(
+        self, arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as caught:
+            parse_or_exit("prog", FLAGS, arguments)
+        assert caught.value.code == code
+        output = capsys.readouterr()
+        assert message in output.err
+        assert output.out == ""
+
+    def test_goes_on_with_what_was_given(self) -> None:
+        assert parse_or_exit("prog", FLAGS, ["-n=2"]) == {"n": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        *(("prefix", ""), ("enable-monitoring", False), ("health-management", False), ("wsl", False)),
+        *(("shared-dev-num", 1), ("temp-limit", 100), ("gpu-temp-limit", 100), ("memory-temp-limit", 100)),
+        *(("allocation-policy", "none"), ("xpumd-endpoint", ""), ("bypath", "single")),
+        *(("allow-ids", ""), ("deny-ids", "")),
+        # not given, both kinds of monitoring resources are published
+        ("monitoring-mode", ""),
+    ],
+)  # fmt: skip
+def test_the_gpu_plugin_has_the_go_programs_flags(name: str, default: Value) -> None:
+    flags = {flag.name: flag.default for flag in flags_of(GpuConfig)}
+    assert (name, flags.get(name)) == (name, default)
+    assert type(flags[name]) is type(default)
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        *(("v", 0), ("logtostderr", True), ("alsologtostderr", False), ("stderrthreshold", "ERROR"), ("log_dir", "")),
+        *(("log_file", ""), ("vmodule", ""), ("skip_headers", False), ("skip_log_headers", False)),
+        *(("add_dir_header", False), ("one_output", False), ("log_file_max_size", 1800), ("log_backtrace_at", ":0")),
+        *(("legacy_stderr_threshold_behavior", True), ("alsologtostderrthreshold", "INFO")),
+    ],
+)  # fmt: skip
+def test_every_command_has_klogs_flags(name: str, default: Value) -> None:
+    flags = {flag.name: flag.default for flag in logflags.FLAGS}
+    assert (name, flags.get(name)) == (name, default)
+    assert type(flags[name]) is type(default)

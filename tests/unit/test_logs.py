@@ -1,0 +1,181 @@
+"""Logging as klog does it: headers, verbosities, thresholds, files; and JSON lines. Each in a process of its own."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accelplane import logs
+from accelplane.cli import logflags
+from accelplane.cli.goflags import parse
+
+HEADER = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d{6} +(\d+) (\S+):(\d+)\] (.*)")
+
+# What a program in two modules says: `cdi.py` and `watch.py` of a package `node`.
+PROGRAM = """
+import logging, sys
+from accelplane.cli import logflags
+from accelplane.cli.goflags import parse
+given, _ = parse(logflags.FLAGS, sys.argv[1:])
+logflags.start(given, "prog")
+def say(module):
+    code = '''
+from accelplane.logs import v
+log.error("%s error", module)
+log.warning("%s warning", module)
+log.info("%s info", module)
+log.log(v(1), "%s v1", module)
+log.log(v(4), "%s v4", module)
+'''
+    exec(compile(code, f"/src/node/{module}.py", "exec"), {"log": logging.getLogger(module), "module": module})
+say("cdi")
+say("watch")
+"""
+
+
+def told(*arguments: str, program: str = PROGRAM, **environment: str) -> list[str]:
+    """The lines on standard error."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True, check=True, env={**os.environ, **environment},
+    )  # fmt: skip
+    assert done.stdout == b""
+    return done.stderr.decode().splitlines()
+
+
+def texts(lines: list[str]) -> list[str]:
+    return [line.partition("] ")[2] for line in lines]
+
+
+def said(module: str, *kinds: str) -> list[str]:
+    return [f"{module} {kind}" for kind in kinds]
+
+
+def test_lines_have_klogs_header() -> None:
+    lines = told("-v=4")
+    found = [match.groups() for line in lines if (match := HEADER.fullmatch(line))]
+    assert [(letter, file, line, text) for letter, _thread, file, line, text in found[:5]] == [
+        ("E", "cdi.py", "3", "cdi error"),
+        ("W", "cdi.py", "4", "cdi warning"),
+        ("I", "cdi.py", "5", "cdi info"),
+        ("I", "cdi.py", "6", "cdi v1"),
+        ("I", "cdi.py", "7", "cdi v4"),
+    ]
+    assert len(found) == len(lines) == 10
+    assert all(int(thread) > 0 for _letter, thread, *_rest in found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cdi", "watch"),
+    [
+        ([], ("error", "warning", "info"), ("error", "warning", "info")),
+        (["-v=-5"], ("error", "warning", "info"), ("error", "warning", "info")),
+        (["-v=1"], ("error", "warning", "info", "v1"), ("error", "warning", "info", "v1")),
+        (["-v=99"], ("error", "warning", "info", "v1", "v4"), ("error", "warning", "info", "v1", "v4")),
+        (["-vmodule=cdi=4"], ("error", "warning", "info", "v1", "v4"), ("error", "warning", "info")),
+        (["-vmodule=c?i=1,wat*=4,"], ("error", "warning", "info", "v1"), ("error", "warning", "info", "v1", "v4")),
+        (["-vmodule=*=1,cdi=4"], ("error", "warning", "info", "v1"), ("error", "warning", "info", "v1")),
+        (["-v=1", "-vmodule=cdi=0"], ("error", "warning", "info", "v1"), ("error", "warning", "info", "v1")),
+    ],
+)
+def test_verbosity_decides_what_is_told(arguments: list[str], cdi: list[str], watch: list[str]) -> None:
+    assert texts(told(*arguments)) == [*said("cdi", *cdi), *said("watch", *watch)]
+
+
+def test_headers_can_be_left_out_or_have_the_directory() -> None:
+    assert told("-skip_headers")[0] == "cdi error"
+    match = HEADER.fullmatch(told("-add_dir_header")[0])
+    assert match
+    assert match[3] == "node/cdi.py"
+
+
+def test_json_lines_hold_the_same() -> None:
+    first, *_, last = (json.loads(line) for line in told("-v=4", "-log-format=json"))
+    assert isinstance(first.pop("ts"), float)
+    assert first == {"level": "error", "v": 0, "logger": "cdi", "caller": "cdi.py:3", "msg": "cdi error"}
+    assert (last["level"], last["v"], last["msg"]) == ("info", 4, "watch v4")
+
+
+class TestFiles:
+    def test_take_everything_and_errors_are_shown_too(self, tmp_path: Path) -> None:
+        lines = told("-logtostderr=false", f"-log_file={tmp_path}/log", "-v=1")
+        assert texts(lines) == ["cdi error", "watch error"]
+        expected = ("error", "warning", "info", "v1")
+        assert texts((tmp_path / "log").read_text().splitlines()) == [
+            *said("cdi", *expected),
+            *said("watch", *expected),
+        ]
+
+    @pytest.mark.parametrize(
+        ("arguments", "shown"),
+        [
+            (["-stderrthreshold=FATAL"], ()),
+            (["-stderrthreshold=2"], ("error",)),
+            (["-stderrthreshold=warning"], ("error", "warning")),
+            (["-stderrthreshold=INFO"], ("error", "warning", "info", "v1")),
+            (["-alsologtostderr"], ("error", "warning", "info", "v1")),
+            (["-alsologtostderr", "-alsologtostderrthreshold=1"], ("error", "warning")),
+        ],
+    )
+    def test_leave_to_standard_error_what_is_grave_enough(
+        self, tmp_path: Path, arguments: list[str], shown: tuple[str, ...]
+    ) -> None:
+        lines = told("-logtostderr=false", f"-log_dir={tmp_path}", "-v=1", *arguments)
+        assert texts(lines) == [*said("cdi", *shown), *said("watch", *shown)]
+        assert len((tmp_path / "prog.log").read_text().splitlines()) == 8
+
+    def test_are_not_used_when_all_goes_to_standard_error(self, tmp_path: Path) -> None:
+        assert len(told(f"-log_file={tmp_path}/log")) == 6
+        assert len(told("-logtostderr=false")) == 6
+        assert list(tmp_path.iterdir()) == []
+
+    def test_lose_no_message_to_their_encoding(self, tmp_path: Path) -> None:
+        program = PROGRAM.replace('say("cdi")', 'logging.error("\\xfcber \\udcff")')
+        lines = told(
+            "-logtostderr=false", f"-log_file={tmp_path}/log", program=program, LC_ALL="C", PYTHONUTF8="0",
+            PYTHONCOERCECLOCALE="0",
+        )  # fmt: skip
+        assert "Logging error" not in "".join(lines)
+        assert texts((tmp_path / "log").read_text().splitlines())[0] == "über \\udcff"
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("-vmodule=cdi", "-vmodule: 'cdi': expected pattern=N"),
+        ("-vmodule==4", "-vmodule: '=4': expected pattern=N"),
+        ("-vmodule=cdi=-1", "-vmodule: 'cdi=-1': expected pattern=N"),
+        ("-log-format=xml", "-log-format: 'xml': expected text or json"),
+        ("-stderrthreshold=LOUD", "-stderrthreshold: severity 'LOUD': expected one of INFO"),
+        ("-stderrthreshold=4", "-stderrthreshold: severity '4'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_told_with_its_flag(tmp_path: Path, argument: str, message: str) -> None:
+    given, _words = parse(logflags.FLAGS, ["-logtostderr=false", f"-log_file={tmp_path}/log", argument])
+    with pytest.raises(ValueError, match=re.escape(message)):
+        logflags.start(given, "prog")
+
+
+def test_a_log_file_that_cannot_be_is_told(tmp_path: Path) -> None:
+    given, _words = parse(logflags.FLAGS, ["-logtostderr=false", f"-log_file={tmp_path}/none/log"])
+    with pytest.raises(FileNotFoundError, match="none/log"):
+        logflags.start(given, "prog")
+
+
+def test_an_exception_is_logged_with_its_traceback() -> None:
+    program = PROGRAM.replace('say("cdi")', 'try: 1 / 0\nexcept ZeroDivisionError: logging.exception("failed")')
+    lines = told(program=program)
+    assert lines[0].endswith("] failed")
+    assert "ZeroDivisionError: division by zero" in lines
+    entry = json.loads(told("-log-format=json", program=program)[0])
+    assert entry["stack"].endswith("ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize("name", ["", "x", "-1", "4", "²", "WARN"])
+def test_a_severity_is_one_of_four(name: str) -> None:
+    with pytest.raises(ValueError, match="expected one of"):
+        logs.threshold(name)

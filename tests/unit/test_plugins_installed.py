@@ -1,0 +1,94 @@
+"""Plugins come through the entry points of installed packages; bad ones harm nobody who did not ask for them."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from trees import write
+
+from accelplane.node.plugins import installed
+from accelplane.node.settings import ConfigurationError
+from accelplane.plugins.gpu import GpuPlugin
+from accelplane.plugins.npu import NpuPlugin
+
+Install = Callable[[str, str, str], None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Installs a distribution with one plugin: its name, the entry point's target, the module's text."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def add(name: str, target: str, text: str) -> None:
+        information = tmp_path / f"third_{name}-1.0.dist-info"
+        write(information / "METADATA", f"Metadata-Version: 2.1\nName: third-{name}\nVersion: 1.0\n")
+        write(information / "entry_points.txt", f"[accelplane.plugins]\n{name} = {target}\n")
+        module = target.partition(":")[0]
+        write(tmp_path / f"{module}.py", text)
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+    return add
+
+
+GOOD = """
+from accelplane.plugins.base import Plugin
+class ThirdPlugin(Plugin):
+    namespace = "third.example.com"
+"""
+
+
+def test_the_built_in_families_come_through_the_door() -> None:
+    found = installed()
+    assert found["gpu"] is GpuPlugin
+    assert found["npu"] is NpuPlugin
+    assert list(found) == sorted(found)
+
+
+def test_only_those_named_are_loaded() -> None:
+    assert dict(installed(["npu"])) == {"npu": NpuPlugin}
+    assert list(installed(["npu", "gpu"])) == ["gpu", "npu"]
+    assert dict(installed([])) == {}
+
+
+def test_a_third_partys_plugin_is_there_once_it_is_installed(install: Install) -> None:
+    install("third", "third_good:ThirdPlugin", GOOD)
+    assert installed(["third"])["third"].namespace == "third.example.com"
+    assert {"gpu", "npu", "third"} <= set(installed())
+
+
+def test_a_name_that_is_not_installed_is_refused_with_those_that_are() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"no plugin named 'gqu', 'x\\n' is installed; there are: .*gpu, .*npu"
+    ):
+        installed(["gpu", "x\n", "gqu"])
+
+
+BAD = [
+    ("third_raises:X", "raise RuntimeError('broken module')", "broken module"),
+    ("third_lacks:Missing", "", "has no attribute 'Missing'"),
+    ("third_other:X", "X = 7", "third_other:X is not a subclass of accelplane.plugins.Plugin"),
+    ("third_class:X", "class X: pass", "third_class:X is not a subclass of accelplane.plugins.Plugin"),
+    ("third_imports:X", "import no_such_module_anywhere", "no_such_module_anywhere"),
+]
+
+
+@pytest.mark.parametrize(("target", "text", "why"), BAD)
+def test_one_that_cannot_be_loaded_is_refused_when_asked_for(
+    install: Install, target: str, text: str, why: str
+) -> None:
+    install("third", target, text)
+    with pytest.raises(ConfigurationError, match=f"plugin third cannot be loaded: .*{why}"):
+        installed(["third"])
+
+
+@pytest.mark.parametrize(("target", "text", "why"), BAD)
+def test_one_that_cannot_be_loaded_is_logged_and_left_out_otherwise(
+    install: Install, target: str, text: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("third", target, text)
+    found = installed()
+    assert "third" not in found
+    assert {"gpu", "npu"} <= set(found)
+    assert caplog.messages == ["plugin third cannot be loaded and is left out"]
+    assert why in caplog.text
