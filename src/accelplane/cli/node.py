@@ -117,7 +117,7 @@ def _configured(
     given: Mapping[str, Value], config: configuration.AgentConfig, path: str, named: Sequence[str]
 ) -> tuple[Settings, Plugins]:
     wanted = named or config.enabled
-    types = installed(wanted or None)
+    types = installed(wanted)
     if config.plugins:
         configuration.check_names(config, types if wanted is None else installed(), path)
     settings = with_overrides(
@@ -153,9 +153,10 @@ async def _print_devices(settings: Settings, plugins: Plugins) -> int:
     for name, plugin in plugins.items():
         try:
             inventory = await look_once(settings, plugin)
-        except (HostError, ScanError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything; the others are shown
             failed = True
-            report[name] = {"error": str(error)}
+            expected = isinstance(error, (HostError, ScanError, OSError))
+            report[name] = {"error": str(error) if expected else f"{type(error).__name__}: {error}"}
             continue
         report[name] = {
             "resources": {
