@@ -15,19 +15,20 @@ class Process:
     """A running command. What it writes is in `log()`."""
 
     def __init__(
-        self, command: str, *arguments: str, log: Path, env: Mapping[str, str] | None = None, user: int | None = None
+        self, command: str, *arguments: str, log: Path, env: Mapping[str, str] | None = None, powerless: bool = False
     ) -> None:
+        """`powerless`: what files' modes forbid is forbidden, also to root."""
+        without_capabilities = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"]
+        wrapper = without_capabilities if powerless and os.geteuid() == 0 else []
         program = os.path.join(os.path.dirname(sys.executable), command)
         self._log = log
         with open(log, "ab") as output:
             self._process = subprocess.Popen(
-                [program, *arguments],
+                [*wrapper, program, *arguments],
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **(env or {})},
-                user=user,
-                extra_groups=[] if user else None,
             )
         self.pid = self._process.pid
 

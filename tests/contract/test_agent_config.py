@@ -1,0 +1,164 @@
+"""The agent's configuration file: read, followed, and refused where it is wrong."""
+
+import os
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from kubelets import Kubelet
+from waiting import until
+
+from accelplane.simulate.tree import SimulatedNode
+
+I915, ACCEL = "gpu.intel.com/i915", "npu.intel.com/accel"
+MONITORING = ("gpu.intel.com/i915_monitoring", "gpu.intel.com/monitoring")
+
+
+@pytest.fixture(autouse=True)
+def node(tmp_path: Path) -> SimulatedNode:
+    node = SimulatedNode(tmp_path / "tree")
+    node.plug_gpu()
+    node.plug_npu()
+    return node
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A file in a directory of its own, as a mounted ConfigMap is."""
+    (tmp_path / "etc").mkdir()
+    path = tmp_path / "etc/config.yaml"
+    path.write_text("")
+    return path
+
+
+def shares(count: int) -> str:
+    return f"plugins: {{gpu: {{shared-dev-num: {count}}}}}\n"
+
+
+async def test_options_come_from_the_file_and_follow_it(run: Run, kubelet: Kubelet, config: Path) -> None:
+    config.write_text(shares(3))
+    process = run("accelplane", "node", f"--config={config}")
+    await kubelet.until(lambda resources: resources == {I915: (3, 3), ACCEL: (1, 1)})
+    config.write_text(shares(5))
+    await kubelet.until(lambda resources: resources == {I915: (5, 5), ACCEL: (1, 1)})
+    config.write_text("plugins: {gpu: {enable-monitoring: true}}")
+    await kubelet.until(lambda resources: resources.keys() == {I915, *MONITORING, ACCEL})
+    assert await process.terminate() == 0
+
+
+async def test_a_file_that_an_editor_replaces_is_followed(run: Run, kubelet: Kubelet, config: Path) -> None:
+    run("accelplane", "node", f"--config={config}")
+    await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
+    for count in (2, 3):
+        (config.parent / ".config.yaml.swp").write_text(shares(count))
+        os.rename(config.parent / ".config.yaml.swp", config)
+        await kubelet.until(lambda resources, n=count: resources[I915] == (n, n))
+
+
+async def test_a_config_map_is_followed_through_its_swapped_links(run: Run, kubelet: Kubelet, tmp_path: Path) -> None:
+    mount = tmp_path / "mount"
+    for number in (1, 2, 3):
+        (mount / f"..{number}").mkdir(parents=True)
+        (mount / f"..{number}/config.yaml").write_text(shares(number))
+    (mount / "..data").symlink_to("..1")
+    (mount / "config.yaml").symlink_to("..data/config.yaml")
+    run("accelplane", "node", f"--config={mount}/config.yaml")
+    await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
+    for number in (2, 3):
+        (mount / "..data_tmp").symlink_to(f"..{number}")
+        os.rename(mount / "..data_tmp", mount / "..data")
+        await kubelet.until(lambda resources, n=number: resources[I915] == (n, n))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("plugins: {gpu: {shared-dev-num: many}}", "plugins.gpu: Expected `int`, got `str` - at `$.shared-dev-num`"),
+        ("plugins: {gpu: {shared-dev-number: 2}}", "plugins.gpu: Object contains unknown field `shared-dev-number`"),
+        ("plugins: {gpu: {shared-dev-num: 0}}", "plugins.gpu: "),
+        ("plugins: {tpu: {}}", "plugins.tpu: no such plugin is installed; there are: gpu, npu"),
+        ("enabled: [tpu]", "no plugin named 'tpu' is installed; there are: gpu, npu"),
+        ("health-interval: 0", "`$.health-interval`"),
+        ("enable: [gpu]", "unknown field `enable`"),
+        ("- gpu", "Expected `object`, got `array`"),
+        ("plugins: {gpu: [", "not YAML: "),
+        ("\0\xff", "not YAML: "),
+        ("&a [*a]", ""),
+    ],
+)
+async def test_a_wrong_configuration_is_refused_and_the_old_one_stays(
+    run: Run, kubelet: Kubelet, config: Path, text: str, message: str
+) -> None:
+    config.write_text(shares(2))
+    process = run("accelplane", "node", f"--config={config}")
+    await kubelet.until(lambda resources: resources == {I915: (2, 2), ACCEL: (1, 1)})
+    config.write_text(text)
+    await process.said("new configuration refused, the old one stays in force: ")
+    told = process.log().split("stays in force: ")[1]
+    assert message in told
+    assert "Traceback" not in told
+    assert kubelet.resources() == {I915: (2, 2), ACCEL: (1, 1)}
+    config.write_text(shares(3))
+    await kubelet.until(lambda resources: resources == {I915: (3, 3), ACCEL: (1, 1)})
+
+
+async def test_a_file_that_vanishes_leaves_the_old_configuration_in_force(
+    run: Run, kubelet: Kubelet, config: Path
+) -> None:
+    config.write_text(shares(2))
+    process = run("accelplane", "node", f"--config={config}")
+    await kubelet.until(lambda resources: resources == {I915: (2, 2), ACCEL: (1, 1)})
+    config.unlink()
+    await process.said(f"stays in force: {config}: No such file or directory")
+    config.write_text(shares(3))
+    await kubelet.until(lambda resources: resources == {I915: (3, 3), ACCEL: (1, 1)})
+
+
+def test_a_wrong_configuration_at_the_start_ends_the_process(config: Path, directory: str, tmp_path: Path) -> None:
+    from test_agent_process import printed
+
+    config.write_text("plugins: {gpu: {shared-dev-num: many}}")
+    done = printed("accelplane", "node", f"--config={config}", f"--root={tmp_path}", f"--kubelet-dir={directory}")
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"accelplane-node: {config}: plugins.gpu: Expected `int`, got `str` - at `$.shared-dev-num`\n"
+    )
+
+
+async def test_plugins_are_enabled_and_disabled_while_the_agent_runs(run: Run, kubelet: Kubelet, config: Path) -> None:
+    config.write_text("enabled: [npu]")
+    process = run("accelplane", "node", f"--config={config}")
+    await kubelet.until(lambda resources: resources == {ACCEL: (1, 1)})
+    config.write_text("enabled: [npu, gpu]")
+    await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
+    config.write_text("enabled: [gpu]")
+    await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 0)})
+    await until(lambda: not os.path.exists(f"{kubelet.directory}/device-plugins/npu.intel.com-accel.sock"))
+    config.write_text("enabled: []")
+    await kubelet.until(lambda resources: resources == {I915: (1, 0), ACCEL: (1, 0)})
+    config.write_text("")
+    await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
+    assert await process.terminate() == 0
+
+
+async def test_the_plugins_of_the_command_line_win_over_those_of_the_file(
+    run: Run, kubelet: Kubelet, config: Path
+) -> None:
+    config.write_text("enabled: [npu]\n" + shares(2))
+    process = run("accelplane", "node", "--plugins=gpu", f"--config={config}")
+    await kubelet.until(lambda resources: resources == {I915: (2, 2)})
+    config.write_text("enabled: [npu]\n" + shares(3))
+    await kubelet.until(lambda resources: resources == {I915: (3, 3)})
+    assert await process.terminate() == 0
+
+
+async def test_pods_keep_their_devices_when_options_change(run: Run, kubelet: Kubelet, config: Path) -> None:
+    config.write_text(shares(2))
+    process = run("accelplane", "node", f"--config={config}", "-v=1")
+    await kubelet.until(lambda resources: resources == {I915: (2, 2), ACCEL: (1, 1)})
+    await kubelet.run_pod("pod", {I915: 1})
+    config.write_text("plugins: {gpu: {shared-dev-num: 2, allocation-policy: packed}}")
+    await process.said("plugin gpu has new options")
+    container = await kubelet.run_pod("next", {I915: 1})
+    assert len(container.devices) == 2
+    assert kubelet.resources() == {I915: (2, 2), ACCEL: (1, 1)}

@@ -1,0 +1,331 @@
+"""The agent as a process: how it starts, what it says, how it ends, and how two of them share a node."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from kubelets import Kubelet
+from processes import Process, installed_plugin
+from trees import gpu_card, npu
+from waiting import until
+
+from accelplane.simulate.tree import GpuSpec, SimulatedNode
+
+I915, ACCEL = "gpu.intel.com/i915", "npu.intel.com/accel"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """What the commands find: a card and an NPU."""
+    root = tmp_path / "tree"
+    node = SimulatedNode(root)
+    node.plug_gpu()
+    node.plug_npu()
+    return root
+
+
+def own_sockets(directory: str) -> list[str]:
+    names = os.listdir(os.path.join(directory, "device-plugins"))
+    return sorted(name for name in names if name.endswith(".sock") and name != "kubelet.sock")
+
+
+def printed(*command: str, **more: object) -> subprocess.CompletedProcess[str]:
+    program = os.path.join(os.path.dirname(sys.executable), command[0])
+    return subprocess.run([program, *command[1:]], capture_output=True, text=True, check=False, timeout=60, **more)  # type: ignore[call-overload]
+
+
+# Life
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_the_process_with_0_and_its_sockets_are_gone(
+    run: Run, kubelet: Kubelet, tree: Path, number: signal.Signals
+) -> None:
+    process = run("accelplane", "node")
+    await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
+    assert own_sockets(kubelet.directory) == ["gpu.intel.com-i915.sock", "npu.intel.com-accel.sock"]
+    process.send(number)
+    assert await process.exit_code() == 0
+    assert own_sockets(kubelet.directory) == []
+    await kubelet.until(lambda resources: resources == {I915: (1, 0), ACCEL: (1, 0)})
+
+
+async def test_a_signal_ends_a_process_that_waits_for_a_kubelet(run: Run, directory: str, tree: Path) -> None:
+    shutil.rmtree(directory)
+    process = run("accelplane", "node")
+    await process.said(f"{directory} does not exist, waiting for the kubelet to make it")
+    assert await process.terminate() == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "resource"), [("intel_gpu_device_plugin", I915), ("intel_npu_device_plugin", ACCEL)]
+)
+async def test_a_drop_in_command_serves_its_own_family_only(
+    run: Run, kubelet: Kubelet, tree: Path, command: str, resource: str
+) -> None:
+    process = run(command, "-v", "1", "-shared-dev-num=3")
+    await kubelet.until(lambda resources: resources == {resource: (3, 3)})
+    await process.said(f"{resource}: registered")
+    assert await process.terminate() == 0
+
+
+async def test_a_second_agent_waits_for_the_first_and_takes_over_when_it_ends(
+    run: Run, kubelet: Kubelet, tree: Path
+) -> None:
+    first = run("intel_gpu_device_plugin")
+    await kubelet.until(lambda resources: resources == {I915: (1, 1)})
+    second = run("intel_gpu_device_plugin", "-shared-dev-num=2")
+    await second.said(f"gpu.intel.com-i915.sock is in use by process {first.pid}")
+    assert kubelet.resources() == {I915: (1, 1)}
+    assert await first.terminate() == 0
+    await kubelet.until(lambda resources: resources == {I915: (2, 2)})
+    assert own_sockets(kubelet.directory) == ["gpu.intel.com-i915.sock"]
+    assert await second.terminate() == 0
+
+
+async def test_a_second_agent_takes_over_from_one_that_was_killed(run: Run, kubelet: Kubelet, tree: Path) -> None:
+    first = run("intel_gpu_device_plugin")
+    await kubelet.until(lambda resources: resources == {I915: (1, 1)})
+    second = run("intel_gpu_device_plugin", "-shared-dev-num=2")
+    await second.said("is in use by process")
+    first.kill()
+    await kubelet.until(lambda resources: resources == {I915: (2, 2)})
+    assert await second.terminate() == 0
+
+
+async def test_agents_of_different_families_share_the_directory(run: Run, kubelet: Kubelet, tree: Path) -> None:
+    gpu, other = run("intel_gpu_device_plugin"), run("intel_npu_device_plugin")
+    await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
+    await kubelet.restart()
+    await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
+    assert await gpu.terminate() == 0
+    await kubelet.until(lambda resources: resources == {I915: (1, 0), ACCEL: (1, 1)})
+    assert await other.terminate() == 0
+
+
+async def test_an_agent_that_was_killed_is_replaced_by_its_next_life(run: Run, kubelet: Kubelet, tree: Path) -> None:
+    first = run("intel_gpu_device_plugin")
+    await kubelet.until(lambda resources: resources == {I915: (1, 1)})
+    first.kill()
+    assert own_sockets(kubelet.directory) == ["gpu.intel.com-i915.sock"], "nobody was there to remove it"
+    await kubelet.until(lambda resources: resources == {I915: (1, 0)})
+    run("intel_gpu_device_plugin")
+    await kubelet.until(lambda resources: resources == {I915: (1, 1)})
+
+
+async def test_the_socket_of_a_process_is_for_its_owner_alone(run: Run, kubelet: Kubelet, tree: Path) -> None:
+    process = run("intel_gpu_device_plugin")
+    await kubelet.until(lambda resources: I915 in resources)
+    mode = os.stat(f"{kubelet.directory}/device-plugins/gpu.intel.com-i915.sock").st_mode
+    assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o600)
+    assert await process.terminate() == 0
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--kubelet-dir=/dev/null"], 1, "accelplane-node: /dev/null: not a directory, expected the kubelet's"),
+        (["--kubelet-dir=/" + "x" * 100], 1, f"/{'x' * 100}/device-plugins/kubelet.sock: a socket path of 129 bytes"),
+        (["--root=/nowhere"], 1, "-root: /nowhere: not a directory, expected one with sys/ and dev/ in it"),
+        (["--plugins=gpu,tpu"], 1, "no plugin named 'tpu' is installed; there are: gpu, npu"),
+        (["--config=/nowhere/config.yaml"], 1, "/nowhere/config.yaml: No such file or directory"),
+        (["--health-interval=0"], 1, "-health-interval: 0: expected 1 to 3600 seconds"),
+        (["--scan-grace=-1"], 1, "-scan-grace: -1: expected 0 to 3600 seconds"),
+        (["--log-format=xml"], 1, "-log-format: 'xml': expected text or json"),
+        (["--no-such-flag"], 2, "flag provided but not defined: -no-such-flag"),
+        (["word"], 2, "unexpected argument 'word'"),
+        (["--config"], 2, "flag needs an argument: -config"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    directory: str, tmp_path: Path, arguments: list[str], code: int, message: str
+) -> None:
+    done = printed("accelplane", "node", f"--root={tmp_path}", f"--kubelet-dir={directory}", *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    if code == 1:
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_options_that_cannot_be_are_refused_as_the_drop_in_command_always_did(directory: str, tmp_path: Path) -> None:
+    done = printed("intel_gpu_device_plugin", f"--root={tmp_path}", f"--kubelet-dir={directory}", "-shared-dev-num=0")
+    assert done.returncode == 1
+    assert "Argument check failed: " in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+async def test_a_directory_that_the_user_may_not_write_is_refused_by_name(run: Run, directory: str, tree: Path) -> None:
+    plugins = Path(directory, "device-plugins")
+    plugins.mkdir(mode=0o555)
+    process = run("intel_gpu_device_plugin", powerless=True)
+    assert await process.exit_code() == 1
+    assert process.log().endswith(f"{plugins}: not writable by uid {os.geteuid()}; a plugin makes its sockets there\n")
+
+
+async def test_a_directory_that_becomes_unwritable_is_reported_and_waited_out(
+    run: Run, directory: str, tree: Path
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to remove what the process may not")
+    plugins = Path(directory, "device-plugins")
+    plugins.mkdir()
+    process = run("intel_gpu_device_plugin", powerless=True)
+    own = plugins / "gpu.intel.com-i915.sock"
+    await until(own.exists)
+    plugins.chmod(0o555)
+    own.unlink()
+    await process.said(f"cannot make the socket {own}: Permission denied", 20)
+    plugins.chmod(0o755)
+    (plugins / "wake").touch()
+    await until(own.exists)
+    assert await process.terminate() == 0
+
+
+async def test_a_resource_whose_path_is_too_long_does_not_stop_the_other_plugins(
+    run: Run, kubelet: Kubelet, tree: Path, tmp_path: Path
+) -> None:
+    source = """
+from accelplane.devices import Device
+from accelplane.plugins import Plugin
+
+class ThePlugin(Plugin):
+    namespace = "x" * 60 + ".example.com"
+
+    def scan(self, host):
+        yield Device(resource="y" * 40, id="a", topology=None)
+"""
+    env = installed_plugin(tmp_path / "site", "long", source)
+    process = run("accelplane", "node", env=env)
+    await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
+    await process.said("at most 107 are possible")
+    assert await process.terminate() == 0
+
+
+async def test_a_plugin_that_cannot_be_loaded_is_left_out_unless_it_was_asked_for(
+    run: Run, kubelet: Kubelet, tree: Path, tmp_path: Path
+) -> None:
+    env = installed_plugin(tmp_path / "site", "broken", "raise ImportError('no libgadget here')")
+    process = run("accelplane", "node", env=env)
+    await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
+    await process.said("plugin broken cannot be loaded and is left out")
+    assert await process.terminate() == 0
+    process = run("accelplane", "node", "--plugins=broken", env=env)
+    assert await process.exit_code() == 1
+    assert process.log().endswith("plugin broken cannot be loaded: no libgadget here\n")
+
+
+# One look
+
+
+def test_one_look_prints_the_devices_as_json_and_touches_nothing(directory: str, tmp_path: Path) -> None:
+    gpu_card(tmp_path, 0)
+    gpu_card(tmp_path, 1, vendor="0x10de")
+    npu(tmp_path, 0)
+    done = printed("accelplane", "node", "--once", f"--root={tmp_path}", f"--kubelet-dir={directory}")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert {name: sorted(part["resources"]) for name, part in report.items()} == {"gpu": [I915], "npu": [ACCEL]}
+    (device,) = report["gpu"]["resources"][I915].values()
+    assert (device["id"], device["health"], device["topology"]) == ("card0-0", "Healthy", [0])
+    assert [node["host_path"] for node in device["nodes"]] == ["/dev/dri/card0", "/dev/dri/renderD128"]
+    assert os.listdir(directory) == []
+
+
+def test_one_look_of_an_empty_machine_finds_nothing_and_is_no_failure(directory: str, tmp_path: Path) -> None:
+    done = printed("intel_gpu_device_plugin", "-dry-run", f"-root={tmp_path}")
+    assert (done.returncode, json.loads(done.stdout)["gpu"]["resources"]) == (0, {})
+
+
+def test_one_look_that_fails_says_so_for_its_plugin_and_shows_the_others(tmp_path: Path) -> None:
+    npu(tmp_path, 0)
+    (tmp_path / "sys/class/drm").symlink_to("drm")
+    done = printed("accelplane", "node", "-once", f"-root={tmp_path}")
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert "do they loop?" in report["gpu"]["error"]
+    assert list(report["npu"]["resources"]) == [ACCEL]
+
+
+def test_one_look_of_a_plugin_that_is_broken_shows_the_others(tmp_path: Path) -> None:
+    source = """
+from accelplane.plugins import Plugin
+
+class ThePlugin(Plugin):
+    namespace = "broken.example.com"
+
+    def scan(self, host):
+        return 1 / 0
+"""
+    env = {**os.environ, **installed_plugin(tmp_path / "site", "broken", source)}
+    npu(tmp_path / "tree", 0)
+    done = printed("accelplane", "node", "-once", f"-root={tmp_path / 'tree'}", env=env)
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert "division by zero" in report["broken"]["error"]
+    assert list(report["npu"]["resources"]) == [ACCEL]
+
+
+# What it says
+
+
+async def test_the_log_may_be_json_with_one_object_a_line(run: Run, kubelet: Kubelet, tree: Path) -> None:
+    process = run("accelplane", "node", "--log-format=json", "-v=4")
+    await kubelet.until(lambda resources: len(resources) == 2)
+    assert await process.terminate() == 0
+    entries = [json.loads(line) for line in process.log().splitlines()]
+    assert any(f"{I915}: registered" in entry["msg"] for entry in entries)
+    assert {"ts", "level", "v", "logger", "caller", "msg"} <= entries[0].keys()
+
+
+async def test_an_uneventful_life_says_little(run: Run, kubelet: Kubelet, tree: Path) -> None:
+    process = run("accelplane", "node")
+    await kubelet.until(lambda resources: len(resources) == 2)
+    await kubelet.restart()
+    await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
+    assert await process.terminate() == 0
+    levels = [line[0] for line in process.log().splitlines()]
+    assert levels.count("E") == 0, process.log()
+    assert len(levels) < 12, process.log()
+
+
+async def test_a_card_comes_and_goes_at_the_real_process(run: Run, kubelet: Kubelet, tmp_path: Path) -> None:
+    node = SimulatedNode(tmp_path / "tree")
+    process = run("accelplane", "node")
+    await process.said("plugins gpu, npu")
+    node.plug_gpu(GpuSpec(driver="xe"))
+    await kubelet.until(lambda resources: resources == {"gpu.intel.com/xe": (1, 1)})
+    node.unplug("card0")
+    await kubelet.until(lambda resources: resources == {})
+    assert await process.terminate() == 0
+
+
+async def test_hundreds_of_connections_to_the_process_leave_it_answering(
+    run: Run, kubelet: Kubelet, tree: Path
+) -> None:
+    process: Process = run("intel_gpu_device_plugin")
+    await kubelet.until(lambda resources: I915 in resources)
+    path = f"{kubelet.directory}/device-plugins/gpu.intel.com-i915.sock"
+    clients = [socket.socket(socket.AF_UNIX) for _ in range(400)]
+    try:
+        for client in clients:
+            client.connect(path)
+            await asyncio.sleep(0)
+        container = await kubelet.run_pod("pod", {I915: 1})
+        assert container.device_ids == {I915: ("card0-0",)}
+        assert await process.terminate() == 0
+    finally:
+        for client in clients:
+            client.close()
