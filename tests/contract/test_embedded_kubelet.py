@@ -15,6 +15,7 @@ from fake_plugin import FakePlugin, Refusal, listing
 
 from accelplane.devices import DeviceNode, Mount
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
+from accelplane.kubelet.checkpoint import read_checkpoint
 from accelplane.kubelet.embedded import (
     AdmissionError,
     ContainerStartError,
@@ -23,7 +24,6 @@ from accelplane.kubelet.embedded import (
     NoSuchPod,
     Pod,
 )
-from accelplane.kubelet.checkpoint import read_checkpoint
 
 GADGET = "example.com/gadget"
 GIZMO = "example.com/gizmo"

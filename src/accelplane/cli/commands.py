@@ -84,3 +84,5 @@ def _require_simulate() -> None:
     """Doubles of other programs speak gRPC as those do, by the reference implementation, which a node does without."""
     if importlib.util.find_spec("grpc") is None:
         raise click.ClickException("this command needs more than a node does: pip install 'accelplane[simulate]'")
+    # It writes a line of its own about every lost connection, unless told otherwise before it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
