@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import random
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -28,6 +27,7 @@ from accelplane import rpc
 from accelplane.devices import Allocation, Device
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 from accelplane.kubelet import messages, sockets
+from accelplane.kubelet.membership import FIRST_RETRY, LAST_RETRY, LOOK_AT_LEAST, Membership
 from accelplane.kubelet.pulse import Pulse
 from accelplane.logs import v
 
@@ -35,11 +35,7 @@ log = logging.getLogger(__name__)
 
 KUBELET_SOCKET = "kubelet.sock"
 _REGISTER_DEADLINE = 20.0  # the kubelet itself waits up to 10 s for our answer
-_STREAM_DEADLINE = 10.0
-_FIRST_RETRY, _LAST_RETRY = 0.2, 10.0
-_LAST_STREAM_RETRY = 300.0
 _TERMINATION_GRACE = 30.0  # Kubernetes' default for a predecessor that is on its way out
-_LOOK_AT_LEAST = 30.0  # without inotify this is how a lost socket is found
 
 
 class AllocationError(Exception):
@@ -195,14 +191,14 @@ class ResourceServer:
             except FileNotFoundError:
                 # A kubelet that starts swept it away, or the directory is gone; its own socket may be there by now,
                 # so that nothing would wake this one.
-                await self.wake.wait(_FIRST_RETRY)
+                await self.wake.wait(FIRST_RETRY)
                 return
             except OSError as error:
                 reason = error.strerror or error
                 self._report(
                     f"cannot make the socket {self.path}: {reason} (permission or SELinux label of the directory?)"
                 )
-                await self.wake.wait(_LAST_RETRY)
+                await self.wake.wait(LAST_RETRY)
                 return
             self.stage = Stage.SERVING
             self.problem = ""
@@ -222,56 +218,25 @@ class ResourceServer:
 
     async def _stay_registered(self, own: sockets.Identity | None) -> str:
         """Registers, again when needed; returns why a new socket is."""
-        registered_at: sockets.Identity | None = None
-        tried_at: sockets.Identity | None = None
-        retry, retry_at = _FIRST_RETRY, 0.0
-        registered_time = 0.0
-        stream_patience, stream_due = _STREAM_DEADLINE, 0.0
+        membership = Membership()
         while True:
             if sockets.identity(self.path) != own:
                 return "the socket was removed or replaced"
-            kubelet = sockets.identity(self._kubelet)
-            if registered_at is not None and kubelet not in (None, registered_at):
+            kubelet, now = sockets.identity(self._kubelet), time.monotonic()
+            if membership.see(kubelet, listening=bool(self._streams), now=now):
+                self._report("the kubelet does not listen, registering again", level=v(1))
+            if membership.moved:
                 return "the kubelet has a new socket"
-            now = time.monotonic()
-            if self.stage == Stage.REGISTERED:
-                if self._streams:
-                    stream_patience, stream_due = _STREAM_DEADLINE, now
-                elif now >= stream_due:
-                    self._report("the kubelet does not listen, registering again", level=v(1))
-                    self.stage = Stage.SERVING
-                    # A kubelet that ends every stream at once must not be run down.
-                    steady = now - registered_time >= _STREAM_DEADLINE
-                    retry_at = now if steady else now + retry
-                    retry = _FIRST_RETRY if steady else min(2 * retry, _LAST_RETRY)
-            if kubelet != tried_at:
-                retry, retry_at = _FIRST_RETRY, now
-            if self.stage == Stage.SERVING and kubelet is not None and now >= retry_at:
-                tried_at = kubelet
-                if await self._register_while(
+            if membership.due(now):
+                accepted = await self._register_while(
                     lambda at=kubelet: (sockets.identity(self.path), sockets.identity(self._kubelet)) == (own, at)
-                ):
-                    registered_at = kubelet
-                    registered_time = time.monotonic()
-                    self.stage = Stage.REGISTERED
-                    stream_due = registered_time + stream_patience
-                    stream_patience = min(2 * stream_patience, _LAST_STREAM_RETRY)
-                else:
-                    retry_at = time.monotonic() + retry * random.uniform(0.8, 1.2)  # noqa: S311 - only to spread peers
-                    retry = min(2 * retry, _LAST_RETRY)
-                continue
-            if kubelet is None and self.stage == Stage.SERVING:
+                )
+                membership.tried(time.monotonic(), accepted=accepted)
+                continue  # what changed meanwhile has woken nobody
+            self.stage = Stage.REGISTERED if membership.registered else Stage.SERVING
+            if kubelet is None and not membership.registered:
                 self._report(f"waiting for {self._kubelet}", level=v(1))
-            look_at = self._next_look(kubelet, retry_at, stream_due)
-            await self.wake.wait(max(0.0, look_at - time.monotonic()))
-
-    def _next_look(self, kubelet: sockets.Identity | None, retry_at: float, stream_due: float) -> float:
-        look = time.monotonic() + _LOOK_AT_LEAST
-        if self.stage == Stage.SERVING and kubelet is not None:
-            return min(look, retry_at)
-        if self.stage == Stage.REGISTERED and not self._streams:
-            return min(look, stream_due)
-        return look
+            await self.wake.wait(membership.next_look(time.monotonic()))
 
     async def _register_while(self, makes_sense: Callable[[], bool]) -> bool:
         """Registers, and gives up at once when the sockets change: a kubelet that is ending may never answer."""
@@ -279,7 +244,7 @@ class ResourceServer:
         attempt.add_done_callback(lambda _attempt: self.wake.fire())
         try:
             while not attempt.done() and makes_sense():
-                await self.wake.wait(_LOOK_AT_LEAST)
+                await self.wake.wait(LOOK_AT_LEAST)
             return attempt.done() and attempt.result()
         finally:
             attempt.cancel()
