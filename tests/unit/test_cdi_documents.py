@@ -138,13 +138,14 @@ WRONG = [
 
 @pytest.mark.parametrize(("device", "why"), WRONG)
 def test_what_breaks_a_rule_is_refused_with_the_rule_and_not_written(
-    device: CdiDevice, why: str, tmp_path: Path
+    device: CdiDevice, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(CdiError, match=why) as caught:
         device.check()
     assert str(caught.value).isprintable()
     CdiDirectory(str(tmp_path)).publish([device])
     assert list(tmp_path.iterdir()) == []
+    assert caplog.messages == [f"not written: {caught.value}"]
 
 
 def test_every_hook_name_of_the_specification_is_right() -> None:

@@ -119,10 +119,12 @@ class CdiDirectory:
                 replaced.replace(path, text, prefix="spec.")
                 self.writes += 1
             stamp = _stamp(path)
-        except (OSError, CdiError) as error:
+        except CdiError as error:
             self.write_failures += 1
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise CdiWriteError(f"cannot write {path}: {reason}") from error
+            raise CdiWriteError(f"not written: {error}") from error
+        except OSError as error:
+            self.write_failures += 1
+            raise CdiWriteError(f"cannot write {path}: {error.strerror}") from error
         if stamp is not None:
             self._written[device.qualified_name] = (device, stamp)
 
