@@ -34,12 +34,14 @@ DEBIAN = {
     "base-files": ("usr/lib/os-release", "usr/share/common-licenses/*"),
     "libc6": ("lib/*/ld-linux*", "lib64/*", *(f"lib/*/lib{name}.so.*" for name in
               ("c", "dl", "m", "pthread", "resolv", "rt", "util"))),
+    # The licence of the two libraries that follow it.
+    "gcc-12-base": (),
     # glibc loads it when a thread is ended from outside, and aborts if it cannot.
     "libgcc-s1": ("lib/*/libgcc_s.so.*",),
-    "libexpat1": ("lib/*/libexpat.so.*",),
-    "libffi8": ("usr/lib/*/libffi.so.*",),
     # For protobuf's own library.
     "libstdc++6": ("usr/lib/*/libstdc++.so.*",),
+    "libexpat1": ("lib/*/libexpat.so.*",),
+    "libffi8": ("usr/lib/*/libffi.so.*",),
     "libssl3": ("usr/lib/*/libssl.so.*", "usr/lib/*/libcrypto.so.*"),
     "zlib1g": ("lib/*/libz.so.*",),
     f"lib{PYTHON}-minimal": (f"{STDLIB}/*",),
