@@ -248,6 +248,7 @@ class ResourceServer:
             return attempt.done() and attempt.result()
         finally:
             attempt.cancel()
+            await asyncio.wait((attempt,))
 
     async def _register(self) -> bool:
         request = pb.RegisterRequest(

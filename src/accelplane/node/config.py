@@ -60,8 +60,9 @@ def plugins(config: AgentConfig, types: Mapping[str, PluginType], source: str) -
     for name, plugin_type in types.items():
         try:
             made[name] = plugin_type(plugin_type.config_type.of(config.plugins.get(name) or {}))
-        except (msgspec.ValidationError, ValueError) as error:
-            raise ConfigurationError(f"{source}: plugins.{name}: {error}") from error
+        except Exception as error:  # a plugin's own checks may raise anything
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            raise ConfigurationError(f"{source}: plugins.{name}: {kind}{error}") from error
     return made
 
 

@@ -15,6 +15,8 @@ from accelplane.plugins.base import Config
 
 log = logging.getLogger(__name__)
 
+_RESTART_AFTER = 10.0
+
 
 class Served:
     """One resource at the kubelet: its server, who answers for it, and the task that runs it."""
@@ -30,14 +32,27 @@ class Served:
     async def _run(self, predecessor: asyncio.Task[None] | None) -> None:
         if predecessor is not None:
             await asyncio.wait((predecessor,))
-        await self.server.run()
+        while True:
+            try:
+                await self.server.run()
+            except SocketPathError:
+                raise
+            except Exception:
+                log.exception(
+                    "%s: serving ended by a fault of this program, again in %g s", self.server.resource, _RESTART_AFTER
+                )
+                await asyncio.sleep(_RESTART_AFTER)
 
 
 class Publisher:
     """Keeps the kubelet's view equal to the last inventory given to `publish`."""
 
     def __init__(
-        self, plugin: Plugin[Config], sockets_directory: str, cdi: CdiDirectory, failed: Callable[[Exception], None]
+        self,
+        plugin: Plugin[Config],
+        sockets_directory: str,
+        cdi: CdiDirectory,
+        failed: Callable[[SocketPathError], None],
     ) -> None:
         """`failed` is told of resources that can never be served (a socket path that is too long)."""
         self.inventory = Inventory()
@@ -108,14 +123,11 @@ class Publisher:
 
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        if error is None:
-            log.log(v(1), "%s: no longer served", name)
-        elif isinstance(error, SocketPathError):
+        if isinstance(error, SocketPathError):
             log.error("%s: cannot be served: %s", name, error)
             self._failed(error)
         else:
-            log.error("%s: serving ended by a fault of this program", name, exc_info=error)
-            self._failed(RuntimeError(f"{name}: {error}"))
+            log.log(v(1), "%s: no longer served", name)
 
 
 async def _end(served: Served) -> None:
