@@ -52,6 +52,10 @@ def phase(runner: PluginRunner, unit: str = "a") -> Phase:
     return runner.health.states[unit].phase
 
 
+def told_of_the_source(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.message.startswith("ward: health of")]
+
+
 async def test_newcomers_are_judged_before_they_are_first_published(ward: Ward) -> None:
     plugin = Patient(gadgets("a", "b"))
     plugin.verdicts = {"a": HOT, "b": GOOD}
@@ -132,6 +136,15 @@ async def test_units_that_are_not_judged_are_as_healthy_as_the_scan_found_them(w
         assert set(runner.health.states) == {"b", "c"}
 
 
+async def test_units_that_are_not_judged_do_not_stay_sick_after_a_failure_of_the_source(ward: Ward) -> None:
+    plugin = Patient(gadgets("a", "b"), HealthPolicy(fail_closed=True))
+    plugin.verdicts = {"a": ConnectionError("gone")}
+    async with ward(plugin) as (_runner, _peer, lists):
+        assert await lists.next() == {"a": "Unhealthy", "b": "Unhealthy"}
+        plugin.verdicts = {"a": GOOD}
+        await lists.until({"a": "Healthy", "b": "Healthy"})
+
+
 async def test_a_source_that_fails_leaves_the_health_as_it_was(ward: Ward, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     plugin = Patient(gadgets("a", "b"))
@@ -144,8 +157,61 @@ async def test_a_source_that_fails_leaves_the_health_as_it_was(ward: Ward, caplo
         assert {unit: state.usable for unit, state in runner.health.states.items()} == {"a": False, "b": True}
         plugin.verdicts = {"a": GOOD, "b": GOOD}
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
-    told = [record.message for record in caplog.records if record.message.startswith(("ward: health", "ward: the"))]
-    assert told == ["ward: health unknown: the daemon is gone", "ward: the health source answers again"]
+    assert told_of_the_source(caplog) == [
+        "ward: health of a, b unknown: the daemon is gone",
+        "ward: health of a, b known again",
+    ]
+
+
+async def test_a_source_without_a_verdict_is_told_once_and_when_it_has_one_again(
+    ward: Ward, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    plugin = Patient(gadgets("a", "b"))
+    plugin.verdicts = {"a": UNKNOWN, "b": GOOD}
+    async with ward(plugin) as (runner, _peer, lists):
+        assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
+        await until(lambda: len(plugin.asked) > 3)
+        assert runner.health.unknown.get("a", "") == "no answer"
+        plugin.verdicts["a"] = HOT
+        assert await lists.next() == {"a": "Unhealthy", "b": "Healthy"}
+        assert runner.health.unknown.get("a", "") == ""
+    assert told_of_the_source(caplog) == ["ward: health of a unknown: no answer", "ward: health of a known again"]
+
+
+class Noting(Patient):
+    """Finds something odd in card `a`, and nothing in newcomers."""
+
+    odd = "a: a sensor is missing"
+
+    async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
+        if self.odd and any(device.unit == "a" for device in devices):
+            host.note(self.odd)
+        return await super().health(host, devices)
+
+
+async def test_what_a_plugin_notes_while_it_judges_is_told_once_until_it_is_over(
+    ward: Ward, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugin = Noting(gadgets("a"))
+    plugin.verdicts = {"a": GOOD, "b": GOOD}
+
+    async def judged() -> None:
+        asked = len(plugin.asked)
+        await until(lambda: len(plugin.asked) > asked + 2)
+
+    async with ward(plugin) as (runner, _peer, lists):
+        assert await lists.next() == {"a": "Healthy"}
+        await judged()
+        plugin.found = gadgets("a", "b")
+        runner.look_again()
+        assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
+        await judged()
+        plugin.odd = ""
+        await judged()
+        plugin.odd = "a: a sensor is missing"
+        await judged()
+    assert [record.message for record in caplog.records] == ["ward: a: a sensor is missing"] * 2
 
 
 @pytest.mark.parametrize("source", [UNKNOWN, ConnectionError("gone")], ids=["no verdict", "no answer"])

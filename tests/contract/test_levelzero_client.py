@@ -170,6 +170,19 @@ async def test_an_overheated_card_is_bad_until_it_cooled_by_the_margin(root: Pat
     assert answers == ["good", "bad", "bad", "good", "good"]
 
 
+async def test_a_newcomer_that_is_judged_apart_makes_no_hot_card_forgotten(root: Path, socket: Path) -> None:
+    gpu_card(root, 0)
+    service = Service()
+    cards = Cards(root, **{"gpu-temp-limit": 90, "temperature-margin": 10, "health-bad-verdicts": 1})
+    newcomer = Device(resource="i915", id="card1-0", unit="card1", attributes={"bdf": "0000:04:00.0"})
+    async with service.listening(socket), running(cards.plugin, root):
+        service.temperature["0000:03:00.0"] = temperatures(0.0, 91.0, 0.0)
+        assert (await cards.verdicts())["card0"].answer == "bad"
+        await cards.plugin.health(cards.host, [newcomer])
+        service.temperature["0000:03:00.0"] = temperatures(0.0, 85.0, 0.0)
+        assert (await cards.verdicts())["card0"].answer == "bad"
+
+
 async def test_a_card_without_address_is_unknown(root: Path, socket: Path) -> None:
     gpu_card(root, 0)
     cards = Cards(root)

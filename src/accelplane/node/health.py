@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 from msgspec.structs import replace
@@ -19,12 +19,14 @@ _CONFIRM_AFTER = 1.0
 
 
 class HealthTracker:
-    """States by unit name. Units that leave are forgotten."""
+    """States by unit name, and in `unknown` why the last question about a unit had no answer. Units that leave are
+    forgotten."""
 
     def __init__(self, name: str) -> None:
         self.states: dict[str, HealthState] = {}
+        self.unknown: dict[str, str] = {}
         self._name = name
-        self._source_problem = ""
+        self._notes: frozenset[str] = frozenset()
 
     @property
     def unsettled(self) -> bool:
@@ -38,30 +40,31 @@ class HealthTracker:
     def keep(self, units: Collection[str]) -> None:
         """Forgets every unit but `units`."""
         for unit in self.states.keys() - set(units):
-            del self.states[unit]
+            self._forget(unit)
 
     async def judge(
         self, plugin: Plugin[Config], host: Host, devices: Iterable[Device], deadline: float = ASK_DEADLINE
     ) -> None:
-        """Asks the plugin about the devices' units and moves their states.
+        """Asks the plugin about the devices' units and moves their states. Notes in `host`, a new one, are logged.
 
         A plugin that fails or does not answer within `deadline` seconds gives the verdict "unknown".
         """
         units = {device.unit: device for device in devices}
         policy = plugin.health_policy
+        everybody = units.keys() >= self.states.keys()
         try:
             async with asyncio.timeout(deadline):
-                verdicts = msgspec.convert(await plugin.health(host, tuple(units.values())), dict[str, Verdict])
-            self._complain("")
+                answers = msgspec.convert(await plugin.health(host, tuple(units.values())), dict[str, Verdict])
+            verdicts = {unit: answers[unit] for unit in units if unit in answers}
+            for unit in units.keys() - verdicts.keys():
+                self._forget(unit)  # not judged at all, unless by a failure before
         except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
-            problem = str(error) or type(error).__name__
-            if isinstance(error, TimeoutError):
-                problem = f"no answer within {deadline:g} s"
-            self._complain(problem)
-            verdicts = dict.fromkeys(units, Verdict("unknown", f"health unknown: {problem}"))
+            timeout = isinstance(error, TimeoutError)
+            problem = f"no answer within {deadline:g} s" if timeout else str(error) or type(error).__name__
+            verdicts = dict.fromkeys(units, Verdict("unknown", problem))
+        self._tell_unknown(verdicts)
+        self._tell_notes(frozenset(host.notes), everybody=everybody)
         for unit, verdict in verdicts.items():
-            if unit not in units:
-                continue
             old = self.states.get(unit)
             new = HealthState.first(verdict, policy) if old is None else old.after(verdict, policy)
             self.states[unit] = new
@@ -74,6 +77,10 @@ class HealthTracker:
             return device
         return replace(device, health=UNHEALTHY, reason=state.reason or state.phase.value)
 
+    def _forget(self, unit: str) -> None:
+        self.states.pop(unit, None)
+        self.unknown.pop(unit, None)
+
     def _tell(self, unit: str, old: HealthState, new: HealthState) -> None:
         if old.phase == new.phase:
             return
@@ -84,10 +91,24 @@ class HealthTracker:
             self._name, unit, new.phase, old.phase, reason,
         )  # fmt: skip
 
-    def _complain(self, problem: str) -> None:
-        if problem != self._source_problem:
-            self._source_problem = problem
-            if problem:
-                log.warning("%s: health unknown: %s", self._name, problem)
-            else:
-                log.info("%s: the health source answers again", self._name)
+    def _tell_unknown(self, verdicts: Mapping[str, Verdict]) -> None:
+        """Says of whom nothing is known, once for each reason, and of whom something is again."""
+        news: dict[str, list[str]] = {}
+        known: list[str] = []
+        for unit, verdict in verdicts.items():
+            if verdict.answer != "unknown":
+                if self.unknown.pop(unit, None) is not None:
+                    known.append(unit)
+            elif self.unknown.get(unit) != verdict.reason:
+                self.unknown[unit] = verdict.reason
+                news.setdefault(verdict.reason, []).append(unit)
+        for reason, units in news.items():
+            log.warning("%s: health of %s unknown: %s", self._name, ", ".join(units), reason or "no reason given")
+        if known:
+            log.info("%s: health of %s known again", self._name, ", ".join(known))
+
+    def _tell_notes(self, notes: frozenset[str], *, everybody: bool) -> None:
+        """Logs what is odd when it is new; a question about everybody tells what is over."""
+        for note in sorted(notes - self._notes):
+            log.warning("%s: %s", self._name, note)
+        self._notes = notes if everybody else self._notes | notes

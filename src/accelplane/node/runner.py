@@ -181,7 +181,7 @@ class PluginRunner:
             self._watch(host, seen=True)
             self.scan_seconds = time.monotonic() - start
         work = time.monotonic() - start
-        await self._judge_newcomers(host)
+        await self._judge_newcomers()
         start = time.monotonic()
         await self._publish()
         return work + time.monotonic() - start
@@ -253,14 +253,14 @@ class PluginRunner:
         self._watcher.directories(self.name, directories, self._look_and_judge, written=own_tree)
         self._watcher.uevents(self.name, watch.subsystems or _subsystems(self._touched), self._look_and_judge)
 
-    async def _judge_newcomers(self, host: Host) -> None:
+    async def _judge_newcomers(self) -> None:
         if not self.plugin.overrides("health"):
             return
         units = {device.unit: device for device in self.inventory}
         self.health.keep(units)
         newcomers = [device for unit, device in units.items() if unit not in self.health.states]
         if newcomers:
-            await self.health.judge(self.plugin, host, newcomers, _FIRST_VERDICT_DEADLINE)
+            await self.health.judge(self.plugin, Host(self._settings.root), newcomers, _FIRST_VERDICT_DEADLINE)
 
     async def _keep_judging(self) -> None:
         """Asks for everybody's health from time to time, and soon again where one verdict awaits a second."""

@@ -67,7 +67,8 @@ def _plugin(runner: PluginRunner) -> Mapping[str, object]:
             for resource, served in runner.publisher.served.items()
         },
         "health": {
-            unit: {"phase": state.phase, "reason": state.reason} for unit, state in runner.health.states.items()
+            unit: {"phase": state.phase, "reason": state.reason, "unknown": runner.health.unknown.get(unit, "")}
+            for unit, state in runner.health.states.items()
         },
         "skipped": runner.inventory.skipped,
     }

@@ -86,7 +86,6 @@ class LevelZeroJudge:
     ) -> dict[str, Verdict]:
         """By card name. One that hangs does not keep the others from being judged: next time it is asked last."""
         cards = _cards(devices)
-        self._heat = {name: heat for name, heat in self._heat.items() if name in cards}
         clock = asyncio.get_running_loop().time
         deadline = clock() + budget
         found: dict[str, Verdict] = {}
@@ -97,7 +96,9 @@ class LevelZeroJudge:
                 found[name] = Verdict("unknown", "the Level-Zero service took too long for other cards")
             else:
                 found[name] = await self._verdict(service, name, cards[name], note)
-        self._silent = {name for name, verdict in found.items() if verdict.answer == "unknown"}
+        # Others may have been asked about before: newcomers are judged apart.
+        self._silent.difference_update(cards)
+        self._silent.update(name for name, verdict in found.items() if verdict.answer == "unknown")
         return found
 
     async def _verdict(self, service: "LevelZero", name: str, bdf: str, note: Callable[[str], None]) -> Verdict:
@@ -123,8 +124,8 @@ class LevelZeroJudge:
         if temperatures.fault.code in _FATAL:
             return Verdict("bad", str(temperatures.fault))
         overall, gpu, memory, _fault = temperatures
-        heat = self._heat.get(name, Heat()).after((overall, gpu, memory), self._limits, self._enough)
-        self._heat[name] = heat
+        heat = self._heat.get(bdf, Heat()).after((overall, gpu, memory), self._limits, self._enough)
+        self._heat[bdf] = heat
         return Verdict("bad", ", ".join(heat.complaints)) if heat.complaints else Verdict("good")
 
 
