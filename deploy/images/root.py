@@ -279,9 +279,12 @@ def _drop_empty(directory: Path) -> None:
 
 
 def _run(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
-    done = subprocess.run(
-        command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+    except FileNotFoundError:
+        raise RecipeError(f"{command[0]}: not found; on Debian: apt-get install binutils coreutils dpkg apt") from None
     if done.returncode:
         raise RecipeError(f"{' '.join(map(str, command[:6]))}: failed with {done.returncode}\n{done.stdout[-4000:]}")
 
@@ -297,7 +300,11 @@ def main() -> int:
     parser.add_argument("--base", type=Path, help="for product: what base has made")
     parser.add_argument("--sources", type=Path, default=Path(__file__).parents[2], help="for product: the repository")
     chosen = parser.parse_args()
+    if chosen.part == "product" and not chosen.base:
+        parser.error("product needs --base")
     try:
+        if os.geteuid() != 0:
+            raise RecipeError("needs root, to try the result out in itself")
         if chosen.part == "base":
             base(chosen.directory)
         else:

@@ -66,6 +66,7 @@ def image_configs() -> dict[str, ImageConfig]:
 def _make(archive: Path, base: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".making-", dir=archive.parent) as scratch:
         if not base.exists():
+            _run("apt-get", "-q", "update")
             _recipe("base", made := Path(scratch) / "base")
             made.rename(base)
         root = Path(scratch) / "root"
@@ -76,8 +77,14 @@ def _make(archive: Path, base: Path) -> None:
 
 
 def _recipe(*arguments: str | Path) -> None:
-    command = [sys.executable, RECIPES / "root.py", *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    _run(sys.executable, RECIPES / "root.py", *arguments)
+
+
+def _run(*command: str | Path) -> None:
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    except FileNotFoundError:
+        raise ClusterError(f"the image cannot be made: {command[0]} not found; it takes Debian 12") from None
     if done.returncode:
         raise ClusterError(f"the image cannot be made: {done.stdout}")
 
