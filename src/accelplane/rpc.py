@@ -192,6 +192,7 @@ class _Connection(grpclib.protocol.H2Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
+        self._transport = None  # which no longer stands an `abort`
         self.lost.set()
 
 

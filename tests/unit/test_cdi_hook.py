@@ -171,7 +171,7 @@ def test_without_bundle_or_configuration_the_usual_places_count(bundle: Bundle) 
         ('{"bundle": 3}', "bundle is '3', expected a text"),
         ('{"bundle": "/nowhere"}', "root file system /nowhere/rootfs: No such file"),
         ('{"bundle": "/dev/null"}', "/dev/null/config.json: Not a directory"),
-        ('{"bundle": "a\\u0000b"}', "null byte"),
+        ('{"bundle": "a\\u0000b"}', "embedded null"),
         (b"\xff\xfe\x80", "not JSON"),
         (b"[" * 200_000, "not JSON"),
         (b" " * (1024 * 1024 + 1), "more than 1048576 bytes"),
