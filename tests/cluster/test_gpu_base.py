@@ -100,8 +100,8 @@ def cluster_events(cluster: Cluster, namespace: str) -> str:
     return f"see kubectl --kubeconfig={cluster.kubeconfig} get events -n {namespace}"
 
 
-def worker(namespace: str, **more: object) -> Object:
-    return pod("worker", namespace=namespace, resources={RESOURCE: "1"}, restart="Always", **more)  # type: ignore[arg-type]  # the fields are pod's own
+def worker(namespace: str) -> Object:
+    return pod("worker", namespace=namespace, resources={RESOURCE: "1"}, restart="Always")
 
 
 def test_the_pods_fields_are_those_of_the_manifest_and_the_cards_are_advertised(plugin: Plugin) -> None:
@@ -204,7 +204,6 @@ def test_the_plugin_lives_in_30_mib_too(deploy: Callable[[Path], Plugin], tmp_pa
     assert plugin.memory("memory.limit_in_bytes") == 30 * MIB
     plug_and_pull(plugin.node, tmp_path / "cards", rounds=5)
     assert plugin.restarts == 0
-    print({name: plugin.memory(f"memory.{name}") for name in ("max_usage_in_bytes", "usage_in_bytes", "failcnt")})
     cluster, namespace = plugin.cluster, plugin.namespace
     cluster.apply(worker(namespace))
     cluster.wait_pod("worker", namespace=namespace)
