@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import pytest
@@ -156,3 +157,72 @@ async def test_an_address_that_cannot_be_had_ends_the_agent_with_its_name(direct
     agent = Agent(Settings(kubelet_dir=directory, http_address=address), {})
     with pytest.raises(ConfigurationError, match=f"-http-address: '?{address}"):
         await agent.run()
+
+
+class Odd(Meters):
+    """Measures what a test puts into `reading`: raises, or waits until `released`."""
+
+    namespace = "odd.example.com"
+
+    def __init__(self, reading: Sample | Exception | None) -> None:
+        super().__init__()
+        self.reading = reading
+        self.released = threading.Event()
+        self.asked = 0
+
+    def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
+        self.asked += 1
+        if isinstance(self.reading, Exception):
+            raise self.reading
+        if self.reading is None:
+            self.released.wait(60)
+        else:
+            yield self.reading
+
+
+@pytest.mark.parametrize(
+    ("reading", "problem"),
+    [
+        (ZeroDivisionError("no turns"), "ZeroDivisionError: no turns"),
+        (Sample("", "Wrong.", {}, 1.0), "ValueError: metric name cannot be empty"),
+        (Sample("wheel_turns", "Wrong.", {}, None), "ValidationError: Expected `float`, got `null`"),  # type: ignore[arg-type]
+    ],
+    ids=["raises", "name", "value"],
+)
+async def test_measurements_that_are_none_cost_the_page_nothing_else(  # noqa: PLR0917 - fixtures and the table's columns
+    start_agent: Start, get: Get, port: int, caplog: pytest.LogCaptureFixture, reading: Sample | Exception, problem: str
+) -> None:
+    agent = await start_agent({"http_address": f"127.0.0.1:{port}"}, odd=Odd(reading), meters=Meters())
+    await until(lambda: [runner.looked.is_set() for runner in agent.runners.values()] == [True, True])
+    for _ in range(2):
+        code, page = await get("/metrics")
+        assert code == 200
+        assert 'meter_turns_total{device="m0"} 7.0' in page
+    told = [record.message for record in caplog.records if "measurements" in record.message]
+    assert len(told) == 1
+    assert told[0].startswith(f"odd: its measurements are not on the metrics page: {problem}")
+
+
+async def test_a_measurement_that_hangs_is_not_begun_again(start_agent: Start, get: Get, port: int) -> None:
+    odd = Odd(None)
+    agent = await start_agent({"http_address": f"127.0.0.1:{port}"}, odd=odd)
+    await until(lambda: [runner.looked.is_set() for runner in agent.runners.values()] == [True])
+    asked = [asyncio.create_task(get("/metrics")) for _ in range(3)]
+    await until(lambda: odd.asked == 1)
+    odd.released.set()
+    assert {code for code, _page in await asyncio.gather(*asked)} == {200}
+    assert odd.asked == 1
+
+
+async def test_connections_beyond_a_number_are_ended_at_once_and_leave_the_agent_its_descriptors(
+    start_agent: Start, port: int
+) -> None:
+    agent = await start_agent({"http_address": f"127.0.0.1:{port}"}, meters=Meters())
+    await until(lambda: [runner.looked.is_set() for runner in agent.runners.values()] == [True])
+    async with contextlib.AsyncExitStack() as stack:
+        idle: list[asyncio.StreamReader] = []
+        for _ in range(100):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            stack.callback(writer.close)
+            idle.append(reader)
+        await until(lambda: sum(reader.at_eof() for reader in idle) == 100 - 64)

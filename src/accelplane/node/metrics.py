@@ -3,10 +3,13 @@
 prometheus-client is imported with this module, that is only when somebody asked for a page.
 """
 
+import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -15,18 +18,49 @@ from accelplane import __version__
 from accelplane.host import Host
 from accelplane.kubelet.server import LATENCY_BOUNDS, Stage
 from accelplane.node.agent import Agent
+from accelplane.node.blocking import in_thread
 from accelplane.node.publish import Served
 from accelplane.plugins import Sample
 
+log = logging.getLogger(__name__)
 
-def samples(agent: Agent) -> list[Sample]:
-    """The plugins' own readings. Reads files: call it where blocking is allowed."""
-    return [
-        sample
-        for runner in list(agent.runners.values())
-        if runner.plugin.overrides("measure")
-        for sample in runner.plugin.measure(Host(agent.settings.root), runner.inventory)
-    ]
+_PATIENCE = 5.0  # seconds; scrapers usually wait for ten
+
+
+class Readings:
+    """The plugins' own readings. They are files, which may hang: nobody asks again before the last question returns."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._problems: dict[str, str] = {}
+        self._taking: asyncio.Future[list[Sample]] | None = None
+
+    async def take(self) -> list[Sample]:
+        """What the plugins measure now; nothing while one of them hangs."""
+        if self._taking is None or self._taking.done():
+            self._taking = asyncio.ensure_future(in_thread(self._measured))
+        done, _pending = await asyncio.wait((self._taking,), timeout=_PATIENCE)
+        return self._taking.result() if done else []
+
+    def _measured(self) -> list[Sample]:
+        found: list[Sample] = []
+        for name, runner in list(self._agent.runners.items()):
+            if not runner.plugin.overrides("measure"):
+                continue
+            problem = ""
+            try:
+                own = list(runner.plugin.measure(Host(self._agent.settings.root), runner.inventory))
+                # Values of other types, and names that are none, would cost the whole page.
+                own = msgspec.convert(msgspec.to_builtins(own), list[Sample])
+                list(_families(own))
+                found += own
+            except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything; the others are shown
+                problem = f"{type(error).__name__}: {error}"
+            if problem != self._problems.get(name, ""):
+                self._problems[name] = problem
+                if problem:
+                    log.warning("%s: its measurements are not on the metrics page: %s", name, problem)
+        return found
 
 
 def page(agent: Agent, own: Iterable[Sample]) -> bytes:

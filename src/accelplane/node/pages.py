@@ -15,7 +15,6 @@ from uvicorn.server import ServerState
 
 from accelplane.node import metrics, status
 from accelplane.node.agent import Agent
-from accelplane.node.blocking import in_thread
 from accelplane.node.settings import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -35,26 +34,32 @@ async def serving(agent: Agent, address: str) -> AsyncGenerator[None]:
     """
     host, port = _host_and_port(address)
     config = uvicorn.Config(
-        _application(agent),
+        _application(agent, metrics.Readings(agent)),
         http="h11",
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=_CONNECTIONS,
         timeout_keep_alive=_KEEP_ALIVE,
     )
     config.load()
     state = ServerState()
+    loop = asyncio.get_running_loop()
 
     def protocol() -> asyncio.Protocol:
+        # Descriptors that strangers hold would be missing for the kubelet.
+        if len(state.connections) >= _CONNECTIONS:
+            return _Refusal()
         # Typed in uvicorn as "a class of some protocol", which says nothing of its arguments.
         make: Any = config.http_protocol_class
-        return make(config=config, server_state=state, app_state={})
+        connection = make(config=config, server_state=state, app_state={})
+        # As after each request, so before the first one: a connection that says nothing ends.
+        connection.timeout_keep_alive_task = loop.call_later(_KEEP_ALIVE, connection.timeout_keep_alive_handler)
+        return connection
 
     try:
-        server = await asyncio.get_running_loop().create_server(protocol, host, port)
+        server = await loop.create_server(protocol, host, port)
     except OSError as error:
         raise ConfigurationError(f"-http-address: {address}: {error.strerror or error}") from error
     log.info("pages at http://%s", address)
@@ -66,11 +71,18 @@ async def serving(agent: Agent, address: str) -> AsyncGenerator[None]:
             connection.shutdown()
 
 
-def _application(agent: Agent) -> Callable[..., Awaitable[None]]:
+class _Refusal(asyncio.Protocol):
+    """For a connection too many: ends it at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+def _application(agent: Agent, readings: metrics.Readings) -> Callable[..., Awaitable[None]]:
     async def application(scope: Scope, _receive: object, send: Callable[[Scope], Awaitable[None]]) -> None:
         if scope["type"] != "http":
             return
-        code, content_type, body = await _answer(agent, scope["method"], scope["path"])
+        code, content_type, body = await _answer(agent, readings, scope["method"], scope["path"])
         headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": code, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
@@ -78,13 +90,12 @@ def _application(agent: Agent) -> Callable[..., Awaitable[None]]:
     return application
 
 
-async def _answer(agent: Agent, method: str, path: str) -> Answer:
+async def _answer(agent: Agent, readings: metrics.Readings, method: str, path: str) -> Answer:
     if method not in ("GET", "HEAD"):
         return 405, "text/plain", b"only GET and HEAD\n"
     match path:
         case "/metrics":
-            own = await in_thread(lambda: metrics.samples(agent))
-            return 200, "text/plain; version=0.0.4; charset=utf-8", metrics.page(agent, own)
+            return 200, "text/plain; version=0.0.4; charset=utf-8", metrics.page(agent, await readings.take())
         case "/status":
             return 200, "application/json", msgspec.json.format(msgspec.json.encode(status.report(agent)), indent=2)
         case "/healthz":
