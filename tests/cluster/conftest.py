@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -42,8 +43,10 @@ def sample_gpus(cards: int) -> Callable[[Node], None]:
 
 @pytest.fixture(scope="session")
 def cluster_is_possible() -> None:
-    """Skips the test where no cluster can be started."""
+    """Skips the test where no cluster can be started; fails it where one was promised."""
     if problem := _problem():
+        if os.environ.get("ACCELPLANE_CLUSTER") == "required":
+            pytest.fail(f"no cluster: {problem}")
         pytest.skip(f"no cluster: {problem}")
 
 
