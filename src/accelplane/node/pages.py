@@ -54,6 +54,7 @@ async def serving(agent: Agent, address: str) -> AsyncGenerator[None]:
         # Typed in uvicorn as "a class of some protocol", which says nothing of its arguments.
         make: Any = config.http_protocol_class
         connection = make(config=config, server_state=state, app_state={})
+        state.connections.add(connection)  # as it will itself, but many may be accepted before
         # As after each request, so before the first one: a connection that says nothing ends.
         connection.timeout_keep_alive_task = loop.call_later(_KEEP_ALIVE, connection.timeout_keep_alive_handler)
         return connection
