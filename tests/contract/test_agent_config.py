@@ -1,6 +1,8 @@
 """The agent's configuration file: read, followed, and refused where it is wrong."""
 
+import asyncio
 import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,12 @@ from conftest import Run
 from kubelets import Kubelet
 from waiting import until
 
+from accelplane.devices import Device
+from accelplane.host import Host
+from accelplane.node.agent import Agent
+from accelplane.node.settings import Settings
+from accelplane.plugins import Plugin
+from accelplane.plugins.base import Config
 from accelplane.simulate.tree import SimulatedNode
 
 I915, ACCEL = "gpu.intel.com/i915", "npu.intel.com/accel"
@@ -162,3 +170,84 @@ async def test_pods_keep_their_devices_when_options_change(run: Run, kubelet: Ku
     container = await kubelet.run_pod("next", {I915: 1})
     assert len(container.devices) == 2
     assert kubelet.resources() == {I915: (2, 2), ACCEL: (1, 1)}
+
+
+async def test_other_times_disturb_no_plugin(run: Run, kubelet: Kubelet, config: Path, directory: str) -> None:
+    run("accelplane", "node", f"--config={config}")
+    await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
+    socket = Path(directory, "device-plugins/gpu.intel.com-i915.sock")
+    before = socket.stat()
+    config.write_text("enabled: [gpu]\nhealth-interval: 7\nscan-grace: 8\n")
+    await kubelet.until(lambda resources: resources[ACCEL][1] == 0)
+    await until(lambda: kubelet.resources()[I915] == (1, 1))
+    assert socket.stat().st_ino == before.st_ino
+
+
+async def test_a_pipe_in_the_place_of_the_file_does_not_hold_the_agent(
+    run: Run, kubelet: Kubelet, config: Path
+) -> None:
+    process = run("accelplane", "node", f"--config={config}")
+    await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
+    os.mkfifo(config.parent / "pipe")
+    os.rename(config.parent / "pipe", config)
+    await process.said(f"{config}: not a regular file")
+    assert kubelet.resources() == {I915: (1, 1), ACCEL: (1, 1)}
+    assert await process.terminate() == 0
+
+
+class Clinging(Plugin[Config]):
+    """Takes its time to end."""
+
+    namespace = "clinging.example.com"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ending, self.released = asyncio.Event(), asyncio.Event()
+
+    def scan(self, host: Host) -> Iterator[Device]:
+        yield Device(resource="limpet", id="l0", topology=None)
+
+    async def background(self, host: Host, look_again: Callable[[], None]) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ending.set()
+            await self.released.wait()
+
+
+async def test_a_plugin_that_is_being_ended_when_the_agent_is_leaves_no_socket(
+    config: Path, directory: str, kubelet: Kubelet
+) -> None:
+    plugin = Clinging()
+    settings = Settings(root=str(config.parent), kubelet_dir=directory, cdi_dir=f"{directory}/cdi")
+    agent = Agent(settings, {"clinging": plugin}, config_file=str(config), reload=lambda: (settings, {}))
+    task = asyncio.create_task(agent.run())
+    await kubelet.until(lambda resources: resources == {"clinging.example.com/limpet": (1, 1)})
+    config.write_text("enabled: []\n")
+    await plugin.ending.wait()
+    agent.stop()
+    await asyncio.sleep(0)
+    plugin.released.set()
+    await task
+    assert [name for name in os.listdir(f"{directory}/device-plugins") if name.startswith("clinging")] == []
+
+
+async def test_a_file_behind_a_link_is_followed_by_the_slow_timer(
+    tmp_path: Path, config: Path, directory: str, kubelet: Kubelet
+) -> None:
+    (tmp_path / "elsewhere.yaml").write_text("1")
+    config.unlink()
+    config.symlink_to("../elsewhere.yaml")
+    settings = Settings(root=str(tmp_path / "tree"), kubelet_dir=directory, cdi_dir=directory, safety_interval=0.1)
+    read: list[str] = []
+
+    def reload() -> tuple[Settings, Mapping[str, Plugin[Config]]]:
+        read.append(config.read_text())
+        return settings, {}
+
+    agent = Agent(settings, {}, config_file=str(config), reload=reload)
+    task = asyncio.create_task(agent.run())
+    (tmp_path / "elsewhere.yaml").write_text("22")
+    await until(lambda: read == ["22"])
+    agent.stop()
+    await task

@@ -56,6 +56,7 @@ class Agent:
         self._fatal: Exception | None = None
         self._unservable: Exception | None = None
         self._config_changed = asyncio.Event()
+        self._config_read = self._config_stamp()
 
     def ended_plugins(self) -> list[str]:
         """Plugins whose runner has ended by a fault and waits to be started again."""
@@ -102,10 +103,12 @@ class Agent:
         task.add_done_callback(lambda task: self._runner_ended(name, task))
 
     async def _end(self, name: str) -> None:
-        task = self._tasks.pop(name)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        del self.runners[name]
+        task = self._tasks[name]
+        # A second cancellation would cut short what the first one began, and sockets would stay.
+        if not task.cancelling():
+            task.cancel()
+        await asyncio.wait((task,))
+        del self._tasks[name], self.runners[name]
 
     async def _end_all(self) -> None:
         await asyncio.gather(*(self._end(name) for name in list(self._tasks)))
@@ -148,9 +151,15 @@ class Agent:
 
     async def _follow_config(self) -> None:
         while True:
-            await self._config_changed.wait()
-            await asyncio.sleep(_CONFIG_SETTLES)
+            try:
+                async with asyncio.timeout(self.settings.safety_interval):
+                    await self._config_changed.wait()
+                await asyncio.sleep(_CONFIG_SETTLES)
+            except TimeoutError:
+                if self._config_stamp() == self._config_read:
+                    continue
             self._config_changed.clear()
+            self._config_read = self._config_stamp()
             if self._reload is None:
                 return
             try:
@@ -163,8 +172,15 @@ class Agent:
             self.config_problem = ""
             await self._apply(settings, plugins)
 
+    def _config_stamp(self) -> tuple[int, int, int] | None:
+        """Tells the file's content from a later one, for when its directory cannot be watched or it is a link."""
+        try:
+            status = os.stat(self._config_file or "")
+        except OSError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
     async def _apply(self, settings: Settings, plugins: Plugins) -> None:
-        same_settings = settings == self.settings
         self.settings = settings
         for name in self.runners.keys() - plugins.keys():
             log.info("plugin %s is not enabled any more", name)
@@ -174,12 +190,11 @@ class Agent:
             if runner is None:
                 log.info("plugin %s is enabled now", name)
                 self._start(name, plugin)
-            elif runner.plugin.namespace != plugin.namespace or not same_settings:
+            elif runner.plugin.namespace != plugin.namespace:
                 await self._end(name)
                 self._start(name, plugin)
-            elif runner.plugin.config != plugin.config:
-                log.info("plugin %s has new options", name)
-                runner.reconfigure(plugin)
+            else:
+                runner.reconfigure(plugin, settings)
 
 
 def check_kubelet_directory(settings: Settings) -> None:

@@ -8,6 +8,8 @@ health-interval: 30        # seconds
 scan-grace: 30
 """
 
+import os
+import stat
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -35,7 +37,10 @@ def read(path: str) -> AgentConfig:
     from accelplane.node import foreign_yaml  # noqa: PLC0415 - memory of agents that have no such file
 
     try:
-        with open(path, "rb") as file:
+        # O_NONBLOCK: what took the file's place may be a pipe, which must not hold the agent.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigurationError(f"{path}: not a regular file")
             data = file.read(_SIZE_LIMIT + 1)
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from error

@@ -107,11 +107,16 @@ class PluginRunner:
         """Asks for a look soon."""
         self._wake.set()
 
-    def reconfigure(self, plugin: Plugin[Config]) -> None:
-        """Goes on with `plugin`, which has the same namespace and another configuration."""
-        self.plugin = plugin
-        self.publisher.replace_plugin(plugin)
-        self._start_background()
+    def reconfigure(self, plugin: Plugin[Config], settings: Settings) -> None:
+        """Goes on with other times, and with `plugin`, which has the same namespace, if its options are others."""
+        if plugin.config != self.plugin.config:
+            log.info("plugin %s has new options", self.name)
+            self.plugin = plugin
+            self.publisher.replace_plugin(plugin)
+            self._start_background()
+        elif settings == self._settings:
+            return
+        self._settings = settings
         self._look_and_judge()
 
     @property
