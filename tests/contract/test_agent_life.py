@@ -12,7 +12,7 @@ import pytest
 from conftest import Start
 from fake_kubelet import FakeKubelet
 from gadgets import GADGET, Other, Table, gadgets
-from kubelets import Kubelet
+from kubelets import Kubelet, embedded_only
 from peer import Peer
 from waiting import until
 
@@ -56,6 +56,7 @@ async def table(start_agent: Start, kubelet: Kubelet) -> Agent:
 # Kubelets that come, go and come back
 
 
+@embedded_only("a real kubelet's directory is there before the kubelet: the node's own disk")
 async def test_resources_are_registered_when_the_kubelet_and_its_directory_appear_later(
     idle_kubelet: Kubelet, start_agent: Start
 ) -> None:
@@ -95,7 +96,7 @@ async def test_resources_come_back_each_time_when_the_kubelet_restarts_often(kub
     for _ in range(5):
         await kubelet.restart()
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
-    assert server(table).stage == Stage.REGISTERED
+    await until(lambda: server(table).stage == Stage.REGISTERED)  # the stream opens before the registration is answered
 
 
 async def test_a_kubelet_that_was_killed_and_comes_back_later_finds_the_agent(kubelet: Kubelet, table: Agent) -> None:
@@ -282,6 +283,7 @@ async def test_a_directory_that_is_removed_and_made_again_is_served_again(
     await idle_kubelet.kill()
 
 
+@embedded_only("a real kubelet's directory stays where it is: the node's own disk")
 async def test_the_whole_kubelet_directory_may_be_moved_away_and_another_come(
     directory: str, idle_kubelet: Kubelet, start_agent: Start
 ) -> None:
