@@ -66,6 +66,18 @@ async def test_a_signal_ends_a_process_that_waits_for_a_kubelet(run: Run, direct
     assert await process.terminate() == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_while_plugins_are_still_imported_ends_the_process_with_0_and_without_a_word(
+    run: Run, tmp_path: Path, number: signal.Signals
+) -> None:
+    source = "import sys, time\nprint('importing', file=sys.stderr, flush=True)\ntime.sleep(60)\n"
+    process = run("accelplane", "node", env=installed_plugin(tmp_path, "sluggard", source))
+    await process.said("importing")
+    process.send(number)
+    assert await process.exit_code() == 0
+    assert process.log() == "importing\n"
+
+
 @pytest.mark.parametrize(
     ("command", "resource"), [("intel_gpu_device_plugin", I915), ("intel_npu_device_plugin", ACCEL)]
 )

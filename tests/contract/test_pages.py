@@ -226,3 +226,12 @@ async def test_connections_beyond_a_number_are_ended_at_once_and_leave_the_agent
             stack.callback(writer.close)
             idle.append(reader)
         await until(lambda: sum(reader.at_eof() for reader in idle) == 100 - 64)
+
+
+@pytest.mark.parametrize(("address", "host"), [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", r"\[::1\]")])
+async def test_the_log_tells_the_port_that_the_machine_chose(
+    start_agent: Start, caplog: pytest.LogCaptureFixture, address: str, host: str
+) -> None:
+    caplog.set_level("INFO")
+    await start_agent({"http_address": address}, meters=Meters())
+    await until(lambda: bool(re.search(rf"pages at http://{host}:[1-9]\d*$", caplog.text, re.MULTILINE)))

@@ -2,11 +2,13 @@
 
 import sys
 
-from accelplane.cli.node import dropin
+from accelplane.cli import signals
 
 
 def gpu() -> None:
     """`intel_gpu_device_plugin`."""
+    signals.end_at_once()
+    from accelplane.cli.node import dropin  # noqa: PLC0415 - signals are handled before the work is imported
     from accelplane.plugins.gpu import GpuPlugin  # noqa: PLC0415 - each command imports its own family only
 
     sys.exit(dropin("intel_gpu_device_plugin", GpuPlugin, "gpu"))
@@ -14,6 +16,8 @@ def gpu() -> None:
 
 def npu() -> None:
     """`intel_npu_device_plugin`."""
+    signals.end_at_once()
+    from accelplane.cli.node import dropin  # noqa: PLC0415 - signals are handled before the work is imported
     from accelplane.plugins.npu import NpuPlugin  # noqa: PLC0415 - each command imports its own family only
 
     sys.exit(dropin("intel_npu_device_plugin", NpuPlugin, "npu"))

@@ -2,10 +2,13 @@
 
 import sys
 
+from accelplane.cli import signals
+
 
 def main() -> None:
     """The entry point."""
     if sys.argv[1:2] == ["node"]:
+        signals.end_at_once()
         from accelplane.cli.node import main as node  # noqa: PLC0415 - the agent carries no click
 
         sys.exit(node())

@@ -3,14 +3,13 @@
 import asyncio
 import gc
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from accelplane import __version__
-from accelplane.cli import logflags
+from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, flags_of, parse_or_exit
 from accelplane.devices import Inventory
 from accelplane.host import Host, HostError
@@ -90,6 +89,7 @@ def run(
         if not os.path.isdir(settings.root):
             raise ConfigurationError(f"-root: {settings.root}: not a directory, expected one with sys/ and dev/ in it")
         if given.get("once") or given.get("dry-run"):
+            signals.end_as_usual()
             return asyncio.run(_print_devices(settings, plugins))
         asyncio.run(_serve(Agent(settings, plugins, config_file=config_file, reload=load)))
     except ConfigurationError as error:
@@ -103,7 +103,7 @@ def run(
 
 async def _serve(agent: Agent) -> None:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in signals.ENDING:
         loop.add_signal_handler(number, agent.stop)
     # What was imported lives for ever; the collector need not look at it again and again.
     gc.collect()

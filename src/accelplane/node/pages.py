@@ -63,7 +63,7 @@ async def serving(agent: Agent, address: str) -> AsyncGenerator[None]:
         server = await loop.create_server(protocol, host, port)
     except OSError as error:
         raise ConfigurationError(f"-http-address: {address}: {error.strerror or error}") from error
-    log.info("pages at http://%s", address)
+    log.info("pages at %s", ", ".join(f"http://{_shown(socket.getsockname())}" for socket in server.sockets))
     try:
         yield
     finally:
@@ -111,6 +111,11 @@ def _verdict(problems: list[str]) -> Answer:
     if problems:
         return 503, "text/plain; charset=utf-8", "".join(f"{problem}\n" for problem in problems).encode()
     return 200, "text/plain; charset=utf-8", b"ok\n"
+
+
+def _shown(name: tuple[str, int]) -> str:
+    host, port, *_ = name
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _host_and_port(address: str) -> tuple[str | None, int]:
