@@ -4,6 +4,7 @@ Facts: the kernel's documents on both versions. Swap is forbidden, as Kubernetes
 """
 
 import contextlib
+import glob
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -45,7 +46,8 @@ class MemoryGroup(Struct, frozen=True):
                 anonymous=stat["rss"] / _MIB,
                 files=stat["cache"] / _MIB,
                 peak=_number(f"{self.path}/memory.max_usage_in_bytes") / _MIB,
-                at_limit=_number(f"{self.path}/memory.failcnt"),
+                # With swap accounted for, the counter of both is asked first, and fails first.
+                at_limit=sum(map(_number, glob.glob(f"{self.path}/memory.*failcnt"))),
                 killed=_pairs(f"{self.path}/memory.oom_control").get("oom_kill", 0),
             )
         events = _pairs(f"{self.path}/memory.events")
