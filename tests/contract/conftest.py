@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kubelets import Embedded, Kubelet
@@ -14,6 +14,9 @@ from processes import Process
 from accelplane.node.agent import Agent
 from accelplane.node.settings import Settings
 from accelplane.plugins import Plugin
+
+if TYPE_CHECKING:
+    from cluster.cluster import Node
 
 Start = Callable[..., Awaitable[Agent]]
 Run = Callable[..., Process]
@@ -27,10 +30,29 @@ def directory() -> Iterator[str]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest.fixture(params=["embedded"])
-def idle_kubelet(directory: str) -> Kubelet:
-    """A kubelet that has not been started yet."""
-    return Embedded(directory)
+@pytest.fixture(scope="session")
+def real_node() -> Iterator["Node"]:
+    """One node for all tests with the real kubelet. Skips them where there can be none."""
+    from cluster.cluster import why_unavailable
+    from real_kubelet import running_node
+
+    if problem := why_unavailable():
+        pytest.skip(f"no cluster: {problem}")
+    with running_node() as node:
+        yield node
+
+
+@pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.cluster)])
+def idle_kubelet(directory: str, request: pytest.FixtureRequest) -> Iterator[Kubelet]:
+    """A kubelet that has not been started yet: the embedded one, then a real one."""
+    if request.param == "embedded":
+        yield Embedded(directory)
+        return
+    from real_kubelet import Real
+
+    real = Real(request.getfixturevalue("real_node"), directory)
+    yield real
+    real.close()
 
 
 @pytest.fixture

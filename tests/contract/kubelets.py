@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
-from accelplane.kubelet.embedded import EmbeddedKubelet, Pod, RunningContainer
+import pytest
+
+from accelplane.kubelet.embedded import AdmissionError, ContainerStartError, EmbeddedKubelet, Pod, RunningContainer
 
 
 class Counts(NamedTuple):
@@ -11,6 +13,10 @@ class Counts(NamedTuple):
 
     capacity: int
     allocatable: int
+
+
+class PodRefused(Exception):
+    """A pod was not admitted, or its container does not start; the text is the reason and the kubelet's sentence."""
 
 
 class Kubelet(Protocol):
@@ -37,10 +43,16 @@ class Kubelet(Protocol):
         ...
 
     async def run_pod(self, name: str, wants: Mapping[str, int]) -> RunningContainer:
-        """Runs a pod of one container that asks for that. Raises when the pod is refused."""
+        """Runs a pod of one container that asks for that. Raises `PodRefused`."""
         ...
 
     async def delete_pod(self, name: str) -> None: ...
+
+
+def embedded_only(reason: str) -> pytest.MarkDecorator:
+    """For a test that cannot be had from a real kubelet; `reason` says why."""
+    assert reason
+    return pytest.mark.parametrize("idle_kubelet", ["embedded"], indirect=True)
 
 
 class Embedded:
@@ -70,7 +82,12 @@ class Embedded:
         await self.inner.until(lambda _: condition(self.resources()), seconds)
 
     async def run_pod(self, name: str, wants: Mapping[str, int]) -> RunningContainer:
-        pod = await self.inner.run_pod(Pod(name, containers={"main": wants}))
+        try:
+            pod = await self.inner.run_pod(Pod(name, containers={"main": wants}))
+        except AdmissionError as error:
+            raise PodRefused(f"{error.reason}: {error.message}") from error
+        except ContainerStartError as error:
+            raise PodRefused(str(error)) from error
         return pod.containers["main"]
 
     async def delete_pod(self, name: str) -> None:

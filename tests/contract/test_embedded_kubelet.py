@@ -366,11 +366,6 @@ async def test_deleted_pods_free_their_devices(kubelet: EmbeddedKubelet) -> None
             kubelet.delete_pod("one")
 
 
-async def test_a_pod_that_asks_for_an_unknown_resource_is_not_admitted(kubelet: EmbeddedKubelet) -> None:
-    with pytest.raises(AdmissionError, match=r"Node didn't have enough resource: example.com/gadget, requested: 1"):
-        await kubelet.run_pod(asks(1))
-
-
 def test_pods_with_impossible_requests_cannot_be_made() -> None:
     with pytest.raises(ValueError, match="expected a count of 0 or more"):
         Pod("pod", containers={"main": {GADGET: -1}})

@@ -47,13 +47,14 @@ _SOCKET = "kubelet.sock"
 
 
 class _Claim:
-    """A container in admission: what it asks for, and whose it is."""
+    """A container in admission: whose it is, what it asks for, and what of that (`wants`) the node knows."""
 
     def __init__(self, pod: Pod, uid: str, container: str) -> None:
         self.pod = pod
         self.uid = uid
         self.container = container
-        self.wants = pod.wants(container)
+        self.asked = pod.wants(container)
+        self.wants: Mapping[str, int] = {}
 
     def unexpected(self, problem: str) -> AdmissionError:
         return _unexpected(self.pod, problem)
@@ -323,13 +324,15 @@ class EmbeddedKubelet:
         return running
 
     async def _admit_container(self, claim: _Claim) -> None:
-        for resource, size in claim.wants.items():
-            if not self._is_ours(resource):
+        for resource, size in claim.asked.items():
+            # A kubelet leaves out of its account, and of the container, what the node's status does not name at all.
+            if resource in self._endpoints.by_name and not self._is_ours(resource):
                 raise AdmissionError(
                     claim.pod.name,
                     f"OutOf{resource}",
                     f"Node didn't have enough resource: {resource}, requested: {size}, used: 0, capacity: 0",
                 )
+        claim.wants = {resource: size for resource, size in claim.asked.items() if self._is_ours(resource)}
         wishes = [self._hints(claim, resource) for resource in claim.wants]
         affinity, admitted = topology.decide(self._policy, wishes, self._numa_nodes)
         if not admitted:
