@@ -72,9 +72,9 @@ kube: $(ready)
 test-cluster: kube
 	$(PY) -m pytest -m cluster $(ARGS)
 
-## cluster: starts a real cluster to try things in
-cluster: $(ready)
-	$(PY) -m tests.cluster up
+## cluster: starts a real cluster with simulated GPUs and our images in it, to try things in; as root
+cluster: kube
+	$(PY) -m tests.cluster up --image "$$($(PY) -m tests.cluster.product_image)" $(ARGS)
 
 ## cluster-down: ends it
 cluster-down: $(ready)

@@ -129,8 +129,9 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     for name, config in image_configs().items():
-        print(f"{name}: {' '.join(config.entrypoint)}")
-    print(f"{archive}: {archive.stat().st_size / 1e6:.1f} MB")
+        print(f"{name}: {' '.join(config.entrypoint)}", file=sys.stderr)
+    print(f"{archive.stat().st_size / 1e6:.1f} MB", file=sys.stderr)
+    print(archive)
     return 0
 
 
