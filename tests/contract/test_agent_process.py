@@ -90,6 +90,13 @@ async def test_a_drop_in_command_serves_its_own_family_only(
     assert await process.terminate() == 0
 
 
+async def test_without_its_service_a_linux_under_windows_is_told_so_in_one_line(run: Run, kubelet: Kubelet) -> None:
+    process = run("intel_gpu_device_plugin", "-wsl")
+    await process.said("gpu: scan failed: Level-Zero service at ")
+    assert await process.terminate() == 0
+    assert "Traceback" not in process.log()
+
+
 async def test_a_second_agent_waits_for_the_first_and_takes_over_when_it_ends(
     run: Run, kubelet: Kubelet, tree: Path
 ) -> None:

@@ -15,6 +15,7 @@ from waiting import until
 
 from accelplane.devices import Device, Verdict
 from accelplane.host import Host
+from accelplane.plugins import ScanError
 from accelplane.plugins.gpu import GpuConfig, GpuPlugin
 from accelplane.plugins.gpu.health import LevelZeroJudge
 from accelplane.sidecars import levelzero_pb2 as pb
@@ -285,7 +286,7 @@ async def test_a_refresh_without_service_fails_and_forgets_nothing(root: Path, s
     async with running(plugin, root):
         async with service.listening(socket):
             await plugin.refresh(host)
-        with pytest.raises(LevelZeroError, match="GetIntelIndices"):
+        with pytest.raises(ScanError, match="GetIntelIndices"):
             await plugin.refresh(host)
     assert [item.id for item in plugin.scan(host) if isinstance(item, Device)] == ["card1-0"]
 

@@ -52,11 +52,11 @@ class ResourceAllocator:
         """The plugin's choice; ids that are not this resource's are left out of the question."""
         if not self.prefers:
             raise AllocationError(f"{self.resource}: this plugin has no preferred allocation")
-        known = self.devices
+        free, fixed = set(available), set(must_include)
         try:
             return await self.plugin.preferred_allocation(
-                [device for id_, device in known.items() if id_ in set(available)],
-                [device for id_, device in known.items() if id_ in set(must_include)],
+                [device for id_, device in self.devices.items() if id_ in free],
+                [device for id_, device in self.devices.items() if id_ in fixed],
                 size,
             )
         except ValueError as error:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from accelplane.devices import Allocation, Device, HealthPolicy, Resource, Skipped, Verdict
 from accelplane.host import Host
-from accelplane.plugins.base import Plugin, Watch
+from accelplane.plugins.base import Plugin, ScanError, Watch
 from accelplane.plugins.gpu.config import GpuConfig
 from accelplane.plugins.gpu.health import LevelZeroJudge, xpumd_verdicts
 from accelplane.plugins.gpu.scan import AFFINITY_MASK, CDI_KIND, Scope, scan, wsl_devices
@@ -45,8 +45,14 @@ class GpuPlugin(Plugin[GpuConfig]):
         return wsl_devices(self._indices, self.config) if self.config.wsl else scan(host, self._scope)
 
     async def refresh(self, host: Host) -> None:
-        if self.config.wsl:
+        if not self.config.wsl:
+            return
+        from accelplane.sidecars.levelzero import LevelZeroError  # noqa: PLC0415 gRPC is loaded only when it is used
+
+        try:
             self._indices = await self._ask_levelzero(host).indices()
+        except LevelZeroError as error:
+            raise ScanError(str(error)) from error
 
     async def background(self, host: Host, look_again: Callable[[], None]) -> None:
         config = self.config
