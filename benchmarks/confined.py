@@ -34,8 +34,8 @@ def measure(scale: Scale) -> Outcome:
         figures=figures,
         notes=(
             f"survived: {pods} allocations, {cycles} times a card unplugged and plugged in, a kubelet restart",
-            "at the limit the kernel takes pages of files back, which must be read again: then the work takes longer; "
-            "it ends the process only when that is not enough. Not every kernel counts how often it came to the limit",
+            "at its limit a group loses pages of files, which must be read again: first the work takes longer",
+            "not every kernel counts how often a group of version 1 came to its limit",
         ),
     )
 
