@@ -92,11 +92,12 @@ def run(
             signals.end_as_usual()
             return asyncio.run(_print_devices(settings, plugins))
         asyncio.run(_serve(Agent(settings, plugins, config_file=config_file, reload=load)))
-    except ConfigurationError as error:
+    except (ConfigurationError, ValueError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
-    except (OSError, ValueError) as error:
-        print(f"{program}: {error}", file=sys.stderr)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{program}: {where}{error.strerror or error}", file=sys.stderr)
         return 1
     return 0
 
@@ -130,6 +131,9 @@ def _configured(
 
 def _settings(given: Mapping[str, Value]) -> Settings:
     values = {flag.name: flag.default for flag in FLAGS} | dict(given)
+    for name in ("root", "kubelet-dir", "cdi-dir"):
+        if not values[name]:
+            raise ConfigurationError(f"-{name}: empty, expected a directory")
     interval, grace = float(values["health-interval"]), float(values["scan-grace"])
     if not 1 <= interval <= 3600:
         raise ConfigurationError(f"-health-interval: {interval:g}: expected 1 to 3600 seconds")
@@ -140,7 +144,7 @@ def _settings(given: Mapping[str, Value]) -> Settings:
         kubelet_dir=os.path.abspath(str(values["kubelet-dir"])),
         cdi_dir=os.path.abspath(str(values["cdi-dir"])),
         keep_cdi=bool(values["keep-cdi"]),
-        nfd_dir=str(values["nfd-dir"]),
+        nfd_dir=os.path.abspath(str(values["nfd-dir"])) if values["nfd-dir"] else "",
         http_address=str(values["http-address"]),
         health_interval=interval,
         scan_grace=grace,
