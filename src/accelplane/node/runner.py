@@ -1,7 +1,7 @@
 """One plugin at work: it looks when something may have changed, and what it found is published.
 
-Looking is a scan in a thread of its own. A burst of events is answered at once; a storm, however long it lasts, costs
-a fifth of one core at most, because looking takes from a credit that refills at that rate. A scan that fails keeps
+Looking is a scan in a thread of its own. A burst of events is answered at once; in a storm, however long it lasts,
+looking takes a fifth of one core at most, for it draws on a credit that refills at that rate. A scan that fails keeps
 what was found last; after the grace period its devices are advertised as unhealthy rather than taken away. A device
 that vanished is unhealthy for a moment before it leaves the list, for the kubelet shows an id that is simply gone as a
 healthy one.
