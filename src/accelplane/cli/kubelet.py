@@ -141,8 +141,12 @@ async def _pod(kubelet: EmbeddedKubelet, words: Sequence[str]) -> str:
         raise CommandError(f"pod {pod.name} runs already; 'delete {pod.name}' ends it")
     running = await kubelet.run_pod(pod)
     lines = [f"pod {pod.name} admitted"]
-    for container in running.containers.values():
+    for name, container in running.containers.items():
         lines.extend(describe_container(container))
+        lines.extend(
+            f"  {resource}: no plugin has ever registered it, the container runs without"
+            for resource in sorted(pod.containers[name].keys() - container.device_ids.keys())
+        )
     return "\n".join(lines)
 
 
