@@ -12,7 +12,7 @@ import pytest
 import yaml
 from conftest import Run, Start
 from gadgets import GADGET, Table, gadget
-from kubelets import Kubelet
+from kubelets import Kubelet, embedded_only
 from peer import Peer, refusal
 from waiting import until
 
@@ -191,6 +191,7 @@ async def test_a_definition_of_somebody_else_is_used_and_not_doubled(
      b"kind: example.com/gadget\ndevices: [{name: [a]}]", b"? {a: b}\n: c", b"a" * 2_000_000, b"[" * 10_000],
     ids=range(11),
 )  # fmt: skip
+@embedded_only("the files are under test, the kubelet only shows that the agent goes on")
 async def test_files_of_others_that_are_no_definitions_are_passed_over(
     kubelet: Kubelet, start_agent: Start, files: Path, content: bytes
 ) -> None:

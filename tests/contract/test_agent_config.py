@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from kubelets import Kubelet
+from kubelets import Kubelet, embedded_only
 from waiting import until
 
 from accelplane.devices import Device
@@ -20,6 +20,8 @@ from accelplane.simulate.tree import SimulatedNode
 
 I915, ACCEL = "gpu.intel.com/i915", "npu.intel.com/accel"
 MONITORING = ("gpu.intel.com/i915_monitoring", "gpu.intel.com/monitoring")
+
+SHOWN_BY_ANY = embedded_only("the configuration is under test, the kubelet only shows what came of it")
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +45,7 @@ def shares(count: int) -> str:
     return f"plugins: {{gpu: {{shared-dev-num: {count}}}}}\n"
 
 
+@SHOWN_BY_ANY
 async def test_options_come_from_the_file_and_follow_it(run: Run, kubelet: Kubelet, config: Path) -> None:
     config.write_text(shares(3))
     process = run("accelplane", "node", f"--config={config}")
@@ -54,6 +57,7 @@ async def test_options_come_from_the_file_and_follow_it(run: Run, kubelet: Kubel
     assert await process.terminate() == 0
 
 
+@SHOWN_BY_ANY
 async def test_a_file_that_an_editor_replaces_is_followed(run: Run, kubelet: Kubelet, config: Path) -> None:
     run("accelplane", "node", f"--config={config}")
     await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
@@ -63,6 +67,7 @@ async def test_a_file_that_an_editor_replaces_is_followed(run: Run, kubelet: Kub
         await kubelet.until(lambda resources, n=count: resources[I915] == (n, n))
 
 
+@SHOWN_BY_ANY
 async def test_a_config_map_is_followed_through_its_swapped_links(run: Run, kubelet: Kubelet, tmp_path: Path) -> None:
     mount = tmp_path / "mount"
     for number in (1, 2, 3):
@@ -78,6 +83,7 @@ async def test_a_config_map_is_followed_through_its_swapped_links(run: Run, kube
         await kubelet.until(lambda resources, n=number: resources[I915] == (n, n))
 
 
+@SHOWN_BY_ANY
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -110,6 +116,7 @@ async def test_a_wrong_configuration_is_refused_and_the_old_one_stays(
     await kubelet.until(lambda resources: resources == {I915: (3, 3), ACCEL: (1, 1)})
 
 
+@SHOWN_BY_ANY
 async def test_a_file_that_vanishes_leaves_the_old_configuration_in_force(
     run: Run, kubelet: Kubelet, config: Path
 ) -> None:
@@ -133,6 +140,7 @@ def test_a_wrong_configuration_at_the_start_ends_the_process(config: Path, direc
     )
 
 
+@SHOWN_BY_ANY
 async def test_plugins_are_enabled_and_disabled_while_the_agent_runs(run: Run, kubelet: Kubelet, config: Path) -> None:
     config.write_text("enabled: [npu]")
     process = run("accelplane", "node", f"--config={config}")
@@ -149,6 +157,7 @@ async def test_plugins_are_enabled_and_disabled_while_the_agent_runs(run: Run, k
     assert await process.terminate() == 0
 
 
+@SHOWN_BY_ANY
 async def test_the_plugins_of_the_command_line_win_over_those_of_the_file(
     run: Run, kubelet: Kubelet, config: Path
 ) -> None:
@@ -172,6 +181,7 @@ async def test_pods_keep_their_devices_when_options_change(run: Run, kubelet: Ku
     assert kubelet.resources() == {I915: (2, 2), ACCEL: (1, 1)}
 
 
+@SHOWN_BY_ANY
 async def test_other_times_disturb_no_plugin(run: Run, kubelet: Kubelet, config: Path, directory: str) -> None:
     run("accelplane", "node", f"--config={config}")
     await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
@@ -183,6 +193,7 @@ async def test_other_times_disturb_no_plugin(run: Run, kubelet: Kubelet, config:
     assert socket.stat().st_ino == before.st_ino
 
 
+@SHOWN_BY_ANY
 async def test_a_pipe_in_the_place_of_the_file_does_not_hold_the_agent(
     run: Run, kubelet: Kubelet, config: Path
 ) -> None:
@@ -215,6 +226,7 @@ class Clinging(Plugin[Config]):
             await self.released.wait()
 
 
+@SHOWN_BY_ANY
 async def test_a_plugin_that_is_being_ended_when_the_agent_is_leaves_no_socket(
     config: Path, directory: str, kubelet: Kubelet
 ) -> None:
@@ -232,6 +244,7 @@ async def test_a_plugin_that_is_being_ended_when_the_agent_is_leaves_no_socket(
     assert [name for name in os.listdir(f"{directory}/device-plugins") if name.startswith("clinging")] == []
 
 
+@SHOWN_BY_ANY
 async def test_a_file_behind_a_link_is_followed_by_the_slow_timer(
     tmp_path: Path, config: Path, directory: str, kubelet: Kubelet
 ) -> None:
