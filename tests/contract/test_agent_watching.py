@@ -300,3 +300,16 @@ def test_the_kernels_notices_reach_the_plugins_that_want_them_and_no_others(dire
     assert done.returncode == 0, done.stderr
     # A plugin whose scan read nothing of sysfs and that names no subsystem hears nothing.
     assert done.stdout == "narrow 2\nnarrow 3 wide 1\n", done.stderr
+
+
+async def test_a_directory_that_is_renamed_above_what_is_watched_is_noticed(
+    kubelet: Kubelet, start_agent: Start, tmp_path: Path
+) -> None:
+    """inotify says nothing to the watch of a directory whose ancestor moves."""
+    SimulatedNode(tmp_path).plug_gpu()
+    await start_agent(PATIENT, gpu=GpuPlugin())
+    await kubelet.until(lambda resources: resources.get(I915) == (1, 1))
+    (tmp_path / "dev").rename(tmp_path / "elsewhere")
+    await kubelet.until(lambda resources: I915 not in resources)
+    (tmp_path / "elsewhere").rename(tmp_path / "dev")
+    await kubelet.until(lambda resources: resources.get(I915) == (1, 1))

@@ -193,6 +193,10 @@ class TestProgram:
     def test_goes_on_with_what_was_given(self) -> None:
         assert parse_or_exit("prog", FLAGS, ["-n=2"]) == {"n": 2}
 
+    def test_in_the_place_of_a_go_program_passes_over_what_that_would(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert parse_or_exit("prog", FLAGS, ["-b", "false", "-n=2"], lenient=True) == {"b": True}
+        assert "prog: ignored: false -n=2" in capsys.readouterr().err
+
 
 @pytest.mark.parametrize(
     ("name", "default"),

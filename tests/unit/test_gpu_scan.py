@@ -153,11 +153,11 @@ def test_only_nodes_that_exist_are_passed_on_and_control_nodes_never(tmp_path: P
     assert paths(Found(tmp_path).one) == ["/dev/dri/card0", "/dev/dri/renderD128"]
 
 
-def test_a_card_without_a_node_is_skipped_with_a_warning(tmp_path: Path) -> None:
+def test_a_card_without_a_node_is_skipped_and_no_alarm_for_nodes_come_last(tmp_path: Path) -> None:
     gpu_card(tmp_path, 0, nodes=())
     skipped = Found(tmp_path).skipped["card0"]
-    assert "none of the nodes of card0 is there" in skipped.reason
-    assert skipped.warning
+    assert "none of its nodes is in /dev/dri" in skipped.reason
+    assert not skipped.warning
 
 
 def test_another_cards_node_is_never_passed_on(tmp_path: Path) -> None:

@@ -101,12 +101,19 @@ def usage(program: str, flags: Iterable[Flag]) -> str:
     return "\n".join(lines)
 
 
-def parse_or_exit(program: str, flags: Sequence[Flag], arguments: Sequence[str]) -> dict[str, Value]:
-    """As `parse`, ending the process as a Go program would. Words behind the flags are refused."""
+def parse_or_exit(
+    program: str, flags: Sequence[Flag], arguments: Sequence[str], *, lenient: bool = False
+) -> dict[str, Value]:
+    """As `parse`, ending the process as a Go program would.
+
+    Words behind the flags are refused, or (`lenient`) passed over as Go programs do, with a line that says so.
+    """
     try:
         given, words = parse(flags, arguments)
-        if words:
+        if words and not lenient:
             raise FlagError(f"unexpected argument {words[0]!r}: flags only, booleans as -flag or -flag=true")
+        if words:
+            print(f"{program}: ignored: {' '.join(words)} (booleans are -flag or -flag=false)", file=sys.stderr)
     except HelpWanted:
         print(usage(program, flags), file=sys.stderr)
         raise SystemExit(0) from None

@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def dropin(program: str, plugin_type: PluginType, name: str, arguments: Sequence[str] | None = None) -> int:
     """A drop-in command: the same agent with one plugin, whose options are flags."""
     options = flags_of(plugin_type.config_type)
-    given = parse_or_exit(program, (*options, *FLAGS), sys.argv[1:] if arguments is None else arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    given = parse_or_exit(program, (*options, *FLAGS), words, lenient=True)
 
     def load() -> tuple[Settings, Plugins]:
         own = {option.name for option in options}
@@ -91,13 +92,18 @@ def run(
         if given.get("once") or given.get("dry-run"):
             signals.end_as_usual()
             return asyncio.run(_print_devices(settings, plugins))
-        asyncio.run(_serve(Agent(settings, plugins, config_file=config_file, reload=load)))
+        agent = Agent(settings, plugins, config_file=config_file, reload=load)
     except (ConfigurationError, ValueError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"{program}: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
+    try:
+        asyncio.run(_serve(agent))
+    except ConfigurationError as error:
+        print(f"{program}: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -223,6 +223,8 @@ class Host:
             target = os.readlink(self._prefix + path)
         except (OSError, ValueError):
             target = None
+        else:
+            self.touched.add(path.rpartition("/")[0] or "/")
         self._links[path] = target
         return target
 

@@ -19,6 +19,7 @@ class Membership:
 
     def __init__(self) -> None:
         self.registered = False
+        self.refusals = 0  # in a row, at the kubelet's present socket
         self._kubelet: Identity | None = None
         self._joined: Identity | None = None
         self._tried: Identity | None = None
@@ -36,6 +37,7 @@ class Membership:
         """
         if kubelet != self._tried:
             self._retry, self._retry_at = FIRST_RETRY, now
+            self.refusals = 0
         self._kubelet, self._listening = kubelet, listening
         if not self.registered:
             return False
@@ -65,8 +67,10 @@ class Membership:
         self._tried = self._kubelet
         self.registered = accepted
         if not accepted:
+            self.refusals += 1
             self._pause(now)
             return
+        self.refusals = 0
         self._joined, self._joined_at = self._kubelet, now
         self._stream_due = now + self._stream_deadline
         self._stream_deadline = min(2 * self._stream_deadline, LAST_STREAM_DEADLINE)

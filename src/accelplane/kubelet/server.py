@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 KUBELET_SOCKET = "kubelet.sock"
 _REGISTER_DEADLINE = 20.0  # the kubelet itself waits up to 10 s for our answer
+_BUSY, _BUSY_FOR_LONG = 1.0, 10.0
 _TERMINATION_GRACE = 30.0  # Kubernetes' default for a predecessor that is on its way out
 
 
@@ -109,6 +110,7 @@ class ResourceServer:
         self.path = sockets.checked_path(os.path.join(directory, endpoint))
         self.stage = Stage.WAITING
         self.problem = ""
+        self._reported_at = 0
         self.counters = Counters()
         self._directory = directory
         self._kubelet = os.path.join(directory, KUBELET_SOCKET)
@@ -162,7 +164,9 @@ class ResourceServer:
             if warned != problem + str(final):
                 warned = problem + str(final)
                 log.log(logging.ERROR if final else logging.WARNING, "%s: %s; waiting", self.resource, problem)
-            await self.wake.wait(10.0 if final else 1.0)
+            # The directory's appearance wakes; a predecessor that dies leaves its socket, which wakes nobody.
+            busy = _BUSY_FOR_LONG if final else _BUSY
+            await self.wake.wait(busy if sockets.identity(self._directory) else LOOK_AT_LEAST)
         self.problem = ""
 
     def _obstacle(self) -> str:
@@ -228,8 +232,11 @@ class ResourceServer:
             if membership.moved:
                 return "the kubelet has a new socket"
             if membership.due(now):
+                # A kubelet that starts makes its socket before it listens: a first refusal is the ordinary thing.
+                level = logging.WARNING if membership.refusals else v(1)
                 accepted = await self._register_while(
-                    lambda at=kubelet: (sockets.identity(self.path), sockets.identity(self._kubelet)) == (own, at)
+                    level,
+                    lambda at=kubelet: (sockets.identity(self.path), sockets.identity(self._kubelet)) == (own, at),
                 )
                 membership.tried(time.monotonic(), accepted=accepted)
                 continue  # what changed meanwhile has woken nobody
@@ -238,9 +245,9 @@ class ResourceServer:
                 self._report(f"waiting for {self._kubelet}", level=v(1))
             await self.wake.wait(membership.next_look(time.monotonic()))
 
-    async def _register_while(self, makes_sense: Callable[[], bool]) -> bool:
+    async def _register_while(self, level: int, makes_sense: Callable[[], bool]) -> bool:
         """Registers, and gives up at once when the sockets change: a kubelet that is ending may never answer."""
-        attempt = asyncio.create_task(self._register())
+        attempt = asyncio.create_task(self._register(level))
         attempt.add_done_callback(lambda _attempt: self.wake.fire())
         try:
             while not attempt.done() and makes_sense():
@@ -250,7 +257,8 @@ class ResourceServer:
             attempt.cancel()
             await asyncio.wait((attempt,))
 
-    async def _register(self) -> bool:
+    async def _register(self, level: int) -> bool:
+        """Whether the kubelet took it; a refusal is logged at `level`."""
         request = pb.RegisterRequest(
             version=messages.VERSION, endpoint=self.endpoint, resource_name=self.resource, options=self._options()
         )
@@ -261,7 +269,7 @@ class ResourceServer:
                 failures = self.counters.registration_failures
                 failures[error.code] = failures.get(error.code, 0) + 1
                 hint = " (permission or SELinux label?)" if "ermission denied" in error.text else ""
-                self._report(f"registration at {self._kubelet} failed: {error}{hint}")
+                self._report(f"registration at {self._kubelet} failed: {error}{hint}", level)
                 return False
         self.counters.registrations += 1
         self.problem = ""
@@ -269,9 +277,9 @@ class ResourceServer:
         return True
 
     def _report(self, problem: str, level: int = logging.WARNING) -> None:
-        """Logs a problem once, until another takes its place."""
-        if problem != self.problem:
-            self.problem = problem
+        """Logs a problem once, until another takes its place or it becomes a graver one."""
+        if problem != self.problem or level > self._reported_at:
+            self.problem, self._reported_at = problem, level
             log.log(level, "%s: %s", self.resource, problem)
 
     def _options(self) -> pb.DevicePluginOptions:

@@ -255,7 +255,8 @@ class PluginRunner:
         directories = [
             _place(host, path) for path in self._touched if own_tree or not path.startswith(("/sys/", "/proc/"))
         ]
-        self._watcher.directories(self.name, directories, self._look_and_judge, written=own_tree)
+        root = self._settings.root if own_tree else ""
+        self._watcher.directories(self.name, directories, self._look_and_judge, written=own_tree, root=root)
         self._watcher.uevents(self.name, watch.subsystems or _subsystems(self._touched), self._look_and_judge)
 
     async def _judge_newcomers(self) -> None:

@@ -37,6 +37,7 @@ class Watcher:
         # Several paths may lead to one directory, which has one number.
         self._by_number: dict[int, set[str]] = {}
         self._wanted: dict[str, tuple[frozenset[str], bool, Callable[[], None]]] = {}
+        self._roots: dict[str, str] = {}
         self._hearers: dict[str, tuple[Collection[str] | None, Callable[[], None]]] = {}
 
     def start(self) -> None:
@@ -61,15 +62,23 @@ class Watcher:
         self._inotify = self._uevents = None
 
     def directories(
-        self, subscriber: str, directories: Iterable[str], changed: Callable[[], None], *, written: bool = False
+        self,
+        subscriber: str,
+        directories: Iterable[str],
+        changed: Callable[[], None],
+        *,
+        written: bool = False,
+        root: str = "",
     ) -> None:
         """Calls `changed` when an entry of one of `directories` comes, goes or (`written`) is rewritten.
 
+        With `root`, also when a directory between that and one of `directories` is renamed or replaced.
         Replaces what the subscriber watched before. Missing directories are awaited.
         """
         wanted = frozenset(directories)
         if self._wanted.get(subscriber, (None, None))[:2] != (wanted, written):
             self._wanted[subscriber] = (wanted, written, changed)
+            self._roots[subscriber] = root
             self._arm(subscriber)
 
     def uevents(self, subscriber: str, subsystems: Collection[str] | None, heard: Callable[[], None]) -> None:
@@ -79,6 +88,7 @@ class Watcher:
     def forget(self, subscriber: str) -> None:
         """Ends all of a subscriber's subscriptions."""
         self._hearers.pop(subscriber, None)
+        self._roots.pop(subscriber, None)
         if self._wanted.pop(subscriber, None) is not None:
             self._drop(subscriber, keep={})
 
@@ -86,9 +96,12 @@ class Watcher:
         if self._inotify is None:
             return
         wanted, written, _changed = self._wanted[subscriber]
+        root = self._roots.get(subscriber, "")
         interests: dict[str, set[str] | None] = {}
         for directory in wanted:
             self._add(subscriber, directory, interests, written=written)
+            if root:
+                self._add_way(subscriber, root, directory, interests, written=written)
         self._drop(subscriber, keep=interests)
 
     def _add(self, subscriber: str, directory: str, interests: dict[str, set[str] | None], *, written: bool) -> None:
@@ -97,11 +110,7 @@ class Watcher:
         path = directory
         while True:
             if self._watch(subscriber, path, awaited, written=written):
-                names = interests.setdefault(path, set())
-                if awaited is None:
-                    interests[path] = None
-                elif names is not None:
-                    names.add(awaited)
+                _note(interests, path, awaited)
                 if awaited is None or not os.path.lexists(f"{path.rstrip('/')}/{awaited}"):
                     return
                 if not os.path.isdir(f"{path.rstrip('/')}/{awaited}"):
@@ -113,6 +122,19 @@ class Watcher:
                 return
             awaited = os.path.basename(path)
             path = os.path.dirname(path)
+
+    def _add_way(
+        self, subscriber: str, root: str, directory: str, interests: dict[str, set[str] | None], *, written: bool
+    ) -> None:
+        """Watches the directories from `root` down to `directory`, each for the name that leads on.
+
+        inotify tells nothing to the watch of a directory when one above it is renamed.
+        """
+        path = directory
+        while path.startswith(f"{root}/"):
+            path, _, name = path.rpartition("/")
+            if self._watch(subscriber, path, name, written=written):
+                _note(interests, path, name)
 
     def _watch(self, subscriber: str, path: str, awaited: str | None, *, written: bool) -> bool:
         if self._inotify is None:
@@ -202,3 +224,12 @@ class Watcher:
         for subsystems, heard in list(self._hearers.values()):
             if subsystems is None or event.subsystem in subsystems or event.action == "overflow":
                 heard()
+
+
+def _note(interests: dict[str, set[str] | None], path: str, name: str | None) -> None:
+    """Adds to what is wanted of `path`: one more name, or (None) all of them."""
+    names = interests.setdefault(path, set())
+    if name is None:
+        interests[path] = None
+    elif names is not None:
+        names.add(name)

@@ -213,7 +213,8 @@ def _card(host: Host, scope: Scope, links: "_Links", name: str) -> Card:
         raise _NotPublished(f"physical function with {functions[:20]!a} virtual functions, which are published instead")
     nodes = tuple(_drm_nodes(host, places, name, node_names))
     if not nodes:
-        raise Missing(places.dri, f"none of the nodes of {name} is there: {', '.join(map(ascii, node_names[:8]))}")
+        # Not a warning: a card that is plugged in has its nodes a moment after its sysfs directory.
+        raise _NotPublished(f"none of its nodes is in {places.dri}: {', '.join(map(ascii, node_names[:8]))}")
     mounts, hooks = links.of(name, address, nodes)
     monitored = (*nodes, *_mei_nodes(host, places, device)) if config.enable_monitoring else nodes
     return Card(
