@@ -151,7 +151,7 @@ class CdiDirectory:
         names: dict[str, str] = {}
         listing = self._listing()
         for file_name in self._foreign.keys() - set(listing):
-            del self._foreign[file_name]
+            self._foreign.pop(file_name, None)  # another thread may have been here
         for file_name in listing:
             if file_name not in own:
                 names.update(dict.fromkeys(self._defined_in(file_name), os.path.join(self.directory, file_name)))

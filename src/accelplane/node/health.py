@@ -27,6 +27,7 @@ class HealthTracker:
         self.unknown: dict[str, str] = {}
         self._name = name
         self._notes: frozenset[str] = frozenset()
+        self._kept: Collection[str] | None = None
 
     @property
     def unsettled(self) -> bool:
@@ -38,7 +39,8 @@ class HealthTracker:
         return min(_CONFIRM_AFTER, interval) if self.unsettled else interval
 
     def keep(self, units: Collection[str]) -> None:
-        """Forgets every unit but `units`."""
+        """Forgets every unit but `units`, also those that a question under way is about."""
+        self._kept = units
         for unit in self.states.keys() - set(units):
             self._forget(unit)
 
@@ -65,6 +67,8 @@ class HealthTracker:
         self._tell_unknown(verdicts)
         self._tell_notes(frozenset(host.notes), everybody=everybody)
         for unit, verdict in verdicts.items():
+            if self._kept is not None and unit not in self._kept:
+                continue  # it left while the question was asked
             old = self.states.get(unit)
             new = HealthState.first(verdict, policy) if old is None else old.after(verdict, policy)
             self.states[unit] = new
