@@ -8,14 +8,14 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import grpc
-import grpc.aio
 import msgspec
 from google.protobuf.message import Message
 
 from accelplane.sidecars import levelzero_pb2 as messages
+from accelplane.simulate.double import Double
 
 _Request = TypeVar("_Request", bound=Message)
 
@@ -56,7 +56,7 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
 _NOTHING = Readings(overall=NO_TEMPERATURE, gpu=NO_TEMPERATURE, memory=NO_TEMPERATURE, memory_size=0)
 
 
-class LevelZeroService:
+class LevelZeroService(Double):
     """The service on a socket, from `start` to `stop` or as a context manager; it can be started again.
 
     It knows the devices in `bdfs`, or any device that it is asked about when that is None. `indices` is what
@@ -64,7 +64,7 @@ class LevelZeroService:
     """
 
     def __init__(self, socket: str | os.PathLike[str], bdfs: Iterable[str] | None = None) -> None:
-        self.socket = os.fspath(socket)
+        super().__init__(socket)
         self.indices: list[int] = [0]
         self.calls: Counter[str] = Counter()
         self._readings = {bdf: Readings() for bdf in bdfs or ()}
@@ -72,7 +72,6 @@ class LevelZeroService:
         self._codes: dict[str | None, int] = {}
         self._answering = asyncio.Event()
         self._answering.set()
-        self._server: grpc.aio.Server | None = None
 
     def set_health(self, bdf: str, *, memory: bool = True, bus: bool = True, soc: bool = True) -> None:
         """Says how the parts of a device are; those left out are well."""
@@ -100,33 +99,13 @@ class LevelZeroService:
         """Ends `hang`; the calls that wait are answered."""
         self._answering.set()
 
-    async def start(self) -> None:
-        """Serves on the socket, whose directory is made when missing. Raises `RuntimeError` when that cannot be."""
-        os.makedirs(os.path.dirname(self.socket) or ".", exist_ok=True)
-        server = grpc.aio.server()
-        handlers = {
+    def handlers(self) -> tuple[str, dict[str, Any]]:
+        return "Levelzero", {
             "GetDeviceHealth": _unary(self._health, messages.DeviceId),
             "GetDeviceTemperature": _unary(self._temperature, messages.DeviceId),
             "GetIntelIndices": _unary(self._indices, messages.GetIntelIndicesMessage),
             "GetDeviceMemoryAmount": _unary(self._memory, messages.DeviceId),
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Levelzero", handlers),))
-        server.add_insecure_port(f"unix:{self.socket}")
-        await server.start()
-        self._server = server
-
-    async def stop(self) -> None:
-        """Cuts every call off and removes the socket. Does nothing when not started."""
-        server, self._server = self._server, None
-        if server is not None:
-            await server.stop(None)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
 
     async def _health(self, request: messages.DeviceId, _context: object) -> messages.DeviceHealth:
         readings, error = await self._answer("GetDeviceHealth", request.bdfAddress)

@@ -6,12 +6,13 @@ A stream gets everything that is known when it begins, and again after each chan
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import grpc
 import grpc.aio
 
 from accelplane.sidecars import xpumd_pb2 as messages
+from accelplane.simulate.double import Double
 
 Severity = Literal["unknown", "ok", "warning", "critical", "failed"]
 
@@ -26,14 +27,13 @@ _SEVERITIES: dict[Severity, messages.SeverityLevel.ValueType] = {
 _Stream = asyncio.Queue[messages.DeviceHealthResponse | grpc.StatusCode]
 
 
-class XpumdService:
+class XpumdService(Double):
     """The service on a socket, from `start` to `stop` or as a context manager; it can be started again."""
 
     def __init__(self, socket: str | os.PathLike[str]) -> None:
-        self.socket = os.fspath(socket)
+        super().__init__(socket)
         self._devices: dict[str, dict[str, messages.HealthStatus]] = {}
         self._streams: list[_Stream] = []
-        self._server: grpc.aio.Server | None = None
 
     @property
     def streams(self) -> int:
@@ -62,33 +62,13 @@ class XpumdService:
         for stream in self._streams:
             stream.put_nowait(code)
 
-    async def start(self) -> None:
-        """Serves on the socket, whose directory is made when missing. Raises `RuntimeError` when that cannot be."""
-        os.makedirs(os.path.dirname(self.socket) or ".", exist_ok=True)
-        server = grpc.aio.server()
+    def handlers(self) -> tuple[str, dict[str, Any]]:
         watch = grpc.unary_stream_rpc_method_handler(
             self._watch,
             request_deserializer=messages.WatchDeviceHealthRequest.FromString,
             response_serializer=messages.DeviceHealthResponse.SerializeToString,
         )
-        handler = grpc.method_handlers_generic_handler("deviceinfo.DeviceInfo", {"WatchDeviceHealth": watch})
-        server.add_generic_rpc_handlers((handler,))
-        server.add_insecure_port(f"unix:{self.socket}")
-        await server.start()
-        self._server = server
-
-    async def stop(self) -> None:
-        """Cuts every stream off and removes the socket. Does nothing when not started."""
-        server, self._server = self._server, None
-        if server is not None:
-            await server.stop(None)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
+        return "deviceinfo.DeviceInfo", {"WatchDeviceHealth": watch}
 
     async def _watch(
         self, _request: messages.WatchDeviceHealthRequest, context: grpc.aio.ServicerContext[Any, Any]
