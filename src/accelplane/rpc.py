@@ -66,6 +66,7 @@ class RpcServer:
                 await asyncio.gather(*(connection.lost.wait() for connection in connections))
         for connection in connections:
             connection.abort()
+        await asyncio.sleep(0)  # the transports' own end comes with the loop's next round
         await self._server.wait_closed()
 
 
@@ -110,6 +111,7 @@ class Channel:
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
+        await asyncio.sleep(0)  # the transport's own end comes with the loop's next round
 
     def close(self) -> None:
         self._channel.close()
