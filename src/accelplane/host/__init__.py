@@ -1,6 +1,6 @@
 """The node as files: sysfs and devfs below a root, PCI, NUMA, and the kernel's notices of change. No policy."""
 
-from accelplane.host.files import Host, HostError, Missing, SysfsDevice, Unreadable
+from accelplane.host.files import Host, HostError, Missing, Refused, SysfsDevice, Unreadable
 from accelplane.host.inotify import Inotify, InotifyEvent
 from accelplane.host.pci import PciDevice, pci_address
 from accelplane.host.uevent import Uevent, UeventSocket, parse_uevent
@@ -12,6 +12,7 @@ __all__ = [
     "InotifyEvent",
     "Missing",
     "PciDevice",
+    "Refused",
     "SysfsDevice",
     "Uevent",
     "UeventSocket",

@@ -1,7 +1,8 @@
 """`Host`: one look at a node's file trees.
 
 A `Host` is made anew for every scan: it remembers what it resolved (links, topology) for the length of that scan, and
-which directories it looked into (`touched`), which is what the agent then watches for change.
+which directories it looked into (`touched`), which is what the agent then watches for change. A write makes it forget
+the links, for the kernel moves them.
 
 Under a root other than `/`, links are followed inside that root only, absolute ones included, as if the process had
 changed its root there; a device node may then be a plain file, because trees without hardware have no others.
@@ -26,12 +27,16 @@ _MISSING = frozenset((errno.ENOENT, errno.ENODEV, errno.ENXIO))
 
 
 class HostError(Exception):
-    """Something on the node could not be read. The message names the file, what was found, what was expected."""
+    """Something on the node could not be read or written. The message names the file, what was found or tried.
 
-    def __init__(self, path: str, problem: str) -> None:
+    `errno` is the kernel's reason, 0 where it was not the kernel that refused.
+    """
+
+    def __init__(self, path: str, problem: str, errno: int = 0) -> None:
         super().__init__(f"{path if path.isprintable() else ascii(path)}: {problem}")
         self.path = path
         self.problem = problem
+        self.errno = errno
 
 
 class Missing(HostError):
@@ -40,6 +45,10 @@ class Missing(HostError):
 
 class Unreadable(HostError):
     """It is there and cannot be used: no permission, an I/O error, too large, not text, links that loop."""
+
+
+class Refused(HostError):
+    """The kernel did not take what was written."""
 
 
 class SysfsDevice(NamedTuple):
@@ -114,6 +123,32 @@ class Host:
             return data.decode().strip()
         except UnicodeDecodeError:
             raise Unreadable(path, f"not text: {data[:16].hex(' ')}…") from None
+
+    def write(self, path: str, text: str) -> None:
+        """Writes `text` as it is into the file, in one piece as attributes want it.
+
+        Raises `Missing`, or `Refused` with the kernel's reason. In a tree of plain files a missing one is made.
+        """
+        data = text.encode()
+        try:
+            descriptor = self._open_to_write(path)
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise OSError(errno.EINVAL, "not a regular file")
+                written = os.write(descriptor, data)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError as error:
+            raise _explained(path, error) from None
+        except (OSError, ValueError, HostError) as error:
+            problem = error if isinstance(error, HostError) else _explained(path, error)
+            raise Refused(path, f"{problem.problem} (writing {text[:80]!a})", problem.errno) from None
+        finally:
+            self._links.clear()
+            self._directories.clear()
+            self._hints.clear()
+        if written != len(data):
+            raise Refused(path, f"only {written} of {len(data)} bytes taken (writing {text[:80]!a})")
 
     def names(self, path: str) -> list[str]:
         """The directory's entries in byte-wise order. Raises `Missing` or `Unreadable`."""
@@ -254,6 +289,20 @@ class Host:
         finally:
             os.close(descriptor)
 
+    def _open_to_write(self, path: str) -> int:
+        flags = os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+        local = self.local(path)
+        try:
+            return os.open(local, flags)
+        except FileNotFoundError:
+            if not self._prefix:
+                raise
+            try:
+                return os.open(local, flags | os.O_CREAT | os.O_EXCL, 0o600)
+            except OSError:
+                pass
+            raise
+
     def _glob(self, base: str, parts: list[str]) -> Iterator[str]:
         plain = list(itertools.takewhile(lambda part: not any(character in part for character in "*?["), parts))
         base = "/".join((base, *plain))
@@ -278,4 +327,5 @@ def _explained(path: str, error: OSError | ValueError) -> HostError:
     if isinstance(error, ValueError):  # a zero byte, read from a file that names others
         return Unreadable(path, f"no path: {error}")
     reason = error.strerror or str(error)
-    return Missing(path, reason) if error.errno in _MISSING else Unreadable(path, reason)
+    number = error.errno or 0
+    return Missing(path, reason, number) if number in _MISSING else Unreadable(path, reason, number)

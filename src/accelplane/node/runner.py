@@ -4,7 +4,7 @@ Looking is a scan in a thread of its own. A burst of events is answered at once;
 looking takes a fifth of one core at most, for it draws on a credit that refills at that rate. A scan that fails keeps
 what was found last; after the grace period its devices are advertised as unhealthy rather than taken away. A device
 that vanished is unhealthy for a moment before it leaves the list, for the kubelet shows an id that is simply gone as a
-healthy one.
+healthy one; a plugin may have its devices linger like that.
 """
 
 import asyncio
@@ -38,7 +38,6 @@ _SHARE_OF_TIME, _MOST_CREDIT, _MOST_CHARGE = 0.2, 0.25, 1.0
 _REFRESH_DEADLINE = 5.0
 _SCAN_PATIENCE = 10.0
 _FIRST_VERDICT_DEADLINE = 1.0
-_FAREWELL = 1.0
 _FIRST_RETRY, _LAST_RETRY = 1.0, 30.0
 
 
@@ -71,6 +70,7 @@ class PluginRunner:
         self._publishing = asyncio.Lock()
         self._blind_since: float | None = None
         self._retry = _FIRST_RETRY
+        self._linger = plugin.linger
         self._farewells: dict[tuple[str, str], float] = {}
         self._touched: frozenset[str] = frozenset()
         self._skipped: frozenset[Skipped] = frozenset()
@@ -112,6 +112,9 @@ class PluginRunner:
         if plugin.config != self.plugin.config:
             log.info("plugin %s has new options", self.name)
             self.plugin = plugin
+            # What the new options no longer want did not vanish.
+            self._linger = Plugin.linger
+            self._farewells.clear()
             self.publisher.replace_plugin(plugin)
             self._start_background()
         elif settings == self._settings:
@@ -189,6 +192,8 @@ class PluginRunner:
         await self._judge_newcomers()
         start = time.monotonic()
         await self._publish()
+        if plugin is self.plugin:
+            self._linger = plugin.linger
         return work + time.monotonic() - start
 
     async def _refresh(self, plugin: Plugin[Config], host: Host) -> None:
@@ -201,7 +206,7 @@ class PluginRunner:
             raise ScanError(f"a service that the scan needs did not answer within {_REFRESH_DEADLINE:g} s") from None
 
     async def _scan(self, plugin: Plugin[Config], host: Host) -> Inventory:
-        scan = asyncio.ensure_future(in_thread(lambda: scanned(plugin, host)))
+        scan = asyncio.ensure_future(in_thread(lambda: _prepared_and_scanned(plugin, host)))
         self.scans += 1
         while True:
             done, _pending = await asyncio.wait((scan,), timeout=_SCAN_PATIENCE)
@@ -306,7 +311,7 @@ class PluginRunner:
             key = (device.resource, device.id)
             if device.id in view.resources.get(device.resource, {}):
                 continue
-            until = self._farewells.get(key, now + _FAREWELL)
+            until = self._farewells.get(key, now + self._linger)
             if now < until:
                 farewells[key] = until
                 gone.append(replace(device, health=UNHEALTHY, reason="gone from the host"))
@@ -391,6 +396,12 @@ class PluginRunner:
                 log.exception("%s: its background work failed, again in %g s", self.name, retry)
             await asyncio.sleep(retry)
             retry = min(2 * retry, _LAST_RETRY)
+
+
+def _prepared_and_scanned(plugin: Plugin[Config], host: Host) -> Inventory:
+    if plugin.overrides("prepare"):
+        plugin.prepare(host)
+    return scanned(plugin, host)
 
 
 def scanned(plugin: Plugin[Config], host: Host) -> Inventory:

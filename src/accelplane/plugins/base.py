@@ -68,6 +68,8 @@ class Plugin(Generic[ConfigT_co]):
     namespace: str
     config_type: ClassVar[type[Config]] = Config
     watch: Watch = Watch()
+    # Seconds that a device which vanished stays in the kubelet's list, unhealthy; for ever with `math.inf`.
+    linger: ClassVar[float] = 1.0
     # Kinds whose CDI files are this plugin's own: those without a device are removed when no pod uses them.
     cdi_kinds: ClassVar[Sequence[str]] = ()
 
@@ -98,6 +100,14 @@ class Plugin(Generic[ConfigT_co]):
         """Called before each scan: asks services for what files don't tell, for `scan` to use. Has 5 s.
 
         Whatever it raises counts as a failed scan.
+        """
+
+    def prepare(self, host: Host) -> None:
+        """Called before each scan, in its thread: brings the hardware into the state that `scan` is to find.
+
+        The one hook that changes the node (`Host.write`, `bind`). What is right already must stay untouched, and what
+        cannot be had is for `scan` to tell of. Whatever it raises counts as a failed scan. Nobody calls it where the
+        node is only looked at (`-once`, `accelplane inspect`).
         """
 
     async def background(self, host: Host, look_again: Callable[[], None]) -> None:
