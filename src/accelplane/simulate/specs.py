@@ -1,4 +1,4 @@
-"""What a simulated node has: GPUs, NPUs, NUMA nodes, as values, and how they are written down in YAML.
+"""What a simulated node has: GPUs, NPUs, NUMA nodes and more, as values, and how they are written down in YAML.
 
 Whatever is left out follows from the number of the card, so that `{}` is a complete GPU.
 """
@@ -11,21 +11,27 @@ from typing import Literal, Self
 
 import msgspec
 
+from accelplane.simulate.checks import (
+    BDF,
+    MAX_INDEX,
+    MAX_NUMA_NODES,
+    MAX_VFS,
+    PCI_CLASS,
+    PCI_ID,
+    bounded,
+    check,
+    spelled,
+)
 from accelplane.simulate.description import (
     Description,
     DescriptionError,
     read_description,
     read_limited,
 )
+from accelplane.simulate.offload import DlbSpec, DsaSpec, IaaSpec, QatSpec, SgxSpec
 
-MAX_INDEX = 1023
-MAX_NUMA_NODES = 512
-MAX_VFS = 127
 MAX_TILES = 64
 
-_PCI_ID = re.compile(r"0x[0-9a-f]{4}")
-_PCI_CLASS = re.compile(r"0x[0-9a-f]{6}")
-_BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 _CONNECTOR = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,30}")
 
 
@@ -63,16 +69,16 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_
     connectors: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        _check(
-            _bounded("index", self.index, MAX_INDEX),
-            _spelled("device-id", self.device_id, _PCI_ID, "0x56c0"),
-            _spelled("pci-class", self.pci_class, _PCI_CLASS, "0x030000"),
-            _spelled("bdf", self.bdf, _BDF, "0000:03:00.0"),
-            _bounded("numa-node", self.numa_node, MAX_NUMA_NODES - 1, least=-1),
-            _bounded("vfs", self.vfs, MAX_VFS),
-            _bounded("tiles", self.tiles, MAX_TILES, least=1),
-            _bounded("memory", self.memory, 2**63 - 1),
-            *(_spelled("connectors", name, _CONNECTOR, "DP-1") for name in self.connectors or ()),
+        check(
+            bounded("index", self.index, MAX_INDEX),
+            spelled("device-id", self.device_id, PCI_ID, "0x56c0"),
+            spelled("pci-class", self.pci_class, PCI_CLASS, "0x030000"),
+            spelled("bdf", self.bdf, BDF, "0000:03:00.0"),
+            bounded("numa-node", self.numa_node, MAX_NUMA_NODES - 1, least=-1),
+            bounded("vfs", self.vfs, MAX_VFS),
+            bounded("tiles", self.tiles, MAX_TILES, least=1),
+            bounded("memory", self.memory, 2**63 - 1),
+            *(spelled("connectors", name, _CONNECTOR, "DP-1") for name in self.connectors or ()),
         )
 
     @property
@@ -99,11 +105,11 @@ class NpuSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_
     numa_node: int | None = None
 
     def __post_init__(self) -> None:
-        _check(
-            _bounded("index", self.index, MAX_INDEX),
-            _spelled("device-id", self.device_id, _PCI_ID, "0x643e"),
-            _spelled("bdf", self.bdf, _BDF, "0000:00:0b.0"),
-            _bounded("numa-node", self.numa_node, MAX_NUMA_NODES - 1, least=-1),
+        check(
+            bounded("index", self.index, MAX_INDEX),
+            spelled("device-id", self.device_id, PCI_ID, "0x643e"),
+            spelled("bdf", self.bdf, BDF, "0000:00:0b.0"),
+            bounded("numa-node", self.numa_node, MAX_NUMA_NODES - 1, least=-1),
         )
 
     @property
@@ -112,16 +118,31 @@ class NpuSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_
 
 
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """A whole node. Devices that don't say so are dealt to the `numa_nodes` in turn; 0 is a machine without NUMA."""
+    """A whole node. Devices that don't say so are dealt to the `numa_nodes` in turn; 0 is a machine without NUMA.
+
+    `iommu`: in `scalable` mode user queues can be enabled, in `legacy` mode virtual functions, when `off` neither.
+    `loaded` says which drivers are there when no device brings them: vfio-pci, igb_uio. `noiommu` and
+    `disable_denylist` are vfio's module parameters.
+    """
 
     gpus: Sequence[GpuSpec] = ()
     npus: Sequence[NpuSpec] = ()
+    qats: Sequence[QatSpec] = ()
+    dsas: Sequence[DsaSpec] = ()
+    iaas: Sequence[IaaSpec] = ()
+    dlbs: Sequence[DlbSpec] = ()
+    sgx: SgxSpec | None = None
     numa_nodes: int = 1
+    iommu: Literal["scalable", "legacy", "off"] = "scalable"
+    loaded: Sequence[Literal["vfio-pci", "igb_uio"]] = ("vfio-pci",)
+    noiommu: bool = False
+    disable_denylist: bool = False
 
     def __post_init__(self) -> None:
-        _check(_bounded("numa-nodes", self.numa_nodes, MAX_NUMA_NODES))
-        for key, devices in (("gpus", self.gpus), ("npus", self.npus)):
-            _check(_bounded(f"number of {key}", len(devices), MAX_INDEX + 1))
+        check(bounded("numa-nodes", self.numa_nodes, MAX_NUMA_NODES))
+        lists = ("gpus", "npus", "qats", "dsas", "iaas", "dlbs")
+        for key in lists:
+            check(bounded(f"number of {key}", len(getattr(self, key)), MAX_INDEX + 1))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -193,20 +214,3 @@ def npu_address(index: int) -> str:
     """Where the NPU of that number sits unless told otherwise: in the processor itself."""
     domain, function = divmod(index, 8)
     return f"{domain:04x}:00:0b.{function}"
-
-
-def _check(*problems: str | None) -> None:
-    for problem in filter(None, problems):
-        raise ValueError(problem)
-
-
-def _bounded(key: str, value: int | None, most: int, *, least: int = 0) -> str | None:
-    if value is None or least <= value <= most:
-        return None
-    return f"{key} is {value}, expected {least} to {most}"
-
-
-def _spelled(key: str, value: str | None, pattern: re.Pattern[str], example: str) -> str | None:
-    if value is None or pattern.fullmatch(value):
-        return None
-    return f"{key} is {value[:80]!a}, expected the form {example}"

@@ -1,0 +1,31 @@
+"""What the descriptions of simulated devices may say: bounds of numbers, spellings of addresses and ids."""
+
+import re
+
+MAX_INDEX = 1023
+MAX_NUMA_NODES = 512
+MAX_VFS = 127
+
+PCI_ID = re.compile(r"0x[0-9a-f]{4}")
+PCI_CLASS = re.compile(r"0x[0-9a-f]{6}")
+BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
+
+
+def check(*problems: str | None) -> None:
+    """Raises `ValueError` with the first problem, if there is one."""
+    for problem in filter(None, problems):
+        raise ValueError(problem)
+
+
+def bounded(key: str, value: int | None, most: int, *, least: int = 0) -> str | None:
+    """What is wrong with the number, if anything."""
+    if value is None or least <= value <= most:
+        return None
+    return f"{key} is {value}, expected {least} to {most}"
+
+
+def spelled(key: str, value: str | None, pattern: re.Pattern[str], example: str) -> str | None:
+    """What is wrong with the text, if anything."""
+    if value is None or pattern.fullmatch(value):
+        return None
+    return f"{key} is {value[:80]!a}, expected the form {example}"
