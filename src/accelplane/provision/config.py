@@ -1,0 +1,84 @@
+"""The files that say how devices are wanted: one for all nodes, and one for a node by its name, which then replaces it.
+
+They lie in a directory of this process, a mounted ConfigMap as a rule, and not below the root that is provisioned. What
+is wrong in them ends the command before anything is written.
+"""
+
+import os
+import stat
+
+import msgspec
+
+# A ConfigMap holds no more.
+CONFIG_LIMIT = 1024 * 1024
+_NODE_NAME_LIMIT = 253  # of a Kubernetes object
+
+
+class ConfigError(Exception):
+    """Something in a configuration file, or in an environment variable, which `file` names then, cannot be used.
+
+    `line` counts from 1; 0 where no line is to blame.
+    """
+
+    def __init__(self, file: str, line: int, found: str, expected: str) -> None:
+        place = f"{file}:{line}" if line else file
+        super().__init__(f"{place}: found {found}, expected {expected}")
+        self.file = file
+        self.line = line
+        self.found = found
+        self.expected = expected
+
+
+class ConfigFile(msgspec.Struct, frozen=True):
+    """One file: where it lies and what it says."""
+
+    path: str
+    text: str
+
+
+def find(config_dir: str, name: str, node_name: str) -> ConfigFile | None:
+    """The file that counts on this node: `<name>-<node name>.conf`, else `<name>.conf`; None when there is neither.
+
+    Raises `ConfigError` for one that cannot be read.
+    """
+    if len(node_name) > _NODE_NAME_LIMIT or "/" in node_name or "\0" in node_name:
+        raise ConfigError("NODE_NAME", 0, shown(node_name), "the name of a Kubernetes node")
+    paths = [os.path.join(config_dir, f"{name}.conf")]
+    if node_name:
+        paths.insert(0, os.path.join(config_dir, f"{name}-{node_name}.conf"))
+    for path in paths:
+        if (text := read(path)) is not None:
+            return ConfigFile(path, text)
+    return None
+
+
+def read(path: str) -> str | None:
+    """The text of a configuration file, None when there is no such file. Raises `ConfigError`."""
+    try:
+        with open(path, "rb", opener=_opened) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(path, 0, "no regular file", "a text file")
+            data = file.read(CONFIG_LIMIT + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(path, 0, f"a file that cannot be read ({error.strerror})", "a text file") from None
+    if len(data) > CONFIG_LIMIT:
+        raise ConfigError(path, 0, f"more than {CONFIG_LIMIT} bytes", "a text file of less")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            path, line, f"bytes that are no text ({data[error.start : error.start + 8].hex(' ')})", "UTF-8"
+        ) from None
+
+
+def shown(text: str) -> str:
+    """A piece of somebody's text as messages quote it: short and printable."""
+    return ascii(text if len(text) <= 80 else f"{text[:80]}…")
+
+
+def _opened(path: str, flags: int) -> int:
+    # O_NONBLOCK: a FIFO without a writer must not hold the program.
+    return os.open(path, flags | os.O_NONBLOCK)
