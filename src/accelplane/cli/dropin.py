@@ -1,4 +1,8 @@
-"""Drop-in commands: the names and flags of the Go programs, so that existing DaemonSets only change the image."""
+"""Drop-in commands: the names and flags of the Go programs, so that existing DaemonSets only change the image.
+
+Signals are handled before the work is imported, and each command imports its own family only.
+"""
+# ruff: noqa: PLC0415
 
 import sys
 
@@ -8,8 +12,8 @@ from accelplane.cli import signals
 def gpu() -> None:
     """`intel_gpu_device_plugin`."""
     signals.end_at_once()
-    from accelplane.cli.node import dropin  # noqa: PLC0415 - signals are handled before the work is imported
-    from accelplane.plugins.gpu import GpuPlugin  # noqa: PLC0415 - each command imports its own family only
+    from accelplane.cli.node import dropin
+    from accelplane.plugins.gpu import GpuPlugin
 
     sys.exit(dropin("intel_gpu_device_plugin", GpuPlugin, "gpu"))
 
@@ -17,7 +21,34 @@ def gpu() -> None:
 def npu() -> None:
     """`intel_npu_device_plugin`."""
     signals.end_at_once()
-    from accelplane.cli.node import dropin  # noqa: PLC0415 - signals are handled before the work is imported
-    from accelplane.plugins.npu import NpuPlugin  # noqa: PLC0415 - each command imports its own family only
+    from accelplane.cli.node import dropin
+    from accelplane.plugins.npu import NpuPlugin
 
     sys.exit(dropin("intel_npu_device_plugin", NpuPlugin, "npu"))
+
+
+def dsa() -> None:
+    """`intel_dsa_device_plugin`."""
+    signals.end_at_once()
+    from accelplane.cli.node import dropin
+    from accelplane.plugins.idxd import DsaPlugin
+
+    sys.exit(dropin("intel_dsa_device_plugin", DsaPlugin, "dsa"))
+
+
+def iaa() -> None:
+    """`intel_iaa_device_plugin`."""
+    signals.end_at_once()
+    from accelplane.cli.node import dropin
+    from accelplane.plugins.idxd import IaaPlugin
+
+    sys.exit(dropin("intel_iaa_device_plugin", IaaPlugin, "iaa"))
+
+
+def dlb() -> None:
+    """`intel_dlb_device_plugin`."""
+    signals.end_at_once()
+    from accelplane.cli.node import dropin
+    from accelplane.plugins.dlb import DlbPlugin
+
+    sys.exit(dropin("intel_dlb_device_plugin", DlbPlugin, "dlb"))

@@ -19,7 +19,7 @@ from accelplane.devices import (
     Skipped,
     Verdict,
 )
-from accelplane.host import Host, HostError, Missing, Unreadable
+from accelplane.host import Host, HostError, Missing, Refused, Unreadable
 from accelplane.plugins.base import Config, Found, Plugin, Sample, ScanError, Watch
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "Missing",
     "Mount",
     "Plugin",
+    "Refused",
     "Resource",
     "Sample",
     "ScanError",

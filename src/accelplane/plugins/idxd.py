@@ -1,0 +1,163 @@
+"""Intel Data Streaming (DSA) and In-Memory Analytics (IAA) accelerators: `dsa.intel.com/…` and `iaa.intel.com/…`.
+
+What containers get are work queues that somebody has configured and enabled; they are named by type and mode, as in
+`dsa.intel.com/wq-user-shared`. A DSA may also be handed out whole, through VFIO. Kernel documents:
+Documentation/ABI/stable/sysfs-driver-dma-idxd, Documentation/arch/x86/iax.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from typing import Annotated, TypeVar
+
+from msgspec import Meta
+
+from accelplane.devices import Allocation, Device, DeviceNode, Skipped
+from accelplane.host import Host, HostError, Missing, Unreadable, drivers
+from accelplane.plugins import vfio
+from accelplane.plugins.base import Config, Plugin, Watch
+from accelplane.plugins.options import check_choice
+from accelplane.plugins.policies import preferred
+
+# The PCI functions that may be handed out whole.
+DSA_PCI_IDS = ("0x0b25", "0x11fb", "0x1212")
+
+_BUS = "/sys/bus/dsa/devices"
+_QUEUE = re.compile(r"wq[0-9]+\.[0-9]+")
+_WORD = re.compile(r"[a-z]{1,20}")
+
+
+class IaaConfig(Config, frozen=True, kw_only=True):
+    """Options of the IAA plugin."""
+
+    shared_dev_num: Annotated[int, Meta(description="number of containers that may share one shared work queue")] = 1
+    user_queues_only: Annotated[
+        bool, Meta(description="leave out work queues of other types than user, which no container can open")
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.shared_dev_num < 1:
+            raise ValueError(
+                f"shared-dev-num is {self.shared_dev_num}, the number of containers sharing a work queue is at least 1"
+            )
+
+
+class DsaConfig(IaaConfig, frozen=True, kw_only=True):
+    """Options of the DSA plugin."""
+
+    driver: Annotated[
+        str, Meta(description="what is handed out: idxd (work queues) or vfio-pci (functions bound to that driver)")
+    ] = "idxd"
+    iommufd: Annotated[bool, Meta(description="with vfio-pci: also hand out the nodes of IOMMUFD")] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("driver", self.driver, ("idxd", drivers.VFIO_PCI))
+
+
+ConfigT = TypeVar("ConfigT", bound=IaaConfig)
+
+
+class _QueuePlugin(Plugin[ConfigT]):
+    """What the two families share: `device` is what the kernel calls their devices, `nodes` where their files are."""
+
+    device: str
+    nodes: str
+
+    def scan(self, host: Host) -> Iterator[Device | Skipped]:
+        for path in host.glob(f"{_BUS}/{self.device}*/wq*/state"):
+            queue = path.split("/")[-2]
+            try:
+                yield from self._queue(host, path.rpartition("/")[0], queue)
+            except HostError as error:
+                yield Skipped(queue, str(error), warning=True)
+
+    async def preferred_allocation(
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+    ) -> Sequence[str]:
+        return preferred("none", available, must_include, size)
+
+    def _queue(self, host: Host, path: str, queue: str) -> Iterator[Device | Skipped]:
+        """The ids of one work queue. Raises `HostError`."""
+        if not _QUEUE.fullmatch(queue) or host.text(f"{path}/state") != "enabled":
+            return
+        kind, mode = host.text(f"{path}/type"), host.text(f"{path}/mode")
+        if not (_WORD.fullmatch(kind) and _WORD.fullmatch(mode)):
+            yield Skipped(queue, f"type {kind[:20]!a} and mode {mode[:20]!a}, expected words", warning=True)
+            return
+        if kind != "user" and self.config.user_queues_only:
+            yield Skipped(queue, f"of type {kind}, only user queues are wanted")
+            return
+        name = f"wq-{kind}-{mode}"
+        device = Device(
+            resource=name,
+            id=f"{name}-{queue}",
+            unit=queue,
+            nodes=_queue_nodes(host, f"{self.nodes}/{queue}") if kind == "user" else (),
+            topology=host.topology_of(path),
+        )
+        yield from device.shared(self.config.shared_dev_num if mode == "shared" else 1)
+
+
+class DsaPlugin(_QueuePlugin[DsaConfig]):
+    """Publishes `dsa.intel.com/wq-<type>-<mode>`, or `dsa.intel.com/vfio`."""
+
+    namespace = "dsa.intel.com"
+    config_type = DsaConfig
+    device, nodes = "dsa", "/dev/dsa"
+    watch = Watch(frozenset(("dsa", "pci", "vfio")), ("/dev/dsa", "/dev/char"))
+
+    def scan(self, host: Host) -> Iterator[Device | Skipped]:
+        if self.config.driver == "idxd":
+            yield from super().scan(host)
+            return
+        if self.config.shared_dev_num > 1:
+            host.note(f"shared-dev-num {self.config.shared_dev_num} counts for work queues only, not with vfio-pci")
+        for function in host.pci_devices("0x8086"):
+            if function.device in DSA_PCI_IDS:
+                try:
+                    yield self._function(host, function.address)
+                except HostError as error:
+                    yield Skipped(function.address, str(error), warning=True)
+
+    async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:
+        return vfio.numbered("VFIO_BDF", devices, allocation) if self.config.driver != "idxd" else allocation
+
+    def _function(self, host: Host, address: str) -> Device | Skipped:
+        """The one id of a function that is handed out whole. Raises `HostError`."""
+        driver = drivers.driver_of(host, address)
+        if driver != drivers.VFIO_PCI:
+            return Skipped(address, f"bound to {driver or 'no driver'}, not to {drivers.VFIO_PCI}")
+        nodes = vfio.group_nodes(host, address)
+        return Device(
+            resource="vfio",
+            id=address,
+            nodes=(*nodes, *vfio.iommufd_nodes(host, address)) if self.config.iommufd else nodes,
+            topology=host.topology_of(f"/sys/bus/pci/devices/{address}"),
+        )
+
+
+class IaaPlugin(_QueuePlugin[IaaConfig]):
+    """Publishes `iaa.intel.com/wq-<type>-<mode>`."""
+
+    namespace = "iaa.intel.com"
+    config_type = IaaConfig
+    device, nodes = "iax", "/dev/iax"
+    watch = Watch(frozenset(("dsa", "pci")), ("/dev/iax", "/dev/char"))
+
+
+def _queue_nodes(host: Host, path: str) -> tuple[DeviceNode, ...]:
+    """The queue's own node, and the link through which libaccel-config looks for it. Raises `HostError`."""
+    status = host.status(path)
+    if status is None:
+        raise Missing(path, "no such device node")
+    if host.is_plain_stand_in(status):
+        return (DeviceNode(path),)  # without device numbers nothing can be looked up by them
+    if not stat.S_ISCHR(status.st_mode):
+        raise Unreadable(path, "not a character device")
+    link = f"/dev/char/{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+    host.link(link)
+    if (target := host.resolve(link)) != host.resolve(path):
+        raise Unreadable(link, f"leads to {target}, expected {path}")
+    return DeviceNode(path), DeviceNode(link)

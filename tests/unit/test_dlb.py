@@ -1,0 +1,73 @@
+"""The DLB scan on trees of plain files."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trees import write
+
+from accelplane.devices import Device, DeviceNode, Skipped
+from accelplane.host import Host
+from accelplane.plugins.dlb import DlbPlugin
+
+
+def dlb(root: Path, name: str, vfs: str | None = "0") -> None:
+    write(root / "dev" / name, "")
+    device = root / "sys/class/dlb2" / name / "device"
+    device.mkdir(parents=True)
+    if vfs is not None:
+        write(device / "sriov_numvfs", vfs)
+
+
+def scan(root: Path) -> list[Device | Skipped]:
+    return list(DlbPlugin().scan(Host(root)))
+
+
+@pytest.mark.parametrize(
+    ("vfs", "resource"),
+    [("0\n", "pf"), (None, "vf"), ("-1\n", "vf")],
+)
+def test_what_sriov_numvfs_says_decides_the_resource(tmp_path: Path, vfs: str | None, resource: str) -> None:
+    dlb(tmp_path, "dlb3", vfs)
+    assert scan(tmp_path) == [Device(resource=resource, id="/dev/dlb3", nodes=[DeviceNode("/dev/dlb3")])]
+
+
+@pytest.mark.parametrize("vfs", ["1\n", "16\n", "", "junk"])
+def test_a_physical_function_with_virtual_ones_is_left_out_and_told_of(tmp_path: Path, vfs: str) -> None:
+    dlb(tmp_path, "dlb0", vfs)
+    dlb(tmp_path, "dlb1", None)
+    skipped, device = scan(tmp_path)
+    assert isinstance(skipped, Skipped)
+    assert not skipped.warning
+    assert f"sriov_numvfs is {vfs.strip()!a}" in skipped.reason
+    assert isinstance(device, Device)
+    assert device.resource == "vf"
+
+
+def test_a_node_without_a_readable_driver_counts_as_a_virtual_function_and_is_noted(tmp_path: Path) -> None:
+    dlb(tmp_path, "dlb0", None)
+    (tmp_path / "sys/class/dlb2/dlb0/device/sriov_numvfs").mkdir()
+    host = Host(tmp_path)
+    (device,) = DlbPlugin().scan(host)
+    assert isinstance(device, Device)
+    assert device.resource == "vf"
+    assert any("dlb0 is taken for a virtual function" in note for note in host.notes)
+
+
+def test_other_files_of_similar_name_are_no_load_balancers(tmp_path: Path) -> None:
+    for name in ("dlb", "dlbx", "dlb0.lock", "mydlb0"):
+        write(tmp_path / "dev" / name, "")
+    assert scan(tmp_path) == []
+
+
+def test_a_node_without_dev_has_none(tmp_path: Path) -> None:
+    assert scan(tmp_path) == []
+
+
+@given(text=st.binary(max_size=100))
+def test_no_content_of_sriov_numvfs_breaks_the_scan(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
+    root = tmp_path_factory.mktemp("node")
+    dlb(root, "dlb0", None)
+    write(root / "sys/class/dlb2/dlb0/device/sriov_numvfs", text)
+    assert len(scan(root)) == 1
