@@ -1,7 +1,9 @@
 """`Host` under a root and at `/`: what it reads, what it refuses, and in which words."""
 
+import errno
 import os
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 from trees import link, write
 
-from accelplane.host import Host, HostError, Missing, Unreadable
+from accelplane.host import Host, HostError, Missing, Refused, Unreadable
 from accelplane.host.files import ATTRIBUTE_LIMIT, DIRECTORY_LIMIT
 
 ROOT = os.geteuid() == 0
@@ -500,3 +502,53 @@ class TestSysfs:
         host = Host(tmp_path)
         assert host.is_vf("/vf")
         assert not host.is_vf("/pf")
+
+
+def test_a_text_is_written_as_it_is_into_an_attribute(tmp_path: Path) -> None:
+    attribute = write(tmp_path / "sys/bus/pci/drivers/vfio-pci/bind", "what was there before")
+    Host(tmp_path).write("/sys/bus/pci/drivers/vfio-pci/bind", "0000:6b:00.1")
+    assert attribute.read_text() == "0000:6b:00.1"
+
+
+def test_an_attribute_that_a_plain_tree_lacks_is_made_for_its_owner_only(tmp_path: Path) -> None:
+    (tmp_path / "sys/driver").mkdir(parents=True)
+    Host(tmp_path).write("/sys/driver/new_id", "8086 4941")
+    assert (tmp_path / "sys/driver/new_id").read_text() == "8086 4941"
+    assert stat.S_IMODE((tmp_path / "sys/driver/new_id").stat().st_mode) == 0o600
+
+
+def test_a_write_never_leaves_the_root(tmp_path: Path) -> None:
+    outside = write(tmp_path / "outside", "untouched")
+    root = tmp_path / "root"
+    link(root / "sys/attribute", str(outside))
+    with pytest.raises(Missing):
+        Host(root).write("/sys/attribute", "text")
+    link(root / "sys/way", "../../outside")
+    Host(root).write("/sys/way", "text")
+    assert outside.read_text() == "untouched"
+    assert (root / "outside").read_text() == "text"
+
+
+@pytest.mark.parametrize("place", ["/sys/missing/attribute", "/sys/bus/x"])
+def test_writing_what_has_no_directory_says_that_it_is_missing(tmp_path: Path, place: str) -> None:
+    with pytest.raises(Missing, match=place):
+        Host(tmp_path).write(place, "1")
+
+
+def test_a_write_that_is_refused_names_the_file_the_reason_and_the_text(tmp_path: Path) -> None:
+    (tmp_path / "sys/attribute").mkdir(parents=True)
+    with pytest.raises(Refused, match=r"/sys/attribute: .*irectory \(writing '1'\)") as caught:
+        Host(tmp_path).write("/sys/attribute", "1")
+    assert caught.value.errno == errno.EISDIR
+
+
+def test_links_are_looked_at_anew_after_a_write(tmp_path: Path) -> None:
+    device = tmp_path / "sys/device"
+    write(device / "attribute", "")
+    link(device / "driver", tmp_path / "sys/drivers/old")
+    host = Host(tmp_path)
+    assert host.resolve("/sys/device/driver") == "/sys/drivers/old"
+    (device / "driver").unlink()
+    link(device / "driver", tmp_path / "sys/drivers/new")
+    host.write("/sys/device/attribute", "1")
+    assert host.resolve("/sys/device/driver") == "/sys/drivers/new"
