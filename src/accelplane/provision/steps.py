@@ -7,6 +7,7 @@ second run changes nothing, and an attribute that took a write without effect is
 finished is put back to where it was.
 """
 
+import errno
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, TypeAlias
@@ -17,31 +18,41 @@ from accelplane.host import Host, HostError
 
 _ROUNDS = 10
 _PATIENCE, _PAUSE = 2.0, 0.05
+_REASONS = 3
 
 State = Literal["as wanted", "to do", "changed", "left alone", "failed", "put back"]
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One write. `what` tells people ("services dc -> sym;asym"); `undo` is the path and text that take it back."""
+    """One write. `what` tells people ("services dc -> sym;asym"), once where several steps in a row say the same.
+
+    `undo` is the path and text that take it back. Steps that name a `part` of the device (one of its functions) are
+    taken back without the rest when one of them fails, and the rest goes on. `explain` knows more than the kernel's
+    error says: it is asked when the write was refused.
+    """
 
     what: str
     path: str
     text: str
     undo: tuple[str, str] | None = None
+    part: str = ""
+    explain: Callable[[Host, HostError], str] | None = None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What one device needs now.
 
     `later` tells of steps that cannot be planned yet; `refusal` says why the device must be left alone as it is, and
-    then nothing is written; `failure` says what is wrong with it so that it can never be as wanted. `now` describes
-    the device for people, by property.
+    then nothing is written; `failure` says what is wrong with it so that it can never be as wanted. `notes` say what
+    is not as wanted and stays so, and why, without keeping the rest. `now` describes the device for people, by
+    property.
     """
 
     device: str
     now: dict[str, str] = {}
     steps: Sequence[Step] = ()
     later: Sequence[str] = ()
+    notes: Sequence[str] = ()
     refusal: str = ""
     failure: str = ""
 
@@ -56,6 +67,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     steps: Sequence[str] = ()
     reason: str = ""
+    notes: Sequence[str] = ()
     now: dict[str, str] = {}
 
     @property
@@ -68,70 +80,120 @@ def planned(root: str, planners: Iterable[Planner]) -> Iterator[Outcome]:
     for planner in planners:
         plan = planner(Host(root))
         yield _without_writing(plan) or Outcome(
-            device=plan.device, state="to do", steps=[*(step.what for step in plan.steps), *plan.later], now=plan.now
+            device=plan.device, state="to do", steps=[*_told(plan.steps), *plan.later], notes=plan.notes, now=plan.now
         )
 
 
-def apply(root: str, planners: Iterable[Planner]) -> Iterator[Outcome]:
-    """Brings the devices into their states, one after the other; what fails with one does not keep the others."""
+def apply(root: str, planners: Iterable[Planner], *, patience: float = _PATIENCE) -> Iterator[Outcome]:
+    """Brings the devices into their states, one after the other; what fails with one does not keep the others.
+
+    An attribute has `patience` seconds to show what was written to it.
+    """
     for planner in planners:
-        yield _apply_one(root, planner)
+        yield _apply_one(root, planner, patience)
 
 
-def _apply_one(root: str, planner: Planner) -> Outcome:
+def _apply_one(root: str, planner: Planner, patience: float) -> Outcome:
     taken: list[Step] = []
+    given_up: dict[str, str] = {}  # parts, and why
     plan = planner(Host(root))
     for _round in range(_ROUNDS):
+        plan = msgspec.structs.replace(plan, steps=[step for step in plan.steps if step.part not in given_up])
         if (ended := _without_writing(plan)) is not None:
-            if not taken:
-                return ended
-            if ended.state == "as wanted":
-                return msgspec.structs.replace(ended, state="changed", steps=[step.what for step in taken])
-            return _put_back(root, plan.device, taken, ended.reason)
-        if stuck := [step for step in plan.steps if step in taken]:
-            return _put_back(root, plan.device, taken, f"{stuck[0].path}: took {stuck[0].text!a}, to no effect")
+            return _ended(root, planner, ended, taken, given_up)
         for step in plan.steps:
-            try:
-                Host(root).write(step.path, step.text)
-            except HostError as error:
-                return _put_back(root, plan.device, taken, f"{step.what}: {error}")
-            taken.append(step)
-        plan = _settled(root, planner, taken)
-    return _put_back(root, plan.device, taken, f"not as wanted after {_ROUNDS} rounds of writing")
+            if step.part in given_up:
+                continue
+            if _written_before(step, taken):
+                problem = f"{step.path}: took {step.text!a}, to no effect"
+            else:
+                try:
+                    Host(root).write(step.path, step.text)
+                except HostError as error:
+                    if error.errno == errno.EBUSY and not taken and not step.part:
+                        return _outcome(plan, "left alone", reason=f"in use: {_explained(root, step, error)}")
+                    problem = f"{step.what}: {_explained(root, step, error)}"
+                else:
+                    taken.append(step)
+                    continue
+            if not step.part:
+                return _put_back(root, planner, taken, problem)
+            given_up[step.part] = "; ".join((problem, *_undone(root, taken, step.part)))
+        plan = _settled(root, planner, taken, patience)
+    return _put_back(root, planner, taken, f"not as wanted after {_ROUNDS} rounds of writing")
 
 
-def _settled(root: str, planner: Planner, taken: Sequence[Step]) -> Plan:
+def _settled(root: str, planner: Planner, taken: Sequence[Step], patience: float) -> Plan:
     """The plan of now; of a device that was written to, once it no longer asks for what was written just now."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + patience
     while True:
         plan = planner(Host(root))
-        if not any(step in taken for step in plan.steps) or time.monotonic() > deadline:
+        if not any(_written_before(step, taken) for step in plan.steps) or time.monotonic() > deadline:
             return plan
         time.sleep(_PAUSE)
+
+
+def _written_before(step: Step, taken: Sequence[Step]) -> bool:
+    return any((step.path, step.text) == (one.path, one.text) for one in taken)
 
 
 def _without_writing(plan: Plan) -> Outcome | None:
     """The outcome where there is nothing to write."""
     if plan.failure:
-        return Outcome(device=plan.device, state="failed", reason=plan.failure, now=plan.now)
+        return _outcome(plan, "failed", reason=plan.failure)
     if plan.refusal:
-        return Outcome(device=plan.device, state="left alone", reason=plan.refusal, now=plan.now)
+        return _outcome(plan, "left alone", reason=plan.refusal)
     if not plan.steps:
-        return Outcome(device=plan.device, state="as wanted", now=plan.now)
+        return _outcome(plan, "left alone" if plan.notes else "as wanted")
     return None
 
 
-def _put_back(root: str, device: str, taken: Sequence[Step], reason: str) -> Outcome:
-    """Undoes the steps that can be undone, the last one first; what cannot be undone is told."""
+def _ended(root: str, planner: Planner, ended: Outcome, taken: list[Step], given_up: dict[str, str]) -> Outcome:
+    """The outcome where nothing is left to write, in view of what was written before."""
+    if given_up:
+        reasons = list(given_up.values())
+        if len(reasons) > _REASONS:
+            reasons[_REASONS:] = [f"and {len(reasons) - _REASONS} more in the same way"]
+        return msgspec.structs.replace(ended, state="failed", steps=_told(taken), reason="; ".join(reasons))
+    if not taken:
+        return ended
+    if ended.reason:
+        return _put_back(root, planner, taken, ended.reason)
+    return msgspec.structs.replace(ended, state="changed", steps=_told(taken))
+
+
+def _put_back(root: str, planner: Planner, taken: list[Step], reason: str) -> Outcome:
+    """Undoes the steps, the last one first, and tells which could not be undone."""
+    told = _told(taken)
+    problems = _undone(root, taken)
+    state: State = "put back" if told and not problems else "failed"
+    return _outcome(planner(Host(root)), state, steps=told, reason="; ".join((reason, *problems)))
+
+
+def _undone(root: str, taken: list[Step], part: str = "") -> list[str]:
+    """Takes back, and out of `taken`, the steps of a part, or all; returns what could not be taken back."""
     problems: list[str] = []
-    for step in reversed(taken):
-        if step.undo is None:
-            continue
-        try:
-            Host(root).write(*step.undo)
-        except HostError as error:
-            problems.append(str(error))
-    if problems:
-        reason = f"{reason}; and could not be put back: {'; '.join(problems)}"
-    state: State = "put back" if taken and not problems else "failed"
-    return Outcome(device=device, state=state, steps=[step.what for step in taken], reason=reason)
+    for step in reversed(taken.copy()):
+        if part in ("", step.part):
+            taken.remove(step)
+            if step.undo is None:
+                problems.append(f"and stays: {step.what}")
+                continue
+            try:
+                Host(root).write(*step.undo)
+            except HostError as error:
+                problems.append(f"and could not be put back: {error}")
+    return problems
+
+
+def _explained(root: str, step: Step, error: HostError) -> str:
+    explanation = step.explain(Host(root), error) if step.explain else ""
+    return f"{error}; {explanation}" if explanation else str(error)
+
+
+def _told(steps: Iterable[Step]) -> list[str]:
+    return list(dict.fromkeys(step.what for step in steps))
+
+
+def _outcome(plan: Plan, state: State, *, steps: Sequence[str] = (), reason: str = "") -> Outcome:
+    return Outcome(device=plan.device, state=state, steps=steps, reason=reason, notes=plan.notes, now=plan.now)
