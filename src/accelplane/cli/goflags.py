@@ -15,7 +15,7 @@ import msgspec
 from accelplane.plugins.base import Config
 
 Value = str | int | float | bool
-Kind = Literal["string", "int", "float", "bool"]
+Kind = Literal["string", "int", "uint", "float", "bool"]
 
 _TRUE = frozenset(("1", "t", "T", "true", "TRUE", "True"))
 _FALSE = frozenset(("0", "f", "F", "false", "FALSE", "False"))
@@ -37,25 +37,28 @@ class HelpWanted(Exception):
 
 
 class Flag(msgspec.Struct, frozen=True):
-    """One flag: its default tells its kind."""
+    """One flag: its default tells its kind. An `unsigned` one is a number without a sign."""
 
     name: str
     default: Value
     help: str = ""
+    unsigned: bool = False
 
     @property
     def kind(self) -> Kind:
-        return _KINDS[type(self.default)]
+        return "uint" if self.unsigned else _KINDS[type(self.default)]
 
 
 def flags_of(config: type[Config]) -> list[Flag]:
-    """A flag for each of the options that a command line can express."""
+    """A flag for each of the options that a command line can express; those that start at 0 are unsigned."""
     flags: list[Flag] = []
     for field in msgspec.structs.fields(config):
-        default = field.default
+        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
         if isinstance(default, (str, int, float, bool)):
             metas = [meta for meta in get_args(field.type) if isinstance(meta, msgspec.Meta)]
-            flags.append(Flag(field.encode_name, default, next((meta.description or "" for meta in metas), "")))
+            description = next((meta.description for meta in metas if meta.description), "")
+            unsigned = type(default) is int and any(meta.ge == 0 for meta in metas)
+            flags.append(Flag(field.encode_name, default, description, unsigned))
     return flags
 
 
@@ -134,6 +137,8 @@ def _value(flag: Flag, text: str) -> Value:
                 return text in _TRUE
             case "int":
                 return _integer(text)
+            case "uint":
+                return _unsigned(text)
             case "float":
                 return _number(text)
     except ValueError as error:
@@ -143,12 +148,25 @@ def _value(flag: Flag, text: str) -> Value:
 def _integer(text: str) -> int:
     if not _INTEGER.fullmatch(text):
         raise ValueError("expected an integer")
-    digits = text.replace("_", "")
-    # Longer ones are out of range whatever their base, and Python refuses to read some of them.
-    number = int(digits, 8 if _OCTAL.fullmatch(digits) else 0) if len(digits.lstrip("+-0")) <= 66 else 2**63
+    number = _read(text)
     if not -(2**63) <= number < 2**63:
         raise ValueError("does not fit into 64 bits")
     return number
+
+
+def _unsigned(text: str) -> int:
+    if not _INTEGER.fullmatch(text) or text[0] in "+-":
+        raise ValueError("expected a number without a sign")
+    number = _read(text)
+    if number >= 2**64:
+        raise ValueError("does not fit into 64 bits")
+    return number
+
+
+def _read(text: str) -> int:
+    digits = text.replace("_", "")
+    # Longer ones are out of range whatever their base, and Python refuses to read some of them.
+    return int(digits, 8 if _OCTAL.fullmatch(digits) else 0) if len(digits.lstrip("+-0")) <= 66 else 2**64
 
 
 def _number(text: str) -> float:

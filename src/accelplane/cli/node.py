@@ -11,12 +11,12 @@ import msgspec
 from accelplane import __version__
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, flags_of, parse_or_exit
-from accelplane.devices import Inventory
+from accelplane.devices import Inventory, Skipped
 from accelplane.host import Host, HostError
 from accelplane.node import config as configuration
 from accelplane.node.agent import Agent, Plugins, with_overrides
 from accelplane.node.plugins import PluginType, installed
-from accelplane.node.runner import scanned
+from accelplane.node.runner import explained, scanned
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.plugins import Plugin, ScanError
 from accelplane.plugins.base import Config
@@ -32,6 +32,7 @@ FLAGS = (
     Flag("scan-grace", 30.0, "seconds after which devices that cannot be seen any more become unhealthy"),
     Flag("once", False, "print the devices found as JSON and exit"),
     Flag("dry-run", False, "the same as -once"),
+    Flag("check", False, "print as JSON what each plugin found and needs, and exit: 0 if each has devices, else 1"),
     Flag("version", False, "print the version and exit"),
     *logflags.FLAGS,
 )
@@ -92,6 +93,9 @@ def run(
         if given.get("once") or given.get("dry-run"):
             signals.end_as_usual()
             return asyncio.run(_print_devices(settings, plugins))
+        if given.get("check"):
+            signals.end_as_usual()
+            return asyncio.run(_print_check(settings, plugins))
         agent = Agent(settings, plugins, config_file=config_file, reload=load)
     except (ConfigurationError, ValueError) as error:
         print(f"{program}: {error}", file=sys.stderr)
@@ -165,8 +169,7 @@ async def _print_devices(settings: Settings, plugins: Plugins) -> int:
             inventory = await look_once(settings, plugin)
         except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything; the others are shown
             failed = True
-            expected = isinstance(error, (HostError, ScanError, OSError))
-            report[name] = {"error": str(error) if expected else f"{type(error).__name__}: {error}"}
+            report[name] = {"error": _shown(error)}
             continue
         report[name] = {
             "resources": {
@@ -174,8 +177,59 @@ async def _print_devices(settings: Settings, plugins: Plugins) -> int:
             },
             "skipped": inventory.skipped,
         }
-    print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    _print_json(report)
     return 1 if failed else 0
+
+
+class _Checked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What `-check` says of one plugin; `devices` counts the healthy ones by resource."""
+
+    ok: bool
+    devices: Mapping[str, int]
+    skipped: Sequence[Skipped] = ()
+    explanation: msgspec.Raw | None = None
+    errors: Sequence[str] = ()
+
+
+async def _print_check(settings: Settings, plugins: Plugins) -> int:
+    report = {name: await _checked(settings, plugin) for name, plugin in plugins.items()}
+    _print_json(report)
+    return 0 if all(checked.ok for checked in report.values()) else 1
+
+
+async def _checked(settings: Settings, plugin: Plugin[Config]) -> _Checked:
+    errors: list[str] = []
+    inventory = Inventory()
+    explanation = None
+    try:
+        inventory = await look_once(settings, plugin)
+    except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything
+        errors.append(_shown(error))
+    try:
+        if plugin.overrides("explain"):
+            explanation = msgspec.Raw(explained(plugin, Host(settings.root)))
+    except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
+        errors.append(_shown(error))
+    devices = {
+        f"{plugin.namespace}/{resource}": sum(device.healthy for device in devices.values())
+        for resource, devices in inventory.resources.items()
+    }
+    return _Checked(
+        ok=not errors and any(devices.values()),
+        devices=devices,
+        skipped=inventory.skipped,
+        explanation=explanation,
+        errors=tuple(errors),
+    )
+
+
+def _shown(error: Exception) -> str:
+    expected = isinstance(error, (HostError, ScanError, OSError))
+    return str(error) if expected else f"{type(error).__name__}: {error}"
+
+
+def _print_json(report: Mapping[str, object]) -> None:
+    print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
 
 
 async def look_once(settings: Settings, plugin: Plugin[Config]) -> Inventory:

@@ -30,7 +30,10 @@ class CdiNode(Struct, frozen=True):
 
 
 class CdiMount(Struct, frozen=True):
-    """A mount that the runtime makes; `type` and `options` as in mount(8)."""
+    """A mount that the runtime makes; `type` and `options` as in mount(8).
+
+    `host_path` is the mount's source: no path where the file system has none, but a word such as `tmpfs`.
+    """
 
     host_path: str
     container_path: str
@@ -79,8 +82,11 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
 
     @property
     def indispensable(self) -> bool:
-        """Whether a container would lack something without CDI: a hook has no place in the kubelet's own answer."""
-        return bool(self.hooks)
+        """Whether a container would lack something without CDI.
+
+        Hooks have no place in the kubelet's own answer, nor have mounts of anything but files of the host.
+        """
+        return bool(self.hooks) or any(not mount.host_path.startswith("/") for mount in self.mounts)
 
     def document(self) -> dict[str, object]:
         """The file's content, keys in alphabetical order at every level, empty lists left out."""

@@ -30,6 +30,7 @@ DRIVER_NODES = ("/dev/sgx_enclave", "/dev/sgx_provision", "/dev/sgx_vepc")
 _NUMA = "/sys/devices/system/node"
 _NUMA_NODE = re.compile(r"node([0-9]{1,6})")
 _DECIMAL = re.compile(r"[0-9]{1,20}")
+_ADDRESSABLE = 1 << 52  # no CPU has more bytes of memory
 _CPUID_DEVICE = "/dev/cpu/0/cpuid"
 _CPUINFO = "/proc/cpuinfo"
 _CPUINFO_LIMIT = 16 * 1024  # the first processor takes 2 or 3 KiB
@@ -130,7 +131,7 @@ def numa_epc(host: Host) -> tuple[dict[int, int], list[str]]:
         except HostError as error:
             problems.append(str(error))
             continue
-        if not _DECIMAL.fullmatch(text) or int(text) >= 1 << 63:
+        if not _DECIMAL.fullmatch(text) or int(text) >= _ADDRESSABLE:
             problems.append(f"{path}: {text[:40]!a}, expected a number of bytes")
             continue
         found[int(node[1])] = int(text)

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable
 
+import msgspec
 from msgspec import UnsetType
 from msgspec.structs import replace
 
@@ -90,6 +91,8 @@ class PluginRunner:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_looking())
                 group.create_task(self._keep_judging())
+                if self.plugin.overrides("explain"):
+                    group.create_task(self._explain())
                 self._start_background()
         finally:
             beside = [task for task in (self._background, self._pruning) if task is not None]
@@ -264,6 +267,14 @@ class PluginRunner:
         self._watcher.directories(self.name, directories, self._look_and_judge, written=own_tree, root=root)
         self._watcher.uevents(self.name, watch.subsystems or _subsystems(self._touched), self._look_and_judge)
 
+    async def _explain(self) -> None:
+        try:
+            explanation = await in_thread(lambda: explained(self.plugin, Host(self._settings.root)))
+        except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
+            log.warning("%s: cannot explain itself: %s", self.name, str(error) or type(error).__name__)
+        else:
+            log.info("%s: %s", self.name, explanation.decode())
+
     async def _judge_newcomers(self) -> None:
         if not self.plugin.overrides("health"):
             return
@@ -411,6 +422,11 @@ def scanned(plugin: Plugin[Config], host: Host) -> Inventory:
     if not unplaced:
         return inventory
     return inventory.replaced(_placed(host, unplaced))
+
+
+def explained(plugin: Plugin[Config], host: Host) -> bytes:
+    """The plugin's explanation as JSON. Raises what the plugin raises, and for values that JSON cannot hold."""
+    return msgspec.json.encode(dict(plugin.explain(host)))
 
 
 def _placed(host: Host, devices: Iterable[Device]) -> Iterable[Device]:

@@ -150,6 +150,13 @@ class Plugin(Generic[ConfigT_co]):
         """Readings for the metrics page, taken when it is asked for."""
         return ()
 
+    def explain(self, host: Host) -> Mapping[str, object]:
+        """What helps people to understand what was found or why it was not, as plain values by name.
+
+        Called once at the start, for the log, and by `-check`; in a thread. It may take longer than a scan.
+        """
+        return {}
+
     def overrides(self, hook: str) -> bool:
         """Whether this plugin brings its own `hook`."""
         return getattr(type(self), hook) is not getattr(Plugin, hook)
