@@ -28,7 +28,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     `undo` is the path and text that take it back. Steps that name a `part` of the device (one of its functions) are
     taken back without the rest when one of them fails, and the rest goes on. `explain` knows more than the kernel's
-    error says: it is asked when the write was refused.
+    error says: it is asked when the write was refused, or had no effect.
     """
 
     what: str
@@ -46,6 +46,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     then nothing is written; `failure` says what is wrong with it so that it can never be as wanted. `notes` say what
     is not as wanted and stays so, and why, without keeping the rest. `now` describes the device for people, by
     property.
+
+    `back` plans the way back to what this plan found, instead of the steps' `undo`, where it takes more than to write
+    the old texts in the opposite order: the kernel forgets what a queue was told when the queue is disabled.
     """
 
     device: str
@@ -55,6 +58,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     notes: Sequence[str] = ()
     refusal: str = ""
     failure: str = ""
+    back: "Planner | None" = None
 
 
 Planner: TypeAlias = Callable[[Host], Plan]
@@ -97,15 +101,16 @@ def _apply_one(root: str, planner: Planner, patience: float) -> Outcome:
     taken: list[Step] = []
     given_up: dict[str, str] = {}  # parts, and why
     plan = planner(Host(root))
+    back = plan.back
     for _round in range(_ROUNDS):
         plan = msgspec.structs.replace(plan, steps=[step for step in plan.steps if step.part not in given_up])
         if (ended := _without_writing(plan)) is not None:
-            return _ended(root, planner, ended, taken, given_up)
+            return _ended(root, planner, ended, taken, given_up, back=back)
         for step in plan.steps:
             if step.part in given_up:
                 continue
             if _written_before(step, taken):
-                problem = f"{step.path}: took {step.text!a}, to no effect"
+                problem = _explained(root, step, HostError(step.path, f"took {step.text!a}, to no effect"))
             else:
                 try:
                     Host(root).write(step.path, step.text)
@@ -117,10 +122,10 @@ def _apply_one(root: str, planner: Planner, patience: float) -> Outcome:
                     taken.append(step)
                     continue
             if not step.part:
-                return _put_back(root, planner, taken, problem)
+                return _put_back(root, planner, taken, problem, back=back)
             given_up[step.part] = "; ".join((problem, *_undone(root, taken, step.part)))
         plan = _settled(root, planner, taken, patience)
-    return _put_back(root, planner, taken, f"not as wanted after {_ROUNDS} rounds of writing")
+    return _put_back(root, planner, taken, f"not as wanted after {_ROUNDS} rounds of writing", back=back)
 
 
 def _settled(root: str, planner: Planner, taken: Sequence[Step], patience: float) -> Plan:
@@ -148,7 +153,9 @@ def _without_writing(plan: Plan) -> Outcome | None:
     return None
 
 
-def _ended(root: str, planner: Planner, ended: Outcome, taken: list[Step], given_up: dict[str, str]) -> Outcome:
+def _ended(
+    root: str, planner: Planner, ended: Outcome, taken: list[Step], given_up: dict[str, str], *, back: Planner | None
+) -> Outcome:
     """The outcome where nothing is left to write, in view of what was written before."""
     if given_up:
         reasons = list(given_up.values())
@@ -158,14 +165,14 @@ def _ended(root: str, planner: Planner, ended: Outcome, taken: list[Step], given
     if not taken:
         return ended
     if ended.reason:
-        return _put_back(root, planner, taken, ended.reason)
+        return _put_back(root, planner, taken, ended.reason, back=back)
     return msgspec.structs.replace(ended, state="changed", steps=_told(taken))
 
 
-def _put_back(root: str, planner: Planner, taken: list[Step], reason: str) -> Outcome:
-    """Undoes the steps, the last one first, and tells which could not be undone."""
+def _put_back(root: str, planner: Planner, taken: list[Step], reason: str, *, back: Planner | None) -> Outcome:
+    """Takes the way back, else undoes the steps, the last one first; tells what could not be put back."""
     told = _told(taken)
-    problems = _undone(root, taken)
+    problems = _undone(root, taken) if back is None or not taken else _led_back(root, back)
     state: State = "put back" if told and not problems else "failed"
     return _outcome(planner(Host(root)), state, steps=told, reason="; ".join((reason, *problems)))
 
@@ -184,6 +191,32 @@ def _undone(root: str, taken: list[Step], part: str = "") -> list[str]:
             except HostError as error:
                 problems.append(f"and could not be put back: {error}")
     return problems
+
+
+def _led_back(root: str, back: Planner) -> list[str]:
+    """Writes what `back` plans until it plans no more; returns what is still not as it was.
+
+    What is refused is tried again: there is nothing to lose.
+    """
+    taken: list[Step] = []
+    problems: dict[str, str] = {}
+    for _round in range(_ROUNDS):
+        plan = _settled(root, back, taken, _PATIENCE)
+        steps = [step for step in plan.steps if not _written_before(step, taken)]
+        if not steps:
+            problems = {step.path: f"{step.path}: took {step.text!a}, to no effect" for step in plan.steps}
+            if reason := plan.failure or plan.refusal:
+                problems[plan.device] = reason
+            break
+        problems = {}
+        for step in steps:
+            try:
+                Host(root).write(step.path, step.text)
+            except HostError as error:
+                problems[step.path] = _explained(root, step, error)
+            else:
+                taken.append(step)
+    return [f"and could not be put back: {problem}" for problem in problems.values()]
 
 
 def _explained(root: str, step: Step, error: HostError) -> str:
