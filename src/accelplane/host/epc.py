@@ -188,40 +188,42 @@ def instruction() -> Cpuid:
     return ask
 
 
+def device(read: Callable[[int, int], bytes]) -> Cpuid:
+    """CPUID as the device gives it (cpuid(4)): `read` takes a size and an offset, which carries the question."""
+
+    def ask(leaf: int, subleaf: int) -> tuple[int, int, int, int]:
+        # A longer read would go on with the next leaf.
+        data = read(16, subleaf << 32 | leaf)
+        if len(data) != 16:
+            raise OSError(f"{_CPUID_DEVICE}: {len(data)} bytes, expected 16")
+        eax, ebx, ecx, edx = struct.unpack("<4I", data)
+        return eax, ebx, ecx, edx
+
+    return ask
+
+
 def _cpu(host: Host, cpuid: Cpuid | None) -> tuple[Source, CpuSgx | None]:
     """Who could be asked first, and what was said."""
-    readers: list[tuple[Source, Callable[[], CpuSgx]]] = []
+    ways: list[tuple[Source, Callable[[], CpuSgx]]] = []
     if cpuid is not None:
-        readers.append(("cpuid", lambda: cpu_sgx(cpuid)))
+        ways.append(("cpuid", lambda: cpu_sgx(cpuid)))
     elif host.root == "/":
-        readers.append(("cpuid", lambda: cpu_sgx(instruction())))
-    if cpuid is None:
-        readers.append(("cpuid-device", lambda: _asked_through_device(host)))
-    for source, read in readers:
+        ways += [("cpuid", lambda: cpu_sgx(instruction())), ("cpuid-device", _told_by_device)]
+    for source, ask in ways:
         try:
-            return source, read()
-        except (OSError, HostError):
+            return source, ask()
+        except OSError:
             continue
     return "none", None
 
 
-def _asked_through_device(host: Host) -> CpuSgx:
-    """Raises `OSError` or `HostError`."""
-    descriptor = os.open(host.local(_CPUID_DEVICE), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+def _told_by_device() -> CpuSgx:
+    """Raises `OSError`."""
+    descriptor = os.open(_CPUID_DEVICE, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
-        status = os.fstat(descriptor)
-        if not (stat.S_ISCHR(status.st_mode) and host.root == "/") and not host.is_plain_stand_in(status):
-            raise OSError(f"{_CPUID_DEVICE}: not this host's device")
-
-        def ask(leaf: int, subleaf: int) -> tuple[int, int, int, int]:
-            # The file offset carries the question (cpuid(4)); a longer read would go on with the next leaf.
-            data = os.pread(descriptor, 16, subleaf << 32 | leaf)
-            if len(data) != 16:
-                raise OSError(f"{_CPUID_DEVICE}: {len(data)} bytes, expected 16")
-            eax, ebx, ecx, edx = struct.unpack("<4I", data)
-            return eax, ebx, ecx, edx
-
-        return cpu_sgx(ask)
+        if not stat.S_ISCHR(os.fstat(descriptor).st_mode):
+            raise OSError(f"{_CPUID_DEVICE}: not a character device")
+        return cpu_sgx(device(lambda size, offset: os.pread(descriptor, size, offset)))
     finally:
         os.close(descriptor)
 
