@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from accelplane.host import Host, HostError
-from accelplane.host.drivers import diagnosis, driver_of
+from accelplane.host.drivers import driver_of, likely_obstacles
 from accelplane.provision.steps import Step
 
 _DEVICES = "/sys/bus/pci/devices"
@@ -63,5 +63,5 @@ def _override(host: Host, device: str) -> str:
         return ""
 
 
-def _obstacles(address: str, driver: str, host: Host, error: HostError) -> str:
-    return diagnosis(host, address, driver, error).removeprefix(str(error)).removeprefix("; ")
+def _obstacles(address: str, driver: str, host: Host, _error: HostError) -> str:
+    return "; ".join(likely_obstacles(host, address, driver))
