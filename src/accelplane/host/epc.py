@@ -208,7 +208,8 @@ def _cpu(host: Host, cpuid: Cpuid | None) -> tuple[Source, CpuSgx | None]:
     if cpuid is not None:
         ways.append(("cpuid", lambda: cpu_sgx(cpuid)))
     elif host.root == "/":
-        ways += [("cpuid", lambda: cpu_sgx(instruction())), ("cpuid-device", _told_by_device)]
+        ways.append(("cpuid", lambda: cpu_sgx(instruction())))
+        ways.append(("cpuid-device", _told_by_device))
     for source, ask in ways:
         try:
             return source, ask()

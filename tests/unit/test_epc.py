@@ -1,0 +1,274 @@
+"""The size of the enclave page cache: sysfs trees, CPUs that are tables, and this machine's own CPU."""
+
+import platform
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trees import write
+
+from accelplane.host import Host
+from accelplane.host.epc import Cpuid, CpuSgx, Epc, cpu_sgx, device, instruction, numa_epc, read_epc
+
+MIB = 1 << 20
+Registers = tuple[int, int, int, int]
+
+HIGHEST = {(0, 0): (0x1B, 0, 0, 0)}
+WITH_SGX = HIGHEST | {(7, 0): (0, 1 << 2, 1 << 30, 0), (0x12, 0): (0b11, 0, 0, 0x241F)}
+
+
+def cpuid(table: Mapping[tuple[int, int], Registers]) -> Cpuid:
+    """A CPU that knows the table, and zeros for all else."""
+    return lambda leaf, subleaf: table.get((leaf, subleaf), (0, 0, 0, 0))
+
+
+def section(size: int, kind: int = 1, base: int = 0x70200000) -> Registers:
+    return (base & 0xFFFFF000) | kind, base >> 32, size & 0xFFFFF000 | kind, size >> 32
+
+
+def with_sections(*sections: Registers) -> Cpuid:
+    return cpuid(WITH_SGX | {(0x12, number): registers for number, registers in enumerate(sections, 2)})
+
+
+def no_cpuid(leaf: int, subleaf: int) -> Registers:
+    raise OSError(13, "Permission denied")
+
+
+def numa_node(root: Path, number: int, text: str | bytes | None) -> None:
+    directory = root / f"sys/devices/system/node/node{number}"
+    directory.mkdir(parents=True)
+    if text is not None:
+        write(directory / "x86/sgx_total_bytes", text)
+
+
+# What the CPU says
+
+
+@pytest.mark.parametrize(
+    ("sections", "sizes"),
+    [
+        ([], ()),
+        ([section(93 * MIB)], (93 * MIB,)),
+        ([section(64 << 30, base=0x20_7000_0000), section(64 << 30, base=0x40_7000_0000)], (64 << 30, 64 << 30)),
+        ([section(0xF_FFFF_FFFF_F000)], (0xF_FFFF_FFFF_F000,)),
+        ([section(MIB), (0, 0, 0, 0), section(2 * MIB)], (MIB,)),
+        ([section(MIB), section(4 * MIB, kind=2), section(2 * MIB)], (MIB, 2 * MIB)),
+        ([(0x70200001, 0xFFF00000, 0x00100FFF, 0xFFF00000)], (MIB,)),
+        ([section(MIB)] * 9, (MIB,) * 8),
+    ],
+    ids=["none", "one", "above 4 GiB", "largest", "ends at zero", "other kinds", "reserved bits", "no ninth"],
+)
+def test_sections_are_counted_as_the_cpu_lists_them(sections: Sequence[Registers], sizes: Sequence[int]) -> None:
+    assert cpu_sgx(with_sections(*sections)).sections == sizes
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ({}, CpuSgx()),
+        ({(0, 0): (0x6, 0, 0, 0), (7, 0): (0, 4, 0, 0)}, CpuSgx()),
+        (HIGHEST, CpuSgx()),
+        (HIGHEST | {(7, 0): (0, 0xFFFFFFFB, 0, 0), (0x12, 2): section(MIB)}, CpuSgx()),
+        (HIGHEST | {(7, 0): (0, 4, 0, 0)}, CpuSgx(present=True)),
+        (HIGHEST | {(7, 0): (0, 4, 0, 0), (0x12, 0): (1, 0, 0, 0)}, CpuSgx(present=True, sgx1=True)),
+        (WITH_SGX, CpuSgx(present=True, flexible=True, sgx1=True, sgx2=True)),
+        (
+            WITH_SGX | {(0, 0): (0x11, 0, 0, 0), (0x12, 2): section(MIB)},
+            CpuSgx(present=True, flexible=True),
+        ),
+    ],
+    ids=["zeros", "no leaf 7", "no SGX", "all but SGX", "locked", "SGX1", "SGX2 with FLC", "no leaf 0x12"],
+)
+def test_a_cpu_is_asked_only_what_it_has(table: Mapping[tuple[int, int], Registers], told: CpuSgx) -> None:
+    assert cpu_sgx(cpuid(table)) == told
+
+
+REGISTER = st.integers(0, 0xFFFFFFFF)
+
+
+@given(st.dictionaries(st.tuples(st.sampled_from([0, 7, 0x12]), st.integers(0, 12)), st.tuples(*[REGISTER] * 4)))
+def test_any_cpu_has_an_answer(table: dict[tuple[int, int], Registers]) -> None:
+    told = cpu_sgx(cpuid(table))
+    assert len(told.sections) <= 8
+    assert all(0 <= size < 1 << 52 and size % 4096 == 0 for size in told.sections)
+    assert told.present or not told.sections
+
+
+def test_the_cpuid_device_is_asked_leaf_by_leaf() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def read(size: int, offset: int) -> bytes:
+        asked.append((size, offset))
+        return struct.pack("<4I", 1, 2, 3, 4)
+
+    assert device(read)(0x12, 3) == (1, 2, 3, 4)
+    assert asked == [(16, (3 << 32) + 0x12)]
+
+
+@pytest.mark.parametrize("data", [b"", bytes(15)])
+def test_a_cpuid_device_that_tells_too_little_is_no_source(data: bytes) -> None:
+    with pytest.raises(OSError, match=f"/dev/cpu/0/cpuid: {len(data)} bytes, expected 16"):
+        device(lambda _size, _offset: data)(0, 0)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="a routine for x86-64")
+def test_this_machines_cpu_tells_its_maker() -> None:
+    ask = instruction()
+    _highest, ebx, ecx, edx = ask(0, 0)
+    with open("/proc/cpuinfo") as file:
+        maker = next(line.split(":")[1].strip() for line in file if line.startswith("vendor_id"))
+    assert struct.pack("<3I", ebx, edx, ecx).decode() == maker
+    assert [ask(0x12, 2) for _ in range(1000)] == [ask(0x12, 2)] * 1000
+
+
+# What the kernel says
+
+
+@pytest.mark.parametrize(
+    ("nodes", "numa"),
+    [
+        ({}, {}),
+        ({0: None}, {}),
+        ({0: "67645734912\n"}, {0: 67645734912}),
+        ({0: "100\n", 1: None, 10: "7\n", 2: "0\n"}, {0: 100, 2: 0, 10: 7}),
+    ],
+)
+def test_the_kernels_figures_are_by_numa_node(
+    tmp_path: Path, nodes: Mapping[int, str | None], numa: Mapping[int, int]
+) -> None:
+    for number, text in nodes.items():
+        numa_node(tmp_path, number, text)
+    assert numa_epc(Host(tmp_path)) == (numa, [])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "-1\n", "12 kB\n", "0x10\n", "٣\n", "9" * 30, str(1 << 52), b"\xff\xfe", b"\0"]
+)
+def test_what_is_no_number_of_bytes_is_told_with_its_file(tmp_path: Path, text: str | bytes) -> None:
+    numa_node(tmp_path, 0, text)
+    numa_node(tmp_path, 1, "4096\n")
+    numa, (problem,) = numa_epc(Host(tmp_path))
+    assert numa == {1: 4096}
+    assert problem.startswith("/sys/devices/system/node/node0/x86/sgx_total_bytes: ")
+
+
+@given(text=st.one_of(st.binary(max_size=40), st.text(max_size=30).map(str.encode)))
+def test_any_content_is_a_size_or_a_problem(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
+    root = tmp_path_factory.mktemp("tree")
+    numa_node(root, 0, text)
+    numa, problems = numa_epc(Host(root))
+    assert len(numa) + len(problems) == 1
+    assert all(0 <= size < 1 << 52 for size in numa.values())
+
+
+def test_other_entries_beside_the_nodes_are_passed_over(tmp_path: Path) -> None:
+    for name in ("has_cpu", "nodes", "node", "node0x", "node-1", "power"):
+        write(tmp_path / "sys/devices/system/node" / name / "x86/sgx_total_bytes", "4096")
+    assert numa_epc(Host(tmp_path)) == ({}, [])
+
+
+def test_a_directory_that_cannot_be_listed_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "sys/devices/system/node", "")
+    numa, (problem,) = numa_epc(Host(tmp_path))
+    assert numa == {}
+    assert "/sys/devices/system/node: Not a directory" in problem
+
+
+# Who is believed
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cpu", "answer", "problems"),
+    [
+        ((), None, (0, "none"), []),
+        ((), with_sections(section(MIB)), (MIB, "cpuid"), []),
+        ((), cpuid({}), (0, "none"), []),
+        ((), no_cpuid, (0, "none"), []),
+        ((str(MIB), str(MIB)), None, (2 * MIB, "sysfs"), []),
+        ((str(MIB), str(MIB)), no_cpuid, (2 * MIB, "sysfs"), []),
+        ((str(MIB), str(MIB)), with_sections(section(2 * MIB)), (2 * MIB, "sysfs"), []),
+        (
+            (str(MIB),),
+            with_sections(section(2 * MIB)),
+            (MIB, "sysfs"),
+            [f"the kernel manages {MIB} bytes of EPC, the CPU tells of {2 * MIB}"],
+        ),
+        ((str(MIB), "x"), None, (MIB, "sysfs"), ["node1/x86/sgx_total_bytes: 'x', expected a number of bytes"]),
+        ((str(MIB), "x"), with_sections(section(2 * MIB)), (2 * MIB, "cpuid"), ["'x', expected", "the CPU tells of"]),
+        (("x",), with_sections(section(MIB)), (MIB, "cpuid"), ["'x', expected"]),
+        (("0",), with_sections(section(MIB)), (0, "sysfs"), ["the kernel manages 0 bytes"]),
+    ],
+)
+def test_the_kernel_is_believed_first_and_then_the_cpu(
+    tmp_path: Path, nodes: Sequence[str], cpu: Cpuid | None, answer: tuple[int, str], problems: Sequence[str]
+) -> None:
+    for number, text in enumerate(nodes):
+        numa_node(tmp_path, number, text)
+    epc = read_epc(Host(tmp_path), cpu)
+    assert (epc.total, epc.source) == answer
+    assert len(epc.disagreements) == len(problems)
+    assert all(part in problem for part, problem in zip(problems, epc.disagreements, strict=True))
+
+
+def test_a_cpu_that_breaks_off_is_no_source(tmp_path: Path) -> None:
+    def breaking(leaf: int, subleaf: int) -> Registers:
+        if leaf == 0x12:
+            raise OSError(6, "No such device or address")
+        return with_sections(section(MIB))(leaf, subleaf)
+
+    assert read_epc(Host(tmp_path), breaking) == Epc()
+
+
+def test_a_tree_is_never_answered_with_this_machines_cpu(tmp_path: Path) -> None:
+    write(tmp_path / "dev/cpu/0/cpuid", bytes(4096))
+    assert read_epc(Host(tmp_path)) == Epc()
+
+
+def test_this_machine_has_an_answer() -> None:
+    epc = read_epc(Host("/"))
+    assert (epc.total > 0) == (epc.source != "none")
+    assert epc.cpu_flags is not None
+
+
+# What helps to explain it
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu sgx sse sgx_lc\nbugs\t\t:\n", ("sgx", "sgx_lc")),
+        ("flags\t\t: fpu sgx\n", ("sgx",)),
+        ("flags\t\t: fpu sgx1 sgx_lcx\nvmx flags\t: sgx\n", ()),
+        ("vmx flags\t: sgx\n", ()),
+        ("flags :sgx_lc sgx", ("sgx", "sgx_lc")),
+        ("Features\t: fp asimd\n", ()),
+        ("", ()),
+        (b"\xff\nflags\t: sgx\n", ("sgx",)),
+        ("flags\t: sgx\n" * 1_000_000, ("sgx",)),
+    ],
+)
+def test_the_flags_are_those_of_the_first_processor(
+    tmp_path: Path, text: str | bytes, flags: tuple[str, ...] | None
+) -> None:
+    write(tmp_path / "proc/cpuinfo", text)
+    assert read_epc(Host(tmp_path)).cpu_flags == flags
+
+
+@pytest.mark.parametrize("make", ["mkdir", "missing", "loop"])
+def test_flags_that_cannot_be_read_are_not_known(tmp_path: Path, make: str) -> None:
+    cpuinfo = tmp_path / "proc/cpuinfo"
+    cpuinfo.parent.mkdir()
+    if make == "mkdir":
+        cpuinfo.mkdir()
+    elif make == "loop":
+        cpuinfo.symlink_to("cpuinfo")
+    assert read_epc(Host(tmp_path)).cpu_flags is None
+
+
+def test_the_drivers_nodes_are_those_that_are_there(tmp_path: Path) -> None:
+    write(tmp_path / "dev/sgx_vepc", "")
+    write(tmp_path / "dev/sgx_enclave", "")
+    assert read_epc(Host(tmp_path)).driver_nodes == ("/dev/sgx_enclave", "/dev/sgx_vepc")
