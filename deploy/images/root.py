@@ -70,6 +70,14 @@ ACCOUNTS = {
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }
 
+# Where users' manifests and scripts look for a command besides /usr/local/bin.
+ALSO_IN = {"intel-sgx-epchook": "usr/local/bin/sgx-sw"}
+
+# What init containers find around them: the working directories, into which manifests mount `conf` and `scratch`, with
+# the profiles that are taken where there is no configuration.
+INIT_DIRECTORIES = ("qat-init/conf", "idxd-init/conf", "idxd-init/scratch")
+PROFILES = {"idxd-init": ("dsa.conf", "iaa.conf")}
+
 # Loads every library and imports every module of ours, in the image's own root.
 TRIAL = """
 import ctypes, importlib, os, pkgutil, sys
@@ -157,6 +165,7 @@ def product(root: Path, base: Path, sources: Path) -> None:
         _drop_empty(metadata)
     for command, function in _commands(packages):
         _write_command(root / "usr/local/bin" / command, function)
+    _add_places(root, packages)
     # Over the base, as it will be, so that what is compiled knows its place.
     with tempfile.TemporaryDirectory() as scratch:
         whole = Path(scratch) / "root"
@@ -166,6 +175,21 @@ def product(root: Path, base: Path, sources: Path) -> None:
         _try_out(whole, "accelplane")
         shutil.rmtree(packages)
         shutil.copytree(whole / PACKAGES, packages, symlinks=True)
+
+
+def _add_places(root: Path, packages: Path) -> None:
+    """Paths that manifests know."""
+    for command, directory in ALSO_IN.items():
+        (root / directory).mkdir(parents=True)
+        (root / directory / command).symlink_to(f"/usr/local/bin/{command}")
+    for directory in INIT_DIRECTORIES:
+        (root / directory).mkdir(parents=True)
+    for directory, names in PROFILES.items():
+        for name in names:
+            profile = packages / "accelplane/provision/profiles" / name
+            if not profile.exists():
+                raise RecipeError(f"the wheel lacks {profile.relative_to(packages)}; is it package-data in pyproject?")
+            shutil.copy(profile, root / directory)
 
 
 def _pick(unpacked: Path, root: Path, patterns: tuple[str, ...]) -> None:

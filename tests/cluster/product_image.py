@@ -46,7 +46,7 @@ def product_image() -> Path:
 
 
 def image_configs() -> dict[str, ImageConfig]:
-    """What the final stages of the Containerfile say: by image, its entry point and labels, inherited ones too."""
+    """What the final stages of the Containerfile say: by image, where and what it starts, and its labels."""
     text = re.sub(r"\\\n", " ", (RECIPES / "Containerfile").read_text()).replace("${TAG}", TAG)
     found: dict[str, ImageConfig] = {}
     for stage in re.split(r"^(?=FROM )", text, flags=re.MULTILINE):
@@ -57,8 +57,11 @@ def image_configs() -> dict[str, ImageConfig]:
         parent = found.get(f"{ORGANISATION}/{named[1]}:{TAG}")
         words = " ".join(re.findall(r"^LABEL (.*)$", stage, re.MULTILINE))
         labels = dict(re.findall(r'(\S+)="([^"]*)"', words))
+        directory = re.search(r"^WORKDIR (\S+)$", stage, re.MULTILINE)
         found[f"{ORGANISATION}/{named[2]}:{TAG}"] = ImageConfig(
-            entrypoint=json.loads(entry[1]), labels={**(parent.labels if parent else {}), **labels}
+            entrypoint=json.loads(entry[1]),
+            working_directory=directory[1] if directory else "/",
+            labels={**(parent.labels if parent else {}), **labels},
         )
     return found
 
