@@ -1,0 +1,113 @@
+"""Kustomize trees as objects, rendered by the genuine kubectl, and the parts that plugins' DaemonSets are made of."""
+
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cluster.build import assets
+
+REPOSITORY = Path(__file__).parents[1]
+DEPLOY = REPOSITORY / "deploy"
+Object = dict[str, Any]
+
+# Volume -> (path, mode, type). A mount is at the same path in the container.
+Volumes = dict[str, tuple[str, str, str]]
+
+SOCKETS: Volumes = {"kubeletsockets": ("/var/lib/kubelet/device-plugins", "rw", "")}
+
+
+@cache
+def kubectl() -> str:
+    found = assets().find("kubectl")
+    if not found:
+        pytest.skip("no kubectl to render kustomizations with: make kube, or put one in PATH")
+    return str(found)
+
+
+def run_kubectl(*words: str | Path, text: str = "") -> str:
+    done = subprocess.run([kubectl(), *words], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def render(directory: Path) -> list[Object]:
+    return list(yaml.safe_load_all(_rendered_text(directory)))
+
+
+@cache
+def _rendered_text(directory: Path) -> str:
+    return run_kubectl("kustomize", directory)
+
+
+def in_order(value: Any) -> Any:
+    """With lists of named things in the order of their names, which no one depends on."""
+    if isinstance(value, dict):
+        return {key: in_order(each) for key, each in value.items()}
+    if isinstance(value, list):
+        ordered = [in_order(each) for each in value]
+        named = all(isinstance(each, dict) and "name" in each for each in ordered)
+        return sorted(ordered, key=lambda each: each["name"]) if named else ordered
+    return value
+
+
+def mounts(volumes: Volumes) -> list[Object]:
+    return [
+        {"name": name, "mountPath": path} | ({"readOnly": True} if mode == "ro" else {})
+        for name, (path, mode, _) in volumes.items()
+    ]
+
+
+def host_paths(volumes: Volumes) -> list[Object]:
+    return [
+        {"name": name, "hostPath": {"path": path} | ({"type": kind} if kind else {})}
+        for name, (path, _, kind) in volumes.items()
+    ]
+
+
+def from_fields(**paths: str) -> list[Object]:
+    """Variables that hold a field of the pod."""
+    return [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in paths.items()]
+
+
+def resources(requests: tuple[str, str], limits: tuple[str, str]) -> Object:
+    """Memory and CPU."""
+    return {"requests": dict(zip(("memory", "cpu"), requests, strict=True)),
+            "limits": dict(zip(("memory", "cpu"), limits, strict=True))}  # fmt: skip
+
+
+def plugin_container(name: str, volumes: Volumes, amounts: Object, *, selinux: bool = True) -> Object:
+    security: Object = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    if selinux:
+        security["seLinuxOptions"] = {"type": "container_device_plugin_t"}
+    return {
+        "name": name,
+        "image": f"accelplane/{name}:devel",
+        "imagePullPolicy": "IfNotPresent",
+        "securityContext": security,
+        "resources": amounts,
+        "volumeMounts": mounts(volumes),
+    }
+
+
+def plugin_daemonset(name: str, pod: Object, *, label: str = "") -> Object:
+    selector = {"kubernetes.io/arch": "amd64"}
+    if label:
+        selector[f"intel.feature.node.kubernetes.io/{label}"] = "true"
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {
+            "selector": {"matchLabels": {"app": name}},
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "template": {"metadata": {"labels": {"app": name}}, "spec": {"nodeSelector": selector, **pod}},
+        },
+    }
