@@ -188,12 +188,14 @@ async def test_an_answer_that_drips_ends_at_the_deadline(tmp_path: Path) -> None
 
 
 async def test_a_server_that_never_greets_ends_at_the_deadline(tmp_path: Path) -> None:
-    async with serving(tmp_path, says()) as peer:
-        silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(0), "127.0.0.1", 0)
-        async with silent:
-            peer.api.port = silent.sockets[0].getsockname()[1]
-            with pytest.raises(Unreachable, match="no complete answer"):
-                await peer.api.get(NODE, Thing, deadline=0.3)
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with serving(tmp_path, says()) as peer, await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        peer.api.port = server.sockets[0].getsockname()[1]
+        with pytest.raises(Unreachable, match="no complete answer"):
+            await peer.api.get(NODE, Thing, deadline=0.3)
 
 
 async def test_nobody_there_is_told(tmp_path: Path) -> None:
