@@ -1,15 +1,25 @@
 """Hardware that isn't there: trees of files, services and notices that a node with accelerators would have."""
 
 from accelplane.simulate.description import DescriptionError
+from accelplane.simulate.kernel import Kernel, write_tree
+from accelplane.simulate.offload import DlbSpec, DsaSpec, IaaSpec, QatSpec, QueueSpec, SgxSpec
 from accelplane.simulate.specs import GpuSpec, NodeSpec, NpuSpec
 from accelplane.simulate.tree import SimulatedDevice, SimulatedNode, TreeError
 
 __all__ = [
     "DescriptionError",
+    "DlbSpec",
+    "DsaSpec",
     "GpuSpec",
+    "IaaSpec",
+    "Kernel",
     "NodeSpec",
     "NpuSpec",
+    "QatSpec",
+    "QueueSpec",
+    "SgxSpec",
     "SimulatedDevice",
     "SimulatedNode",
     "TreeError",
+    "write_tree",
 ]

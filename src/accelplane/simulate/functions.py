@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from accelplane.simulate.journal import Journal, Numbers
+from accelplane.simulate.journal import Journal, Numbers, TreeError
 from accelplane.simulate.specs import GpuSpec, Model
 
 _DRM, _ACCEL, _MEI = 226, 261, 237  # the last is one of those that the kernel gives out as it likes
@@ -178,3 +178,13 @@ def card_tiles(spec: GpuSpec) -> dict[str, str]:
         if spec.memory:
             files["lmem_total_bytes"] = str(spec.memory)
     return files
+
+
+def virtual_address(physical: str, number: int) -> str:
+    """The address of a virtual function: the places on the bus after the physical one."""
+    bus, _colon, place = physical.rpartition(":")
+    slot, _dot, function = place.partition(".")
+    routing = (int(slot, 16) << 3 | int(function)) + 1 + number
+    if routing > 0xFF:
+        raise TreeError(f"{physical}: no place for virtual function {number} on its bus")
+    return f"{bus}:{routing >> 3:02x}.{routing & 7}"

@@ -124,6 +124,7 @@ class _IdxdSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbi
     max_queues: int = MAX_QUEUES
     max_groups: int = 4
     max_engines: int = 4
+    driver_name_file: bool = True
 
     def __post_init__(self) -> None:
         check(
@@ -138,7 +139,10 @@ class _IdxdSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbi
 
 
 class DsaSpec(_IdxdSpec, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """One DSA. `index` is the number in `dsaN`, the lowest free one when left out; `queues` are set up already."""
+    """One DSA. `index` is the number in `dsaN`, the lowest free one when left out; `queues` are set up already.
+
+    Without `driver_name_file` it has queues as kernels before 6.7 show them.
+    """
 
     model: DsaModel = "0b25"
 

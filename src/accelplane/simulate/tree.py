@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from accelplane.simulate import functions
 from accelplane.simulate.functions import SimulatedDevice
 from accelplane.simulate.journal import Journal, Nodes, Numbers, TreeError
+from accelplane.simulate.kernel import Kernel, write_tree
 from accelplane.simulate.specs import GpuSpec, Model, NodeSpec, NpuSpec, gpu_address, npu_address
 
 __all__ = ["GpuSpec", "NodeSpec", "NpuSpec", "SimulatedDevice", "SimulatedNode", "TreeError"]
@@ -57,9 +58,15 @@ class SimulatedNode:
         return self._plugged[name][0]
 
     def build(self, spec: NodeSpec) -> list[str]:
-        """Plugs in everything that `spec` has and returns the names, without those of virtual functions."""
+        """Plugs in everything that `spec` has and returns the names, without those of virtual functions.
+
+        QAT, DSA, IAA, DLB and SGX are there from then on, as plain files; they have no names to unplug them by.
+        """
         self._numa_nodes = spec.numa_nodes
-        return [self.plug_gpu(gpu) for gpu in spec.gpus] + [self.plug_npu(npu) for npu in spec.npus]
+        names = [self.plug_gpu(gpu) for gpu in spec.gpus] + [self.plug_npu(npu) for npu in spec.npus]
+        if spec.qats or spec.dsas or spec.iaas or spec.dlbs or spec.sgx:
+            write_tree(Kernel(spec), self.root, device_nodes=self._device_nodes, numbers=self._numbers)
+        return names
 
     def plug_gpu(self, spec: GpuSpec | None = None) -> str:
         """Plugs in a GPU, and its virtual functions after it; returns its name.
@@ -70,7 +77,7 @@ class SimulatedNode:
         index = self._index("card", spec.index)
         numa_node = self._numa_node(index, spec.numa_node)
         bdf = spec.bdf or gpu_address(index, numa_node)
-        virtual = [_virtual_address(bdf, number) for number in range(spec.vfs)]
+        virtual = [functions.virtual_address(bdf, number) for number in range(spec.vfs)]
         card = _card(spec, index, bdf, numa_node, self._root_port(bdf, numa_node))
         self._plug_physical(spec, card)
         try:
@@ -220,13 +227,3 @@ def _card(spec: GpuSpec, index: int, bdf: str, numa_node: int, port: str, *, phy
         nodes=(f"/dev/dri/card{index}", f"/dev/dri/renderD{128 + index}"),
         physical=physical,
     )
-
-
-def _virtual_address(physical: str, number: int) -> str:
-    """The address of a virtual function: the places on the bus after the physical one."""
-    bus, _colon, place = physical.rpartition(":")
-    slot, _dot, function = place.partition(".")
-    routing = (int(slot, 16) << 3 | int(function)) + 1 + number
-    if routing > 0xFF:
-        raise TreeError(f"{physical}: no place for virtual function {number} on its bus")
-    return f"{bus}:{routing >> 3:02x}.{routing & 7}"

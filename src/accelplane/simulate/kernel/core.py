@@ -1,0 +1,299 @@
+"""The driver core: devices and drivers of a bus, what binds to what, and how sysfs and uevents tell of it.
+
+Facts: the kernel's drivers/base/bus.c, dd.c and core.c (which errno a write to `bind` or `unbind` gets), devtmpfs, and
+udev's rule that makes `/dev/char/M:m`.
+"""
+
+import errno
+import posixpath
+from collections.abc import Callable, Mapping
+from typing import Generic, NamedTuple, TypeVar
+
+from accelplane.simulate.journal import Numbers
+from accelplane.simulate.kernel.faults import Holds
+from accelplane.simulate.kernel.model import Attribute, DeviceNode, Tree, command, oserror
+
+
+class Uevent(NamedTuple):
+    """A notice as the kernel sends it; `devpath` is below `/sys`."""
+
+    action: str
+    devpath: str
+    subsystem: str
+    fields: Mapping[str, str]
+
+
+class Core:
+    """What every part of the kernel stands on: the files, the notices, the device nodes, and who holds what."""
+
+    def __init__(self) -> None:
+        self.tree = Tree()
+        self.holds = Holds()
+        self.listeners: list[Callable[[Uevent], None]] = []
+        self.udev_waits = False
+        self._late: dict[str, str] = {}
+        self.tree.directory("/dev/char")
+
+    def tell(self, action: str, path: str, subsystem: str, **fields: str) -> None:
+        """Sends a uevent about the sysfs directory."""
+        uevent = Uevent(action, path.removeprefix("/sys"), subsystem, fields)
+        for listener in self.listeners:
+            listener(uevent)
+
+    def add_class_device(
+        self, path: str, subsystem: str, numbers: Numbers, node: str, *, parent: str = "", bus: bool = False
+    ) -> None:
+        """A device with a node: its directory, the ways to it, the node, the notice, and udev's link.
+
+        `node` is below `/dev`; `parent` is where its `device` link leads.
+        """
+        name = posixpath.basename(path)
+        text = f"MAJOR={numbers.major}\nMINOR={numbers.minor}\nDEVNAME={node}"
+        self.tree.directory(path, {"dev": str(numbers), "uevent": Attribute(text, mode=0o644)})
+        home = f"/sys/bus/{subsystem}" if bus else f"/sys/class/{subsystem}"
+        self.tree.link(f"{path}/subsystem", home)
+        if parent:
+            self.tree.link(f"{path}/device", parent)
+        self.tree.link(f"{home}/devices/{name}" if bus else f"{home}/{name}", path)
+        self.tree.link(f"/sys/dev/char/{numbers}", path)
+        self.tree.put(f"/dev/{node}", DeviceNode(numbers))
+        fields = {"MAJOR": str(numbers.major), "MINOR": str(numbers.minor), "DEVNAME": node}
+        self.tell("add", path, subsystem, **fields)
+        self._late[f"/dev/char/{numbers}"] = f"/dev/{node}"
+        if not self.udev_waits:
+            self.settle()
+
+    def remove_class_device(self, path: str, subsystem: str, *, bus: bool = False) -> None:
+        """Takes away what `add_class_device` made."""
+        name = posixpath.basename(path)
+        numbers = self.tree.attribute(f"{path}/dev").text
+        node = self.tree.attribute(f"{path}/uevent").text.rpartition("DEVNAME=")[2]
+        home = f"/sys/bus/{subsystem}" if bus else f"/sys/class/{subsystem}"
+        self.tree.remove(f"/sys/dev/char/{numbers}")
+        self.tree.remove(f"{home}/devices/{name}" if bus else f"{home}/{name}")
+        self.tree.remove(path)
+        self.tree.remove(f"/dev/{node}")
+        self.tree.prune(f"/dev/{posixpath.dirname(node)}")
+        self._late.pop(f"/dev/char/{numbers}", None)
+        self.tree.remove(f"/dev/char/{numbers}")
+        major, minor = numbers.split(":")
+        self.tell("remove", path, subsystem, MAJOR=major, MINOR=minor, DEVNAME=node)
+
+    def settle(self) -> None:
+        """udev does what it has not done yet."""
+        while self._late:
+            link, node = self._late.popitem()
+            self.tree.link(link, node)
+
+    def add_module(self, name: str, parameters: Mapping[str, Attribute | str] | None = None) -> None:
+        """`/sys/module/<name>`, as the module's loading brings it."""
+        path = f"/sys/module/{name}"
+        self.tree.directory(path, {"initstate": "live", "refcnt": "0"})
+        self.tree.directory(f"{path}/parameters", parameters)
+        self.tell("add", path, "module")
+
+    def remove_module(self, name: str) -> None:
+        """The end of what `add_module` made."""
+        self.tree.remove(f"/sys/module/{name}")
+        self.tell("remove", f"/sys/module/{name}", "module")
+
+
+class Device:
+    """A device on a bus. `busy` devices make whoever unbinds or removes them wait."""
+
+    def __init__(self, core: Core, name: str, path: str) -> None:
+        self.core = core
+        self.name = name
+        self.path = path
+        self.bound_to = ""
+
+    def fields(self) -> dict[str, str]:
+        """What its uevents and its `uevent` file say beyond the driver."""
+        return {}
+
+    def uevent_text(self) -> str:
+        """What its `uevent` file says."""
+        driver = {"DRIVER": self.bound_to} if self.bound_to else {}
+        return "\n".join(f"{key}={value}" for key, value in (driver | self.fields()).items())
+
+
+D = TypeVar("D", bound=Device)
+
+
+class Driver(Generic[D]):
+    """A driver of a bus, whose module is `module`."""
+
+    name: str
+    module: str
+
+    def attributes(self) -> Mapping[str, Attribute]:
+        """More files of its directory than `bind` and `unbind`."""
+        return {}
+
+    def matches(self, device: D) -> bool:
+        """Whether the driver may be tried on the device."""
+        raise NotImplementedError
+
+    def probe(self, device: D) -> None:
+        """Takes the device. Raises `OSError` when it does not, and then leaves nothing behind."""
+        raise NotImplementedError
+
+    def release(self, device: D) -> None:
+        """Gives the device back. Raises `OSError` EBUSY where a real one would wait for whoever uses it."""
+        raise NotImplementedError
+
+
+class Bus(Generic[D]):
+    """A bus with `/sys/bus/<name>`."""
+
+    def __init__(self, core: Core, name: str) -> None:
+        self.core = core
+        self.name = name
+        self.path = f"/sys/bus/{name}"
+        self.devices: dict[str, D] = {}
+        self.drivers: dict[str, Driver[D]] = {}
+        self.autoprobe = True
+        core.tree.directory(f"{self.path}/devices")
+        core.tree.directory(f"{self.path}/drivers")
+        core.tree.directory(
+            self.path,
+            {
+                "drivers_probe": command(self._drivers_probe),
+                "drivers_autoprobe": Attribute(read=lambda: int(self.autoprobe), write=self._set_autoprobe),
+            },
+        )
+
+    def register(self, driver: Driver[D]) -> None:
+        """Adds a driver, which takes what it matches and nobody has. Raises `OSError` EEXIST."""
+        if driver.name in self.drivers:
+            raise oserror(errno.EEXIST, driver.name)
+        self.drivers[driver.name] = driver
+        path = f"{self.path}/drivers/{driver.name}"
+        self.core.tree.directory(
+            path,
+            {
+                "bind": command(lambda text: self._bind(driver, text)),
+                "unbind": command(lambda text: self._unbind(driver, text)),
+                "uevent": command(lambda _text: None),
+                **driver.attributes(),
+            },
+        )
+        self.core.tree.link(f"{path}/module", f"/sys/module/{driver.module}")
+        self.core.tree.directory(f"/sys/module/{driver.module}/drivers")
+        self.core.tree.link(f"/sys/module/{driver.module}/drivers/{self.name}:{driver.name}", path)
+        self.core.tell("add", path, "drivers")
+        self.attach_all(driver)
+
+    def unregister(self, driver: Driver[D]) -> None:
+        """Takes a driver away, and from every device before. Raises `OSError` EBUSY."""
+        for device in [device for device in self.devices.values() if device.bound_to == driver.name]:
+            self.detach(device)
+        del self.drivers[driver.name]
+        path = f"{self.path}/drivers/{driver.name}"
+        self.core.tree.remove(f"/sys/module/{driver.module}/drivers/{self.name}:{driver.name}")
+        self.core.tree.remove(path)
+        self.core.tell("remove", path, "drivers")
+
+    def add(self, device: D) -> None:
+        """A device whose directory is there comes on the bus, and to a driver."""
+        self.devices[device.name] = device
+        self.core.tree.directory(
+            device.path,
+            {"uevent": Attribute(read=device.uevent_text, write=lambda text: self._synthetic(device, text))},
+        )
+        self.core.tree.link(f"{device.path}/subsystem", self.path)
+        self.core.tree.link(f"{self.path}/devices/{device.name}", device.path)
+        self._tell("add", device)
+        if self.autoprobe:
+            self.attach(device)
+
+    def remove(self, device: D) -> None:
+        """A device leaves, its driver before it. Raises `OSError` EBUSY where the kernel would wait."""
+        self.detach(device)
+        del self.devices[device.name]
+        self.core.tree.remove(f"{self.path}/devices/{device.name}")
+        self.core.tree.remove(device.path)
+        self._tell("remove", device)
+
+    def attach(self, device: D) -> None:
+        """The first driver that takes the device has it; that a driver refuses is no error."""
+        for driver in list(self.drivers.values()):
+            if not device.bound_to and driver.matches(device):
+                try:
+                    self.probe(driver, device)
+                except OSError:
+                    continue
+
+    def attach_all(self, driver: Driver[D]) -> None:
+        """The driver is tried on every device that has none."""
+        for device in list(self.devices.values()):
+            if self.autoprobe and not device.bound_to and driver.matches(device):
+                try:
+                    self.probe(driver, device)
+                except OSError:
+                    continue
+
+    def probe(self, driver: Driver[D], device: D) -> None:
+        """Binds the device to the driver. Raises `OSError` EBUSY when it has one, or the driver's own."""
+        if device.bound_to:
+            raise oserror(errno.EBUSY, device.path)
+        driver_path = f"{self.path}/drivers/{driver.name}"
+        device.bound_to = driver.name
+        self.core.tree.link(f"{device.path}/driver", driver_path)
+        self.core.tree.link(f"{driver_path}/{device.name}", device.path)
+        try:
+            driver.probe(device)
+        except OSError:
+            self._unlink(device)
+            raise
+        self._tell("bind", device)
+
+    def detach(self, device: D) -> None:
+        """Unbinds the device, if it has a driver. Raises `OSError` EBUSY where the kernel would wait."""
+        driver = self.drivers.get(device.bound_to)
+        if driver is None:
+            return
+        driver.release(device)
+        self._unlink(device)
+        self._tell("unbind", device)
+
+    def _unlink(self, device: D) -> None:
+        self.core.tree.remove(f"{self.path}/drivers/{device.bound_to}/{device.name}")
+        self.core.tree.remove(f"{device.path}/driver")
+        device.bound_to = ""
+
+    def _tell(self, action: str, device: D) -> None:
+        driver = {"DRIVER": device.bound_to} if device.bound_to else {}
+        self.core.tell(action, device.path, self.name, **driver, **device.fields())
+
+    def _named(self, text: str) -> D | None:
+        # One newline at the end is forgiven, nothing else is (lib/string_helpers.c, sysfs_streq).
+        return self.devices.get(text.removesuffix("\n"))
+
+    def _bind(self, driver: Driver[D], text: str) -> None:
+        device = self._named(text)
+        if device is None or not driver.matches(device):
+            raise oserror(errno.ENODEV)
+        self.probe(driver, device)
+
+    def _unbind(self, driver: Driver[D], text: str) -> None:
+        device = self._named(text)
+        if device is None or device.bound_to != driver.name:
+            raise oserror(errno.ENODEV)
+        self.detach(device)
+
+    def _drivers_probe(self, text: str) -> None:
+        device = self._named(text)
+        if device is None:
+            raise oserror(errno.ENODEV)
+        if not device.bound_to:
+            self.attach(device)
+
+    def _set_autoprobe(self, text: str) -> None:
+        self.autoprobe = not text.startswith("0")
+
+    def _synthetic(self, device: D, text: str) -> None:
+        action = text.partition(" ")[0].strip()
+        if action not in ("add", "remove", "change", "move", "online", "offline", "bind", "unbind"):
+            raise oserror(errno.EINVAL)
+        self._tell(action, device)

@@ -1,0 +1,119 @@
+"""DLB: physical and virtual functions, their nodes `/dev/dlbN`, and the resources that a virtual one is given.
+
+Facts: Intel's out-of-tree dlb2 driver and its guide to SR-IOV: what a function has in all, that the resources of a
+virtual function cannot be changed while a driver has it (EPERM) nor exceed what is left (EINVAL), and that virtual
+functions in use are not disabled (EINVAL).
+"""
+
+import errno
+from collections.abc import Callable, Sequence
+
+from accelplane.simulate.journal import Numbers
+from accelplane.simulate.kernel.model import Attribute, oserror
+from accelplane.simulate.kernel.numbers import number
+from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
+
+TOTAL = {
+    "num_sched_domains": 32,
+    "num_ldb_queues": 32,
+    "num_ldb_ports": 64,
+    "num_dir_ports": 64,
+    "num_ldb_credits": 8192,
+    "num_dir_credits": 2048,
+    "num_atomic_inflights": 2048,
+    "num_hist_list_entries": 2048,
+    "num_sn0_slots": 16,
+    "num_sn1_slots": 16,
+}
+_MAJOR = 236  # the kernel gives this out as it likes
+
+
+class DlbDriver(PciDriver):
+    """`dlb2`, for functions of both kinds."""
+
+    name = "dlb2"
+    module = "dlb2"
+    ids: Sequence[str] = ("2710", "2711")
+
+    def __init__(self, bus: PciBus) -> None:
+        super().__init__(bus)
+        self._numbers: dict[str, int] = {}
+        self._given: dict[str, list[dict[str, int]]] = {}
+
+    def load(self) -> None:
+        """The module comes."""
+        self.core.add_module(self.module)
+        self.core.tree.directory("/sys/class/dlb2")
+        self.bus.register(self)
+
+    def node(self, function: PciFunction) -> str | None:
+        """The name of the function's node, such as dlb0, while the driver has it."""
+        found = self._numbers.get(function.name)
+        return None if found is None else f"dlb{found}"
+
+    def probe(self, device: PciFunction) -> None:
+        taken = set(self._numbers.values())
+        index = next(number for number in range(len(taken) + 1) if number not in taken)
+        self._numbers[device.name] = index
+        path = f"{device.path}/dlb2/dlb{index}"
+        self.core.add_class_device(path, "dlb2", Numbers(_MAJOR, index), f"dlb{index}", parent=device.path)
+        if device.physfn is None:
+            self._given[device.name] = []
+            self.core.tree.directory(f"{device.path}/total_resources", dict(TOTAL))
+            self.core.tree.directory(
+                f"{device.path}/avail_resources", {name: Attribute(read=self._left(device, name)) for name in TOTAL}
+            )
+
+    def release(self, device: PciFunction) -> None:
+        if self.core.holds.users(device.name) or self.core.holds.users(f"dlb{self._numbers[device.name]}"):
+            raise oserror(errno.EBUSY, device.path)
+        if device.physfn is None:
+            self.configure_vfs(device, 0)
+            del self._given[device.name]
+            self.core.tree.remove(f"{device.path}/total_resources")
+            self.core.tree.remove(f"{device.path}/avail_resources")
+        self.core.remove_class_device(f"{device.path}/dlb2/dlb{self._numbers.pop(device.name)}", "dlb2")
+        self.core.tree.remove(f"{device.path}/dlb2")
+
+    def configure_vfs(self, function: PciFunction, count: int) -> None:
+        if count == 0:
+            users = [
+                self.core.holds.users(vf.name) + self.core.holds.users(self.node(vf) or "") for vf in function.virtual
+            ]
+            if any(users):
+                raise oserror(errno.EINVAL, function.path)
+            for place in range(len(function.virtual)):
+                self.core.tree.remove(f"{function.path}/vf{place}_resources")
+            self._given[function.name] = []
+            self.bus.disable_vfs(function)
+            return
+        self._given[function.name] = [dict.fromkeys(TOTAL, 0) for _ in range(count)]
+        self.bus.enable_vfs(function, count)
+        for place in range(count):
+            files = {
+                name: Attribute(read=self._reader(function, place, name), write=self._writer(function, place, name))
+                for name in TOTAL
+            }
+            self.core.tree.directory(f"{function.path}/vf{place}_resources", files)
+
+    def give(self, function: PciFunction, place: int, resources: dict[str, int]) -> None:
+        """Sets the resources of a virtual function without asking who has it."""
+        self._given[function.name][place] |= resources
+
+    def _left(self, function: PciFunction, name: str) -> Callable[[], int]:
+        return lambda: TOTAL[name] - sum(given[name] for given in self._given[function.name])
+
+    def _reader(self, function: PciFunction, place: int, name: str) -> Callable[[], int]:
+        return lambda: self._given[function.name][place][name]
+
+    def _writer(self, function: PciFunction, place: int, name: str) -> Callable[[str], None]:
+        def write(text: str) -> None:
+            value = number(text)
+            if function.virtual[place].bound_to:
+                raise oserror(errno.EPERM, function.path)
+            given = self._given[function.name][place]
+            if value > self._left(function, name)() + given[name]:
+                raise oserror(errno.EINVAL, function.path)
+            given[name] = value
+
+        return write

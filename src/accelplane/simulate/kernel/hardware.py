@@ -1,0 +1,219 @@
+"""The devices of a node's description, put on the buses in the state in which the kernel finds them.
+
+At boot the devices come in the order of their PCI addresses, which numbers DSAs and IAAs together.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from accelplane.simulate.journal import TreeError
+from accelplane.simulate.kernel.core import Core
+from accelplane.simulate.kernel.dlb import TOTAL, DlbDriver
+from accelplane.simulate.kernel.idxd import IdxdDriver
+from accelplane.simulate.kernel.iommu import Iommu
+from accelplane.simulate.kernel.pci import PciBus, PciFunction
+from accelplane.simulate.kernel.qat import QatDriver, QatVfDriver
+from accelplane.simulate.kernel.sgx import Sgx
+from accelplane.simulate.kernel.vfio import IgbUio, VfioPci
+from accelplane.simulate.offload import (
+    DlbSpec,
+    DsaSpec,
+    IaaSpec,
+    QatSpec,
+    SgxSpec,
+    VfDriver,
+    offload_address,
+)
+from accelplane.simulate.specs import Model, NodeSpec
+
+Spec = QatSpec | DsaSpec | IaaSpec | DlbSpec
+Loadable = Literal["vfio-pci", "igb_uio", "sgx"]
+_Kind = Literal["qat", "dsa", "iaa", "dlb"]
+_CO_PROCESSOR, _SYSTEM_PERIPHERAL = "0x0b4000", "0x088000"
+_MAX_PLACES = 1024
+
+
+class Hardware:
+    """The buses, drivers and devices of one node."""
+
+    def __init__(self, core: Core, spec: NodeSpec) -> None:
+        self.core = core
+        self.numa_nodes = spec.numa_nodes
+        self.iommu = Iommu(core, spec.iommu)
+        self.pci = PciBus(core, self.iommu)
+        self._qats: dict[str, QatSpec] = {}
+        self._idxds: dict[str, DsaSpec | IaaSpec] = {}
+        self.vfio = VfioPci(self.pci, disable_denylist=spec.disable_denylist, noiommu=spec.noiommu)
+        self.uio = IgbUio(self.pci)
+        self.idxd = IdxdDriver(self.pci, self._idxds)
+        self.dlb = DlbDriver(self.pci)
+        self.sgx = Sgx(core, spec.sgx or SgxSpec(), spec.numa_nodes)
+        devices = _placed(spec)
+        for one, _numa_node in devices.values():
+            self._load_for(one)
+        for module in spec.loaded:
+            self.load(module)
+        if spec.sgx and spec.sgx.loaded:
+            self.load("sgx")
+        for bdf in sorted(devices):
+            self._plug(bdf, *devices[bdf])
+
+    def plug(self, spec: Spec) -> str:
+        """A device is plugged in, at the first free place unless it says where; returns its address.
+
+        Raises `TreeError`.
+        """
+        places = (offload_address(_kind(spec), index, self.numa_nodes) for index in range(_MAX_PLACES))
+        bdf = spec.bdf or next((place for place in places if place not in self.pci.devices), None)
+        if bdf is None or bdf in self.pci.devices:
+            raise TreeError(f"{bdf or 'every place'}: is taken already")
+        self._load_for(spec)
+        self._plug(bdf, spec, 0 if self.numa_nodes else -1)
+        return bdf
+
+    def unplug(self, bdf: str) -> None:
+        """A function is pulled out, whoever uses it. Raises `TreeError` when there is none."""
+        function = self.pci.devices.get(bdf)
+        if function is None:
+            raise TreeError(f"{bdf[:80]!a}: no PCI function")
+        for one in (*function.virtual, function):
+            group = self.iommu.group(one)
+            for name in (one.name, f"vfio/{group}", f"vfio/noiommu-{group}", self.dlb.node(one) or ""):
+                self.core.holds.drop(name)
+        self.pci.unplug(function)
+
+    def load(self, module: Loadable) -> None:
+        """A module is loaded; that it is already is fine."""
+        if module == "sgx":
+            self.sgx.load()
+        elif module not in self.pci.drivers:
+            (self.vfio if module == "vfio-pci" else self.uio).load()
+
+    def unload(self, module: Loadable) -> None:
+        """A module is unloaded. Raises `OSError` EBUSY when somebody uses what it has."""
+        if module == "sgx":
+            self.sgx.unload()
+        elif module in self.pci.drivers:
+            (self.vfio if module == "vfio-pci" else self.uio).unload()
+
+    def _load_for(self, spec: Spec) -> None:
+        """Loads the drivers that udev would, seeing the device."""
+        loaded = self.pci.drivers
+        if isinstance(spec, DlbSpec):
+            if self.dlb.name not in loaded:
+                self.dlb.load()
+        elif not isinstance(spec, QatSpec):
+            if self.idxd.name not in loaded:
+                self.idxd.load()
+        elif spec.product.driver not in loaded:
+            if not any(isinstance(driver, QatDriver) for driver in loaded.values()):
+                self.core.add_module("intel_qat")
+            for driver in (
+                QatDriver(self.pci, spec.product.driver, self._qats),
+                QatVfDriver(self.pci, spec.product.vf_driver),
+            ):
+                self.core.add_module(driver.module)
+                self.pci.register(driver)
+
+    def _plug(self, bdf: str, spec: Spec, numa_node: int) -> None:
+        try:
+            if isinstance(spec, QatSpec):
+                self._plug_qat(bdf, spec, numa_node)
+            elif isinstance(spec, DlbSpec):
+                self._plug_dlb(bdf, spec, numa_node)
+            else:
+                self._plug_idxd(bdf, spec, numa_node)
+        except OSError as error:
+            raise TreeError(f"{bdf}: cannot be as described: {error}") from None
+
+    def _plug_qat(self, bdf: str, spec: QatSpec, numa_node: int) -> None:
+        product = spec.product
+        self._qats[bdf] = spec
+        function = self._function(
+            bdf,
+            product.device_id,
+            numa_node,
+            bridge=product.generation < 4 if spec.bridge is None else spec.bridge,
+            vf_device_id=product.vf_device_id,
+            total_vfs=spec.could_have,
+        )
+        if spec.vfs:
+            self.pci.enable_vfs(function, spec.vfs)
+        for virtual in function.virtual:
+            self._hand_over(virtual, spec.vf_driver)
+
+    def _plug_idxd(self, bdf: str, spec: DsaSpec | IaaSpec, numa_node: int) -> None:
+        self._idxds[bdf] = spec
+        function = self._function(bdf, spec.model, numa_node, pci_class=_SYSTEM_PERIPHERAL)
+        self._hand_over(function, "kernel" if spec.driver == "idxd" else spec.driver)
+
+    def _plug_dlb(self, bdf: str, spec: DlbSpec, numa_node: int) -> None:
+        function = self._function(bdf, "2710", numa_node, vf_device_id="2711", total_vfs=spec.total_vfs)
+        if spec.vfs:
+            self.dlb.configure_vfs(function, spec.vfs)
+        if spec.provisioned:
+            for place in range(spec.vfs):
+                self.dlb.give(function, place, {name: total // spec.vfs for name, total in TOTAL.items()})
+
+    def _function(
+        self,
+        bdf: str,
+        device_id: str,
+        numa_node: int,
+        *,
+        pci_class: str = _CO_PROCESSOR,
+        bridge: bool = False,
+        vf_device_id: str = "",
+        total_vfs: int = 0,
+    ) -> PciFunction:
+        function = PciFunction(
+            self.core,
+            bdf,
+            self.pci.place(bdf, bridge=bridge, numa_node=numa_node),
+            Model(f"0x{device_id}", pci_class),
+            numa_node,
+            vf_model=Model(f"0x{vf_device_id}", pci_class) if vf_device_id else None,
+            total_vfs=total_vfs,
+        )
+        self.pci.plug(function)
+        return function
+
+    def _hand_over(self, function: PciFunction, driver: VfDriver) -> None:
+        """Gives the function to the driver that the description names, as somebody did before."""
+        if driver == "kernel":
+            return
+        self.pci.detach(function)
+        if driver == "none":
+            return
+        self.load(driver)
+        function.override = driver
+        self.vfio.described.add(function.name)
+        self.pci.probe(self.pci.drivers[driver], function)
+        self.vfio.described.clear()
+
+
+def _placed(spec: NodeSpec) -> Mapping[str, tuple[Spec, int]]:
+    """Address, description and NUMA node of every device."""
+    kinds: Sequence[tuple[_Kind, Sequence[Spec]]] = (
+        ("qat", spec.qats),
+        ("dsa", spec.dsas),
+        ("iaa", spec.iaas),
+        ("dlb", spec.dlbs),
+    )
+    devices: dict[str, tuple[Spec, int]] = {}
+    for kind, specs in kinds:
+        for index, one in enumerate(specs):
+            bdf = one.bdf or offload_address(kind, index, spec.numa_nodes)
+            if bdf in devices:
+                raise TreeError(f"{bdf}: two devices of the description have this address")
+            dealt = index % spec.numa_nodes if spec.numa_nodes else -1
+            devices[bdf] = one, dealt if one.numa_node is None else one.numa_node
+    return devices
+
+
+def _kind(spec: Spec) -> _Kind:
+    if isinstance(spec, QatSpec):
+        return "qat"
+    if isinstance(spec, DlbSpec):
+        return "dlb"
+    return "dsa" if isinstance(spec, DsaSpec) else "iaa"

@@ -1,0 +1,319 @@
+"""DSA and IAA: the idxd driver of the PCI bus, the bus `dsa` that it makes, and the drivers on that bus.
+
+Facts: the kernel's drivers/dma/idxd: device.c and cdev.c (what enabling checks, in which order, and the code in
+`cmd_status`), dma.c, init.c (one count of DSAs and IAAs), include/uapi/linux/idxd.h (the codes).
+
+What surprises: disabling a queue that has clients is not refused, whoever cares has to look at `clients`; a device
+that was disabled has forgotten its configuration.
+"""
+
+import errno
+from collections.abc import Mapping, Sequence
+
+from accelplane.simulate.journal import Numbers
+from accelplane.simulate.kernel.core import Bus, Core, Device, Driver
+from accelplane.simulate.kernel.model import Attribute, oserror
+from accelplane.simulate.kernel.numbers import number
+from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
+from accelplane.simulate.kernel.queues import Engine, Group, WorkQueue
+from accelplane.simulate.offload import DsaSpec, IaaSpec
+
+DEV_ENABLED, DEV_NOT_ENABLED, WQ_ENABLED = 0x80000010, 0x80000020, 0x80000021
+WQ_NO_GROUP, WQ_NO_NAME, WQ_NO_SVM, WQ_NO_THRESHOLD = 0x80030000, 0x80040000, 0x80050000, 0x80060000
+CDEV_ERROR, NO_SHARED_SUPPORT, NONE_CONFIGURED = 0x800B0000, 0x800C0000, 0x800D0000
+USER_NO_IOMMU, NO_DRIVER_NAME = 0x80110000, 0x80200000
+
+_VERSIONS = {"0b25": 0x100, "11fb": 0x200, "1212": 0x300, "0cfe": 0x100, "1216": 0x200}
+_MAJORS = {"dsa": 234, "iax": 235}  # the kernel gives these out as it likes
+_DEFAULT_SIZE = 16
+
+
+class IdxdDevice(Device):
+    """One DSA (`dsaN`) or IAA (`iaxN`)."""
+
+    def __init__(self, core: Core, function: PciFunction, spec: DsaSpec | IaaSpec, index: int, *, sva: bool) -> None:
+        self.kind = "dsa" if isinstance(spec, DsaSpec) else "iax"
+        super().__init__(core, f"{self.kind}{index}", f"{function.path}/{self.kind}{index}")
+        self.function = function
+        self.spec = spec
+        self.index = index
+        self.sva = sva
+        self.version = _VERSIONS[spec.model]
+        self.configurable = True
+        self.enabled = False
+        self.status = 0
+        self.buffer_limit = 0
+        self.event_log_size = 64
+        self.max_size = 128
+        self.max_transfer = 2**31
+        self.max_batch = 1024
+        self.max_buffers = 96
+        self.groups = [Group(core, self, number) for number in range(spec.max_groups)]
+        self.queues = [WorkQueue(core, self, number) for number in range(spec.max_queues)]
+        self.engines = [Engine(core, self, number) for number in range(spec.max_engines)]
+
+    def fields(self) -> dict[str, str]:
+        return {"DEVTYPE": self.kind}
+
+    def show(self) -> None:
+        """Its files."""
+        files: dict[str, Attribute | str | int] = {
+            "version": f"{self.version:#x}",
+            "max_groups": len(self.groups),
+            "max_work_queues": len(self.queues),
+            "max_work_queues_size": self.max_size,
+            "max_engines": len(self.engines),
+            "numa_node": self.function.numa_node,
+            "max_transfer_size": self.max_transfer,
+            "op_cap": self.queues[0].operations,
+            "gen_cap": "0x71f10901f0105",
+            "configurable": Attribute(read=lambda: int(self.configurable)),
+            "clients": Attribute(read=lambda: sum(self.core.holds.users(queue.name) for queue in self.queues)),
+            "pasid_enabled": int(self.sva),
+            "state": Attribute(read=lambda: "enabled" if self.enabled else "disabled"),
+            "errors": ",".join(["00000000"] * 8),
+            "cdev_major": _MAJORS[self.kind],
+            "cmd_status": Attribute(read=lambda: f"{self.status:#x}" if self.status else "0", write=self._clear_status),
+        }
+        if self.kind == "dsa":
+            files["max_batch_size"] = self.max_batch
+            files |= dict.fromkeys(("max_read_buffers", "max_tokens"), self.max_buffers)
+            for name in ("read_buffer_limit", "token_limit"):
+                files[name] = Attribute(read=lambda: self.buffer_limit, write=self._set_buffer_limit)
+        elif self.version > 0x100:
+            files["iaa_cap"] = "0x3"
+        if self.version > 0x100:
+            files["event_log_size"] = Attribute(read=lambda: self.event_log_size, write=self._set_event_log_size)
+        self.core.tree.directory(self.path, files)
+        for part in (*self.queues, *self.engines, *self.groups):
+            part.show()
+
+    def group_number(self, written: int) -> int | None:
+        """The group that was written, none for -1. Raises `OSError` EINVAL."""
+        if not -1 <= written < len(self.groups):
+            raise oserror(errno.EINVAL, self.path)
+        return None if written == -1 else written
+
+    def check_configuration(self) -> None:
+        """What the driver does before it enables the device or a queue. Raises `OSError` EINVAL, and sets `status`."""
+        grouped = [queue for queue in self.queues if queue.group is not None]
+        if any(not queue.dedicated for queue in grouped) and not self.sva:
+            self.status = NO_SHARED_SUPPORT
+            raise oserror(errno.EINVAL, self.path)
+        if not grouped:
+            self.status = NONE_CONFIGURED
+            raise oserror(errno.EINVAL, self.path)
+        if all(engine.group is None for engine in self.engines):
+            raise oserror(errno.EINVAL, self.path)
+
+    def forget(self) -> None:
+        """What disabling the device does to its configuration."""
+        for queue in self.queues:
+            queue.forget()
+            queue.size, queue.group = 0, None
+        for engine in self.engines:
+            engine.group = None
+        for group in self.groups:
+            group.forget()
+
+    def _clear_status(self, _text: str) -> None:
+        self.status = 0
+
+    def _set_buffer_limit(self, text: str) -> None:
+        value = number(text, base=10)
+        self._check()
+        if value > self.max_buffers:
+            raise oserror(errno.EINVAL)
+        self.buffer_limit = value
+
+    def _set_event_log_size(self, text: str) -> None:
+        value = number(text, base=10)
+        self._check()
+        if not 0x40 <= value <= 0xFFFF:
+            raise oserror(errno.EINVAL)
+        self.event_log_size = value
+
+    def _check(self) -> None:
+        if self.enabled or not self.configurable:
+            raise oserror(errno.EPERM, self.path)
+
+
+class DeviceDriver(Driver[Device]):
+    """`idxd` of the bus: enables devices."""
+
+    name = "idxd"
+    module = "idxd"
+
+    def matches(self, device: Device) -> bool:
+        return isinstance(device, IdxdDevice)
+
+    def __init__(self, bus: Bus[Device]) -> None:
+        self.bus = bus
+
+    def probe(self, device: Device) -> None:
+        if not isinstance(device, IdxdDevice):
+            raise oserror(errno.ENODEV, device.path)
+        if device.enabled:
+            device.status = DEV_ENABLED
+            raise oserror(errno.ENXIO, device.path)
+        if device.configurable:
+            try:
+                device.check_configuration()
+            except OSError:
+                raise oserror(errno.ENXIO, device.path) from None
+        device.enabled = True
+        device.status = 0
+
+    def release(self, device: Device) -> None:
+        if isinstance(device, IdxdDevice):
+            for queue in device.queues:
+                self.bus.detach(queue)
+            device.enabled = False
+            if device.configurable:
+                device.forget()
+
+
+class QueueDriver(Driver[Device]):
+    """`user` and `dmaengine`: enable queues, for user space and for the kernel."""
+
+    module = "idxd"
+
+    def __init__(self, core: Core, name: str, kind: str) -> None:
+        self.core = core
+        self.name = name
+        self.kind = kind
+        self._minors: dict[str, set[int]] = {"dsa": set(), "iax": set()}
+
+    def matches(self, device: Device) -> bool:
+        return isinstance(device, WorkQueue)
+
+    def probe(self, device: Device) -> None:
+        if not isinstance(device, WorkQueue):
+            raise oserror(errno.ENODEV, device.path)
+        queue, parent = device, device.device
+        if not parent.enabled:
+            raise oserror(errno.ENXIO, queue.path)
+        if self.kind == "user" and not parent.sva:
+            parent.status = USER_NO_IOMMU
+            raise oserror(errno.EOPNOTSUPP, queue.path)
+        if parent.spec.driver_name_file and not queue.driver_name.startswith(self.name):
+            parent.status = NO_DRIVER_NAME
+            raise oserror(errno.ENODEV, queue.path)
+        before, queue.type = queue.type, self.kind
+        try:
+            self._check(queue)
+        except OSError:
+            queue.type = "none" if self.kind == "user" else before
+            raise
+        queue.enabled = True
+        queue.size = queue.size or _DEFAULT_SIZE
+        parent.status = 0
+        if self.kind == "user":
+            self._add_node(queue)
+
+    def release(self, device: Device) -> None:
+        if not isinstance(device, WorkQueue):
+            return
+        if device.minor >= 0:
+            self.core.remove_class_device(_node_path(device), "dsa", bus=True)
+            self._minors[device.device.kind].discard(device.minor)
+            device.minor = -1
+        self.core.holds.drop(device.name)
+        device.forget()
+
+    def _check(self, queue: WorkQueue) -> None:
+        parent = queue.device
+        problems = (
+            (queue.enabled, WQ_ENABLED, errno.EBUSY),
+            (queue.group is None, WQ_NO_GROUP, errno.ENXIO),
+            (not queue.name_text, WQ_NO_NAME, errno.ENXIO),
+            (not queue.dedicated and not parent.sva, WQ_NO_SVM, errno.ENXIO),
+            (not queue.dedicated and queue.threshold == 0, WQ_NO_THRESHOLD, errno.ENXIO),
+        )
+        for found, status, code in problems:
+            if found:
+                parent.status = status
+                raise oserror(code, queue.path)
+        if parent.configurable:
+            parent.check_configuration()
+
+    def _add_node(self, queue: WorkQueue) -> None:
+        kind = queue.device.kind
+        taken = self._minors[kind]
+        queue.minor = next(number for number in range(len(taken) + 1) if number not in taken)
+        taken.add(queue.minor)
+        numbers = Numbers(_MAJORS[kind], queue.minor)
+        self.core.add_class_device(_node_path(queue), "dsa", numbers, f"{kind}/{queue.name}", bus=True)
+
+
+class IdxdDriver(PciDriver):
+    """`idxd` of the PCI bus, whose module brings the bus `dsa` and the drivers on it."""
+
+    name = "idxd"
+    module = "idxd"
+    ids: Sequence[str] = tuple(_VERSIONS)
+
+    def __init__(self, bus: PciBus, specs: Mapping[str, DsaSpec | IaaSpec]) -> None:
+        super().__init__(bus)
+        self._specs = specs
+        self._set_up: set[str] = set()
+        self.devices: dict[str, IdxdDevice] = {}
+        self.parts: Bus[Device] = Bus(self.core, "dsa")
+        self.user = QueueDriver(self.core, "user", "user")
+        self.dmaengine = QueueDriver(self.core, "dmaengine", "kernel")
+        self.enabler = DeviceDriver(self.parts)
+
+    def load(self) -> None:
+        """The module comes."""
+        self.core.add_module("idxd", {"sva": "Y", "tc_override": "N"})
+        for driver in (self.enabler, self.user, self.dmaengine):
+            self.parts.register(driver)
+        self.bus.register(self)
+
+    def probe(self, device: PciFunction) -> None:
+        spec = self._specs.get(device.name) or _unknown(device)
+        taken = {idxd.index for idxd in self.devices.values()}
+        index = spec.index
+        if index is None or index in taken:
+            reserved = taken | {other.index for other in self._specs.values() if other.index is not None}
+            index = next(number for number in range(len(reserved) + 1) if number not in reserved)
+        idxd = IdxdDevice(self.core, device, spec, index, sva=self.bus.iommu.mode == "scalable")
+        self.devices[device.name] = idxd
+        idxd.show()
+        for part in (idxd, *idxd.queues, *idxd.engines, *idxd.groups):
+            self.parts.add(part)
+        if device.name not in self._set_up:
+            self._set_up.add(device.name)
+            self._configure(idxd)
+
+    def release(self, device: PciFunction) -> None:
+        idxd = self.devices.pop(device.name)
+        for part in (*idxd.queues, *idxd.engines, *idxd.groups):
+            self.parts.remove(part)
+        self.parts.remove(idxd)
+
+    def _configure(self, idxd: IdxdDevice) -> None:
+        """The state in which the description has it."""
+        for queue, spec in zip(idxd.queues, idxd.spec.queues, strict=False):
+            queue.group = queue.index % len(idxd.groups)
+            queue.type, queue.dedicated, queue.size = spec.type, spec.mode == "dedicated", spec.size
+            queue.threshold = 0 if queue.dedicated else max(spec.size - 1, 1)
+            queue.priority, queue.block_on_fault = 10, True
+            queue.name_text = spec.name or f"app{idxd.index}{queue.index}"
+            queue.driver_name = "user" if spec.type == "user" else "dmaengine"
+        for engine in idxd.engines[: len(idxd.spec.queues)]:
+            engine.group = engine.index % len(idxd.groups)
+        wanted = [queue for queue, spec in zip(idxd.queues, idxd.spec.queues, strict=False) if spec.enabled]
+        if wanted:
+            self.parts.probe(self.enabler, idxd)
+        for queue in wanted:
+            self.parts.probe(self.user if queue.type == "user" else self.dmaengine, queue)
+
+
+def _node_path(queue: WorkQueue) -> str:
+    return f"{queue.path}/{queue.device.kind}!{queue.name}"
+
+
+def _unknown(device: PciFunction) -> DsaSpec | IaaSpec:
+    """A device that the description does not have by its address, as after its being plugged in elsewhere."""
+    return IaaSpec() if device.model.device_id in ("0x0cfe", "0x1216") else DsaSpec()

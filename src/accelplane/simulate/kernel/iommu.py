@@ -1,0 +1,67 @@
+"""The IOMMU: a group for every function, and the units in `/sys/class/iommu`.
+
+Facts: drivers/iommu/iommu.c (groups have the lowest free number), Documentation/ABI/testing/sysfs-kernel-iommu_groups.
+"""
+
+from typing import TYPE_CHECKING, Literal
+
+from accelplane.simulate.kernel.core import Core
+
+if TYPE_CHECKING:
+    from accelplane.simulate.kernel.pci import PciFunction
+
+_UNIT = "/sys/devices/virtual/iommu/dmar0"
+
+
+class Iommu:
+    """`mode` as in a node's description: user queues need `scalable`, any translation at all not `off`."""
+
+    def __init__(self, core: Core, mode: Literal["scalable", "legacy", "off"]) -> None:
+        self.core = core
+        self.mode = mode
+        self._groups: dict[str, int] = {}
+        core.tree.directory("/sys/kernel/iommu_groups")
+        core.tree.directory("/sys/class/iommu")
+        if mode != "off":
+            core.tree.directory(f"{_UNIT}/devices")
+            core.tree.directory(f"{_UNIT}/intel-iommu", {"version": "6:0", "cap": "19ed008c40780c66"})
+            core.tree.link(f"{_UNIT}/subsystem", "/sys/class/iommu")
+            core.tree.link("/sys/class/iommu/dmar0", _UNIT)
+
+    def add(self, function: "PciFunction") -> None:
+        """A function comes under the IOMMU's care, if there is one."""
+        if self.mode != "off":
+            self.core.tree.link(f"{_UNIT}/devices/{function.name}", function.path)
+            self.core.tree.link(f"{function.path}/iommu", _UNIT)
+            self.join_new_group(function, {"type": "DMA-FQ", "reserved_regions": "0xfee00000 0xfeefffff msi"})
+
+    def remove(self, function: "PciFunction") -> None:
+        """A function is gone."""
+        self.core.tree.remove(f"{_UNIT}/devices/{function.name}")
+        self.leave_group(function)
+
+    def mapped(self, function: "PciFunction") -> bool:
+        """Whether the function's addresses are translated."""
+        return self.mode != "off" and function.name in self._groups
+
+    def group(self, function: "PciFunction") -> int | None:
+        """The number of its group, if it is in one."""
+        return self._groups.get(function.name)
+
+    def join_new_group(self, function: "PciFunction", attributes: dict[str, str]) -> int:
+        """A group of its own, with these files."""
+        taken = set(self._groups.values())
+        group = next(number for number in range(len(taken) + 1) if number not in taken)
+        path = f"/sys/kernel/iommu_groups/{group}"
+        self.core.tree.directory(path, dict(attributes))
+        self.core.tree.link(f"{path}/devices/{function.name}", function.path)
+        self.core.tree.link(f"{function.path}/iommu_group", path)
+        self._groups[function.name] = group
+        return group
+
+    def leave_group(self, function: "PciFunction") -> None:
+        """The group goes with its only member."""
+        group = self._groups.pop(function.name, None)
+        if group is not None:
+            self.core.tree.remove(f"/sys/kernel/iommu_groups/{group}")
+            self.core.tree.remove(f"{function.path}/iommu_group")

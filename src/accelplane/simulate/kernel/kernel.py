@@ -1,0 +1,168 @@
+"""The whole kernel: built from a node's description, read and written by path.
+
+A `Kernel` may be used from several threads; one call is over before the next begins.
+"""
+
+import errno
+import posixpath
+import threading
+from collections.abc import Callable
+from typing import Literal
+
+from accelplane.simulate.journal import TreeError
+from accelplane.simulate.kernel.core import Core, Uevent
+from accelplane.simulate.kernel.faults import Fault, Faults
+from accelplane.simulate.kernel.hardware import Hardware, Loadable, Spec
+from accelplane.simulate.kernel.model import Attribute, Link, Tree, link_text, oserror
+from accelplane.simulate.kernel.qat import QatDevice, QatDriver
+from accelplane.simulate.specs import NodeSpec
+
+
+class Kernel:
+    """What Linux shows of the devices of `spec`, and does when it is written to. GPUs and NPUs are not among them.
+
+    `listen` is told of every uevent. Raises `TreeError` for what cannot be as described.
+    """
+
+    def __init__(self, spec: NodeSpec | None = None, *, listen: Callable[[Uevent], None] | None = None) -> None:
+        self._lock = threading.RLock()
+        self._core = Core()
+        if listen:
+            self._core.listeners.append(listen)
+        self._faults = Faults(self.tree.resolve)
+        self._hardware = Hardware(self._core, spec or NodeSpec())
+
+    @property
+    def tree(self) -> Tree:
+        """All its files."""
+        return self._core.tree
+
+    # Files, as a process sees them.
+
+    def read(self, path: str) -> str:
+        """The text of the attribute. Raises `OSError`."""
+        return self.read_bytes(path).decode(errors="surrogateescape")
+
+    def read_bytes(self, path: str) -> bytes:
+        """The content of the attribute. Raises `OSError`."""
+        with self._lock:
+            canonical = self.tree.resolve(path)
+            attribute = self.tree.attribute(canonical)
+            return self.read_attribute(canonical, attribute)
+
+    def read_attribute(self, canonical: str, attribute: Attribute) -> bytes:
+        """As `read_bytes`, for an attribute that was found already."""
+        with self._lock:
+            if not attribute.mode & 0o444:
+                raise oserror(errno.EACCES, canonical)
+            content = self._faults.meet(canonical, "read")
+            return attribute.content() if content is None else content
+
+    def write(self, path: str, text: str) -> None:
+        """Writes to the attribute. Raises `OSError`."""
+        with self._lock:
+            canonical = self.tree.resolve(path)
+            self.write_attribute(canonical, self.tree.attribute(canonical), text)
+
+    def write_attribute(self, canonical: str, attribute: Attribute, text: str) -> None:
+        """As `write`, for an attribute that was found already."""
+        with self._lock:
+            if attribute.write is None:
+                raise oserror(errno.EACCES, canonical)
+            self._faults.meet(canonical, "write")
+            attribute.write(text)
+
+    def exists(self, path: str) -> bool:
+        """Whether the path leads to something, links followed."""
+        with self._lock:
+            try:
+                self.tree.entry(self.tree.resolve(path))
+            except OSError:
+                return False
+            return True
+
+    def list(self, path: str) -> list[str]:
+        """The names in the directory, sorted. Raises `OSError`."""
+        with self._lock:
+            return self.tree.names(path)
+
+    def readlink(self, path: str) -> str:
+        """The text of the link. Raises `OSError`."""
+        with self._lock:
+            entry = self.tree.entry(path)
+            if not isinstance(entry, Link):
+                raise oserror(errno.EINVAL, path)
+            parent = self.tree.resolve(posixpath.dirname(path))
+            return link_text(f"{parent}/{posixpath.basename(path)}", entry.target)
+
+    def resolve(self, path: str) -> str:
+        """The path without links. Raises `OSError`."""
+        with self._lock:
+            return self.tree.resolve(path)
+
+    # What nobody can write into a file: users, faults, hardware that comes and goes.
+
+    def fail(self, path: str, number: int, *, on: Literal["read", "write"] = "write", times: int | None = None) -> None:
+        """Reading or writing what the path means fails with that errno, so many times or until `mend`.
+
+        The path may lead through links and have wildcards.
+        """
+        with self._lock:
+            self._faults.add(Fault(path, on, errno=number, times=times))
+
+    def say(self, path: str, content: bytes, *, times: int | None = None) -> None:
+        """Whoever reads gets this content, whatever it is."""
+        with self._lock:
+            self._faults.add(Fault(path, "read", content=content, times=times))
+
+    def mend(self, path: str | None = None) -> None:
+        """Ends the faults of that path, or all."""
+        with self._lock:
+            self._faults.clear(path)
+
+    def hold(self, name: str) -> None:
+        """Somebody uses the device, queue or VFIO group: `0000:61:00.0`, `wq0.1`, `vfio/12`, `dlb3`."""
+        with self._lock:
+            self._core.holds.hold(name)
+
+    def release(self, name: str) -> None:
+        """They are done."""
+        with self._lock:
+            self._core.holds.release(name)
+
+    def let_udev_wait(self, *, wait: bool) -> None:
+        """While udev waits, links in `/dev/char` are not made; afterwards they are."""
+        with self._lock:
+            self._core.udev_waits = wait
+            if not wait:
+                self._core.settle()
+
+    def qat(self, bdf: str) -> QatDevice:
+        """The QAT device, whose `healthy` and `refuses_to_start` may be set. Raises `TreeError`."""
+        for driver in self._hardware.pci.drivers.values():
+            if isinstance(driver, QatDriver) and bdf in driver.devices:
+                return driver.devices[bdf]
+        raise TreeError(f"{bdf[:80]!a}: no QAT function that its driver has")
+
+    def plug(self, spec: Spec) -> str:
+        """A device is plugged in, at the first free place unless it says where; returns its address.
+
+        Raises `TreeError`.
+        """
+        with self._lock:
+            return self._hardware.plug(spec)
+
+    def unplug(self, bdf: str) -> None:
+        """A function is pulled out, whoever uses it. Raises `TreeError` when there is none."""
+        with self._lock:
+            self._hardware.unplug(bdf)
+
+    def load(self, module: Loadable) -> None:
+        """A module is loaded; that it is already is fine."""
+        with self._lock:
+            self._hardware.load(module)
+
+    def unload(self, module: Loadable) -> None:
+        """A module is unloaded. Raises `OSError` EBUSY when somebody uses what it has."""
+        with self._lock:
+            self._hardware.unload(module)

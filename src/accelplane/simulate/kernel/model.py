@@ -1,0 +1,217 @@
+"""The files that a kernel shows: directories, attributes, links and device nodes, in memory.
+
+Paths are absolute (`/sys/…`, `/dev/…`); links are kept as the path that they lead to and written the relative way, as
+the kernel does. Nothing here knows devices.
+"""
+
+import errno
+import itertools
+import os
+import posixpath
+from collections.abc import Callable, Iterator, Mapping
+
+from accelplane.simulate.journal import Numbers
+
+_MAX_LINKS = 40
+_inodes = itertools.count(2)
+
+
+class Attribute:
+    """A small file. What it says is fixed, or told by `read`; `write` is told what was written, as it came.
+
+    Text gets a newline at its end, as almost every attribute has; `raw` ones say what they say. Both functions may
+    raise `OSError`.
+    """
+
+    __slots__ = ("inode", "mode", "raw", "read", "text", "write")
+
+    def __init__(
+        self,
+        text: str | int = "",
+        *,
+        read: Callable[[], str | int] | None = None,
+        write: Callable[[str], None] | None = None,
+        mode: int | None = None,
+        raw: bool = False,
+    ) -> None:
+        self.inode = next(_inodes)
+        self.text = str(text)
+        self.read = read
+        self.write = write
+        self.mode = (0o644 if write else 0o444) if mode is None else mode
+        self.raw = raw
+
+    def content(self) -> bytes:
+        """What a reader gets. Raises `OSError`."""
+        text = self.text if self.read is None else str(self.read())
+        return text.encode() if self.raw else text.encode() + b"\n"
+
+
+def command(write: Callable[[str], None]) -> Attribute:
+    """An attribute that is only written, such as `bind`."""
+    return Attribute(write=write, mode=0o200)
+
+
+class Link:
+    """A symbolic link to a path."""
+
+    __slots__ = ("inode", "target")
+
+    def __init__(self, target: str) -> None:
+        self.inode = next(_inodes)
+        self.target = target
+
+
+class DeviceNode:
+    """A character device under `/dev`."""
+
+    __slots__ = ("inode", "numbers")
+
+    def __init__(self, numbers: Numbers) -> None:
+        self.inode = next(_inodes)
+        self.numbers = numbers
+
+
+class Directory:
+    """Named entries, in the order in which they came."""
+
+    __slots__ = ("entries", "inode")
+
+    def __init__(self) -> None:
+        self.inode = next(_inodes)
+        self.entries: dict[str, Entry] = {}
+
+
+Entry = Attribute | Link | DeviceNode | Directory
+
+
+class Tree:
+    """All of it, from `/`. What leads nowhere raises `FileNotFoundError`, as the kernel's calls do."""
+
+    def __init__(self) -> None:
+        self.root = Directory()
+
+    def directory(self, path: str, attributes: Mapping[str, Attribute | str | int] | None = None) -> None:
+        """Makes the directory with those above it, or adds to the one that is there."""
+        self._made(path)
+        for name, attribute in (attributes or {}).items():
+            made = attribute if isinstance(attribute, Attribute) else Attribute(attribute)
+            self.put(f"{path}/{name}", made)
+
+    def link(self, path: str, target: str) -> None:
+        """A link at `path` that leads to the path `target`."""
+        self.put(path, Link(target))
+
+    def put(self, path: str, entry: Entry) -> None:
+        """Adds an entry, with the directories above it. Raises `FileExistsError`."""
+        parent, name = posixpath.split(path)
+        directory = self._made(parent)
+        if name in directory.entries:
+            raise oserror(errno.EEXIST, path)
+        directory.entries[name] = entry
+
+    def remove(self, path: str) -> None:
+        """Takes away an entry with everything in it; what is gone already is fine."""
+        parent, name = posixpath.split(path)
+        try:
+            directory = self.entry(parent)
+        except FileNotFoundError:
+            return
+        if isinstance(directory, Directory):
+            directory.entries.pop(name, None)
+
+    def prune(self, path: str) -> None:
+        """Takes away a directory that nothing is left in, and those above it, up to `/dev` or `/sys`."""
+        while path.count("/") > 1 and isinstance(entry := self._at(path), Directory) and not entry.entries:
+            self.remove(path)
+            path = posixpath.dirname(path)
+
+    def resolve(self, path: str) -> str:
+        """The path without links; the last part need not exist. Raises `OSError` when links loop or lead nowhere."""
+        pending = path.split("/")[::-1]
+        done = ""
+        hops = 0
+        while pending:
+            part = pending.pop()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                done = done.rpartition("/")[0]
+                continue
+            entry = self._child(done, part)
+            if not isinstance(entry, Link):
+                if entry is None and pending:
+                    raise oserror(errno.ENOENT, path)
+                done = f"{done}/{part}"
+                continue
+            hops += 1
+            if hops > _MAX_LINKS:
+                raise oserror(errno.ELOOP, path)
+            done = ""
+            pending.extend(reversed(entry.target.split("/")))
+        return done or "/"
+
+    def entry(self, path: str) -> Entry:
+        """What is at the path, links above it followed, but not one at its end. Raises `OSError`."""
+        parent, name = posixpath.split(path)
+        if not name:
+            return self.root
+        entry = self._child(self.resolve(parent) if parent != "/" else "", name)
+        if entry is None:
+            raise oserror(errno.ENOENT, path)
+        return entry
+
+    def attribute(self, path: str) -> Attribute:
+        """The attribute that the path leads to. Raises `OSError`."""
+        entry = self.entry(self.resolve(path))
+        if isinstance(entry, Attribute):
+            return entry
+        raise oserror(errno.EISDIR if isinstance(entry, Directory) else errno.EINVAL, path)
+
+    def names(self, path: str) -> list[str]:
+        """The names in the directory that the path leads to, sorted. Raises `OSError`."""
+        entry = self.entry(self.resolve(path))
+        if not isinstance(entry, Directory):
+            raise oserror(errno.ENOTDIR, path)
+        return sorted(entry.entries)
+
+    def walk(self, path: str = "") -> Iterator[tuple[str, Entry]]:
+        """Everything below the path, directories before what is in them."""
+        top = self._at(path)
+        if not isinstance(top, Directory):
+            return
+        for name, entry in list(top.entries.items()):
+            yield f"{path}/{name}", entry
+            if isinstance(entry, Directory):
+                yield from self.walk(f"{path}/{name}")
+
+    def _made(self, path: str) -> Directory:
+        directory = self.root
+        for part in filter(None, path.split("/")):
+            entry = directory.entries.setdefault(part, Directory())
+            if not isinstance(entry, Directory):
+                raise oserror(errno.ENOTDIR, path)
+            directory = entry
+        return directory
+
+    def _at(self, path: str) -> Entry | None:
+        entry: Entry | None = self.root
+        for part in filter(None, path.split("/")):
+            if not isinstance(entry, Directory):
+                return None
+            entry = entry.entries.get(part)
+        return entry
+
+    def _child(self, canonical: str, name: str) -> Entry | None:
+        parent = self._at(canonical)
+        return parent.entries.get(name) if isinstance(parent, Directory) else None
+
+
+def link_text(path: str, target: str) -> str:
+    """What readlink(2) says of a link at `path` to `target`."""
+    return posixpath.relpath(target, posixpath.dirname(path))
+
+
+def oserror(number: int, path: str = "") -> OSError:
+    """The exception for that errno."""
+    return OSError(number, os.strerror(number), path or None)

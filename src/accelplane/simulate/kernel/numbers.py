@@ -1,0 +1,32 @@
+"""Text that was written to an attribute, read as the kernel's kstrto functions read it (lib/kstrtox.c)."""
+
+import errno
+
+from accelplane.simulate.kernel.model import oserror
+
+
+def number(text: str, *, base: int = 0, least: int = 0, most: int = 2**64 - 1) -> int:
+    """The number in the text; base 0 understands 0x and 0. Raises `OSError` EINVAL or ERANGE."""
+    digits = text.removesuffix("\n").removeprefix("+")
+    try:
+        if not digits.isascii() or digits != digits.strip() or "_" in digits:
+            raise ValueError
+        octal = base == 0 and len(digits) > 1 and digits[0] == "0" and digits.isdigit()
+        value = int(digits, 8 if octal else base)
+    except ValueError:
+        raise oserror(errno.EINVAL) from None
+    if value < 0 <= least:
+        raise oserror(errno.EINVAL)
+    if not least <= value <= most:
+        raise oserror(errno.ERANGE)
+    return value
+
+
+def boolean(text: str) -> bool:
+    """The truth value in the text. Raises `OSError` EINVAL."""
+    first, two = text[:1].lower(), text[:2].lower()
+    if first in ("y", "t", "1") or two == "on":
+        return True
+    if first in ("n", "f", "0") or two == "of":
+        return False
+    raise oserror(errno.EINVAL)

@@ -1,0 +1,228 @@
+"""The PCI bus: functions, their attributes, drivers' ids, and virtual functions.
+
+Facts: drivers/pci/pci-driver.c (ids, `driver_override`, what a driver may be tried on), pci-sysfs.c and iov.c (which
+errno a write gets), Documentation/ABI/testing/sysfs-bus-pci.
+"""
+
+import errno
+from collections.abc import Mapping, Sequence
+
+from accelplane.simulate.functions import pci_attributes, virtual_address
+from accelplane.simulate.journal import TreeError
+from accelplane.simulate.kernel.core import Bus, Core, Device, Driver
+from accelplane.simulate.kernel.iommu import Iommu
+from accelplane.simulate.kernel.model import Attribute, command, oserror
+from accelplane.simulate.kernel.numbers import boolean, number
+from accelplane.simulate.specs import Model
+
+_INTEL = 0x8086
+_ROOT_PORT = Model("0x352a", "0x060400")
+_PAGE = 4096
+
+
+class PciFunction(Device):
+    """One function. `total_vfs` 0 has no SR-IOV; `physfn` is what a virtual one belongs to."""
+
+    def __init__(
+        self,
+        core: Core,
+        bdf: str,
+        parent: str,
+        model: Model,
+        numa_node: int,
+        *,
+        vf_model: Model | None = None,
+        total_vfs: int = 0,
+        physfn: "PciFunction | None" = None,
+    ) -> None:
+        super().__init__(core, bdf, f"{parent}/{bdf}")
+        self.parent = parent
+        self.model = model
+        self.device_id = int(model.device_id, 16)
+        self.numa_node = numa_node
+        self.vf_model = vf_model
+        self.total_vfs = total_vfs
+        self.physfn = physfn
+        self.override = ""
+        self.vf_autoprobe = True
+        self.virtual: list[PciFunction] = []
+
+    def fields(self) -> dict[str, str]:
+        lines = pci_attributes(self.name, self.model, self.numa_node, "")["uevent"].splitlines()
+        return dict(line.split("=", 1) for line in lines if not line.startswith("DRIVER="))
+
+    def static(self) -> dict[str, str]:
+        """The attributes that never change."""
+        attributes = pci_attributes(self.name, self.model, self.numa_node, "")
+        del attributes["uevent"]
+        return attributes
+
+
+class PciDriver(Driver[PciFunction]):
+    """A driver that knows some ids and may be told more. `any_by_override` ones take what is forced on them."""
+
+    ids: Sequence[str] = ()
+
+    def __init__(self, bus: "PciBus") -> None:
+        self.bus = bus
+        self.core = bus.core
+        self._told: list[tuple[int, int]] = []
+
+    def attributes(self) -> Mapping[str, Attribute]:
+        return {"new_id": command(self._new_id), "remove_id": command(self._remove_id)}
+
+    def matches(self, device: PciFunction) -> bool:
+        if device.override:
+            # Whoever is named is tried, whether or not it knows the id.
+            return device.override == self.name
+        return self.knows(_INTEL, device.device_id)
+
+    def knows(self, vendor: int, device_id: int) -> bool:
+        """Whether the id is in the driver's table, or was told it."""
+        known = vendor == _INTEL and device_id in (int(known, 16) for known in self.ids)
+        return known or (vendor, device_id) in self._told
+
+    def configure_vfs(self, function: PciFunction, count: int) -> None:
+        """Enables `count` virtual functions, or disables them. Raises `OSError`, ENOENT for drivers that cannot."""
+        raise oserror(errno.ENOENT, function.path)
+
+    def tell_id(self, vendor: int, device_id: int) -> None:
+        """What `new_id` does. Raises `OSError` EEXIST."""
+        if self.knows(vendor, device_id):
+            raise oserror(errno.EEXIST)
+        self._told.append((vendor, device_id))
+        self.bus.attach_all(self)
+
+    def _new_id(self, text: str) -> None:
+        self.tell_id(*_ids(text))
+
+    def _remove_id(self, text: str) -> None:
+        pair = _ids(text)
+        if pair not in self._told:
+            raise oserror(errno.ENODEV)
+        self._told.remove(pair)
+
+
+class PciBus(Bus[PciFunction]):
+    """The bus, with the IOMMU that looks after what is on it."""
+
+    def __init__(self, core: Core, iommu: Iommu) -> None:
+        super().__init__(core, "pci")
+        self.iommu = iommu
+
+    def place(self, bdf: str, *, bridge: bool, numa_node: int) -> str:
+        """The directory that a function goes into; the root port in front of it is made when missing."""
+        domain, bus, _place = bdf.split(":")
+        if not bridge or int(bus, 16) == 0:
+            return f"/sys/devices/pci{domain}:{bus}"
+        above = f"{domain}:{int(bus, 16) - 1:02x}"
+        port = PciFunction(self.core, f"{above}:1f.0", f"/sys/devices/pci{above}", _ROOT_PORT, numa_node)
+        if port.name not in self.devices:
+            self.core.tree.directory(port.path, port.static())
+            self.add(port)
+        return port.path
+
+    def plug(self, function: PciFunction) -> None:
+        """A function appears. Raises `OSError` EEXIST when there is one at its address."""
+        if function.name in self.devices:
+            raise oserror(errno.EEXIST, function.path)
+        self.core.tree.directory(
+            function.path,
+            {
+                **function.static(),
+                "driver_override": Attribute(
+                    read=lambda: function.override or "(null)", write=lambda text: _set_override(function, text)
+                ),
+                "remove": command(lambda text: self._remove_one(function, text)),
+            },
+        )
+        if function.total_vfs:
+            self.core.tree.directory(
+                function.path,
+                {
+                    "sriov_totalvfs": function.total_vfs,
+                    "sriov_numvfs": Attribute(
+                        read=lambda: len(function.virtual), write=lambda text: self._set_vfs(function, text)
+                    ),
+                    "sriov_drivers_autoprobe": Attribute(
+                        read=lambda: int(function.vf_autoprobe), write=lambda text: _set_vf_autoprobe(function, text)
+                    ),
+                    "sriov_vf_device": function.vf_model.device_id[2:] if function.vf_model else "0",
+                },
+            )
+        self.iommu.add(function)
+        self.add(function)
+
+    def unplug(self, function: PciFunction) -> None:
+        """A function goes, its virtual ones before it. Raises `OSError` EBUSY when one of them is in use."""
+        self.disable_vfs(function)
+        self.remove(function)
+        self.iommu.remove(function)
+
+    def probe(self, driver: Driver[PciFunction], device: PciFunction) -> None:
+        if device.physfn and not device.physfn.vf_autoprobe and not device.override:
+            raise oserror(errno.ENODEV, device.path)
+        super().probe(driver, device)
+
+    def enable_vfs(self, function: PciFunction, count: int) -> None:
+        """What pci_enable_sriov() does: the functions after this one on its bus appear, each to its own driver."""
+        if function.vf_model is None:
+            raise oserror(errno.ENODEV, function.path)
+        for place in range(count):
+            try:
+                bdf = virtual_address(function.name, place)
+            except TreeError:
+                raise oserror(errno.ENOMEM, function.path) from None
+            virtual = PciFunction(
+                self.core, bdf, function.parent, function.vf_model, function.numa_node, physfn=function
+            )
+            self.core.tree.link(f"{virtual.path}/physfn", function.path)
+            self.core.tree.link(f"{function.path}/virtfn{place}", virtual.path)
+            function.virtual.append(virtual)
+            self.plug(virtual)
+        self.core.tell("change", function.path, "pci", **function.fields())
+
+    def disable_vfs(self, function: PciFunction) -> None:
+        """What pci_disable_sriov() does. Raises `OSError` EBUSY when one of them is in use, and then none goes."""
+        for virtual in function.virtual:
+            if self.core.holds.users(virtual.name):
+                raise oserror(errno.EBUSY, virtual.path)
+        while function.virtual:
+            self.unplug(function.virtual[-1])
+            function.virtual.pop()
+            self.core.tree.remove(f"{function.path}/virtfn{len(function.virtual)}")
+
+    def _set_vfs(self, function: PciFunction, text: str) -> None:
+        count = number(text, most=0xFFFF)
+        if count > function.total_vfs:
+            raise oserror(errno.ERANGE)
+        if count == len(function.virtual):
+            return
+        driver = self.drivers.get(function.bound_to)
+        if not isinstance(driver, PciDriver):
+            raise oserror(errno.ENOENT)
+        if count and function.virtual:
+            raise oserror(errno.EBUSY)
+        driver.configure_vfs(function, count)
+
+    def _remove_one(self, function: PciFunction, text: str) -> None:
+        if number(text):
+            self.unplug(function)
+
+
+def _ids(text: str) -> tuple[int, int]:
+    words = text.split()
+    try:
+        return int(words[0], 16), int(words[1], 16)
+    except (IndexError, ValueError):
+        raise oserror(errno.EINVAL) from None
+
+
+def _set_override(function: PciFunction, text: str) -> None:
+    if len(text) >= _PAGE - 1:
+        raise oserror(errno.EINVAL)
+    function.override = text.partition("\n")[0]
+
+
+def _set_vf_autoprobe(function: PciFunction, text: str) -> None:
+    function.vf_autoprobe = boolean(text)

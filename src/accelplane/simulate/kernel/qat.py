@@ -1,0 +1,206 @@
+"""QAT: physical functions with their services and state, virtual ones, and debugfs.
+
+Facts: the kernel's drivers/crypto/intel/qat (qat_common/adf_sysfs.c, adf_sriov.c, adf_init.c, adf_cfg_services.c,
+adf_heartbeat_dbgfs.c, adf_dbgfs.c), Documentation/ABI/testing/sysfs-driver-qat and debugfs-driver-qat. Only the drivers
+of the fourth generation on have `qat/`.
+
+What surprises: taking a device down takes its virtual functions away; any number in `sriov_numvfs` enables them all;
+services of a device that is up are refused with EINVAL, not EBUSY.
+"""
+
+import errno
+from collections.abc import Sequence
+
+from accelplane.simulate.kernel.model import Attribute, oserror
+from accelplane.simulate.kernel.numbers import boolean, number
+from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
+from accelplane.simulate.offload import QAT_PRODUCTS, QatSpec
+
+_ORDER = ("asym", "sym", "dc", "decomp", "dcc")  # of the driver's service mask
+_RING_PAIRS = {4: 64, 6: 64}
+
+
+class QatDevice:
+    """One physical function as its driver sees it."""
+
+    def __init__(self, driver: "QatDriver", function: PciFunction, spec: QatSpec, number: int) -> None:
+        self.driver = driver
+        self.core = driver.core
+        self.function = function
+        self.product = spec.product
+        self.number = number
+        self.services = spec.services or ("dc" if number % 2 else "sym;asym")
+        self.auto_reset = spec.auto_reset
+        self.idle_power = True
+        self.ring = -1
+        self.up = False
+        self.healthy = True
+        self.refuses_to_start = False
+        self.debugfs = f"/sys/kernel/debug/qat_{driver.name}_{function.name}"
+
+    def show(self) -> None:
+        """The files that are there while the driver has the device."""
+        tree = self.core.tree
+        tree.directory(self.debugfs, {"dev_cfg": Attribute(read=self._configuration, mode=0o400, raw=True)})
+        if self.product.generation < 4:
+            return
+        tree.directory(
+            f"{self.function.path}/qat",
+            {
+                "state": Attribute(read=lambda: "up" if self.up else "down", write=self._set_state),
+                "cfg_services": Attribute(read=lambda: self.services, write=self._set_services),
+                "pm_idle_enabled": Attribute(read=lambda: int(self.idle_power), write=self._set_idle_power),
+                "auto_reset": Attribute(read=lambda: "on" if self.auto_reset else "off", write=self._set_auto_reset),
+                "rp2srv": Attribute(read=self._ring_service, write=self._set_ring),
+                "num_rps": _RING_PAIRS[self.product.generation],
+            },
+        )
+
+    def hide(self) -> None:
+        """Their end."""
+        self.core.tree.remove(self.debugfs)
+        self.core.tree.remove(f"{self.function.path}/qat")
+
+    def start(self) -> None:
+        """Brings the device up. Raises `OSError` EFAULT when it refuses."""
+        if self.up:
+            return
+        if self.refuses_to_start:
+            raise oserror(errno.EFAULT, self.function.path)
+        self.up = True
+        self.core.tree.directory(
+            f"{self.debugfs}/heartbeat",
+            {
+                # The kernel's answer takes the zero byte after the text with it.
+                "status": Attribute(read=lambda: "0\n\0" if self.healthy else "-1\n\0", mode=0o400, raw=True),
+                "queries_sent": Attribute("0\n\0", mode=0o400, raw=True),
+                "queries_failed": Attribute("0\n\0", mode=0o400, raw=True),
+                "config": Attribute("500\n\0", mode=0o400, raw=True),
+            },
+        )
+
+    def stop(self) -> None:
+        """Takes the device down, its virtual functions before. Raises `OSError` EBUSY when one is in use."""
+        self.driver.bus.disable_vfs(self.function)
+        self.up = False
+        self.core.tree.remove(f"{self.debugfs}/heartbeat")
+
+    def check_unused(self) -> None:
+        """Raises `OSError` EBUSY when somebody uses the device."""
+        if self.core.holds.users(self.function.name):
+            raise oserror(errno.EBUSY, self.function.path)
+
+    def _set_state(self, text: str) -> None:
+        self.check_unused()
+        word = text.removesuffix("\n")
+        if word == "down":
+            if self.up:
+                self.stop()
+        elif word == "up":
+            self.start()
+        else:
+            raise oserror(errno.EINVAL)
+
+    def _set_services(self, text: str) -> None:
+        services = text.removesuffix("\n").split(";")
+        chosen = set(services)
+        if len(chosen) < len(services) or not chosen <= set(_ORDER) or len(chosen) > self.product.services:
+            raise oserror(errno.EINVAL)
+        if ("dcc" in chosen and len(chosen) > 1) or ("decomp" in chosen and self.product.generation < 6):
+            raise oserror(errno.EINVAL)
+        if self.up:
+            raise oserror(errno.EINVAL)
+        self.services = ";".join(word for word in _ORDER if word in chosen)
+
+    def _set_auto_reset(self, text: str) -> None:
+        self.auto_reset = boolean(text)
+
+    def _set_idle_power(self, text: str) -> None:
+        value = boolean(text)
+        if self.up:
+            raise oserror(errno.EINVAL)
+        self.idle_power = value
+
+    def _set_ring(self, text: str) -> None:
+        ring = number(text, base=10)
+        if ring >= _RING_PAIRS[self.product.generation]:
+            raise oserror(errno.EINVAL)
+        self.ring = ring
+
+    def _ring_service(self) -> str:
+        if self.ring < 0:
+            raise oserror(errno.EINVAL)
+        services = [word.replace("decomp", "dc").replace("dcc", "dc") for word in self.services.split(";")]
+        return services[self.ring % len(services)]
+
+    def _configuration(self) -> str:
+        enabled = f"ServicesEnabled = {self.services}\n" if self.product.generation >= 4 else ""
+        return f"[GENERAL]\n{enabled}HeartbeatTimer = 500\n[KERNEL]\nNumberCyInstances = 0\nNumberDcInstances = 0\n"
+
+
+class QatDriver(PciDriver):
+    """The driver of physical functions of some products."""
+
+    def __init__(self, bus: PciBus, name: str, specs: dict[str, QatSpec]) -> None:
+        super().__init__(bus)
+        products = [product for product in QAT_PRODUCTS.values() if product.driver == name]
+        self.name = name
+        self.module = products[0].module
+        self.ids = [product.device_id for product in products]
+        self.devices: dict[str, QatDevice] = {}
+        self._specs = specs
+
+    def probe(self, device: PciFunction) -> None:
+        spec = self._specs.get(device.name, QatSpec())
+        qat = QatDevice(self, device, spec, sorted(self._specs).index(device.name) if device.name in self._specs else 0)
+        self.devices[device.name] = qat
+        qat.show()
+        if spec.state == "up":
+            qat.start()
+
+    def release(self, device: PciFunction) -> None:
+        qat = self.devices[device.name]
+        qat.check_unused()
+        qat.stop()
+        qat.hide()
+        del self.devices[device.name]
+
+    def configure_vfs(self, function: PciFunction, count: int) -> None:
+        qat = self.devices[function.name]
+        if not count:
+            qat.check_unused()
+            if qat.up:
+                qat.stop()
+            else:
+                self.bus.disable_vfs(function)
+            qat.start()
+            return
+        if not self.bus.iommu.mapped(function):
+            raise oserror(errno.EINVAL, function.path)
+        if qat.up:
+            qat.check_unused()
+            qat.stop()
+        qat.start()
+        self.bus.enable_vfs(function, function.total_vfs)
+
+
+class QatVfDriver(PciDriver):
+    """The driver of virtual functions of some products."""
+
+    def __init__(self, bus: PciBus, name: str) -> None:
+        super().__init__(bus)
+        products = [product for product in QAT_PRODUCTS.values() if product.vf_driver == name]
+        self.name = name
+        self.module = products[0].module + "vf"
+        self.ids: Sequence[str] = [product.vf_device_id for product in products]
+
+    def probe(self, device: PciFunction) -> None:
+        self.core.tree.directory(self._debugfs(device), {"dev_cfg": Attribute("[GENERAL]", mode=0o400)})
+
+    def release(self, device: PciFunction) -> None:
+        if self.core.holds.users(device.name):
+            raise oserror(errno.EBUSY, device.path)
+        self.core.tree.remove(self._debugfs(device))
+
+    def _debugfs(self, device: PciFunction) -> str:
+        return f"/sys/kernel/debug/qat_{self.name}_{device.name}"

@@ -1,0 +1,135 @@
+"""vfio-pci, which hands functions to user space: groups, their nodes, and whom it refuses.
+
+Facts: drivers/vfio/pci/vfio_pci.c (the denylist, EINVAL) and vfio_pci_core.c (EBUSY for a function that has virtual
+ones), drivers/vfio/group.c (no IOMMU: EINVAL, or a `noiommu-` group of its own when the module parameter allows it).
+
+A real unbind waits, uninterruptibly, for whoever has the group open. Here it fails at once with EBUSY instead, for a
+test that hangs in the kernel can be neither ended nor explained.
+"""
+
+import errno
+
+from accelplane.simulate.journal import Numbers
+from accelplane.simulate.kernel.model import oserror
+from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
+
+# Older QAT generations, and the DSA and IAA of the first processors that had them.
+DENYLIST = frozenset({0x19E2, 0x19E3, 0x37C8, 0x37C9, 0x0435, 0x0443, 0x0B25, 0x0CFE})
+_CONTAINER = Numbers(10, 196)
+_GROUPS, _DEVICES = 238, 239  # the kernel gives these out as it likes
+
+
+class VfioPci(PciDriver):
+    """The driver and what comes with its module. Functions `described` as bound to it are, whatever it refuses."""
+
+    name = "vfio-pci"
+    module = "vfio_pci"
+
+    def __init__(self, bus: PciBus, *, disable_denylist: bool, noiommu: bool) -> None:
+        super().__init__(bus)
+        self.disable_denylist = disable_denylist
+        self.noiommu = noiommu
+        self._numbers: dict[str, int] = {}
+        self._without_iommu: set[str] = set()
+        self.described: set[str] = set()
+
+    def load(self) -> None:
+        """The modules come, with the node that every user opens first."""
+        self.core.add_module("vfio", {"enable_unsafe_noiommu_mode": "NY"[self.noiommu]})
+        self.core.add_module(
+            self.module, {"disable_denylist": "NY"[self.disable_denylist], "ids": "", "enable_sriov": "N"}
+        )
+        self.core.tree.directory("/sys/class/vfio")
+        self.core.tree.directory("/sys/class/vfio-dev")
+        self.core.add_class_device("/sys/devices/virtual/misc/vfio", "misc", _CONTAINER, "vfio/vfio")
+        self.bus.register(self)
+
+    def unload(self) -> None:
+        """The modules go. Raises `OSError` EBUSY when something is in use."""
+        self.bus.unregister(self)
+        self.core.remove_class_device("/sys/devices/virtual/misc/vfio", "misc")
+        for name in ("/sys/class/vfio", "/sys/class/vfio-dev"):
+            self.core.tree.remove(name)
+        for module in (self.module, "vfio"):
+            self.core.remove_module(module)
+
+    def probe(self, device: PciFunction) -> None:
+        allowed = self.disable_denylist or device.name in self.described
+        if device.device_id in DENYLIST and not allowed:
+            raise oserror(errno.EINVAL, device.path)
+        if device.virtual:
+            raise oserror(errno.EBUSY, device.path)
+        group = self.bus.iommu.group(device)
+        if group is None:
+            if not self.noiommu:
+                raise oserror(errno.EINVAL, device.path)
+            group = self.bus.iommu.join_new_group(device, {"name": "vfio-noiommu"})
+            self._without_iommu.add(device.name)
+        taken = set(self._numbers.values())
+        number = next(number for number in range(len(taken) + 1) if number not in taken)
+        self._numbers[device.name] = number
+        self.core.add_class_device(
+            f"/sys/devices/virtual/vfio/{self._group_name(device)}",
+            "vfio",
+            Numbers(_GROUPS, group),
+            f"vfio/{self._group_name(device)}",
+        )
+        self.core.add_class_device(
+            f"{device.path}/vfio-dev/vfio{number}",
+            "vfio-dev",
+            Numbers(_DEVICES, number),
+            f"vfio/devices/vfio{number}",
+            parent=device.path,
+        )
+
+    def release(self, device: PciFunction) -> None:
+        if self.core.holds.users(device.name) or self.core.holds.users(f"vfio/{self._group_name(device)}"):
+            raise oserror(errno.EBUSY, device.path)
+        number = self._numbers.pop(device.name)
+        self.core.remove_class_device(f"{device.path}/vfio-dev/vfio{number}", "vfio-dev")
+        self.core.tree.remove(f"{device.path}/vfio-dev")
+        self.core.remove_class_device(f"/sys/devices/virtual/vfio/{self._group_name(device)}", "vfio")
+        if device.name in self._without_iommu:
+            self._without_iommu.remove(device.name)
+            self.bus.iommu.leave_group(device)
+
+    def _group_name(self, device: PciFunction) -> str:
+        prefix = "noiommu-" if device.name in self._without_iommu else ""
+        return f"{prefix}{self.bus.iommu.group(device)}"
+
+
+class IgbUio(PciDriver):
+    """igb_uio of DPDK: takes what it is told to, and gives it a node `/dev/uioN`."""
+
+    name = "igb_uio"
+    module = "igb_uio"
+
+    def __init__(self, bus: PciBus) -> None:
+        super().__init__(bus)
+        self._numbers: dict[str, int] = {}
+
+    def load(self) -> None:
+        """The module comes."""
+        self.core.add_module(self.module)
+        self.core.tree.directory("/sys/class/uio")
+        self.bus.register(self)
+
+    def unload(self) -> None:
+        """The module goes. Raises `OSError` EBUSY when something is in use."""
+        self.bus.unregister(self)
+        self.core.tree.remove("/sys/class/uio")
+        self.core.remove_module(self.module)
+
+    def probe(self, device: PciFunction) -> None:
+        taken = set(self._numbers.values())
+        number = next(number for number in range(len(taken) + 1) if number not in taken)
+        self._numbers[device.name] = number
+        path = f"{device.path}/uio/uio{number}"
+        self.core.add_class_device(path, "uio", Numbers(243, number), f"uio{number}", parent=device.path)
+        self.core.tree.directory(path, {"name": "igb_uio", "version": "0.1"})
+
+    def release(self, device: PciFunction) -> None:
+        if self.core.holds.users(device.name):
+            raise oserror(errno.EBUSY, device.path)
+        self.core.remove_class_device(f"{device.path}/uio/uio{self._numbers.pop(device.name)}", "uio")
+        self.core.tree.remove(f"{device.path}/uio")
