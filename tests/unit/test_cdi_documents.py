@@ -93,8 +93,10 @@ def test_names_and_files_are_called_as_runtimes_expect() -> None:
     assert device.file_name == "intel.cdi.k8s.io-gpu-card0.yaml"
 
 
-def test_only_hooks_are_indispensable() -> None:
+def test_only_hooks_and_mounts_of_no_file_are_indispensable() -> None:
     assert CdiDevice(kind="a/b", name="c", hooks=[HOOK]).indispensable
+    assert CdiDevice(kind="a/b", name="c", mounts=[CdiMount("efivarfs", "/run/efivars", "efivarfs")]).indispensable
+    assert not CdiDevice(kind="a/b", name="c", mounts=[CdiMount("/etc", "/etc", "none", ["bind"])]).indispensable
     assert not CdiDevice(kind="a/b", name="c", nodes=[CdiNode("/dev/x", "/dev/x")]).indispensable
 
 

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from accelplane.cli import logflags
 from accelplane.cli.goflags import Flag, FlagError, HelpWanted, Value, flags_of, parse, parse_or_exit, usage
+from accelplane.plugins import Config, Meta
 from accelplane.plugins.gpu import GpuConfig
 from accelplane.plugins.npu import NpuConfig
 
@@ -104,6 +107,44 @@ def test_integers_are_gos_literals(text: str, number: int | None) -> None:
             parse(FLAGS, [f"-n={text}"])
     else:
         assert parse(FLAGS, [f"-n={text}"])[0] == {"n": number}
+
+
+UNSIGNED = (Flag("n", 1, "a number", unsigned=True),)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *(("0", 0), ("010", 8), ("0x1f", 31), ("0o17", 15), ("0b101", 5), ("1_000", 1000), (str(2**64 - 1), 2**64 - 1)),
+        *((text, None) for text in ("", "-1", "+1", "-0", "five", "1.0", "1__0", " 5", str(2**64), "1" * 5000)),
+    ],
+)
+def test_unsigned_numbers_are_gos_literals_without_a_sign(text: str, number: int | None) -> None:
+    if number is None:
+        with pytest.raises(FlagError, match=r"for flag -n: (expected a number without a sign|does not fit)"):
+            parse(UNSIGNED, [f"-n={text}"])
+    else:
+        assert parse(UNSIGNED, ["-n", text])[0] == {"n": number}
+
+
+class Counted(Config, frozen=True, kw_only=True):
+    """Numbers of all kinds."""
+
+    natural: Annotated[int, Meta(ge=0, description="from nothing on")] = 1
+    computed: Annotated[int, Meta(description="worked out"), Meta(ge=0)] = msgspec.field(default_factory=lambda: 7)
+    positive: Annotated[int, Meta(ge=1)] = 1
+    share: Annotated[float, Meta(ge=0)] = 0.5
+    names: tuple[str, ...] = ()
+
+
+def test_options_that_start_at_0_are_unsigned_flags_and_computed_defaults_are_shown() -> None:
+    assert flags_of(Counted) == [
+        Flag("natural", 1, "from nothing on", unsigned=True),
+        Flag("computed", 7, "worked out", unsigned=True),
+        Flag("positive", 1),
+        Flag("share", 0.5),
+    ]
+    assert "  -computed uint\n    \tworked out (default 7)" in usage("prog", flags_of(Counted))
 
 
 @pytest.mark.parametrize("text", ["1", "t", "T", "true", "TRUE", "True", "0", "f", "F", "false", "FALSE", "False"])

@@ -1,0 +1,305 @@
+"""The SGX scan on trees of plain files, and what it says where there is no SGX."""
+
+import json
+import math
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trees import write
+
+from accelplane.cli.goflags import Value, flags_of, parse_or_exit
+from accelplane.devices import CdiDevice, CdiMount, Device, DeviceNode, Inventory, Skipped
+from accelplane.host import Host
+from accelplane.host.epc import CpuSgx, Epc
+from accelplane.node.runner import explained
+from accelplane.plugins.sgx import (
+    DEFAULT_LIMIT,
+    ENCLAVE,
+    PROVISION,
+    VEPC,
+    SgxConfig,
+    SgxPlugin,
+    default_limit,
+    is_registered,
+    likely_cause,
+)
+
+BOTH = (ENCLAVE, PROVISION)
+
+
+def tree(root: Path, nodes: Sequence[str] = BOTH) -> Path:
+    for node in nodes:
+        write(root / node[1:], "")
+    return root
+
+
+def scan(root: Path, **options: Any) -> tuple[Mapping[str, list[Device]], dict[str, Skipped]]:
+    """What is published, by resource, and what is not."""
+    inventory = Inventory.of("sgx.intel.com", SgxPlugin(SgxConfig(**options)).scan(Host(root)))
+    published = {name: list(devices.values()) for name, devices in inventory.resources.items()}
+    return published, {skipped.subject: skipped for skipped in inventory.skipped}
+
+
+def counts(root: Path, **options: Any) -> Mapping[str, int]:
+    return {name: len(devices) for name, devices in scan(root, **options)[0].items()}
+
+
+# The number of ids
+
+
+@pytest.mark.parametrize(
+    ("value", "limit"),
+    [
+        ("", 110),
+        *(("1", 4), ("0", 0), ("007", 28), ("110", 440), ("4294967295", 4 * 4294967295)),
+        *((text, 110) for text in ("4294967296", "-1", "+1", "0x10", " 1", "1 ", "1.5", "1_0", "ten", "٣", "9" * 5000)),
+    ],
+)
+def test_the_limit_is_pods_per_core_times_the_cpus(value: str, limit: int) -> None:
+    assert default_limit(value, 4).ids == limit
+
+
+@given(st.text(max_size=20), st.integers(1, 4096))
+def test_any_environment_gives_a_limit_or_tells_what_is_wrong(value: str, cpus: int) -> None:
+    limit = default_limit(value, cpus)
+    assert limit.ids % cpus == 0 if not limit.problem and value else limit.ids == DEFAULT_LIMIT
+    assert bool(limit.problem) == bool(value and not (value.isascii() and value.isdigit()))
+
+
+def test_without_options_there_are_110_ids_of_each(tmp_path: Path) -> None:
+    assert counts(tree(tmp_path)) == {"enclave": 110, "provision": 110}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "config"),
+    [
+        ([], SgxConfig()),
+        (["-enclave-limit", "20", "--provision-limit=0x10"], SgxConfig(enclave_limit=20, provision_limit=16)),
+        (["-enclave-limit=0b11", "-provision-limit=1_0"], SgxConfig(enclave_limit=3, provision_limit=10)),
+        (["-dcap-infra-resources"], SgxConfig(dcap_infra_resources=True)),
+        (["-enclave-only=true", "-vepc-limit=2"], SgxConfig(enclave_only=True, vepc_limit=2)),
+    ],
+)
+def test_the_command_line_is_that_of_the_go_program(arguments: list[str], config: SgxConfig) -> None:
+    given_: dict[str, Value] = parse_or_exit("prog", flags_of(SgxConfig), arguments)
+    assert SgxConfig.of(given_) == config
+
+
+@pytest.mark.parametrize("argument", ["-enclave-limit=-1", "-provision-limit=ten", "-enclave-limit=", "-vepc-limit=+1"])
+def test_a_limit_that_is_no_number_prints_the_usage_and_ends_with_2(
+    argument: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_or_exit("prog", flags_of(SgxConfig), [argument])
+    assert caught.value.code == 2
+    assert "  -enclave-limit uint\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [{"enclave-limit": -1}, {"enclave-limit": 100_001}, {"provision-limit": 2**63}])
+def test_limits_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises((msgspec.ValidationError, ValueError), match=next(iter(options))):
+        SgxConfig.of(options)
+
+
+# What is published
+
+
+def test_an_id_brings_its_node_and_nothing_else(tmp_path: Path) -> None:
+    published, skipped = scan(tree(tmp_path), enclave_limit=2, provision_limit=1)
+    assert published == {
+        "enclave": [
+            Device(
+                resource="enclave", id=f"sgx-enclave-{number}", unit="sgx-enclave", nodes=[DeviceNode(ENCLAVE)],
+                topology=None,
+            )
+            for number in (0, 1)
+        ],
+        "provision": [
+            Device(
+                resource="provision", id="sgx-provision-0", unit="sgx-provision", nodes=[DeviceNode(PROVISION)],
+                topology=None,
+            )
+        ],
+    }  # fmt: skip
+    assert skipped == {}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "options", "published", "skipped"),
+    [
+        (BOTH, {}, {"enclave": 3, "provision": 2}, {}),
+        (BOTH, {"enclave_limit": 0}, {"provision": 2}, {}),
+        (BOTH, {"enclave_limit": 0, "provision_limit": 0}, {}, {}),
+        (BOTH, {"dcap_infra_resources": True}, {"enclave": 3, "provision": 2, "qe": 1, "registration": 1}, {}),
+        (BOTH, {"enclave_only": True}, {"enclave": 3, "provision": 2}, {}),
+        (BOTH, {"vepc_limit": 4}, {"enclave": 3, "provision": 2}, {VEPC: True}),
+        ((*BOTH, VEPC), {}, {"enclave": 3, "provision": 2}, {}),
+        ((*BOTH, VEPC), {"vepc_limit": 4}, {"enclave": 3, "provision": 2, "vepc": 4}, {}),
+        ((VEPC,), {"vepc_limit": 4}, {"vepc": 4}, {ENCLAVE: True, PROVISION: True}),
+        ((VEPC,), {}, {}, {}),
+        ((), {}, {}, {}),
+        ((), {"dcap_infra_resources": True, "enclave_only": True, "vepc_limit": 4}, {}, {}),
+        ((ENCLAVE,), {}, {}, {PROVISION: True}),
+        ((ENCLAVE,), {"dcap_infra_resources": True}, {}, {PROVISION: True}),
+        ((ENCLAVE,), {"enclave_only": True, "dcap_infra_resources": True}, {"enclave": 3}, {PROVISION: False}),
+        ((PROVISION,), {"enclave_only": True}, {}, {ENCLAVE: True}),
+        (("/dev/sgx/enclave", "/dev/sgx/provision"), {}, {}, {}),
+    ],
+)
+def test_what_is_published_depends_on_both_nodes(
+    tmp_path: Path,
+    nodes: Sequence[str],
+    options: dict[str, Any],
+    published: Mapping[str, int],
+    skipped: Mapping[str, bool],
+) -> None:
+    found, left_out = scan(tree(tmp_path, nodes), **{"enclave_limit": 3, "provision_limit": 2, **options})
+    assert {name: len(devices) for name, devices in found.items()} == published
+    assert {path: skip.warning for path, skip in left_out.items()} == skipped
+
+
+def test_a_missing_provision_node_tells_of_the_way_without(tmp_path: Path) -> None:
+    _published, skipped = scan(tree(tmp_path, (ENCLAVE,)))
+    assert "enclave-only" in skipped[PROVISION].reason
+
+
+def test_the_infrastructure_has_both_nodes_and_registration_the_firmwares_variables(tmp_path: Path) -> None:
+    published, _skipped = scan(tree(tmp_path), dcap_infra_resources=True)
+    nodes = [DeviceNode(ENCLAVE), DeviceNode(PROVISION)]
+    variables = CdiDevice(
+        kind="intel.cdi.k8s.io/sgx",
+        name="efivarfs",
+        mounts=[CdiMount("efivarfs", "/run/efivars", "efivarfs", ["rw", "nosuid", "nodev", "noexec", "relatime"])],
+    )
+    assert published["qe"] == [Device(resource="qe", id="qe-1", nodes=nodes, topology=None)]
+    assert published["registration"] == [
+        Device(resource="registration", id="registration-1", nodes=nodes, cdi=variables, topology=None)
+    ]
+    variables.check()
+    assert variables.indispensable
+
+
+def test_two_scans_give_the_same_devices_and_build_them_once(tmp_path: Path) -> None:
+    tree(tmp_path)
+    plugin = SgxPlugin()
+    first, second = (list(plugin.scan(Host(tmp_path))) for _ in range(2))
+    assert all(one is other for one, other in zip(first, second, strict=True))
+
+
+def test_ids_of_a_node_that_vanished_stay_for_ever() -> None:
+    assert SgxPlugin.linger == math.inf
+
+
+# Nodes that are not what they seem
+
+
+def character_device(major: int = 10, minor: int = 125) -> os.stat_result:
+    return os.stat_result((stat.S_IFCHR | 0o660, *[0] * 9), {"st_rdev": os.makedev(major, minor)})
+
+
+@pytest.mark.parametrize(
+    ("there", "registered"),
+    [
+        ((), True),
+        (("sys/class/misc/fuse/dev",), True),
+        (("sys/dev/char/10:229",), True),
+        (("sys/class/misc/fuse/dev", "sys/dev/char/10:229"), False),
+        (("sys/class/misc/fuse/dev", "sys/dev/char/10:125"), True),
+        (("sys/class/misc/sgx_enclave/dev", "sys/dev/char/10:229"), True),
+        (("sys/class/misc/sgx_enclave/dev",), True),
+        (("sys/class/misc/sgx_provision/dev", "sys/dev/char/10:1250"), False),
+    ],
+)
+def test_a_node_without_an_entry_in_sysfs_has_no_driver(tmp_path: Path, there: Sequence[str], registered: bool) -> None:
+    for path in there:
+        write(tmp_path / path, "")
+    assert is_registered(Host(tmp_path), ENCLAVE, character_device()) == registered
+
+
+def test_a_node_that_stayed_behind_is_not_published(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    try:
+        for node in BOTH:
+            os.mknod(tmp_path / node[1:], stat.S_IFCHR | 0o600, os.makedev(10, 125))
+    except PermissionError:
+        pytest.skip("device nodes cannot be made here")
+    assert counts(tmp_path, enclave_limit=1, provision_limit=1) == {"enclave": 1, "provision": 1}
+    write(tmp_path / "sys/class/misc/sgx_provision/dev", "10:126\n")
+    write(tmp_path / "sys/dev/char/10:1/dev", "")
+    published, skipped = scan(tmp_path)
+    assert published == {}
+    assert {path: skip.warning for path, skip in skipped.items()} == {ENCLAVE: True}
+    assert "no driver for it any more" in skipped[ENCLAVE].reason
+
+
+def test_what_is_no_device_node_is_noted_and_published_as_ever(tmp_path: Path) -> None:
+    for node in BOTH:
+        (tmp_path / node[1:]).mkdir(parents=True)
+    host = Host(tmp_path)
+    assert len(list(SgxPlugin(SgxConfig(enclave_limit=1, provision_limit=1)).scan(host))) == 2
+    assert host.notes == [f"{node}: not a character device, published all the same" for node in BOTH]
+
+
+@pytest.mark.parametrize("target", ["sgx_enclave", "../../outside", "missing"])
+def test_links_that_lead_nowhere_are_no_nodes(tmp_path: Path, target: str) -> None:
+    root = tree(tmp_path / "root", (PROVISION,))
+    (root / ENCLAVE[1:]).symlink_to(target)
+    published, skipped = scan(root)
+    assert (published, list(skipped)) == ({}, [ENCLAVE])
+
+
+# What it says of itself
+
+CPU = CpuSgx(present=True, flexible=True, sgx1=True)
+
+
+@pytest.mark.parametrize(
+    ("epc", "faulty", "cause"),
+    [
+        (Epc(), (), ""),
+        (Epc(cpu=CPU, cpu_flags=("sgx", "sgx_lc")), (PROVISION,), "the driver offers /dev/sgx_provision"),
+        (Epc(), BOTH, "not known"),
+        (Epc(cpu=CpuSgx()), BOTH, "this CPU has no SGX"),
+        (Epc(cpu=CpuSgx(), cpu_flags=()), BOTH, "this CPU has no SGX"),
+        (Epc(cpu=CPU, cpu_flags=()), BOTH, "SGX is not in use: the firmware (BIOS) disables it, or the kernel"),
+        (Epc(cpu_flags=()), BOTH, "SGX is not in use: the CPU has none, or the firmware"),
+        (Epc(cpu=CPU, cpu_flags=("sgx",)), BOTH, "flexible launch control is locked"),
+        (Epc(cpu_flags=("sgx",)), BOTH, "flexible launch control is locked"),
+        (Epc(cpu=CpuSgx(present=True)), BOTH, "flexible launch control is locked"),
+        (Epc(cpu=CPU, cpu_flags=("sgx", "sgx_lc")), BOTH, "SGX is on: the driver"),
+        (Epc(cpu=CPU), (ENCLAVE,), "SGX is on: the driver"),
+    ],
+)
+def test_the_likely_cause_is_read_from_what_the_cpu_shows(epc: Epc, faulty: Sequence[str], cause: str) -> None:
+    assert likely_cause(epc, faulty).startswith(cause)
+    assert bool(cause) == bool(faulty)
+
+
+def test_it_explains_what_it_found(tmp_path: Path) -> None:
+    tree(tmp_path, (ENCLAVE,))
+    write(tmp_path / "proc/cpuinfo", "flags\t: sgx sgx_lc\n")
+    write(tmp_path / "sys/devices/system/node/node1/x86/sgx_total_bytes", "8192\n")
+    told = json.loads(explained(SgxPlugin(SgxConfig(enclave_limit=7)), Host(tmp_path)))
+    assert told["options"]["enclave-limit"] == 7
+    assert told["limit-by-default"] == "110 (PODS_PER_CORE not set)"
+    assert told["device-nodes"] == {ENCLAVE: "usable", PROVISION: "no such device node", VEPC: "no such device node"}
+    assert (told["cpu-flags"], told["cpu"]) == (["sgx", "sgx_lc"], None)
+    assert (told["epc-bytes"], told["epc-source"], told["epc-bytes-by-numa-node"]) == (8192, "sysfs", {"1": 8192})
+    assert told["likely-cause"].startswith("the driver offers /dev/sgx_provision")
+
+
+def test_the_memory_of_each_numa_node_is_measured(tmp_path: Path) -> None:
+    for number, size in ((0, "4096\n"), (1, "8192\n"), (2, "much\n")):
+        write(tmp_path / f"sys/devices/system/node/node{number}/x86/sgx_total_bytes", size)
+    samples = list(SgxPlugin().measure(Host(tmp_path), ()))
+    assert [(sample.name, sample.labels, sample.value) for sample in samples] == [
+        ("sgx_epc_bytes", {"numa_node": "0"}, 4096.0),
+        ("sgx_epc_bytes", {"numa_node": "1"}, 8192.0),
+    ]
