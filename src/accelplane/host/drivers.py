@@ -7,6 +7,8 @@ names it; vfio-pci knows no ids by itself.
 
 import errno
 import os
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from accelplane.host import files
@@ -21,24 +23,8 @@ _DRIVERS = "/sys/bus/pci/drivers"
 # What a container with the host's sysfs mounted read-only gets.
 _NOT_WRITABLE = frozenset((errno.EROFS, errno.EACCES, errno.EPERM))
 # Functions that vfio-pci refuses since Linux 5.9 (drivers/vfio/pci/vfio_pci.c, vfio_pci_dev_in_denylist).
-_DENYLIST = frozenset(
-    f"0x{number}"
-    for number in (
-        "0434",
-        "0435",
-        "0442",
-        "0443",
-        "18a0",
-        "18a1",
-        "19e2",
-        "19e3",
-        "37c8",
-        "37c9",
-        "6f54",
-        "6f55",
-        "0b25",
-    )
-)
+_DENYLIST = frozenset(("0x0435", "0x0443", "0x19e2", "0x19e3", "0x37c8", "0x37c9", "0x0b25", "0x0cfe"))
+_GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class BindError(files.HostError):
@@ -63,11 +49,9 @@ def bind(host: "Host", address: str, driver: str, *, new_id: bool = False) -> No
     before = driver_of(host, address)
     if before == driver:
         return
+    _check(host, address, before, driver)
     device = f"{_DEVICES}/{address}"
-    if not host.exists(f"{_DRIVERS}/{driver}"):
-        raise BindError(device, f"the driver {driver} is not loaded, expected {_DRIVERS}/{driver} (modprobe {driver})")
-    if before == VFIO_PCI and vfio_group_is_open(host, address):
-        raise BindError(device, f"in use: its VFIO group is open, it stays with {before}", errno.EBUSY)
+    previous = _override_of(host, device)
     override = _override(host, device, driver)
     try:
         if before:
@@ -79,32 +63,40 @@ def bind(host: "Host", address: str, driver: str, *, new_id: bool = False) -> No
                 raise
             _bind_by_id(host, device, address, driver)
     except files.HostError as error:
+        now = driver_of(host, address)
+        if now == driver:
+            return  # somebody else was quicker, such as udev with a module that came just then
         if override:
-            _try(host, f"{device}/driver_override", "\n")
-        if before and not driver_of(host, address):
+            _try(host, f"{device}/driver_override", previous or "\n")
+        if before and not now:
             _try(host, f"{_DRIVERS}/{before}/bind", address)
-        raise BindError(
-            device, f"cannot be bound to {driver}: {_diagnosis(host, device, driver, error)}", error.errno
-        ) from None
+        likely = likely_obstacles(host, address, driver)
+        if not override:
+            likely.append("its driver_override could not be written")
+        problem = "; ".join((str(error), *likely))
+        raise BindError(device, f"cannot be bound to {driver}: {problem}", error.errno) from None
 
 
 def vfio_group(host: "Host", address: str) -> str:
     """The name of the function's node below `/dev/vfio`. Raises `Missing` when it has no IOMMU group, `Unreadable`."""
-    group = host.link(f"{_DEVICES}/{address}/iommu_group").rstrip("/").rpartition("/")[2]
-    try:
-        name = host.text(f"{_DEVICES}/{address}/iommu_group/name")
-    except files.HostError:
-        name = ""
+    link = f"{_DEVICES}/{address}/iommu_group"
+    group = host.link(link).rstrip("/").rpartition("/")[2]
+    if not _GROUP.fullmatch(group):
+        raise files.Unreadable(link, f"leads to {group[:40]!a}, expected a group's number")
+    name = _text(host, f"{link}/name")
     return f"noiommu-{group}" if name == "vfio-noiommu" else group
 
 
 def vfio_group_is_open(host: "Host", address: str) -> bool:
-    """Whether somebody has the function's VFIO group open; nobody else can open it then."""
+    """Whether somebody has the function's VFIO group open; nobody else can open it then.
+
+    Where this process may not try, it counts as open: unbinding one that is hangs in the kernel.
+    """
     try:
         path = host.local(f"/dev/vfio/{vfio_group(host, address)}")
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:
-        return error.errno == errno.EBUSY
+        return error.errno in (errno.EBUSY, errno.EPERM, errno.EACCES)
     except files.HostError:
         return False
     return False
@@ -116,6 +108,41 @@ def iommu_is_on(host: "Host") -> bool:
         return bool(host.names("/sys/class/iommu"))
     except files.HostError:
         return False
+
+
+def likely_obstacles(host: "Host", address: str, driver: str) -> list[str]:
+    """What probably keeps the driver from taking the function, as far as that can be seen."""
+    return _obstacles(host, address, driver, ("N", ""))
+
+
+def _check(host: "Host", address: str, before: str, driver: str) -> None:
+    """Raises `BindError` for what is known to fail, so that it is not even tried."""
+    device = f"{_DEVICES}/{address}"
+    if not host.exists(f"{_DRIVERS}/{driver}"):
+        raise BindError(device, f"the driver {driver} is not loaded, expected {_DRIVERS}/{driver} (modprobe {driver})")
+    if before == VFIO_PCI and vfio_group_is_open(host, address):
+        raise BindError(device, f"in use: its VFIO group is open, it stays with {before}", errno.EBUSY)
+    certain = _obstacles(host, address, driver, ("N",))
+    if certain:
+        raise BindError(device, f"{driver} would not take it, so it was left alone: {'; '.join(certain)}")
+
+
+def _obstacles(host: "Host", address: str, driver: str, parameter: Sequence[str]) -> list[str]:
+    """What keeps the driver from taking the function where the module's parameter that allows it has such a text."""
+    reasons: list[str] = []
+    if driver != VFIO_PCI:
+        return reasons
+    denied = _text(host, f"{_DEVICES}/{address}/device") in _DENYLIST
+    if denied and _text(host, "/sys/module/vfio_pci/parameters/disable_denylist") in parameter:
+        reasons.append("it is on vfio-pci's denylist, which disable_denylist=1 of that module lifts")
+    if not iommu_is_on(host) and _text(host, "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode") in parameter:
+        reasons.append("no IOMMU is in use (intel_iommu=on on the kernel's command line)")
+    return reasons
+
+
+def _override_of(host: "Host", device: str) -> str:
+    """The driver that the function is kept for, empty for none."""
+    return _text(host, f"{device}/driver_override").replace("(null)", "")
 
 
 def _override(host: "Host", device: str, driver: str) -> bool:
@@ -149,22 +176,16 @@ def _id(host: "Host", device: str, attribute: str) -> str:
     return host.text(f"{device}/{attribute}").removeprefix("0x")
 
 
+def _text(host: "Host", path: str) -> str:
+    """The file's text, empty when there is none to be read."""
+    try:
+        return host.text(path)
+    except files.HostError:
+        return ""
+
+
 def _try(host: "Host", path: str, text: str) -> None:
     try:
         host.write(path, text)
     except files.HostError as error:
         host.note(f"while undoing: {error}")
-
-
-def _diagnosis(host: "Host", device: str, driver: str, error: files.HostError) -> str:
-    """What the kernel answered, and what that probably means."""
-    reasons: list[str] = []
-    if driver == VFIO_PCI:
-        try:
-            if host.text(f"{device}/device") in _DENYLIST:
-                reasons.append("it is on vfio-pci's denylist, which disable_denylist=1 of that module lifts")
-        except files.HostError:
-            pass
-        if not iommu_is_on(host):
-            reasons.append("no IOMMU is in use (intel_iommu=on on the kernel's command line)")
-    return "; ".join((str(error), *reasons))

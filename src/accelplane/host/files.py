@@ -110,6 +110,10 @@ class Host:
 
         Raises `Missing` or `Unreadable` (also for what is not text, is no regular file or is endless).
         """
+        return self.raw_text(path).strip()
+
+    def raw_text(self, path: str) -> str:
+        """The file's text as it is. Raises as `text` does."""
         directory, _, name = path.rpartition("/")
         directory = self._directory(directory)
         self.touched.add(directory)
@@ -120,7 +124,7 @@ class Host:
         if len(data) > ATTRIBUTE_LIMIT:
             raise Unreadable(path, f"more than {ATTRIBUTE_LIMIT} bytes, expected a short text")
         try:
-            return data.decode().strip()
+            return data.decode()
         except UnicodeDecodeError:
             raise Unreadable(path, f"not text: {data[:16].hex(' ')}…") from None
 

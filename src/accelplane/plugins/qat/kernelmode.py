@@ -1,0 +1,201 @@
+"""Instances of QAT devices that the kernel drivers share out between processes, `qat.intel.com/cy1_dc0`.
+
+`adf_ctl status` of Intel's out-of-tree driver tells which devices run, and their configuration files how many processes
+may use each section (in that driver's words). A section with `LimitDevAccess` gives each process instances of one
+device (it is pinned), any other gives each process instances of all devices.
+"""
+
+import itertools
+import re
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from accelplane.devices import Allocation, Device, DeviceNode, Skipped
+from accelplane.host import Host, HostError, pci_address
+from accelplane.plugins.base import Found, ScanError
+from accelplane.plugins.qat.services import sections
+
+_OUTPUT_LIMIT = 64 * 1024
+_MOST = 1024  # processes of a section, or instances of each
+_NUMBER = re.compile(r"[0-9]{1,6}")
+_SECTION_NAME = "QAT_SECTION_NAME"
+_NODES = ("/dev/qat_adf_ctl", "/dev/qat_dev_processes", "/dev/usdm_drv")
+_NOT_FOR_PROCESSES = frozenset(("", "GENERAL", "KERNEL", "KERNEL_QAT"))
+_UIO = re.compile(r"uio[0-9]+")
+_DEVICE = re.compile(
+    r"type: (?P<kind>[a-z0-9_]{1,32}),.*?inst_id: (?P<number>[0-9]{1,4}),"
+    r".*?bsf: (?P<address>([0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]),.*?state: (?P<state>[a-z]+)\s*$"
+)
+_TRUE = frozenset(("1", "t", "true", "y", "yes", "on"))
+_FALSE = frozenset(("0", "f", "false", "n", "no", "off", ""))
+
+
+class Endpoint(NamedTuple):
+    """A device in a line of `adf_ctl status`."""
+
+    name: str
+    kind: str
+    address: str
+    state: str
+
+    @property
+    def path(self) -> str:
+        address = self.address if pci_address(self.address) else f"0000:{self.address}"
+        return f"/sys/bus/pci/drivers/{self.kind}/{address}"
+
+
+class Section(NamedTuple):
+    """What a device's configuration file says of one section."""
+
+    processes: int
+    cy_instances: int
+    dc_instances: int
+    pinned: bool
+
+
+async def status(program: str = "adf_ctl") -> str:
+    """What `adf_ctl status` prints. Raises `ScanError`."""
+    import asyncio  # noqa: PLC0415 - processes are started in this mode only
+
+    try:
+        process = await asyncio.create_subprocess_exec(
+            program, "status", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+    except OSError as error:
+        raise ScanError(f"{program} status: {error.strerror or error}, expected it in PATH") from None
+    assert process.stdout is not None  # noqa: S101 - it was asked for
+    try:
+        output = b""
+        while len(output) <= _OUTPUT_LIMIT and (piece := await process.stdout.read(_OUTPUT_LIMIT)):
+            output += piece
+        if len(output) > _OUTPUT_LIMIT:
+            raise ScanError(f"{program} status printed more than {_OUTPUT_LIMIT} bytes")
+        code = await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    text = output.decode(errors="replace")
+    if code:
+        raise ScanError(f"{program} status failed with {code}: {text[-200:]!a}")
+    return text
+
+
+def endpoints(text: str) -> list[Endpoint]:
+    """The devices in the output of `adf_ctl status`; other lines are passed over."""
+    found: list[Endpoint] = []
+    for line in text.splitlines():
+        match = _DEVICE.search(line[:1024])
+        if match:
+            found.append(Endpoint(f"dev{match['number']}", match["kind"], match["address"], match["state"]))
+    return found
+
+
+def scan(host: Host, text: str) -> Found:
+    """Devices of all sections, from what `adf_ctl status` printed. Raises `HostError`."""
+    iommu = bool(host.names("/sys/class/iommu"))
+    configured: dict[Endpoint, dict[str, Section]] = {}
+    uio: list[DeviceNode] = []
+    for endpoint in endpoints(text):
+        unfit = _unfit(endpoint, iommu=iommu)
+        if unfit:
+            yield unfit
+            continue
+        try:
+            nodes = _uio_nodes(host, endpoint)
+            configured[endpoint] = processes_of(host.text(f"/etc/{endpoint.kind}_{endpoint.name}.conf"))
+        except (HostError, ValueError) as error:
+            yield Skipped(endpoint.name, str(error), warning=True)
+        else:
+            uio += nodes
+    nodes = (*(DeviceNode(path) for path in _NODES), *dict.fromkeys(uio))
+    running = itertools.count()
+    for name in dict.fromkeys(itertools.chain.from_iterable(configured.values())):
+        members = {endpoint: own[name] for endpoint, own in configured.items() if name in own}
+        problem = _disagreement(members.values(), len(configured))
+        if problem:
+            yield Skipped(f"section {name[:80]!a}", problem, warning=True)
+            continue
+        everywhere = host.topology_of(*(endpoint.path for endpoint in members))
+        for endpoint, section in members.items():
+            resource = f"cy{section.cy_instances}_dc{section.dc_instances}"
+            for process in range(section.processes):
+                yield Device(
+                    resource=resource,
+                    id=f"{name}_{endpoint.name}_{process}",
+                    unit=endpoint.name if section.pinned else "",
+                    nodes=nodes,
+                    envs={_SECTION_NAME: name, f"{_SECTION_NAME}_{resource}_{next(running)}": name},
+                    topology=host.topology_of(endpoint.path) if section.pinned else everywhere,
+                )
+            if not section.pinned:
+                break  # its processes use all devices at once
+
+
+def processes_of(text: str) -> dict[str, Section]:
+    """The sections for processes in a device's configuration file. Raises `ValueError` naming the section."""
+    found: dict[str, Section] = {}
+    for name, values in sections(text).items():
+        if name in _NOT_FOR_PROCESSES:
+            continue
+        numbers = [_number(name, key, values) for key in ("NumProcesses", "NumberCyInstances", "NumberDcInstances")]
+        limit = values.get("LimitDevAccess", "").lower()
+        if limit not in _TRUE | _FALSE:
+            raise ValueError(f"section {name[:80]!a}: LimitDevAccess is {limit[:20]!a}, expected 0 or 1")
+        found[name] = Section(*numbers, pinned=limit in _TRUE)
+    return found
+
+
+def renumbered(allocation: Allocation) -> Allocation:
+    """The allocation with its sections numbered from 0. Raises `ValueError` for a variable of another form."""
+    envs: dict[str, str] = {}
+    count = 0
+    for key, value in allocation.envs.items():
+        if key.startswith(f"{_SECTION_NAME}_"):
+            parts = key.split("_")
+            if len(parts) != 6:
+                raise ValueError(f"the variable {key!a} has {len(parts)} parts between underscores, expected 6")
+            envs["_".join((*parts[:5], str(count)))] = value
+            count += 1
+        else:
+            envs[key] = value
+    return replace(allocation, envs=envs)
+
+
+def _number(section: str, key: str, values: Mapping[str, str]) -> int:
+    text = values.get(key, "")
+    if not _NUMBER.fullmatch(text) or int(text) > _MOST:
+        raise ValueError(f"section {section[:80]!a}: {key} is {text[:20]!a}, expected 0 to {_MOST}")
+    return int(text)
+
+
+def _unfit(endpoint: Endpoint, *, iommu: bool) -> Skipped | None:
+    """Why processes cannot use the device, if so."""
+    subject = f"{endpoint.name} ({endpoint.kind}, {endpoint.address})"
+    if endpoint.state != "up":
+        return Skipped(subject, f"is {endpoint.state}", warning=True)
+    if endpoint.kind in ("4xxx", "4xxxvf"):
+        return Skipped(subject, "cannot be used in kernel mode, but in dpdk mode", warning=True)
+    if iommu and not endpoint.kind.endswith("vf"):
+        return Skipped(subject, "processes cannot use a physical function while the IOMMU is on")
+    return None
+
+
+def _uio_nodes(host: Host, endpoint: Endpoint) -> list[DeviceNode]:
+    names = [name for name in host.names(f"{endpoint.path}/uio") if _UIO.fullmatch(name)]
+    if not names:
+        host.note(f"{endpoint.path}/uio: no entry like uio0")
+    return [DeviceNode(f"/dev/{name}") for name in names]
+
+
+def _disagreement(members: Collection[Section], devices: int) -> str:
+    """What keeps the devices' versions of one section from being used together, if anything."""
+    if len({section.pinned for section in members}) > 1:
+        return "LimitDevAccess differs between devices"
+    if len({(section.cy_instances, section.dc_instances) for section in members}) > 1:
+        return "the numbers of instances differ between devices"
+    if not all(section.pinned for section in members):
+        return "NumProcesses differs between devices" if len({section.processes for section in members}) > 1 else ""
+    return "" if len(members) == devices else f"limited to one device, but only {len(members)} of {devices} have it"

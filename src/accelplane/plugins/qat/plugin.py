@@ -1,0 +1,79 @@
+"""The QAT plugin: virtual functions for user-space drivers (dpdk mode), or instances in the kernel (kernel mode)."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from accelplane.devices import Allocation, Device, HealthPolicy, Verdict, natural
+from accelplane.host import Host
+from accelplane.plugins.base import Found, Plugin, Sample, Watch
+from accelplane.plugins.policies import preferred
+from accelplane.plugins.qat import health, kernelmode
+from accelplane.plugins.qat.binding import Binder
+from accelplane.plugins.qat.config import QatConfig
+from accelplane.plugins.qat.scan import discover, scan
+from accelplane.plugins.vfio import numbered
+
+
+class QatPlugin(Plugin[QatConfig]):
+    """Publishes `qat.intel.com/cy`, `/dc`, `/sym`, `/asym-dc`, `/generic` and so on."""
+
+    namespace = "qat.intel.com"
+    config_type = QatConfig
+    watch = Watch(frozenset(("pci",)))
+
+    def __init__(self, config: QatConfig | None = None) -> None:
+        super().__init__(config)
+        self._kernel_mode = self.config.mode == "kernel"
+        self._status = ""
+        self._binder = Binder(self.config)
+        self._unknown: Mapping[str, bool] = {}
+
+    async def refresh(self, host: Host) -> None:
+        if self._kernel_mode:
+            self._status = await kernelmode.status()
+
+    def prepare(self, host: Host) -> None:
+        if not self._kernel_mode:
+            vfs, _skipped = discover(host, self.config)
+            self._binder.bind(host, [vf.address for vf in vfs])
+
+    def scan(self, host: Host) -> Found:
+        if self._kernel_mode:
+            return kernelmode.scan(host, self._status)
+        return scan(host, self.config, self._binder.problems)
+
+    async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
+        if self._kernel_mode:
+            return {}
+        found = health.verdicts(host, devices)
+        self._unknown = {**self._unknown, **{unit: verdict.answer == "unknown" for unit, verdict in found.items()}}
+        return found
+
+    @property
+    def health_policy(self) -> HealthPolicy:
+        return HealthPolicy(bad_verdicts=1, good_verdicts=1)
+
+    async def preferred_allocation(
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+    ) -> Sequence[str]:
+        ids = preferred(self.config.allocation_policy, available, must_include, size)
+        if self.config.allocation_policy == "none":
+            # As the kubelet offers them: that they come from different units, other families' default, is `balanced`.
+            ids = list(dict.fromkeys(device.id for device in (*must_include, *available)))[:size]
+        return ids
+
+    async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:
+        if self._kernel_mode:
+            return kernelmode.renumbered(allocation)
+        return numbered("QAT", devices, allocation)
+
+    def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
+        if self._kernel_mode:
+            return
+        vfs = Counter((device.unit, device.resource) for device in devices)
+        for (unit, resource), count in sorted(vfs.items(), key=lambda item: (natural(item[0][0]), item[0][1])):
+            labels = {"device": unit, "resource": resource}
+            yield Sample("qat_virtual_functions", "Virtual functions published of a QAT device", labels, count)
+        for unit in sorted({unit for unit, _resource in vfs} & self._unknown.keys(), key=natural):
+            help_ = "1 while the health of a QAT device cannot be told"
+            yield Sample("qat_health_unknown", help_, {"device": unit}, self._unknown[unit])

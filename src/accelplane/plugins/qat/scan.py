@@ -1,0 +1,242 @@
+"""Virtual functions (VFs) of QAT devices as sysfs shows them, and what a container needs to use one.
+
+VFs are found through the kernel drivers of their physical functions (PFs). A virtual machine that was given VFs has
+no PFs: there they are known by their PCI ids. Kernel documents: Documentation/ABI/testing/sysfs-driver-qat,
+debugfs-driver-qat and sysfs-bus-pci.
+"""
+
+import functools
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from accelplane.devices import HEALTHY, UNHEALTHY, Device, DeviceNode, Mount, Skipped, natural
+from accelplane.host import Host, HostError, Missing, pci_address
+from accelplane.plugins.base import Found
+from accelplane.plugins.qat.config import IGB_UIO, QatConfig
+from accelplane.plugins.qat.models import BY_VF_DRIVER, VENDOR, QatModel, model_of_vf
+from accelplane.plugins.qat.services import GENERIC, Service, sections, service
+from accelplane.plugins.vfio import group_nodes, iommufd_nodes
+
+_DEVICES = "/sys/bus/pci/devices"
+_DRIVERS = "/sys/bus/pci/drivers"
+_VIRTFN = re.compile(r"virtfn[0-9]+")
+_UIO = re.compile(r"uio[0-9]+")
+
+
+class Pf(NamedTuple):
+    """A physical function: its address and real directory."""
+
+    address: str
+    path: str
+
+
+class Vf(NamedTuple):
+    """A virtual function's address and its PF, None in a virtual machine."""
+
+    address: str
+    pf: Pf | None
+
+    @property
+    def path(self) -> str:
+        return f"{_DEVICES}/{self.address}"
+
+
+def discover(host: Host, config: QatConfig) -> tuple[list[Vf], list[Skipped]]:
+    """The VFs of enabled drivers, as many as are wanted, and what was seen and left out. Raises `HostError`."""
+    models = [BY_VF_DRIVER[driver] for driver in config.vf_drivers]
+    skipped: list[Skipped] = []
+    pfs = _physical_functions(host, models, skipped)
+    groups = [_virtual_functions(host, pf, skipped) for pf in pfs] or [_passed_through(host, models, skipped)]
+    if config.max_num_devices_by == "pf":
+        groups = [sorted(group, key=lambda numbered: natural(numbered[0])) for group in groups]
+        turns = itertools.chain.from_iterable(itertools.zip_longest(*groups))
+    else:
+        turns = itertools.chain.from_iterable(groups)
+    vfs = [numbered[1] for numbered in turns if numbered is not None]
+    most = config.max_num_devices
+    if len(vfs) > most:
+        skipped.append(Skipped(f"{len(vfs) - most} virtual functions", f"more than max-num-devices, {most}"))
+    return vfs[:most], skipped
+
+
+def scan(host: Host, config: QatConfig, unbound: Mapping[str, str]) -> Found:
+    """Devices of the VFs to publish. `unbound` are those that could not be given to the driver, and why."""
+    vfs, skipped = discover(host, config)
+    yield from skipped
+    facts = _Facts(host)
+    for vf in vfs:
+        problem = unbound.get(vf.address, "")
+        try:
+            yield _device(host, config, facts, vf, problem)
+        except HostError as error:
+            yield Skipped(vf.address, problem or str(error), warning=True)
+
+
+def physical_function(host: Host, vf: str) -> Pf | None:
+    """The PF of the VF at the PCI address, None where it cannot be seen: in a virtual machine."""
+    link = f"{_DEVICES}/{vf}/physfn"
+    if not host.exists(link):
+        return None
+    path = host.resolve(link)
+    return Pf(path.rpartition("/")[2], path)
+
+
+def debugfs(host: Host, pf: Pf) -> str:
+    """The PF's directory in debugfs. Raises `HostError` when no driver has the PF."""
+    return f"/sys/kernel/debug/qat_{host.driver(pf.path)}_{pf.address}"
+
+
+def _physical_functions(host: Host, models: Iterable[QatModel], skipped: list[Skipped]) -> Iterator[Pf]:
+    for model in models:
+        directory = f"{_DRIVERS}/{model.pf_driver}"
+        try:
+            names = host.names(directory)
+        except Missing:
+            continue  # not loaded
+        for name in filter(pci_address, names):
+            try:
+                path = host.resolve(f"{directory}/{name}")
+            except HostError as error:
+                skipped.append(Skipped(name, str(error), warning=True))
+            else:
+                yield Pf(path.rpartition("/")[2], path)
+
+
+def _virtual_functions(host: Host, pf: Pf, skipped: list[Skipped]) -> list[tuple[str, Vf]]:
+    """A PF's VFs with their numbered names, in byte-wise order."""
+    found: list[tuple[str, Vf]] = []
+    try:
+        names = [name for name in host.names(pf.path) if _VIRTFN.fullmatch(name)]
+        for name in names:
+            address = host.link(f"{pf.path}/{name}").rstrip("/").rpartition("/")[2]
+            if pci_address(address):
+                found.append((name, Vf(address, pf)))
+            else:
+                problem = f"{name} leads to {address[:40]!a}, expected a PCI address"
+                skipped.append(Skipped(f"{pf.address} {name}", problem, warning=True))
+    except HostError as error:
+        skipped.append(Skipped(pf.address, str(error), warning=True))
+    else:
+        if not names:
+            skipped.append(Skipped(pf.address, "no virtual functions are enabled (sriov_numvfs)"))
+    return found
+
+
+def _passed_through(host: Host, models: Sequence[QatModel], skipped: list[Skipped]) -> list[tuple[str, Vf]]:
+    """VFs by their ids, on a bus without a PF that has its driver; one without may be in sight."""
+    found: list[tuple[str, Vf]] = []
+    for name, path in host.class_devices("pci", bus=True):
+        try:
+            if not pci_address(name) or model_of_vf(host.text(f"{path}/device")) not in models:
+                continue
+            vendor = _optional(host, f"{path}/vendor")
+        except HostError as error:
+            host.note(f"PCI function {name} left out: {error}")
+            continue
+        if vendor in ("", f"0x{VENDOR}"):
+            found.append((name, Vf(name, physical_function(host, name))))
+        else:
+            skipped.append(Skipped(name, f"has the device id of a QAT, but the vendor is {vendor[:20]!a}"))
+    return found
+
+
+class _Facts:
+    """What several VFs have in common, looked up once in a scan."""
+
+    def __init__(self, host: Host) -> None:
+        self.place = functools.cache(host.topology_of)
+        self.service = functools.cache(functools.partial(_configured, host))
+
+
+def _device(host: Host, config: QatConfig, facts: _Facts, vf: Vf, problem: str) -> Device:
+    """One VF. Raises `HostError`."""
+    device_id = host.text(f"{vf.path}/device")
+    model = model_of_vf(device_id)
+    resource = GENERIC
+    if model is not None and model.detects_services:
+        if vf.pf is None:
+            host.note(f"{vf.address}: a virtual machine does not see what it is configured for, so it is {GENERIC}")
+        else:
+            resource = facts.service(vf.pf)
+    mounts: tuple[Mount, ...] = ()
+    if config.dpdk_driver == IGB_UIO:
+        uio = _uio(host, vf)
+        nodes: tuple[DeviceNode, ...] = (DeviceNode(f"/dev/{uio}"),)
+        mounts = (Mount(f"/sys/class/uio/{uio}/device", read_only=False),)
+    else:
+        nodes = _vfio(host, vf, iommufd=config.iommufd)
+    attributes = {"device-id": device_id[:20]}
+    if model is not None:
+        attributes["model"] = model.pf_driver
+    return Device(
+        resource=resource,
+        id=vf.address,
+        # Without a PF in sight the VFs of one bus count as one device.
+        unit=vf.pf.address if vf.pf else vf.address.rpartition(":")[0],
+        health=UNHEALTHY if problem else HEALTHY,
+        reason=problem,
+        nodes=nodes,
+        mounts=mounts,
+        topology=facts.place(vf.pf.path if vf.pf else vf.path),
+        attributes=attributes,
+    )
+
+
+def _configured(host: Host, pf: Pf) -> str:
+    """The resource that the PF's VFs are."""
+    try:
+        found = _service(host, pf)
+    except (HostError, ValueError) as error:
+        found = Service(GENERIC, str(error))
+    if found.problem:
+        host.note(f"virtual functions of {pf.address} are {found.resource}: {found.problem}")
+    return found.resource
+
+
+def _service(host: Host, pf: Pf) -> Service:
+    """What the PF is configured for. Raises `HostError`, or `ValueError` for a file that cannot be understood.
+
+    Kernels before 6.0 tell in debugfs only. A PF that is down will come up with what `cfg_services` says, so that its
+    VFs, unhealthy meanwhile, need not change their resource.
+    """
+    state = _optional(host, f"{pf.path}/qat/state")
+    text = _optional(host, f"{pf.path}/qat/cfg_services")
+    if state == "up" and text:
+        return service(text)
+    try:
+        path = f"{debugfs(host, pf)}/dev_cfg"
+        enabled = sections(host.text(path)).get("GENERAL", {}).get("ServicesEnabled", "")
+    except (HostError, ValueError):
+        if text:
+            return service(text)
+        raise
+    return service(enabled)
+
+
+def _vfio(host: Host, vf: Vf, *, iommufd: bool) -> tuple[DeviceNode, ...]:
+    nodes = group_nodes(host, vf.address)
+    if not iommufd:
+        return nodes
+    more = iommufd_nodes(host, vf.address)
+    if not more:
+        host.note(f"{vf.address}: no IOMMUFD node, the one of its group ({nodes[0].host_path}) has to do")
+    return (*nodes, *more)
+
+
+def _uio(host: Host, vf: Vf) -> str:
+    """The name of the VF's uio device."""
+    directory = f"{vf.path}/uio"
+    name = next(filter(_UIO.fullmatch, host.names(directory)), "")
+    if not name:
+        raise Missing(directory, "no entry like uio0")
+    return name
+
+
+def _optional(host: Host, path: str) -> str:
+    """The file's text, empty where there is no such file."""
+    try:
+        return host.text(path)
+    except Missing:
+        return ""
