@@ -167,6 +167,8 @@ class PluginRunner:
 
     def _longest_wait(self) -> float:
         wait = self._settings.safety_interval
+        if not self._watcher.sees_all:
+            wait = min(wait, self._settings.blind_interval)
         if self.blind:
             wait = min(wait, self._retry)
         if self._farewells:

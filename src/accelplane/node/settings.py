@@ -11,7 +11,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Directories are absolute paths on this machine, times are in seconds.
 
     `root` holds the host's file trees; `nfd_dir` is where label files go, none are written when empty. With
-    `keep_cdi` the CDI files outlive the agent, for containers that restart while it is away.
+    `keep_cdi` the CDI files outlive the agent, for containers that restart while it is away. Every plugin looks again
+    after `safety_interval` without any event, or after `blind_interval` where not all events can be had.
     """
 
     root: str = "/"
@@ -22,7 +23,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     http_address: str = ""
     health_interval: float = 30.0
     scan_grace: float = 30.0
-    safety_interval: float = 60.0
+    safety_interval: float = 300.0
+    blind_interval: float = 60.0
 
     @property
     def sockets_dir(self) -> str:

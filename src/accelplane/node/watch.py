@@ -28,9 +28,13 @@ class _Watched(Struct):
 
 
 class Watcher:
-    """Subscriptions by name: `directories` replaces what a subscriber watches, `uevents` what it hears of."""
+    """Subscriptions by name: `directories` replaces what a subscriber watches, `uevents` what it hears of.
+
+    `sees_all` while everything asked for could be had from the machine.
+    """
 
     def __init__(self) -> None:
+        self.sees_all = False
         self._inotify: Inotify | None = None
         self._uevents: UeventSocket | None = None
         self._directories: dict[str, _Watched] = {}
@@ -52,6 +56,7 @@ class Watcher:
             loop.add_reader(self._uevents.fileno(), self._read_uevents)
         except OSError as error:
             log.warning("no uevents from the kernel, hot-plug is found by the slow timer only: %s", error)
+        self.sees_all = self._inotify is not None and self._uevents is not None
 
     def close(self) -> None:
         loop = asyncio.get_running_loop()
@@ -146,6 +151,7 @@ class Watcher:
             except OSError as error:
                 if error.errno is not None and os.path.isdir(path):
                     log.warning("cannot watch %s: %s", path, error.strerror)
+                    self.sees_all = False
                     return True  # awaiting its ancestors instead would not help
                 return False
             interests: dict[str, set[str] | None] = {}
