@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -303,6 +304,133 @@ class ThePlugin(Plugin):
     report = json.loads(done.stdout)
     assert "division by zero" in report["broken"]["error"]
     assert list(report["npu"]["resources"]) == [ACCEL]
+
+
+PREPARED = """
+from accelplane.plugins import Device, DeviceNode, Plugin
+
+class ThePlugin(Plugin):
+    namespace = "prepared.example.com"
+
+    def prepare(self, host):
+        host.write("/sys/prepared", "1")
+
+    def scan(self, host):
+        yield Device(resource="gadget", id="a", nodes=[DeviceNode("/dev/a")], topology=None)
+"""
+
+
+@pytest.mark.parametrize("command", [["node", "-once"], ["node", "-check"], ["inspect"]])
+def test_hardware_that_is_only_looked_at_is_not_prepared(
+    directory: str, tmp_path: Path, command: Sequence[str]
+) -> None:
+    (tmp_path / "tree/sys").mkdir(parents=True)
+    env = {**os.environ, **installed_plugin(tmp_path / "site", "prepared", PREPARED)}
+    places = (f"--root={tmp_path / 'tree'}", f"--kubelet-dir={directory}", "--plugins=prepared")
+    done = printed("accelplane", *command, *places, env=env)
+    assert "prepared.example.com/gadget" in done.stdout, done.stderr
+    assert os.listdir(tmp_path / "tree/sys") == []
+
+
+async def test_hardware_is_prepared_by_the_agent(run: Run, kubelet: Kubelet, tmp_path: Path) -> None:
+    (tmp_path / "tree/sys").mkdir(parents=True)
+    env = installed_plugin(tmp_path / "site", "prepared", PREPARED)
+    run("accelplane", "node", "--plugins=prepared", env=env)
+    await kubelet.until(lambda resources: resources == {"prepared.example.com/gadget": (1, 1)})
+    assert (tmp_path / "tree/sys/prepared").read_text() == "1"
+
+
+# What it found and why
+
+
+EXPLAINING = """
+from accelplane.plugins import Device, DeviceNode, Plugin
+
+class ThePlugin(Plugin):
+    namespace = "told.example.com"
+
+    def scan(self, host):
+        if host.exists("/dev/a"):
+            yield Device(resource="gadget", id="a", nodes=[DeviceNode("/dev/a")], topology=None)
+
+    def explain(self, host):
+        if host.exists("/dev/broken"):
+            return {"cause": object()}
+        return {"cause": "" if host.exists("/dev/a") else "no driver", "looked-at": ("/dev/a",)}
+"""
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Mapping[str, str]:
+    """The environment with a plugin `told`, which wants a `/dev/a` and explains itself."""
+    (tmp_path / "tree/dev").mkdir(parents=True)
+    return installed_plugin(tmp_path / "site", "told", EXPLAINING)
+
+
+@pytest.mark.parametrize(
+    ("files", "code", "report"),
+    [
+        (
+            ("a",),
+            0,
+            {
+                "ok": True,
+                "devices": {"told.example.com/gadget": 1},
+                "explanation": {"cause": "", "looked-at": ["/dev/a"]},
+            },
+        ),
+        ((), 1, {"ok": False, "devices": {}, "explanation": {"cause": "no driver", "looked-at": ["/dev/a"]}}),
+        (
+            ("a", "broken"),
+            1,
+            {
+                "ok": False,
+                "devices": {"told.example.com/gadget": 1},
+                "errors": ["TypeError: Encoding objects of type object is unsupported"],
+            },
+        ),
+    ],
+)
+def test_a_check_prints_what_was_found_and_why_not_more(
+    tmp_path: Path, told: Mapping[str, str], files: Sequence[str], code: int, report: object
+) -> None:
+    for name in files:
+        (tmp_path / "tree/dev" / name).touch()
+    done = printed(
+        "accelplane", "node", "-check", "-plugins=told", f"-root={tmp_path / 'tree'}", env={**os.environ, **told}
+    )
+    assert (json.loads(done.stdout), done.returncode) == ({"told": report}, code)
+
+
+def test_a_check_of_several_plugins_is_good_when_each_has_devices(tmp_path: Path) -> None:
+    gpu_card(tmp_path, 0)
+    both = ("accelplane", "node", "-check", "-plugins=gpu,npu", f"-root={tmp_path}")
+    done = printed(*both)
+    assert done.returncode == 1
+    assert {name: part["ok"] for name, part in json.loads(done.stdout).items()} == {"gpu": True, "npu": False}
+    npu(tmp_path, 0)
+    assert printed(*both).returncode == 0
+
+
+async def test_a_plugin_explains_itself_once_at_the_start(
+    run: Run, kubelet: Kubelet, tmp_path: Path, told: Mapping[str, str]
+) -> None:
+    process = run("accelplane", "node", "--plugins=told", env=told)
+    await process.said("told: {")
+    (tmp_path / "tree/dev/a").touch()
+    await kubelet.until(lambda resources: resources == {"told.example.com/gadget": (1, 1)})
+    assert await process.terminate() == 0
+    assert process.log().count('told: {"cause":"no driver","looked-at":["/dev/a"]}') == 1
+
+
+async def test_a_plugin_that_cannot_explain_itself_works_all_the_same(
+    run: Run, kubelet: Kubelet, tmp_path: Path, told: Mapping[str, str]
+) -> None:
+    for name in ("a", "broken"):
+        (tmp_path / "tree/dev" / name).touch()
+    process = run("accelplane", "node", "--plugins=told", env=told)
+    await process.said("told: cannot explain itself: Encoding objects of type object is unsupported")
+    await kubelet.until(lambda resources: resources == {"told.example.com/gadget": (1, 1)})
 
 
 # What it says

@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import grpc.aio
@@ -165,6 +166,39 @@ async def test_a_device_that_returns_at_once_stays(serve: Serve) -> None:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
         found(agent, plugin, *gadgets("a", "b", "c"))
         assert await lists.next() == {"a": "Healthy", "b": "Healthy", "c": "Healthy"}
+
+
+class Staying(Table):
+    linger: ClassVar[float] = math.inf
+
+
+async def test_devices_of_a_plugin_that_has_them_linger_stay_unhealthy_until_they_are_back(serve: Serve) -> None:
+    plugin = Staying(gadgets("a", "b"))
+    async with serve(plugin) as (agent, peer), peer.watch() as lists:
+        assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
+        found(agent, plugin)
+        assert await lists.next() == {"a": "Unhealthy", "b": "Unhealthy"}
+        code, text = await refusal(peer.allocate(["a"]))
+        assert code == "UNKNOWN"
+        assert "gone from the host" in text
+        scans = agent.runners["table"].scans
+        found(agent, plugin, gadget("b"), gadget("c"))
+        assert await lists.next() == {"a": "Unhealthy", "b": "Healthy", "c": "Healthy"}
+        found(agent, plugin, *gadgets("a", "b", "c"))
+        assert await lists.next() == {"a": "Healthy", "b": "Healthy", "c": "Healthy"}
+        assert agent.runners["table"].scans == scans + 2, "nothing but what happened made it look"
+
+
+class Leaving(Table):
+    linger: ClassVar[float] = 0.0
+
+
+async def test_devices_of_a_plugin_that_has_none_linger_leave_the_list_at_once(serve: Serve) -> None:
+    plugin = Leaving(gadgets("a", "b"))
+    async with serve(plugin) as (agent, peer), peer.watch() as lists:
+        assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
+        found(agent, plugin, gadget("a"))
+        assert await lists.next() == {"a": "Healthy"}
 
 
 async def test_a_resource_that_goes_sends_an_empty_list_and_then_ends_the_stream(serve: Serve) -> None:

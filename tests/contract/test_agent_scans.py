@@ -14,8 +14,8 @@ from peer import Peer, refusal
 from processes import installed_plugin
 from waiting import until
 
-from accelplane.devices import Device
-from accelplane.host import Host
+from accelplane.devices import Device, Resource, Skipped
+from accelplane.host import Host, Refused
 from accelplane.plugins import ScanError
 
 PATIENT = {"safety_interval": 3600.0}
@@ -128,6 +128,49 @@ async def test_a_service_that_does_not_answer_is_given_up_and_its_plugin_asks_ag
     await until(lambda: "did not answer within 5 s" in agent.runners["table"].problem)
     plugin.answers.set()
     await kubelet.until(lambda resources: GADGET in resources)
+
+
+class Prepared(Table):
+    """Writes down what it is called for."""
+
+    fault: Exception | None = None
+
+    def __init__(self, *found: Device) -> None:
+        super().__init__(found)
+        self.calls: list[str] = []
+
+    def prepare(self, host: Host) -> None:
+        self.calls.append("prepare")
+        if self.fault:
+            raise self.fault
+
+    def scan(self, host: Host) -> Iterable[Device | Resource | Skipped]:
+        self.calls.append("scan")
+        return super().scan(host)
+
+
+async def test_hardware_is_prepared_before_each_scan(kubelet: Kubelet, start_agent: Start) -> None:
+    plugin = Prepared(*gadgets("a"))
+    agent = await start_agent(PATIENT, table=plugin)
+    await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+    agent.runners["table"].look_again()
+    await until(lambda: plugin.calls == ["prepare", "scan"] * 2)
+
+
+async def test_hardware_that_cannot_be_prepared_counts_as_a_failed_scan(kubelet: Kubelet, start_agent: Start) -> None:
+    plugin = Prepared(*gadgets("a"))
+    agent = await start_agent(PATIENT, table=plugin)
+    runner = agent.runners["table"]
+    await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+    plugin.fault = Refused("/sys/bus/pci/drivers/vfio-pci/bind", "Device or resource busy", 16)
+    plugin.found = gadgets("a", "b")
+    runner.look_again()
+    await until(lambda: runner.blind)
+    assert "/sys/bus/pci/drivers/vfio-pci/bind: Device or resource busy" in runner.problem
+    assert plugin.calls[-1] == "prepare"
+    assert kubelet.resources() == {GADGET: (1, 1)}
+    plugin.fault = None
+    await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
 
 
 HUNG = """
