@@ -9,7 +9,8 @@ finished is put back to where it was.
 
 import errno
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -18,7 +19,6 @@ from accelplane.host import Host, HostError
 
 _ROUNDS = 10
 _PATIENCE, _PAUSE = 2.0, 0.05
-_REASONS = 3
 
 State = Literal["as wanted", "to do", "changed", "left alone", "failed", "put back"]
 
@@ -62,6 +62,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Planner: TypeAlias = Callable[[Host], Plan]
+_Look: TypeAlias = Callable[[], Host]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,60 +80,62 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return self.state in ("failed", "put back")
 
 
-def planned(root: str, planners: Iterable[Planner]) -> Iterator[Outcome]:
+def planned(root: str, planners: Iterable[Planner], *, host: Callable[[str], Host] = Host) -> Iterator[Outcome]:
     """What `apply` would do first, device by device; nothing is written."""
     for planner in planners:
-        plan = planner(Host(root))
+        plan = planner(host(root))
         yield _without_writing(plan) or Outcome(
             device=plan.device, state="to do", steps=[*_told(plan.steps), *plan.later], notes=plan.notes, now=plan.now
         )
 
 
-def apply(root: str, planners: Iterable[Planner], *, patience: float = _PATIENCE) -> Iterator[Outcome]:
+def apply(
+    root: str, planners: Iterable[Planner], *, patience: float = _PATIENCE, host: Callable[[str], Host] = Host
+) -> Iterator[Outcome]:
     """Brings the devices into their states, one after the other; what fails with one does not keep the others.
 
     An attribute has `patience` seconds to show what was written to it.
     """
     for planner in planners:
-        yield _apply_one(root, planner, patience)
+        yield _apply_one(partial(host, root), planner, patience)
 
 
-def _apply_one(root: str, planner: Planner, patience: float) -> Outcome:
+def _apply_one(look: _Look, planner: Planner, patience: float) -> Outcome:
     taken: list[Step] = []
-    given_up: dict[str, str] = {}  # parts, and why
-    plan = planner(Host(root))
+    given_up: dict[str, tuple[str, str]] = {}  # parts: in which step, and why
+    plan = planner(look())
     back = plan.back
     for _round in range(_ROUNDS):
         plan = msgspec.structs.replace(plan, steps=[step for step in plan.steps if step.part not in given_up])
         if (ended := _without_writing(plan)) is not None:
-            return _ended(root, planner, ended, taken, given_up, back=back)
+            return _ended(look, planner, ended, taken, given_up, back=back)
         for step in plan.steps:
             if step.part in given_up:
                 continue
             if _written_before(step, taken):
-                problem = _explained(root, step, HostError(step.path, f"took {step.text!a}, to no effect"))
+                problem = _explained(look, step, HostError(step.path, f"took {step.text!a}, to no effect"))
             else:
                 try:
-                    Host(root).write(step.path, step.text)
+                    look().write(step.path, step.text)
                 except HostError as error:
                     if error.errno == errno.EBUSY and not taken and not step.part:
-                        return _outcome(plan, "left alone", reason=f"in use: {_explained(root, step, error)}")
-                    problem = f"{step.what}: {_explained(root, step, error)}"
+                        return _outcome(plan, "left alone", reason=f"in use: {_explained(look, step, error)}")
+                    problem = f"{step.what}: {_explained(look, step, error)}"
                 else:
                     taken.append(step)
                     continue
             if not step.part:
-                return _put_back(root, planner, taken, problem, back=back)
-            given_up[step.part] = "; ".join((problem, *_undone(root, taken, step.part)))
-        plan = _settled(root, planner, taken, patience)
-    return _put_back(root, planner, taken, f"not as wanted after {_ROUNDS} rounds of writing", back=back)
+                return _put_back(look, planner, taken, problem, back=back)
+            given_up[step.part] = step.what, "; ".join((problem, *_undone(look, taken, step.part)))
+        plan = _settled(look, planner, taken, patience)
+    return _put_back(look, planner, taken, f"not as wanted after {_ROUNDS} rounds of writing", back=back)
 
 
-def _settled(root: str, planner: Planner, taken: Sequence[Step], patience: float) -> Plan:
+def _settled(look: _Look, planner: Planner, taken: Sequence[Step], patience: float) -> Plan:
     """The plan of now; of a device that was written to, once it no longer asks for what was written just now."""
     deadline = time.monotonic() + patience
     while True:
-        plan = planner(Host(root))
+        plan = planner(look())
         if not any(_written_before(step, taken) for step in plan.steps) or time.monotonic() > deadline:
             return plan
         time.sleep(_PAUSE)
@@ -154,30 +157,37 @@ def _without_writing(plan: Plan) -> Outcome | None:
 
 
 def _ended(
-    root: str, planner: Planner, ended: Outcome, taken: list[Step], given_up: dict[str, str], *, back: Planner | None
+    look: _Look,
+    planner: Planner,
+    ended: Outcome,
+    taken: list[Step],
+    given_up: Mapping[str, tuple[str, str]],
+    *,
+    back: Planner | None,
 ) -> Outcome:
     """The outcome where nothing is left to write, in view of what was written before."""
     if given_up:
-        reasons = list(given_up.values())
-        if len(reasons) > _REASONS:
-            reasons[_REASONS:] = [f"and {len(reasons) - _REASONS} more in the same way"]
+        by_step: dict[str, list[str]] = {}
+        for what, why in given_up.values():
+            by_step.setdefault(what, []).append(why)
+        reasons = [f"{first}; likewise {len(more)} more" if more else first for first, *more in by_step.values()]
         return msgspec.structs.replace(ended, state="failed", steps=_told(taken), reason="; ".join(reasons))
     if not taken:
         return ended
     if ended.reason:
-        return _put_back(root, planner, taken, ended.reason, back=back)
+        return _put_back(look, planner, taken, ended.reason, back=back)
     return msgspec.structs.replace(ended, state="changed", steps=_told(taken))
 
 
-def _put_back(root: str, planner: Planner, taken: list[Step], reason: str, *, back: Planner | None) -> Outcome:
+def _put_back(look: _Look, planner: Planner, taken: list[Step], reason: str, *, back: Planner | None) -> Outcome:
     """Takes the way back, else undoes the steps, the last one first; tells what could not be put back."""
     told = _told(taken)
-    problems = _undone(root, taken) if back is None or not taken else _led_back(root, back)
+    problems = _undone(look, taken) if back is None or not taken else _led_back(look, back)
     state: State = "put back" if told and not problems else "failed"
-    return _outcome(planner(Host(root)), state, steps=told, reason="; ".join((reason, *problems)))
+    return _outcome(planner(look()), state, steps=told, reason="; ".join((reason, *problems)))
 
 
-def _undone(root: str, taken: list[Step], part: str = "") -> list[str]:
+def _undone(look: _Look, taken: list[Step], part: str = "") -> list[str]:
     """Takes back, and out of `taken`, the steps of a part, or all; returns what could not be taken back."""
     problems: list[str] = []
     for step in reversed(taken.copy()):
@@ -187,13 +197,13 @@ def _undone(root: str, taken: list[Step], part: str = "") -> list[str]:
                 problems.append(f"and stays: {step.what}")
                 continue
             try:
-                Host(root).write(*step.undo)
+                look().write(*step.undo)
             except HostError as error:
                 problems.append(f"and could not be put back: {error}")
     return problems
 
 
-def _led_back(root: str, back: Planner) -> list[str]:
+def _led_back(look: _Look, back: Planner) -> list[str]:
     """Writes what `back` plans until it plans no more; returns what is still not as it was.
 
     What is refused is tried again: there is nothing to lose.
@@ -201,7 +211,7 @@ def _led_back(root: str, back: Planner) -> list[str]:
     taken: list[Step] = []
     problems: dict[str, str] = {}
     for _round in range(_ROUNDS):
-        plan = _settled(root, back, taken, _PATIENCE)
+        plan = _settled(look, back, taken, _PATIENCE)
         steps = [step for step in plan.steps if not _written_before(step, taken)]
         if not steps:
             problems = {step.path: f"{step.path}: took {step.text!a}, to no effect" for step in plan.steps}
@@ -211,16 +221,16 @@ def _led_back(root: str, back: Planner) -> list[str]:
         problems = {}
         for step in steps:
             try:
-                Host(root).write(step.path, step.text)
+                look().write(step.path, step.text)
             except HostError as error:
-                problems[step.path] = _explained(root, step, error)
+                problems[step.path] = _explained(look, step, error)
             else:
                 taken.append(step)
     return [f"and could not be put back: {problem}" for problem in problems.values()]
 
 
-def _explained(root: str, step: Step, error: HostError) -> str:
-    explanation = step.explain(Host(root), error) if step.explain else ""
+def _explained(look: _Look, step: Step, error: HostError) -> str:
+    explanation = step.explain(look(), error) if step.explain else ""
     return f"{error}; {explanation}" if explanation else str(error)
 
 

@@ -1,0 +1,68 @@
+"""A `Host` over the emulated kernel in memory: what provisioning reads and writes goes to a kernel that reacts.
+
+`writes` logs what was written; nothing else of a host is there than what planners and the engine use.
+"""
+
+import errno
+import os
+import stat
+
+from accelplane.host import Host, Missing, Refused, Unreadable
+from accelplane.simulate.kernel import Kernel
+
+_MISSING = (errno.ENOENT, errno.ENODEV, errno.ENXIO)
+
+
+class KernelHost(Host):
+    def __init__(self, kernel: Kernel, writes: list[tuple[str, str]]) -> None:
+        super().__init__("/nowhere")
+        self.kernel = kernel
+        self.writes = writes
+
+    def raw_text(self, path: str) -> str:
+        try:
+            return self.kernel.read_bytes(path).decode()
+        except UnicodeDecodeError:
+            raise Unreadable(path, "not text") from None
+        except OSError as error:
+            raise self._why(path, error) from None
+
+    def text(self, path: str) -> str:
+        return self.raw_text(path).strip()
+
+    def write(self, path: str, text: str) -> None:
+        try:
+            self.kernel.write(path, text)
+        except OSError as error:
+            problem = self._why(path, error)
+            if isinstance(problem, Missing):
+                raise problem from None
+            raise Refused(path, f"{problem.problem} (writing {text!a})", problem.errno) from None
+        self.writes.append((path, text))
+
+    def names(self, path: str) -> list[str]:
+        try:
+            return self.kernel.list(path)
+        except OSError as error:
+            raise self._why(path, error) from None
+
+    def link(self, path: str) -> str:
+        try:
+            return self.kernel.readlink(path)
+        except OSError as error:
+            raise self._why(path, error) from None
+
+    def resolve(self, path: str) -> str:
+        try:
+            return self.kernel.resolve(path)
+        except OSError:
+            return path
+
+    def status(self, path: str) -> os.stat_result | None:
+        if not self.kernel.exists(path):
+            return None
+        return os.stat_result((stat.S_IFREG | 0o644, *[0] * 9))
+
+    def _why(self, path: str, error: OSError) -> Missing | Unreadable:
+        kind = Missing if error.errno in _MISSING else Unreadable
+        return kind(path, os.strerror(error.errno or 0), error.errno or 0)
