@@ -1,0 +1,216 @@
+"""The rules that tell from a host's features what it is for, and their judgement.
+
+They are those of deploy/nfd/overlays/node-feature-rules, in the same order and held to them by a test: a node is
+labelled alike whether NFD does it or this table. A label of a later rule takes the place of an earlier one's.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from accelplane.features.found import Features, Function
+
+_DEVICES = "intel.feature.node.kubernetes.io"
+_GPU = "gpu.intel.com"
+
+
+class Term(msgspec.Struct, frozen=True):
+    """An element that has to be there, or (`IsTrue`) to have the value `true`."""
+
+    feature: str
+    name: str
+    op: Literal["Exists", "IsTrue"] = "Exists"
+
+    def holds(self, features: Features) -> bool:
+        value = features.element(self.feature, self.name)
+        return value is not None and (self.op == "Exists" or value == "true")
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """Labels and resources for hosts that have it all.
+
+    `classes` and `devices` (any, when empty) of PCI functions of which there must be one; `terms` that all hold;
+    alternatives (`any_of`) of which one holds as a whole. `each` are labels for each function that matches, as formats
+    of its `cls` and `device`, the number of those `alike` and the `count` of all. A resource's value names an element:
+    `@`, its feature, a dot and its name.
+    """
+
+    name: str
+    labels: Mapping[str, str] = {}
+    each: Mapping[str, str] = {}
+    resources: Mapping[str, str] = {}
+    classes: Sequence[str] = ()
+    devices: Sequence[str] = ()
+    terms: Sequence[Term] = ()
+    any_of: Sequence[Sequence[Term]] = ()
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a host is labelled with, and resources that it has more than the kubelet knows."""
+
+    labels: Mapping[str, str]
+    resources: Mapping[str, str]
+
+
+def judged(features: Features, rules: Sequence[Rule] | None = None) -> Outcome:
+    """What the rules (all of them, if not said) say of the features."""
+    labels: dict[str, str] = {}
+    resources: dict[str, str] = {}
+    for rule in RULES if rules is None else rules:
+        matching = [function for function in features.pci if _matches(rule, function)]
+        if rule.classes and not matching:
+            continue
+        if not all(term.holds(features) for term in rule.terms):
+            continue
+        if rule.any_of and not any(all(term.holds(features) for term in terms) for terms in rule.any_of):
+            continue
+        labels.update(rule.labels)
+        for function in matching:
+            facts = {
+                "cls": function.cls,
+                "device": function.device,
+                "alike": sum(other == function for other in matching),
+                "count": len(matching),
+            }
+            labels.update({key.format(**facts): value.format(**facts) for key, value in rule.each.items()})
+        for name, source in rule.resources.items():
+            domain, feature, element = source.removeprefix("@").split(".", 2)
+            value = features.element(f"{domain}.{feature}", element)
+            if value is not None:
+                resources[name] = value
+    return Outcome(labels, resources)
+
+
+def _matches(rule: Rule, function: Function) -> bool:
+    return function.cls in rule.classes and (not rule.devices or function.device in rule.devices)
+
+
+def _loaded(*names: str) -> tuple[Term, ...]:
+    return tuple(Term("kernel.loadedmodule", name) for name in names)
+
+
+def _enabled(*names: str) -> tuple[Term, ...]:
+    return tuple(Term("kernel.enabledmodule", name) for name in names)
+
+
+def _either(*names: str) -> tuple[tuple[Term, ...], ...]:
+    """One of the modules, loaded or built in."""
+    return tuple(terms for name in names for terms in (_loaded(name.replace("-", "_")), _enabled(name)))
+
+
+def _plugin(name: str) -> dict[str, str]:
+    return {f"{_DEVICES}/{name}": "true"}
+
+
+_FRACTIONS = ("millicores", "memory.max", "tiles")
+_MAX_SERIES = ("0bda", "0bd5", "0bd9", "0bdb", "0bd7", "0bd6", "0bd0")
+_A_SERIES = (
+    "56a6", "56a5", "56a1", "56a0", "5694", "5693", "5692", "5691", "5690", "56b3", "56b2", "56a4",
+    "56a3", "5697", "5696", "5695", "56b1", "56b0", "56a2", "56ba", "56bc", "56bd", "56bb",
+)  # fmt: skip
+_COUNT = {f"{_GPU}/device.count": "{count}"}
+
+RULES: tuple[Rule, ...] = (
+    Rule(name="intel.dlb", labels=_plugin("dlb"), classes=("0b40",), devices=("2710",), any_of=_either("dlb2")),
+    Rule(
+        name="intel.dsa",
+        labels=_plugin("dsa"),
+        classes=("0880",),
+        devices=("0b25", "11fb", "1212"),
+        any_of=_either("idxd"),
+    ),
+    Rule(
+        name="intel.fpga-arria10",
+        labels=_plugin("fpga-arria10"),
+        classes=("1200",),
+        devices=("09c4",),
+        any_of=_either("dfl-pci", "intel-fpga-pci"),
+    ),
+    Rule(name="intel.gpu", labels=_plugin("gpu"), classes=("0300", "0380"), any_of=_either("i915", "xe")),
+    Rule(name="intel.iaa", labels=_plugin("iaa"), classes=("0880",), devices=("0cfe", "1216"), any_of=_either("idxd")),
+    Rule(
+        name="intel.qat",
+        labels=_plugin("qat"),
+        classes=("0b40",),
+        devices=("37c8", "4940", "4942", "4944", "4946", "4948"),
+        any_of=tuple(
+            qat + vfio
+            for qat in (_loaded("intel_qat"), _enabled("intel_qat"))
+            for vfio in (_loaded("vfio_pci"), _enabled("vfio-pci"))
+        ),
+    ),
+    Rule(
+        name="intel.sgx",
+        labels=_plugin("sgx"),
+        resources={"sgx.intel.com/epc": "@cpu.security.sgx.epc"},
+        terms=(
+            Term("cpu.cpuid", "SGX"),
+            Term("cpu.cpuid", "SGXLC"),
+            Term("cpu.security", "sgx.enabled", "IsTrue"),
+            Term("kernel.config", "X86_SGX"),
+        ),
+    ),
+    Rule(
+        name="intel.npu",
+        labels=_plugin("npu"),
+        classes=("1200",),
+        devices=("7e4c", "643e", "ad1d", "7d1d", "b03e", "fd3e", "d71d"),
+        any_of=_either("intel_vpu"),
+    ),
+    Rule(
+        name="intel.gpu.fractionalresources",
+        resources={f"{_GPU}/{name}": f"@local.label.{_GPU}/{name}" for name in _FRACTIONS},
+        terms=tuple(Term("local.label", f"{_GPU}/{name}") for name in _FRACTIONS),
+    ),
+    Rule(
+        name="intel.gpu.generic.deviceid",
+        each={f"{_GPU}/device-id.{{cls}}-{{device}}.present": "true"},
+        classes=("0300", "0380"),
+    ),
+    Rule(
+        name="intel.gpu.generic.count.300",
+        each={f"{_GPU}/device-id.0300-{{device}}.count": "{alike}"},
+        classes=("0300",),
+    ),
+    Rule(
+        name="intel.gpu.generic.count.380",
+        each={f"{_GPU}/device-id.0380-{{device}}.count": "{alike}"},
+        classes=("0380",),
+    ),
+    Rule(
+        name="intel.gpu.max.1100",
+        labels={f"{_GPU}/product": "Max_1100"},
+        each=_COUNT,
+        classes=("0380",),
+        devices=("0bda",),
+    ),
+    Rule(
+        name="intel.gpu.max.1550",
+        labels={f"{_GPU}/product": "Max_1550"},
+        each=_COUNT,
+        classes=("0380",),
+        devices=("0bd5",),
+    ),
+    Rule(
+        name="intel.gpu.max.series",
+        labels={f"{_GPU}/family": "Max_Series"},
+        classes=("0380",),
+        devices=_MAX_SERIES,
+    ),
+    Rule(
+        name="intel.gpu.flex.170",
+        labels={f"{_GPU}/family": "Flex_Series", f"{_GPU}/product": "Flex_170"},
+        each=_COUNT,
+        classes=("0380",),
+        devices=("56c0",),
+    ),
+    Rule(
+        name="intel.gpu.flex.140",
+        labels={f"{_GPU}/family": "Flex_Series", f"{_GPU}/product": "Flex_140"},
+        each=_COUNT,
+        classes=("0380",),
+        devices=("56c1",),
+    ),
+    Rule(name="intel.gpu.a.series", labels={f"{_GPU}/family": "A_Series"}, classes=("0300",), devices=_A_SERIES),
+)
