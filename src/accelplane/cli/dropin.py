@@ -52,3 +52,21 @@ def dlb() -> None:
     from accelplane.plugins.dlb import DlbPlugin
 
     sys.exit(dropin("intel_dlb_device_plugin", DlbPlugin, "dlb"))
+
+
+def qat() -> None:
+    """`intel_qat_device_plugin`."""
+    signals.end_at_once()
+    from accelplane.cli.node import dropin
+    from accelplane.plugins.qat import QatPlugin
+
+    sys.exit(dropin("intel_qat_device_plugin", QatPlugin, "qat"))
+
+
+def sgx() -> None:
+    """`intel_sgx_device_plugin`."""
+    signals.end_at_once()
+    from accelplane.cli.node import dropin
+    from accelplane.plugins.sgx import SgxPlugin
+
+    sys.exit(dropin("intel_sgx_device_plugin", SgxPlugin, "sgx"))
