@@ -292,7 +292,18 @@ def test_it_explains_what_it_found(tmp_path: Path) -> None:
     assert told["device-nodes"] == {ENCLAVE: "usable", PROVISION: "no such device node", VEPC: "no such device node"}
     assert (told["cpu-flags"], told["cpu"]) == (["sgx", "sgx_lc"], None)
     assert (told["epc-bytes"], told["epc-source"], told["epc-bytes-by-numa-node"]) == (8192, "sysfs", {"1": 8192})
+    assert told["problems"] == []
     assert told["likely-cause"].startswith("the driver offers /dev/sgx_provision")
+
+
+def test_what_is_odd_is_part_of_the_explanation(tmp_path: Path) -> None:
+    (tmp_path / ENCLAVE[1:]).mkdir(parents=True)
+    write(tmp_path / "sys/devices/system/node/node0/x86/sgx_total_bytes", "much\n")
+    problems = json.loads(explained(SgxPlugin(), Host(tmp_path)))["problems"]
+    assert problems == [
+        f"{ENCLAVE}: not a character device, published all the same",
+        "/sys/devices/system/node/node0/x86/sgx_total_bytes: 'much', expected a number of bytes",
+    ]
 
 
 def test_the_memory_of_each_numa_node_is_measured(tmp_path: Path) -> None:

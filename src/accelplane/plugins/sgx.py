@@ -136,7 +136,7 @@ class SgxPlugin(Plugin[SgxConfig]):
             "epc-bytes": epc.total,
             "epc-source": epc.source,
             "epc-bytes-by-numa-node": epc.numa,
-            "epc-problems": epc.disagreements,
+            "problems": [*host.notes, *epc.disagreements],
             "likely-cause": likely_cause(epc, {path for path in (ENCLAVE, PROVISION) if faults[path]}),
         }
 
