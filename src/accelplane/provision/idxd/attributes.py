@@ -1,0 +1,173 @@
+"""The attributes of DSA and IAA devices, groups, work queues and engines: what may be asked of each.
+
+Facts: the kernel's Documentation/ABI/stable/sysfs-driver-dma-idxd, and what its idxd driver takes and when.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, TypeAlias
+
+from accelplane.provision.idxd.tolerant import Plain
+
+Kind: TypeAlias = Literal["device", "group", "wq", "engine"]
+KINDS: tuple[Kind, ...] = ("device", "group", "wq", "engine")
+
+
+class Part(NamedTuple):
+    """A device itself, or one of its groups, work queues or engines by its number."""
+
+    kind: Kind
+    number: int = 0
+
+    def name(self, device: int) -> str:
+        """What the kernel calls the part of the device of that number; the device itself has no such name."""
+        return f"{self.kind}{device}.{self.number}"
+
+
+DEVICE = Part("device")
+
+
+class Number(NamedTuple):
+    """A whole number within limits. `rounded`: the kernel makes the next power of two of it."""
+
+    least: int = 0
+    most: int = 2**63 - 1
+    rounded: bool = False
+
+    def text(self, plain: Plain) -> str | None:
+        """As it is written to the attribute, None when it cannot be. Quoted numbers, true and false are numbers too."""
+        if isinstance(plain, str) and re.fullmatch(r"-?[0-9]{1,20}", plain, re.ASCII):
+            plain = int(plain)
+        return str(int(plain)) if isinstance(plain, int) and self.least <= plain <= self.most else None
+
+    def same(self, wanted: str, found: str) -> bool:
+        try:
+            return self._kept(int(wanted)) == int(found, 0)
+        except ValueError:
+            return False
+
+    def _kept(self, value: int) -> int:
+        return 1 << (value - 1).bit_length() if self.rounded and value > 0 else value
+
+    def __str__(self) -> str:
+        return f"a whole number from {self.least}" + (f" to {self.most}" if self.most < 2**63 - 1 else "")
+
+
+class Word(NamedTuple):
+    """A text of a certain form."""
+
+    form: str
+    expected: str
+
+    def text(self, plain: Plain) -> str | None:
+        return plain if isinstance(plain, str) and re.fullmatch(self.form, plain) else None
+
+    def same(self, wanted: str, found: str) -> bool:
+        return wanted == found
+
+    def __str__(self) -> str:
+        return self.expected
+
+
+class Bitmap(NamedTuple):
+    """A map of bits as the kernel prints them: words of 32 bits in hexadecimal, commas between them."""
+
+    def text(self, plain: Plain) -> str | None:
+        form = r"[0-9a-fA-F]{1,8}(,[0-9a-fA-F]{1,8}){0,7}"
+        return plain if isinstance(plain, str) and re.fullmatch(form, plain, re.ASCII) else None
+
+    def same(self, wanted: str, found: str) -> bool:
+        try:
+            return _bits(wanted) == _bits(found)
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return "up to 8 hexadecimal words with commas between them"
+
+
+Rule: TypeAlias = Number | Word | Bitmap
+
+_FLAG = Number(0, 1)
+
+# In the order in which a queue wants them: the size limits the threshold, a dedicated queue has none, a queue whose
+# type changes loses its name, and faults can only be waited for when pages can be asked for.
+RULES: Mapping[Kind, Mapping[str, Rule]] = {
+    "device": {"read_buffer_limit": Number(), "event_log_size": Number()},
+    "group": {
+        "read_buffers_reserved": Number(),
+        "read_buffers_allowed": Number(),
+        "use_read_buffer_limit": _FLAG,
+        "traffic_class_a": Number(0, 7),
+        "traffic_class_b": Number(0, 7),
+        "desc_progress_limit": Number(0, 3),
+        "batch_progress_limit": Number(0, 3),
+    },
+    "wq": {
+        "group_id": Number(),
+        "size": Number(1),
+        "mode": Word("dedicated|shared", "dedicated or shared"),
+        "type": Word("user|kernel", "user or kernel"),
+        "name": Word(r"[!-~]([ -~]{0,126}[!-~])?", "up to 128 printable ASCII characters, no blanks around them"),
+        "driver_name": Word(r"[A-Za-z0-9_-]{1,127}", "the name of a driver"),
+        "priority": Number(1, 15),
+        "prs_disable": _FLAG,
+        "ats_disable": _FLAG,
+        "block_on_fault": _FLAG,
+        "max_batch_size": Number(1, rounded=True),
+        "max_transfer_size": Number(1, rounded=True),
+        "op_config": Bitmap(),
+        "threshold": Number(),
+    },
+    "engine": {"group_id": Number()},
+}
+# Older names, which newer kernels still have as files.
+ALIASES = {
+    "token_limit": "read_buffer_limit",
+    "tokens_reserved": "read_buffers_reserved",
+    "tokens_allowed": "read_buffers_allowed",
+    "use_token_limit": "use_read_buffer_limit",
+}
+READ_BUFFERS = frozenset(ALIASES.values())
+
+# What can be written to a queue that is disabled while its device is enabled.
+_NEEDS_DEVICE_DISABLED = frozenset(("size", "group_id"))
+# What can be written to a device whose configuration is fixed (`configurable` is 0).
+NEVER_FIXED = frozenset(("type", "name", "driver_name"))
+# Which an older kernel, or hardware that cannot do it, does not have.
+OPTIONAL = frozenset(
+    (
+        "event_log_size",
+        "desc_progress_limit",
+        "batch_progress_limit",
+        "driver_name",
+        "max_batch_size",
+        "ats_disable",
+        "prs_disable",
+        "op_config",
+    )
+)
+
+
+def needs_device_disabled(part: Part, attribute: str) -> bool:
+    """Whether the device must be disabled for the attribute to be written; else its queue must be."""
+    return part.kind != "wq" or attribute in _NEEDS_DEVICE_DISABLED
+
+
+def same(part: Part, attribute: str, wanted: str, found: str) -> bool:
+    """Whether the attribute reads as it does once `wanted` was written to it."""
+    return RULES[part.kind][attribute].same(wanted, found)
+
+
+def rounded(part: Part, attribute: str, text: str) -> int:
+    """The number that the kernel makes of the text."""
+    value = int(text)
+    rule = RULES[part.kind][attribute]
+    return 1 << (value - 1).bit_length() if isinstance(rule, Number) and rule.rounded and value > 0 else value
+
+
+def _bits(text: str) -> int:
+    bits = 0
+    for word in text.split(","):
+        bits = bits << 32 | int(word, 16)
+    return bits

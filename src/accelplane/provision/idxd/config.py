@@ -1,0 +1,110 @@
+"""What the container's files and environment variables say about DSA and IAA: read and checked whole, before anything.
+
+A device has the template of the first of these files that is there: `<type>-<node>-<device>.conf`,
+`<type>-<node>.conf`, `<type>.conf` in the configuration directory, and the built-in profile, where `<type>` is `dsa`
+or `iaa` and `<device>` as the kernel calls it (`dsa3`, `iax1`).
+
+The built-in profiles have one dedicated queue for user space in each of four groups. Those of DSA are called
+`dpdk_<device number><queue>`, since DPDK takes only queues that begin so.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from accelplane.host.drivers import VFIO_PCI
+from accelplane.provision.config import ConfigError, ConfigFile, find, read, shown
+from accelplane.provision.idxd.template import MAX_DEVICES, Setup, Template, read_template
+
+IDXD = "idxd"
+_PCI_IDS = "0b25 11fb 1212"
+_PROFILES = os.path.join(os.path.dirname(os.path.dirname(__file__)), "profiles")
+
+
+class IdxdConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How the devices of one type are to be.
+
+    `driver` is to have the PCI functions of `pci_ids` (`0x0b25`), none for IAA. `templates` are those of single devices
+    by name; `notes` tell what the files say in vain.
+    """
+
+    device_type: str
+    driver: str
+    pci_ids: Sequence[str]
+    template: Template
+    templates: Mapping[str, Template] = {}
+
+    @property
+    def family(self) -> str:
+        """What the kernel calls the devices, before their numbers."""
+        return "dsa" if self.device_type == "dsa" else "iax"
+
+    @property
+    def notes(self) -> list[str]:
+        """What the files say in vain."""
+        return [note for template in (self.template, *self.templates.values()) for note in template.notes]
+
+    def setup(self, number: int) -> tuple[str, Setup | None]:
+        """The file that counts for the device of that number, and what it says of it."""
+        template = self.templates.get(f"{self.family}{number}", self.template)
+        return template.file, template.setup(number)
+
+
+def read_config(
+    config_dir: str, device_type: str = "", node_name: str = "", driver: str = "", pci_ids: str = ""
+) -> IdxdConfig:
+    """What the directory's files say for the node; the rest is from DEVICE_TYPE, NODE_NAME, DSA_DRIVER, DSA_PCI_IDS.
+
+    An empty text is as good as none. Raises `ConfigError`.
+    """
+    device_type = device_type.strip() or "dsa"
+    if device_type not in ("dsa", "iaa"):
+        raise ConfigError("DEVICE_TYPE", 0, shown(device_type), "dsa or iaa")
+    driver = driver.strip() or IDXD
+    if driver not in (IDXD, VFIO_PCI):
+        raise ConfigError("DSA_DRIVER", 0, shown(driver), f"{IDXD} or {VFIO_PCI}")
+    ids = (pci_ids.strip() or _PCI_IDS).lower().split()
+    for one in ids:
+        if not re.fullmatch(r"(0x)?[0-9a-f]{4}", one):
+            raise ConfigError("DSA_PCI_IDS", 0, shown(one), "PCI device ids such as 0b25, blanks between them")
+    file = find(config_dir, device_type, node_name) or _built_in(device_type)
+    return IdxdConfig(
+        device_type=device_type,
+        driver=driver,
+        pci_ids=[f"0x{one.removeprefix('0x')}" for one in ids] if device_type == "dsa" else (),
+        template=read_template(file, device_type),
+        templates=_of_single_devices(config_dir, device_type, node_name) if node_name else {},
+    )
+
+
+def _built_in(device_type: str) -> ConfigFile:
+    path = os.path.join(_PROFILES, f"{device_type}.conf")
+    text = read(path)
+    if text is None:
+        raise ConfigError(path, 0, "nothing", "the built-in profile, which belongs to this package")
+    return ConfigFile(path, text)
+
+
+def _of_single_devices(config_dir: str, device_type: str, node_name: str) -> dict[str, Template]:
+    """The templates of devices that have their own on this node, by the devices' names."""
+    family = "dsa" if device_type == "dsa" else "iax"
+    form = re.compile(rf"{device_type}-{re.escape(node_name)}-({family}(?:0|[1-9][0-9]{{0,3}}))\.conf", re.ASCII)
+    try:
+        found = [match for name in sorted(os.listdir(config_dir)) if (match := form.fullmatch(name))]
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise ConfigError(
+            config_dir, 0, f"a directory that cannot be read ({error.strerror})", "one that can"
+        ) from None
+    if len(found) > MAX_DEVICES:
+        raise ConfigError(config_dir, 0, f"files for {len(found)} single devices", f"at most {MAX_DEVICES}")
+    templates: dict[str, Template] = {}
+    for match in found:
+        path = os.path.join(config_dir, match[0])
+        text = read(path)
+        if text is not None:
+            templates[match[1]] = read_template(ConfigFile(path, text), device_type)
+    return templates

@@ -1,0 +1,175 @@
+"""What a DSA or IAA device is now, as its files in sysfs say it.
+
+Facts: the kernel's Documentation/ABI/stable/sysfs-driver-dma-idxd. Very old kernels have IAAs on a bus of their own,
+one driver per bus, and tokens where others have read buffers.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from accelplane.host import Host, HostError, Missing
+from accelplane.provision.idxd.attributes import ALIASES, DEVICE, KINDS, RULES, Kind, Part
+
+_BUSES = ("dsa", "iax")
+_LIMITS = (
+    "max_groups",
+    "max_work_queues",
+    "max_engines",
+    "max_work_queues_size",
+    "max_batch_size",
+    "max_transfer_size",
+    "max_read_buffers",
+    "version",
+)
+_OLD_NAMES = {new: old for old, new in ALIASES.items()} | {"max_read_buffers": "max_tokens"}
+_DEVICE = re.compile(r"(dsa|iax)(0|[1-9][0-9]{0,9})", re.ASCII)
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a device is: `/sys/bus/<bus>/devices/<family><number>`."""
+
+    bus: str
+    family: str
+    number: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}{self.number}"
+
+    @property
+    def path(self) -> str:
+        return f"/sys/bus/{self.bus}/devices/{self.name}"
+
+    def part(self, part: Part) -> str:
+        """The directory of the part."""
+        return self.path if part == DEVICE else f"{self.path}/{part.name(self.number)}"
+
+    def told(self, part: Part) -> str:
+        """What the kernel calls the part."""
+        return self.name if part == DEVICE else part.name(self.number)
+
+
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
+    """A device as it is.
+
+    `files` has the attributes that are there, and `faults` why some of those cannot be read. `states` are of the
+    device and its queues, `drivers` those that are bound to them, as far as they are told. `clients` is None for a
+    queue that doesn't say how many use it.
+    """
+
+    place: Place
+    files: Mapping[Part, Mapping[str, str]]
+    attributes: Mapping[Part, Mapping[str, str]]
+    faults: Mapping[Part, Mapping[str, str]]
+    states: Mapping[Part, str]
+    drivers: Mapping[Part, str]
+    clients: Mapping[Part, int | None]
+    limits: Mapping[str, int]
+    configurable: bool
+
+    @property
+    def enabled(self) -> bool:
+        return self.states[DEVICE] == "enabled"
+
+    def parts(self, kind: Kind) -> list[Part]:
+        """The device's parts of the kind, by their numbers."""
+        return [part for part in self.files if part.kind == kind]
+
+    def enabled_queues(self) -> list[Part]:
+        return [part for part in self.parts("wq") if self.states[part] == "enabled"]
+
+
+def places(host: Host, family: str) -> list[Place]:
+    """Where the devices of the family, `dsa` or `iax`, are, by their numbers. Raises `Unreadable`."""
+    for bus in _BUSES:
+        names = [device.name for device in host.class_devices(bus, bus=True)]
+        found = [match for name in names if (match := _DEVICE.fullmatch(name)) and match[1] == family]
+        if found:
+            return [Place(bus, family, number) for number in sorted(int(match[2]) for match in found)]
+    return []
+
+
+def observe(host: Host, place: Place) -> Observed:
+    """Reads all of the device. Raises `HostError` where its state, or that of a queue, cannot be read."""
+    files: dict[Part, dict[str, str]] = {}
+    attributes: dict[Part, dict[str, str]] = {}
+    faults: dict[Part, dict[str, str]] = {}
+    for part in (DEVICE, *_parts(host, place)):
+        files[part], attributes[part], faults[part] = {}, {}, {}
+        for name in RULES[part.kind]:
+            _read(host, place, part, name, (files[part], attributes[part], faults[part]))
+    stateful = [part for part in files if part.kind in ("device", "wq")]
+    return Observed(
+        place=place,
+        files=files,
+        attributes=attributes,
+        faults=faults,
+        states={part: host.text(f"{place.part(part)}/state") for part in stateful},
+        drivers={part: driver for part in stateful if (driver := _driver(host, place.part(part)))},
+        clients={part: _clients(host, place.part(part)) for part in stateful if part.kind == "wq"},
+        limits={name: value for name in _LIMITS if (value := _limit(host, place, name)) is not None},
+        configurable=_limit(host, place, "configurable") != 0,
+    )
+
+
+def driver_path(host: Host, bus: str, driver: str) -> str:
+    """The directory of the bus's driver; of the one that does it all, where the kernel has no others."""
+    path = f"/sys/bus/{bus}/drivers/{driver}"
+    alone = f"/sys/bus/{bus}/drivers/{bus}"
+    return alone if not host.exists(path) and host.exists(alone) else path
+
+
+def _parts(host: Host, place: Place) -> Iterator[Part]:
+    form = re.compile(rf"(group|wq|engine){place.number}\.(0|[1-9][0-9]{{0,4}})", re.ASCII)
+    found = [match for name in host.names(place.path) if (match := form.fullmatch(name))]
+    for kind in KINDS:
+        yield from (Part(kind, index) for index in sorted(int(match[2]) for match in found if match[1] == kind))
+
+
+def _read(
+    host: Host, place: Place, part: Part, name: str, into: tuple[dict[str, str], dict[str, str], dict[str, str]]
+) -> None:
+    files, attributes, faults = into
+    for file in filter(None, (name, _OLD_NAMES.get(name))):
+        path = f"{place.part(part)}/{file}"
+        try:
+            attributes[name] = host.text(path)
+        except Missing:
+            continue
+        except HostError as error:
+            faults[name] = str(error)
+        files[name] = path
+        return
+
+
+def _driver(host: Host, path: str) -> str:
+    try:
+        return host.driver(path)
+    except HostError:
+        return ""
+
+
+def _clients(host: Host, path: str) -> int | None:
+    try:
+        return int(host.text(f"{path}/clients"))
+    except Missing:
+        return 0
+    except (HostError, ValueError):
+        return None
+
+
+def _limit(host: Host, place: Place, name: str) -> int | None:
+    """What the device says that it can, None where it says nothing."""
+    for file in filter(None, (name, _OLD_NAMES.get(name))):
+        path = f"{place.path}/{file}"
+        try:
+            text = host.text(path)
+        except Missing:
+            continue
+        try:
+            return int(text, 0)
+        except ValueError:
+            raise HostError(path, f"reads {text[:80]!a}, expected a number") from None
+    return None

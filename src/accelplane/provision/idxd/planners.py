@@ -1,0 +1,129 @@
+"""The planners of a node's DSA or IAA devices, in the order in which they are to be asked.
+
+First the PCI functions that another driver is to have: a device is on the bus `dsa` only while the driver idxd has its
+function. Then the devices that are there.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import msgspec
+
+from accelplane.host import Host, HostError
+from accelplane.host.drivers import VFIO_PCI, driver_of, vfio_group_is_open
+from accelplane.provision.binding import binding, is_loaded
+from accelplane.provision.idxd.check import problems
+from accelplane.provision.idxd.config import IDXD, IdxdConfig
+from accelplane.provision.idxd.device import Observed, Place, observe, places
+from accelplane.provision.idxd.plan import as_it_is, described, towards
+from accelplane.provision.idxd.template import Setup
+from accelplane.provision.steps import Plan, Planner, Step
+
+_INTEL = "0x8086"
+_FUNCTIONS = "/sys/bus/pci/devices"
+
+
+def planners(host: Host, config: IdxdConfig, *, force: bool = False) -> Iterator[Planner]:
+    """One planner for each function that is to have another driver, and for each device.
+
+    To be asked one after the other, each before the next one is taken: devices are looked for once the functions have
+    their drivers. With `force`, queues that somebody uses are disabled too. Raises `Unreadable`.
+    """
+    functions = [one.address for one in host.pci_devices(_INTEL) if one.device in config.pci_ids]
+    for address in functions:
+        if config.driver != IDXD or driver_of(host, address) != IDXD:
+            yield partial(_function_plan, address, config.driver, force)
+    elsewhere = functions if config.driver != IDXD else ()
+    now = Host(host.root)
+    for place in places(now, config.family):
+        if _function(now, place) not in elsewhere:
+            yield partial(_device_plan, place, config, force)
+
+
+def _device_plan(place: Place, config: IdxdConfig, force: bool, host: Host) -> Plan:
+    try:
+        found = observe(host, place)
+    except HostError as error:
+        return Plan(device=place.name, failure=str(error))
+    file, setup = config.setup(place.number)
+    now = described(setup, found)
+    if setup is None:
+        return Plan(device=place.name, now=now, refusal=f"{file} says nothing of it")
+    if wrong := list(problems(setup, found)):
+        return Plan(device=place.name, now=now, failure=f"cannot be as in {file}: {'; '.join(wrong)}")
+    plan = towards(host, setup, found, force=force)
+    return msgspec.structs.replace(plan, now=now, back=partial(_device_back, place, as_it_is(found)))
+
+
+def _device_back(place: Place, before: Setup, host: Host) -> Plan:
+    try:
+        return towards(host, before, observe(host, place), force=True)
+    except HostError as error:
+        return Plan(device=place.name, failure=str(error))
+
+
+def _function_plan(address: str, driver: str, force: bool, host: Host) -> Plan:
+    before = driver_of(host, address)
+    plan = Plan(device=address, now={"driver": before or "none"})
+    if before == driver:
+        return plan
+    if not is_loaded(host, driver):
+        missing = f"the driver {driver} is not loaded (modprobe {driver})"
+        if driver == IDXD:
+            return msgspec.structs.replace(plan, refusal=missing)
+        return msgspec.structs.replace(plan, failure=missing)
+    if before == VFIO_PCI and vfio_group_is_open(host, address):
+        return msgspec.structs.replace(plan, refusal=f"in use: its VFIO group is open, it stays with {before}")
+    try:
+        found = [observe(host, place) for place in places(host, "dsa") if _function(host, place) == address]
+    except HostError as error:
+        return msgspec.structs.replace(plan, failure=str(error))
+    used = [name for device in found for name in _used(device)]
+    if used and not force:
+        return msgspec.structs.replace(plan, refusal=f"in use: {', '.join(used)}, it stays with {before}")
+    steps = list(binding(host, address, driver, f"driver {before or 'none'} -> {driver}"))
+    setups = [(device.place, as_it_is(device)) for device in found]
+    back = partial(_function_back, address, before, _override(host, address), setups)
+    return msgspec.structs.replace(plan, steps=steps, back=back)
+
+
+def _used(device: Observed) -> Iterator[str]:
+    for queue, clients in device.clients.items():
+        if clients is None or clients > 0:
+            yield f"{device.place.told(queue)} has {'unknown' if clients is None else clients} clients"
+
+
+def _function_back(address: str, driver: str, override: str, setups: Sequence[tuple[Place, Setup]], host: Host) -> Plan:
+    """Gives the function back to the driver that it had, and then sets up the device that it was with that."""
+    now = driver_of(host, address)
+    steps: list[Step] = []
+    if now not in ("", driver):
+        steps.append(_step(f"/sys/bus/pci/drivers/{now}/unbind", address))
+    if _override(host, address) != override:
+        steps.append(_step(f"{_FUNCTIONS}/{address}/driver_override", override or "\n"))
+    if driver not in ("", now):
+        steps.append(_step(f"/sys/bus/pci/drivers/{driver}/bind", address))
+    if steps:
+        return Plan(device=address, steps=steps)
+    for place, setup in setups:
+        plan = _device_back(place, setup, host)
+        if plan.steps or plan.failure or plan.refusal:
+            return plan
+    return Plan(device=address)
+
+
+def _step(path: str, text: str) -> Step:
+    return Step(what=f"{path} {text.strip()}", path=path, text=text)
+
+
+def _override(host: Host, address: str) -> str:
+    try:
+        text = host.text(f"{_FUNCTIONS}/{address}/driver_override")
+    except HostError:
+        return ""
+    return "" if text == "(null)" else text
+
+
+def _function(host: Host, place: Place) -> str:
+    """The address of the PCI function that the device is."""
+    return host.resolve(place.path).split("/")[-2]
