@@ -99,7 +99,7 @@ class Core:
 
 
 class Device:
-    """A device on a bus. `busy` devices make whoever unbinds or removes them wait."""
+    """A device on a bus, with a directory of its own; `bound_to` names its driver."""
 
     def __init__(self, core: Core, name: str, path: str) -> None:
         self.core = core
@@ -138,8 +138,12 @@ class Driver(Generic[D]):
         """Takes the device. Raises `OSError` when it does not, and then leaves nothing behind."""
         raise NotImplementedError
 
+    def busy(self, device: D) -> bool:
+        """Whether somebody uses the device, so that a real driver would not let go of it before they are done."""
+        return False
+
     def release(self, device: D) -> None:
-        """Gives the device back. Raises `OSError` EBUSY where a real one would wait for whoever uses it."""
+        """Gives the device back."""
         raise NotImplementedError
 
 
@@ -185,8 +189,12 @@ class Bus(Generic[D]):
         self.attach_all(driver)
 
     def unregister(self, driver: Driver[D]) -> None:
-        """Takes a driver away, and from every device before. Raises `OSError` EBUSY."""
-        for device in [device for device in self.devices.values() if device.bound_to == driver.name]:
+        """Takes a driver away, and from every device before. Raises `OSError` EBUSY, and then nothing changed."""
+        bound = [device for device in self.devices.values() if device.bound_to == driver.name]
+        for device in bound:
+            if driver.busy(device):
+                raise oserror(errno.EBUSY, device.path)
+        for device in bound:
             self.detach(device)
         del self.drivers[driver.name]
         path = f"{self.path}/drivers/{driver.name}"
@@ -253,6 +261,8 @@ class Bus(Generic[D]):
         driver = self.drivers.get(device.bound_to)
         if driver is None:
             return
+        if driver.busy(device):
+            raise oserror(errno.EBUSY, device.path)
         driver.release(device)
         self._unlink(device)
         self._tell("unbind", device)

@@ -64,9 +64,10 @@ class DlbDriver(PciDriver):
                 f"{device.path}/avail_resources", {name: Attribute(read=self._left(device, name)) for name in TOTAL}
             )
 
+    def busy(self, device: PciFunction) -> bool:
+        return super().busy(device) or self.core.holds.users(self.node(device) or "") > 0
+
     def release(self, device: PciFunction) -> None:
-        if self.core.holds.users(device.name) or self.core.holds.users(f"dlb{self._numbers[device.name]}"):
-            raise oserror(errno.EBUSY, device.path)
         if device.physfn is None:
             self.configure_vfs(device, 0)
             del self._given[device.name]
@@ -77,10 +78,7 @@ class DlbDriver(PciDriver):
 
     def configure_vfs(self, function: PciFunction, count: int) -> None:
         if count == 0:
-            users = [
-                self.core.holds.users(vf.name) + self.core.holds.users(self.node(vf) or "") for vf in function.virtual
-            ]
-            if any(users):
+            if any(map(self.bus.busy, function.virtual)):
                 raise oserror(errno.EINVAL, function.path)
             for place in range(len(function.virtual)):
                 self.core.tree.remove(f"{function.path}/vf{place}_resources")

@@ -4,19 +4,18 @@ faults.fail("/sys/bus/pci/devices/0000:61:00.0/qat/state", errno.EIO, on="write"
 holds.hold("wq0.0")                      # its `clients` counts one more
 """
 
-import fnmatch
-from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
-from accelplane.simulate.kernel.model import oserror
+from accelplane.simulate.kernel.model import Tree, oserror
 
 
 class Fault(msgspec.Struct, frozen=True):
     """What happens to those who read or write the attributes that `path` means; `times` None is always.
 
     `path` may lead through links and have wildcards. A read fails with `errno`, or gives `content` when there is some.
+    With `text` only those fail who write that.
     """
 
     path: str
@@ -24,13 +23,14 @@ class Fault(msgspec.Struct, frozen=True):
     errno: int = 0
     content: bytes | None = None
     times: int | None = None
+    text: str | None = None
 
 
 class Faults:
     """The faults in force, the latest first."""
 
-    def __init__(self, resolve: Callable[[str], str]) -> None:
-        self._resolve = resolve
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
         self._faults: list[Fault] = []
 
     def add(self, fault: Fault) -> None:
@@ -41,10 +41,10 @@ class Faults:
         """Ends those of that path as it was given, or all."""
         self._faults = [fault for fault in self._faults if path not in (None, fault.path)]
 
-    def meet(self, canonical: str, on: Literal["read", "write"]) -> bytes | None:
+    def meet(self, canonical: str, on: Literal["read", "write"], text: str = "") -> bytes | None:
         """What to give in place of the attribute's own content, if anything. Raises `OSError` when it shall fail."""
         for place, fault in enumerate(self._faults):
-            if fault.on != on or not self._means(fault.path, canonical):
+            if fault.on != on or fault.text not in (None, text.strip()) or canonical not in self._tree.glob(fault.path):
                 continue
             if fault.times is not None:
                 self._faults[place : place + 1] = (
@@ -54,13 +54,6 @@ class Faults:
                 raise oserror(fault.errno, canonical)
             return fault.content
         return None
-
-    def _means(self, path: str, canonical: str) -> bool:
-        try:
-            resolved = self._resolve(path)
-        except OSError:
-            resolved = path
-        return fnmatch.fnmatchcase(canonical, resolved)
 
 
 class Holds:

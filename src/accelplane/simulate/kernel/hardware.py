@@ -82,6 +82,10 @@ class Hardware:
                 self.core.holds.drop(name)
         self.pci.unplug(function)
 
+    def known(self, name: str) -> bool:
+        """Whether there is something of that name that one can use: a function, a queue, or a node below `/dev`."""
+        return name in self.pci.devices or name in self.idxd.parts.devices or self.core.tree.has(f"/dev/{name}")
+
     def load(self, module: Loadable) -> None:
         """A module is loaded; that it is already is fine."""
         if module == "sgx":

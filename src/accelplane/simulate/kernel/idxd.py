@@ -286,6 +286,9 @@ class IdxdDriver(PciDriver):
             self._set_up.add(device.name)
             self._configure(idxd)
 
+    def busy(self, device: PciFunction) -> bool:
+        return False
+
     def release(self, device: PciFunction) -> None:
         idxd = self.devices.pop(device.name)
         for part in (*idxd.queues, *idxd.engines, *idxd.groups):

@@ -25,11 +25,11 @@ class Kernel:
     """
 
     def __init__(self, spec: NodeSpec | None = None, *, listen: Callable[[Uevent], None] | None = None) -> None:
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._core = Core()
         if listen:
             self._core.listeners.append(listen)
-        self._faults = Faults(self.tree.resolve)
+        self._faults = Faults(self.tree)
         self._hardware = Hardware(self._core, spec or NodeSpec())
 
     @property
@@ -45,14 +45,14 @@ class Kernel:
 
     def read_bytes(self, path: str) -> bytes:
         """The content of the attribute. Raises `OSError`."""
-        with self._lock:
+        with self.lock:
             canonical = self.tree.resolve(path)
             attribute = self.tree.attribute(canonical)
             return self.read_attribute(canonical, attribute)
 
     def read_attribute(self, canonical: str, attribute: Attribute) -> bytes:
         """As `read_bytes`, for an attribute that was found already."""
-        with self._lock:
+        with self.lock:
             if not attribute.mode & 0o444:
                 raise oserror(errno.EACCES, canonical)
             content = self._faults.meet(canonical, "read")
@@ -60,35 +60,31 @@ class Kernel:
 
     def write(self, path: str, text: str) -> None:
         """Writes to the attribute. Raises `OSError`."""
-        with self._lock:
+        with self.lock:
             canonical = self.tree.resolve(path)
             self.write_attribute(canonical, self.tree.attribute(canonical), text)
 
     def write_attribute(self, canonical: str, attribute: Attribute, text: str) -> None:
         """As `write`, for an attribute that was found already."""
-        with self._lock:
+        with self.lock:
             if attribute.write is None:
                 raise oserror(errno.EACCES, canonical)
-            self._faults.meet(canonical, "write")
+            self._faults.meet(canonical, "write", text)
             attribute.write(text)
 
     def exists(self, path: str) -> bool:
         """Whether the path leads to something, links followed."""
-        with self._lock:
-            try:
-                self.tree.entry(self.tree.resolve(path))
-            except OSError:
-                return False
-            return True
+        with self.lock:
+            return self.tree.has(path)
 
     def list(self, path: str) -> list[str]:
         """The names in the directory, sorted. Raises `OSError`."""
-        with self._lock:
+        with self.lock:
             return self.tree.names(path)
 
     def readlink(self, path: str) -> str:
         """The text of the link. Raises `OSError`."""
-        with self._lock:
+        with self.lock:
             entry = self.tree.entry(path)
             if not isinstance(entry, Link):
                 raise oserror(errno.EINVAL, path)
@@ -97,42 +93,55 @@ class Kernel:
 
     def resolve(self, path: str) -> str:
         """The path without links. Raises `OSError`."""
-        with self._lock:
+        with self.lock:
             return self.tree.resolve(path)
 
     # What nobody can write into a file: users, faults, hardware that comes and goes.
 
-    def fail(self, path: str, number: int, *, on: Literal["read", "write"] = "write", times: int | None = None) -> None:
+    def fail(
+        self,
+        path: str,
+        number: int,
+        *,
+        on: Literal["read", "write"] = "write",
+        times: int | None = None,
+        text: str | None = None,
+    ) -> None:
         """Reading or writing what the path means fails with that errno, so many times or until `mend`.
 
-        The path may lead through links and have wildcards.
+        The path may lead through links and have wildcards. With `text` only writing that fails, white space aside.
         """
-        with self._lock:
-            self._faults.add(Fault(path, on, errno=number, times=times))
+        with self.lock:
+            self._faults.add(Fault(path, on, errno=number, times=times, text=text))
 
     def say(self, path: str, content: bytes, *, times: int | None = None) -> None:
         """Whoever reads gets this content, whatever it is."""
-        with self._lock:
+        with self.lock:
             self._faults.add(Fault(path, "read", content=content, times=times))
 
     def mend(self, path: str | None = None) -> None:
         """Ends the faults of that path, or all."""
-        with self._lock:
+        with self.lock:
             self._faults.clear(path)
 
     def hold(self, name: str) -> None:
-        """Somebody uses the device, queue or VFIO group: `0000:61:00.0`, `wq0.1`, `vfio/12`, `dlb3`."""
-        with self._lock:
+        """Somebody uses the device, queue or VFIO group: `0000:61:00.0`, `wq0.1`, `vfio/12`, `dlb3`.
+
+        Raises `TreeError` when there is none of that name.
+        """
+        with self.lock:
+            if not self._hardware.known(name):
+                raise TreeError(f"{name[:80]!a}: no device, queue or node of that name")
             self._core.holds.hold(name)
 
     def release(self, name: str) -> None:
         """They are done."""
-        with self._lock:
+        with self.lock:
             self._core.holds.release(name)
 
     def let_udev_wait(self, *, wait: bool) -> None:
         """While udev waits, links in `/dev/char` are not made; afterwards they are."""
-        with self._lock:
+        with self.lock:
             self._core.udev_waits = wait
             if not wait:
                 self._core.settle()
@@ -149,20 +158,20 @@ class Kernel:
 
         Raises `TreeError`.
         """
-        with self._lock:
+        with self.lock:
             return self._hardware.plug(spec)
 
     def unplug(self, bdf: str) -> None:
         """A function is pulled out, whoever uses it. Raises `TreeError` when there is none."""
-        with self._lock:
+        with self.lock:
             self._hardware.unplug(bdf)
 
     def load(self, module: Loadable) -> None:
         """A module is loaded; that it is already is fine."""
-        with self._lock:
+        with self.lock:
             self._hardware.load(module)
 
     def unload(self, module: Loadable) -> None:
         """A module is unloaded. Raises `OSError` EBUSY when somebody uses what it has."""
-        with self._lock:
+        with self.lock:
             self._hardware.unload(module)

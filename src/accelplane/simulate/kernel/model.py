@@ -9,6 +9,7 @@ import itertools
 import os
 import posixpath
 from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 
 from accelplane.simulate.journal import Numbers
 
@@ -86,10 +87,14 @@ Entry = Attribute | Link | DeviceNode | Directory
 
 
 class Tree:
-    """All of it, from `/`. What leads nowhere raises `FileNotFoundError`, as the kernel's calls do."""
+    """All of it, from `/`. What leads nowhere raises `FileNotFoundError`, as the kernel's calls do.
+
+    `watchers` are told of everything that is put somewhere, and with None of what is removed from there.
+    """
 
     def __init__(self) -> None:
         self.root = Directory()
+        self.watchers: list[Callable[[str, Entry | None], None]] = []
 
     def directory(self, path: str, attributes: Mapping[str, Attribute | str | int] | None = None) -> None:
         """Makes the directory with those above it, or adds to the one that is there."""
@@ -109,6 +114,8 @@ class Tree:
         if name in directory.entries:
             raise oserror(errno.EEXIST, path)
         directory.entries[name] = entry
+        for watcher in self.watchers:
+            watcher(path, entry)
 
     def remove(self, path: str) -> None:
         """Takes away an entry with everything in it; what is gone already is fine."""
@@ -117,8 +124,9 @@ class Tree:
             directory = self.entry(parent)
         except FileNotFoundError:
             return
-        if isinstance(directory, Directory):
-            directory.entries.pop(name, None)
+        if isinstance(directory, Directory) and directory.entries.pop(name, None):
+            for watcher in self.watchers:
+                watcher(path, None)
 
     def prune(self, path: str) -> None:
         """Takes away a directory that nothing is left in, and those above it, up to `/dev` or `/sys`."""
@@ -168,6 +176,25 @@ class Tree:
             return entry
         raise oserror(errno.EISDIR if isinstance(entry, Directory) else errno.EINVAL, path)
 
+    def has(self, path: str) -> bool:
+        """Whether the path leads to something, links followed."""
+        try:
+            self.entry(self.resolve(path))
+        except OSError:
+            return False
+        return True
+
+    def glob(self, pattern: str) -> list[str]:
+        """The paths, without links, of what the pattern means; `*`, `?` and `[…]` stand for parts of names."""
+        found = [""]
+        for part in filter(None, pattern.split("/")):
+            if any(character in part for character in "*?["):
+                found = [f"{base}/{name}" for base in found for name in self._names(base) if fnmatchcase(name, part)]
+            else:
+                found = [f"{base}/{part}" for base in found]
+            found = [self.resolve(path) for path in found if self.has(path)]
+        return found
+
     def names(self, path: str) -> list[str]:
         """The names in the directory that the path leads to, sorted. Raises `OSError`."""
         entry = self.entry(self.resolve(path))
@@ -201,6 +228,10 @@ class Tree:
                 return None
             entry = entry.entries.get(part)
         return entry
+
+    def _names(self, path: str) -> list[str]:
+        entry = self._at(path)
+        return list(entry.entries) if isinstance(entry, Directory) else []
 
     def _child(self, canonical: str, name: str) -> Entry | None:
         parent = self._at(canonical)

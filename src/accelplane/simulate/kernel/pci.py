@@ -82,6 +82,9 @@ class PciDriver(Driver[PciFunction]):
         known = vendor == _INTEL and device_id in (int(known, 16) for known in self.ids)
         return known or (vendor, device_id) in self._told
 
+    def busy(self, device: PciFunction) -> bool:
+        return self.core.holds.users(device.name) > 0 or any(map(self.bus.busy, device.virtual))
+
     def configure_vfs(self, function: PciFunction, count: int) -> None:
         """Enables `count` virtual functions, or disables them. Raises `OSError`, ENOENT for drivers that cannot."""
         raise oserror(errno.ENOENT, function.path)
@@ -164,6 +167,11 @@ class PciBus(Bus[PciFunction]):
             raise oserror(errno.ENODEV, device.path)
         super().probe(driver, device)
 
+    def busy(self, function: PciFunction) -> bool:
+        """Whether somebody uses the function."""
+        driver = self.drivers.get(function.bound_to)
+        return driver is not None and driver.busy(function)
+
     def enable_vfs(self, function: PciFunction, count: int) -> None:
         """What pci_enable_sriov() does: the functions after this one on its bus appear, each to its own driver."""
         if function.vf_model is None:
@@ -184,9 +192,8 @@ class PciBus(Bus[PciFunction]):
 
     def disable_vfs(self, function: PciFunction) -> None:
         """What pci_disable_sriov() does. Raises `OSError` EBUSY when one of them is in use, and then none goes."""
-        for virtual in function.virtual:
-            if self.core.holds.users(virtual.name):
-                raise oserror(errno.EBUSY, virtual.path)
+        if any(map(self.busy, function.virtual)):
+            raise oserror(errno.EBUSY, function.path)
         while function.virtual:
             self.unplug(function.virtual[-1])
             function.virtual.pop()

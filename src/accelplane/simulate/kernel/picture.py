@@ -23,7 +23,7 @@ def write_tree(
     prefix = "" if top == "/" else top
     journal = Journal(prefix, device_nodes, Numbers(*numbers) if numbers else None)
     os.makedirs(top, exist_ok=True)
-    for path, entry in kernel.tree.walk():
+    for path, entry in (*kernel.tree.walk("/sys"), *kernel.tree.walk("/dev")):
         if isinstance(entry, Directory):
             os.makedirs(prefix + path, exist_ok=True)
         elif isinstance(entry, Attribute):

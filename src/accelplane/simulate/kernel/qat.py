@@ -152,7 +152,7 @@ class QatDriver(PciDriver):
 
     def probe(self, device: PciFunction) -> None:
         spec = self._specs.get(device.name, QatSpec())
-        qat = QatDevice(self, device, spec, sorted(self._specs).index(device.name) if device.name in self._specs else 0)
+        qat = QatDevice(self, device, spec, list(self._specs).index(device.name) if device.name in self._specs else 0)
         self.devices[device.name] = qat
         qat.show()
         if spec.state == "up":
@@ -160,7 +160,6 @@ class QatDriver(PciDriver):
 
     def release(self, device: PciFunction) -> None:
         qat = self.devices[device.name]
-        qat.check_unused()
         qat.stop()
         qat.hide()
         del self.devices[device.name]
@@ -198,8 +197,6 @@ class QatVfDriver(PciDriver):
         self.core.tree.directory(self._debugfs(device), {"dev_cfg": Attribute("[GENERAL]", mode=0o400)})
 
     def release(self, device: PciFunction) -> None:
-        if self.core.holds.users(device.name):
-            raise oserror(errno.EBUSY, device.path)
         self.core.tree.remove(self._debugfs(device))
 
     def _debugfs(self, device: PciFunction) -> str:

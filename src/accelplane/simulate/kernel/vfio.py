@@ -82,9 +82,10 @@ class VfioPci(PciDriver):
             parent=device.path,
         )
 
+    def busy(self, device: PciFunction) -> bool:
+        return super().busy(device) or self.core.holds.users(f"vfio/{self._group_name(device)}") > 0
+
     def release(self, device: PciFunction) -> None:
-        if self.core.holds.users(device.name) or self.core.holds.users(f"vfio/{self._group_name(device)}"):
-            raise oserror(errno.EBUSY, device.path)
         number = self._numbers.pop(device.name)
         self.core.remove_class_device(f"{device.path}/vfio-dev/vfio{number}", "vfio-dev")
         self.core.tree.remove(f"{device.path}/vfio-dev")
@@ -129,7 +130,5 @@ class IgbUio(PciDriver):
         self.core.tree.directory(path, {"name": "igb_uio", "version": "0.1"})
 
     def release(self, device: PciFunction) -> None:
-        if self.core.holds.users(device.name):
-            raise oserror(errno.EBUSY, device.path)
         self.core.remove_class_device(f"{device.path}/uio/uio{self._numbers.pop(device.name)}", "uio")
         self.core.tree.remove(f"{device.path}/uio")

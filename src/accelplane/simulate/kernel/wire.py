@@ -1,0 +1,158 @@
+"""The FUSE protocol as far as an attribute tree needs it: numbers, structures, answers.
+
+Facts: the kernel's include/uapi/linux/fuse.h, version 7.31, which every kernel since 5.4 speaks.
+"""
+
+import stat
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+from accelplane.simulate.kernel.model import Attribute, DeviceNode, Directory, Entry, Link
+
+PAGE = 4096
+MAX_WRITE = 128 * 1024
+REQUEST_SIZE = MAX_WRITE + PAGE
+DIRECT_IO = 1 << 0  # of an open file: reads are asked every time
+ATOMIC_TRUNCATE = 1 << 3  # of the connection: O_TRUNC comes with OPEN
+
+_IN_HEADER = struct.Struct("<IIQQIIIHH")
+_OUT_HEADER = struct.Struct("<IiQ")
+_INIT = struct.Struct("<IIIIHHIIHHI7I")
+_ATTRIBUTES = struct.Struct("<6Q10I")
+_ENTRY = struct.Struct("<4Q2I")
+_VALIDITY = struct.Struct("<QII")
+_OPEN = struct.Struct("<QII")
+_STATFS = struct.Struct("<5Q4I6I")
+_DIRENT = struct.Struct("<QQII")
+
+HANDLE_OFFSET_SIZE = struct.Struct("<QQI")  # how READ, READDIR and WRITE begin
+HANDLE = struct.Struct("<Q")
+FORGOTTEN = struct.Struct("<QQ")
+COUNT = struct.Struct("<II")
+OPEN_FLAGS = struct.Struct("<I")
+WRITE_SIZE = 40
+
+
+class Op(IntEnum):
+    """What is asked."""
+
+    LOOKUP = 1
+    FORGET = 2
+    GETATTR = 3
+    SETATTR = 4
+    READLINK = 5
+    SYMLINK = 6
+    MKNOD = 8
+    MKDIR = 9
+    UNLINK = 10
+    RMDIR = 11
+    RENAME = 12
+    LINK = 13
+    OPEN = 14
+    READ = 15
+    WRITE = 16
+    STATFS = 17
+    RELEASE = 18
+    FLUSH = 25
+    INIT = 26
+    OPENDIR = 27
+    READDIR = 28
+    RELEASEDIR = 29
+    ACCESS = 34
+    CREATE = 35
+    INTERRUPT = 36
+    DESTROY = 38
+    BATCH_FORGET = 42
+    RENAME2 = 45
+
+
+class Request(NamedTuple):
+    """One question. `node` is the inode that it is about."""
+
+    op: int
+    unique: int
+    node: int
+    body: bytes
+
+
+def parse(data: bytes) -> Request:
+    """The question in what was read from the device."""
+    length, op, unique, node, _uid, _gid, _pid, _extra, _padding = _IN_HEADER.unpack_from(data)
+    return Request(op, unique, node, data[_IN_HEADER.size : length])
+
+
+def answer(unique: int, body: bytes = b"", error: int = 0) -> bytes:
+    """What is written back."""
+    body = b"" if error else body
+    return _OUT_HEADER.pack(_OUT_HEADER.size + len(body), -error, unique) + body
+
+
+def init(body: bytes) -> bytes:
+    """The agreement on version, flags and sizes."""
+    _major, minor, readahead = struct.unpack_from("<III", body)
+    flags = struct.unpack_from("<I", body, 12)[0] & ATOMIC_TRUNCATE
+    return _INIT.pack(7, min(minor, 31), readahead, flags, 0, 0, MAX_WRITE, 1, 0, 0, 0, *[0] * 7)
+
+
+def attributes(entry: Entry, text: str = "") -> bytes:
+    """What stat(2) tells; `text` is that of a link. Attributes have a page, whatever is in them, as in sysfs."""
+    size, links, device = 0, 1, 0
+    if isinstance(entry, Directory):
+        mode, links = stat.S_IFDIR | 0o755, 2
+    elif isinstance(entry, Attribute):
+        mode, size = stat.S_IFREG | entry.mode, PAGE
+    elif isinstance(entry, DeviceNode):
+        mode, device = stat.S_IFCHR | 0o600, entry.numbers.minor & 0xFF | entry.numbers.major << 8
+    else:
+        mode, size = stat.S_IFLNK | 0o777, len(text.encode())
+    return _ATTRIBUTES.pack(entry.inode, size, 0, 0, 0, 0, 0, 0, 0, mode, links, 0, 0, device, PAGE, 0)
+
+
+def found(entry: Entry, text: str) -> bytes:
+    """The answer to LOOKUP. Nothing in it may be kept: the next look asks again."""
+    return _ENTRY.pack(entry.inode, 0, 0, 0, 0, 0) + attributes(entry, text)
+
+
+def told(entry: Entry, text: str) -> bytes:
+    """The answer to GETATTR and SETATTR, not to be kept either."""
+    return _VALIDITY.pack(0, 0, 0) + attributes(entry, text)
+
+
+def opened(handle: int, flags: int = 0) -> bytes:
+    """The answer to OPEN and OPENDIR."""
+    return _OPEN.pack(handle, flags, 0)
+
+
+def written(size: int) -> bytes:
+    """The answer to WRITE."""
+    return COUNT.pack(size, 0)
+
+
+def file_system() -> bytes:
+    """The answer to STATFS: an empty one, as sysfs is."""
+    return _STATFS.pack(0, 0, 0, 0, 0, PAGE, 255, PAGE, 0, *[0] * 6)
+
+
+def directory_entries(entries: list[tuple[str, int, int]], offset: int, size: int) -> bytes:
+    """The answer to READDIR: names, inodes and types from `offset` on, as many as `size` bytes hold."""
+    data = bytearray()
+    for place, (name, inode, kind) in enumerate(entries[offset:], offset + 1):
+        spelled = name.encode()
+        record = _DIRENT.pack(inode, place, len(spelled), kind) + spelled
+        record += b"\0" * (-len(record) % 8)
+        if len(data) + len(record) > size:
+            break
+        data += record
+    return bytes(data)
+
+
+def kind(entry: Entry) -> int:
+    """The type of an entry in a directory's list."""
+    if isinstance(entry, Directory):
+        mode = stat.S_IFDIR
+    elif isinstance(entry, Link):
+        mode = stat.S_IFLNK
+    else:
+        mode = stat.S_IFCHR if isinstance(entry, DeviceNode) else stat.S_IFREG
+    return mode >> 12
