@@ -30,12 +30,16 @@ from accelplane.node.plugins import installed
 from accelplane.node.settings import Settings
 from accelplane.plugins import Plugin
 from accelplane.plugins.gpu import GpuConfig
+from accelplane.plugins.idxd import DsaConfig, IaaConfig
 from accelplane.plugins.npu import NpuConfig
 from accelplane.plugins.policies import POLICIES, preferred
+from accelplane.plugins.qat import QatConfig
+from accelplane.plugins.sgx import SgxConfig
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 USERS, AUTHORS = DOCS / "users-guide.md", DOCS / "plugin-authors-guide.md"
+ACCELERATORS = DOCS / "accelerators.md"
 EXAMPLE = ROOT / "examples" / "generic-devices"
 PAGES = (*sorted(DOCS.glob("*.md")), EXAMPLE / "README.md", ROOT / "README.md")
 
@@ -181,6 +185,11 @@ PROGRAMS: Mapping[str, Sequence[Flag]] = {
     "accelplane": (),
     "intel_gpu_device_plugin": (*flags_of(GpuConfig), *node_command.FLAGS),
     "intel_npu_device_plugin": (*flags_of(NpuConfig), *node_command.FLAGS),
+    "intel_qat_device_plugin": (*flags_of(QatConfig), *node_command.FLAGS),
+    "intel_dsa_device_plugin": (*flags_of(DsaConfig), *node_command.FLAGS),
+    "intel_iaa_device_plugin": (*flags_of(IaaConfig), *node_command.FLAGS),
+    "intel_dlb_device_plugin": node_command.FLAGS,
+    "intel_sgx_device_plugin": (*flags_of(SgxConfig), *node_command.FLAGS),
 }
 
 
@@ -206,17 +215,23 @@ def shown(flag: Flag) -> str:
 
 
 @pytest.mark.parametrize(
-    ("heading", "flags"),
+    ("page", "heading", "flags"),
     [
-        ("GPU options", flags_of(GpuConfig)),
-        ("NPU options", flags_of(NpuConfig)),
-        ("Flags of every node command", [flag for flag in node_command.FLAGS if flag not in logflags.FLAGS]),
-        ("Logging flags", list(logflags.FLAGS)),
+        (USERS, "GPU options", flags_of(GpuConfig)),
+        (USERS, "NPU options", flags_of(NpuConfig)),
+        (ACCELERATORS, "QAT options", flags_of(QatConfig)),
+        (ACCELERATORS, "DSA options", flags_of(DsaConfig)),
+        (ACCELERATORS, "IAA options", flags_of(IaaConfig)),
+        (ACCELERATORS, "SGX options", flags_of(SgxConfig)),
+        (USERS, "Flags of every node command", [flag for flag in node_command.FLAGS if flag not in logflags.FLAGS]),
+        (USERS, "Logging flags", list(logflags.FLAGS)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_tables_of_options_hold_every_option_with_its_default(heading: str, flags: Sequence[Flag]) -> None:
-    told = {row[0].strip("`-"): row[1].strip("`") for row in rows(section(USERS, heading))}
+def test_the_tables_of_options_hold_every_option_with_its_default(
+    page: Path, heading: str, flags: Sequence[Flag]
+) -> None:
+    told = {row[0].strip("`-"): row[1].strip("`") for row in rows(section(page, heading))}
     assert told == {flag.name: shown(flag) for flag in flags}
 
 
