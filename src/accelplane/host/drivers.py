@@ -28,7 +28,14 @@ _GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class BindError(files.HostError):
-    """A function could not be given to a driver; the message says what to do about it."""
+    """A function could not be given to a driver; the message says what to do about it.
+
+    `tried` tells whether it was taken from its driver for the attempt, of which uevents tell everybody.
+    """
+
+    def __init__(self, path: str, problem: str, errno: int = 0, *, tried: bool = False) -> None:
+        super().__init__(path, problem, errno)
+        self.tried = tried
 
 
 def driver_of(host: "Host", address: str) -> str:
@@ -74,7 +81,7 @@ def bind(host: "Host", address: str, driver: str, *, new_id: bool = False) -> No
         if not override:
             likely.append("its driver_override could not be written")
         problem = "; ".join((str(error), *likely))
-        raise BindError(device, f"cannot be bound to {driver}: {problem}", error.errno) from None
+        raise BindError(device, f"cannot be bound to {driver}: {problem}", error.errno, tried=True) from None
 
 
 def vfio_group(host: "Host", address: str) -> str:
@@ -160,16 +167,19 @@ def _override(host: "Host", device: str, driver: str) -> bool:
 
 def _bind_by_id(host: "Host", device: str, address: str, driver: str) -> None:
     ids = f"{_id(host, device, 'vendor')} {_id(host, device, 'device')}"
+    told = True
     try:
         host.write(f"{_DRIVERS}/{driver}/new_id", ids)
     except files.HostError as error:
         if error.errno != errno.EEXIST:
             raise
+        told = False
     try:
         if driver_of(host, address) != driver:
             host.write(f"{_DRIVERS}/{driver}/bind", address)
     finally:
-        _try(host, f"{_DRIVERS}/{driver}/remove_id", ids)
+        if told:
+            _try(host, f"{_DRIVERS}/{driver}/remove_id", ids)
 
 
 def _id(host: "Host", device: str, attribute: str) -> str:

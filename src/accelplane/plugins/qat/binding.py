@@ -1,7 +1,7 @@
 """Gives virtual functions to the driver that containers use them through.
 
-What failed is not tried again with every scan: taking a function from its driver and giving it back tells everybody,
-this plugin included, so that it would never come to rest.
+An attempt is not made again with every scan: taking a function from its driver and giving it back tells everybody,
+this plugin included, so that it would never come to rest. What was known to fail beforehand makes no such noise.
 """
 
 import errno
@@ -18,7 +18,7 @@ RETRY_AFTER = 60.0
 
 
 class _Attempt(NamedTuple):
-    at: float
+    rests_until: float
     problem: str
 
 
@@ -43,18 +43,18 @@ class Binder:
             if driver_of(host, address) == driver:
                 continue
             attempt = self._attempts.get(address)
-            if attempt is None or now - attempt.at >= RETRY_AFTER:
-                attempt = _Attempt(now, self._bind(host, address, driver))
+            if attempt is None or now >= attempt.rests_until:
+                attempt = self._attempt(host, address, driver, now)
             attempts[address] = attempt
         self._attempts = attempts
         self.problems = {address: attempt.problem for address, attempt in attempts.items() if attempt.problem}
 
-    def _bind(self, host: Host, address: str, driver: str) -> str:
+    def _attempt(self, host: Host, address: str, driver: str, now: float) -> _Attempt:
         try:
             bind(host, address, driver, new_id=self._config.new_id != "never")
         except BindError as error:
-            return str(error)
-        return ""
+            return _Attempt(now + RETRY_AFTER if error.tried else now, str(error))
+        return _Attempt(now + RETRY_AFTER, "")
 
     def _tell_ids(self, host: Host) -> None:
         """Tells the driver the ids that it does not know yet, as far as it is loaded."""

@@ -35,7 +35,6 @@ MODELS: tuple[QatModel, ...] = (
 )
 
 BY_VF_DRIVER: Mapping[str, QatModel] = {model.vf_driver: model for model in MODELS}
-BY_PF_DRIVER: Mapping[str, QatModel] = {model.pf_driver: model for model in MODELS}
 _BY_VF_ID: Mapping[str, QatModel] = {number: model for model in MODELS for number in model.vf_ids}
 _BY_PF_ID: Mapping[str, QatModel] = {number: model for model in MODELS for number in model.pf_ids}
 

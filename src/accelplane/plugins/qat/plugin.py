@@ -19,7 +19,7 @@ class QatPlugin(Plugin[QatConfig]):
 
     namespace = "qat.intel.com"
     config_type = QatConfig
-    watch = Watch(frozenset(("pci",)))
+    watch = Watch(frozenset(("pci", "drivers")))
 
     def __init__(self, config: QatConfig | None = None) -> None:
         super().__init__(config)

@@ -95,6 +95,9 @@ def _physical_functions(host: Host, models: Iterable[QatModel], skipped: list[Sk
             names = host.names(directory)
         except Missing:
             continue  # not loaded
+        except HostError as error:
+            skipped.append(Skipped(model.pf_driver, str(error), warning=True))
+            continue
         for name in filter(pci_address, names):
             try:
                 path = host.resolve(f"{directory}/{name}")
@@ -157,7 +160,7 @@ def _device(host: Host, config: QatConfig, facts: _Facts, vf: Vf, problem: str) 
     resource = GENERIC
     if model is not None and model.detects_services:
         if vf.pf is None:
-            host.note(f"{vf.address}: a virtual machine does not see what it is configured for, so it is {GENERIC}")
+            host.note(f"a virtual machine does not see what QAT is configured for, so it is {GENERIC}")
         else:
             resource = facts.service(vf.pf)
     mounts: tuple[Mount, ...] = ()

@@ -1,0 +1,221 @@
+"""Functions are given to drivers, by effect on the emulated kernel."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from kernelhost import KernelHost
+from trees_qat import vf
+
+from accelplane.host import Host, Missing, Refused, Unreadable
+from accelplane.host.drivers import BindError, bind, driver_of, vfio_group, vfio_group_is_open
+from accelplane.simulate.kernel import Kernel
+from accelplane.simulate.offload import QatSpec
+from accelplane.simulate.specs import NodeSpec
+
+PF, VF = "0000:61:00.0", "0000:61:00.1"
+DEVICE = f"/sys/bus/pci/devices/{VF}"
+VFIO = "/sys/bus/pci/drivers/vfio-pci"
+
+
+class MountedHost(KernelHost):
+    """As a container sees the node. Below the `read_only` paths nothing can be written; `held` groups are open."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel, [])
+        self.read_only: tuple[str, ...] = ()
+        self.held: set[str] = set()
+
+    def write(self, path: str, text: str) -> None:
+        if self.resolve(path).startswith(self.read_only):
+            raise Refused(path, os.strerror(errno.EROFS), errno.EROFS)
+        super().write(path, text)
+
+    def local(self, path: str) -> str:
+        if path in self.held:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))  # what open(2) says of a group that is open
+        return super().local(path)
+
+
+def host_of(*, model: str = "4xxx", **node: object) -> MountedHost:
+    qat = QatSpec(model=model, bdf=PF, vfs=2)  # pyright: ignore[reportArgumentType] - one of the models
+    return MountedHost(Kernel(NodeSpec(qats=[qat], **node)))  # pyright: ignore[reportArgumentType]
+
+
+def manifest_host() -> MountedHost:
+    """With the original manifests' mounts: drivers can be written to, functions cannot."""
+    host = host_of()
+    host.read_only = ("/sys/devices",)
+    return host
+
+
+def test_a_function_is_taken_from_its_driver_and_given_to_the_other() -> None:
+    host = host_of()
+    assert driver_of(host, VF) == "4xxxvf"
+    bind(host, VF, "vfio-pci")
+    assert driver_of(host, VF) == "vfio-pci"
+    assert host.kernel.exists(f"/dev/vfio/{vfio_group(host, VF)}")
+    assert driver_of(host, "0000:61:00.2") == "4xxxvf"
+
+
+def test_a_function_without_driver_is_bound() -> None:
+    host = host_of()
+    host.kernel.write("/sys/bus/pci/drivers/4xxxvf/unbind", VF)
+    bind(host, VF, "vfio-pci")
+    assert driver_of(host, VF) == "vfio-pci"
+
+
+def test_what_is_bound_already_is_not_touched() -> None:
+    host = host_of()
+    bind(host, VF, "vfio-pci")
+    host.writes.clear()
+    bind(host, VF, "vfio-pci")
+    assert host.writes == []
+
+
+def test_a_driver_that_is_not_loaded_is_named_and_nothing_happens() -> None:
+    host = host_of(loaded=())
+    with pytest.raises(BindError, match=r"driver vfio-pci is not loaded, .*modprobe vfio-pci"):
+        bind(host, VF, "vfio-pci")
+    assert (driver_of(host, VF), host.writes) == ("4xxxvf", [])
+
+
+def test_what_is_on_the_denylist_stays_with_its_driver() -> None:
+    host = host_of(model="c6xx")
+    with pytest.raises(BindError, match="left alone: it is on vfio-pci's denylist, which disable_denylist=1"):
+        bind(host, VF, "vfio-pci")
+    assert (driver_of(host, VF), host.writes) == ("c6xxvf", [])
+
+
+def test_without_a_denylist_it_is_bound() -> None:
+    host = host_of(model="c6xx", disable_denylist=True)
+    bind(host, VF, "vfio-pci")
+    assert driver_of(host, VF) == "vfio-pci"
+
+
+def test_without_an_iommu_it_stays_with_its_driver() -> None:
+    host = host_of(iommu="off")
+    with pytest.raises(BindError, match="no IOMMU is in use"):
+        bind(host, PF, "vfio-pci")
+    assert (driver_of(host, PF), host.writes) == ("4xxx", [])
+
+
+@pytest.mark.parametrize("kept_for", ["", "qat_vfio_pci"])
+def test_a_function_that_the_driver_refuses_goes_back_and_is_kept_for_what_it_was(kept_for: str) -> None:
+    host = host_of()
+    host.kernel.write(f"{DEVICE}/driver_override", kept_for or "\n")
+    host.kernel.fail(f"{VFIO}/bind", errno.EINVAL)
+    with pytest.raises(BindError, match=r"cannot be bound to vfio-pci: .*bind: Invalid argument") as refusal:
+        bind(host, VF, "vfio-pci")
+    assert refusal.value.errno == errno.EINVAL
+    # Kept for a driver that is not there, nobody takes it back.
+    assert driver_of(host, VF) == ("" if kept_for else "4xxxvf")
+    assert host.text(f"{DEVICE}/driver_override") == (kept_for or "(null)")
+
+
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.EIO])
+def test_a_function_that_its_driver_keeps_stays_there(number: int) -> None:
+    host = host_of()
+    host.kernel.fail("/sys/bus/pci/drivers/4xxxvf/unbind", number)
+    with pytest.raises(BindError, match="4xxxvf/unbind"):
+        bind(host, VF, "vfio-pci")
+    assert driver_of(host, VF) == "4xxxvf"
+    assert host.text(f"{DEVICE}/driver_override") == "(null)"
+
+
+def test_an_override_that_fails_oddly_stops_it() -> None:
+    host = host_of()
+    host.kernel.fail(f"{DEVICE}/driver_override", errno.EIO)
+    with pytest.raises(BindError, match="to driver_override"):
+        bind(host, VF, "vfio-pci", new_id=True)
+    assert driver_of(host, VF) == "4xxxvf"
+
+
+class TestWhereFunctionsCannotBeWrittenTo:
+    def test_the_driver_is_told_the_id_while_it_takes(self) -> None:
+        host = manifest_host()
+        bind(host, VF, "vfio-pci", new_id=True)
+        assert driver_of(host, VF) == "vfio-pci"
+        assert host.writes[-2:] == [(f"{VFIO}/new_id", "8086 4941"), (f"{VFIO}/remove_id", "8086 4941")]
+        assert driver_of(host, "0000:61:00.2") == "4xxxvf"
+
+    def test_an_id_that_it_knows_suffices(self) -> None:
+        host = manifest_host()
+        host.kernel.write(f"{VFIO}/new_id", "8086 4941")
+        bind(host, VF, "vfio-pci")
+        assert driver_of(host, VF) == "vfio-pci"
+
+    def test_an_id_that_others_told_it_is_not_taken_back(self) -> None:
+        host = manifest_host()
+        host.kernel.write(f"{VFIO}/new_id", "8086 4941")
+        host.kernel.fail(f"{VFIO}/bind", errno.ENODEV, times=1)
+        bind(host, VF, "vfio-pci", new_id=True)
+        assert driver_of(host, VF) == "vfio-pci"
+        assert "remove_id" not in str(host.writes)
+
+    def test_without_leave_to_tell_ids_the_function_goes_back(self) -> None:
+        host = manifest_host()
+        with pytest.raises(BindError, match="its driver_override could not be written"):
+            bind(host, VF, "vfio-pci")
+        assert driver_of(host, VF) == "4xxxvf"
+
+    def test_an_id_that_is_refused_leaves_the_function_where_it_was(self) -> None:
+        host = manifest_host()
+        host.kernel.fail(f"{VFIO}/new_id", errno.EINVAL)
+        with pytest.raises(BindError, match="new_id"):
+            bind(host, VF, "vfio-pci", new_id=True)
+        assert driver_of(host, VF) == "4xxxvf"
+
+    def test_a_mount_without_any_writing_changes_nothing(self) -> None:
+        host = host_of()
+        host.read_only = ("/sys",)
+        with pytest.raises(BindError, match="Read-only file system"):
+            bind(host, VF, "vfio-pci", new_id=True)
+        assert driver_of(host, VF) == "4xxxvf"
+
+
+class TestOpenGroup:
+    def test_a_function_in_use_is_not_taken(self) -> None:
+        host = host_of(loaded=("vfio-pci", "igb_uio"))
+        bind(host, VF, "vfio-pci")
+        host.held.add(f"/dev/vfio/{vfio_group(host, VF)}")
+        host.writes.clear()
+        with pytest.raises(BindError, match="its VFIO group is open") as refusal:
+            bind(host, VF, "igb_uio")
+        assert refusal.value.errno == errno.EBUSY
+        assert (driver_of(host, VF), host.writes) == ("vfio-pci", [])
+
+    def test_one_that_nobody_uses_is_taken(self) -> None:
+        host = host_of(loaded=("vfio-pci", "igb_uio"))
+        bind(host, VF, "vfio-pci")
+        bind(host, VF, "igb_uio")
+        assert driver_of(host, VF) == "igb_uio"
+
+    def test_a_node_that_is_not_there_is_not_open(self, tmp_path: Path) -> None:
+        vf(tmp_path, VF)
+        assert not vfio_group_is_open(Host(tmp_path), VF)
+        assert not vfio_group_is_open(Host(tmp_path), PF)
+
+
+@pytest.mark.parametrize("target", ["..", "../..", "a b", "\udcff", ".hidden"])
+def test_a_group_of_an_odd_name_is_refused(tmp_path: Path, target: str) -> None:
+    function = vf(tmp_path, VF)
+    (function / "iommu_group").unlink()
+    (function / "iommu_group").symlink_to(f"/sys/{target}")
+    with pytest.raises(Unreadable, match="expected a group's number"):
+        vfio_group(Host(tmp_path), VF)
+
+
+def test_a_function_without_group_is_told(tmp_path: Path) -> None:
+    with pytest.raises(Missing):
+        vfio_group(Host(tmp_path), VF)
+
+
+def test_in_a_tree_without_reactions_binding_does_no_harm(tmp_path: Path) -> None:
+    function = vf(tmp_path, VF, driver="4xxxvf")
+    (tmp_path / "sys/bus/pci/drivers/vfio-pci").mkdir(parents=True)
+    bind(Host(tmp_path), VF, "vfio-pci")
+    assert (function / "driver_override").read_text() == "vfio-pci"
+    assert (tmp_path / "sys/bus/pci/drivers/4xxxvf/unbind").read_text() == VF
+    assert (tmp_path / "sys/bus/pci/drivers/vfio-pci/bind").read_text() == VF

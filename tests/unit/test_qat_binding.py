@@ -1,0 +1,196 @@
+"""The QAT plugin gives virtual functions to their driver, by effect on the emulated kernel."""
+
+import errno
+
+import pytest
+from kernelhost import KernelHost
+
+from accelplane.devices import Device, Skipped
+from accelplane.host.drivers import driver_of
+from accelplane.plugins.qat import QatConfig, QatPlugin
+from accelplane.plugins.qat.binding import RETRY_AFTER, Binder
+from accelplane.simulate.kernel import Kernel, Uevent
+from accelplane.simulate.offload import QatSpec
+from accelplane.simulate.specs import NodeSpec
+
+QATS = [QatSpec(bdf="0000:61:00.0", vfs=2), QatSpec(bdf="0000:65:00.0", vfs=2, model="c6xx")]
+VF, OTHER, OLD = "0000:61:00.1", "0000:61:00.2", "0000:65:00.1"
+BIND = "/sys/bus/pci/drivers/vfio-pci/bind"
+NEW_ID = "/sys/bus/pci/drivers/vfio-pci/new_id"
+
+
+def host_of(node: NodeSpec | None = None, events: list[Uevent] | None = None) -> KernelHost:
+    kernel = Kernel(node or NodeSpec(qats=QATS), listen=events.append if events is not None else None)
+    return KernelHost(kernel, [])
+
+
+def drivers(host: KernelHost) -> list[str]:
+    return [driver_of(host, address) for address in (VF, OTHER, OLD)]
+
+
+def devices(plugin: QatPlugin, host: KernelHost) -> list[Device]:
+    return [item for item in plugin.scan(host) if isinstance(item, Device)]
+
+
+def test_functions_of_enabled_drivers_are_bound_and_no_others() -> None:
+    host, plugin = host_of(), QatPlugin()
+    plugin.prepare(host)
+    assert drivers(host) == ["vfio-pci", "vfio-pci", "c6xxvf"]
+    found = devices(plugin, host)
+    assert [device.healthy for device in found] == [True, True]
+    for device in found:
+        assert all(host.kernel.exists(node.host_path) for node in device.nodes)
+
+
+def test_with_igb_uio_they_have_its_nodes() -> None:
+    host, plugin = host_of(NodeSpec(qats=QATS, loaded=["igb_uio"])), QatPlugin(QatConfig(dpdk_driver="igb_uio"))
+    assert devices(plugin, host) == []
+    plugin.prepare(host)
+    found = devices(plugin, host)
+    assert len(found) == 2
+    for device in found:
+        assert host.kernel.exists(device.nodes[0].host_path)
+        assert host.kernel.exists(device.mounts[0].host_path)
+
+
+def test_a_scan_alone_changes_nothing() -> None:
+    host, plugin = host_of(), QatPlugin()
+    assert len(devices(plugin, host)) == 2
+    assert host.writes == []
+
+
+def test_functions_beyond_the_cap_keep_their_driver() -> None:
+    host, plugin = host_of(), QatPlugin(QatConfig(max_num_devices=1))
+    plugin.prepare(host)
+    assert drivers(host) == ["vfio-pci", "4xxxvf", "c6xxvf"]
+
+
+def test_what_is_bound_is_not_touched_again() -> None:
+    events: list[Uevent] = []
+    host, plugin = host_of(events=events), QatPlugin()
+    plugin.prepare(host)
+    events.clear()
+    host.writes.clear()
+    plugin.prepare(host)
+    assert (events, host.writes) == ([], [])
+
+
+def test_one_that_fails_is_unhealthy_and_the_others_go_on() -> None:
+    host, plugin = host_of(), QatPlugin()
+    host.kernel.fail(f"/sys/bus/pci/devices/{VF}/driver_override", errno.EIO)
+    plugin.prepare(host)
+    assert drivers(host) == ["4xxxvf", "vfio-pci", "c6xxvf"]
+    sick, well = devices(plugin, host)
+    assert (sick.healthy, well.healthy) == (False, True)
+    assert "Input/output error" in sick.reason
+
+
+def test_the_denylist_is_named() -> None:
+    host, plugin = host_of(), QatPlugin(QatConfig(kernel_vf_drivers="c6xxvf"))
+    plugin.prepare(host)
+    assert drivers(host) == ["4xxxvf", "4xxxvf", "c6xxvf"]
+    assert "disable_denylist=1" in devices(plugin, host)[0].reason
+
+
+def test_a_driver_that_is_not_loaded_is_named_until_it_is() -> None:
+    host = host_of(NodeSpec(qats=QATS, loaded=[]))
+    binder = Binder(QatConfig())
+    binder.bind(host, [VF])
+    assert "vfio-pci is not loaded" in binder.problems[VF]
+    host.kernel.load("vfio-pci")
+    binder.bind(host, [VF])
+    assert binder.problems == {}
+    assert driver_of(host, VF) == "vfio-pci"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_failed_rests_for_a_while_for_each_attempt_makes_events_that_ask_for_the_next() -> None:
+    time, events = Clock(), list[Uevent]()
+    host = host_of(events=events)
+    binder = Binder(QatConfig(), time)
+    host.kernel.fail(BIND, errno.EINVAL)
+    binder.bind(host, [VF, OTHER])
+    problems = binder.problems
+    assert problems.keys() == {VF, OTHER}
+    assert events
+    events.clear()
+    time.now += RETRY_AFTER - 1
+    binder.bind(host, [VF, OTHER])
+    assert (events, binder.problems) == ([], problems)
+    host.kernel.mend()
+    time.now += 1
+    binder.bind(host, [VF, OTHER])
+    assert binder.problems == {}
+
+
+def test_a_function_that_left_is_forgotten() -> None:
+    host = host_of()
+    binder = Binder(QatConfig(), Clock())
+    host.kernel.fail(BIND, errno.EINVAL)
+    binder.bind(host, [VF])
+    binder.bind(host, [])
+    assert binder.problems == {}
+
+
+class TestNewId:
+    @pytest.mark.parametrize(
+        ("drivers", "ids"), [("4xxxvf", ["4941", "4943", "4945"]), ("420xxvf,c6xxvf", ["4947", "37c9"])]
+    )
+    def test_always_tells_the_ids_of_enabled_drivers_once(self, drivers: str, ids: list[str]) -> None:
+        host = host_of()
+        binder = Binder(QatConfig(new_id="always", kernel_vf_drivers=drivers))
+        for _ in range(2):
+            binder.bind(host, [])
+        assert host.writes == [(NEW_ID, f"8086 {number}") for number in ids]
+
+    def test_an_id_that_is_known_is_no_problem(self) -> None:
+        host = host_of()
+        host.kernel.write(NEW_ID, "8086 4943")
+        Binder(QatConfig(new_id="always", kernel_vf_drivers="4xxxvf")).bind(host, [])
+        assert [text for _path, text in host.writes] == ["8086 4941", "8086 4945"]
+        assert host.notes == []
+
+    def test_ids_are_told_when_the_driver_comes(self) -> None:
+        host = host_of(NodeSpec(qats=QATS, loaded=[]))
+        binder = Binder(QatConfig(new_id="always", kernel_vf_drivers="420xxvf"))
+        binder.bind(host, [])
+        assert "is the module of vfio-pci loaded?" in host.notes[0]
+        host.kernel.load("vfio-pci")
+        binder.bind(host, [])
+        assert host.writes == [(NEW_ID, "8086 4947")]
+
+    @pytest.mark.parametrize(("new_id", "bound"), [("auto", True), ("never", False)])
+    def test_where_functions_cannot_be_written_to_it_depends_on_the_option(self, new_id: str, bound: bool) -> None:
+        host, plugin = host_of(), QatPlugin(QatConfig(new_id=new_id))
+        host.kernel.fail(f"/sys/bus/pci/devices/{VF}/driver_override", errno.EROFS)
+        plugin.prepare(host)
+        assert (driver_of(host, VF) == "vfio-pci") == bound
+        assert driver_of(host, OTHER) == "vfio-pci"
+
+
+async def test_health_follows_the_device() -> None:
+    host, plugin = host_of(), QatPlugin()
+    plugin.prepare(host)
+    found = devices(plugin, host)
+    unit = "0000:61:00.0"
+    assert (await plugin.health(host, found))[unit].answer == "good"
+    host.kernel.qat(unit).healthy = False
+    verdict = (await plugin.health(host, found))[unit]
+    assert (verdict.answer, verdict.reason) == ("bad", f"{unit} has no heartbeat")
+
+
+def test_a_device_that_went_down_has_no_virtual_functions_left() -> None:
+    host, plugin = host_of(), QatPlugin()
+    host.kernel.write("/sys/bus/pci/devices/0000:61:00.0/qat/state", "down")
+    items = list(plugin.scan(host))
+    assert [item.reason for item in items if isinstance(item, Skipped)] == [
+        "no virtual functions are enabled (sriov_numvfs)"
+    ]
+    assert len(items) == 1

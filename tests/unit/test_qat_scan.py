@@ -1,0 +1,384 @@
+"""The QAT scan in dpdk mode on trees of plain files."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trees import link, write
+from trees_qat import group, pf, vf
+
+from accelplane.devices import Device, DeviceNode, Inventory, Mount, Skipped
+from accelplane.host import Host
+from accelplane.plugins.qat import QatConfig, QatPlugin
+from accelplane.plugins.qat.scan import scan
+
+VFIO = DeviceNode("/dev/vfio/vfio")
+
+
+class Seen:
+    """One scan: devices by id, reasons of what was skipped by subject, notes."""
+
+    def __init__(self, root: Path, unbound: Mapping[str, str] | None = None, **options: Any) -> None:
+        host = Host(root)
+        items = list(scan(host, QatConfig(**options), unbound or {}))
+        self.devices = {item.id: item for item in items if isinstance(item, Device)}
+        self.skipped = {item.subject: item for item in items if isinstance(item, Skipped)}
+        self.notes = "\n".join(host.notes)
+
+    @property
+    def resources(self) -> set[str]:
+        return {device.resource for device in self.devices.values()}
+
+
+def test_a_virtual_function_is_a_device_with_its_group(tmp_path: Path) -> None:
+    pf(tmp_path, vfs=[0], numa=1)
+    assert Seen(tmp_path).devices == {
+        "0000:6b:00.1": Device(
+            resource="cy",
+            id="0000:6b:00.1",
+            unit="0000:6b:00.0",
+            nodes=[DeviceNode(group("0000:6b:00.1")), VFIO],
+            topology=(1,),
+            attributes={"device-id": "0x4941", "model": "4xxx"},
+        )
+    }
+
+
+def test_only_enabled_drivers_count_in_their_order(tmp_path: Path) -> None:
+    pf(tmp_path, "0000:6b:00.0", vfs=[0])
+    pf(tmp_path, "0000:3d:00.0", driver="c6xx", vfs=[0], vf_id="0x37c9")
+    pf(tmp_path, "0000:ee:00.0", driver="420xx", vfs=[0], vf_id="0x4947", services="dc")
+    assert list(Seen(tmp_path).devices) == ["0000:6b:00.1", "0000:ee:00.1"]
+    both = Seen(tmp_path, kernel_vf_drivers="c6xxvf,4xxxvf,c6xxvf")
+    assert {id_: device.resource for id_, device in both.devices.items()} == {
+        "0000:3d:00.1": "generic",
+        "0000:6b:00.1": "cy",
+    }
+    assert "generic" not in both.notes
+
+
+def test_ids_are_not_asked_where_a_physical_function_vouches(tmp_path: Path) -> None:
+    pf(tmp_path, vfs=[0], vf_id="0x1234")
+    assert Seen(tmp_path).resources == {"generic"}
+
+
+def test_a_machine_without_devices_has_none(tmp_path: Path) -> None:
+    assert (Seen(tmp_path).devices, Seen(tmp_path).skipped) == ({}, {})
+
+
+def test_a_physical_function_without_virtual_ones_is_mentioned_and_keeps_others_from_being_searched(
+    tmp_path: Path,
+) -> None:
+    pf(tmp_path)
+    vf(tmp_path, "0000:00:05.0")
+    seen = Seen(tmp_path)
+    assert seen.devices == {}
+    assert "no virtual functions are enabled" in seen.skipped["0000:6b:00.0"].reason
+
+
+class TestVirtualMachine:
+    def test_functions_are_known_by_their_ids_and_generic(self, tmp_path: Path) -> None:
+        vf(tmp_path, "0000:00:05.0")
+        vf(tmp_path, "0000:00:06.0", device_id="4947")
+        vf(tmp_path, "0000:00:07.0", device_id="0x37c9")
+        vf(tmp_path, "0000:00:08.0", device_id="0x4940")
+        vf(tmp_path, "0000:00:09.0", vendor=None)
+        seen = Seen(tmp_path)
+        assert list(seen.devices) == ["0000:00:05.0", "0000:00:06.0", "0000:00:09.0"]
+        assert seen.resources == {"generic"}
+        assert "a virtual machine does not see" in seen.notes
+
+    def test_another_vendors_function_with_such_an_id_is_left_alone(self, tmp_path: Path) -> None:
+        vf(tmp_path, "0000:00:05.0", vendor="0x1234")
+        seen = Seen(tmp_path)
+        assert seen.devices == {}
+        assert "vendor is '0x1234'" in seen.skipped["0000:00:05.0"].reason
+
+    def test_one_that_cannot_be_read_is_passed_over(self, tmp_path: Path) -> None:
+        vf(tmp_path, "0000:00:05.0", device_id=None)
+        vf(tmp_path, "0000:00:06.0")
+        seen = Seen(tmp_path)
+        assert list(seen.devices) == ["0000:00:06.0"]
+        assert "0000:00:05.0 left out" in seen.notes
+
+    def test_a_physical_function_without_driver_still_groups_them(self, tmp_path: Path) -> None:
+        function = pf(tmp_path, vfs=[0, 1])
+        shutil.rmtree(tmp_path / "sys/bus/pci/drivers/4xxx")
+        (function / "driver").unlink()
+        assert {device.unit for device in Seen(tmp_path).devices.values()} == {"0000:6b:00.0"}
+
+
+class TestCap:
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        pf(tmp_path, "0000:6b:00.0", vfs=[0, 1, 2, 10])
+        pf(tmp_path, "0000:70:00.0", vfs=[0, 1])
+        return tmp_path
+
+    @pytest.mark.parametrize(
+        ("by", "most", "ids"),
+        [
+            ("order", 0, []),
+            ("order", 3, ["6b:00.1", "6b:00.2", "6b:01.3"]),  # virtfn10 before virtfn2
+            ("order", 5, ["6b:00.1", "6b:00.2", "6b:01.3", "6b:00.3", "70:00.1"]),
+            ("pf", 3, ["6b:00.1", "70:00.1", "6b:00.2"]),
+            ("pf", 5, ["6b:00.1", "70:00.1", "6b:00.2", "70:00.2", "6b:00.3"]),
+            ("pf", 6, ["6b:00.1", "70:00.1", "6b:00.2", "70:00.2", "6b:00.3", "6b:01.3"]),
+        ],
+    )
+    def test_the_rest_is_left_out_and_counted(self, root: Path, by: str, most: int, ids: list[str]) -> None:
+        seen = Seen(root, max_num_devices=most, max_num_devices_by=by)
+        assert list(seen.devices) == [f"0000:{id_}" for id_ in ids]
+        left = [subject for subject in seen.skipped if subject.endswith("virtual functions")]
+        assert left == ([f"{6 - most} virtual functions"] if most < 6 else [])
+
+
+class TestNodes:
+    def test_without_iommu_the_group_has_another_name(self, tmp_path: Path) -> None:
+        vf(tmp_path, "0000:00:05.0", noiommu=True)
+        assert Seen(tmp_path).devices["0000:00:05.0"].nodes == (
+            DeviceNode(group("0000:00:05.0").replace("vfio/", "vfio/noiommu-")),
+            VFIO,
+        )
+
+    def test_igb_uio_gives_the_node_and_the_device_directory(self, tmp_path: Path) -> None:
+        function = vf(tmp_path, "0000:00:05.0")
+        (function / "uio/uio10").mkdir()
+        device = Seen(tmp_path, dpdk_driver="igb_uio").devices["0000:00:05.0"]
+        assert device.nodes == (DeviceNode("/dev/uio10"),)
+        assert device.mounts == (Mount("/sys/class/uio/uio10/device", read_only=False),)
+
+    def test_iommufd_adds_nodes_where_there_are_any(self, tmp_path: Path) -> None:
+        (vf(tmp_path, "0000:00:05.0") / "vfio-dev/vfio3").mkdir(parents=True)
+        vf(tmp_path, "0000:00:06.0")
+        seen = Seen(tmp_path, iommufd=True)
+        assert [node.host_path for node in seen.devices["0000:00:05.0"].nodes] == [
+            group("0000:00:05.0"),
+            "/dev/vfio/vfio",
+            "/dev/vfio/devices/vfio3",
+            "/dev/iommu",
+        ]
+        assert len(seen.devices["0000:00:06.0"].nodes) == 2
+        assert "0000:00:06.0: no IOMMUFD node" in seen.notes
+
+    @pytest.mark.parametrize(
+        ("driver", "gone", "reason"),
+        [
+            ("vfio-pci", "iommu_group", "iommu_group: No such file"),
+            ("igb_uio", "uio", "uio: No such file"),
+            ("igb_uio", "uio/uio7", "uio: no entry like uio0"),
+            ("vfio-pci", "device", "device: No such file"),
+        ],
+    )
+    def test_what_lacks_them_is_skipped_and_costs_no_other(
+        self, tmp_path: Path, driver: str, gone: str, reason: str
+    ) -> None:
+        pf(tmp_path, vfs=[0, 1])
+        path = tmp_path / "sys/bus/pci/devices/0000:6b:00.1" / gone
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        seen = Seen(tmp_path, dpdk_driver=driver)
+        assert list(seen.devices) == ["0000:6b:00.2"]
+        assert seen.skipped["0000:6b:00.1"].warning
+        assert reason in seen.skipped["0000:6b:00.1"].reason
+
+    def test_what_could_not_be_bound_is_unhealthy_with_the_reason(self, tmp_path: Path) -> None:
+        pf(tmp_path, vfs=[0, 1])
+        seen = Seen(tmp_path, {"0000:6b:00.1": "no such driver"})
+        assert [(device.healthy, device.reason) for device in seen.devices.values()] == [
+            (False, "no such driver"),
+            (True, ""),
+        ]
+
+    def test_what_could_not_be_bound_and_has_no_nodes_is_skipped_with_that_reason(self, tmp_path: Path) -> None:
+        function = pf(tmp_path, vfs=[0])
+        shutil.rmtree(function.with_name("0000:6b:00.1") / "uio")
+        seen = Seen(tmp_path, {"0000:6b:00.1": "no such driver"}, dpdk_driver="igb_uio")
+        assert seen.skipped["0000:6b:00.1"].reason == "no such driver"
+
+
+CONFIGURED = "[GENERAL]\nServicesEnabled = {}\n[KERNEL]\n"
+
+
+class TestServices:
+    @pytest.mark.parametrize("device_id", ["0x4941", "0x4943", "0x4945", "0x4947", "0x4949"])
+    def test_newer_generations_say_what_they_do(self, tmp_path: Path, device_id: str) -> None:
+        pf(tmp_path, vfs=[0], vf_id=device_id, services="dc")
+        assert Seen(tmp_path).resources == {"dc"}
+
+    @pytest.mark.parametrize("device_id", ["0x0442", "0x0443", "0x18a1", "0x19e3", "0x37c9", "0x6f55"])
+    def test_older_ones_do_everything(self, tmp_path: Path, device_id: str) -> None:
+        pf(tmp_path, vfs=[0], vf_id=device_id, services="dc")
+        seen = Seen(tmp_path)
+        assert (seen.resources, seen.notes) == ({"generic"}, "")
+
+    @pytest.mark.parametrize("bridge", [False, True])
+    @pytest.mark.parametrize(
+        ("facts", "resource", "note"),
+        [
+            (("up", "sym;dc", "junk"), "sym-dc", ""),
+            (("up", "asym;sym", None), "cy", ""),
+            (("up", "sym;future", None), "generic", "services are 'sym;future'"),
+            (("up", None, CONFIGURED.format("dc;asym")), "asym-dc", ""),
+            (("up", "", CONFIGURED.format("dc")), "dc", ""),
+            (("down", "sym", CONFIGURED.format("dc")), "dc", ""),
+            ((None, "sym", CONFIGURED.format("sym;asym")), "cy", ""),
+            ((None, None, "[GENERAL]\n"), "generic", "services are ''"),
+            ((None, None, "[general]\nServicesEnabled=dc\n"), "generic", "services are ''"),
+            ((None, None, "[GENERAL]\njunk\n"), "generic", "line 2 is 'junk'"),
+            ((None, None, None), "generic", "dev_cfg: No such file"),
+            # It will come up with them; meanwhile its functions are unhealthy.
+            (("down", "sym", None), "sym", ""),
+        ],
+    )
+    def test_sysfs_is_asked_first_then_debugfs(
+        self,
+        tmp_path: Path,
+        facts: tuple[str | None, str | None, str | None],
+        resource: str,
+        note: str,
+        *,
+        bridge: bool,
+    ) -> None:
+        state, services, dev_cfg = facts
+        pf(tmp_path, vfs=[0, 1], state=state, services=services, dev_cfg=dev_cfg, bridge=bridge)
+        seen = Seen(tmp_path)
+        assert seen.resources == {resource}
+        assert note in seen.notes
+        assert seen.notes.count("virtual functions of 0000:6b:00.0 are") == bool(note)
+
+    @pytest.mark.parametrize("attribute", ["state", "cfg_services"])
+    def test_what_cannot_be_read_is_generic_with_the_reason(self, tmp_path: Path, attribute: str) -> None:
+        function = pf(tmp_path, vfs=[0])
+        write(function / "qat" / attribute, b"\xff\xfe")
+        seen = Seen(tmp_path)
+        assert seen.resources == {"generic"}
+        assert f"{attribute}: not text" in seen.notes
+
+
+class TestHealth:
+    @pytest.mark.parametrize("bridge", [False, True])
+    @pytest.mark.parametrize(
+        ("answer", "verdict"),
+        [
+            (b"-1\n\0", "bad"),
+            (b"-1\n", "bad"),
+            (b"-1", "bad"),
+            (b"-1\n0\n", "bad"),
+            (b"0\n\0", "good"),
+            (b"", "good"),
+            (b"-1\0", "good"),
+            (b"-1 \n", "good"),
+            (b" -1\n", "good"),
+            (b"\n-1\n", "good"),
+            (b"-10\n", "good"),
+            (b"1\n", "good"),
+            (b"\xff\n", "unknown"),
+            (None, "unknown"),
+        ],
+    )
+    async def test_the_first_line_of_the_heartbeat_decides(
+        self, tmp_path: Path, answer: bytes | None, verdict: str, bridge: bool
+    ) -> None:
+        pf(tmp_path, vfs=[0, 1], heartbeat=answer, bridge=bridge)
+        assert (await judged(tmp_path))["0000:6b:00.0"] == verdict
+
+    async def test_a_device_that_is_down_is_bad_whatever_its_heartbeat(self, tmp_path: Path) -> None:
+        pf(tmp_path, vfs=[0], state="down")
+        assert await judged(tmp_path) == {"0000:6b:00.0": "bad"}
+
+    async def test_older_kernels_without_a_state_are_judged_by_the_heartbeat(self, tmp_path: Path) -> None:
+        pf(tmp_path, vfs=[0], state=None)
+        assert await judged(tmp_path) == {"0000:6b:00.0": "good"}
+
+    async def test_a_state_that_cannot_be_read_is_no_verdict(self, tmp_path: Path) -> None:
+        write(pf(tmp_path, vfs=[0]) / "qat/state", b"\xff")
+        assert await judged(tmp_path) == {"0000:6b:00.0": "unknown"}
+
+    async def test_a_physical_function_that_lost_its_driver_is_bad(self, tmp_path: Path) -> None:
+        (pf(tmp_path, vfs=[0]) / "driver").unlink()
+        assert await judged(tmp_path) == {"0000:6b:00.0": "bad"}
+
+    async def test_a_driver_link_that_is_none_is_no_verdict(self, tmp_path: Path) -> None:
+        function = pf(tmp_path, vfs=[0])
+        (function / "driver").unlink()
+        write(function / "driver", "")
+        assert await judged(tmp_path) == {"0000:6b:00.0": "unknown"}
+
+    async def test_in_a_virtual_machine_nothing_is_judged(self, tmp_path: Path) -> None:
+        vf(tmp_path, "0000:00:05.0")
+        assert await judged(tmp_path) == {}
+
+    async def test_metrics_tell_what_is_published_and_whose_health_is_unknown(self, tmp_path: Path) -> None:
+        pf(tmp_path, "0000:6b:00.0", vfs=[0, 1])
+        pf(tmp_path, "0000:70:00.0", vfs=[0], heartbeat=None, services="dc")
+        plugin, host = QatPlugin(), Host(tmp_path)
+        devices = [device for device in plugin.scan(host) if isinstance(device, Device)]
+        await plugin.health(host, devices)
+        assert [(sample.name, *sample.labels.values(), sample.value) for sample in plugin.measure(host, devices)] == [
+            ("qat_virtual_functions", "0000:6b:00.0", "cy", 2),
+            ("qat_virtual_functions", "0000:70:00.0", "dc", 1),
+            ("qat_health_unknown", "0000:6b:00.0", 0),
+            ("qat_health_unknown", "0000:70:00.0", 1),
+        ]
+
+
+async def judged(root: Path) -> dict[str, str]:
+    plugin, host = QatPlugin(), Host(root)
+    devices = [device for device in plugin.scan(host) if isinstance(device, Device)]
+    assert devices
+    assert plugin.health_policy.bad_verdicts == 1
+    return {unit: verdict.answer for unit, verdict in (await plugin.health(host, devices)).items()}
+
+
+SPOTS = st.sampled_from(
+    [
+        *(f"sys/bus/pci/devices/0000:6b:00.1/{name}" for name in ("device", "iommu_group", "iommu_group/name", "uio")),
+        *(f"sys/bus/pci/devices/0000:6b:00.1/{name}" for name in ("physfn", "driver", "uio/uio7", "vfio-dev")),
+        *(f"sys/bus/pci/devices/0000:6b:00.0/{name}" for name in ("virtfn0", "virtfn1", "driver", "numa_node", "qat")),
+        *(f"sys/bus/pci/devices/0000:6b:00.0/qat/{name}" for name in ("state", "cfg_services")),
+        *("sys/bus/pci/drivers/4xxx/0000:6b:00.0", "sys/bus/pci/drivers/4xxx", "sys/bus/pci/devices"),
+        *("sys/kernel/debug/qat_4xxx_0000:6b:00.0/dev_cfg", "sys/kernel/debug"),
+    ]
+)
+DAMAGE = st.sampled_from(["gone", "directory", "loop", "dangling", "junk", "long", "fifo"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(spot=SPOTS, damage=DAMAGE, uio=st.booleans())
+def test_whatever_lies_in_its_place_the_other_device_is_published(
+    tmp_path_factory: pytest.TempPathFactory, spot: str, damage: str, uio: bool
+) -> None:
+    root = tmp_path_factory.mktemp("tree")
+    pf(root, "0000:6b:00.0", vfs=[0, 1], dev_cfg="")
+    pf(root, "0000:70:00.0", driver="420xx", vfs=[0], vf_id="0x4947", services="dc")
+    path = root / spot
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        path.rename(f"{path}.moved")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    match damage:
+        case "directory":
+            path.mkdir()
+        case "loop":
+            link(path, path.name)
+        case "dangling":
+            link(path, "../\udcff gone")
+        case "junk":
+            write(path, b"\xff\0\n-1")
+        case "long":
+            write(path, "x" * 100_000)
+        case "fifo":
+            os.mkfifo(path)
+        case _:
+            pass
+    plugin, host = QatPlugin(QatConfig(dpdk_driver="igb_uio" if uio else "vfio-pci", iommufd=True)), Host(root)
+    devices = list(Inventory.of("qat.intel.com", plugin.scan(host)))
+    assert devices == list(Inventory.of("qat.intel.com", plugin.scan(Host(root))))
+    if spot != "sys/bus/pci/devices":
+        assert "0000:70:00.1" in [device.id for device in devices]
