@@ -27,7 +27,7 @@ class IdxdConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How the devices of one type are to be.
 
     `driver` is to have the PCI functions of `pci_ids` (`0x0b25`), none for IAA. `templates` are those of single devices
-    by name; `notes` tell what the files say in vain.
+    by name. `force`: also what somebody uses is disabled.
     """
 
     device_type: str
@@ -35,6 +35,7 @@ class IdxdConfig(msgspec.Struct, frozen=True, kw_only=True):
     pci_ids: Sequence[str]
     template: Template
     templates: Mapping[str, Template] = {}
+    force: bool = False
 
     @property
     def family(self) -> str:
@@ -52,20 +53,19 @@ class IdxdConfig(msgspec.Struct, frozen=True, kw_only=True):
         return template.file, template.setup(number)
 
 
-def read_config(
-    config_dir: str, device_type: str = "", node_name: str = "", driver: str = "", pci_ids: str = ""
-) -> IdxdConfig:
-    """What the directory's files say for the node; the rest is from DEVICE_TYPE, NODE_NAME, DSA_DRIVER, DSA_PCI_IDS.
+def read_config(config_dir: str, environment: Mapping[str, str], *, force: bool = False) -> IdxdConfig:
+    """From the directory's files and DEVICE_TYPE, NODE_NAME, DSA_DRIVER and DSA_PCI_IDS, none of which need be there.
 
-    An empty text is as good as none. Raises `ConfigError`.
+    Raises `ConfigError`.
     """
-    device_type = device_type.strip() or "dsa"
+    device_type = environment.get("DEVICE_TYPE", "").strip() or "dsa"
     if device_type not in ("dsa", "iaa"):
         raise ConfigError("DEVICE_TYPE", 0, shown(device_type), "dsa or iaa")
-    driver = driver.strip() or IDXD
+    driver = environment.get("DSA_DRIVER", "").strip() or IDXD
     if driver not in (IDXD, VFIO_PCI):
         raise ConfigError("DSA_DRIVER", 0, shown(driver), f"{IDXD} or {VFIO_PCI}")
-    ids = (pci_ids.strip() or _PCI_IDS).lower().split()
+    node_name = environment.get("NODE_NAME", "")
+    ids = (environment.get("DSA_PCI_IDS", "").strip() or _PCI_IDS).lower().split()
     for one in ids:
         if not re.fullmatch(r"(0x)?[0-9a-f]{4}", one):
             raise ConfigError("DSA_PCI_IDS", 0, shown(one), "PCI device ids such as 0b25, blanks between them")
@@ -76,6 +76,7 @@ def read_config(
         pci_ids=[f"0x{one.removeprefix('0x')}" for one in ids] if device_type == "dsa" else (),
         template=read_template(file, device_type),
         templates=_of_single_devices(config_dir, device_type, node_name) if node_name else {},
+        force=force,
     )
 
 

@@ -89,8 +89,8 @@ def described(setup: Setup | None, found: Observed) -> dict[str, str]:
         words += [f"{name} {values[name]}" for name in ("size", "name") if values.get(name)]
         clients = found.clients[queue]
         words.append("clients unknown" if clients is None else f"clients {clients}")
-        if setup is not None and queue not in setup.attributes:
-            words.append("not in the template, not enabled")
+        if setup is not None and queue not in setup.attributes and values.get("size", "0") != "0":
+            words.append("not in the template, so not to be enabled")
         lines[place.told(queue)] = ", ".join(words)
     unsupported = [
         f"{place.told(part)} {name}"

@@ -23,24 +23,24 @@ _INTEL = "0x8086"
 _FUNCTIONS = "/sys/bus/pci/devices"
 
 
-def planners(host: Host, config: IdxdConfig, *, force: bool = False) -> Iterator[Planner]:
+def planners(host: Host, config: IdxdConfig) -> Iterator[Planner]:
     """One planner for each function that is to have another driver, and for each device.
 
     To be asked one after the other, each before the next one is taken: devices are looked for once the functions have
-    their drivers. With `force`, queues that somebody uses are disabled too. Raises `Unreadable`.
+    their drivers. Raises `Unreadable`.
     """
     functions = [one.address for one in host.pci_devices(_INTEL) if one.device in config.pci_ids]
     for address in functions:
         if config.driver != IDXD or driver_of(host, address) != IDXD:
-            yield partial(_function_plan, address, config.driver, force)
+            yield partial(_function_plan, address, config)
     elsewhere = functions if config.driver != IDXD else ()
     now = Host(host.root)
     for place in places(now, config.family):
         if _function(now, place) not in elsewhere:
-            yield partial(_device_plan, place, config, force)
+            yield partial(_device_plan, place, config)
 
 
-def _device_plan(place: Place, config: IdxdConfig, force: bool, host: Host) -> Plan:
+def _device_plan(place: Place, config: IdxdConfig, host: Host) -> Plan:
     try:
         found = observe(host, place)
     except HostError as error:
@@ -51,7 +51,7 @@ def _device_plan(place: Place, config: IdxdConfig, force: bool, host: Host) -> P
         return Plan(device=place.name, now=now, refusal=f"{file} says nothing of it")
     if wrong := list(problems(setup, found)):
         return Plan(device=place.name, now=now, failure=f"cannot be as in {file}: {'; '.join(wrong)}")
-    plan = towards(host, setup, found, force=force)
+    plan = towards(host, setup, found, force=config.force)
     return msgspec.structs.replace(plan, now=now, back=partial(_device_back, place, as_it_is(found)))
 
 
@@ -62,7 +62,8 @@ def _device_back(place: Place, before: Setup, host: Host) -> Plan:
         return Plan(device=place.name, failure=str(error))
 
 
-def _function_plan(address: str, driver: str, force: bool, host: Host) -> Plan:
+def _function_plan(address: str, config: IdxdConfig, host: Host) -> Plan:
+    driver = config.driver
     before = driver_of(host, address)
     plan = Plan(device=address, now={"driver": before or "none"})
     if before == driver:
@@ -79,7 +80,7 @@ def _function_plan(address: str, driver: str, force: bool, host: Host) -> Plan:
     except HostError as error:
         return msgspec.structs.replace(plan, failure=str(error))
     used = [name for device in found for name in _used(device)]
-    if used and not force:
+    if used and not config.force:
         return msgspec.structs.replace(plan, refusal=f"in use: {', '.join(used)}, it stays with {before}")
     steps = list(binding(host, address, driver, f"driver {before or 'none'} -> {driver}"))
     setups = [(device.place, as_it_is(device)) for device in found]
