@@ -6,8 +6,8 @@ import stat
 import tempfile
 
 
-def replace(path: str, data: bytes, prefix: str) -> None:
-    """Makes `path` a file that holds `data`, readable by all; meanwhile a file `<prefix>*.tmp` lies beside it.
+def replace(path: str, data: bytes, prefix: str, mode: int = 0o644) -> None:
+    """Makes `path` a file that holds `data`; meanwhile a file `<prefix>*.tmp` lies beside it.
 
     Raises `OSError`.
     """
@@ -15,7 +15,7 @@ def replace(path: str, data: bytes, prefix: str) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-            os.fchmod(descriptor, 0o644)
+            os.fchmod(descriptor, mode)
         os.replace(passing, path)
     except BaseException:
         with contextlib.suppress(OSError):
