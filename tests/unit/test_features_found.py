@@ -173,6 +173,12 @@ def test_links_stay_inside_the_root(tmp_path: Path) -> None:
     assert names(looked(root), "kernel.loadedmodule") == set()
 
 
+def test_the_machine_itself_is_looked_at_without_complaint() -> None:
+    host = Host("/")
+    look(host)
+    assert [note for note in host.notes if "memory" in note] == []
+
+
 FILES = ("proc/modules", "proc/cpuinfo", "proc/config.gz", "proc/sys/kernel/osrelease", f"boot/config-{RELEASE}")
 
 

@@ -27,6 +27,7 @@ _BUILT_IN = re.compile(r"([A-Za-z0-9_-]{1,64})\.ko$", re.MULTILINE)
 _OPTION = re.compile(rf"^CONFIG_({'|'.join(OPTIONS)})=[ym]$", re.MULTILINE)
 _RELEASE = re.compile(r"[A-Za-z0-9._+~-]{1,128}")
 _LIMIT = 4 * 1024 * 1024
+_PIECE = 32 * 1024
 _CONFIGURATIONS = (
     "/proc/config.gz",
     "/boot/config-{}",
@@ -164,7 +165,7 @@ def _names(host: Host, path: str) -> set[str]:
 
 
 def _content(host: Host, path: str) -> bytes | None:
-    """The file's content: procfs gives a page at a time, and these are longer than a `Host` reads as one text."""
+    """The file's content, for those that are longer than a `Host` reads as one text, or come by the page."""
     try:
         place = host.local(path)
         host.touched.add(host.resolve(path.rpartition("/")[0]))
@@ -174,18 +175,22 @@ def _content(host: Host, path: str) -> bytes | None:
             host.note(f"not read: {error}")
         return None
     try:
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                host.note(f"{path}: not a regular file")
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            host.note(f"{path}: not a regular file")
+            return None
+        data = bytearray()
+        # A sysctl wants to have as much memory as is asked for.
+        while piece := os.read(descriptor, _PIECE):
+            data += piece
+            if len(data) > _LIMIT:
+                host.note(f"{path}: more than {_LIMIT} bytes")
                 return None
-            data = file.read(_LIMIT + 1)
+        return bytes(data)
     except OSError as error:
         host.note(f"{path}: {error.strerror}")
         return None
-    if len(data) > _LIMIT:
-        host.note(f"{path}: more than {_LIMIT} bytes")
-        return None
-    return data
+    finally:
+        os.close(descriptor)
 
 
 def _text(data: bytes) -> str:

@@ -1,0 +1,376 @@
+"""`sgx_epchook` and `intel-sgx-epchook`: makes the size of a node's enclave page cache (EPC) known; `sgx-init.sh`.
+
+Three ways lead to an extended resource: the node's capacity is written (`-register`); a hook of node-feature-discovery
+(NFD) prints the size; or NFD is told by a feature file or a NodeFeature object, as it wants today. The size does not
+change while a node runs. docs/decisions/0011-epc-hook.md says why `sgx-init.sh` installs what it does.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import msgspec
+
+from accelplane.apiserver import APPLY_PATCH, JSON_PATCH, SERVICE_ACCOUNT, ApiError, ApiServer, Refused, object_path
+from accelplane.cli import logflags, signals, staticprint
+from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.features import upkeep
+from accelplane.features.upkeep import Node
+from accelplane.host import Host
+from accelplane.host.epc import Epc, read_epc
+from accelplane.node import replaced
+from accelplane.node.nfd import LabelFile
+
+log = logging.getLogger(__name__)
+
+RESOURCE = "sgx.intel.com/epc"
+LABEL = "sgx.intel.com/capable"
+FIELD_MANAGER = "intel-sgx-epchook"
+FEATURE_FILE = "intel-sgx-epc.txt"
+HOOK = "intel-sgx-epchook"
+NFD_DIRECTORY = "/etc/kubernetes/node-feature-discovery"
+OUTPUTS = ("hook", "feature-file", "node-feature")
+FATAL = 255
+
+FLAGS = (
+    Flag("register", False, "register the EPC size as an extended resource of the node"),
+    Flag("affirm", False, "fail if the EPC size is 0"),
+    Flag("node-label", False, "label the node when the EPC size is greater than 0"),
+    Flag("daemon", False, "keep what was written as it is until SIGTERM or SIGINT"),
+    Flag("cleanup", False, "remove what the other flags write, the node's resource and label if they name none of it: "
+         "at once, or with -daemon at the end"),
+    Flag("output", "hook", "how node-feature-discovery is told: hook (on standard output, not with -register), "
+         "feature-file or node-feature"),
+    Flag("features-dir", f"{NFD_DIRECTORY}/features.d", "directory of -output=feature-file"),
+    Flag("namespace", "", "namespace of -output=node-feature, the pod's own when empty"),
+    Flag("root", "/", "read sysfs and procfs under this directory"),
+    *logflags.FLAGS,
+)  # fmt: skip
+
+INSTALL_FLAGS = (
+    Flag("source-dir", f"{NFD_DIRECTORY}/source.d", "directory for the hook"),
+    Flag("features-dir", f"{NFD_DIRECTORY}/features.d", "directory for the feature file"),
+    Flag("root", "/", "read sysfs and procfs under this directory"),
+    *logflags.FLAGS,
+)
+
+_INTERVAL = 60.0
+_CLEANUP_DEADLINE = 20.0
+_CLEANUP_TRIES = 3
+_RETRY = 10.0
+_NODE_FEATURES = "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/{}/nodefeatures"
+
+
+class Fatal(Exception):
+    """What ends the command with status 255."""
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    """Something at the API whose content is of no interest."""
+
+
+class Hook:
+    """What one run is to tell, and to whom."""
+
+    def __init__(self, given: Mapping[str, Value], epc: int, environment: Mapping[str, str]) -> None:
+        values = {flag.name: flag.default for flag in FLAGS} | dict(given)
+        self.epc = epc
+        self.output = str(values["output"])
+        self.cleanup = bool(values["cleanup"])
+        # Told by NFD, the label is NFD's as well.
+        by_nfd = self.output != "hook"
+        everything = self.cleanup and not (values["register"] or values["node-label"] or values["daemon"] or by_nfd)
+        self.register = bool(values["register"]) or everything
+        self.label = (bool(values["node-label"]) and not by_nfd) or everything
+        self.features = {RESOURCE: str(epc)}
+        if values["node-label"] and epc > 0:
+            self.features[LABEL] = "true"
+        self._file = LabelFile(os.path.join(str(values["features-dir"]), FEATURE_FILE))
+        self._namespace = str(values["namespace"])
+        self._environment = environment
+        self._node_patched = False
+        self.api: ApiServer | None = None
+        if self.operations() or self.output == "node-feature" or (self.cleanup and self._cleans_node):
+            self.node_name = environment.get("NODE_NAME", "")
+            if not self.node_name:
+                raise Fatal("NODE_NAME is not set, expected the name of this pod's node (spec.nodeName)")
+            self.api = ApiServer.in_cluster(environment)
+
+    @property
+    def prints(self) -> bool:
+        return self.output == "hook" and not self.register
+
+    @property
+    def _cleans_node(self) -> bool:
+        return self.register or self.label
+
+    def operations(self) -> list[dict[str, object]]:
+        """The JSON patch of the Node, empty where there is nothing to be written."""
+        operations: list[dict[str, object]] = []
+        if self.register:
+            operations.append({"op": "add", "path": _pointer("status", "capacity", RESOURCE), "value": self.epc})
+        if self.label and self.epc > 0:
+            operations.append({"op": "add", "path": _pointer("metadata", "labels", LABEL), "value": "true"})
+        return operations
+
+    async def settle(self, node: Node) -> bool:
+        """Writes the Node the first time, later when it is not as written. Raises `ApiError`."""
+        as_wanted = (not self.register or upkeep.amount(node.capacity.get(RESOURCE)) == self.epc) and (
+            not self.label or self.epc == 0 or node.labels.get(LABEL) == "true"
+        )
+        if as_wanted and self._node_patched:
+            return False
+        if self._node_patched:
+            log.warning("node %s: EPC is not as it was registered, registering again", node.metadata.name)
+        operations = self.operations()
+        # A patch cannot add to what is not there, which happens to nodes that have just been made.
+        if self.register and node.status.capacity is None:
+            operations.insert(0, {"op": "add", "path": "/status/capacity", "value": {}})
+        if self.label and node.metadata.labels is None:
+            operations.insert(0, {"op": "add", "path": "/metadata/labels", "value": {}})
+        await self._patch(operations)
+        self._node_patched = True
+        log.info("node %s: patched: %s", node.metadata.name, ", ".join(str(each["path"]) for each in operations))
+        return True
+
+    async def tell(self) -> None:
+        """Tells NFD what is not printed. Raises `ApiError`, or `OSError`."""
+        if self.output == "feature-file":
+            if self._file.write(self.features):
+                log.info("%s: written", self._file.path)
+        elif self.output == "node-feature":
+            await self._apply_node_feature()
+
+    async def clean(self) -> None:
+        """Removes what `settle` and `tell` write. Raises `ApiError`, or `OSError`."""
+        if self._cleans_node and self.api is not None:
+            await self._clean_node(self.api)
+        if self.output == "feature-file" and self._file.remove():
+            log.info("%s: removed", self._file.path)
+        if self.output == "node-feature" and self.api is not None:
+            try:
+                await self.api.delete(self._node_feature)
+            except Refused as error:
+                if error.status != 404:
+                    raise
+
+    async def _clean_node(self, api: ApiServer) -> None:
+        for tries in range(1, _CLEANUP_TRIES + 1):
+            node = await upkeep.read(api, self.node_name)
+            operations: list[dict[str, object]] = []
+            if self.register and RESOURCE in node.capacity:
+                operations.append({"op": "remove", "path": _pointer("status", "capacity", RESOURCE)})
+            if self.label and LABEL in node.labels:
+                operations.append({"op": "remove", "path": _pointer("metadata", "labels", LABEL)})
+            if not operations:
+                return
+            try:
+                await self._patch(operations)
+            except Refused as error:
+                # Somebody else was faster with a part of it.
+                if error.status not in (409, 422) or tries == _CLEANUP_TRIES:
+                    raise
+                continue
+            log.info("node %s: removed: %s", self.node_name, ", ".join(str(each["path"]) for each in operations))
+            return
+
+    async def _patch(self, operations: Sequence[Mapping[str, object]]) -> None:
+        if self.api is not None:
+            path = f"{object_path(upkeep.NODES, self.node_name)}/status"
+            await self.api.patch(path, operations, JSON_PATCH, Node)
+
+    @property
+    def _node_feature(self) -> str:
+        namespace = self._namespace or _own_namespace()
+        return object_path(_NODE_FEATURES.format(namespace), f"{self.node_name}-sgx-epc")
+
+    async def _apply_node_feature(self) -> None:
+        """What NFD's own worker would make of the hook: labels, and features for rules. It goes with the node."""
+        if self.api is None:
+            return
+        node = await upkeep.read(self.api, self.node_name)
+        owner = {"apiVersion": "v1", "kind": "Node", "name": self.node_name, "uid": node.metadata.uid}
+        elements = {"elements": self.features}
+        body = {
+            "apiVersion": "nfd.k8s-sigs.io/v1alpha1",
+            "kind": "NodeFeature",
+            "metadata": {
+                "name": f"{self.node_name}-sgx-epc",
+                "labels": {"nfd.node.kubernetes.io/node-name": self.node_name},
+                "ownerReferences": [owner],
+            },
+            "spec": {
+                "features": {
+                    "attributes": {"local.label": elements, "local.feature": elements},
+                    "flags": {},
+                    "instances": {},
+                },
+                "labels": self.features,
+            },
+        }
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        await self.api.patch(self._node_feature, body, APPLY_PATCH, _Identity, query=query)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The entry point; 255 for what is fatal, 2 for flags."""
+    words = sys.argv[1:] if arguments is None else arguments
+    given = parse_or_exit(HOOK, FLAGS, words, lenient=True)
+    if given.get("daemon"):
+        signals.end_at_once()
+    else:
+        signals.end_as_usual()
+    try:
+        logflags.start(given, HOOK)
+        if given.get("output", "hook") not in OUTPUTS:
+            raise Fatal(f"-output: {given['output']!a}: expected one of {', '.join(OUTPUTS)}")
+        log.info("starting")
+        epc = _epc(str(given.get("root", "/")))
+        if epc == 0 and given.get("affirm"):
+            raise Fatal("SGX EPC is not available")
+        hook = Hook(given, epc, os.environ)
+        asyncio.run(_daemon(hook) if given.get("daemon") else _once(hook))
+    except (Fatal, ApiError, ValueError) as error:
+        log.critical("%s", error)
+        return FATAL
+    except OSError as error:
+        log.critical("%s%s", f"{error.filename}: " if error.filename else "", error.strerror or error)
+        return FATAL
+    return 0
+
+
+def install(arguments: Sequence[str] | None = None) -> int:
+    """`sgx-init.sh`: installs a hook for NFD that prints the size, and a feature file, wherever there is a place."""
+    words = sys.argv[1:] if arguments is None else arguments
+    given = parse_or_exit("sgx-init.sh", INSTALL_FLAGS, words, lenient=True)
+    signals.end_as_usual()
+    values = {flag.name: flag.default for flag in INSTALL_FLAGS} | given
+    sources, features = str(values["source-dir"]), str(values["features-dir"])
+    try:
+        logflags.start(given, "sgx-init.sh")
+        epc = _epc(str(values["root"]))
+        places = [place for place in (sources, features) if os.path.isdir(place)]
+        if not places:
+            raise Fatal(f"neither {sources} nor {features} is a directory, expected one of them to be mounted")
+        if sources in places:
+            _install_hook(os.path.join(sources, HOOK), f"{RESOURCE}={epc}")
+        if features in places:
+            file = LabelFile(os.path.join(features, FEATURE_FILE))
+            log.info("%s: %s", file.path, "written" if file.write({RESOURCE: str(epc)}) else "is as it should be")
+    except (Fatal, ValueError) as error:
+        log.critical("%s", error)
+        return 1
+    except OSError as error:
+        log.critical("%s%s", f"{error.filename}: " if error.filename else "", error.strerror or error)
+        return 1
+    return 0
+
+
+def _install_hook(path: str, text: str) -> None:
+    """Raises `OSError`."""
+    if os.uname().machine != staticprint.MACHINE:
+        log.warning("%s: not installed, it is a program for %s", path, staticprint.MACHINE)
+        return
+    # NFD passes over names that begin with a dot, so it never runs half a program.
+    replaced.replace(path, staticprint.program(text.encode()), prefix=".epchook", mode=0o755)
+    log.info("%s: installed, prints %s", path, text)
+
+
+def _epc(root: str) -> int:
+    found: Epc = read_epc(Host(root))
+    for disagreement in found.disagreements:
+        log.warning("%s", disagreement)
+    log.info("EPC: %d bytes (source: %s)", found.total, found.source)
+    return found.total
+
+
+async def _once(hook: Hook) -> None:
+    if hook.cleanup:
+        await hook.clean()
+        return
+    if hook.api is not None and hook.operations():
+        await hook.settle(await upkeep.read(hook.api, hook.node_name))
+    await hook.tell()
+    _print(hook)
+
+
+async def _daemon(hook: Hook) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in signals.ENDING:
+        loop.add_signal_handler(number, stop.set)
+    tasks = [asyncio.create_task(_keep_told(hook))]
+    if hook.api is not None and hook.operations():
+        tasks.append(asyncio.create_task(upkeep.keep(hook.api, hook.node_name, _printing(hook), interval=_INTERVAL)))
+    else:
+        _print(hook)
+    ended = asyncio.create_task(stop.wait())
+    try:
+        done, _pending = await asyncio.wait((ended, *tasks), return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in (ended, *tasks):
+            task.cancel()
+        await asyncio.gather(ended, *tasks, return_exceptions=True)
+    if hook.cleanup:
+        try:
+            async with asyncio.timeout(_CLEANUP_DEADLINE):
+                await hook.clean()
+        except TimeoutError:
+            raise Fatal(f"not everything could be removed within {_CLEANUP_DEADLINE:g} s") from None
+
+
+def _printing(hook: Hook) -> Callable[[Node], Awaitable[bool]]:
+    """`hook.settle`, and what is to be printed behind the first one."""
+    printed = False
+
+    async def settle(node: Node) -> bool:
+        nonlocal printed
+        changed = await hook.settle(node)
+        if not printed:
+            printed = True
+            _print(hook)
+        return changed
+
+    return settle
+
+
+async def _keep_told(hook: Hook) -> None:
+    """Tells NFD again and again: somebody may remove a file or an object."""
+    problem = ""
+    while True:
+        try:
+            await hook.tell()
+            problem = ""
+            await asyncio.sleep(_INTERVAL)
+        except (ApiError, OSError) as error:
+            if str(error) != problem:
+                problem = str(error)
+                log.error("%s; trying again every %g s", problem, _RETRY)
+            await asyncio.sleep(_RETRY)
+
+
+def _print(hook: Hook) -> None:
+    if hook.prints:
+        # Without an end of the line, as NFD's hooks of this name have always done.
+        sys.stdout.write(f"{RESOURCE}={hook.epc}")
+        sys.stdout.flush()
+
+
+def _pointer(*words: str) -> str:
+    return "".join("/" + word.replace("~", "~0").replace("/", "~1") for word in words)
+
+
+def _own_namespace() -> str:
+    try:
+        with open(f"{SERVICE_ACCOUNT}/namespace", encoding="ascii") as file:
+            return file.read(254).strip()
+    except (OSError, ValueError) as error:
+        raise Fatal(f"-namespace is not given, and the pod's own is not known: {error}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
