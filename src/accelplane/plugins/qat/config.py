@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from accelplane.host.drivers import VFIO_PCI
 from accelplane.plugins.base import Config
-from accelplane.plugins.options import AllocationPolicy, check_choice
+from accelplane.plugins.options import check_choice
 from accelplane.plugins.policies import POLICIES
 from accelplane.plugins.qat.models import BY_VF_DRIVER
 
@@ -26,7 +26,13 @@ class QatConfig(Config, frozen=True, kw_only=True):
         str, Meta(description="kernel drivers of virtual functions (4xxxvf,c6xxvf,...): whose devices to publish")
     ] = "4xxxvf,420xxvf"
     max_num_devices: Annotated[int, Meta(description="most virtual functions to publish on a node")] = 64
-    allocation_policy: AllocationPolicy = "none"
+    allocation_policy: Annotated[
+        str,
+        Meta(
+            description="which devices a container gets best: none (as they come), balanced (of different physical "
+            "functions) or packed (of one)"
+        ),
+    ] = "none"
     max_num_devices_by: Annotated[
         str,
         Meta(
