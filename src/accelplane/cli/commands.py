@@ -7,6 +7,7 @@ import sys
 import click
 
 from accelplane import __version__
+from accelplane.cli.provision import provision
 
 _KUBELET_DIR = click.option(
     "--kubelet-dir", default="/var/lib/kubelet", show_default=True, help="The kubelet's directory."
@@ -78,6 +79,9 @@ def demo(keep: bool, svg: str) -> None:
     from accelplane.cli.demo import run  # noqa: PLC0415
 
     sys.exit(run(keep=keep, svg=svg))
+
+
+accelplane.add_command(provision)
 
 
 def _require_simulate() -> None:

@@ -43,11 +43,15 @@ _NOT_TO_BE_HAD = (errno.EBUSY, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class DlbConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wanted: how many VFs each PF has, or only the first one. `resources` of each VF, where they are told."""
+    """What is wanted: how many VFs each PF has, or only the first one. `resources` of each VF, where they are told.
+
+    `force`: VFs that are there in another number are replaced. `file` is where that is written.
+    """
 
     vfs: int = 1
     pfs: str = "all"
     resources: Mapping[str, int] = {}
+    file: str = ""
     force: bool = False
 
 
@@ -104,11 +108,11 @@ def parse(path: str, text: str, pfs: str = "all") -> DlbConfig:
             pfs = _choice(path, number, line, value)
         else:
             resources[key] = _within(path, number, line, value, 2**31 - 1)
-    return DlbConfig(vfs=vfs, pfs=pfs, resources=resources)
+    return DlbConfig(vfs=vfs, pfs=pfs, resources=resources, file=path)
 
 
 def planners(host: Host, config: DlbConfig) -> list[Planner]:
-    """A planner for each PF that the configuration is about."""
+    """A planner for each PF that the configuration is about. Raises `Unreadable`."""
     try:
         names = host.names(_DRIVERS)
     except Missing:
@@ -138,9 +142,10 @@ def plan(config: DlbConfig, address: str, host: Host) -> Plan:
         return replace(made, steps=steps, later=[f"resources of each VF: {_listed(share)}"])
     if pf.count != config.vfs:
         return replace(made, refusal=f"{pf.count} VFs are enabled, {config.vfs} wanted, which stays so unless forced")
+    notes = [f"{pf.count} VFs are enabled, {len(pf.vfs)} are to be seen"] if len(pf.vfs) != pf.count else []
     bare = [vf for vf in pf.vfs if _is_bare(vf, share)]
     what = f"resources of {len(bare)} VF{'s' * (len(bare) > 1)}: {_listed(share)}"
-    return replace(made, steps=[step for vf in bare for step in _provided(vf, share, what)])
+    return replace(made, steps=[step for vf in bare for step in _provided(vf, share, what)], notes=notes)
 
 
 def _look(host: Host, path: str) -> _Pf:

@@ -43,13 +43,14 @@ class QatConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What is wanted of every PF with one of `pf_ids`. Empty `services` and `auto_reset` are left as they are.
 
     `vf_driver` gets the VFs, empty leaves them to whom they are. `force`: VFs that are there in another number are
-    replaced, and those of UIO drivers taken.
+    replaced, and those of UIO drivers taken. `file` is where that is written.
     """
 
     services: str = ""
     auto_reset: str = ""
     pf_ids: Sequence[str] = DEFAULT_PF_IDS
     vf_driver: str = VFIO_PCI
+    file: str = ""
     force: bool = False
 
 
@@ -98,6 +99,7 @@ def read_config(config_dir: str, environment: Mapping[str, str], *, force: bool 
         auto_reset=auto_reset,
         pf_ids=pf_ids,
         vf_driver="" if vf_driver == "none" else vf_driver,
+        file=file.path if file else "",
         force=force,
     )
 
@@ -119,7 +121,7 @@ def parse(path: str, text: str) -> tuple[str, str]:
             raise ConfigError(path, number, shown(line), f"{_AUTO_RESET}=on or {_AUTO_RESET}=off")
         if what == _SERVICES and not _is_accepted(value):
             keys = "" if equals and key == _SERVICES else f" (or {_AUTO_RESET}=on or off)"
-            raise ConfigError(path, number, shown(line), f"{_SERVICES}= one of {', '.join(SERVICES)}{keys}")
+            raise ConfigError(path, number, shown(line), f"{_SERVICES}= and one of {', '.join(SERVICES)}{keys}")
         if what in found:
             raise ConfigError(path, number, f"{shown(line)} as one more line with {what}", "one only")
         found[what] = value
@@ -127,7 +129,7 @@ def parse(path: str, text: str) -> tuple[str, str]:
 
 
 def planners(host: Host, config: QatConfig) -> list[Planner]:
-    """A planner for each PF that the configuration is about."""
+    """A planner for each PF that the configuration is about. Raises `Unreadable`."""
     wanted = {f"0x{number.removeprefix('0x')}" for number in config.pf_ids}
     return [
         partial(plan, config, device.address) for device in host.pci_devices(f"0x{VENDOR}") if device.device in wanted
@@ -163,6 +165,8 @@ def plan(config: QatConfig, address: str, host: Host) -> Plan:
     else:
         if pf.count != pf.total:
             notes.append(f"{pf.count} of {pf.total} possible VFs are enabled, which stays so unless forced")
+        if len(pf.vfs) != pf.count:
+            notes.append(f"{pf.count} VFs are enabled, {len(pf.vfs)} are to be seen")
         notes += _occupations(config, unbound)
         what = f"driver of {len(free)} VF{'s' * (len(free) > 1)} -> {config.vf_driver}"
         for vf in free:
