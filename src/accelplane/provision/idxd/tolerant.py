@@ -77,7 +77,7 @@ class _Reader:
 
     def value(self, depth: int) -> Value:
         token = self.take()
-        if depth > _MAX_DEPTH:
+        if token.text in ("[", "{") and depth == _MAX_DEPTH:
             raise ConfigError(self._file, token.line, f"more than {_MAX_DEPTH} brackets in each other", "fewer")
         if token.text == "[":
             return Value(self._list(depth), token.line)
