@@ -1,6 +1,7 @@
 """A `Host` over the emulated kernel in memory: what provisioning reads and writes goes to a kernel that reacts.
 
-`writes` logs what was written; nothing else of a host is there than what planners and the engine use.
+`writes` logs what was written, `held` names the VFIO groups that somebody has open (`/dev/vfio/12`). Nothing else of a
+host is there than what planners, the engine and driver binding use.
 """
 
 import errno
@@ -9,8 +10,24 @@ import stat
 
 from accelplane.host import Host, Missing, Refused, Unreadable
 from accelplane.simulate.kernel import Kernel
+from accelplane.simulate.kernel.model import Attribute, Link
 
 _MISSING = (errno.ENOENT, errno.ENODEV, errno.ENXIO)
+
+
+def snapshot(kernel: Kernel) -> dict[str, str]:
+    """All that the kernel's sysfs says of devices and drivers."""
+    found: dict[str, str] = {}
+    for top in ("/sys/devices", "/sys/bus"):
+        for path, entry in kernel.tree.walk(top):
+            if isinstance(entry, Link):
+                found[path] = entry.target
+            elif isinstance(entry, Attribute) and entry.mode & 0o444:
+                try:
+                    found[path] = entry.content().decode()
+                except OSError as error:
+                    found[path] = str(error.errno)
+    return found
 
 
 class KernelHost(Host):
@@ -18,6 +35,7 @@ class KernelHost(Host):
         super().__init__("/nowhere")
         self.kernel = kernel
         self.writes = writes
+        self.held: set[str] = set()
 
     def raw_text(self, path: str) -> str:
         try:
@@ -39,6 +57,11 @@ class KernelHost(Host):
                 raise problem from None
             raise Refused(path, f"{problem.problem} (writing {text!a})", problem.errno) from None
         self.writes.append((path, text))
+
+    def local(self, path: str) -> str:
+        if path in self.held:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))  # what open(2) says of a group that is open
+        return super().local(path)
 
     def names(self, path: str) -> list[str]:
         try:
