@@ -160,14 +160,9 @@ def plan(config: QatConfig, address: str, host: Host) -> Plan:
     notes: list[str] = []
     if anew or not pf.count:
         steps.append(_vfs(pf, 0, pf.total or 0))
-        if config.vf_driver:
-            later.append(f"driver of the VFs -> {config.vf_driver}")
+        later += [f"driver of the VFs -> {config.vf_driver}"] if config.vf_driver else []
     else:
-        if pf.count != pf.total:
-            notes.append(f"{pf.count} of {pf.total} possible VFs are enabled, which stays so unless forced")
-        if len(pf.vfs) != pf.count:
-            notes.append(f"{pf.count} VFs are enabled, {len(pf.vfs)} are to be seen")
-        notes += _occupations(config, unbound)
+        notes += _shortcomings(config, pf, unbound)
         what = f"driver of {len(free)} VF{'s' * (len(free) > 1)} -> {config.vf_driver}"
         for vf in free:
             steps += binding(host, vf.address, config.vf_driver, what, part=vf.address)
@@ -276,6 +271,15 @@ def _occupations(config: QatConfig, vfs: Sequence[_Vf]) -> list[str]:
     return [
         f"VF {first}{f' and {len(others)} more' if others else ''}: {why}" for why, (first, *others) in told.items()
     ]
+
+
+def _shortcomings(config: QatConfig, pf: _Pf, unbound: Sequence[_Vf]) -> Iterator[str]:
+    """What is not as wanted of the VFs that are there, and stays so."""
+    if pf.count != pf.total:
+        yield f"{pf.count} of {pf.total} possible VFs are enabled, which stays so unless forced"
+    if pf.count != len(pf.vfs):
+        yield f"{pf.count} VFs are enabled, {len(pf.vfs)} are to be seen"
+    yield from _occupations(config, unbound)
 
 
 def _services(config: QatConfig, pf: _Pf, change: str) -> Iterator[Step]:

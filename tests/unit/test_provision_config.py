@@ -1,0 +1,96 @@
+"""Provisioning's configuration files: which one counts, and what is wrong with it."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelplane.provision.config import CONFIG_LIMIT, ConfigError, ConfigFile, find, read, shown
+
+
+@pytest.mark.parametrize(
+    ("there", "node_name", "counts"),
+    [
+        ([], "node1", None),
+        (["qat.conf"], "", "qat.conf"),
+        (["qat.conf"], "node1", "qat.conf"),
+        (["qat.conf", "qat-node1.conf"], "node1", "qat-node1.conf"),
+        (["qat.conf", "qat-node1.conf"], "node2", "qat.conf"),
+        (["qat-node1.conf"], "", None),
+        (["dlb.conf"], "node1", None),
+    ],
+)
+def test_the_file_of_the_node_counts_before_that_of_all_nodes(
+    tmp_path: Path, there: list[str], node_name: str, counts: str | None
+) -> None:
+    for name in there:
+        (tmp_path / name).write_text(name)
+    found = find(str(tmp_path), "qat", node_name)
+    assert found == (ConfigFile(str(tmp_path / counts), counts) if counts else None)
+
+
+def test_no_directory_is_as_good_as_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert find(str(tmp_path / "nothing"), "qat", "node1") is None
+    assert find(str(tmp_path / "file"), "qat", "node1") is None
+
+
+@pytest.mark.parametrize("node_name", ["../etc/passwd", "a/b", "a\0b", "n" * 254])
+def test_a_node_name_never_leads_out_of_the_directory(tmp_path: Path, node_name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^NODE_NAME: found .*, expected the name of a Kubernetes node$"):
+        find(str(tmp_path), "qat", node_name)
+
+
+def directory(path: Path) -> None:
+    path.mkdir()
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def too_large(path: Path) -> None:
+    path.write_bytes(b"#" * (CONFIG_LIMIT + 1))
+
+
+def no_text(path: Path) -> None:
+    path.write_bytes(b"ServicesEnabled=dc\n\xff\xfe")
+
+
+def looped(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize(
+    ("make", "line", "found"),
+    [
+        (directory, 0, "Is a directory"),
+        (fifo, 0, "no regular file"),
+        (too_large, 0, "more than 1048576 bytes"),
+        (no_text, 2, "ff fe"),
+        (looped, 0, "symbolic links"),
+    ],
+)
+def test_what_cannot_be_read_is_told_by_file_and_line(tmp_path: Path, make: object, line: int, found: str) -> None:
+    path = tmp_path / "qat.conf"
+    make(path)  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
+    with pytest.raises(ConfigError) as problem:
+        read(str(path))
+    assert (problem.value.file, problem.value.line) == (str(path), line)
+    assert found in problem.value.found
+
+
+def test_a_file_as_a_mounted_configmap_has_it_is_read_through_its_links(tmp_path: Path) -> None:
+    (tmp_path / "..2026").mkdir()
+    (tmp_path / "..2026" / "qat.conf").write_text("dc")
+    (tmp_path / "..data").symlink_to("..2026")
+    (tmp_path / "qat.conf").symlink_to("..data/qat.conf")
+    assert read(str(tmp_path / "qat.conf")) == "dc"
+
+
+@given(st.text())
+def test_what_is_shown_of_strange_texts_is_short_and_printable(text: str) -> None:
+    assert len(shown(text)) <= 81 * 10 + 2
+    assert shown(text).isprintable()

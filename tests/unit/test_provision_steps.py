@@ -1,0 +1,197 @@
+"""The engine of provisioning: what becomes of a device whose steps succeed, are refused, or have no effect."""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from trees import write
+
+from accelplane.host import Host, HostError, Refused
+from accelplane.provision.steps import Outcome, Plan, Planner, Step, apply, planned
+
+A, B = "/sys/a", "/sys/b"
+
+
+class Files(Host):
+    """Attributes that take what is written, but for those that `refuse` or ignore it; `writes` has what was written."""
+
+    def __init__(self, root: str, refuse: dict[tuple[str, str], int], ignore: set[str], writes: list[str]) -> None:
+        super().__init__(root)
+        self._refuse = refuse
+        self._ignore = ignore
+        self._writes = writes
+
+    def write(self, path: str, text: str) -> None:
+        if number := self._refuse.get((path, text)):
+            raise Refused(path, "no", number)
+        self._writes.append(f"{path}={text}")
+        if path not in self._ignore:
+            super().write(path, text)
+
+
+class Device:
+    """A device with two attributes, both of them 0 and wanted to be 1."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.refuse: dict[tuple[str, str], int] = {}
+        self.ignore: set[str] = set()
+        self.writes: list[str] = []
+        for path in (A, B):
+            write(root / path[1:], "0")
+
+    def host(self, root: str) -> Host:
+        return Files(root, self.refuse, self.ignore, self.writes)
+
+    def apply(self, planner: Planner) -> Outcome:
+        (outcome,) = apply(str(self.root), [planner], patience=0, host=self.host)
+        return outcome
+
+    def values(self) -> tuple[str, str]:
+        host = Host(self.root)
+        return host.text(A), host.text(B)
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(tmp_path)
+
+
+def both(**more: object) -> Planner:
+    """Plans the second attribute once the first one is right."""
+
+    def planner(host: Host) -> Plan:
+        values = {"a": host.text(A), "b": host.text(B)}
+        first = [step(A, **more)] if values["a"] != "1" else []
+        second = [step(B, **more)] if not first and values["b"] != "1" else []
+        return Plan(device="d", now=values, steps=[*first, *second], later=["b"] if first else [])
+
+    return planner
+
+
+def step(path: str, **more: object) -> Step:
+    fields = {"what": path[-1], "path": path, "text": "1", "undo": (path, "0"), **more}
+    return Step(**fields)  # pyright: ignore[reportArgumentType]
+
+
+def test_steps_are_taken_round_after_round_until_nothing_is_left_to_write(device: Device) -> None:
+    outcome = device.apply(both())
+    assert outcome == Outcome(device="d", state="changed", steps=["a", "b"], now={"a": "1", "b": "1"})
+    assert device.writes == [f"{A}=1", f"{B}=1"]
+
+
+def test_a_second_run_writes_nothing(device: Device) -> None:
+    device.apply(both())
+    device.writes.clear()
+    assert device.apply(both()).state == "as wanted"
+    assert device.writes == []
+
+
+def test_a_plan_tells_what_comes_later_too_and_writes_nothing(device: Device) -> None:
+    (outcome,) = planned(str(device.root), [both()], host=device.host)
+    assert outcome == Outcome(device="d", state="to do", steps=["a", "b"], now={"a": "0", "b": "0"})
+    assert device.writes == []
+
+
+def explain(_host: Host, _error: HostError) -> str:
+    return "it is raining"
+
+
+class Trouble(NamedTuple):
+    """Writes that are refused, attributes that ignore them, and what comes of it."""
+
+    refuse: dict[tuple[str, str], int]
+    state: str
+    reason: str
+    values: tuple[str, str] = ("0", "0")
+    ignore: tuple[str, ...] = ()
+    more: dict[str, object] = {}
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        Trouble({(B, "1"): errno.EIO}, "put back", "b: /sys/b: no"),
+        Trouble({(A, "1"): errno.EIO}, "failed", "a: /sys/a: no"),
+        Trouble({(A, "1"): errno.EBUSY}, "left alone", "in use: a: /sys/a: no"),
+        Trouble({(A, "1"): errno.EROFS}, "left alone", "a: /sys/a: no", more={"leaves": (errno.EROFS,)}),
+        Trouble({(B, "1"): errno.EBUSY}, "put back", "b: /sys/b: no"),
+        Trouble({(A, "1"): errno.EIO}, "failed", "it is raining", more={"explain": explain}),
+        Trouble({}, "put back", "/sys/b: took '1', to no effect", ignore=(B,)),
+        Trouble({(B, "1"): 5, (A, "0"): 5}, "failed", "could not be put back: /sys/a: no", values=("1", "0")),
+        Trouble({(B, "1"): errno.EIO}, "failed", "and stays: a", values=("1", "0"), more={"undo": None}),
+    ],
+    ids=lambda trouble: trouble.reason,
+)
+def test_a_device_that_cannot_be_finished_is_as_it_was_and_says_why(device: Device, trouble: Trouble) -> None:
+    device.refuse, device.ignore = trouble.refuse, set(trouble.ignore)
+    outcome = device.apply(both(**trouble.more))
+    assert (outcome.state, device.values()) == (trouble.state, trouble.values)
+    assert trouble.reason in outcome.reason
+    assert outcome.failed == (trouble.state != "left alone")
+    assert outcome.now == dict(zip("ab", trouble.values, strict=True))
+
+
+def two_parts(host: Host) -> Plan:
+    return Plan(device="d", steps=[step(path, part=path, what="x") for path in (A, B) if host.text(path) != "1"])
+
+
+def test_a_part_that_fails_does_not_keep_the_others(device: Device) -> None:
+    device.refuse = {(A, "1"): errno.EBUSY}
+    outcome = device.apply(two_parts)
+    assert (outcome.state, outcome.steps, device.values()) == ("failed", ["x"], ("0", "1"))
+    assert "/sys/a: no" in outcome.reason
+
+
+def test_parts_that_fail_alike_are_told_once(device: Device) -> None:
+    device.refuse = {(A, "1"): errno.EIO, (B, "1"): errno.EIO}
+    assert device.apply(two_parts).reason == "x: /sys/a: no; likewise 1 more"
+
+
+@pytest.mark.parametrize(
+    ("plan", "state", "reason"),
+    [
+        (Plan(device="d", refusal="somebody has it", steps=[step(A)]), "left alone", "somebody has it"),
+        (Plan(device="d", failure="it is broken", steps=[step(A)]), "failed", "it is broken"),
+        (Plan(device="d", notes=["fewer than wanted"]), "left alone", ""),
+        (Plan(device="d"), "as wanted", ""),
+    ],
+)
+def test_nothing_is_written_to_a_device_that_is_refused_broken_or_fine(
+    device: Device, plan: Plan, state: str, reason: str
+) -> None:
+    outcome = device.apply(lambda _host: plan)
+    assert (outcome.state, outcome.reason, outcome.notes) == (state, reason, plan.notes)
+    assert device.writes == []
+
+
+def test_the_way_back_may_be_planned_too(device: Device) -> None:
+    device.refuse = {(B, "1"): errno.EIO}
+
+    def back(host: Host) -> Plan:
+        wrong = host.text(A) != "0"
+        return Plan(device="d", steps=[Step(what="a", path=A, text="0")] if wrong else [])
+
+    def forth(host: Host) -> Plan:
+        return Plan(device="d", steps=[step(A, undo=None), step(B)] if host.text(B) != "1" else [], back=back)
+
+    assert device.apply(forth).state == "put back"
+    assert device.values() == ("0", "0")
+
+
+def test_a_device_whose_plan_never_ends_is_given_up(device: Device) -> None:
+    def planner(host: Host) -> Plan:
+        number = str(int(host.text(A)) + 1)
+        return Plan(device="d", steps=[Step(what="a", path=A, text=number, undo=(A, "0"))])
+
+    outcome = device.apply(planner)
+    assert outcome.state == "put back"
+    assert "not as wanted after 10 rounds" in outcome.reason
+
+
+def test_one_device_in_trouble_does_not_keep_the_next_one(device: Device) -> None:
+    broken: Callable[[Host], Plan] = lambda _host: Plan(device="broken", failure="it is broken")  # noqa: E731
+    outcomes = apply(str(device.root), [broken, both()], patience=0, host=device.host)
+    assert [outcome.state for outcome in outcomes] == ["failed", "changed"]
