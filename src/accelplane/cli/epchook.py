@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if epc == 0 and given.get("affirm"):
             raise Fatal("SGX EPC is not available")
         hook = Hook(given, epc, os.environ)
-        asyncio.run(_daemon(hook) if given.get("daemon") else _once(hook))
+        asyncio.run(_daemon(hook) if given.get("daemon") else once(hook))
     except (Fatal, ApiError, ValueError) as error:
         log.critical("%s", error)
         return FATAL
@@ -286,7 +286,8 @@ def _epc(root: str) -> int:
     return found.total
 
 
-async def _once(hook: Hook) -> None:
+async def once(hook: Hook) -> None:
+    """Writes, tells and prints, or cleans, and is done. Raises `ApiError`, or `OSError`."""
     if hook.cleanup:
         await hook.clean()
         return

@@ -174,14 +174,25 @@ async def _follow(plan: Plan, api: ApiServer | None) -> None:
         outcomes = looks("labels", plan.root, found, watcher, subsystems=SUBSYSTEMS, interval=SAFETY_INTERVAL)
         async with contextlib.aclosing(outcomes):
             if api is None:
-                await follow_into_file(outcomes, _file(plan), epc=plan.epc)
+                await _follow_into_file(outcomes, _file(plan), epc=plan.epc)
             else:
                 await _follow_on_node(plan, api, outcomes)
     finally:
         watcher.close()
 
 
-async def follow_into_file(outcomes: AsyncGenerator[Outcome, None], file: LabelFile, *, epc: bool) -> None:
+async def into_file(root: str, directory: str, watcher: Watcher) -> None:
+    """Keeps a feature file in `directory` as the host below `root` is, for the agent; it is removed at the end."""
+    file = LabelFile(os.path.join(directory, FEATURE_FILE))
+    outcomes = looks("labels", root, found, watcher, subsystems=SUBSYSTEMS, interval=SAFETY_INTERVAL)
+    try:
+        async with contextlib.aclosing(outcomes):
+            await _follow_into_file(outcomes, file, epc=False)
+    finally:
+        file.remove()
+
+
+async def _follow_into_file(outcomes: AsyncGenerator[Outcome, None], file: LabelFile, *, epc: bool) -> None:
     """Keeps the feature file as the last outcome says; what cannot be written is told, and tried at the next one."""
     async for outcome in outcomes:
         labels = shown(outcome, epc=epc)
@@ -230,6 +241,9 @@ def _print(plan: Plan) -> None:
         log.warning("%s", note)
     if plan.output == "json":
         print(msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode())
+        return
+    if not outcome.labels:
+        print("no rule holds for this node")
         return
     rows = [("LABEL", "VALUE"), *sorted(outcome.labels.items())]
     if outcome.resources:

@@ -14,7 +14,7 @@ from accelplane.cli.goflags import Flag, Value, flags_of, parse_or_exit
 from accelplane.devices import Inventory, Skipped
 from accelplane.host import Host, HostError
 from accelplane.node import config as configuration
-from accelplane.node.agent import Agent, Plugins, with_overrides
+from accelplane.node.agent import Agent, Companion, Plugins, with_overrides
 from accelplane.node.plugins import PluginType, installed
 from accelplane.node.runner import explained, scanned
 from accelplane.node.settings import ConfigurationError, Settings
@@ -40,7 +40,9 @@ FLAGS = (
 _NODE_FLAGS = (
     Flag("plugins", "", "comma-separated plugins to run; all that are installed when empty"),
     Flag("config", "", "YAML file with the plugins' options, read again when it changes"),
+    Flag("labels", "off", "node labels of what the node has: off, nfd (a file in -nfd-dir) or node (on the Node)"),
 )
+_LABELS = ("off", "nfd", "node")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = configuration.read(path) if path else configuration.AgentConfig()
         return _configured(given, config, path, named)
 
-    return run("accelplane-node", given, load, config_file=path or None)
+    return run("accelplane-node", given, load, config_file=path or None, labels=str(given.get("labels", "off")))
 
 
 def dropin(program: str, plugin_type: PluginType, name: str, arguments: Sequence[str] | None = None) -> int:
@@ -80,8 +82,9 @@ def run(
     load: Callable[[], tuple[Settings, Plugins]],
     *,
     config_file: str | None = None,
+    labels: str = "off",
 ) -> int:
-    """Runs an agent until SIGTERM or SIGINT; the process's exit code."""
+    """Runs an agent until SIGTERM or SIGINT; the process's exit code. `labels` is the flag of that name."""
     if given.get("version"):
         print(f"accelplane {__version__}")
         return 0
@@ -96,7 +99,8 @@ def run(
         if given.get("check"):
             signals.end_as_usual()
             return asyncio.run(_print_check(settings, plugins))
-        agent = Agent(settings, plugins, config_file=config_file, reload=load)
+        companions = _labelling(labels, settings, given)
+        agent = Agent(settings, plugins, config_file=config_file, reload=load, companions=companions)
     except (ConfigurationError, ValueError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
@@ -122,6 +126,35 @@ async def _serve(agent: Agent) -> None:
     # An answer to the kubelet waits for at most this long while a scan runs beside it.
     sys.setswitchinterval(0.001)
     await agent.run()
+
+
+def _labelling(labels: str, settings: Settings, given: Mapping[str, Value]) -> Mapping[str, Companion]:
+    """What runs beside the plugins to label the node. Raises `ConfigurationError`."""
+    if labels not in _LABELS:
+        raise ConfigurationError(f"-labels: {labels!a}: expected one of {', '.join(_LABELS)}")
+    if labels == "off":
+        return {}
+    if labels == "nfd" and not settings.nfd_dir:
+        raise ConfigurationError("-labels=nfd: -nfd-dir is not given, expected node-feature-discovery's features.d")
+    if labels == "nfd":
+        from accelplane.cli.labels import into_file  # noqa: PLC0415 - memory of agents that label nothing
+
+        return {"labels": lambda watcher: into_file(settings.root, settings.nfd_dir, watcher)}
+    from accelplane.node.companion import accompanied  # noqa: PLC0415 - as above
+
+    isolation = "-I" if sys.flags.isolated else "-P"
+    # A file of its own by -log_dir, but two who rotate one file would lose what the other wrote.
+    names = [flag.name for flag in logflags.FLAGS if flag.name in given and flag.name != "log_file"]
+    log_flags = [f"-{name}={_go_text(given[name])}" for name in names]
+    command = (
+        sys.executable, isolation, "-m", "accelplane.cli.labels", "-output=node", "-daemon", "-epc",
+        "-until-stdin-ends", f"-root={settings.root}", *log_flags,
+    )  # fmt: skip
+    return {"labels": lambda _watcher: accompanied("labels", command)}
+
+
+def _go_text(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _configured(

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 Plugins = Mapping[str, Plugin[Config]]
 
+# Work beside the plugins, for as long as the agent runs.
+Companion = Callable[[Watcher], Coroutine[None, None, None]]
+
 _CONFIG_SETTLES = 0.1
 _RESTART_AFTER = 10.0
 
@@ -33,7 +36,7 @@ class Agent:
     """Runs `plugins` until `stop` is called.
 
     `reload`, called when something in `config_file`'s directory changes, returns the settings and plugins that are to
-    run from then on; it raises `ConfigurationError` to refuse.
+    run from then on; it raises `ConfigurationError` to refuse. `companions` run beside the plugins, by name.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Agent:
         *,
         config_file: str | None = None,
         reload: Callable[[], tuple[Settings, Plugins]] | None = None,
+        companions: Mapping[str, Companion] | None = None,
     ) -> None:
         self.settings = settings
         self.runners: dict[str, PluginRunner] = {}
@@ -50,6 +54,7 @@ class Agent:
         self._plugins = plugins
         self._config_file = os.path.abspath(config_file) if config_file is not None else None
         self._reload = reload
+        self._companions = companions or {}
         self._watcher = Watcher()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
@@ -81,6 +86,8 @@ class Agent:
 
                     await stack.enter_async_context(serving(self, self.settings.http_address))
                 self._watcher.directories("kubelet", (self.settings.sockets_dir,), self._kubelet_directory_changed)
+                companions = [asyncio.create_task(self._accompany(*each)) for each in self._companions.items()]
+                stack.push_async_callback(_end_tasks, companions)
                 for name, plugin in self._plugins.items():
                     self._start(name, plugin)
                 stack.push_async_callback(self._end_all)
@@ -90,12 +97,20 @@ class Agent:
                     self._watcher.directories("config", (directory,), self._config_changed.set, written=True)
                     tasks.append(asyncio.create_task(self._follow_config()))
                 await tasks[0]
-                for task in tasks:
+                for task in (*tasks, *companions):
                     task.cancel()
         finally:
             self._watcher.close()
         if self._fatal is not None:
             raise self._fatal
+
+    async def _accompany(self, name: str, companion: Companion) -> None:
+        while True:
+            try:
+                await companion(self._watcher)
+            except Exception:
+                log.exception("%s ended by a fault of this program, starting it again in %g s", name, _RESTART_AFTER)
+            await asyncio.sleep(_RESTART_AFTER)
 
     def _start(self, name: str, plugin: Plugin[Config]) -> None:
         runner = self.runners[name] = PluginRunner(name, plugin, self.settings, self._watcher, self._cannot_serve)
@@ -195,6 +210,14 @@ class Agent:
                 self._start(name, plugin)
             else:
                 runner.reconfigure(plugin, settings)
+
+
+async def _end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        # A second cancellation would cut short what the first one began.
+        if not task.cancelling():
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def check_kubelet_directory(settings: Settings) -> None:

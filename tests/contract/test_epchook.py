@@ -1,0 +1,311 @@
+"""`sgx_epchook` as a process, and what it does to a Node; `sgx-init.sh` and the program that it installs."""
+
+import asyncio
+import contextlib
+import os
+import platform
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from node_api import NodeApi, node_api
+from trees import write
+from waiting import until
+
+from accelplane.apiserver import ApiError, Refused
+from accelplane.cli import epchook
+from accelplane.cli.epchook import Fatal, Hook
+from accelplane.cli.staticprint import program
+from accelplane.features import upkeep
+
+EPC = 98566144
+RESOURCE, LABEL = "sgx.intel.com/epc", "sgx.intel.com/capable"
+IN_CLUSTER = {"NODE_NAME": "one", "KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
+
+
+def tree(tmp_path: Path, *sizes: int) -> str:
+    root = tmp_path / "root"
+    root.mkdir(exist_ok=True)
+    for number, size in enumerate(sizes):
+        write(root / f"sys/devices/system/node/node{number}/x86/sgx_total_bytes", f"{size}\n")
+    return f"-root={root}"
+
+
+def ran(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; from accelplane.cli.epchook import {module}; sys.exit({module}())"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("KUBERNETES_", "NODE_NAME"))}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**clean, **environment})
+
+
+# The process.
+
+
+@pytest.mark.parametrize(("sizes", "text"), [((), "0"), ((EPC,), str(EPC)), ((EPC, EPC), str(2 * EPC))])
+def test_the_hook_prints_the_sum_and_no_end_of_the_line(tmp_path: Path, sizes: tuple[int, ...], text: str) -> None:
+    done = ran("main", tree(tmp_path, *sizes))
+    assert (done.returncode, done.stdout) == (0, f"sgx.intel.com/epc={text}")
+    assert "starting" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        (["-affirm"], 255, "EPC is not available"),
+        (["-affirm", "-register"], 255, "EPC is not available"),
+        (["-register"], 255, "NODE_NAME"),
+        (["-output=elsewhere"], 255, "expected one of hook, feature-file, node-feature"),
+        (["-nonsense"], 2, "-nonsense"),
+        (["-register=perhaps"], 2, "register"),
+        (["-h"], 0, "Usage of intel-sgx-epchook"),
+    ],
+)
+def test_it_ends_as_the_go_program_does(tmp_path: Path, words: list[str], status: int, told: str) -> None:
+    done = ran("main", tree(tmp_path), *words)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert told in done.stderr
+
+
+def test_outside_of_a_cluster_registering_is_fatal(tmp_path: Path) -> None:
+    done = ran("main", tree(tmp_path, EPC), "-register", NODE_NAME="one")
+    assert (done.returncode, done.stdout) == (255, "")
+    assert "not in a cluster" in done.stderr
+
+
+def test_a_label_without_memory_needs_no_cluster(tmp_path: Path) -> None:
+    done = ran("main", tree(tmp_path), "-node-label")
+    assert (done.returncode, done.stdout) == (0, "sgx.intel.com/epc=0")
+
+
+def test_a_feature_file_needs_no_cluster_and_prints_nothing(tmp_path: Path) -> None:
+    words = (tree(tmp_path, EPC), "-output=feature-file", f"-features-dir={tmp_path}", "-node-label")
+    done = ran("main", *words)
+    assert (done.returncode, done.stdout) == (0, "")
+    file = tmp_path / "intel-sgx-epc.txt"
+    assert file.read_text() == f"{LABEL}=true\n{RESOURCE}={EPC}\n"
+    assert ran("main", *words, "-cleanup").returncode == 0
+    assert not file.exists()
+
+
+async def test_as_a_daemon_it_waits_for_its_end(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "accelplane.cli.epchook", tree(tmp_path, EPC), "-daemon", "-cleanup",
+        "-output=feature-file", f"-features-dir={tmp_path}", stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    file = tmp_path / "intel-sgx-epc.txt"
+    await until(file.exists)
+    process.terminate()
+    await process.communicate()
+    assert process.returncode == 0
+    assert not file.exists()
+
+
+# The Node.
+
+
+@contextlib.asynccontextmanager
+async def hooked(tmp_path: Path, epc: int = EPC, **flags: Any) -> Any:
+    async with node_api(tmp_path) as (api, peer):
+        hook = Hook({name.replace("_", "-"): value for name, value in flags.items()}, epc, IN_CLUSTER)
+        if hook.api is not None:
+            hook.api = peer.api
+        yield api, peer, hook
+
+
+def operations(api: NodeApi) -> list[tuple[str, list[tuple[str, str, object]]]]:
+    return [(path, [(each["op"], each["path"], each.get("value")) for each in body]) for path, body in api.patches]
+
+
+ADD_EPC = ("add", "/status/capacity/sgx.intel.com~1epc", EPC)
+ADD_LABEL = ("add", "/metadata/labels/sgx.intel.com~1capable", "true")
+
+
+@pytest.mark.parametrize(
+    ("flags", "epc", "expected"),
+    [
+        ({"register": True, "node-label": True}, EPC, [ADD_EPC, ADD_LABEL]),
+        ({"register": True}, EPC, [ADD_EPC]),
+        ({"node-label": True}, EPC, [ADD_LABEL]),
+        ({"register": True, "node-label": True}, 0, [("add", ADD_EPC[1], 0)]),
+    ],
+)
+async def test_everything_is_one_patch_of_the_nodes_status(
+    tmp_path: Path, flags: dict[str, bool], epc: int, expected: list[Any]
+) -> None:
+    async with hooked(tmp_path, epc, **flags) as (api, peer, hook):
+        await epchook.once(hook)
+        assert operations(api) == [("/api/v1/nodes/one/status", expected)]
+        assert [request.method for request in peer.requests] == ["GET", "PATCH"]
+        assert peer.requests[1].headers["content-type"] == "application/json-patch+json"
+
+
+async def test_a_node_without_labels_and_capacity_gets_them(tmp_path: Path) -> None:
+    async with hooked(tmp_path, register=True, **{"node-label": True}) as (api, _peer, hook):
+        api.node = {"metadata": {"name": "one", "resourceVersion": "1"}, "status": {}}
+        await epchook.once(hook)
+        assert api.node["status"]["capacity"] == {RESOURCE: str(EPC)}
+        assert api.node["metadata"]["labels"] == {LABEL: "true"}
+
+
+async def test_a_refusal_is_fatal_to_one_who_does_not_stay(tmp_path: Path) -> None:
+    async with hooked(tmp_path, register=True) as (api, _peer, hook):
+        api.refuse["PATCH"] = [("403 Forbidden", {"reason": "Forbidden", "message": "no"})]
+        with pytest.raises(Refused, match="403"):
+            await epchook.once(hook)
+
+
+async def test_a_daemon_registers_again_what_somebody_took_out(tmp_path: Path) -> None:
+    async with hooked(tmp_path, register=True, **{"node-label": True}) as (api, peer, hook):
+        keeper = asyncio.create_task(upkeep.keep(peer.api, "one", hook.settle, interval=60))
+        try:
+            await until(lambda: len(api.patches) == 1)
+            await api.change("status", "capacity", RESOURCE, "0")
+            await until(lambda: len(api.patches) == 2)
+            await api.change("metadata", "labels", LABEL, None)
+            await until(lambda: len(api.patches) == 3)
+            assert api.node["metadata"]["labels"] == {"a": "b", LABEL: "true"}
+            await api.change("metadata", "labels", "of-others", "x")
+            await api.change("status", "capacity", RESOURCE, None)
+            await until(lambda: len(api.patches) == 4)
+            assert api.node["status"]["capacity"] == {"cpu": "4", RESOURCE: str(EPC)}
+        finally:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+
+
+async def test_a_daemon_outlives_an_api_server_in_trouble(tmp_path: Path) -> None:
+    async with hooked(tmp_path, register=True) as (api, peer, hook):
+        api.refuse["GET"] = [("500 Internal Server Error", {})]
+        api.refuse["PATCH"] = [("503 Service Unavailable", {})]
+        keeper = asyncio.create_task(upkeep.keep(peer.api, "one", hook.settle, interval=60))
+        try:
+            await until(lambda: len(api.patches) == 1)
+        finally:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+
+
+@pytest.mark.parametrize("flags", [{}, {"register": True, "node-label": True}])
+async def test_cleanup_removes_both_and_nothing_else(tmp_path: Path, flags: dict[str, bool]) -> None:
+    async with hooked(tmp_path, cleanup=True, **flags) as (api, _peer, hook):
+        api.node["metadata"]["labels"][LABEL] = "true"
+        api.node["status"]["capacity"][RESOURCE] = str(EPC)
+        await epchook.once(hook)
+        assert api.node["metadata"]["labels"] == {"a": "b"}
+        assert api.node["status"]["capacity"] == {"cpu": "4"}
+        api.patches.clear()
+        await epchook.once(hook)
+        assert api.patches == []
+
+
+async def test_cleanup_looks_again_when_somebody_else_was_faster(tmp_path: Path) -> None:
+    async with hooked(tmp_path, cleanup=True, register=True) as (api, peer, hook):
+        api.node["status"]["capacity"][RESOURCE] = str(EPC)
+        api.refuse["PATCH"] = [("422 Unprocessable Entity", {})]
+        await epchook.once(hook)
+        assert RESOURCE not in api.node["status"]["capacity"]
+        assert [request.method for request in peer.requests] == ["GET", "PATCH"] * 2
+
+
+async def test_nfd_is_told_by_an_object_that_goes_with_the_node(tmp_path: Path) -> None:
+    flags = {"node-label": True, "output": "node-feature", "namespace": "nfd"}
+    path = "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/nfd/nodefeatures/one-sgx-epc"
+    async with hooked(tmp_path, **flags) as (api, _peer, hook):
+        await epchook.once(hook)
+        assert api.patches == []
+        (made,) = api.others.values()
+        assert list(api.others) == [path]
+        assert made["metadata"]["labels"] == {"nfd.node.kubernetes.io/node-name": "one"}
+        assert made["metadata"]["ownerReferences"][0]["uid"] == "u1"
+        assert made["spec"]["labels"] == {RESOURCE: str(EPC), LABEL: "true"}
+        assert made["spec"]["features"]["attributes"]["local.label"]["elements"][RESOURCE] == str(EPC)
+        hook.cleanup = True
+        await epchook.once(hook)
+        assert api.deleted == [path]
+
+
+def test_what_needs_the_api_says_what_is_missing() -> None:
+    with pytest.raises(Fatal, match="NODE_NAME"):
+        Hook({"register": True}, EPC, {})
+    with pytest.raises(ApiError, match="not in a cluster"):
+        Hook({"register": True}, EPC, {"NODE_NAME": "one"})
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("0", 0), ("98566144", 98566144), ("98M", 98_000_000), ("94Mi", 98566144), ("4096k", 4_096_000), ("1Ei", 2**60),
+     (None, None), ("", None), ("1.5Gi", None), ("100m", None), ("1e3", None), ("-1", None), ("junk", None)],
+)  # fmt: skip
+def test_amounts_are_compared_as_numbers(text: str | None, number: int | None) -> None:
+    assert upkeep.amount(text) == number
+
+
+# sgx-init.sh.
+
+
+def installed(tmp_path: Path, *places: str) -> subprocess.CompletedProcess[str]:
+    for place in places:
+        (tmp_path / place).mkdir()
+    directories = (f"-source-dir={tmp_path}/source.d", f"-features-dir={tmp_path}/features.d")
+    return ran("install", tree(tmp_path, EPC), *directories)
+
+
+on_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="installs a program for x86-64")
+
+
+@on_x86
+def test_the_installed_hook_runs_without_anything_around_it(tmp_path: Path) -> None:
+    done = installed(tmp_path, "source.d")
+    assert (done.returncode, done.stdout) == (0, "")
+    hook = tmp_path / "source.d/intel-sgx-epchook"
+    assert stat.S_IMODE(hook.stat().st_mode) == 0o755
+    assert hook.stat().st_size < 1000
+    assert os.listdir(hook.parent) == [hook.name]
+    ran_hook = subprocess.run([hook], capture_output=True, text=True, check=False, env={})
+    assert (ran_hook.returncode, ran_hook.stdout, ran_hook.stderr) == (0, f"{RESOURCE}={EPC}", "")
+
+
+@on_x86
+def test_an_older_hook_is_replaced_even_while_it_runs(tmp_path: Path) -> None:
+    write(tmp_path / "source.d/intel-sgx-epchook", b"an older one")
+    with open(tmp_path / "source.d/intel-sgx-epchook", "rb") as old:
+        (tmp_path / "features.d").mkdir()
+        assert ran("install", tree(tmp_path, EPC), f"-source-dir={tmp_path}/source.d").returncode == 0
+        assert old.read() == b"an older one"
+    assert (tmp_path / "source.d/intel-sgx-epchook").read_bytes().startswith(b"\x7fELF")
+
+
+def test_a_feature_file_is_written_where_it_has_a_place(tmp_path: Path) -> None:
+    assert installed(tmp_path, "features.d").returncode == 0
+    assert (tmp_path / "features.d/intel-sgx-epc.txt").read_text() == f"{RESOURCE}={EPC}\n"
+
+
+def test_with_nowhere_to_install_it_fails(tmp_path: Path) -> None:
+    done = installed(tmp_path)
+    assert done.returncode == 1
+    assert "expected one of them to be mounted" in done.stderr
+
+
+@on_x86
+@settings(max_examples=20)
+@given(st.binary(max_size=4096))
+def test_the_program_prints_any_text_and_says_when_it_could_not(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "program"
+    path.unlink(missing_ok=True)
+    path.write_bytes(program(text))
+    path.chmod(0o755)
+    done = subprocess.run([path], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, text)
+    if text:
+        with open("/dev/full", "wb") as full:
+            assert subprocess.run([path], stdout=full, check=False).returncode == 1
+
+
+def test_a_text_longer_than_a_pipe_is_refused() -> None:
+    with pytest.raises(ValueError, match="65537 bytes"):
+        program(b"x" * 65537)
