@@ -1,7 +1,8 @@
 """A `Host` over the emulated kernel in memory: what provisioning reads and writes goes to a kernel that reacts.
 
-`writes` logs what was written, `held` names the VFIO groups that somebody has open (`/dev/vfio/12`). Nothing else of a
-host is there than what planners, the engine and driver binding use.
+`writes` logs what was written, `held` names the VFIO groups that somebody has open (`/dev/vfio/12`), `refused` has
+paths and texts that are refused once, with an errno. Nothing else of a host is there than what planners, the engine and
+driver binding use.
 """
 
 import errno
@@ -36,6 +37,7 @@ class KernelHost(Host):
         self.kernel = kernel
         self.writes = writes
         self.held: set[str] = set()
+        self.refused: list[tuple[str, str, int]] = []
 
     def raw_text(self, path: str) -> str:
         try:
@@ -49,6 +51,10 @@ class KernelHost(Host):
         return self.raw_text(path).strip()
 
     def write(self, path: str, text: str) -> None:
+        for refusal in self.refused:
+            if refusal[:2] == (path, text):
+                self.refused.remove(refusal)
+                raise Refused(path, f"{os.strerror(refusal[2])} (writing {text!a})", refusal[2])
         try:
             self.kernel.write(path, text)
         except OSError as error:

@@ -107,7 +107,7 @@ class Trouble(NamedTuple):
     reason: str
     values: tuple[str, str] = ("0", "0")
     ignore: tuple[str, ...] = ()
-    more: dict[str, object] = {}
+    more: dict[str, object] | None = None
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ class Trouble(NamedTuple):
 )
 def test_a_device_that_cannot_be_finished_is_as_it_was_and_says_why(device: Device, trouble: Trouble) -> None:
     device.refuse, device.ignore = trouble.refuse, set(trouble.ignore)
-    outcome = device.apply(both(**trouble.more))
+    outcome = device.apply(both(**(trouble.more or {})))
     assert (outcome.state, device.values()) == (trouble.state, trouble.values)
     assert trouble.reason in outcome.reason
     assert outcome.failed == (trouble.state != "left alone")

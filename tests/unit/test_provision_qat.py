@@ -1,0 +1,509 @@
+"""QAT devices provisioned: what the files say, what is planned, and what it does to an emulated kernel."""
+
+import errno
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kernelhost import KernelHost, snapshot
+
+from accelplane.host.drivers import vfio_group
+from accelplane.provision.config import ConfigError
+from accelplane.provision.qat import DEFAULT_PF_IDS, SERVICES, QatConfig, parse, planners, read_config
+from accelplane.provision.steps import Outcome, apply, planned
+from accelplane.simulate.kernel import Kernel
+from accelplane.simulate.offload import QatSpec
+from accelplane.simulate.specs import NodeSpec
+
+PF, VF = "0000:61:00.0", "0000:61:00.1"
+SYS = f"/sys/bus/pci/devices/{PF}"
+CY = QatConfig(services="sym;asym")
+
+
+class Node:
+    """An emulated node; `writes` has what was written to it."""
+
+    def __init__(self, *qats: QatSpec, **more: object) -> None:
+        spec = {"loaded": ("vfio-pci",), **more}
+        self.kernel = Kernel(NodeSpec(qats=qats, **spec))  # pyright: ignore[reportArgumentType]
+        self.writes: list[tuple[str, str]] = []
+        self.held: set[str] = set()
+        self.refused: list[tuple[str, str, int]] = []
+
+    def host(self, _root: str = "/") -> KernelHost:
+        host = KernelHost(self.kernel, self.writes)
+        host.held, host.refused = self.held, self.refused
+        return host
+
+    def apply(self, config: QatConfig = CY) -> list[Outcome]:
+        return list(apply("/", planners(self.host(), config), patience=0, host=self.host))
+
+    def planned(self, config: QatConfig = CY) -> list[Outcome]:
+        return list(planned("/", planners(self.host(), config), host=self.host))
+
+    def read(self, name: str) -> str:
+        return self.kernel.read(f"{SYS}/{name}").strip()
+
+    def vf_drivers(self) -> dict[str, int]:
+        names = [name for name in self.kernel.list(SYS) if name.startswith("virtfn")]
+        paths = [f"{SYS}/{name}/driver" for name in names]
+        return Counter(
+            self.kernel.readlink(path).rpartition("/")[2] if self.kernel.exists(path) else "" for path in paths
+        )
+
+    def open_group(self, address: str = VF) -> None:
+        self.held.add(f"/dev/vfio/{vfio_group(self.host(), address)}")
+
+
+def qat(**spec: object) -> QatSpec:
+    return QatSpec(bdf=PF, **{"services": "dc", **spec})  # pyright: ignore[reportArgumentType]
+
+
+# Configuration.
+
+
+@pytest.mark.parametrize(
+    ("text", "services", "auto_reset"),
+    [
+        ("ServicesEnabled=sym;asym", "sym;asym", ""),
+        ("ServicesEnabled=sym;asym\nAutoresetEnabled=on\n", "sym;asym", "on"),
+        ("AutoresetEnabled=off", "", "off"),
+        ("sym;dc", "sym;dc", ""),
+        ("ANYTHING=dc\n", "dc", ""),
+        ("\n\n  asym \n", "asym", ""),
+        ("# cy for this node\r\nServicesEnabled = asym;sym\r\n", "asym;sym", ""),
+        ("ServicesEnabled=\n", "", ""),
+        ("", "", ""),
+        *((f"ServicesEnabled={services}", services, "") for services in SERVICES),
+        *((";".join(reversed(services.split(";"))),) * 2 + ("",) for services in SERVICES),
+    ],
+)
+def test_files_of_both_generations_are_understood(text: str, services: str, auto_reset: str) -> None:
+    assert parse("qat.conf", text) == (services, auto_reset)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "found"),
+    [
+        ("ServicesEnabled=crypto", 1, "'ServicesEnabled=crypto'"),
+        ("\nServicesEnabled=sym,asym", 2, "'ServicesEnabled=sym,asym'"),
+        ("ServicesEnabled=sym;sym", 1, "'ServicesEnabled=sym;sym'"),
+        ("ServicesEnabled=sym;", 1, "'ServicesEnabled=sym;'"),
+        ("ServicesEnabled=sym;dcc", 1, "'ServicesEnabled=sym;dcc'"),
+        ("ServicesEnabled=sym=asym", 1, "'ServicesEnabled=sym=asym'"),
+        ("sym\nasym", 2, "'asym' as one more line"),
+        ("ServicesEnabled=dc\n#\nFOO=sym", 3, "'FOO=sym' as one more line"),
+        ("AutoresetEnabled=yes", 1, "'AutoresetEnabled=yes'"),
+        ("AutoResetEnabled=on", 1, "'AutoResetEnabled=on'"),
+        ("[GENERAL]\nServicesEnabled=dc", 1, "'[GENERAL]'"),
+        ("Services\x1bEnabled", 1, "'Services\\x1bEnabled'"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_told_by_file_line_and_what_would_be_right(text: str, line: int, found: str) -> None:
+    with pytest.raises(ConfigError) as problem:
+        parse("/conf/qat.conf", text)
+    assert str(problem.value).startswith(f"/conf/qat.conf:{line}: found {found}")
+    assert "expected" in str(problem.value)
+
+
+@given(st.text() | st.text(alphabet="symadc;=\n# SerivcEnbledAuto"))
+def test_any_text_is_a_configuration_or_a_configuration_error(text: str) -> None:
+    try:
+        services, auto_reset = parse("qat.conf", text)
+    except ConfigError:
+        return
+    assert auto_reset in ("", "on", "off")
+    assert services == "" or {*services.split(";")} in [{*accepted.split(";")} for accepted in SERVICES]
+
+
+def test_the_nodes_own_file_replaces_the_other(tmp_path: Path) -> None:
+    (tmp_path / "qat.conf").write_text("ServicesEnabled=dc\nAutoresetEnabled=on")
+    (tmp_path / "qat-node1.conf").write_text("ServicesEnabled=sym")
+    config = read_config(str(tmp_path), {"NODE_NAME": "node1"})
+    assert config == QatConfig(services="sym", file=f"{tmp_path}/qat-node1.conf")
+
+
+@pytest.mark.parametrize(
+    ("environment", "config"),
+    [
+        ({}, QatConfig(pf_ids=DEFAULT_PF_IDS)),
+        ({"ENABLED_QAT_PF_PCIIDS": " "}, QatConfig(pf_ids=DEFAULT_PF_IDS)),
+        ({"ENABLED_QAT_PF_PCIIDS": "37c8 0x4940"}, QatConfig(pf_ids=("37c8", "0x4940"))),
+        ({"QAT_VF_DRIVER": "none"}, QatConfig(vf_driver="")),
+        ({"QAT_VF_DRIVER": "igb_uio"}, QatConfig(vf_driver="igb_uio")),
+    ],
+)
+def test_the_environment_says_which_devices_and_which_driver(
+    tmp_path: Path, environment: Mapping[str, str], config: QatConfig
+) -> None:
+    assert read_config(str(tmp_path), environment) == config
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ENABLED_QAT_PF_PCIIDS", "4940 1572"),
+        ("ENABLED_QAT_PF_PCIIDS", "4941"),
+        ("QAT_VF_DRIVER", "vfio_pci"),
+        ("NODE_NAME", "../x"),
+    ],
+)
+def test_what_no_device_can_be_in_the_environment_is_an_error(tmp_path: Path, variable: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{variable}: found "):
+        read_config(str(tmp_path), {variable: value})
+
+
+# Which devices.
+
+
+def test_devices_are_found_by_their_exact_ids_in_every_domain() -> None:
+    node = Node(
+        QatSpec(model="4xxx", bdf="0000:61:00.0", vfs=2),
+        QatSpec(model="c6xx", bdf="0000:65:00.0"),
+        QatSpec(model="dh895xcc", bdf="0000:69:00.0"),
+        QatSpec(model="6xxx", bdf="10000:01:00.0"),
+    )
+    assert [outcome.device for outcome in node.planned()] == ["0000:61:00.0", "0000:65:00.0", "10000:01:00.0"]
+    assert [outcome.device for outcome in node.planned(QatConfig(pf_ids=("0435",)))] == ["0000:69:00.0"]
+
+
+# What is planned: nothing is written for it.
+
+
+def test_a_plan_tells_the_steps_and_what_the_device_is_now() -> None:
+    node = Node(qat())
+    before = snapshot(node.kernel)
+    (outcome,) = node.planned(QatConfig(services="sym;asym", auto_reset="on"))
+    assert outcome == Outcome(
+        device=PF,
+        state="to do",
+        steps=[
+            "state up -> down",
+            "services dc -> sym;asym",
+            "state down -> up",
+            "VFs 0 -> 16",
+            "auto-reset off -> on",
+            "driver of the VFs -> vfio-pci",
+        ],
+        notes=[],
+        now={"driver": "4xxx", "state": "up", "services": "dc", "auto-reset": "off", "VFs": "0 of 16"},
+    )
+    assert (snapshot(node.kernel), node.writes) == (before, [])
+
+
+# What is done.
+
+
+class Case(NamedTuple):
+    """A device, what happens to it, and what it is afterwards; None is as before."""
+
+    title: str
+    node: Node
+    state: str
+    config: QatConfig = CY
+    reason: str = ""
+    note: str = ""
+    services: str | None = None
+    vfs: dict[str, int] | None = None
+    arrange: Callable[[Node], None] = lambda _node: None
+    unchanged: bool = False
+
+
+def fail(name: str, number: int, *, times: int | None = None) -> Callable[[Node], None]:
+    return lambda node: node.kernel.fail(name if name.startswith("/") else f"{SYS}/{name}", number, times=times)
+
+
+def refuse_to_start(node: Node) -> None:
+    node.kernel.qat(PF).refuses_to_start = True
+
+
+def stay_down(node: Node) -> None:
+    node.kernel.say(f"{SYS}/qat/state", b"down\n")
+
+
+def cases() -> Sequence[Case]:
+    full, bound = {"vfio-pci": 16}, qat(vfs=16, vf_driver="vfio-pci")
+    forced = QatConfig(services="sym;asym", force=True)
+    plain = QatConfig()
+    return [
+        Case("services, VFs and their driver", Node(qat()), "changed", services="asym;sym", vfs=full),
+        Case("services in the kernel's order are the same", Node(qat(services="asym;sym")), "changed", vfs=full),
+        Case("services that nobody configured stay", Node(qat()), "changed", plain, services="dc", vfs=full),
+        Case("nothing to do", Node(bound), "as wanted", plain, unchanged=True),
+        Case("VFs that are there get their driver", Node(qat(vfs=16)), "changed", plain, vfs=full),
+        Case("VFs without any driver, too", Node(qat(vfs=4, vf_driver="none")), "changed", plain, vfs={"vfio-pci": 4}),
+        Case("VFs may keep their driver", Node(qat()), "changed", QatConfig(vf_driver=""), vfs={"4xxxvf": 16}),
+        Case("new services for VFs that are there", Node(bound), "changed", services="asym;sym", vfs=full),
+        Case("a device that is down comes up", Node(qat(state="down", vfs=4, vf_driver="vfio-pci")), "changed", plain),
+        Case("a device that is down gets VFs", Node(qat(state="down")), "changed", services="asym;sym", vfs=full),
+        Case("auto-reset", Node(bound), "changed", QatConfig(auto_reset="on"), vfs=full),
+        Case(
+            "three services of the sixth generation",
+            Node(qat(model="6xxx")),
+            "changed",
+            QatConfig(services="dc;asym;sym"),
+            services="asym;sym;dc",
+            vfs=full,
+        ),
+        Case(
+            "older devices have no services to set",
+            Node(qat(model="c4xxx")),
+            "changed",
+            QatConfig(services="dc", auto_reset="on", pf_ids=("18a0",)),
+            vfs={"vfio-pci": 127},
+        ),
+        Case(
+            "another number of VFs stays",
+            Node(qat(vfs=4, total_vfs=16, vf_driver="vfio-pci")),
+            "left alone",
+            plain,
+            note="4 of 16 possible VFs are enabled, which stays so unless forced",
+            unchanged=True,
+        ),
+        Case("unless forced", Node(qat(vfs=4, total_vfs=16)), "changed", forced, services="asym;sym", vfs=full),
+        Case(
+            "VFs of a UIO driver stay",
+            Node(qat(vfs=16, vf_driver="igb_uio")),
+            "left alone",
+            plain,
+            note="VF 0000:61:00.1 and 15 more: perhaps in use, igb_uio does not tell",
+            unchanged=True,
+        ),
+        Case("unless forced, too", Node(qat(vfs=2, vf_driver="igb_uio")), "changed", forced, vfs={"vfio-pci": 2}),
+        Case(
+            "a device in use",
+            Node(qat()),
+            "left alone",
+            arrange=lambda node: node.kernel.hold(PF),
+            reason="in use: state up -> down",
+            unchanged=True,
+        ),
+        Case(
+            "a VF in use keeps its services",
+            Node(bound),
+            "left alone",
+            forced,
+            arrange=Node.open_group,
+            reason="services dc -> sym;asym wanted, but VF 0000:61:00.1: in use, the VFIO group is open",
+            unchanged=True,
+        ),
+        Case(
+            "a VF that is in use through another's group keeps its driver",
+            Node(qat(vfs=2)),
+            "changed",
+            plain,
+            arrange=Node.open_group,
+            note="VF 0000:61:00.1: in use",
+            vfs={"4xxxvf": 1, "vfio-pci": 1},
+        ),
+        Case(
+            "the PF is passed to a virtual machine",
+            Node(qat()),
+            "left alone",
+            arrange=lambda node: give_away(node, "vfio-pci"),
+            reason="the driver vfio-pci has it, expected 4xxx",
+            unchanged=True,
+        ),
+        Case(
+            "the PF has no driver",
+            Node(qat()),
+            "failed",
+            arrange=lambda node: give_away(node, ""),
+            reason="no driver has it, expected 4xxx",
+            unchanged=True,
+        ),
+        Case(
+            "no SR-IOV",
+            Node(qat(total_vfs=0)),
+            "failed",
+            reason="it has no sriov_totalvfs: SR-IOV is off in the firmware, or this is a virtual machine",
+            unchanged=True,
+        ),
+        Case(
+            "no vfio-pci",
+            Node(qat(), loaded=()),
+            "failed",
+            reason="the driver vfio-pci is not loaded, which the VFs need (modprobe vfio-pci)",
+            unchanged=True,
+        ),
+        Case(
+            "three services are too many for the fourth generation",
+            Node(qat()),
+            "failed",
+            QatConfig(services="asym;sym;dc"),
+            reason="services asym;sym;dc are 3, the driver 4xxx runs 2 at once",
+            unchanged=True,
+        ),
+        Case(
+            "decompression alone is unknown to the fourth generation",
+            Node(qat()),
+            "failed",
+            QatConfig(services="sym;decomp"),
+            reason="services sym;decomp have decomp, which the driver 4xxx does not know",
+            unchanged=True,
+        ),
+        Case(
+            "no IOMMU",
+            Node(qat(), iommu="off"),
+            "put back",
+            reason="Invalid argument (writing '16'); no IOMMU is in use (intel_iommu=on on the kernel's command line)",
+            unchanged=True,
+        ),
+        Case(
+            "services are refused",
+            Node(qat()),
+            "put back",
+            arrange=fail("qat/cfg_services", errno.EINVAL),
+            reason="services dc -> sym;asym: ",
+            unchanged=True,
+        ),
+        Case(
+            "a device that does not come up gets its services, its VFs and their driver back",
+            Node(bound),
+            "put back",
+            arrange=lambda node: node.refused.append((f"{SYS}/qat/state", "up", errno.EIO)),
+            reason="state down -> up: ",
+            unchanged=True,
+        ),
+        Case(
+            "VFs cannot be enabled",
+            Node(qat()),
+            "put back",
+            arrange=fail("sriov_numvfs", errno.EIO),
+            reason="VFs 0 -> 16: ",
+            unchanged=True,
+        ),
+        Case(
+            "VFs in use somewhere else",
+            Node(qat(services="sym;asym")),
+            "left alone",
+            arrange=fail("sriov_numvfs", errno.EBUSY),
+            reason="in use: VFs 0 -> 16: ",
+            unchanged=True,
+        ),
+        Case(
+            "not writable",
+            Node(qat(services="sym;asym")),
+            "failed",
+            arrange=fail("sriov_numvfs", errno.EROFS),
+            reason="Read-only file system",
+            unchanged=True,
+        ),
+        Case(
+            "vfio-pci does not take the VFs",
+            Node(qat(model="c6xx", total_vfs=2)),
+            "failed",
+            reason="it is on vfio-pci's denylist, which disable_denylist=1 of that module lifts; likewise 1 more",
+            vfs={"c6xxvf": 2},
+        ),
+        Case(
+            "a device that never comes up again",
+            Node(qat()),
+            "failed",
+            arrange=refuse_to_start,
+            reason="could not be put back",
+        ),
+        Case(
+            "a device that says it is down whatever is written",
+            Node(qat(services="sym;asym", vfs=2, vf_driver="vfio-pci")),
+            "put back",
+            arrange=stay_down,
+            reason="/qat/state: took 'up', to no effect",
+        ),
+        Case(
+            "auto-reset is refused, the rest goes on",
+            Node(qat()),
+            "failed",
+            QatConfig(services="sym;asym", auto_reset="on"),
+            arrange=fail("qat/auto_reset", errno.EIO),
+            reason="auto-reset off -> on: ",
+            services="asym;sym",
+            vfs=full,
+        ),
+        Case(
+            "no auto-reset on kernels before 6.9",
+            Node(bound),
+            "left alone",
+            QatConfig(auto_reset="on"),
+            arrange=lambda node: node.kernel.tree.remove(f"{node.kernel.resolve(SYS)}/qat/auto_reset"),
+            note="there is no qat/auto_reset, as on kernels before 6.9",
+            unchanged=True,
+        ),
+        Case(
+            "no services on kernels before 6.0",
+            Node(bound),
+            "failed",
+            arrange=lambda node: node.kernel.tree.remove(f"{node.kernel.resolve(SYS)}/qat"),
+            reason="there is no qat/cfg_services, as on kernels before 6.0",
+            unchanged=True,
+        ),
+        Case(
+            "an attribute that cannot be read",
+            Node(qat()),
+            "failed",
+            arrange=lambda node: node.kernel.fail(f"{SYS}/qat/cfg_services", errno.EIO, on="read"),
+            reason="/qat/cfg_services: Input/output error",
+            unchanged=True,
+        ),
+        Case(
+            "an attribute that says junk",
+            Node(qat()),
+            "failed",
+            arrange=lambda node: node.kernel.say(f"{SYS}/sriov_totalvfs", b"\xff\x00many"),
+            reason="/sriov_totalvfs: ",
+            unchanged=True,
+        ),
+    ]
+
+
+def give_away(node: Node, driver: str) -> None:
+    node.kernel.write(f"{SYS}/driver_override", driver or "nobody")
+    node.kernel.write("/sys/bus/pci/drivers/4xxx/unbind", PF)
+    if driver:
+        node.kernel.write(f"/sys/bus/pci/drivers/{driver}/bind", PF)
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.title)
+def test_a_device_is_as_wanted_or_as_it_was_and_says_why(case: Case) -> None:
+    node = case.node
+    case.arrange(node)
+    before = snapshot(node.kernel)
+    (outcome,) = node.apply(case.config)
+    assert outcome.state == case.state, outcome
+    assert case.reason in outcome.reason
+    assert case.note in "; ".join(outcome.notes)
+    if case.services is not None:
+        assert node.read("qat/cfg_services") == case.services
+    if case.vfs is not None:
+        assert node.vf_drivers() == case.vfs
+    if case.state == "changed" and node.kernel.exists(f"{SYS}/qat"):
+        assert node.read("qat/state") == "up"
+    if case.unchanged:
+        assert snapshot(node.kernel) == before
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in cases() if case.state in ("changed", "as wanted")], ids=lambda case: case.title
+)
+def test_a_second_run_writes_nothing(case: Case) -> None:
+    node = case.node
+    case.arrange(node)
+    node.apply(case.config)
+    node.writes.clear()
+    (outcome,) = node.apply(case.config)
+    assert node.writes == []
+    assert not outcome.failed
+
+
+def test_one_device_in_trouble_does_not_keep_the_others() -> None:
+    node = Node(qat(), QatSpec(services="dc"), QatSpec(model="c6xx", total_vfs=1))
+    node.kernel.fail(f"{SYS}/qat/state", errno.EIO)
+    assert [outcome.state for outcome in node.apply()] == ["failed", "changed", "failed"]
+
+
+def test_a_node_without_devices_has_nothing_to_do() -> None:
+    assert Node().apply() == []
