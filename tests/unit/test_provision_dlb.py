@@ -1,0 +1,277 @@
+"""DLB devices provisioned: what is said of them, and what it does to an emulated kernel."""
+
+import errno
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kernelhost import KernelHost, snapshot
+
+from accelplane.provision.config import ConfigError
+from accelplane.provision.dlb import ONE_VF, DlbConfig, parse, planners, read_config
+from accelplane.provision.steps import Outcome, apply, planned
+from accelplane.simulate.kernel import Kernel
+from accelplane.simulate.offload import DlbSpec
+from accelplane.simulate.specs import NodeSpec
+
+PF, VF = "0000:62:00.0", "0000:62:00.1"
+SYS = f"/sys/bus/pci/drivers/dlb2/{PF}"
+ONE = DlbConfig()
+
+
+class Node:
+    """An emulated node; `writes` has what was written to it."""
+
+    def __init__(self, *dlbs: DlbSpec) -> None:
+        self.kernel = Kernel(NodeSpec(dlbs=dlbs, loaded=("vfio-pci",)))
+        self.writes: list[tuple[str, str]] = []
+        self.refused: list[tuple[str, str, int]] = []
+
+    def host(self, _root: str = "/") -> KernelHost:
+        host = KernelHost(self.kernel, self.writes)
+        host.refused = self.refused
+        return host
+
+    def apply(self, config: DlbConfig = ONE) -> list[Outcome]:
+        return list(apply("/", planners(self.host(), config), patience=0, host=self.host))
+
+    def resources(self, vf: int, pf: str = SYS) -> dict[str, int]:
+        return {name: int(self.kernel.read(f"{pf}/vf{vf}_resources/{name}")) for name in ONE_VF}
+
+    def vfs(self, pf: str = SYS) -> list[str]:
+        """The drivers of the virtual functions."""
+        links = [f"{pf}/{name}/driver" for name in self.kernel.list(pf) if name.startswith("virtfn")]
+        return [self.kernel.readlink(link).rpartition("/")[2] if self.kernel.exists(link) else "" for link in links]
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("", DlbConfig(file="dlb.conf")),
+        ("VFs=4\nPFs = first\n", DlbConfig(vfs=4, pfs="first", file="dlb.conf")),
+        ("# as in the guide\nnum_ldb_ports=64\n", DlbConfig(resources={"num_ldb_ports": 64}, file="dlb.conf")),
+    ],
+)
+def test_the_file_says_how_many_for_whom_and_how_much(text: str, config: DlbConfig) -> None:
+    assert parse("dlb.conf", text) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("VFs=0", 1),
+        ("VFs=17", 1),
+        ("VFs=two", 1),
+        ("\nPFs=second", 2),
+        ("VFs=1\nVFs=2", 2),
+        ("num_ports=3", 1),
+        ("4", 1),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_told_by_its_line(text: str, line: int) -> None:
+    with pytest.raises(ConfigError, match=rf"^dlb\.conf:{line}: found .* expected "):
+        parse("dlb.conf", text)
+
+
+@given(st.text() | st.text(alphabet="VFsP=12345\n# num_ldb_ports"))
+def test_any_text_is_a_configuration_or_a_configuration_error(text: str) -> None:
+    try:
+        config = parse("dlb.conf", text)
+    except ConfigError:
+        return
+    assert 1 <= config.vfs <= 16
+
+
+def test_the_environment_wins(tmp_path: Path) -> None:
+    (tmp_path / "dlb-node1.conf").write_text("VFs=4\nPFs=first")
+    environment = {"NODE_NAME": "node1", "DLB_VFS": "2", "DLB_PFS": "all"}
+    assert read_config(str(tmp_path), environment) == DlbConfig(vfs=2, pfs="all", file=f"{tmp_path}/dlb-node1.conf")
+
+
+def test_every_device_gets_one_vf_with_what_the_original_gave_the_first() -> None:
+    node = Node(DlbSpec(), DlbSpec())
+    assert [outcome.state for outcome in node.apply()] == ["changed", "changed"]
+    for pf in (SYS, "/sys/bus/pci/drivers/dlb2/0000:66:00.0"):
+        assert node.resources(0, pf) == ONE_VF
+        assert node.vfs(pf) == ["dlb2"]
+
+
+def test_only_the_first_device_is_looked_after_where_that_is_asked_for() -> None:
+    assert [outcome.device for outcome in Node(DlbSpec(), DlbSpec()).apply(DlbConfig(pfs="first"))] == [PF]
+
+
+def test_a_plan_tells_what_the_vf_gets_and_writes_nothing() -> None:
+    node = Node(DlbSpec())
+    before = snapshot(node.kernel)
+    (outcome,) = planned("/", planners(node.host(), DlbConfig(vfs=2)), host=node.host)
+    assert outcome.steps[0] == "VFs 0 -> 2"
+    assert "resources of each VF: " in outcome.steps[1]
+    assert "dir_ports 32" in outcome.steps[1]
+    assert outcome.now == {"driver": "dlb2", "VFs": "0 of 16"}
+    assert (snapshot(node.kernel), node.writes) == (before, [])
+
+
+class Case(NamedTuple):
+    """A device, what happens to it, and what it is afterwards."""
+
+    title: str
+    node: Node
+    state: str
+    config: DlbConfig = ONE
+    reason: str = ""
+    given: Mapping[str, int] = {}
+    vfs: Sequence[str] | None = None
+    arrange: Callable[[Node], None] = lambda _node: None
+    unchanged: bool = False
+
+
+def fail(name: str, number: int) -> Callable[[Node], None]:
+    return lambda node: node.kernel.fail(f"{SYS}/{name}", number)
+
+
+def interrupted(node: Node) -> None:
+    """Somebody ended in the middle of giving resources to the VF."""
+    node.kernel.write("/sys/bus/pci/drivers/dlb2/unbind", VF)
+    node.kernel.write(f"{SYS}/vf0_resources/num_ldb_ports", "4")
+
+
+def passed_on(node: Node) -> None:
+    node.kernel.write("/sys/bus/pci/drivers/dlb2/unbind", VF)
+    node.kernel.write(f"/sys/bus/pci/devices/{VF}/driver_override", "vfio-pci")
+    node.kernel.write("/sys/bus/pci/drivers/vfio-pci/bind", VF)
+
+
+def cases() -> Sequence[Case]:
+    fourth = {"num_ldb_ports": 16, "num_dir_ports": 16, "num_ldb_credits": 2048, "num_sched_domains": 8}
+    bare = DlbSpec(vfs=1, provisioned=False)
+    return [
+        Case(
+            "several VFs divide what there is", Node(DlbSpec()), "changed", DlbConfig(vfs=4), "", fourth, ["dlb2"] * 4
+        ),
+        Case(
+            "resources may be told",
+            Node(DlbSpec()),
+            "changed",
+            DlbConfig(vfs=2, resources={"num_ldb_ports": 8}),
+            given={"num_ldb_ports": 8, "num_dir_ports": 32},
+        ),
+        Case("a VF that has resources is left as it is", Node(DlbSpec(vfs=1)), "as wanted", unchanged=True),
+        Case("a VF that has none gets them", Node(bare), "changed", given=ONE_VF, vfs=["dlb2"]),
+        Case(
+            "what was interrupted is finished", Node(bare), "changed", given=ONE_VF, vfs=["dlb2"], arrange=interrupted
+        ),
+        Case("a VF that was passed on is left alone", Node(bare), "as wanted", arrange=passed_on, unchanged=True),
+        Case(
+            "another number of VFs stays",
+            Node(DlbSpec(vfs=4)),
+            "left alone",
+            reason="4 VFs are enabled, 1 wanted, which stays so unless forced",
+            unchanged=True,
+        ),
+        Case("unless forced", Node(DlbSpec(vfs=4)), "changed", DlbConfig(force=True), given=ONE_VF, vfs=["dlb2"]),
+        Case(
+            "more VFs than it can have",
+            Node(DlbSpec(total_vfs=2)),
+            "failed",
+            DlbConfig(vfs=4),
+            "4 VFs wanted, it can have 2",
+            unchanged=True,
+        ),
+        Case(
+            "more resources than it has",
+            Node(DlbSpec()),
+            "failed",
+            DlbConfig(vfs=2, resources={"num_ldb_ports": 33}),
+            "num_ldb_ports=33 wanted for each of 2 VFs, it has 64 in all",
+            unchanged=True,
+        ),
+        Case(
+            "no SR-IOV",
+            Node(DlbSpec(total_vfs=0)),
+            "left alone",
+            reason="it has no sriov_totalvfs",
+            unchanged=True,
+        ),
+        Case(
+            "not writable",
+            Node(DlbSpec()),
+            "left alone",
+            reason="Read-only file system",
+            arrange=fail("sriov_numvfs", errno.EROFS),
+            unchanged=True,
+        ),
+        Case(
+            "in use",
+            Node(DlbSpec()),
+            "left alone",
+            reason="in use: VFs 0 -> 1: ",
+            arrange=fail("sriov_numvfs", errno.EBUSY),
+            unchanged=True,
+        ),
+        Case(
+            "no VF can be enabled",
+            Node(DlbSpec()),
+            "failed",
+            reason="VFs 0 -> 1: ",
+            arrange=fail("sriov_numvfs", errno.ENOMEM),
+            unchanged=True,
+        ),
+        Case(
+            "resources are refused",
+            Node(DlbSpec()),
+            "put back",
+            reason="/vf0_resources/num_ldb_ports: Invalid argument",
+            arrange=lambda node: node.refused.append((f"{SYS}/vf0_resources/num_ldb_ports", "4", errno.EINVAL)),
+            unchanged=True,
+        ),
+        Case(
+            "a VF that its driver does not take back",
+            Node(DlbSpec()),
+            "put back",
+            reason="/sys/bus/pci/drivers/dlb2/bind: Input/output error",
+            arrange=lambda node: node.refused.append(("/sys/bus/pci/drivers/dlb2/bind", VF, errno.EIO)),
+            unchanged=True,
+        ),
+        Case(
+            "an attribute that says junk",
+            Node(DlbSpec()),
+            "failed",
+            reason="/total_resources/num_ldb_ports: found 'many', expected a number",
+            arrange=lambda node: node.kernel.say(f"{SYS}/total_resources/num_ldb_ports", b"many\n"),
+            unchanged=True,
+        ),
+    ]
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.title)
+def test_a_device_is_as_wanted_or_as_it_was_and_says_why(case: Case) -> None:
+    node = case.node
+    case.arrange(node)
+    before = snapshot(node.kernel)
+    (outcome,) = node.apply(case.config)
+    assert outcome.state == case.state, outcome
+    assert case.reason in outcome.reason
+    if case.given:
+        found = node.resources(0)
+        assert {name: found[name] for name in case.given} == case.given
+    if case.vfs is not None:
+        assert node.vfs() == case.vfs
+    if case.unchanged:
+        assert snapshot(node.kernel) == before
+
+
+@pytest.mark.parametrize("case", [case for case in cases() if case.state == "changed"], ids=lambda case: case.title)
+def test_a_second_run_writes_nothing(case: Case) -> None:
+    node = case.node
+    case.arrange(node)
+    node.apply(case.config)
+    node.writes.clear()
+    assert [outcome.state for outcome in node.apply(case.config)] == ["as wanted"]
+    assert node.writes == []
+
+
+def test_a_node_without_devices_has_nothing_to_do() -> None:
+    assert Node().apply() == []
