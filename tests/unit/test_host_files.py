@@ -552,3 +552,14 @@ def test_links_are_looked_at_anew_after_a_write(tmp_path: Path) -> None:
     link(device / "driver", tmp_path / "sys/drivers/new")
     host.write("/sys/device/attribute", "1")
     assert host.resolve("/sys/device/driver") == "/sys/drivers/new"
+
+
+def test_places_are_looked_up_once_until_a_write(tmp_path: Path) -> None:
+    node = tmp_path / "sys/devices/device/numa_node"
+    write(node, "0\n")
+    host = Host(tmp_path)
+    assert host.topology_of("/sys/devices/device") == (0,)
+    write(node, "1\n")
+    assert host.topology_of("/sys/devices/device") == (0,)
+    host.write("/sys/devices/device/attribute", "1")
+    assert host.topology_of("/sys/devices/device") == (1,)

@@ -67,8 +67,9 @@ class Host:
         self.notes: list[str] = []
         self._prefix = "" if self.root == "/" else self.root
         self._links: dict[str, str | None] = {}
-        self._directories: dict[str, str] = {}
+        self._ways: dict[str, str] = {}
         self._hints: topology.Cache = {}
+        self._places: dict[tuple[str, ...], tuple[int, ...] | None] = {}
 
     def local(self, path: str) -> str:
         """Where the host's `path` is found by this process, links resolved inside the root.
@@ -82,28 +83,8 @@ class Host:
 
         Raises `Unreadable` when links loop.
         """
-        pending = path.split("/")[::-1]
-        done = ""
-        hops = 0
-        while pending:
-            part = pending.pop()
-            if part in ("", "."):
-                continue
-            if part == "..":
-                done = done.rpartition("/")[0]
-                continue
-            candidate = f"{done}/{part}"
-            target = self._link(candidate)
-            if target is None:
-                done = candidate
-                continue
-            hops += 1
-            if hops > _MAX_LINKS:
-                raise Unreadable(path, f"more than {_MAX_LINKS} symbolic links, do they loop?")
-            if target.startswith("/"):
-                done = ""
-            pending.extend(reversed(target.split("/")))
-        return done or "/"
+        directory, _, name = path.rpartition("/")
+        return self._walked(self._way(directory), name, path) or "/"
 
     def text(self, path: str) -> str:
         """The file's text without surrounding white space.
@@ -149,8 +130,9 @@ class Host:
             raise Refused(path, f"{problem.problem} (writing {text[:80]!a})", problem.errno) from None
         finally:
             self._links.clear()
-            self._directories.clear()
+            self._ways.clear()
             self._hints.clear()
+            self._places.clear()
         if written != len(data):
             raise Refused(path, f"only {written} of {len(data)} bytes taken (writing {text[:80]!a})")
 
@@ -167,7 +149,8 @@ class Host:
                         raise Unreadable(path, f"more than {DIRECTORY_LIMIT} entries")
         except (OSError, ValueError) as error:
             raise _explained(path, error) from None
-        found.sort(key=os.fsencode)
+        # As text and as bytes only names that are no UTF-8 sort differently.
+        found.sort(key=None if "".join(found).isascii() else os.fsencode)
         return found
 
     def exists(self, path: str) -> bool:
@@ -176,10 +159,14 @@ class Host:
 
     def status(self, path: str) -> os.stat_result | None:
         """What stat(2) says of `path`, links followed; None where it leads to nothing."""
-        directory = path.rpartition("/")[0]
+        directory, _, name = path.rpartition("/")
         try:
-            self.touched.add(self._directory(directory))
-            return os.stat(self.local(path))
+            directory = self._directory(directory)
+            self.touched.add(directory)
+            if not self._prefix or name in ("", ".", ".."):
+                return os.stat(self.local(path))
+            found = os.lstat(f"{self._prefix}{directory}/{name}")
+            return os.stat(self.local(path)) if stat.S_ISLNK(found.st_mode) else found
         except (OSError, HostError, ValueError):
             return None
 
@@ -241,7 +228,9 @@ class Host:
 
         What cannot be read is noted; what could be read is returned all the same.
         """
-        return topology.of_sysfs(self, devices, self._hints)
+        if devices not in self._places:
+            self._places[devices] = topology.of_sysfs(self, devices, self._hints)
+        return self._places[devices]
 
     def topology_of_nodes(self, nodes: Sequence[str]) -> tuple[int, ...] | None:
         """As `topology_of`, for files under `/dev` (or any file: then for the disk it lies on)."""
@@ -268,10 +257,43 @@ class Host:
         return target
 
     def _directory(self, path: str) -> str:
-        known = self._directories.get(path)
+        return (self._way(path) if self._prefix else path) or "/"
+
+    def _way(self, directory: str) -> str:
+        """The canonical form of a directory, empty for the root. Raises `Unreadable`."""
+        known = self._ways.get(directory)
         if known is None:
-            known = self._directories[path] = self.resolve(path) if self._prefix else path or "/"
+            above, _, name = directory.rpartition("/")
+            if above in self._ways:
+                known = self._walked(self._ways[above], name, directory)
+            else:
+                known = self._walked("", directory, directory)
+            self._ways[directory] = known
         return known
+
+    def _walked(self, done: str, rest: str, path: str) -> str:
+        """Where `rest` of `path` leads from `done`, which is canonical. Raises `Unreadable` when links loop."""
+        pending = rest.split("/")[::-1]
+        hops = 0
+        while pending:
+            part = pending.pop()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                done = done.rpartition("/")[0]
+                continue
+            candidate = f"{done}/{part}"
+            target = self._link(candidate)
+            if target is None:
+                done = candidate
+                continue
+            hops += 1
+            if hops > _MAX_LINKS:
+                raise Unreadable(path, f"more than {_MAX_LINKS} symbolic links, do they loop?")
+            if target.startswith("/"):
+                done = ""
+            pending.extend(reversed(target.split("/")))
+        return done
 
     def _read(self, path: str) -> bytes:
         # O_NONBLOCK: a FIFO in a hostile tree must not hold the scan. O_NOFOLLOW: a link may lead out of the root.
@@ -319,8 +341,8 @@ class Host:
             names = self.names(base or "/")
         except HostError:
             return
-        for name in names:
-            if fnmatch.fnmatchcase(name, part) and (part.startswith(".") or not name.startswith(".")):
+        for name in fnmatch.filter(names, part):
+            if part.startswith(".") or not name.startswith("."):
                 if rest:
                     yield from self._glob(f"{base}/{name}", rest)
                 elif self.exists(f"{base}/{name}"):

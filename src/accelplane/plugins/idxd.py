@@ -95,7 +95,7 @@ class _QueuePlugin(Plugin[ConfigT]):
             id=f"{name}-{queue}",
             unit=queue,
             nodes=_queue_nodes(host, f"{self.nodes}/{queue}") if kind == "user" else (),
-            topology=host.topology_of(path),
+            topology=host.topology_of(path.rpartition("/")[0]),  # where its device is
         )
         yield from device.shared(self.config.shared_dev_num if mode == "shared" else 1)
 
