@@ -1,0 +1,260 @@
+"""`accelplane provision` and the init containers' programs, as their users see them: what they print, how they end."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from accelplane.simulate.kernel import Kernel, write_tree
+from accelplane.simulate.kernel.fuse import FuseUnavailable
+from accelplane.simulate.kernel.mounting import mounted
+from accelplane.simulate.offload import DlbSpec, DsaSpec, IaaSpec, QatSpec
+from accelplane.simulate.specs import NodeSpec
+
+BIN = os.path.dirname(sys.executable)
+NODE = NodeSpec(
+    qats=[QatSpec(services="dc"), QatSpec(services="asym;sym", vfs=2, vf_driver="vfio-pci")],
+    dsas=[DsaSpec()],
+    iaas=[IaaSpec()],
+    dlbs=[DlbSpec(), DlbSpec()],
+    loaded=("vfio-pci",),
+)
+
+
+def run(
+    program: str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [os.path.join(BIN, program), *arguments],
+        env={"PATH": os.environ["PATH"], **(environment or {})},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def provision(*arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return run("accelplane", "provision", *arguments, environment=environment)
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    directory = tmp_path / "conf"
+    directory.mkdir()
+    (directory / "qat.conf").write_text("ServicesEnabled=sym;asym\n")
+    return directory
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> str:
+    """The node's files, which do not react to anything."""
+    write_tree(Kernel(NODE), tmp_path / "tree")
+    return str(tmp_path / "tree")
+
+
+MakeNode = Callable[[NodeSpec], AbstractContextManager[tuple[Kernel, str]]]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> MakeNode:
+    """A node that reacts."""
+
+    @contextmanager
+    def make(spec: NodeSpec) -> Iterator[tuple[Kernel, str]]:
+        kernel = Kernel(spec)
+        try:
+            with mounted(kernel, tmp_path / "root") as root:
+                yield kernel, root
+        except FuseUnavailable as error:
+            pytest.skip(str(error))
+
+    return make
+
+
+def files(root: str) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path(root).rglob("*") if path.is_file() and not path.is_symlink()}
+
+
+def test_a_plan_shows_the_difference_and_writes_nothing(tree: str, conf: Path) -> None:
+    before = files(tree)
+    shown = provision("plan", "qat", "dlb", "--root", tree, "--config-dir", str(conf))
+    assert (
+        shown.stdout
+        == f"""\
+qat: wanted: services sym;asym, auto-reset as it is, all VFs on vfio-pci ({conf}/qat.conf)
+  0000:61:00.0  to do
+      now: driver 4xxx; state up; services dc; auto-reset off; VFs 0 of 16
+      to do: state up -> down; services dc -> sym;asym; state down -> up; VFs 0 -> 16; driver of the VFs -> vfio-pci
+  0000:65:00.0  as wanted
+      now: driver 4xxx; state up; services asym;sym; auto-reset off; VFs 2 of 2; VFs on vfio-pci (2)
+dlb: wanted: 1 VF on every PF
+  0000:62:00.0  to do
+      now: driver dlb2; VFs 0 of 16
+      to do: VFs 0 -> 1; resources of each VF: atomic_inflights 2048, dir_credits 2048, dir_ports 8,
+          hist_list_entries 2048, ldb_credits 8192, ldb_ports 4, ldb_queues 32, sched_domains 32, sn0_slots 2,
+          sn1_slots 2
+  0000:66:00.0  to do
+      now: driver dlb2; VFs 0 of 16
+      to do: VFs 0 -> 1; resources of each VF: atomic_inflights 2048, dir_credits 2048, dir_ports 8,
+          hist_list_entries 2048, ldb_credits 8192, ldb_ports 4, ldb_queues 32, sched_domains 32, sn0_slots 2,
+          sn1_slots 2
+4 devices: 1 as wanted, 3 to do
+"""
+    )
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert files(tree) == before
+
+
+def test_no_family_means_all_of_them(tree: str) -> None:
+    shown = provision("plan", "-o", "json", "--root", tree)
+    report = json.loads(shown.stdout)
+    assert {device["kind"] for device in report["devices"]} == {"qat", "dsa", "iaa", "dlb"}
+    assert report["problems"] == []
+
+
+def test_the_status_shows_what_is_there_and_whether_it_is_as_wanted(tree: str, conf: Path) -> None:
+    shown = provision("status", "qat", "--root", tree, "--config-dir", str(conf))
+    assert shown.returncode == 1
+    assert "  0000:61:00.0  not as wanted\n      driver 4xxx\n      state up\n      services dc\n" in shown.stdout
+    assert shown.stdout.endswith("2 devices: 1 as wanted, 1 not as wanted\n")
+    only = {"ENABLED_QAT_PF_PCIIDS": "4942"}
+    assert provision("status", "qat", "--root", tree, environment=only).returncode == 0
+
+
+def test_what_is_wanted_is_there_after_apply_and_a_second_one_finds_nothing_to_do(node: MakeNode, conf: Path) -> None:
+    with node(NODE) as (kernel, root):
+        arguments = ("--root", root, "--config-dir", str(conf))
+        first = provision("apply", *arguments)
+        assert (first.returncode, first.stderr) == (0, ""), first.stdout
+        assert "\n6 devices: 1 as wanted, 5 changed\n" in f"\n{first.stdout}"
+        assert kernel.read("/sys/bus/pci/devices/0000:61:00.0/qat/cfg_services") == "asym;sym\n"
+        assert len(kernel.list("/sys/bus/pci/drivers/vfio-pci/")) > 16
+        assert kernel.list("/dev/dsa") == ["wq0.0", "wq0.1", "wq0.2", "wq0.3"]
+        assert provision("status", *arguments).returncode == 0
+        assert provision("apply", *arguments).stdout.endswith("\n6 devices: 6 as wanted\n")
+
+
+def test_what_failed_is_told_and_is_the_exit_code(node: MakeNode) -> None:
+    with node(NodeSpec(qats=[QatSpec(), QatSpec(services="dc")], iommu="off", loaded=("vfio-pci",))) as (_kernel, root):
+        shown = provision("apply", "qat", "--root", root)
+    assert shown.returncode == 1
+    assert "why: VFs 0 -> 16: /sys/bus/pci/devices/0000:61:00.0/sriov_numvfs: Invalid argument" in shown.stdout
+    assert "no IOMMU is in use (intel_iommu=on on the kernel's command line)" in " ".join(shown.stdout.split())
+    assert shown.stdout.endswith("2 devices: 2 failed\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (("plan", "gpu"), {}, "'gpu' is not one of 'qat', 'idxd', 'dlb'"),
+        (("plan", "--root", "/nowhere"), {}, "--root /nowhere: not a directory"),
+        (("plan", "--config-dir", "/nowhere"), {}, "--config-dir /nowhere: not a directory"),
+        (("aply",), {}, "No such command 'aply'"),
+        (("status", "--force"), {}, "No such option"),
+    ],
+)
+def test_a_command_line_without_sense_is_told_in_one_line(
+    arguments: tuple[str, ...], environment: Mapping[str, str], message: str
+) -> None:
+    shown = provision(*arguments, environment=environment)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert message in shown.stderr.splitlines()[-1]
+
+
+def test_nothing_is_written_to_any_device_while_one_file_is_wrong(tree: str, conf: Path) -> None:
+    (conf / "qat.conf").write_text("ServicesEnabled=crypto\n")
+    (conf / "dlb-node1.conf").write_text("VFs=0\n")
+    before = files(tree)
+    shown = provision("apply", "--root", tree, "--config-dir", str(conf), "--node-name", "node1")
+    assert (shown.returncode, shown.stdout) == (1, "")
+    assert [line.partition(" expected ")[0] for line in shown.stderr.splitlines()] == [
+        f"accelplane provision: {conf}/qat.conf:1: found 'ServicesEnabled=crypto',",
+        f"accelplane provision: {conf}/dlb-node1.conf:1: found 'VFs=0',",
+        "accelplane provision: nothing was written",
+    ]
+    assert files(tree) == before
+
+
+def test_a_flag_wins_over_its_environment_variable(tree: str) -> None:
+    environment = {"DLB_VFS": "2", "ENABLED_QAT_PF_PCIIDS": "4944"}
+    arguments = ("plan", "qat", "dlb", "--root", tree)
+    told = provision(*arguments, environment=environment).stdout
+    assert "dlb: wanted: 2 VFs on every PF" in told
+    assert "no devices" in told
+    told = provision(*arguments, "--dlb-vfs", "3", "--qat-ids", "4940", environment=environment).stdout
+    assert "dlb: wanted: 3 VFs on every PF" in told
+    assert "0000:61:00.0" in told
+
+
+# The init containers' programs.
+
+
+def test_qat_init_takes_the_originals_variables_and_files(node: MakeNode, conf: Path) -> None:
+    (conf / "qat-node1.conf").write_text("dc;sym\n")
+    with node(NODE) as (kernel, root):
+        arguments = ("-root", root, "-config-dir", str(conf))
+        environment = {"NODE_NAME": "node1", "ENABLED_QAT_PF_PCIIDS": "37c8 4940"}
+        shown = run("qat-init.sh", *arguments, environment=environment)
+        assert shown.returncode == 0, shown.stdout
+        assert f"qat: wanted: services dc;sym, auto-reset as it is, all VFs on vfio-pci ({conf}/qat-node1.conf)" in (
+            shown.stdout
+        )
+        assert kernel.read("/sys/bus/pci/devices/0000:61:00.0/qat/cfg_services") == "sym;dc\n"
+        assert run("qat-init.sh", *arguments, environment=environment).stdout.endswith("2 as wanted\n")
+
+
+def test_qat_init_fails_without_vfio_pci_and_on_a_wrong_file(node: MakeNode, conf: Path) -> None:
+    with node(NodeSpec(qats=[QatSpec()], loaded=())) as (_kernel, root):
+        shown = run("qat-init.sh", "-root", root, "-config-dir", "/nowhere")
+        assert (shown.returncode, "(modprobe vfio-pci)" in shown.stdout) == (1, True)
+        (conf / "qat.conf").write_text("ServicesEnabled=dc\nServicesEnabled=sym\n")
+        shown = run("qat-init.sh", "-root", root, "-config-dir", str(conf))
+        assert (shown.returncode, shown.stdout) == (1, "")
+        assert shown.stderr.startswith(f"qat-init.sh: {conf}/qat.conf:2: found ")
+
+
+def test_idxd_init_looks_after_dsa_unless_told_iaa(node: MakeNode) -> None:
+    with node(NodeSpec(dsas=[DsaSpec()], iaas=[IaaSpec()])) as (kernel, root):
+        arguments = ("-root", root, "-config-dir", "/nowhere")
+        assert run("idxd-init.sh", *arguments).returncode == 0
+        assert kernel.exists("/dev/dsa/wq0.3")
+        assert not kernel.exists("/dev/iax")
+        assert run("idxd-init.sh", *arguments, environment={"DEVICE_TYPE": "iaa"}).returncode == 0
+        assert kernel.exists("/dev/iax/wq1.3")
+
+
+def test_dlb_init_gives_the_first_device_one_vf_and_leaves_the_others_as_they_are(node: MakeNode) -> None:
+    with node(NODE) as (kernel, root):
+        arguments = ("-root", root, "-config-dir", "/nowhere")
+        assert run("dlb-init.sh", *arguments).returncode == 0
+        assert kernel.read("/sys/bus/pci/devices/0000:62:00.0/vf0_resources/num_ldb_credits") == "8192\n"
+        assert kernel.read("/sys/bus/pci/devices/0000:66:00.0/sriov_numvfs") == "0\n"
+        assert run("dlb-init.sh", *arguments, environment={"DLB_PFS": "all"}).returncode == 0
+        assert kernel.read("/sys/bus/pci/devices/0000:66:00.0/sriov_numvfs") == "1\n"
+
+
+def test_dlb_init_is_content_where_nothing_can_be_done(node: MakeNode) -> None:
+    with node(NodeSpec(dlbs=[DlbSpec(vfs=4)])) as (_kernel, root):
+        shown = run("dlb-init.sh", "-root", root, "-config-dir", "/nowhere")
+    assert shown.returncode == 0
+    assert "why: 4 VFs are enabled, 1 wanted, which stays so unless forced" in shown.stdout
+
+
+@pytest.mark.parametrize("program", ["qat-init.sh", "idxd-init.sh", "dlb-init.sh"])
+def test_a_node_without_devices_is_no_failure(program: str, tmp_path: Path) -> None:
+    shown = run(program, "-root", str(tmp_path), "-config-dir", "/nowhere")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.endswith("  no devices\n0 devices\n")
+
+
+@pytest.mark.parametrize("arguments", [("-roots", "/"), ("-root",), ("apply",)])
+def test_a_program_with_arguments_that_it_does_not_know_says_so(arguments: tuple[str, ...]) -> None:
+    shown = run("qat-init.sh", *arguments)
+    assert (shown.returncode, shown.stdout) == (2, "")
