@@ -58,7 +58,7 @@ def towards(host: Host, setup: Setup, found: Observed, *, force: bool = False) -
         return _unless_locked(plan, found, steps, list(_to_come(setup, found, ())))
     if setup.enabled and not found.enabled:
         return _unless_locked(plan, found, [_enabling(host, found, DEVICE, "idxd")], _queues_to_come(setup, found, ()))
-    disabled = [part for part in setup.queues if found.states.get(part) not in (None, "enabled")]
+    disabled = [part for part in sorted(setup.queues) if found.states.get(part) not in (None, "enabled")]
     return _unless_locked(plan, found, [_enabling(host, found, part, setup.queues[part]) for part in disabled], ())
 
 
@@ -311,6 +311,6 @@ def _to_come(setup: Setup, found: Observed, down: Sequence[Part]) -> Iterator[st
 
 
 def _queues_to_come(setup: Setup, found: Observed, down: Sequence[Part]) -> Iterator[str]:
-    for part in setup.queues:
+    for part in sorted(setup.queues):
         if part in down or found.states.get(part) != "enabled":
             yield f"enable {found.place.told(part)}"

@@ -34,9 +34,8 @@ def planners(host: Host, config: IdxdConfig) -> Iterator[Planner]:
         if config.driver != IDXD or driver_of(host, address) != IDXD:
             yield partial(_function_plan, address, config)
     elsewhere = functions if config.driver != IDXD else ()
-    now = Host(host.root)
-    for place in places(now, config.family):
-        if _function(now, place) not in elsewhere:
+    for place in places(host, config.family):
+        if _function(host, place) not in elsewhere:
             yield partial(_device_plan, place, config)
 
 
