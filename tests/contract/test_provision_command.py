@@ -8,14 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import click
 import pytest
 
+from accelplane.cli.provision import provision as provision_command
 from accelplane.simulate.kernel import Kernel, write_tree
 from accelplane.simulate.kernel.fuse import FuseUnavailable
 from accelplane.simulate.kernel.mounting import mounted
 from accelplane.simulate.offload import DlbSpec, DsaSpec, IaaSpec, QatSpec
 from accelplane.simulate.specs import NodeSpec
 
+PAGE = Path(__file__).parents[2] / "docs" / "provisioning.md"
 BIN = os.path.dirname(sys.executable)
 NODE = NodeSpec(
     qats=[QatSpec(services="dc"), QatSpec(services="asym;sym", vfs=2, vf_driver="vfio-pci")],
@@ -191,6 +194,27 @@ def test_a_flag_wins_over_its_environment_variable(tree: str) -> None:
     told = provision(*arguments, "--dlb-vfs", "3", "--qat-ids", "4940", environment=environment).stdout
     assert "dlb: wanted: 3 VFs on every PF" in told
     assert "0000:61:00.0" in told
+
+
+# The page for administrators.
+
+
+def test_the_page_tells_of_every_variable_and_flag() -> None:
+    options = {
+        f"`{option.envvar}` | `{option.opts[0]}`"
+        for option in provision_command.commands["apply"].params
+        if isinstance(option, click.Option) and option.envvar
+    }
+    assert [option for option in options if option not in PAGE.read_text()] == []
+    assert len(options) == 8
+
+
+def test_the_log_on_the_page_is_a_real_one(node: MakeNode, conf: Path) -> None:
+    busy, refused = QatSpec(services="dc", vfs=16, vf_driver="vfio-pci"), QatSpec(model="c6xx")
+    with node(NodeSpec(qats=[QatSpec(services="dc"), busy, refused], loaded=("vfio-pci",))) as (kernel, root):
+        kernel.hold("0000:65:00.0")
+        log = run("qat-init.sh", "-root", root, "-config-dir", str(conf)).stdout
+    assert f"```text\n{log.replace(str(conf), '/qat-init/conf')}```" in PAGE.read_text()
 
 
 # The init containers' programs.
