@@ -90,7 +90,8 @@ class PluginRunner:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_looking())
-                group.create_task(self._keep_judging())
+                if self.plugin.overrides("health"):
+                    group.create_task(self._keep_judging())
                 if self.plugin.overrides("explain"):
                     group.create_task(self._explain())
                 self._start_background()
@@ -290,7 +291,7 @@ class PluginRunner:
         """Asks for everybody's health from time to time, and soon again where one verdict awaits a second."""
         while True:
             await self._health_wake.wait(self.health.next_look(self._settings.health_interval))
-            if not self.plugin.overrides("health") or not len(self.inventory):
+            if not len(self.inventory):
                 continue
             before = dict(self.health.states)
             await self.health.judge(self.plugin, Host(self._settings.root), self.inventory)
