@@ -275,3 +275,24 @@ def test_a_second_run_writes_nothing(case: Case) -> None:
 
 def test_a_node_without_devices_has_nothing_to_do() -> None:
     assert Node().apply() == []
+
+
+JUNK = st.binary(max_size=40) | st.sampled_from([b"", b"\n", b"-1", b"1\n", b"0x10", b"64\n", b"9" * 99])
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            ["sriov_totalvfs", "sriov_numvfs", "total_resources/num_ldb_ports", "vf0_resources/num_ldb_ports"]
+        ),
+        JUNK,
+    )
+)
+def test_no_attribute_can_make_a_device_worse_than_failed(said: dict[str, bytes]) -> None:
+    node = Node(DlbSpec(vfs=1, provisioned=False))
+    to_do = planners(node.host(), ONE)
+    for name, content in said.items():
+        node.kernel.say(f"{SYS}/{name}", content)
+    (shown,) = planned("/", to_do, host=node.host)
+    (done,) = apply("/", to_do, patience=0, host=node.host)
+    assert (shown.device, done.device) == (PF, PF)

@@ -507,3 +507,29 @@ def test_one_device_in_trouble_does_not_keep_the_others() -> None:
 
 def test_a_node_without_devices_has_nothing_to_do() -> None:
     assert Node().apply() == []
+
+
+JUNK = st.binary(max_size=40) | st.sampled_from(
+    [b"", b"\n", b"-1", b"16\n", b"0x10", b"up\n", b"down\n", b"dc;sym\n", b"9" * 99]
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                *("device", "sriov_totalvfs", "sriov_numvfs", "virtfn0/driver_override"),
+                *("qat/state", "qat/cfg_services", "qat/auto_reset"),
+            ]
+        ),
+        JUNK,
+    )
+)
+def test_no_attribute_can_make_a_device_worse_than_failed(said: dict[str, bytes]) -> None:
+    node = Node(qat(vfs=2))
+    to_do = planners(node.host(), CY)
+    for name, content in said.items():
+        node.kernel.say(f"{SYS}/{name}", content)
+    (shown,) = planned("/", to_do, host=node.host)
+    (done,) = apply("/", to_do, patience=0, host=node.host)
+    assert (shown.device, done.device) == (PF, PF)

@@ -5,8 +5,10 @@ for each device with its state and what it is now, and below that what was, or w
 """
 
 import os
+import signal
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal
 
@@ -65,31 +67,34 @@ def parts(
     return found, problems
 
 
-def run(mode: Mode, wanted: Sequence[Part], root: str, form: str, *, look: Callable[[str], Host] = Host) -> int:
-    """Plans, applies or shows, prints what there is to tell, and returns the exit code."""
+def run(mode: Mode, wanted: Sequence[Part], root: str, form: str) -> int:
+    """Plans, applies or shows, prints what there is to tell, and returns the exit code.
+
+    SIGTERM and SIGINT wait until the device at hand is finished, or put back.
+    """
     rows: list[Row] = []
     notes: list[str] = []
     problems: list[str] = []
-    for part in wanted:
-        if form == "table":
-            _print(f"{part.name}: {part.wanted}")
-        host = look(root)
-        told = list(part.notes)
-        try:
-            planners = part.planners(host)
-            outcomes = apply(root, planners, host=look) if mode == "apply" else planned(root, planners, host=look)
-            for outcome in outcomes:
-                rows.append(Row(kind=part.name, **msgspec.structs.asdict(outcome)))
-                if form == "table":
-                    _print_row(rows[-1], mode)
-        except HostError as error:
-            problems.append(f"{part.name}: {error}")
-        told += host.notes
-        if form == "table":
-            if not any(row.kind == part.name for row in rows) and not problems:
-                _print("  no devices")
-            _print_list("note", told)
-        notes += told
+    with _signals() as arrived:
+        for part in wanted:
+            if arrived:
+                break
+            shown = form == "table"
+            if shown:
+                _print(f"{part.name}: {part.wanted}")
+            told = list(part.notes)
+            for row in _rows(mode, part, root, told, problems):
+                rows.append(row)
+                if shown:
+                    _print_row(row, mode)
+                if arrived:
+                    problems.append(f"stopped by {arrived[0].name}: nothing was done after {row.device}")
+                    break
+            if shown:
+                if not problems and not any(row.kind == part.name for row in rows):
+                    _print("  no devices")
+                _print_list("note", told)
+            notes += told
     if form == "json":
         report = Report(devices=rows, notes=notes, problems=problems)
         print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
@@ -99,6 +104,33 @@ def run(mode: Mode, wanted: Sequence[Part], root: str, form: str, *, look: Calla
     if problems or any(row.failed for row in rows):
         return FAILED
     return FAILED if mode == "status" and any(row.state != "as wanted" for row in rows) else OK
+
+
+def _rows(mode: Mode, part: Part, root: str, notes: list[str], problems: list[str]) -> Iterator[Row]:
+    """One device after the other; notes and problems are those of looking for them."""
+    host = Host(root)
+    try:
+        planners = part.planners(host)
+        for outcome in apply(root, planners) if mode == "apply" else planned(root, planners):
+            yield Row(kind=part.name, **msgspec.structs.asdict(outcome))
+    except HostError as error:
+        problems.append(f"{part.name}: {error}")
+    notes += host.notes
+
+
+@contextmanager
+def _signals() -> Generator[list[signal.Signals], None, None]:
+    """Those that arrived; they end nothing by themselves."""
+    arrived: list[signal.Signals] = []
+    before = {
+        number: signal.signal(number, lambda caught, _frame: arrived.append(signal.Signals(caught)))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield arrived
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _makers(

@@ -1,0 +1,68 @@
+"""What provisioning prints, and what signals do to it."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from trees import write
+
+from accelplane.cli.provisioning import FAILED, OK, Part, run
+from accelplane.host import Host, Unreadable
+from accelplane.provision.steps import Plan, Planner, Step
+
+
+def attribute(name: str, *, then: Callable[[], None] = lambda: None) -> Planner:
+    """A device that wants the text 1 in the file of its name, twice written when `then` is given."""
+
+    def planner(host: Host) -> Plan:
+        path = f"/sys/{name}"
+        found = host.text(path)
+        if found == "0":
+            then()
+        missing = {"0": "half", "half": "1"}.get(found)
+        return Plan(device=name, steps=[Step(what=f"{name} {missing}", path=path, text=missing)] if missing else [])
+
+    return planner
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_waits_for_the_device_at_hand(
+    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "abc":
+        write(tmp_path / "sys" / name, "0")
+    before = signal.getsignal(number)
+    devices = [attribute("a"), attribute("b", then=lambda: os.kill(os.getpid(), number)), attribute("c")]
+    parts = [Part("x", "wanted", lambda _host: devices), Part("y", "wanted", lambda _host: [attribute("c")])]
+    assert run("apply", parts, str(tmp_path), "table") == FAILED
+    assert [(tmp_path / "sys" / name).read_text() for name in "abc"] == ["1", "1", "0"]
+    assert f"failed: stopped by {number.name}: nothing was done after b" in capsys.readouterr().out
+    assert signal.getsignal(number) is before
+
+
+def test_a_family_that_cannot_be_looked_for_fails_and_the_next_one_is_looked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unreadable(_host: Host) -> Iterator[Planner]:
+        yield attribute("a")
+        raise Unreadable("/sys/bus/x", "Input/output error")
+
+    for name in "ab":
+        write(tmp_path / "sys" / name, "1")
+    parts = [Part("x", "wanted: a", unreadable), Part("y", "wanted: b", lambda _host: [attribute("b")])]
+    assert run("plan", parts, str(tmp_path), "table") == FAILED
+    assert capsys.readouterr().out == (
+        "x: wanted: a\n  a  as wanted\ny: wanted: b\n  b  as wanted\n"
+        "      failed: x: /sys/bus/x: Input/output error\n2 devices: 2 as wanted\n"
+    )
+
+
+def test_what_devices_say_cannot_steer_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = Plan(device="d", now={"name": "\x1b[2J\u202e" + "x" * 300}, notes=["two\nlines"])
+    assert run("plan", [Part("x", "wanted", lambda _host: [lambda _: evil])], str(tmp_path), "table") == OK
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert "note: two lines" in shown
