@@ -20,7 +20,12 @@ TREES = sorted(
 
 
 # These say which namespace they are for.
-IN_THEIR_OWN_NAMESPACE = ("sgx_plugin/overlays/epc-register",)
+IN_THEIR_OWN_NAMESPACE = (
+    "sgx_plugin/overlays/epc-register",
+    "labels",
+    "labels/base",
+    "labels/overlays/own-node-only",
+)
 # The API server wants to know this of pods that name it.
 KATA = {
     "apiVersion": "node.k8s.io/v1",

@@ -183,7 +183,7 @@ async def test_cleanup_applies_nothing_which_removes_what_was_ours(tmp_path: Pat
     sgx(root)
     async with node_api(tmp_path) as (api, peer):
         await labels.run(plan(root, epc=True, cleanup=True), peer.api)
-        assert [body.get("status") for _path, body in api.patches] == [None, None]
+        assert [body.get("status") for _path, body in api.patches] == [None, {"capacity": {}}]
         assert api.patches[0][1]["metadata"]["labels"] == {}
 
 

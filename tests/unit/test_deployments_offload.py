@@ -209,7 +209,7 @@ OTHERS = {
     "sgx_enclave_apps", "sgx_enclave_apps/base",
     "sgx_enclave_apps/overlays/sgx_ecdsa_aesmd_quote", "sgx_enclave_apps/overlays/sgx_ecdsa_inproc_quote",
 }  # fmt: skip
-TESTED_ELSEWHERE = ("accelplane_", "gpu_", "npu_", "nfd")
+TESTED_ELSEWHERE = ("accelplane_", "gpu_", "labels", "npu_", "nfd")
 
 
 def expected_daemonset(overlay: Overlay) -> Object:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 NODES = "/api/v1/nodes"
 
-_FIRST_RETRY, _LAST_RETRY = 1.0, 60.0
+_FIRST_RETRY, _LAST_RETRY, _STEADY = 1.0, 60.0, 10.0
 # Two who want different things of one object would otherwise answer each other as fast as the network carries.
 _CALM = 1.0
 _LABELS = ".metadata.labels."
@@ -68,26 +68,30 @@ async def read(api: ApiServer, name: str) -> Node:
 
 async def keep(api: ApiServer, name: str, settle: Settle, *, interval: float) -> None:
     """Settles the node now, whenever it changes, and at least every `interval` seconds, for ever."""
+    loop = asyncio.get_running_loop()
     retry = _FIRST_RETRY
     problem = ""
     while True:
+        start = loop.time()
         try:
             node = await read(api, name)
-            changed = await settle(node)
-            if problem:
-                log.info("node %s: the API server answers again", name)
-            retry, problem = _FIRST_RETRY, ""
-            if changed:
+            if await settle(node):
                 await asyncio.sleep(_CALM)
             await _follow(api, name, node.metadata.resource_version, settle, interval)
+            problem = ""
         except Gone:
-            continue
+            await asyncio.sleep(_FIRST_RETRY)
         except ApiError as error:
+            # Also those who may not watch, by a role of older manifests, get to the node once in a while.
             if str(error) != problem:
                 problem = str(error)
                 log.error("%s; trying again, every %g s at last", problem, _LAST_RETRY)
+            if loop.time() - start > _STEADY:
+                retry = _FIRST_RETRY
             await asyncio.sleep(retry)
             retry = min(2 * retry, _LAST_RETRY)
+        else:
+            retry = _FIRST_RETRY
 
 
 async def _follow(api: ApiServer, name: str, version: str, settle: Settle, interval: float) -> None:
@@ -164,9 +168,7 @@ class Resources:
         if self._applied and all(amount(node.capacity.get(name)) == number for name, number in self._wanted.items()):
             return False
         capacity = {name: str(number) for name, number in self._wanted.items()}
-        await _applied(
-            self._api, node, self._manager, "/status", {"status": {"capacity": capacity}} if capacity else {}
-        )
+        await _applied(self._api, node, self._manager, "/status", {"status": {"capacity": capacity}})
         self._applied = True
         log.info("node %s: capacity %s written", node.metadata.name, capacity)
         return True
@@ -182,7 +184,11 @@ def amount(quantity: str | None) -> int | None:
 
 
 async def _applied(api: ApiServer, node: Node, manager: str, part: str, content: Mapping[str, object]) -> None:
-    """Server-side apply of fields of the metadata or, to the part `/status`, of the object."""
+    """Server-side apply of fields of the metadata or, to the part `/status`, of the object.
+
+    A map that was ours in part is named also when nothing of it is ours any more. Were it left out, it would be
+    removed as a whole, with all that nobody is known to own: of a node, the capacity that the kubelet registered.
+    """
     # With its uid, for applying would make a node that is not there any more.
     metadata: dict[str, object] = {"name": node.metadata.name, "uid": node.metadata.uid}
     body: dict[str, object] = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}

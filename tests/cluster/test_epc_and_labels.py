@@ -1,0 +1,375 @@
+"""EPC and labels on genuine Nodes: with the tokens, the rights and the manifests that programs have in a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trees import gpu_card, link, write
+
+from accelplane.apiserver import MERGE_PATCH, ApiServer, Refused
+
+from . import settings
+from .cluster import Cluster, Node
+from .machine import REPOSITORY, wait_until
+from .objects import Object, pod
+
+pytestmark = pytest.mark.cluster
+
+DEPLOY = REPOSITORY / "deploy"
+RESOURCE, CAPABLE = "sgx.intel.com/epc", "sgx.intel.com/capable"
+PREFIX = "intel.feature.node.kubernetes.io"
+EPC = 100_663_296
+# As a container finds it: the token and the authority, at the one place where programs look for them.
+AS_A_POD = (
+    "mount -t tmpfs none /run && mkdir -p /run/secrets/kubernetes.io && "
+    'ln -s "$ACCOUNT" /run/secrets/kubernetes.io/serviceaccount && exec "$@"'
+)
+
+POLICY = "ValidatingAdmissionPolicy 'accelplane-labels'"
+
+Run = Callable[..., "Program"]
+
+
+class Program:
+    """One of our programs, as this service account, with a tree of files for the node's."""
+
+    def __init__(self, cluster: Cluster, account: Path, log: Path, module: str, arguments: tuple[str, ...]) -> None:
+        environment = {
+            **os.environ,
+            "ACCOUNT": str(account),
+            "NODE_NAME": "node-1",
+            "KUBERNETES_SERVICE_HOST": cluster.addresses.control,
+            "KUBERNETES_SERVICE_PORT": str(settings.API_PORT),
+        }
+        self.log = log
+        command = [sys.executable, "-m", f"accelplane.cli.{module}", *arguments]
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                ["unshare", "--mount", "sh", "-c", AS_A_POD, "sh", *command],
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env=environment,
+            )
+
+    def ended(self) -> tuple[int, str]:
+        """Its status and what it printed."""
+        printed, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, printed.decode()
+
+    def terminate(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.ended()[0]
+
+
+def token(cluster: Cluster, namespace: str, account: str, bound: Object | None = None) -> str:
+    wanted: Object = {"spec": {"audiences": [], **({"boundObjectRef": bound} if bound else {})}}
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+    status, answer = cluster.request("POST", path, wanted)
+    assert status == 201, answer
+    return str(answer["status"]["token"])
+
+
+@contextmanager
+def applied(cluster: Cluster, tree: Path) -> Iterator[None]:
+    """What a tree has but its DaemonSets, whose images are not what is tried here."""
+    rendered = cluster.kubectl("kustomize", tree).split("\n---\n")
+    text = "\n---\n".join(each for each in rendered if "\nkind: DaemonSet\n" not in each)
+    cluster.kubectl("apply", "--filename=-", text=text)
+    try:
+        yield
+    finally:
+        cluster.kubectl("delete", "--filename=-", "--wait", text=text)
+
+
+@pytest.fixture
+def labeller(cluster: Cluster) -> Iterator[str]:
+    """A token of deploy/labels, by its rights alone."""
+    with applied(cluster, DEPLOY / "labels"):
+        yield token(cluster, "kube-system", "accelplane-labels")
+
+
+@pytest.fixture
+def run(cluster: Cluster, tmp_path: Path) -> Iterator[Run]:
+    """`run(token, module, arguments…)`."""
+    with ExitStack() as undo:
+
+        def start(as_token: str, module: str, *arguments: str) -> Program:
+            account = tmp_path / f"account-{len(list(tmp_path.glob('account-*')))}"
+            write(account / "ca.crt", cluster.authority)
+            write(account / "token", as_token)
+            write(account / "namespace", "kube-system")
+            program = Program(cluster, account, tmp_path / f"{account.name}.log", module, arguments)
+            undo.callback(program.process.kill)
+            return program
+
+        yield start
+
+
+@pytest.fixture
+def sgx(tmp_path: Path) -> str:
+    """The flag for a tree of a node with SGX."""
+    root = tmp_path / "root"
+    write(root / "sys/devices/system/node/node0/x86/sgx_total_bytes", f"{EPC}\n")
+    write(root / "sys/class/misc/sgx_enclave/dev", "10:125\n")
+    write(root / "proc/cpuinfo", "processor : 0\nflags : sgx sgx_lc\n")
+    return f"-root={root}"
+
+
+@pytest.fixture(autouse=True)
+def unmarked(cluster: Cluster) -> Iterator[None]:
+    """The node is afterwards as others expect it, and has lost nothing."""
+    before, had = labels(cluster), capacity(cluster)
+    yield
+    assert labels(cluster).items() >= before.items()
+    assert capacity(cluster).items() >= had.items()
+    for key in labels(cluster).keys() - before.keys():
+        patched(cluster, {"op": "remove", "path": f"/metadata/labels/{key.replace('/', '~1')}"})
+    if RESOURCE in capacity(cluster):
+        patched(cluster, {"op": "remove", "path": f"/status/capacity/{RESOURCE.replace('/', '~1')}"})
+
+
+def node_object(cluster: Cluster) -> Object:
+    found = cluster.get("/api/v1/nodes/node-1")
+    assert found
+    return found
+
+
+def labels(cluster: Cluster) -> dict[str, str]:
+    return dict(node_object(cluster)["metadata"]["labels"])
+
+
+def capacity(cluster: Cluster) -> dict[str, str]:
+    return dict(node_object(cluster)["status"]["capacity"])
+
+
+def patched(cluster: Cluster, *operations: Object) -> None:
+    """As administrator, through kubectl."""
+    for operation in operations:
+        words = ["--subresource=status"] if operation["path"].startswith("/status") else []
+        cluster.kubectl("patch", "node", "node-1", "--type=json", f"--patch={json.dumps([operation])}", *words)
+
+
+def refusal(cluster: Cluster, directory: Path, as_token: str, path: str, change: Object) -> str:
+    """What the API server says against a merge patch of the node, sent with this token; nothing when it does it."""
+    authority, token_file = write(directory / "ca", cluster.authority), write(directory / "token", as_token)
+    where = (cluster.addresses.control, settings.API_PORT)
+    api = ApiServer(*where, authority=str(authority), token_file=str(token_file))
+    try:
+        asyncio.run(api.patch(f"/api/v1/nodes/{path}", change, MERGE_PATCH, Any))
+    except Refused as error:
+        return str(error)
+    return ""
+
+
+def take_out_epc(cluster: Cluster) -> None:
+    patched(cluster, {"op": "remove", "path": "/status/capacity/sgx.intel.com~1epc"})
+
+
+def test_the_hook_registers_with_the_rights_of_the_original_manifest(
+    cluster: Cluster, node: Node, namespace: str, run: Run, sgx: str
+) -> None:
+    with applied(cluster, DEPLOY / "sgx_plugin/overlays/epc-register"):
+        account = token(cluster, "kube-system", "sgx-plugin")
+        assert run(account, "epchook", "-register", "-node-label", sgx).ended() == (0, "")
+        assert labels(cluster)[CAPABLE] == "true"
+        # The kubelet makes it a thing that pods can ask for.
+        wait_until(lambda: node.allocatable(RESOURCE) == EPC, "EPC to be had")
+        cluster.apply(pod("enclave", namespace=namespace, resources={RESOURCE: "512Ki"}))
+        cluster.wait_pod("enclave", namespace=namespace)
+        stays = run(account, "epchook", "-register", "-node-label", "-daemon", sgx)
+        wait_until(lambda: "patched" in stays.log.read_text(), "the daemon's patch")
+        assert stays.terminate() == 0
+        assert run(account, "epchook", "-cleanup", sgx).ended() == (0, "")
+    assert RESOURCE not in capacity(cluster)
+    assert CAPABLE not in labels(cluster)
+    wait_until(lambda: node.allocatable(RESOURCE) is None, "the end of EPC")
+
+
+def test_the_daemon_puts_back_what_somebody_took_out(cluster: Cluster, labeller: str, run: Run, sgx: str) -> None:
+    program = run(labeller, "epchook", "-register", "-node-label", "-daemon", "-cleanup", sgx)
+    wait_until(lambda: RESOURCE in capacity(cluster), "EPC", hint=str(program.log))
+    take_out_epc(cluster)
+    wait_until(lambda: capacity(cluster).get(RESOURCE) == str(EPC), "EPC again", hint=str(program.log))
+    # As a kubelet does that registers its node again.
+    patched(cluster, {"op": "replace", "path": "/status/capacity/sgx.intel.com~1epc", "value": "0"})
+    wait_until(lambda: capacity(cluster).get(RESOURCE) == str(EPC), "EPC a third time", hint=str(program.log))
+    cluster.kubectl("label", "node", "node-1", f"{CAPABLE}-")
+    wait_until(lambda: labels(cluster).get(CAPABLE) == "true", "the label again", hint=str(program.log))
+    assert program.terminate() == 0
+    assert RESOURCE not in capacity(cluster)
+    assert CAPABLE not in labels(cluster)
+
+
+def test_the_daemon_outlives_the_api_server(cluster: Cluster, node: Node, labeller: str, run: Run, sgx: str) -> None:
+    program = run(labeller, "epchook", "-register", "-daemon", sgx)
+    wait_until(lambda: RESOURCE in capacity(cluster), "EPC", hint=str(program.log))
+    cluster.apiserver.kill()
+    wait_until(lambda: "trying again" in program.log.read_text(), "word of it")
+    cluster.apiserver.start()
+    node.wait_ready()
+    take_out_epc(cluster)
+    wait_until(lambda: capacity(cluster).get(RESOURCE) == str(EPC), "EPC again", 90, hint=str(program.log))
+    assert program.terminate() == 0
+
+
+def test_a_node_feature_goes_with_its_node(cluster: Cluster, run: Run, sgx: str) -> None:
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names = {"plural": "nodefeatures", "singular": "nodefeature", "kind": "NodeFeature"}
+    group = "nfd.k8s-sigs.io"
+    definition = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"nodefeatures.{group}",
+            "annotations": {"api-approved.kubernetes.io": "https://example/unapproved"},
+        },
+        "spec": {"group": group, "names": names, "scope": "Namespaced", "versions": [version]},
+    }
+    rules = [
+        {"apiGroups": [group], "resources": ["nodefeatures"], "verbs": ["create", "patch", "delete"]},
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
+    ]
+    rbac = "rbac.authorization.k8s.io"
+    made: list[Any] = [
+        definition,
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "teller", "namespace": "kube-system"}},
+        {"apiVersion": f"{rbac}/v1", "kind": "ClusterRole", "metadata": {"name": "teller"}, "rules": rules},
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": "teller"},
+            "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": "teller"},
+            "subjects": [{"kind": "ServiceAccount", "name": "teller", "namespace": "kube-system"}],
+        },
+    ]
+    cluster.apply(*made)
+    path = f"/apis/{group}/v1alpha1/namespaces/kube-system/nodefeatures"
+    wait_until(lambda: cluster.get(path), "the kind of object")
+    account = token(cluster, "kube-system", "teller")
+    words = ("epchook", "-output=node-feature", "-node-label", sgx)
+    assert run(account, *words).ended() == (0, "")
+    found = cluster.get(f"{path}/node-1-sgx-epc")
+    assert found
+    assert found["spec"]["labels"] == {RESOURCE: str(EPC), CAPABLE: "true"}
+    assert found["metadata"]["ownerReferences"][0]["uid"] == node_object(cluster)["metadata"]["uid"]
+    assert run(account, *words, "-cleanup").ended() == (0, "")
+    wait_until(lambda: cluster.get(f"{path}/node-1-sgx-epc") is None, "its end")
+
+
+def gpu(root: Path, device_id: str) -> None:
+    function = gpu_card(root, 0, device_id=device_id)
+    write(function / "class", "0x038000\n")
+    link(root / "sys/bus/pci/devices" / function.name, function)
+    write(root / "proc/modules", "i915 1 0 - Live 0x0\n")
+
+
+def test_a_node_is_labelled_and_what_holds_no_more_goes(
+    cluster: Cluster, labeller: str, run: Run, sgx: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "root"
+    gpu(root, "0x56c0")
+    cluster.kubectl("label", "node", "node-1", "gpu.intel.com/mine=kept")
+    words = ("labels", "-output=node", "-daemon", "-epc", sgx)
+    program = run(labeller, *words)
+    product, family = "gpu.intel.com/product", f"{PREFIX}/gpu"
+    wait_until(lambda: labels(cluster).get(product) == "Flex_170", "labels", hint=str(program.log))
+    wait_until(lambda: capacity(cluster).get(RESOURCE) is not None, "EPC", hint=str(program.log))
+    assert labels(cluster)[family] == labels(cluster)[f"{PREFIX}/sgx"] == "true"
+    cluster.kubectl("label", "node", "node-1", f"{family}-")
+    wait_until(lambda: labels(cluster).get(family) == "true", "the label again", hint=str(program.log))
+    # Another process goes on with what the one before it owns.
+    assert program.terminate() == 0
+    (root / "proc/modules").unlink()
+    program = run(labeller, *words)
+    wait_until(lambda: family not in labels(cluster), "the end of a label", hint=str(program.log))
+    assert labels(cluster)[product] == "Flex_170"
+    assert labels(cluster)["gpu.intel.com/mine"] == "kept"
+    assert program.terminate() == 0
+    assert run(labeller, "labels", "-output=node", "-cleanup", "-epc", sgx).ended()[0] == 0
+    assert not {key for key in labels(cluster) if key.startswith(PREFIX)}
+    assert labels(cluster)["gpu.intel.com/mine"] == "kept"
+    assert RESOURCE not in capacity(cluster)
+
+
+def test_a_users_own_word_on_a_label_is_left(
+    cluster: Cluster, labeller: str, run: Run, sgx: str, tmp_path: Path
+) -> None:
+    gpu(tmp_path / "root", "0x56c0")
+    family = f"{PREFIX}/gpu"
+    cluster.kubectl("label", "node", "node-1", f"{family}=false")
+    program = run(labeller, "labels", "-output=node", "-daemon", sgx)
+    wait_until(lambda: labels(cluster).get(f"{PREFIX}/sgx") == "true", "labels", hint=str(program.log))
+    assert labels(cluster)[family] == "false"
+    assert f"{family}: 'false' is left as it is" in program.log.read_text()
+    cluster.kubectl("label", "node", "node-1", f"{family}-")
+    wait_until(lambda: labels(cluster).get(family) == "true", "ours", hint=str(program.log))
+    cluster.kubectl("label", "node", "node-1", f"{family}=never", "--overwrite")
+    cluster.kubectl("label", "node", "node-1", f"{PREFIX}/sgx-")
+    wait_until(lambda: labels(cluster).get(f"{PREFIX}/sgx") == "true", "the other one again", hint=str(program.log))
+    assert labels(cluster)[family] == "never"
+    assert program.terminate() == 0
+
+
+def test_a_labeller_may_do_what_it_needs_and_no_more(cluster: Cluster, labeller: str) -> None:
+    me = "--as=system:serviceaccount:kube-system:accelplane-labels"
+
+    def can(verb: str, resource: str, *words: str) -> bool:
+        return cluster.kubectl("auth", "can-i", verb, resource, me, *words, check=False).strip() == "yes"
+
+    assert all(can(verb, "nodes") for verb in ("get", "watch", "patch"))
+    assert can("patch", "nodes", "--subresource=status")
+    for verb in ("list", "create", "update", "delete", "deletecollection"):
+        assert not can(verb, "nodes"), verb
+    assert not can("get", "nodes", "--subresource=proxy")
+    assert not can("update", "nodes", "--subresource=status")
+    for resource in ("pods", "secrets", "configmaps", "serviceaccounts"):
+        assert not any(can(verb, resource, "--all-namespaces") for verb in ("get", "list", "create", "patch")), resource
+
+
+def test_with_the_policy_it_labels_its_own_node_only(cluster: Cluster, run: Run, sgx: str, tmp_path: Path) -> None:
+    path = "/api/v1/nodes"
+    with applied(cluster, DEPLOY / "labels/overlays/own-node-only"), ExitStack() as undo:
+        cluster.request("POST", path, {"metadata": {"name": "other-node"}})
+        undo.callback(cluster.request, "DELETE", f"{path}/other-node")
+        holder = pod("holder", namespace="kube-system", node="node-1")
+        holder["spec"]["serviceAccountName"] = "accelplane-labels"
+        cluster.apply(holder)
+        undo.callback(cluster.kubectl, "delete", "pod", "holder", "-n", "kube-system", "--now", "--wait")
+        there = cluster.wait_pod("holder", namespace="kube-system")
+        bound = {"apiVersion": "v1", "kind": "Pod", "name": "holder", "uid": there["metadata"]["uid"]}
+        own = token(cluster, "kube-system", "accelplane-labels", bound)
+
+        def refused(path: str, change: Object) -> bool:
+            return POLICY in refusal(cluster, tmp_path, own, path, change)
+
+        ours, foreign = {"labels": {"gpu.intel.com/x": "y"}}, {"labels": {"example.com/x": "y"}}
+        # The policy is in force some moments after it is there.
+        wait_until(lambda: refused("node-1", {"metadata": foreign}), "the policy")
+        assert refused("other-node", {"metadata": ours})
+        assert refused("node-1", {"metadata": {"labels": {"kubernetes.io/hostname": None}}})
+        assert refused("node-1", {"metadata": {"annotations": {"x": "y"}}})
+        assert refused("node-1", {"metadata": {"finalizers": ["example.com/x"]}})
+        assert refused("node-1", {"spec": {"unschedulable": True}})
+        assert refused("node-1/status", {"metadata": foreign})
+        assert refused("node-1/status", {"status": {"capacity": {"cpu": "99"}}})
+        assert refused("node-1/status", {"status": {"capacity": {"cpu": None}}})
+        assert refused("node-1/status", {"status": {"conditions": []}})
+        assert refused("node-1/status", {"status": {"addresses": []}})
+        assert not refusal(cluster, tmp_path, own, "node-1", {"metadata": ours})
+        assert run(own, "labels", "-output=node", "-epc", sgx).ended()[0] == 0
+        assert labels(cluster)[f"{PREFIX}/sgx"] == "true"
+        assert RESOURCE in capacity(cluster)
+        assert run(own, "labels", "-output=node", "-epc", "-cleanup", sgx).ended()[0] == 0
+        assert f"{PREFIX}/sgx" not in labels(cluster)
+        assert RESOURCE not in capacity(cluster)

@@ -1,0 +1,69 @@
+"""The kustomize tree of the labeller: what it runs, as whom, and how little it is given."""
+
+import pytest
+from manifests import DEPLOY, REPOSITORY, Object, render
+
+from accelplane.cli import labels
+from accelplane.cli.goflags import parse
+
+TREES = ("labels", "labels/base", "labels/overlays/own-node-only")
+
+
+def objects(tree: str) -> dict[str, Object]:
+    return {each["kind"]: each for each in render(DEPLOY / tree)}
+
+
+def test_every_kustomization_is_in_the_table() -> None:
+    there = {str(file.parent.relative_to(DEPLOY)) for file in (DEPLOY / "labels").rglob("kustomization.yaml")}
+    assert there == set(TREES)
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_one_account_has_the_rights_and_runs_the_labeller(tree: str) -> None:
+    found = objects(tree)
+    account = found["ServiceAccount"]["metadata"]
+    assert (account["name"], account["namespace"]) == ("accelplane-labels", "kube-system")
+    subject = {"kind": "ServiceAccount", "name": "accelplane-labels", "namespace": "kube-system"}
+    assert found["ClusterRoleBinding"]["subjects"] == [subject]
+    assert found["ClusterRoleBinding"]["roleRef"]["name"] == found["ClusterRole"]["metadata"]["name"]
+    assert found["DaemonSet"]["metadata"]["namespace"] == "kube-system"
+    assert found["DaemonSet"]["spec"]["template"]["spec"]["serviceAccountName"] == "accelplane-labels"
+    assert ("ValidatingAdmissionPolicy" in found) == tree.endswith("own-node-only")
+
+
+def test_the_labeller_is_given_flags_that_it_has() -> None:
+    (container,) = objects("labels")["DaemonSet"]["spec"]["template"]["spec"]["containers"]
+    command, *words = container["args"]
+    given, rest = parse(labels.FLAGS, words)
+    assert (command, rest) == ("labels", [])
+    assert labels.Plan.of(given, {"NODE_NAME": "one"}).daemon
+    assert {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"]} == {
+        "NODE_NAME": "spec.nodeName"
+    }
+
+
+def test_the_labeller_satisfies_the_restricted_profile() -> None:
+    """Pod Security Standards: no volumes of the host, no root, no capabilities, the runtime's own seccomp profile."""
+    pod = objects("labels")["DaemonSet"]["spec"]["template"]["spec"]
+    assert "volumes" not in pod
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    (container,) = pod["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_the_rights_are_those_of_three_verbs_on_nodes() -> None:
+    rules = objects("labels")["ClusterRole"]["rules"]
+    assert {(tuple(rule["resources"]), tuple(rule["verbs"])) for rule in rules} == {
+        (("nodes",), ("get", "watch", "patch")),
+        (("nodes/status",), ("patch",)),
+    }
+
+
+def test_the_folder_of_the_originals_leads_there_too() -> None:
+    assert render(REPOSITORY / "deployments/labels") == render(DEPLOY / "labels")
