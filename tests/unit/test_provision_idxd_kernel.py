@@ -290,7 +290,7 @@ def test_a_device_with_clients_is_left_alone_with_the_reason(node: MakeNode) -> 
     busy, free = machine.apply()
     assert busy.state == "left alone"
     assert not busy.failed
-    assert busy.reason == "in use: wq0.1 has 1 (clients)"
+    assert busy.reason == "in use: 1 client of wq0.1"
     assert free.state == "changed"
     assert machine.picture("dsa0") == before
 
@@ -314,7 +314,7 @@ def test_a_device_that_does_not_say_whether_it_is_in_use_is_left_alone(node: Mak
     machine.kernel.fail(f"{BUS}/devices/wq0.0/clients", errno.EIO, on="read")
     outcome = only(machine.apply())
     assert outcome.state == "left alone"
-    assert "wq0.0 does not say how many clients it has" in outcome.reason
+    assert "in use: wq0.0 does not say by how many" in outcome.reason
 
 
 def test_a_locked_queue_is_left_alone_even_by_force(node: MakeNode) -> None:
@@ -641,7 +641,7 @@ def test_a_function_whose_queues_are_used_stays_with_idxd(node: MakeNode) -> Non
     machine = node(DsaSpec(index=0, model="11fb", queues=[QueueSpec()]))
     machine.kernel.hold("wq0.0")
     outcome = only(machine.apply(VFIO))
-    assert (outcome.state, outcome.reason) == ("left alone", "in use: wq0.0 has 1 clients, it stays with idxd")
+    assert (outcome.state, outcome.reason) == ("left alone", "in use: 1 client of wq0.0, it stays with idxd")
     assert machine.read("wq0.0/state") == "enabled"
 
 

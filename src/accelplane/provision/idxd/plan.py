@@ -27,6 +27,7 @@ from accelplane.provision.idxd.status import explained
 from accelplane.provision.idxd.template import Setup
 from accelplane.provision.steps import Plan, Step
 
+_LONGEST = 80  # of what is told of a text
 _OLDEST_WITH_TRAFFIC_CLASSES = 0x200
 _DRIVERS = {"user": "user", "kernel": "dmaengine"}
 _QUEUE_ORDER = {name: place for place, name in enumerate(RULES["wq"])}
@@ -47,9 +48,10 @@ def towards(host: Host, setup: Setup, found: Observed, *, force: bool = False) -
         plan = msgspec.structs.replace(plan, notes=[f"its configuration is fixed: {_told(found, fixed, 'stays')}"])
     down = _to_disable(host, setup, found, differences)
     if down:
-        refusal = _locked(found) or ("" if force else _in_use(found))
-        if refusal:
+        if refusal := _locked(found):
             return msgspec.structs.replace(plan, refusal=refusal)
+        if not force and (told := users(found)):
+            return msgspec.structs.replace(plan, refusal=f"in use: {', '.join(told)}")
         later = [*(_what(found, difference) for difference in differences), *_to_come(setup, found, down)]
         return msgspec.structs.replace(plan, steps=[_disabling(found, part) for part in down], later=later)
     differences += _in_the_way(setup, found)
@@ -75,7 +77,7 @@ def as_it_is(found: Observed) -> Setup:
 def described(setup: Setup | None, found: Observed) -> dict[str, str]:
     """The device for people."""
     place = found.place
-    lines = {"state": found.states[DEVICE]}
+    lines = {"state": found.states[DEVICE][:_LONGEST]}
     for group in found.parts("group"):
         members = [
             place.told(part)
@@ -87,6 +89,7 @@ def described(setup: Setup | None, found: Observed) -> dict[str, str]:
         values = found.attributes[queue]
         words = [found.states[queue], *(values[name] for name in ("type", "mode") if values.get(name))]
         words += [f"{name} {values[name]}" for name in ("size", "name") if values.get(name)]
+        words = [word[:_LONGEST] for word in words]
         clients = found.clients[queue]
         words.append("clients unknown" if clients is None else f"clients {clients}")
         if setup is not None and queue not in setup.attributes and values.get("size", "0") != "0":
@@ -101,6 +104,17 @@ def described(setup: Setup | None, found: Observed) -> dict[str, str]:
     if unsupported:
         lines["not supported"] = ", ".join(unsupported)
     return lines
+
+
+def users(found: Observed) -> list[str]:
+    """Who uses the device's queues, or may do so."""
+    return [
+        f"{found.place.told(part)} does not say by how many"
+        if clients is None
+        else f"{clients} client{'s' * (clients > 1)} of {found.place.told(part)}"
+        for part, clients in found.clients.items()
+        if clients is None or clients > 0
+    ]
 
 
 def _differences(setup: Setup, found: Observed) -> tuple[list[_Difference], list[_Difference]]:
@@ -184,16 +198,7 @@ def _driver(found: Observed, queue: Part) -> str:
 
 def _locked(found: Observed) -> str:
     states = {part: state for part, state in found.states.items() if state not in ("enabled", "disabled")}
-    return "; ".join(f"{found.place.told(part)} is {state[:80]}" for part, state in states.items())
-
-
-def _in_use(found: Observed) -> str:
-    users = {part: clients for part, clients in found.clients.items() if clients is None or clients > 0}
-    told = [
-        f"{found.place.told(part)} " + ("does not say how many clients it has" if count is None else f"has {count}")
-        for part, count in users.items()
-    ]
-    return f"in use: {', '.join(told)} ({'clients' if None not in users.values() else 'or may be'})" if told else ""
+    return "; ".join(f"{found.place.told(part)} is {state[:_LONGEST]}" for part, state in states.items())
 
 
 def _unless_locked(plan: Plan, found: Observed, steps: Sequence[Step], later: Iterable[str]) -> Plan:
@@ -293,12 +298,12 @@ def _enabling(host: Host, found: Observed, part: Part, driver: str) -> Step:
 
 def _what(found: Observed, difference: _Difference) -> str:
     part, attribute, wanted, now = difference
-    return f"{found.place.told(part)} {attribute} {now[:80] or 'none'} -> {wanted or 'none'}"
+    return f"{found.place.told(part)} {attribute} {now[:_LONGEST] or 'none'} -> {wanted or 'none'}"
 
 
 def _told(found: Observed, differences: Sequence[_Difference], verb: str) -> str:
     return ", ".join(
-        f"{found.place.told(part)} {attribute} {verb} {now[:80]} (not {wanted})"
+        f"{found.place.told(part)} {attribute} {verb} {now[:_LONGEST]} (not {wanted})"
         for part, attribute, wanted, now in differences
     )
 

@@ -14,8 +14,8 @@ from accelplane.host.drivers import VFIO_PCI, driver_of, vfio_group_is_open
 from accelplane.provision.binding import binding, is_loaded
 from accelplane.provision.idxd.check import problems
 from accelplane.provision.idxd.config import IDXD, IdxdConfig
-from accelplane.provision.idxd.device import Observed, Place, observe, places
-from accelplane.provision.idxd.plan import as_it_is, described, towards
+from accelplane.provision.idxd.device import Place, observe, places
+from accelplane.provision.idxd.plan import as_it_is, described, towards, users
 from accelplane.provision.idxd.template import Setup
 from accelplane.provision.steps import Plan, Planner, Step
 
@@ -78,19 +78,13 @@ def _function_plan(address: str, config: IdxdConfig, host: Host) -> Plan:
         found = [observe(host, place) for place in places(host, "dsa") if _function(host, place) == address]
     except HostError as error:
         return msgspec.structs.replace(plan, failure=str(error))
-    used = [name for device in found for name in _used(device)]
+    used = [told for device in found for told in users(device)]
     if used and not config.force:
         return msgspec.structs.replace(plan, refusal=f"in use: {', '.join(used)}, it stays with {before}")
     steps = list(binding(host, address, driver, f"driver {before or 'none'} -> {driver}"))
     setups = [(device.place, as_it_is(device)) for device in found]
     back = partial(_function_back, address, before, _override(host, address), setups)
     return msgspec.structs.replace(plan, steps=steps, back=back)
-
-
-def _used(device: Observed) -> Iterator[str]:
-    for queue, clients in device.clients.items():
-        if clients is None or clients > 0:
-            yield f"{device.place.told(queue)} has {'unknown' if clients is None else clients} clients"
 
 
 def _function_back(address: str, driver: str, override: str, setups: Sequence[tuple[Place, Setup]], host: Host) -> Plan:
