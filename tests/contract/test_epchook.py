@@ -302,7 +302,7 @@ def test_the_program_prints_any_text_and_says_when_it_could_not(tmp_path: Path, 
     done = subprocess.run([path], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, text)
     if text:
-        with open("/dev/full", "wb") as full:
+        with open(os.open("/dev/full", os.O_WRONLY), "wb") as full:
             assert subprocess.run([path], stdout=full, check=False).returncode == 1
 
 
