@@ -85,9 +85,8 @@ def test_people_are_told_what_a_device_is(tree: Callable[[NodeSpec], Path]) -> N
     assert outcome.now == {
         "state": "enabled",
         "group0.0": "wq0.0, engine0.0",
-        "group0.1": "empty",
         "wq0.0": "enabled, user, shared, size 64, name app00, clients 0",
-        "wq0.1": "disabled, none, shared, size 0, clients 0",
+        "not set up": "group0.1, wq0.1",
     }
     assert outcome.reason.startswith("cannot be as in ")
     assert "it has no group0.2 (max_groups is 2)" in outcome.reason

@@ -137,7 +137,7 @@ def test_an_x_anywhere_else_stays() -> None:
 
 
 def test_commas_before_brackets_and_comments_are_fine_and_texts_are_left_alone() -> None:
-    text = one_group('"name": "a,] // /*,}",').replace("[{", "/* all\n of it */ [ // devices\n{")
+    text = one_group('"name": "a,] // /*,}",').replace("[{", "/* all\n of it */ [ // devices\n # and groups\n{")
     assert queue(text)["name"] == "a,] // /*,}"
 
 

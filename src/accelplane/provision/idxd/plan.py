@@ -52,7 +52,8 @@ def towards(host: Host, setup: Setup, found: Observed, *, force: bool = False) -
             return msgspec.structs.replace(plan, refusal=refusal)
         if not force and (told := users(found)):
             return msgspec.structs.replace(plan, refusal=f"in use: {', '.join(told)}")
-        later = [*(_what(found, difference) for difference in differences), *_to_come(setup, found, down)]
+        changes = [_what(found, difference) for difference in _in_order(setup, found, differences)]
+        later = [*changes, *_to_come(setup, found, down)]
         return msgspec.structs.replace(plan, steps=[_disabling(found, part) for part in down], later=later)
     differences += _in_the_way(setup, found)
     if differences:
@@ -78,23 +79,32 @@ def described(setup: Setup | None, found: Observed) -> dict[str, str]:
     """The device for people."""
     place = found.place
     lines = {"state": found.states[DEVICE][:_LONGEST]}
+    idle: list[str] = []
     for group in found.parts("group"):
         members = [
             place.told(part)
             for part, values in found.attributes.items()
             if part.kind in ("wq", "engine") and values.get("group_id") == str(group.number)
         ]
-        lines[place.told(group)] = ", ".join(members) or "empty"
+        if members:
+            lines[place.told(group)] = ", ".join(members)
+        else:
+            idle.append(place.told(group))
     for queue in found.parts("wq"):
         values = found.attributes[queue]
+        if found.states[queue] == "disabled" and values.get("size") == "0" and found.clients[queue] == 0:
+            idle.append(place.told(queue))
+            continue
         words = [found.states[queue], *(values[name] for name in ("type", "mode") if values.get(name))]
         words += [f"{name} {values[name]}" for name in ("size", "name") if values.get(name)]
         words = [word[:_LONGEST] for word in words]
         clients = found.clients[queue]
         words.append("clients unknown" if clients is None else f"clients {clients}")
-        if setup is not None and queue not in setup.attributes and values.get("size", "0") != "0":
+        if setup is not None and queue not in setup.attributes:
             words.append("not in the template, so not to be enabled")
         lines[place.told(queue)] = ", ".join(words)
+    if idle:
+        lines["not set up"] = ", ".join(idle)
     unsupported = [
         f"{place.told(part)} {name}"
         for part, values in (() if setup is None else setup.attributes.items())
@@ -220,8 +230,7 @@ def _writing(setup: Setup, found: Observed, differences: Sequence[_Difference]) 
         if (wanted := setup.attributes.get(part, {}).get("group_id", now)) != "-1"
     ]
     rest = [difference for difference in differences if difference.part not in crowded]
-    limit = found.attributes[DEVICE].get("read_buffer_limit", "0")
-    for difference in (*moves, *sorted(rest, key=partial(_rank, setup, limit)), *back):
+    for difference in (*moves, *_in_order(setup, found, rest), *back):
         if difference.attribute == "threshold" and difference.wanted == "0":
             # Zero is refused; a queue that becomes dedicated loses its threshold.
             for mode in ("dedicated", "shared"):
@@ -243,6 +252,11 @@ def _crowding_engines(found: Observed, differences: Sequence[_Difference]) -> li
             if int(wanted) < 4 * len(engines):
                 crowding += engines
     return crowding
+
+
+def _in_order(setup: Setup, found: Observed, differences: Iterable[_Difference]) -> list[_Difference]:
+    limit = found.attributes[DEVICE].get("read_buffer_limit", "0")
+    return sorted(differences, key=partial(_rank, setup, limit))
 
 
 def _rank(setup: Setup, limit: str, difference: _Difference) -> tuple[int, int, int]:

@@ -1,4 +1,5 @@
-"""JSON as people write it into configuration files: commas before a closing bracket and comments are fine.
+"""JSON as people write it into configuration files: commas before a closing bracket are fine, and so are comments (`#`,
+`//`, `/* */`).
 
 Everything else is as strict as RFC 8259 has it. Every value knows its line, so that whoever makes sense of the values
 can say where one is wrong.
@@ -16,7 +17,7 @@ _MAX_DIGITS = 20
 
 _TOKEN = re.compile(
     r"""
-    (?P<space>[ \t\r\n]+ | //[^\n]* | /\*.*?\*/)
+    (?P<space>[ \t\r\n]+ | (?://|\#)[^\n]* | /\*.*?\*/)
     | (?P<string>"(?:[^"\\\x00-\x1f] | \\(?:["\\/bfnrt] | u[0-9a-fA-F]{4}))*")
     | (?P<number>-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)
     | (?P<word>true|false|null)
