@@ -286,6 +286,10 @@ class IdxdDriver(PciDriver):
             self._set_up.add(device.name)
             self._configure(idxd)
 
+    def plugged(self, bdf: str) -> None:
+        """Another device is at the place: it will be found as it is described."""
+        self._set_up.discard(bdf)
+
     def busy(self, device: PciFunction) -> bool:
         return False
 
