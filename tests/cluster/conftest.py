@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster, Node, NodePlan, why_unavailable
+from .emulated import emulated_kernel
+from .families import NAMESPACE, NODE, Families
 from .hardware import plug_sample_gpu
+from .product_image import product_image
 
 _problem = cache(why_unavailable)
 _running: list[Cluster] = []
@@ -71,6 +74,19 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     name = f"test-{uuid.uuid4().hex[:8]}"
     with cluster.namespace(name):
         yield name
+
+
+@pytest.fixture(scope="session")
+def shared_families(cluster_is_possible: None) -> Iterator[Families]:
+    """A cluster of its own, whose node has QAT, DSA, IAA, DLB and SGX and knows the product's images."""
+    # What a node has shows in its status, which is written as soon as there is news.
+    plan = NodePlan(kubelet={"nodeStatusUpdateFrequency": "200ms"})
+    with Cluster.running([plan]) as cluster, emulated_kernel(cluster.nodes["node-1"], NODE) as kernel:
+        _running.append(cluster)
+        cluster.import_image(product_image())
+        with cluster.namespace(NAMESPACE):
+            yield Families(cluster, kernel)
+        _running.remove(cluster)
 
 
 @pytest.fixture
