@@ -270,7 +270,6 @@ def _told(change: Callable[[Kernel], None]) -> list[tuple[str, str, str]]:
         NodeSpec(qats=[QatSpec(total_vfs=1)]),
         listen=lambda uevent: heard.append((uevent.action, uevent.devpath, uevent.fields.get("DRIVER", ""))),
     )
-    heard.clear()
     change(kernel)
     return heard
 

@@ -21,16 +21,16 @@ from accelplane.simulate.specs import NodeSpec
 class Kernel:
     """What Linux shows of the devices of `spec`, and does when it is written to. GPUs and NPUs are not among them.
 
-    `listen` is told of every uevent. Raises `TreeError` for what cannot be as described.
+    `listen` is told of every uevent once they are there. Raises `TreeError` for what cannot be as described.
     """
 
     def __init__(self, spec: NodeSpec | None = None, *, listen: Callable[[Uevent], None] | None = None) -> None:
         self.lock = threading.RLock()
         self._core = Core()
-        if listen:
-            self._core.listeners.append(listen)
         self._faults = Faults(self.tree)
         self._hardware = Hardware(self._core, spec or NodeSpec())
+        if listen:
+            self._core.listeners.append(listen)
 
     @property
     def tree(self) -> Tree:

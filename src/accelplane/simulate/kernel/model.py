@@ -45,7 +45,8 @@ class Attribute:
     def content(self) -> bytes:
         """What a reader gets. Raises `OSError`."""
         text = self.text if self.read is None else str(self.read())
-        return text.encode() if self.raw else text.encode() + b"\n"
+        content = text.encode(errors="surrogateescape")
+        return content if self.raw else content + b"\n"
 
 
 def command(write: Callable[[str], None]) -> Attribute:

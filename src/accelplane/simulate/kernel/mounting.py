@@ -5,11 +5,12 @@ with mounted(kernel, tmp_path) as root:
 """
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 
 from accelplane.simulate.journal import Journal, Nodes, Numbers
-from accelplane.simulate.kernel.fuse import bound, served
+from accelplane.simulate.kernel.control import CONTROL, Control
+from accelplane.simulate.kernel.fuse import FuseUnavailable, bound, served
 from accelplane.simulate.kernel.kernel import Kernel
 from accelplane.simulate.kernel.model import DeviceNode, Directory, Entry, Link, link_text
 
@@ -82,7 +83,62 @@ def mounted(
     for directory in (whole, f"{top}/sys"):
         os.makedirs(directory, exist_ok=True)
     with ExitStack() as undo:
+        undo.callback(kernel.tree.remove, CONTROL)
+        Control(kernel)
         undo.enter_context(served(kernel, whole))
         undo.enter_context(bound(f"{whole}/sys", f"{top}/sys"))
         undo.enter_context(DeviceDirectory(kernel, top, device_nodes, numbers).kept())
         yield top
+
+
+# What a real /sys has beside our entries: these are laid over it one by one.
+_SHARED = ("/sys/bus", "/sys/class", "/sys/devices", "/sys/devices/virtual", "/sys/kernel", "/sys/module")
+_NODES = "/sys/devices/system/node"
+
+
+def parts(kernel: Kernel) -> list[str]:
+    """The directories that are the kernel's alone, which together are all that it has below `/sys`."""
+    tree = kernel.tree
+    with kernel.lock:
+        found = [f"{shared}/{name}" for shared in _SHARED if tree.has(shared) for name in tree.names(shared)]
+        nodes = [f"{_NODES}/{name}/x86" for name in (tree.names(_NODES) if tree.has(_NODES) else [])]
+        return [path for path in (*found, *nodes, "/sys/dev/char") if path not in _SHARED and _own(path, kernel)]
+
+
+def _own(path: str, kernel: Kernel) -> bool:
+    return path != "/sys/devices/system" and kernel.tree.has(path)
+
+
+@contextmanager
+def laid_over(
+    kernel: Kernel, whole: str, *, numbers: tuple[int, int] | None = None
+) -> Generator[Callable[[], None], None, None]:
+    """The kernel at the real paths of this mount namespace until left; `whole` is a directory for all of it.
+
+    Every part is mounted over the directory of its name, which is made when missing. Gives a function that does the
+    same for parts that are new since; it must not be called from a uevent's listener, for it looks into the mount.
+    Raises `FuseUnavailable` and `TreeError`.
+    """
+    if _is_the_machines_own("/sys"):
+        raise FuseUnavailable("/sys is the machine's own here; run in a mount namespace with another one")
+    os.makedirs(whole, exist_ok=True)
+    over: set[str] = set()
+    with ExitStack() as undo:
+
+        def cover() -> None:
+            for part in parts(kernel):
+                if part not in over:
+                    over.add(part)
+                    os.makedirs(part, exist_ok=True)
+                    undo.enter_context(bound(whole + part, part))
+
+        undo.enter_context(served(kernel, whole))
+        cover()
+        undo.enter_context(DeviceDirectory(kernel, "", "char", numbers).kept())
+        yield cover
+
+
+def _is_the_machines_own(path: str) -> bool:
+    with open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
+        kinds = [words[2] for line in mounts if len(words := line.split()) > 2 and words[1] == path]
+    return kinds[-1:] == ["sysfs"]

@@ -1,10 +1,11 @@
-"""A kernel's present state as plain files below a directory, for tests and demos without root."""
+"""Pictures: a kernel's present state as plain files below a directory, and plain files as a part of a kernel."""
 
 import os
+import stat
 
 from accelplane.simulate.journal import Journal, Nodes, Numbers
 from accelplane.simulate.kernel.kernel import Kernel
-from accelplane.simulate.kernel.model import Attribute, DeviceNode, Directory, link_text
+from accelplane.simulate.kernel.model import Attribute, DeviceNode, Directory, Tree, link_text
 
 
 def write_tree(
@@ -37,3 +38,41 @@ def write_tree(
             journal.node(path, entry.numbers)
         else:
             journal.link_as(path, link_text(path, entry.target))
+
+
+def adopt_tree(tree: Tree, root: str | os.PathLike[str]) -> None:
+    """Adds what is below `root` (`sys`, `dev`), such as GPUs of a `SimulatedNode`: files that keep what is written.
+
+    What the tree has already stays. A plain file below `dev` becomes a device node with the numbers of `/dev/null`.
+    """
+    top = os.path.realpath(root)
+    for directory, subdirectories, files in os.walk(top):
+        path = directory.removeprefix(top)
+        for name in (*subdirectories, *files):
+            local, place = f"{directory}/{name}", f"{path}/{name}"
+            status = os.lstat(local)
+            if stat.S_ISLNK(status.st_mode):
+                if not tree.has(place):
+                    tree.link(place, os.path.normpath(os.path.join(path, os.readlink(local))))
+            elif stat.S_ISDIR(status.st_mode):
+                tree.directory(place)
+            elif path.startswith("/dev"):
+                device = stat.S_ISCHR(status.st_mode)
+                tree.put(place, DeviceNode(Numbers(*_numbers(status.st_rdev)) if device else Numbers(1, 3)))
+            elif not tree.has(place):
+                with open(local, encoding="utf-8", errors="surrogateescape") as file:
+                    tree.put(place, _kept(file.read()))
+
+
+def _numbers(device: int) -> tuple[int, int]:
+    return os.major(device), os.minor(device)
+
+
+def _kept(text: str) -> Attribute:
+    attribute = Attribute(text, raw=True)
+
+    def write(new: str) -> None:
+        attribute.text = new
+
+    attribute.write, attribute.mode = write, 0o644
+    return attribute

@@ -1,0 +1,83 @@
+"""An emulated kernel for a mount namespace: `python -m accelplane.simulate.kernel DESCRIPTION`.
+
+Lays the devices of a node's description, GPUs and NPUs as plain files among them, over `/sys` and `/dev` of the
+namespace that it runs in, until SIGTERM. Another process talks to it through DIRECTORY/control.
+"""
+
+import argparse
+import queue
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import msgspec
+
+from accelplane.simulate.description import DescriptionError
+from accelplane.simulate.journal import TreeError
+from accelplane.simulate.kernel.control import Control
+from accelplane.simulate.kernel.core import Uevent
+from accelplane.simulate.kernel.fuse import FuseUnavailable
+from accelplane.simulate.kernel.kernel import Kernel
+from accelplane.simulate.kernel.mounting import laid_over
+from accelplane.simulate.kernel.picture import adopt_tree
+from accelplane.simulate.specs import NodeSpec
+from accelplane.simulate.tree import SimulatedNode
+from accelplane.simulate.uevents import UeventError, uevent
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m accelplane.simulate.kernel", description=__doc__)
+    parser.add_argument("description", help="a node's description in YAML")
+    parser.add_argument(
+        "--directory", default="/run/emulated-kernel", help="where all of it is mounted, with `control`"
+    )
+    parser.add_argument("--numbers", metavar="MAJOR:MINOR", help="numbers of every device node, such as 1:3")
+    parser.add_argument("--uevents", action="store_true", help="send notices in this network namespace")
+    options = parser.parse_args(arguments)
+    try:
+        numbers = _numbers(options.numbers)
+        spec = NodeSpec.load(options.description)
+        run(spec, options.directory, numbers=numbers, uevents=options.uevents)
+    except (DescriptionError, TreeError, FuseUnavailable, OSError, ValueError) as error:
+        print(f"emulated kernel: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run(spec: NodeSpec, directory: str, *, numbers: tuple[int, int] | None, uevents: bool) -> None:
+    """Runs until SIGTERM or SIGINT. Raises what `laid_over` does."""
+    events: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: events.put(False))
+    kernel = Kernel(spec, listen=_send if uevents else None)
+    if spec.gpus or spec.npus:
+        with tempfile.TemporaryDirectory() as root:
+            plain = msgspec.structs.replace(spec, qats=(), dsas=(), iaas=(), dlbs=(), sgx=None)
+            SimulatedNode(root).build(plain)
+            adopt_tree(kernel.tree, root)
+    control = Control(kernel)
+    with laid_over(kernel, directory, numbers=numbers) as cover:
+        control.afterwards.append(lambda: events.put(True))
+        control.says = "ready"
+        while events.get():
+            cover()
+
+
+def _send(notice: Uevent) -> None:
+    try:
+        uevent(notice.action, notice.devpath, notice.subsystem, **notice.fields)
+    except UeventError as error:
+        print(f"emulated kernel: {error}", file=sys.stderr)
+
+
+def _numbers(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    major, _colon, minor = text.partition(":")
+    return int(major), int(minor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
