@@ -17,7 +17,8 @@ import pytest
 import yaml
 
 import accelplane.plugins
-from accelplane.cli import logflags
+from accelplane.cli import epchook, logflags
+from accelplane.cli import labels as labels_command
 from accelplane.cli import node as node_command
 from accelplane.cli.commands import accelplane as accelplane_command
 from accelplane.cli.goflags import Flag, flags_of, parse
@@ -39,7 +40,7 @@ from accelplane.plugins.sgx import SgxConfig
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 USERS, AUTHORS = DOCS / "users-guide.md", DOCS / "plugin-authors-guide.md"
-ACCELERATORS = DOCS / "accelerators.md"
+ACCELERATORS, LABELS = DOCS / "accelerators.md", DOCS / "labels.md"
 EXAMPLE = ROOT / "examples" / "generic-devices"
 PAGES = (*sorted(DOCS.glob("*.md")), EXAMPLE / "README.md", ROOT / "README.md")
 
@@ -197,11 +198,15 @@ def test_every_command_line_shown_is_understood() -> None:
     lines = list(command_lines())
     assert len(lines) >= 8
     for where, (program, *arguments) in lines:
-        if program == "accelplane" and arguments[0] != "node":
+        own = {"node": NODE_FLAGS, "labels": labels_command.FLAGS}
+        if program == "accelplane" and arguments[0] not in own:
             command = accelplane_command.commands[arguments[0]]
             assert command.make_context(program, arguments[1:]), where
             continue
-        flags, words = (NODE_FLAGS, arguments[1:]) if program == "accelplane" else (PROGRAMS[program], arguments)
+        if program == "accelplane":
+            flags, words = own[arguments[0]], arguments[1:]
+        else:
+            flags, words = PROGRAMS[program], arguments
         assert parse(flags, words)[1] == [], where
 
 
@@ -223,6 +228,8 @@ def shown(flag: Flag) -> str:
         (ACCELERATORS, "DSA options", flags_of(DsaConfig)),
         (ACCELERATORS, "IAA options", flags_of(IaaConfig)),
         (ACCELERATORS, "SGX options", flags_of(SgxConfig)),
+        (LABELS, "accelplane labels", [flag for flag in labels_command.FLAGS if flag not in logflags.FLAGS]),
+        (LABELS, "EPC", [flag for flag in epchook.FLAGS if flag not in logflags.FLAGS]),
         (USERS, "Flags of every node command", [flag for flag in node_command.FLAGS if flag not in logflags.FLAGS]),
         (USERS, "Logging flags", list(logflags.FLAGS)),
     ],

@@ -30,6 +30,16 @@ def node() -> None:
     sys.exit(main())
 
 
+@accelplane.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+)
+def labels() -> None:
+    """Show, or keep on the Node, the labels that it deserves."""
+    from accelplane.cli.labels import main  # noqa: PLC0415
+
+    sys.exit(main(sys.argv[2:]))
+
+
 @accelplane.command()
 @click.option("--root", default="/", show_default=True, help="Read sysfs and devfs under this directory.")
 @_KUBELET_DIR

@@ -1,4 +1,4 @@
-"""`accelplane`: the commands for people, and `accelplane node`, which is dispatched before click is imported."""
+"""`accelplane`: the commands for people, and those that run for ever, which are dispatched before click is imported."""
 
 import sys
 
@@ -12,6 +12,10 @@ def main() -> None:
         from accelplane.cli.node import main as node  # noqa: PLC0415 - the agent carries no click
 
         sys.exit(node())
+    if sys.argv[1:2] == ["labels"]:
+        from accelplane.cli.labels import main as labels  # noqa: PLC0415 - each command imports its own work
+
+        sys.exit(labels(sys.argv[2:]))
     from accelplane.cli.commands import accelplane  # noqa: PLC0415 - the agent carries no click
 
     accelplane()
