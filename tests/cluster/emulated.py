@@ -1,117 +1,147 @@
-"""An emulated kernel in a machine: QAT, DSA, IAA, DLB and SGX at the real paths, reacting as Linux's do.
+"""The emulated kernel on a machine: QAT, DSA, IAA, DLB and SGX at the real paths, reacting to writes as Linux does.
 
-It runs in the machine, which its mounts and device nodes end with; here is who talks to it.
+    plan = NodePlan(hardware=[emulated(NodeSpec(qats=[QatSpec()]))])     # at every boot
+    kernel = kernel_of(node)
+    kernel.fail(f"{qat}/qat/state", errno.EIO, times=1)
+
+Its daemon is stopped and started like the machine's others; when it is gone, everything below its mounts answers
+ENOTCONN.
 """
 
 from __future__ import annotations
 
-import errno as errnos
+import errno
 import json
+import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
 from accelplane.simulate import DlbSpec, DsaSpec, IaaSpec, Kernel, NodeSpec, QatSpec
 from accelplane.simulate.kernel.mounting import parts
 
-from . import hardware
 from .build import ClusterError
-from .machine import Machine
+from .hardware import copy_tree
+from .machine import Argument, Daemon, Machine, wait_until
 
-_DIRECTORY = "/run/emulated-kernel"
-_DESCRIPTION = "/run/emulated-kernel.yaml"
+DAEMON = "emulated-kernel"
+_WHOLE = Path("/run/emulated-kernel")
+_DESCRIPTION = Path("/run/emulated-kernel.yaml")
+_NULL = "1:3"
 _FAMILIES = {QatSpec: "qat", DsaSpec: "dsa", IaaSpec: "iaa", DlbSpec: "dlb"}
 
 
 class EmulatedKernel:
-    """What tests tell a machine's kernel; see `accelplane.simulate.Kernel` for what each means."""
+    """What a test asks of the emulated kernel of a machine. Paths are the machine's."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, machine: Machine, daemon: Daemon) -> None:
+        self.machine = machine
+        self.daemon = daemon
 
-    @property
-    def says(self) -> str:
-        return self._machine.path(f"{_DIRECTORY}/control").read_text().strip()
+    def read(self, path: Argument) -> str:
+        """What a process on the machine reads. Raises ``OSError``."""
+        return self.machine.path(path).read_bytes().decode(errors="surrogateescape")
 
-    def fail(
-        self, path: str, number: int, *, on: str = "write", times: int | None = None, text: str | None = None
-    ) -> None:
-        self._tell("fail", path=path, errno=errnos.errorcode[number], on=on, times=times, text=text)
+    def write(self, path: Argument, text: str) -> None:
+        """What a process on the machine does with ``echo -n``. Raises ``OSError``."""
+        descriptor = os.open(self.machine.path(path), os.O_WRONLY)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
 
-    def mend(self, path: str | None = None) -> None:
-        self._tell("mend", path=path)
+    def do(self, what: str, **more: object) -> str:
+        """A command of accelplane.simulate.kernel.control; what it says. Raises ``ClusterError`` with the reason."""
+        control = _WHOLE / "control"
+        try:
+            self.write(control, json.dumps({"do": what, **more}))
+        except OSError as error:
+            raise ClusterError(f"{self.machine.name}: {what} {more}: {error}: {self.read(control)}") from None
+        return self.read(control).strip()
+
+    def fail(self, path: Argument, code: int, **more: object) -> None:
+        """Let reads (``on="read"``) or writes fail, for ever or so many ``times``."""
+        self.do("fail", path=str(path), errno=errno.errorcode[code], **more)
+
+    def mend(self, path: Argument | None = None) -> None:
+        """End the faults of that path, or all."""
+        self.do("mend", path=path and str(path))
 
     def hold(self, name: str) -> None:
-        self._tell("hold", name=name)
+        """Let somebody use a function, queue or node: ``0000:61:00.1``, ``wq0.0``, ``vfio/12``."""
+        self.do("hold", name=name)
 
     def release(self, name: str) -> None:
-        self._tell("release", name=name)
-
-    def qat(self, bdf: str, *, healthy: bool | None = None, starts: bool | None = None) -> None:
-        self._tell("qat", bdf=bdf, healthy=healthy, starts=starts)
+        """They are done."""
+        self.do("release", name=name)
 
     def plug(self, spec: QatSpec | DsaSpec | IaaSpec | DlbSpec) -> str:
-        self._tell("plug", family=_FAMILIES[type(spec)], spec=_plain(spec))
-        return self.says
+        """Plug a device in; its address."""
+        address = self.do("plug", family=_FAMILIES[type(spec)], spec=_without_nulls(spec))
+        # New directories below /sys/devices are mounted after the answer.
+        device = self.machine.path(f"/sys/bus/pci/devices/{address}")
+        wait_until((device / "vendor").exists, f"{device}: being there", every=0.01)
+        return address
 
-    def unplug(self, bdf: str) -> None:
-        self._tell("unplug", bdf=bdf)
-
-    def load(self, module: str) -> None:
-        self._tell("load", module=module)
-
-    def unload(self, module: str) -> None:
-        self._tell("unload", module=module)
-
-    def _tell(self, what: str, **more: object) -> None:
-        command = json.dumps({"do": what, **{key: value for key, value in more.items() if value is not None}})
-        try:
-            self._machine.path(f"{_DIRECTORY}/control").write_text(command)
-        except OSError as error:
-            raise ClusterError(
-                f"{self._machine.name}: emulated kernel: {command}: {error.strerror}: {self.says}"
-            ) from None
+    def unplug(self, address: str) -> None:
+        """Pull a device out, whoever uses it."""
+        self.do("unplug", bdf=address)
 
 
-@contextmanager
-def emulated_kernel(machine: Machine, description: NodeSpec) -> Iterator[EmulatedKernel]:
-    """The kernel, in the machine until left."""
-    for part in parts(Kernel(description)):
-        hardware.make_directory(machine, part)
-    machine.path(_DESCRIPTION).write_text(json.dumps(_plain(description)))
-    command = [
-        sys.executable,
-        "-m",
-        "accelplane.simulate.kernel",
-        _DESCRIPTION,
-        "--uevents",
-        f"--directory={_DIRECTORY}",
-    ]
-    kernel = EmulatedKernel(machine)
+def emulated(description: NodeSpec) -> Callable[[Machine], None]:
+    """Hardware of a node, for its plan."""
 
-    def ready() -> bool:
-        return machine.path(f"{_DIRECTORY}/control").exists() and kernel.says == "ready"
+    def put_in(machine: Machine) -> None:
+        emulated_kernel(machine, description)
 
-    daemon = machine.add_daemon("emulated-kernel", command, ready=ready)
+    return put_in
+
+
+def emulated_kernel(machine: Machine, description: NodeSpec) -> EmulatedKernel:
+    """Start it on the machine; the files are there on return."""
+    with tempfile.TemporaryDirectory() as tree:
+        # Where the host's own /sys shows through, directories for the mounts can only be made from outside.
+        for part in parts(Kernel(description)):
+            if not part.startswith("/sys/devices/system/") or machine.path(part).parent.is_dir():
+                Path(tree, part[1:]).mkdir(parents=True)
+        copy_tree(machine, Path(tree))
+    machine.path(_DESCRIPTION).write_text(json.dumps(_without_nulls(description)))
+    daemon = machine.daemons.get(DAEMON)
+    if daemon is None:
+        command = [sys.executable, "-m", "accelplane.simulate.kernel", _DESCRIPTION, "--directory", _WHOLE]
+        daemon = machine.add_daemon(
+            DAEMON,
+            [*command, "--numbers", _NULL, "--uevents"],
+            ready=lambda: _text(machine.path(_WHOLE / "control")).startswith("ready"),
+        )
+    daemon.start()
+    return EmulatedKernel(machine, daemon)
+
+
+def kernel_of(machine: Machine) -> EmulatedKernel:
+    """The one that the machine's plan put in."""
+    if DAEMON not in machine.daemons:
+        raise ClusterError(f"{machine.name}: has no emulated kernel")
+    return EmulatedKernel(machine, machine.daemons[DAEMON])
+
+
+def _text(path: Path) -> str:
     try:
-        daemon.start()
-        yield kernel
-    finally:
-        if machine.powered:
-            daemon.stop()
-        machine.daemons.pop("emulated-kernel")
+        return path.read_text()
+    except OSError:
+        return ""
 
 
-def _plain(spec: object) -> object:
-    """Without what is None, which YAML of text only cannot say."""
-    return _without_none(msgspec.to_builtins(spec))
+def _without_nulls(spec: msgspec.Struct) -> object:
+    """As it is written down: what is left out has its default, which null is not to every reader."""
+    given = msgspec.to_builtins(spec)
+    return _cleaned(given)
 
 
-def _without_none(value: object) -> object:
+def _cleaned(value: object) -> object:
     if isinstance(value, dict):
-        return {key: _without_none(each) for key, each in value.items() if each is not None}
-    if isinstance(value, list | tuple):
-        return [_without_none(each) for each in value]
-    return value
+        return {key: _cleaned(entry) for key, entry in value.items() if entry is not None}
+    return [_cleaned(entry) for entry in value] if isinstance(value, list | tuple) else value

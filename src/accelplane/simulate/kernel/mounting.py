@@ -127,7 +127,8 @@ def laid_over(
 
         def cover() -> None:
             for part in parts(kernel):
-                if part not in over:
+                # A NUMA node that the machine has not would be one without processors.
+                if part not in over and (not part.startswith(_NODES) or os.path.isdir(os.path.dirname(part))):
                     over.add(part)
                     os.makedirs(part, exist_ok=True)
                     undo.enter_context(bound(whole + part, part))
