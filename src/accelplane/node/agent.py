@@ -56,6 +56,7 @@ class Agent:
         self._reload = reload
         self._companions = companions or {}
         self._watcher = Watcher()
+        self._turn = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
         self._fatal: Exception | None = None
@@ -113,7 +114,9 @@ class Agent:
             await asyncio.sleep(_RESTART_AFTER)
 
     def _start(self, name: str, plugin: Plugin[Config]) -> None:
-        runner = self.runners[name] = PluginRunner(name, plugin, self.settings, self._watcher, self._cannot_serve)
+        runner = self.runners[name] = PluginRunner(
+            name, plugin, self.settings, self._watcher, self._cannot_serve, turn=self._turn
+        )
         task = self._tasks[name] = asyncio.create_task(runner.run())
         task.add_done_callback(lambda task: self._runner_ended(name, task))
 

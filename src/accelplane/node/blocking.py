@@ -4,9 +4,9 @@ A thread for each piece of work instead of a pool: an idle agent has none, and o
 that does not answer) is a daemon that holds neither the others nor the end of the process.
 """
 
+import _thread
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -36,5 +36,6 @@ async def in_thread(work: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits any more
             loop.call_soon_threadsafe(settle, result, failure)
 
-    threading.Thread(target=run, daemon=True).start()
+    # `threading` would have the loop wait until the new thread has had Python's interpreter lock.
+    _thread.start_new_thread(run, ())
     return await outcome

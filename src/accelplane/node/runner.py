@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _SETTLE, _SETTLE_AT_MOST = 0.005, 0.02
 _SHARE_OF_TIME, _MOST_CREDIT, _MOST_CHARGE = 0.2, 0.25, 1.0
+_LONGEST_TURN = 0.05
 _REFRESH_DEADLINE = 5.0
 _SCAN_PATIENCE = 10.0
 _FIRST_VERDICT_DEADLINE = 1.0
@@ -43,7 +44,11 @@ _FIRST_RETRY, _LAST_RETRY = 1.0, 30.0
 
 
 class PluginRunner:
-    """Runs `plugin` until its `run` is cancelled. `failed` is told of resources that can never be served."""
+    """Runs `plugin` until its `run` is cancelled. `failed` is told of resources that can never be served.
+
+    Plugins scan in `turn`, for side by side they would take Python's interpreter lock from each other at every call of
+    the system and need twice the time. One that waits for a device does not keep the others waiting.
+    """
 
     def __init__(
         self,
@@ -52,6 +57,8 @@ class PluginRunner:
         settings: Settings,
         watcher: Watcher,
         failed: Callable[[Exception], None],
+        *,
+        turn: asyncio.Lock,
     ) -> None:
         self.name = name
         self.plugin = plugin
@@ -66,6 +73,7 @@ class PluginRunner:
         self.problem = ""
         self._settings = settings
         self._watcher = watcher
+        self._turn = turn
         self._wake = asyncio.Event()
         self._health_wake = Pulse()
         self._publishing = asyncio.Lock()
@@ -212,8 +220,10 @@ class PluginRunner:
             raise ScanError(f"a service that the scan needs did not answer within {_REFRESH_DEADLINE:g} s") from None
 
     async def _scan(self, plugin: Plugin[Config], host: Host) -> Inventory:
-        scan = asyncio.ensure_future(in_thread(lambda: _prepared_and_scanned(plugin, host)))
-        self.scans += 1
+        async with self._turn:
+            scan = asyncio.ensure_future(in_thread(lambda: _prepared_and_scanned(plugin, host)))
+            self.scans += 1
+            await asyncio.wait((scan,), timeout=_LONGEST_TURN)
         while True:
             done, _pending = await asyncio.wait((scan,), timeout=_SCAN_PATIENCE)
             if done:
