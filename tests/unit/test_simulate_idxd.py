@@ -296,3 +296,13 @@ def test_both_kinds_are_counted_together_in_the_order_of_their_addresses() -> No
     kernel = Kernel(NodeSpec(dsas=[DsaSpec()] * 2, iaas=[IaaSpec(), IaaSpec(index=12)]))
     assert {name for name in kernel.list(BUS) if name.startswith(("dsa", "iax"))} == {"dsa0", "iax1", "dsa2", "iax12"}
     assert kernel.exists(f"{BUS}/wq12.7")
+
+
+def test_a_device_that_is_plugged_in_again_is_as_described() -> None:
+    kernel = one(DsaSpec(queues=[QueueSpec()]))
+    kernel.hold("wq0.0")
+    kernel.unplug(DSA_BDF)
+    assert not kernel.exists("/dev/dsa")
+    assert kernel.plug(DsaSpec(queues=[QueueSpec(), QueueSpec()])) == DSA_BDF
+    assert kernel.list("/dev/dsa") == ["wq0.0", "wq0.1"]
+    assert kernel.read(f"{BUS}/wq0.0/clients") == "0\n"

@@ -148,6 +148,7 @@ class Hardware:
 
     def _plug_idxd(self, bdf: str, spec: DsaSpec | IaaSpec, numa_node: int) -> None:
         self._idxds[bdf] = spec
+        self.idxd.set_up.discard(bdf)
         self.idxd.plugged(bdf)
         function = self._function(bdf, spec.model, numa_node, pci_class=_SYSTEM_PERIPHERAL)
         self._hand_over(function, "kernel" if spec.driver == "idxd" else spec.driver)

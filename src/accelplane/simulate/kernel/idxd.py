@@ -247,7 +247,10 @@ class QueueDriver(Driver[Device]):
 
 
 class IdxdDriver(PciDriver):
-    """`idxd` of the PCI bus, whose module brings the bus `dsa` and the drivers on it."""
+    """`idxd` of the PCI bus, whose module brings the bus `dsa` and the drivers on it.
+
+    Devices are as described when it has them for the first time since they were plugged in; `set_up` are those it had.
+    """
 
     name = "idxd"
     module = "idxd"
@@ -256,7 +259,7 @@ class IdxdDriver(PciDriver):
     def __init__(self, bus: PciBus, specs: Mapping[str, DsaSpec | IaaSpec]) -> None:
         super().__init__(bus)
         self._specs = specs
-        self._set_up: set[str] = set()
+        self.set_up: set[str] = set()
         self.devices: dict[str, IdxdDevice] = {}
         self.parts: Bus[Device] = Bus(self.core, "dsa")
         self.user = QueueDriver(self.core, "user", "user")
@@ -282,13 +285,13 @@ class IdxdDriver(PciDriver):
         idxd.show()
         for part in (idxd, *idxd.queues, *idxd.engines, *idxd.groups):
             self.parts.add(part)
-        if device.name not in self._set_up:
-            self._set_up.add(device.name)
+        if device.name not in self.set_up:
+            self.set_up.add(device.name)
             self._configure(idxd)
 
     def plugged(self, bdf: str) -> None:
         """Another device is at the place: it will be found as it is described."""
-        self._set_up.discard(bdf)
+        self.set_up.discard(bdf)
 
     def busy(self, device: PciFunction) -> bool:
         return False
