@@ -66,7 +66,8 @@ class _QueuePlugin(Plugin[ConfigT]):
     nodes: str
 
     def scan(self, host: Host) -> Iterator[Device | Skipped]:
-        for path in host.glob(f"{_BUS}/{self.device}*/wq*/state"):
+        # Not just dsa*: the bus has entries like dsa!wq0.0 for the queues' nodes.
+        for path in host.glob(f"{_BUS}/{self.device}[0-9]*/wq*/state"):
             queue = path.split("/")[-2]
             try:
                 yield from self._queue(host, path.rpartition("/")[0], queue)
