@@ -13,7 +13,7 @@ from rich.table import Table
 import accelplane
 from benchmarks.figures import Figure, Outcome
 
-_PACKAGES = ("grpclib", "h2", "protobuf", "msgspec", "grpcio")
+_PACKAGES = ("hpack", "protobuf", "msgspec", "grpcio")
 
 
 class Machine(msgspec.Struct, frozen=True):

@@ -93,7 +93,7 @@ def start(
             handler.addFilter(lambda record: _passes(record, modules, level))
         root.addHandler(handler)
     root.setLevel(level if modules is None else v(MAX_VERBOSITY))
-    for library in ("asyncio", "grpclib"):
+    for library in ("asyncio", "hpack"):
         logging.getLogger(library).setLevel(logging.WARNING)
 
 

@@ -21,8 +21,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from enum import StrEnum
 from typing import Protocol
 
-from grpclib.const import Handler
-
 from accelplane import rpc
 from accelplane.devices import Allocation, Device
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
@@ -288,7 +286,7 @@ class ResourceServer:
             get_preferred_allocation_available=self._allocator.prefers,
         )
 
-    def _methods(self) -> Mapping[str, Handler]:
+    def _methods(self) -> Mapping[str, rpc.Method]:
         service = "/v1beta1.DevicePlugin"
         return {
             f"{service}/GetDevicePluginOptions": _method(self._get_options, pb.Empty, pb.DevicePluginOptions),
@@ -354,7 +352,7 @@ def _method(
     answer: Callable[[rpc.Request], Awaitable[rpc.Response]],
     request_type: type[rpc.Request],
     response_type: type[rpc.Response],
-) -> Handler:
+) -> rpc.Method:
     """A method whose errors reach the kubelet as status UNKNOWN with nothing but their text."""
 
     async def answered(request: rpc.Request) -> rpc.Response:

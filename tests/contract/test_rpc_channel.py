@@ -1,0 +1,436 @@
+"""The client against servers that break the rules of HTTP/2 and gRPC, or go away, and what a caller learns of it."""
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from google.protobuf.wrappers_pb2 import BytesValue
+from hpack import Encoder
+from http2 import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    PUSH_PROMISE,
+    RST_STREAM,
+    WINDOW_UPDATE,
+    Raw,
+    frame,
+    message,
+    number,
+    serving,
+    setting,
+)
+from hyperframe.frame import GoAwayFrame, HeadersFrame, RstStreamFrame, WindowUpdateFrame
+from waiting import until
+
+from accelplane.rpc import Channel, RpcError
+
+Script = Callable[[Raw], Awaitable[object]]
+
+
+def fields(*pairs: tuple[str, str]) -> bytes:
+    return Encoder().encode(pairs)
+
+
+BEGIN = fields((":status", "200"), ("content-type", "application/grpc"))
+OK = fields(("grpc-status", "0"))
+
+
+def begin(stream: int = 1) -> bytes:
+    return frame(HEADERS, END_HEADERS, stream, BEGIN)
+
+
+def end(stream: int = 1, block: bytes = OK) -> bytes:
+    return frame(HEADERS, END_HEADERS | END_STREAM, stream, block)
+
+
+def good(stream: int = 1, content: bytes = b"fine") -> bytes:
+    return begin(stream) + frame(DATA, 0, stream, message(content)) + end(stream)
+
+
+class Double:
+    """A server that does what its scripts say, one for each connection; the last one serves all later ones."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.scripts: list[Script] = []
+        self.raws: list[Raw] = []
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            raw = Raw(reader, writer)
+            self.raws.append(raw)
+            script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, AssertionError):
+                assert await reader.readexactly(len(PREFACE)) == PREFACE
+                await script(raw)
+            await raw.close()
+
+        server = await asyncio.start_unix_server(serve, self.path)
+        try:
+            yield
+        finally:
+            server.close()
+            for raw in self.raws:
+                await raw.close()
+
+
+@pytest.fixture
+async def double(directory: str) -> AsyncIterator[Double]:
+    astray: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: astray.append(context))
+    double = Double(f"{directory}/s")
+    async with double.listening():
+        yield double
+    assert astray == []
+
+
+@pytest.fixture
+async def channel(double: Double) -> AsyncIterator[Channel]:
+    async with Channel(double.path, max_message=1000) as channel:
+        yield channel
+
+
+def saying(*data: bytes) -> Script:
+    """Answers every call with the same bytes, and stays."""
+
+    async def script(raw: Raw) -> None:
+        await raw.send(setting())
+        await raw.until(lambda one: "END_STREAM" in one.flags)
+        await raw.send(*data)
+        while await raw.next() is not None:
+            pass
+
+    return script
+
+
+async def call(channel: Channel, content: bytes = b"", deadline: float = 10) -> bytes:
+    return (await channel.call("/t.T/Echo", BytesValue(value=content), BytesValue, deadline=deadline)).value
+
+
+async def failure(channel: Channel, deadline: float = 10) -> tuple[str, str]:
+    with pytest.raises(RpcError) as caught:
+        await call(channel, deadline=deadline)
+    return caught.value.code, caught.value.text
+
+
+# What a call sends
+
+
+async def test_a_call_is_headers_and_a_message_with_its_deadline(double: Double, channel: Channel) -> None:
+    double.scripts.append(saying(good()))
+    assert await call(channel, b"abc", deadline=2.5) == b"fine"
+    (answer,) = [found for stream, found in double.raws[0].answers.items() if stream == 1]
+    assert answer.data == message(b"abc")
+    assert answer.headers == {
+        ":method": "POST", ":scheme": "http", ":path": "/t.T/Echo", ":authority": "localhost", "te": "trailers",
+        "content-type": "application/grpc", "grpc-timeout": "2500000u",
+    }  # fmt: skip
+
+
+async def test_a_long_request_waits_for_windows(double: Double, channel: Channel) -> None:
+    async def script(raw: Raw) -> None:
+        await raw.send(setting((4, 0), (1, 0)))
+        raw.decoder.max_allowed_table_size = 0
+        await raw.until(lambda one: isinstance(one, HeadersFrame))
+        await raw.send(frame(WINDOW_UPDATE, 0, 1, number(2**30)))
+        # The connection's window is left.
+        while len(raw.answers[1].data) < 65535:
+            await raw.next()
+        await raw.send(frame(WINDOW_UPDATE, 0, 0, number(2**30)))
+        answer = await raw.answer()
+        await raw.send(good(content=str(len(answer.data)).encode()))
+        await raw.next()
+
+    double.scripts.append(script)
+    assert int(await call(channel, b"x" * 300_000)) == len(message(b"x" * 300_000))
+
+
+async def test_an_answer_before_the_whole_request_is_taken_and_the_rest_not_sent(
+    double: Double, channel: Channel
+) -> None:
+    async def script(raw: Raw) -> None:
+        await raw.send(setting((4, 0)))
+        await raw.until(lambda one: isinstance(one, HeadersFrame))
+        await raw.send(end(block=BEGIN + fields(("grpc-status", "8"), ("grpc-message", "too much"))))
+        await raw.until(lambda one: isinstance(one, RstStreamFrame))
+        await raw.send(setting((4, 65535)), frame(WINDOW_UPDATE, 0, 0, number(65535)))
+        await raw.until(lambda one: one.stream_id == 3 and "END_STREAM" in one.flags)
+        await raw.send(good(3))
+        await raw.next()
+
+    double.scripts.append(script)
+    with pytest.raises(RpcError, match="RESOURCE_EXHAUSTED: too much"):
+        await call(channel, b"x" * 300_000)
+    assert await call(channel) == b"fine"
+
+
+# What an answer may be
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "text"),
+    {
+        "a status in place of an answer": (
+            end(block=BEGIN + fields(("grpc-status", "5"), ("grpc-message", "not%20%C2%ABthere%C2%BB%"))),
+            "NOT_FOUND", "not «there»%",
+        ),
+        "a status after a message": (
+            begin() + frame(DATA, 0, 1, message(b"x")) + end(block=fields(("grpc-status", "15"))), "DATA_LOSS", "",
+        ),
+        "a status that nobody knows": (end(block=BEGIN + fields(("grpc-status", "99"))), "UNKNOWN", ""),
+        "a status that is no number": (end(block=BEGIN + fields(("grpc-status", "bad"))), "UNKNOWN", ""),
+        "no status": (begin() + frame(DATA, END_STREAM, 1, message()), "UNKNOWN", "ended without a status"),
+        "no status in trailers": (begin() + end(block=fields(("x", "y"))), "UNKNOWN", "ended without a status"),
+        "no message": (begin() + end(), "INTERNAL", "no message in the answer"),
+        "two messages": (begin() + frame(DATA, 0, 1, message() * 2) + end(), "INTERNAL", "more than one message"),
+        "half a message": (begin() + frame(DATA, 0, 1, message(b"abc")[:-1]) + end(), "INTERNAL", "within a message"),
+        "no BytesValue": (
+            begin() + frame(DATA, 0, 1, b"\0\0\0\0\1\xff") + end(), "INTERNAL", "the answer cannot be read",
+        ),
+        "a compressed message": (
+            begin() + frame(DATA, 0, 1, message(compressed=1)) + end(), "UNIMPLEMENTED", "compressed",
+        ),
+        "a long message": (
+            begin() + frame(DATA, 0, 1, struct.pack(">BI", 0, 1001)), "RESOURCE_EXHAUSTED", "1001 bytes, at most 1000",
+        ),
+        "another page": (
+            frame(HEADERS, END_HEADERS, 1, fields((":status", "404"), ("content-type", "text/html"))),
+            "UNIMPLEMENTED", "HTTP status 404",
+        ),
+        "no time": (end(block=fields((":status", "503"))), "UNAVAILABLE", "HTTP status 503"),
+        "no gRPC": (end(block=fields((":status", "200"), ("content-type", "text/html"))), "UNKNOWN", "text/html"),
+        "no HTTP status": (end(block=fields(("content-type", "application/grpc"))), "UNKNOWN", "missing"),
+        "refused": (frame(RST_STREAM, 0, 1, number(7)), "UNAVAILABLE", "REFUSED_STREAM"),
+        "cancelled": (frame(RST_STREAM, 0, 1, number(8)), "CANCELLED", "CANCEL"),
+        "reset oddly": (frame(RST_STREAM, 0, 1, number(4711)), "INTERNAL", "error 4711"),
+        "data before headers": (frame(DATA, 0, 1, message()), "INTERNAL", "PROTOCOL_ERROR"),
+        "bad headers": (frame(HEADERS, END_HEADERS, 1, fields(("Upper", "1"))), "INTERNAL", "PROTOCOL_ERROR"),
+        "headers thrice": (begin() + begin(), "INTERNAL", "PROTOCOL_ERROR"),
+    }.values(),
+)  # fmt: skip
+async def test_an_answer_that_is_none_fails_its_call_only(
+    double: Double, channel: Channel, data: bytes, code: str, text: str
+) -> None:
+    async def script(raw: Raw) -> None:
+        await raw.send(setting())
+        await raw.until(lambda one: "END_STREAM" in one.flags)
+        await raw.send(data)
+        await raw.until(lambda one: one.stream_id == 3 and "END_STREAM" in one.flags)
+        await raw.send(good(3))
+        await raw.next()
+
+    double.scripts.append(script)
+    told = await failure(channel)
+    assert (told[0], text in told[1]) == (code, True), told
+    assert await call(channel) == b"fine"
+    assert len(double.raws) == 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    {
+        "informational headers": frame(HEADERS, END_HEADERS, 1, fields((":status", "103"), ("x", "y"))) + good(),
+        "headers in pieces": frame(HEADERS, 0, 1, BEGIN[:3])
+        + frame(CONTINUATION, END_HEADERS, 1, BEGIN[3:])
+        + frame(DATA, 0, 1, message(b"fine"))
+        + end(),
+        "a message in pieces": begin()
+        + b"".join(frame(DATA, 0, 1, message(b"fine")[at : at + 1]) for at in range(len(message(b"fine"))))
+        + end(),
+        "pings and settings": frame(PING, 0, 0, b"12345678") + setting((4, 100_000), (3, 5)) + good(),
+        "a goodbye": frame(GOAWAY, 0, 0, number(2**31 - 1) + number(0)) + good(),
+        "unknown frames": frame(0xEE) + frame(0xEF, 1, 1, b"?") + good(),
+    }.values(),
+)
+async def test_an_answer_may_come_with_much_around_it(double: Double, channel: Channel, data: bytes) -> None:
+    double.scripts.append(saying(data))
+    assert await call(channel) == b"fine"
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    {
+        "a push": (frame(PUSH_PROMISE, END_HEADERS, 1, number(2) + BEGIN), 1),
+        "a stream of its own": (frame(HEADERS, END_HEADERS, 2, BEGIN), 1),
+        "a stream that was not opened": (frame(HEADERS, END_HEADERS, 3, BEGIN), 1),
+        "junk in headers": (frame(HEADERS, END_HEADERS, 1, b"\xff" * 9), 9),
+        "no HTTP/2": (b"HTTP/1.1 400 Bad Request\r\n\r\n", 6),
+        "a window of nothing": (frame(WINDOW_UPDATE, 0, 0, number(0)), 1),
+        "pings without end": (frame(PING, 0, 0, b"12345678") * 5000, 11),
+    }.values(),
+)
+async def test_a_server_that_breaks_the_rules_is_left_and_tried_again(
+    double: Double, channel: Channel, data: bytes, code: int
+) -> None:
+    double.scripts += [saying(data), saying(good())]
+    assert (await failure(channel))[0] == "UNAVAILABLE"
+    assert await call(channel) == b"fine"
+    await until(lambda: any(isinstance(one, GoAwayFrame) for one in double.raws[0].seen))
+    assert [one.error_code for one in double.raws[0].seen if isinstance(one, GoAwayFrame)] == [code]
+
+
+# Servers that are not there
+
+
+async def test_no_socket_is_unavailable_and_says_why(directory: str) -> None:
+    async with Channel(f"{directory}/none") as channel:
+        assert await failure(channel) == ("UNAVAILABLE", "No such file or directory")
+
+
+async def test_a_server_that_goes_fails_its_calls_and_is_found_when_it_is_back(
+    double: Double, channel: Channel
+) -> None:
+    async def go(raw: Raw) -> None:
+        await raw.until(lambda one: "END_STREAM" in one.flags)
+
+    double.scripts += [go, saying(good())]
+    task = asyncio.current_task()
+    assert await failure(channel) == ("UNAVAILABLE", "connection lost")
+    assert task is not None
+    assert task.cancelling() == 0
+    assert await call(channel) == b"fine"
+
+
+async def test_a_goodbye_fails_what_the_server_has_not_looked_at(double: Double, channel: Channel) -> None:
+    async def script(raw: Raw) -> None:
+        await raw.send(setting())
+        await raw.until(lambda one: one.stream_id == 3 and "END_STREAM" in one.flags)
+        await raw.send(frame(GOAWAY, 0, 0, number(1) + number(0) + b"for lunch"))
+        await asyncio.sleep(0.02)
+        await raw.send(good(1, b"last"))
+        assert await raw.next() is None
+
+    double.scripts += [script, saying(good())]
+    one, three = await asyncio.gather(call(channel), call(channel), return_exceptions=True)
+    assert one == b"last"
+    assert str(three) == "UNAVAILABLE: the server leaves: NO_ERROR for lunch"
+    assert await call(channel) == b"fine"
+    assert len(double.raws) == 2
+
+
+async def test_a_deadline_that_passes_resets_the_stream(double: Double, channel: Channel) -> None:
+    double.scripts.append(saying())
+    assert await failure(channel, deadline=0.02) == ("DEADLINE_EXCEEDED", "no answer within 0.02 s")
+    await until(lambda: double.raws[0].answers[1].reset == 8)
+
+
+async def test_a_call_that_is_cancelled_resets_the_stream_and_what_comes_late_is_passed_over(
+    double: Double, channel: Channel
+) -> None:
+    async def script(raw: Raw) -> None:
+        await raw.send(setting())
+        await raw.until(lambda one: isinstance(one, RstStreamFrame))
+        await raw.send(good(1))
+        await raw.until(lambda one: one.stream_id == 3 and "END_STREAM" in one.flags)
+        await raw.send(good(3))
+        await raw.next()
+
+    double.scripts.append(script)
+    task = asyncio.create_task(call(channel))
+    await until(lambda: (bool(double.raws) and 1 in double.raws[0].answers) or bool(double.raws))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await call(channel) == b"fine"
+
+
+async def test_no_more_calls_are_made_at_a_time_than_the_server_takes(double: Double, channel: Channel) -> None:
+    async def script(raw: Raw) -> None:
+        await raw.send(setting((3, 1)))
+        for stream in (1, 3, 5):
+            await raw.until(lambda one, stream=stream: one.stream_id == stream and "END_STREAM" in one.flags)
+            await raw.goes_on()
+            assert max(raw.answers) == stream
+            await raw.send(good(stream))
+        await raw.next()
+
+    double.scripts.append(script)
+    async with asyncio.timeout(10):
+        assert await call(channel) == b"fine"
+        assert await asyncio.gather(call(channel), call(channel)) == [b"fine"] * 2
+
+
+async def test_closing_a_channel_fails_its_calls(double: Double, channel: Channel) -> None:
+    double.scripts.append(saying())
+    task = asyncio.create_task(failure(channel))
+    await until(lambda: bool(double.raws) and bool(double.raws[0].seen))
+    channel.close()
+    assert await task == ("UNAVAILABLE", "the channel was closed")
+
+
+# Streams
+
+
+async def test_a_server_that_sends_faster_than_is_read_is_held_up(double: Double, channel: Channel) -> None:
+    one = message(b"x" * 900)
+
+    async def script(raw: Raw) -> None:
+        await raw.send(setting())
+        await raw.until(lambda one: "END_STREAM" in one.flags)
+        await raw.send(begin())
+        window = 65535
+        for _ in range(500):
+            while window < len(one):
+                found = await raw.until(lambda one: isinstance(one, WindowUpdateFrame) and one.stream_id == 1)
+                window += found.window_increment
+            window -= len(one)
+            await raw.send(frame(DATA, 0, 1, one))
+        await raw.send(end())
+        await raw.next()
+
+    double.scripts.append(script)
+    received = 0
+    async for answer in channel.stream("/t.T/Flood", BytesValue(), BytesValue):
+        received += len(answer.value)
+        if received == 900:
+            await asyncio.sleep(0.05)
+            assert not any(isinstance(found, WindowUpdateFrame) and found.stream_id for found in double.raws[0].seen)
+    assert received == 500 * 900
+
+
+async def test_a_server_that_ignores_the_window_of_a_stream_loses_it(double: Double, channel: Channel) -> None:
+    double.scripts.append(saying(begin(), frame(DATA, 0, 1, message(b"x" * 900)) * 200))
+    received = 0
+
+    async def receive() -> None:
+        nonlocal received
+        async for _ in channel.stream("/t.T/Flood", BytesValue(), BytesValue):
+            received += 1
+            await asyncio.sleep(0.05 if received == 1 else 0)
+
+    with pytest.raises(RpcError, match="FLOW_CONTROL_ERROR"):
+        await receive()
+    assert received < 100
+
+
+async def test_leaving_a_stream_ends_it_for_the_server(directory: str) -> None:
+    async with serving(f"{directory}/s") as methods, Channel(f"{directory}/s") as channel:
+        stream = channel.stream("/t.T/Watch", BytesValue(value=b"a"), BytesValue)
+        assert (await anext(aiter(stream))).value == b"a"
+        await stream.aclose()  # type: ignore[attr-defined]
+        await until(lambda: methods.cancelled == 1)
+
+
+async def test_both_ends_of_ours_understand_each_other(directory: str) -> None:
+    async with serving(f"{directory}/s") as methods, Channel(f"{directory}/s") as channel:
+        big = BytesValue(value=b"x" * 3_000_000)
+        assert await channel.call("/t.T/Echo", big, BytesValue, deadline=10) == big
+        counted = [one.value async for one in channel.stream("/t.T/Count", BytesValue(value=b"1000"), BytesValue)]
+        assert counted == [str(count).encode() for count in range(1000)]
+        with pytest.raises(RpcError, match="NOT_FOUND: 50 % «of» this\n"):
+            await channel.call("/t.T/Refuse", BytesValue(value="50 % «of» this\n".encode()), BytesValue, deadline=10)
+        calls = [channel.call("/t.T/Wait", BytesValue(value=b"a"), BytesValue, deadline=10) for _ in range(150)]
+        waiting = asyncio.gather(*calls)
+        await until(lambda: methods.running == 100)
+        methods.release.set()
+        assert len(await waiting) == 150

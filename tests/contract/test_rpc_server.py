@@ -1,0 +1,539 @@
+"""The rules of HTTP/2 and gRPC, one by one, against the server: which frames end a stream, a connection, or nothing."""
+
+import asyncio
+import logging
+import struct
+from collections.abc import AsyncIterator
+
+import pytest
+from hpack import Encoder
+from http2 import (
+    ACK,
+    CALL,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PADDED,
+    PING,
+    PREFACE,
+    PRIORITY,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    WITH_PRIORITY,
+    Methods,
+    Raw,
+    block,
+    call,
+    frame,
+    message,
+    number,
+    serving,
+    setting,
+)
+from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, WindowUpdateFrame
+from waiting import until
+
+NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR = 0, 1, 3, 5, 6
+REFUSED_STREAM, CANCEL, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 8, 9, 11
+OPEN = frame(HEADERS, END_HEADERS, 1, block())  # a call whose message is to come
+
+
+@pytest.fixture
+def path(directory: str) -> str:
+    return f"{directory}/s"
+
+
+@pytest.fixture
+async def methods(path: str) -> AsyncIterator[Methods]:
+    async with serving(path) as methods:
+        yield methods
+
+
+@pytest.fixture
+async def raw(methods: Methods, path: str) -> AsyncIterator[Raw]:
+    async with Raw.to(path) as raw:
+        yield raw
+
+
+# What ends a connection, and how
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    {
+        "data without a stream": (frame(DATA, 0, 0, b"abc"), PROTOCOL_ERROR),
+        "data before headers": (frame(DATA, 0, 1, b"abc"), PROTOCOL_ERROR),
+        "data in a stream of the server": (OPEN + frame(DATA, 0, 2, b"abc"), PROTOCOL_ERROR),
+        "data with more padding than data": (OPEN + frame(DATA, PADDED, 1, b"\x05abc"), PROTOCOL_ERROR),
+        "data padded without length": (OPEN + frame(DATA, PADDED, 1), FRAME_SIZE_ERROR),
+        "headers without a stream": (frame(HEADERS, END_HEADERS, 0, block()), PROTOCOL_ERROR),
+        "headers with an even number": (frame(HEADERS, END_HEADERS, 2, block()), PROTOCOL_ERROR),
+        "headers with an older number": (call(3) + call(1), STREAM_CLOSED),
+        "headers with more padding": (frame(HEADERS, END_HEADERS | PADDED, 1, b"\xff" + block()), PROTOCOL_ERROR),
+        "headers with half a priority": (frame(HEADERS, END_HEADERS | WITH_PRIORITY, 1, b"abc"), FRAME_SIZE_ERROR),
+        "headers that are none": (frame(HEADERS, END_HEADERS, 1, b"\xff" * 20), COMPRESSION_ERROR),
+        "headers of an index that is none": (frame(HEADERS, END_HEADERS, 1, b"\xbe"), COMPRESSION_ERROR),
+        "a table larger than allowed": (frame(HEADERS, END_HEADERS, 1, b"\x3f\xe2\x1f" + block()), COMPRESSION_ERROR),
+        "headers that swell": (frame(HEADERS, END_HEADERS, 1, block(x="y" * 100) + b"\xbe" * 500), COMPRESSION_ERROR),
+        "data within headers": (frame(HEADERS, 0, 1, block()) + frame(DATA, 0, 1, b""), PROTOCOL_ERROR),
+        "another's headers within headers": (
+            frame(HEADERS, 0, 1, block()) + frame(CONTINUATION, END_HEADERS, 3), PROTOCOL_ERROR,
+        ),
+        "headers that go on from nothing": (frame(CONTINUATION, END_HEADERS, 1, block()), PROTOCOL_ERROR),
+        "headers without end": (
+            frame(HEADERS, 0, 1, b"\0\1x\x7f\xff\xff\x03") + frame(CONTINUATION, 0, 1, b"x" * 16000) * 2,
+            ENHANCE_YOUR_CALM,
+        ),
+        "headers in crumbs": (frame(HEADERS, 0, 1, block()) + frame(CONTINUATION, 0, 1) * 17, ENHANCE_YOUR_CALM),
+        "a priority without a stream": (frame(PRIORITY, 0, 0, b"12345"), PROTOCOL_ERROR),
+        "a priority of another size": (frame(PRIORITY, 0, 1, b"1234"), FRAME_SIZE_ERROR),
+        "a reset of nothing": (frame(RST_STREAM, 0, 1, number(CANCEL)), PROTOCOL_ERROR),
+        "a reset of the connection": (frame(RST_STREAM, 0, 0, number(CANCEL)), PROTOCOL_ERROR),
+        "a reset of another size": (OPEN + frame(RST_STREAM, 0, 1, b"123"), FRAME_SIZE_ERROR),
+        "settings of a stream": (frame(SETTINGS, 0, 1), PROTOCOL_ERROR),
+        "settings of another size": (frame(SETTINGS, 0, 0, b"12345"), FRAME_SIZE_ERROR),
+        "settings acknowledged with some": (frame(SETTINGS, ACK, 0, b"123456"), FRAME_SIZE_ERROR),
+        "settings: push twice": (setting((2, 2)), PROTOCOL_ERROR),
+        "settings: too wide a window": (setting((4, 2**31)), FLOW_CONTROL_ERROR),
+        "settings: too small frames": (setting((5, 16383)), PROTOCOL_ERROR),
+        "settings: too large frames": (setting((5, 2**24)), PROTOCOL_ERROR),
+        "settings: a stream's window overflows": (
+            OPEN + frame(WINDOW_UPDATE, 0, 1, number(2**31 - 65536)) + setting((4, 65536)), FLOW_CONTROL_ERROR,
+        ),
+        "a push": (OPEN + frame(PUSH_PROMISE, END_HEADERS, 1, number(2) + block()), PROTOCOL_ERROR),
+        "a ping of a stream": (frame(PING, 0, 1, b"12345678"), PROTOCOL_ERROR),
+        "a ping of another size": (frame(PING, 0, 0, b"1234567"), FRAME_SIZE_ERROR),
+        "a goodbye of a stream": (frame(GOAWAY, 0, 1, number(0) * 2), PROTOCOL_ERROR),
+        "a goodbye of another size": (frame(GOAWAY, 0, 0, number(0)), FRAME_SIZE_ERROR),
+        "a window enlarged by nothing": (frame(WINDOW_UPDATE, 0, 0, number(0)), PROTOCOL_ERROR),
+        "a window too wide": (frame(WINDOW_UPDATE, 0, 0, number(2**31 - 1)), FLOW_CONTROL_ERROR),
+        "a window of another size": (frame(WINDOW_UPDATE, 0, 0, b"12345"), FRAME_SIZE_ERROR),
+        "a window of nothing": (frame(WINDOW_UPDATE, 0, 1, number(1)), PROTOCOL_ERROR),
+        "a frame too long": (struct.pack(">IBI", 16385 << 8 | DATA, 0, 1), FRAME_SIZE_ERROR),
+    }.items(),
+    ids=lambda case: case if isinstance(case, str) else "",
+)  # fmt: skip
+async def test_a_broken_rule_is_told_when_the_connection_ends(raw: Raw, data: str, code: tuple[bytes, int]) -> None:
+    sent, expected = code
+    await raw.send(sent)
+    assert await raw.goodbye() == expected
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"GET / HTTP/1.1\r\n\r\n", PREFACE[:10] + b"?" * 20, PREFACE + frame(PING, 0, 0, b"12345678"),
+        PREFACE + frame(SETTINGS, ACK), PREFACE + call(),
+    ],
+    ids=["HTTP/1", "half a preface", "ping", "acknowledgement", "call"],
+)  # fmt: skip
+async def test_who_does_not_begin_with_preface_and_settings_is_sent_away(
+    methods: Methods, path: str, first: bytes
+) -> None:
+    async with Raw.to(path, first) as raw:
+        assert await raw.goodbye() == PROTOCOL_ERROR
+
+
+# What ends a stream only
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    {
+        "an upper-case name": (frame(HEADERS, END_HEADERS, 1, block(Upper="x")), PROTOCOL_ERROR),
+        "a header of connections": (frame(HEADERS, END_HEADERS, 1, block(connection="close")), PROTOCOL_ERROR),
+        "an unknown pseudo-header": (frame(HEADERS, END_HEADERS, 1, Encoder().encode([(":odd", "1")])), PROTOCOL_ERROR),
+        "a pseudo-header twice": (frame(HEADERS, END_HEADERS, 1, b"\x83" + block()), PROTOCOL_ERROR),
+        "a late pseudo-header": (
+            frame(HEADERS, END_HEADERS, 1, Encoder().encode([("te", "trailers"), *CALL])), PROTOCOL_ERROR,
+        ),
+        "a line break": (frame(HEADERS, END_HEADERS, 1, block(x="a\r\nb")), PROTOCOL_ERROR),
+        "no method": (frame(HEADERS, END_HEADERS, 1, block(method=None)), PROTOCOL_ERROR),
+        "no path": (frame(HEADERS, END_HEADERS, 1, block(path=None)), PROTOCOL_ERROR),
+        "an answer": (frame(HEADERS, END_HEADERS, 1, b"\x88" + block()), PROTOCOL_ERROR),
+        "data after the end": (call(path="/t.T/Wait") + frame(DATA, 0, 1, b"abc"), STREAM_CLOSED),
+        "headers after the end": (
+            call(path="/t.T/Wait") + frame(HEADERS, END_HEADERS | END_STREAM, 1, block(path=None)), STREAM_CLOSED,
+        ),
+        "headers between data": (OPEN + frame(HEADERS, END_HEADERS, 1, b""), PROTOCOL_ERROR),
+        "a window enlarged by nothing": (OPEN + frame(WINDOW_UPDATE, 0, 1, number(0)), PROTOCOL_ERROR),
+        "a window too wide": (OPEN + frame(WINDOW_UPDATE, 0, 1, number(2**31 - 1)), FLOW_CONTROL_ERROR),
+    }.items(),
+    ids=lambda case: case if isinstance(case, str) else "",
+)  # fmt: skip
+async def test_a_broken_rule_of_a_stream_resets_that_one(
+    methods: Methods, raw: Raw, data: str, code: tuple[bytes, int]
+) -> None:
+    sent, expected = code
+    await raw.send(sent)
+    answer = await raw.answer()
+    assert (answer.reset, answer.headers) == (expected, {})
+    await raw.send(call(3, b"next"))
+    assert (await raw.answer(3)).data == message(b"next")
+    assert methods.running == 0
+
+
+# What is as it should be
+
+
+@pytest.mark.parametrize(
+    "data",
+    {
+        "in one": call(1, b"abc"),
+        "the message in pieces": OPEN
+        + b"".join(frame(DATA, 0, 1, message(b"abc")[at : at + 1]) for at in range(len(message(b"abc"))))
+        + frame(DATA, END_STREAM, 1),
+        "headers in pieces": frame(HEADERS, 0, 1, block()[:5])
+        + frame(CONTINUATION, 0, 1, block()[5:9])
+        + frame(CONTINUATION, END_HEADERS, 1, block()[9:])
+        + frame(DATA, END_STREAM, 1, message(b"abc")),
+        "padding and priority": frame(
+            HEADERS, END_HEADERS | PADDED | WITH_PRIORITY, 1, b"\x03" + number(0) + b"\x10" + block() + b"\0\0\0"
+        )
+        + frame(DATA, END_STREAM | PADDED, 1, b"\x02" + message(b"abc") + b"\0\0"),
+        "trailers": OPEN
+        + frame(DATA, 0, 1, message(b"abc"))
+        + frame(HEADERS, END_HEADERS | END_STREAM, 1, Encoder().encode([("x", "y")])),
+        "metadata": call(1, b"abc", user_agent="me", x_bin="AAAA", grpc_timeout="10S"),
+        "another kind of protobuf": call(1, b"abc", content_type="application/grpc+proto"),
+        "frames of other types": frame(0xEE, 0xFF, 0, b"?") + frame(0xEF, 0xFF, 1, b"?") + call(1, b"abc"),
+        "settings": setting((1, 0), (2, 0), (3, 0), (5, 2**24 - 1), (6, 1), (0xFFFF, 7)) + call(1, b"abc"),
+        "acknowledgements": frame(SETTINGS, ACK) + frame(PING, ACK, 0, b"12345678") + call(1, b"abc"),
+        "priorities": frame(PRIORITY, 0, 7, number(0) + b"\x01") + call(1, b"abc"),
+        "reserved bits": frame(HEADERS, END_HEADERS, 1 | 1 << 31, block())
+        + frame(DATA, END_STREAM, 1 | 1 << 31, message(b"abc")),
+    }.values(),
+)
+@pytest.mark.parametrize("step", [1, 7, 100_000], ids=["byte by byte", "seven by seven", "at once"])
+async def test_a_call_is_answered_however_it_is_cut(raw: Raw, data: bytes, step: int) -> None:
+    for at in range(0, len(data), step):
+        await raw.send(data[at : at + step])
+        await asyncio.sleep(0)
+    answer = await raw.answer()
+    assert answer.headers == {":status": "200", "content-type": "application/grpc", "grpc-status": "0"}
+    assert answer.data == message(b"abc")
+    await raw.goes_on()
+
+
+async def test_a_unary_answer_is_one_write(methods: Methods, path: str) -> None:
+    async with Raw.to(path) as raw:
+        await raw.goes_on()
+        await raw.send(call())
+        await asyncio.sleep(0.02)
+        kinds = []
+        while len(kinds) < 3:
+            kinds.append(type(await raw.next()))
+            assert raw.reader._buffer or len(kinds) == 3  # type: ignore[attr-defined]
+        assert kinds == [HeadersFrame, DataFrame, HeadersFrame]
+
+
+async def test_headers_are_literals_that_need_no_table(methods: Methods, path: str) -> None:
+    async with Raw.to(path, PREFACE, setting((1, 0))) as raw:
+        raw.decoder.max_allowed_table_size = 0
+        await raw.send(call(), call(3, path="/t.T/Refuse"), call(5, path="/t.T/Nothing"))
+        assert (await raw.answer(1)).status == "0"
+        assert (await raw.answer(3)).status == "5"
+        assert (await raw.answer(5)).status == "12"
+
+
+async def test_the_same_indexed_headers_follow_a_table_that_changes(raw: Raw) -> None:
+    encoder = Encoder()
+    first = encoder.encode(CALL)
+    later = encoder.encode(CALL)
+    assert min(later) >= 0x80
+    for turn, fields in enumerate((first, later, later, encoder.encode((("x", "new"), *CALL[:0])), later)):
+        stream = 2 * turn + 1
+        await raw.send(frame(HEADERS, END_HEADERS, stream, fields), frame(DATA, END_STREAM, stream, message(b"a")))
+    # The fourth is no request; by the fifth the old indices mean other headers.
+    answers = [await raw.answer(stream) for stream in (1, 3, 5, 7, 9)]
+    assert [answer.status for answer in answers] == ["0", "0", "0", None, None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "code"),
+    [
+        ({"method": "GET"}, "405", "12"), ({"content-type": None}, "415", "2"),
+        ({"content_type": "text/html"}, "415", "2"), ({"te": None}, "400", "13"), ({"te": "gzip"}, "400", "13"),
+        ({"path": "/t.T/Nothing"}, "200", "12"), ({"path": "nowhere"}, "200", "12"),
+        ({"grpc_timeout": "soon"}, "400", "13"), ({"grpc_timeout": "123456789S"}, "400", "13"),
+        ({"grpc_timeout": "-1S"}, "400", "13"),
+    ],
+)  # fmt: skip
+async def test_headers_that_are_no_call_are_refused_in_words(
+    raw: Raw, changes: dict[str, str | None], status: str, code: str
+) -> None:
+    wanted = {name.replace("-", "_"): value for name, value in changes.items()}
+    await raw.send(call(1, b"abc", **wanted), call(3, b"next"))
+    answer = await raw.answer()
+    assert (answer.headers[":status"], answer.status, answer.data) == (status, code, b"")
+    assert answer.headers["grpc-message"]
+    assert (await raw.answer(3)).data == message(b"next")
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "text"),
+    [
+        (frame(DATA, END_STREAM, 1), "3", "no message in the request"),
+        (frame(DATA, END_STREAM, 1, message(b"abc")[:-1]), "13", "the stream ended within a message"),
+        (frame(DATA, END_STREAM, 1, message() * 2), "13", "more than one message in the request"),
+        (frame(DATA, 0, 1, message(compressed=1)), "12", "compressed messages are not understood"),
+        (frame(DATA, 0, 1, b"\0\0\x40\0\1"), "8", "a message of 4194305 bytes, at most 4194304 are taken"),
+        (frame(DATA, END_STREAM, 1, struct.pack(">BI", 0, 1) + b"\xff"), "3", "the request is no BytesValue"),
+    ],
+)
+async def test_messages_that_are_none_are_refused_in_words(raw: Raw, data: bytes, code: str, text: str) -> None:
+    await raw.send(OPEN, data)
+    answer = await raw.answer()
+    assert (answer.status, answer.headers["grpc-message"]) == (code, text)
+    await raw.goes_on()
+
+
+async def test_who_still_sends_when_the_answer_is_there_is_told_to_stop(raw: Raw) -> None:
+    await raw.send(OPEN, frame(DATA, 0, 1, message(compressed=1)))
+    await raw.answer()
+    reset = await raw.until(lambda one: one.stream_id == 1)
+    assert (reset.type, reset.error_code) == (RST_STREAM, NO_ERROR)
+    await raw.send(frame(DATA, 0, 1, b"x" * 1000), frame(DATA, END_STREAM, 1, b"x"))
+    await raw.goes_on()
+
+
+# Errors and deadlines
+
+
+async def test_an_error_is_a_status_whose_text_is_escaped(raw: Raw) -> None:
+    await raw.send(call(1, "50 % of «this»\n".encode(), path="/t.T/Refuse"))
+    answer = await raw.answer()
+    assert answer.status == "5"
+    assert answer.headers["grpc-message"] == "50 %25 of %C2%ABthis%C2%BB%0A"
+
+
+async def test_an_exception_is_logged_and_not_told(raw: Raw, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        await raw.send(call(path="/t.T/Fail"))
+        answer = await raw.answer()
+    assert (answer.status, answer.headers["grpc-message"]) == ("2", "Internal Server Error")
+    assert "a secret" in caplog.text
+
+
+async def test_a_deadline_ends_the_call_and_its_handler(methods: Methods, raw: Raw) -> None:
+    await raw.send(call(path="/t.T/Wait", grpc_timeout="20m"))
+    assert (await raw.answer()).status == "4"
+    await until(lambda: methods.cancelled == 1)
+    await raw.goes_on()
+
+
+async def test_handlers_may_use_timeouts_of_their_own(raw: Raw) -> None:
+    await raw.send(call(path="/t.T/Timeout", grpc_timeout="10S"))
+    assert (await raw.answer()).data == message(b"in a task")
+
+
+async def test_a_reset_or_a_lost_connection_cancels_handlers(methods: Methods, path: str) -> None:
+    async with Raw.to(path) as raw:
+        await raw.send(call(path="/t.T/Wait"), call(3, path="/t.T/Watch"), call(5, path="/t.T/Wait"))
+        await until(lambda: methods.running == 3)
+        await raw.send(frame(RST_STREAM, 0, 1, number(CANCEL)))
+        await until(lambda: methods.cancelled == 1)
+    await until(lambda: methods.cancelled == 3)
+
+
+async def test_a_call_that_is_reset_before_it_began_never_begins(methods: Methods, raw: Raw) -> None:
+    await raw.send(call(path="/t.T/Wait"), frame(RST_STREAM, 0, 1, number(CANCEL)))
+    await raw.goes_on()
+    assert (methods.running, methods.cancelled) == (0, 0)
+
+
+# Windows
+
+
+async def test_an_answer_waits_for_the_streams_window(raw: Raw) -> None:
+    await raw.send(setting((4, 10)), call(1, b"100", path="/t.T/Big"), call(3, b"100", path="/t.T/Big"))
+    expected = message(b"x" * 100)
+    await raw.got(1, 10)
+    await raw.got(3, 10)
+    await raw.goes_on()
+    await raw.send(frame(WINDOW_UPDATE, 0, 3, number(5)))
+    assert await raw.got(3, 15) == 15
+    await raw.send(setting((4, 40)))
+    assert await raw.got(1, 40) == 40
+    assert await raw.got(3, 45) == 45
+    await raw.send(setting((4, 0)), frame(WINDOW_UPDATE, 0, 1, number(40)))
+    await raw.goes_on()
+    assert await raw.got(1, 40) == 40, "the window was taken back, and given again"
+    await raw.send(frame(WINDOW_UPDATE, 0, 1, number(len(expected) - 40)))
+    answer = await raw.answer()
+    assert (answer.status, answer.data) == ("0", expected)
+
+
+async def test_an_answer_waits_for_the_connections_window_and_streams_take_turns(raw: Raw) -> None:
+    await raw.send(setting((4, 2**31 - 1)))
+    for stream in (1, 3):
+        await raw.send(call(stream, b"100000", path="/t.T/Big"))
+    one, three = raw.answers[1], raw.answers[3]
+    while len(one.data) + len(three.data) < 65535:
+        found = await raw.next()
+        assert not isinstance(found, DataFrame) or len(found.data) <= 16384
+    await raw.goes_on()
+    before = len(one.data), len(three.data)
+    assert sum(before) == 65535
+    await raw.send(frame(WINDOW_UPDATE, 0, 0, number(40_000)))
+    await raw.goes_on()
+    more = len(one.data) - before[0], len(three.data) - before[1]
+    assert (sum(more), min(more)) == (40_000, 16384)
+    await raw.send(frame(WINDOW_UPDATE, 0, 0, number(2**30)))
+    assert {(await raw.answer(stream)).status for stream in (1, 3)} == {"0"}
+
+
+async def test_a_stream_waits_with_its_next_message_until_the_last_is_sent(methods: Methods, raw: Raw) -> None:
+    await raw.send(call(path="/t.T/Flood"))
+    assert await raw.got(1, 65535) == 65535
+    await raw.goes_on()
+    assert methods.sent == 60_000
+    await raw.send(frame(WINDOW_UPDATE, 0, 0, number(20_000)), frame(WINDOW_UPDATE, 0, 1, number(20_000)))
+    await until(lambda: methods.sent == 80_000)
+    await raw.send(frame(RST_STREAM, 0, 1, number(CANCEL)))
+    await until(lambda: methods.cancelled == 1)
+
+
+async def test_a_long_request_gets_its_window_back(raw: Raw) -> None:
+    whole = message(b"y" * 1_000_000)
+    await raw.send(setting((4, 2**31 - 1)), frame(WINDOW_UPDATE, 0, 0, number(2**30)), OPEN)
+    await upload(raw, 1, whole, end=True)
+    assert (await raw.answer()).data == whole
+
+
+# Limits
+
+
+async def test_no_more_than_a_hundred_calls_run_at_a_time(methods: Methods, raw: Raw) -> None:
+    await raw.send(*(call(2 * turn + 1, path="/t.T/Wait") for turn in range(101)))
+    assert (await raw.answer(201)).reset == REFUSED_STREAM
+    methods.release.set()
+    assert (await raw.answer(1)).status == "0"
+    await raw.send(call(203))
+    assert (await raw.answer(203)).status == "0"
+
+
+@pytest.mark.parametrize(
+    "nuisance",
+    [
+        frame(PING, 0, 0, b"12345678"), setting(), frame(PRIORITY, 0, 1, b"12345"), frame(0xEE),
+        frame(WINDOW_UPDATE, 0, 0, number(1)),
+    ],
+    ids=["ping", "settings", "priority", "unknown", "window"],
+)  # fmt: skip
+async def test_a_flood_of_frames_that_bring_nothing_ends_the_connection(raw: Raw, nuisance: bytes) -> None:
+    await raw.send(nuisance * 900)
+    await raw.goes_on()
+    await raw.send(nuisance * 5000)
+    assert await raw.goodbye() == ENHANCE_YOUR_CALM
+
+
+async def test_a_flood_of_empty_data_ends_the_connection(raw: Raw) -> None:
+    await raw.send(OPEN, frame(DATA, 0, 1) * 5000)
+    assert await raw.goodbye() == ENHANCE_YOUR_CALM
+
+
+async def test_a_flood_of_calls_that_are_reset_at_once_ends_the_connection(methods: Methods, raw: Raw) -> None:
+    for turn in range(5000):
+        stream = 2 * turn + 1
+        await raw.send(call(stream, path="/t.T/Wait"), frame(RST_STREAM, 0, stream, number(CANCEL)))
+        if raw.reader.at_eof():
+            break
+    assert await raw.goodbye() in (ENHANCE_YOUR_CALM, None)  # None: it came to an end while more was written
+    await until(lambda: methods.running == 0)
+
+
+async def test_a_client_that_pings_with_each_call_is_no_nuisance(raw: Raw) -> None:
+    ping, window = frame(PING, 0, 0, b"12345678"), frame(WINDOW_UPDATE, 0, 0, number(100))
+    for turn in range(2000):
+        await raw.send(call(2 * turn + 1), ping, window)
+        await raw.answer(2 * turn + 1)
+    await raw.goes_on()
+
+
+async def test_unfinished_requests_may_hold_some_megabytes_only(raw: Raw) -> None:
+    size = 4 * 1024 * 1024 - 100
+    for stream in range(1, 9, 2):
+        await raw.send(frame(HEADERS, END_HEADERS, stream, block()))
+        await upload(raw, stream, struct.pack(">BI", 0, size) + b"x" * (size - 20_000))
+        assert not raw.answers[stream].ended
+    await raw.send(frame(HEADERS, END_HEADERS, 9, block()))
+    await upload(raw, 9, struct.pack(">BI", 0, size) + b"x" * (size - 20_000))
+    assert (await raw.answer(9)).status == "8"
+    await raw.goes_on()
+
+
+async def upload(raw: Raw, stream: int, data: bytes, *, end: bool = False) -> None:
+    """Sends data as the windows allow, until the stream ends."""
+    given = {0: 65535, stream: 65535}
+    for key in given:
+        given[key] += sum(one.window_increment for one in raw.seen if updates(one, key)) - raw.sent.get(key, 0)
+    position = 0
+    while position < len(data) and not raw.answers[stream].ended:
+        size = min(*given.values(), 16384, len(data) - position)
+        if size:
+            part, last = data[position : position + size], position + size == len(data)
+            await raw.send(frame(DATA, END_STREAM if end and last else 0, stream, part))
+            position += size
+            for key in given:
+                given[key] -= size
+                raw.sent[key] = raw.sent.get(key, 0) + size
+        else:
+            found = await raw.next()
+            for key in given:
+                given[key] += found.window_increment if updates(found, key) else 0
+
+
+def updates(found: object, stream: int) -> bool:
+    return isinstance(found, WindowUpdateFrame) and found.stream_id == stream
+
+
+# Ends
+
+
+async def test_a_server_that_stops_says_so_and_lets_calls_end(methods: Methods, path: str) -> None:
+    async with Raw.to(path) as raw:
+        await raw.send(call(path="/t.T/Wait"), call(3, path="/t.T/Watch"), frame(HEADERS, END_HEADERS, 5, block()))
+        await until(lambda: methods.running == 2)
+        stopping = asyncio.create_task(methods.server.stop())
+        goodbye = await raw.until(lambda one: isinstance(one, GoAwayFrame))
+        assert (goodbye.error_code, goodbye.last_stream_id) == (NO_ERROR, 5)
+        await raw.send(call(7))
+        ended = {stream: await raw.answer(stream) for stream in (3, 5, 7)}
+        assert ended[3].status == ended[5].status == "14"
+        assert ended[7].reset == REFUSED_STREAM
+        methods.release.set()
+        assert (await raw.answer(1)).status == "0"
+        assert await raw.next() is None
+        await stopping
+
+
+async def test_a_call_that_does_not_end_is_cut_off_when_the_server_stops(methods: Methods, path: str) -> None:
+    async with Raw.to(path) as raw:
+        await raw.send(call(path="/t.T/Wait"))
+        await until(lambda: methods.running == 1)
+        await methods.server.stop()
+        assert (methods.running, methods.cancelled) == (0, 1)
+        assert await raw.goodbye() == NO_ERROR
+
+
+async def test_a_message_that_waits_for_its_reader_is_whole_before_the_stream_ends(methods: Methods, path: str) -> None:
+    async with Raw.to(path, PREFACE, setting((4, 10))) as raw:
+        await raw.send(call(1, b"x" * 100, path="/t.T/Watch"))
+        assert await raw.got(1, 10) == 10
+        stopping = asyncio.create_task(methods.server.stop())
+        await raw.until(lambda one: isinstance(one, GoAwayFrame))
+        await raw.send(frame(WINDOW_UPDATE, 0, 1, number(1000)))
+        answer = await raw.answer()
+        assert (answer.data, answer.status) == (message(b"x" * 100), "14")
+        await stopping
+
+
+async def test_a_client_that_leaves_has_its_calls_answered(methods: Methods, raw: Raw) -> None:
+    await raw.send(call(1, b"abc"), frame(GOAWAY, 0, 0, number(0) * 2))
+    assert (await raw.answer()).data == message(b"abc")

@@ -1,0 +1,273 @@
+"""The bytes of gRPC: frames, headers, messages and credit, each by itself."""
+
+import struct
+
+import pytest
+from hpack import Decoder, Encoder
+from hyperframe.frame import Frame, GoAwayFrame, RstStreamFrame, SettingsFrame, WindowUpdateFrame
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelplane.rpc import frames, headers
+from accelplane.rpc.errors import STATUSES, Code, ConnectionFault, RpcError, StreamFault, named, reset_error
+from accelplane.rpc.frames import PADDED, WITH_PRIORITY, FrameReader, Setting
+from accelplane.rpc.headers import HeaderDecoder, Refusal, Request
+from accelplane.rpc.messages import MessageReader, framed
+from accelplane.rpc.patience import Patience
+
+# Frames
+
+
+def parsed(data: bytes) -> Frame:
+    """One frame, as other people's code reads it."""
+    found, length = Frame.parse_frame_header(memoryview(data[:9]), strict=True)
+    found.parse_body(memoryview(data[9:]))
+    assert len(data) == 9 + length
+    return found
+
+
+def test_frames_are_what_others_read() -> None:
+    settings = parsed(frames.settings({Setting.MAX_CONCURRENT_STREAMS: 100, Setting.ENABLE_PUSH: 0}))
+    assert isinstance(settings, SettingsFrame)
+    assert settings.settings == {3: 100, 2: 0}
+    update = parsed(frames.window_update(7, 70_000))
+    assert isinstance(update, WindowUpdateFrame)
+    assert (update.stream_id, update.window_increment) == (7, 70_000)
+    reset = parsed(frames.rst_stream(9, Code.CANCEL))
+    assert isinstance(reset, RstStreamFrame)
+    assert (reset.stream_id, reset.error_code) == (9, 8)
+    goodbye = parsed(frames.goaway(11, Code.ENHANCE_YOUR_CALM, "x" * 500))
+    assert isinstance(goodbye, GoAwayFrame)
+    assert (goodbye.last_stream_id, goodbye.error_code, goodbye.additional_data) == (11, 11, b"x" * 200)
+
+
+FRAMES = st.lists(
+    st.tuples(st.integers(0, 255), st.integers(0, 255), st.integers(0, 2**31 - 1), st.binary(max_size=100)), max_size=10
+)
+
+
+@given(given=FRAMES, steps=st.lists(st.integers(1, 40), min_size=1), preface=st.sampled_from([b"", frames.PREFACE]))
+def test_frames_come_out_as_they_went_in_however_they_are_cut(
+    given: list[frames.Frame], steps: list[int], preface: bytes
+) -> None:
+    reader = FrameReader(preface)
+    data = preface + b"".join(frames.frame(*one) for one in given)
+    found: list[frames.Frame] = []
+    while data:
+        step = steps[len(data) % len(steps)]
+        found += reader.feed(data[:step])
+        data = data[step:]
+    assert found == given
+
+
+def test_a_frame_is_refused_by_its_head_when_it_is_too_long() -> None:
+    assert list(FrameReader().feed(frames.frame(0, 0, 1, b"x" * 16384)))
+    with pytest.raises(ConnectionFault, match="FRAME_SIZE_ERROR: a frame of 16385 bytes"):
+        list(FrameReader().feed(frames.frame(0, 0, 1, b"x" * 16385)[:9]))
+
+
+def test_another_preface_is_refused_with_its_first_wrong_byte() -> None:
+    reader = FrameReader(frames.PREFACE)
+    assert list(reader.feed(b"PRI * HTTP")) == []
+    with pytest.raises(ConnectionFault, match="not HTTP/2"):
+        list(reader.feed(b"/1"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "payload", "fragment"),
+    [
+        (0, b"abc", b"abc"), (PADDED, b"\0abc", b"abc"), (PADDED, b"\x02abc", b"a"), (PADDED, b"\x03abc", b""),
+        (WITH_PRIORITY, b"12345abc", b"abc"), (PADDED | WITH_PRIORITY, b"\x0112345abc", b"ab"),
+        (PADDED, b"\x04abc", None), (PADDED, b"", None), (WITH_PRIORITY, b"1234", None),
+        (PADDED | WITH_PRIORITY, b"\x0112345", None),
+    ],
+)  # fmt: skip
+def test_padding_and_priority_are_taken_off_headers(flags: int, payload: bytes, fragment: bytes | None) -> None:
+    if fragment is None:
+        with pytest.raises(ConnectionFault):
+            frames.header_fragment(flags, payload)
+    else:
+        assert frames.header_fragment(flags, payload) == fragment
+
+
+def test_settings_and_goodbyes_are_read() -> None:
+    payload = struct.pack(">HIHIHI", 4, 2**31 - 1, 5, 16384, 99, 2**32 - 1)
+    assert list(frames.read_settings(payload)) == [(4, 2**31 - 1), (5, 16384), (99, 2**32 - 1)]
+    assert frames.read_goaway(struct.pack(">II", 2**31 + 5, 11) + b"too_many_pings\xff") == (5, 11, "too_many_pings�")
+
+
+# Headers
+
+
+@given(
+    fields=st.lists(
+        st.tuples(st.from_regex(rb"[a-z][a-z0-9-]{0,200}", fullmatch=True), st.binary(max_size=300)), max_size=20
+    )
+)
+def test_literals_are_read_by_others_without_a_table(fields: list[tuple[bytes, bytes]]) -> None:
+    decoder = Decoder()
+    decoder.max_allowed_table_size = 0
+    block = headers.NO_TABLE + b"".join(headers.literal(name, value) for name, value in fields)
+    assert [tuple(field) for field in decoder.decode(block, raw=True)] == fields
+
+
+def test_headers_are_decoded_with_huffman_codes_and_a_table() -> None:
+    encoder, decoder = Encoder(), HeaderDecoder()
+    for turn in range(5):
+        pairs = [(":path", "/a"), ("te", "trailers"), ("x", str(turn // 2))]
+        expected = {name.encode(): value.encode() for name, value in pairs}
+        assert decoder.decode(encoder.encode(pairs, huffman=turn % 2 == 0)) == expected
+
+
+def test_a_block_of_indices_means_something_else_after_the_table_has_changed() -> None:
+    encoder, decoder = Encoder(), HeaderDecoder()
+    decoder.decode(encoder.encode([("x", "1")]))
+    indices = encoder.encode([("x", "1")])
+    assert indices == b"\xbe"
+    assert [decoder.decode(indices) for _ in range(3)] == [{b"x": b"1"}] * 3
+    decoder.decode(encoder.encode([("x", "2")]))
+    assert decoder.decode(indices) == {b"x": b"2"}
+    assert decoder.decode(b"") == {}
+
+
+def test_headers_that_are_too_much_end_the_connection() -> None:
+    with pytest.raises(ConnectionFault, match="COMPRESSION_ERROR"):
+        HeaderDecoder().decode(Encoder().encode([("x" * 10_000, "y" * 10_000)], huffman=True))
+
+
+@given(blocks=st.lists(st.one_of(st.binary(max_size=60), st.binary(max_size=60).map(lambda data: b"@\1x" + data))))
+def test_any_bytes_are_headers_or_one_of_two_faults(blocks: list[bytes]) -> None:
+    decoder = HeaderDecoder()
+    for block in blocks:
+        try:
+            found = decoder.decode(block)
+        except (ConnectionFault, StreamFault):
+            continue
+        assert all(isinstance(part, bytes) for pair in found.items() for part in pair)
+
+
+GRPC = {
+    b":method": b"POST", b":scheme": b"http", b":path": b"/a/b", b"te": b"trailers",
+    b"content-type": b"application/grpc",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        (b"1H", 3600), (b"99999999H", 99999999 * 3600), (b"2M", 120), (b"3S", 3), (b"4m", 0.004), (b"5u", 5e-6),
+        (b"6n", 6e-9), (b"0n", 0), (b"", None), (b"1", None), (b"S", None), (b"1s", None), (b"100000000S", None),
+        (b"1.5S", None), (b" 1S", None), ("\u0661S".encode(), None),
+    ],
+)  # fmt: skip
+def test_a_timeout_is_a_number_and_a_unit(given: bytes, seconds: float | None) -> None:
+    found = headers.read_request({**GRPC, b"grpc-timeout": given})
+    if seconds is None:
+        assert found == Refusal(b"400", "INTERNAL", "malformed grpc-timeout")
+    else:
+        assert isinstance(found, Request)
+        assert found.timeout == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (2.5, "2500000u"), (0.0000001, "1u"), (0, "1u"), (99.9, "99900000u"), (100, "100000m"), (86400, "86400000m"),
+        (1e6, "1000000S"), (1e9, "99999999S"),
+    ],
+)  # fmt: skip
+def test_a_deadline_is_told_as_precisely_as_eight_digits_can(seconds: float, text: str) -> None:
+    ((name, value),) = Decoder().decode(headers.timeout_field(seconds))
+    assert (name, value) == ("grpc-timeout", text)
+
+
+@pytest.mark.parametrize("left_out", [b":method", b":scheme", b":path"])
+def test_a_request_without_its_first_words_is_malformed(left_out: bytes) -> None:
+    with pytest.raises(StreamFault):
+        headers.read_request({name: value for name, value in GRPC.items() if name != left_out})
+
+
+@given(code=st.sampled_from(STATUSES[1:]), text=st.text(max_size=600))
+def test_a_status_comes_back_with_its_text(code: str, text: str) -> None:
+    fields = Decoder().decode(headers.status_fields(code, text), raw=True)
+    found = headers.read_status({bytes(name): bytes(value) for name, value in fields})
+    assert isinstance(found, RpcError)
+    assert (found.code, found.text) == (code, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x" * 3000, "x" * 2048 + "…"), ("\u2603" * 1000, "\u2603" * 682 + "…"), ("a\udcffb", "a\\udcffb"),
+        ("%41\r\n\0", "%41\r\n\0"),
+    ],
+    ids=["long", "long when encoded", "no text", "control characters"],
+)  # fmt: skip
+def test_a_text_that_fits_no_status_is_made_fit(text: str, told: str) -> None:
+    fields = {
+        bytes(name): bytes(value) for name, value in Decoder().decode(headers.status_fields("OK?", text), raw=True)
+    }
+    assert all(0x20 <= byte <= 0x7E for byte in fields[b"grpc-message"])
+    assert len(fields[b"grpc-message"]) < 8192
+    found = headers.read_status(fields)
+    assert found is not None
+    assert (found.code, found.text) == ("UNKNOWN", told)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"), [(b"%", "%"), (b"%4", "%4"), (b"%zz%41", "%zzA"), (b"%ff", "�"), (b"a\xffb", "a�b")]
+)
+def test_a_text_that_is_wrongly_escaped_is_read_as_well_as_can_be(given: bytes, text: str) -> None:
+    found = headers.read_status({b"grpc-status": b"1", b"grpc-message": given})
+    assert found is not None
+    assert found.text == text
+
+
+# Messages
+
+
+@given(given=st.lists(st.binary(max_size=50), max_size=8), step=st.integers(1, 60))
+def test_messages_come_out_as_they_went_in_however_they_are_cut(given: list[bytes], step: int) -> None:
+    reader = MessageReader(50)
+    data = b"".join(framed(message) for message in given)
+    found: list[bytes] = []
+    for at in range(0, len(data), step):
+        found += reader.feed(data[at : at + step])
+    assert (found, reader.pending) == (given, 0)
+
+
+@pytest.mark.parametrize(
+    ("head", "code"),
+    [(b"\1\0\0\0\0", "UNIMPLEMENTED"), (b"\xff\0\0\0\0", "UNIMPLEMENTED"), (b"\0\0\0\0\x33", "RESOURCE_EXHAUSTED")],
+)
+def test_a_message_that_cannot_be_taken_is_refused_by_its_head(head: bytes, code: str) -> None:
+    reader = MessageReader(50)
+    assert reader.feed(framed(b"first") + head[:4]) == [b"first"]
+    with pytest.raises(RpcError) as caught:
+        reader.feed(head[4:])
+    assert caught.value.code == code
+
+
+# Errors and credit
+
+
+def test_codes_have_names() -> None:
+    assert [named(code) for code in (0, 11, 4711)] == ["NO_ERROR", "ENHANCE_YOUR_CALM", "error 4711"]
+    assert [reset_error(code).code for code in (7, 8, 11, 2, 4711)] == [
+        "UNAVAILABLE", "CANCELLED", "RESOURCE_EXHAUSTED", "INTERNAL", "INTERNAL",
+    ]  # fmt: skip
+    assert STATUSES[16] == "UNAUTHENTICATED"
+
+
+def test_credit_ends_and_work_brings_it_back() -> None:
+    patience = Patience()
+
+    def spend(count: int) -> None:
+        for _ in range(count):
+            patience.spend()
+
+    spend(1000)
+    patience.earn()
+    spend(10)
+    with pytest.raises(ConnectionFault, match="ENHANCE_YOUR_CALM"):
+        spend(1000)
