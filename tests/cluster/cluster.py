@@ -415,12 +415,6 @@ class Cluster:
             node.wait_ready()
         return node
 
-    def remove_node(self, node: Node) -> None:
-        """Switch a node off, for good, and have the API forget it."""
-        node.power_off()
-        del self.nodes[node.name]
-        self.request("DELETE", f"/api/v1/nodes/{node.name}")
-
     def start_kwok(self) -> None:
         """Let kwok play the kubelet of every node that ``add_pretended_nodes`` adds."""
         self.kwok.start()

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster, Node, NodePlan, why_unavailable
-from .emulated import emulated_kernel
-from .families import NAMESPACE, NODE, Families
+from .families import NAMESPACE, Families
 from .hardware import plug_sample_gpu
 from .product_image import product_image
 
@@ -81,12 +80,12 @@ def shared_families(cluster_is_possible: None) -> Iterator[Families]:
     """A cluster of its own, whose node has QAT, DSA, IAA, DLB and SGX and knows the product's images."""
     # What a node has shows in its status, which is written as soon as there is news.
     plan = NodePlan(kubelet={"nodeStatusUpdateFrequency": "200ms"})
-    with Cluster.running([plan]) as cluster, emulated_kernel(cluster.nodes["node-1"], NODE) as kernel:
+    with Cluster.running([plan]) as cluster, ExitStack() as undo:
         _running.append(cluster)
+        undo.callback(_running.remove, cluster)
         cluster.import_image(product_image())
-        with cluster.namespace(NAMESPACE):
-            yield Families(cluster, kernel)
-        _running.remove(cluster)
+        undo.enter_context(cluster.namespace(NAMESPACE))
+        yield Families(cluster)
 
 
 @pytest.fixture

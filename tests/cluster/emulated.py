@@ -100,8 +100,12 @@ def emulated(description: NodeSpec) -> Callable[[Machine], None]:
     return put_in
 
 
-def emulated_kernel(machine: Machine, description: NodeSpec) -> EmulatedKernel:
-    """Start it on the machine; the files are there on return."""
+def emulated_kernel(machine: Machine, description: NodeSpec, *, openable: bool = True) -> EmulatedKernel:
+    """Start it on the machine; the files are there on return.
+
+    Device nodes that are openable have the numbers of /dev/null, others those that sysfs tells, by which queues of DSA
+    and IAA are looked up in /dev/char.
+    """
     with tempfile.TemporaryDirectory() as tree:
         # Where the host's own /sys shows through, directories for the mounts can only be made from outside.
         for part in parts(Kernel(description)):
@@ -111,10 +115,11 @@ def emulated_kernel(machine: Machine, description: NodeSpec) -> EmulatedKernel:
     machine.path(_DESCRIPTION).write_text(json.dumps(_without_nulls(description)))
     daemon = machine.daemons.get(DAEMON)
     if daemon is None:
-        command = [sys.executable, "-m", "accelplane.simulate.kernel", _DESCRIPTION, "--directory", _WHOLE]
+        numbers = ["--numbers", _NULL] if openable else []
+        command = [sys.executable, "-m", "accelplane.simulate.kernel", _DESCRIPTION, "--directory", _WHOLE, *numbers]
         daemon = machine.add_daemon(
             DAEMON,
-            [*command, "--numbers", _NULL, "--uevents"],
+            [*command, "--uevents"],
             ready=lambda: _text(machine.path(_WHOLE / "control")).startswith("ready"),
         )
     daemon.start()

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from accelplane.simulate import DlbSpec, DsaSpec, GpuSpec, IaaSpec, NodeSpec, Np
 
 from .build import ClusterError
 from .cluster import Cluster, Node
-from .emulated import EmulatedKernel
+from .emulated import emulated_kernel
 from .machine import REPOSITORY, wait_until
 from .objects import Object, pod
 
@@ -165,14 +166,19 @@ class DaemonSet:
 class Families:
     """The node, its hardware, and what runs on it."""
 
-    def __init__(self, cluster: Cluster, kernel: EmulatedKernel) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.node = cluster.nodes["node-1"]
-        self.kernel = kernel
+        self.kernel = emulated_kernel(self.node, NODE, openable=False)
         self.deployed: list[DaemonSet] = []
         self.configured: list[str] = []
 
     # Hardware
+
+    def boot(self, node: NodeSpec) -> None:
+        """Another machine in the place of the one that is; nothing may run on it."""
+        self.kernel.daemon.stop()
+        self.kernel = emulated_kernel(self.node, node, openable=False)
 
     def read(self, path: str) -> str:
         return self.node.path(path).read_text().strip()
@@ -183,7 +189,7 @@ class Families:
         for address in self.present():
             self.kernel.unplug(address)
         for module in ("vfio-pci", "sgx"):
-            self.kernel.load(module)
+            self.kernel.do("load", module=module)
         self.let_open("/dev/sgx_enclave", "/dev/sgx_provision")
         for spec in hardware:
             self.kernel.plug(spec)
@@ -280,7 +286,16 @@ class Families:
     def given(self, name: str, container: str = "main") -> Given:
         """What a container has, seen by itself."""
         words = ("exec", name, "-n", NAMESPACE, "-c", container, "--", "sh", "-c", _LOOK)
-        nodes, variables = self.cluster.kubectl(*words).split("\n\n")
+        seen: list[str] = []
+
+        def look() -> bool:
+            # A kubelet that has just started has not heard of its pods yet.
+            with suppress(ClusterError):
+                seen.append(self.cluster.kubectl(*words))
+            return bool(seen)
+
+        wait_until(look, f"a look into the container {container} of pod {name}")
+        nodes, variables = seen[0].split("\n\n")
         return Given(
             frozenset(node for node in nodes.split() if not _USUAL_NODES.fullmatch(node)),
             dict(line.split("=", 1) for line in variables.splitlines() if not _USUAL_VARIABLES.fullmatch(line)),

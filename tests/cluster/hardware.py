@@ -97,11 +97,6 @@ def write(machine: Machine, path: Argument, text: str) -> None:
     target.write_text(text)
 
 
-def make_directory(machine: Machine, path: Argument) -> None:
-    """A directory of the machine's own below /sys, also in a part that shows the host's."""
-    _writable(machine, Path(path) / "entry").parent.mkdir(parents=True, exist_ok=True)
-
-
 def remove(machine: Machine, path: Argument) -> None:
     """Take away a file, a link, or a directory with everything in it; what is not there is no error."""
     target = _writable(machine, Path(path))

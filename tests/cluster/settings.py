@@ -204,12 +204,13 @@ def base_runtime_spec(default: str) -> str:
     """containerd's default container, with the node's simulated /sys in it instead of the kernel's.
 
     The mount keeps the type sysfs, which runc ignores for a bind mount: by it containerd finds what it has to make
-    writable in privileged containers.
+    writable in privileged containers. That is the outermost of the mounts that /sys is made of here; the inner ones,
+    with the hardware, are read-only in every container unless they are mounted for it.
     """
     spec = json.loads(default)
     for entry in spec["mounts"]:
         if entry["destination"] == "/sys":
-            entry |= {"source": "/sys", "options": ["rbind", "ro", "nosuid", "noexec", "nodev"]}
+            entry |= {"source": "/sys", "options": ["rbind", "ro", "rro", "nosuid", "noexec", "nodev"]}
     # Raising limits takes a capability that containers and sandboxes like this one often lack.
     spec["process"]["rlimits"] = []
     return json.dumps(spec)

@@ -1,0 +1,274 @@
+"""QAT, DSA, IAA, DLB and SGX as users deploy them: the trees with their init containers, on hardware as it boots."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from .build import ClusterError
+from .families import DEPLOY, DLB0, DLB1, EPC, NAMESPACE, QAT0, QAT1, DaemonSet, Families, Given
+from .machine import REPOSITORY
+from .objects import pod
+
+pytestmark = pytest.mark.cluster
+
+EXAMPLES = {
+    "dsa": DEPLOY / "dsa_plugin/overlays/dsa_initcontainer/dsa-config.yaml",
+    "iaa": DEPLOY / "iaa_plugin/overlays/iaa_initcontainer/iaa-config.yaml",
+}
+TREES = {
+    "qat": "qat_plugin/overlays/qat_initcontainer",
+    "dsa": "dsa_plugin/overlays/dsa_initcontainer",
+    "iaa": "iaa_plugin/overlays/iaa_initcontainer",
+    "dlb": "dlb_plugin/overlays/dlb_initcontainer",
+}
+CY, DC = "qat.intel.com/cy", "qat.intel.com/dc"
+DSA, IAA = "dsa.intel.com/wq-user-dedicated", "iaa.intel.com/wq-user-dedicated"
+PF, VF = "dlb.intel.com/pf", "dlb.intel.com/vf"
+ENCLAVE, PROVISION = "sgx.intel.com/enclave", "sgx.intel.com/provision"
+EVERYTHING = {CY: 4, DC: 4, DSA: 4, IAA: 4, PF: 1, VF: 1, ENCLAVE: 110, PROVISION: 110, "sgx.intel.com/epc": EPC}
+DEMOS = ("qat-compress", "dsa-copy", "iaa-deflate", "dlb-pipeline", "sgx-simulation")
+
+
+class Deployed:
+    """All families' trees, each with its init container, and what came of them."""
+
+    def __init__(self, families: Families, daemonsets: Mapping[str, DaemonSet]) -> None:
+        self.families = families
+        self.daemonsets = daemonsets
+
+
+@pytest.fixture(scope="module")
+def deployed(shared_families: Families) -> Iterator[Deployed]:
+    """The node is found as at the first boot: nothing of it could be had."""
+    families = shared_families
+    families.reset()
+    assert families.allocatable() == {}
+    daemonsets: dict[str, DaemonSet] = {}
+    for family, tree in TREES.items():
+        (daemonsets[family],) = families.deploy(tree, config=EXAMPLES.get(family))
+    for each in families.deploy("sgx_plugin/overlays/epc-register", namespace="kube-system"):
+        daemonsets["sgx" if each.name == "intel-sgx-plugin" else "epc"] = each
+    families.wait(EVERYTHING)
+    yield Deployed(families, daemonsets)
+    families.tidy()
+    families.cluster.kubectl("delete", "--kustomize", DEPLOY / "sgx_plugin/overlays/epc-register", "--ignore-not-found")
+
+
+@pytest.fixture
+def families(deployed: Deployed) -> Iterator[Families]:
+    """The node with everything deployed and all of it free; a test's pods are gone afterwards."""
+    families = deployed.families
+    families.delete(*workers(families))
+    yield families
+    families.delete(*workers(families))
+
+
+def workers(families: Families) -> set[str]:
+    """The pods that are no plugins."""
+    listed = (families.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods") or {"items": []})["items"]
+    plugins = {each["metadata"]["name"] for daemonset in families.deployed for each in daemonset.pods}
+    return {each["metadata"]["name"] for each in listed} - plugins
+
+
+SAID = {
+    "qat": (
+        "qat: wanted: services as they are, auto-reset as it is, all VFs on vfio-pci",
+        f"{QAT0} changed",
+        f"{QAT1} changed",
+        "did: VFs 0 -> 4; driver of 4 VFs -> vfio-pci",
+        "2 devices: 2 changed",
+    ),
+    "dsa": ("dsa0 changed", "wq0.3 size 0 -> 16", "enable dsa0; enable wq0.0", "1 device: 1 changed"),
+    "iaa": ("iax1 changed", "wq1.3 size 0 -> 16", "enable iax1; enable wq1.0", "1 device: 1 changed"),
+    "dlb": (
+        "dlb: wanted: 1 VF on the first PF",
+        f"{DLB0} changed",
+        "did: VFs 0 -> 1; resources of 1 VF: ",
+        "ldb_ports 4",
+        "1 device: 1 changed",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", SAID)
+def test_an_init_container_says_of_each_device_what_it_did(deployed: Deployed, family: str) -> None:
+    daemonset = deployed.daemonsets[family]
+    ended = daemonset.init()
+    assert ended
+    assert (ended["exitCode"], ended["reason"]) == (0, "Completed")
+    said = daemonset.init_log()
+    assert [words for words in SAID[family] if words not in said] == [], said
+
+
+def test_the_node_has_what_the_devices_were_prepared_for_and_nothing_else(deployed: Deployed) -> None:
+    assert deployed.families.allocatable() == EVERYTHING
+
+
+def test_epc_is_told_by_a_label_too(deployed: Deployed) -> None:
+    families = deployed.families
+    node = families.cluster.get(f"/api/v1/nodes/{families.node.name}")
+    assert node
+    assert node["metadata"]["labels"]["sgx.intel.com/capable"] == "true"
+
+
+def test_the_plugins_have_not_started_twice(deployed: Deployed) -> None:
+    pods = {name: daemonset.pod() or {} for name, daemonset in deployed.daemonsets.items()}
+    assert {
+        name: each["status"]["containerStatuses"][0]["restartCount"] for name, each in pods.items()
+    } == dict.fromkeys(pods, 0)
+
+
+# What containers get.
+
+WANTS = {
+    "cy": {CY: 2},
+    "dc": {DC: 2},
+    "dsa": {DSA: 1},
+    "iaa": {IAA: 2},
+    "pf": {PF: 1},
+    "vf": {VF: 1},
+    "enclave": {ENCLAVE: 1},
+    "provision": {PROVISION: 1},
+    "several": {CY: 1, DSA: 1, ENCLAVE: 1, "sgx.intel.com/epc": 4096},
+}
+
+
+@pytest.fixture(scope="module")
+def held(deployed: Deployed) -> Mapping[str, Given]:
+    """What the containers of one pod have that ask for this and that."""
+    families = deployed.families
+    asking = pod("worker", "sleep", "1000000", namespace=NAMESPACE)
+    (container,) = asking["spec"]["containers"]
+    asking["spec"]["containers"] = [
+        {**container, "name": name, "resources": {"limits": {resource: str(count) for resource, count in each.items()}}}
+        for name, each in WANTS.items()
+    ]
+    families.cluster.apply(asking)
+    families.running("worker")
+    return {name: families.given("worker", name) for name in WANTS}
+
+
+@pytest.mark.parametrize(("name", "pf"), [("cy", QAT0), ("dc", QAT1)])
+def test_a_container_gets_functions_of_qat_by_their_services(
+    deployed: Deployed, held: Mapping[str, Given], name: str, pf: str
+) -> None:
+    families, given = deployed.families, held[name]
+    assert set(given.variables) == {"QAT0", "QAT1"}
+    groups = {f"/dev/vfio/{families.group(address)}" for address in given.variables.values()}
+    assert len(groups) == 2
+    assert given.nodes == {"/dev/vfio/vfio", *groups}
+    for address in given.variables.values():
+        assert families.leads_to(f"/sys/bus/pci/devices/{address}/physfn") == pf
+
+
+@pytest.mark.parametrize(("name", "directory", "count"), [("dsa", "/dev/dsa/", 1), ("iaa", "/dev/iax/", 2)])
+def test_a_container_gets_a_queue_under_its_name_and_its_number(
+    deployed: Deployed, held: Mapping[str, Given], name: str, directory: str, count: int
+) -> None:
+    given = held[name]
+    assert given.variables == {}
+    queues = [node for node in given.nodes if node.startswith(directory)]
+    assert len(queues) == count
+    assert given.nodes == {*queues, *(f"/dev/char/{deployed.families.number(queue)}" for queue in queues)}
+
+
+@pytest.mark.parametrize(("name", "link", "physical"), [("pf", "", DLB1), ("vf", "/physfn", DLB0)])
+def test_a_container_gets_a_function_of_dlb(
+    deployed: Deployed, held: Mapping[str, Given], name: str, link: str, physical: str
+) -> None:
+    given = held[name]
+    assert given.variables == {}
+    (node,) = given.nodes
+    path = f"/sys/class/dlb2/{node.removeprefix('/dev/')}/device{link}"
+    assert deployed.families.leads_to(path) == physical
+
+
+@pytest.mark.parametrize(("name", "node"), [("enclave", "/dev/sgx_enclave"), ("provision", "/dev/sgx_provision")])
+def test_a_container_gets_sgx(held: Mapping[str, Given], name: str, node: str) -> None:
+    assert held[name] == Given(frozenset((node,)), {})
+
+
+def test_one_container_gets_several_resources_at_once(deployed: Deployed, held: Mapping[str, Given]) -> None:
+    families, given = deployed.families, held["several"]
+    assert set(given.variables) == {"QAT0"}
+    (queue,) = (node for node in given.nodes if node.startswith("/dev/dsa/"))
+    assert given.nodes == {
+        "/dev/vfio/vfio",
+        f"/dev/vfio/{families.group(given.variables['QAT0'])}",
+        queue,
+        f"/dev/char/{families.number(queue)}",
+        "/dev/sgx_enclave",
+    }
+
+
+def test_the_containers_of_a_pod_have_nothing_in_common_but_what_is_shared(held: Mapping[str, Given]) -> None:
+    shared = {"/dev/vfio/vfio", "/dev/sgx_enclave"}
+    nodes = [node for given in held.values() for node in given.nodes - shared]
+    assert len(nodes) == len(set(nodes))
+    addresses = [address for given in held.values() for address in given.variables.values()]
+    assert len(addresses) == len(set(addresses)) == 5
+
+
+def test_nothing_is_mounted_for_these_families(deployed: Deployed, held: Mapping[str, Given]) -> None:
+    holdings = deployed.families.holdings("worker")
+    assert {(each.container, each.resource) for each in holdings} == {
+        (name, resource) for name in held for resource in WANTS[name] if resource != "sgx.intel.com/epc"
+    }
+    assert [each.resource for each in holdings if each.answer.mounts or each.answer.cdi_devices] == []
+
+
+def test_our_demos_run_to_their_ends(families: Families) -> None:
+    words = [word for demo in DEMOS for word in ("--filename", REPOSITORY / f"demos/{demo}-pod.yaml")]
+    families.cluster.kubectl("apply", "--namespace", NAMESPACE, *words)
+    told = {}
+    for demo in DEMOS:
+        try:
+            families.cluster.wait_pod(demo, "Succeeded", namespace=NAMESPACE)
+        except ClusterError as error:
+            log = families.cluster.kubectl("logs", demo, "-n", NAMESPACE, check=False)
+            raise ClusterError(f"{error}\n{log}") from None
+        told[demo] = families.cluster.kubectl("logs", demo, "-n", NAMESPACE)
+    families.cluster.kubectl("delete", "configmaps", "-n", NAMESPACE, *DEMOS, "--wait=false")
+    assert re.search(r"given: QAT0=0000:65:\S+ QAT1=0000:65:\S+\ngiven: /dev/vfio/\d+ ", told["qat-compress"])
+    assert re.match(r"given: /dev/dsa/wq0\.\d\n", told["dsa-copy"])
+    assert re.match(r"given: /dev/iax/wq1\.\d\n", told["iaa-deflate"])
+    assert re.match(r"given: /dev/dlb\d\n", told["dlb-pipeline"])
+    assert re.match(r"given: /dev/sgx_enclave\n/dev/sgx_enclave can be opened", told["sgx-simulation"])
+
+
+# Restarts.
+
+
+def test_pods_outlive_the_kubelet_with_their_devices(families: Families) -> None:
+    families.run("worker", {CY: 2, DSA: 1, IAA: 1, VF: 1, ENCLAVE: 1}, restart="Always")
+    before = families.life("worker"), families.given("worker")
+    families.node.kubelet.restart()
+    families.node.wait_ready()
+    families.wait(EVERYTHING)
+    # Of what is left, and of nothing that is held.
+    families.run("late", {CY: 2, DSA: 3, IAA: 3, PF: 1})
+    assert (families.life("worker"), families.given("worker")) == before
+    late = families.given("late")
+    assert not set(before[1].variables.values()) & set(late.variables.values())
+    assert before[1].nodes & late.nodes == {"/dev/vfio/vfio"}
+
+
+def test_plugins_and_init_containers_start_again_and_nothing_changes(families: Families, deployed: Deployed) -> None:
+    families.run("worker", {CY: 2, DSA: 1, IAA: 1, VF: 1, ENCLAVE: 1}, restart="Always")
+    before = families.life("worker"), families.given("worker"), families.snapshot()
+    for family in (*TREES, "sgx"):
+        deployed.daemonsets[family].restart()
+    for family in (*TREES, "sgx"):
+        deployed.daemonsets[family].wait_running()
+    said = {family: deployed.daemonsets[family].init_log() for family in TREES}
+    for family in TREES:
+        assert deployed.daemonsets[family].wait_init() == 0
+        count = 2 if family == "qat" else 1
+        assert f"{count} device{'s' * (count > 1)}: {count} as wanted" in said[family], said[family]
+        assert "did:" not in said[family]
+    families.wait(EVERYTHING)
+    assert (families.life("worker"), families.given("worker"), families.snapshot()) == before
+    families.run("late", {CY: 2, DSA: 3, IAA: 3, PF: 1})

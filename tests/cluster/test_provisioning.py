@@ -1,0 +1,375 @@
+"""Nodes that were prepared before, that are told something else while pods use them, and that cannot be prepared."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from accelplane.simulate import DlbSpec, DsaSpec, IaaSpec, NodeSpec, QatSpec, QueueSpec
+
+from .families import (
+    DLB0,
+    DLB1,
+    DSA0,
+    IAA0,
+    NODE,
+    QAT0,
+    QAT1,
+    VFS,
+    DaemonSet,
+    Families,
+    config_map,
+)
+from .test_families import CY, DC, DSA, ENCLAVE, EXAMPLES, IAA, PF, PROVISION, TREES, VF
+
+pytestmark = pytest.mark.cluster
+
+ACCELPLANE = Path(sys.executable).with_name("accelplane")
+DEVICES, DRIVERS = "/sys/bus/pci/devices", "/sys/bus/pci/drivers"
+PREPARED = (
+    QatSpec(bdf=QAT0, vfs=VFS),
+    QatSpec(bdf=QAT1, vfs=VFS, vf_driver="vfio-pci"),
+    DsaSpec(bdf=DSA0, queues=[QueueSpec(), QueueSpec(mode="shared"), QueueSpec(enabled=False)]),
+    IaaSpec(bdf=IAA0, queues=[QueueSpec()] * 2),
+    DlbSpec(bdf=DLB0, vfs=2),
+    DlbSpec(bdf=DLB1),
+)
+SHARED = "dsa.intel.com/wq-user-shared"
+
+
+@pytest.fixture
+def families(shared_families: Families) -> Iterator[Families]:
+    """The node as at the first boot, with nothing running; as with every test, nothing stays."""
+    shared_families.reset()
+    yield shared_families
+    shared_families.tidy()
+
+
+@pytest.fixture
+def plain(families: Families) -> Iterator[Families]:
+    """The same without an IOMMU."""
+    families.boot(NodeSpec(qats=[QatSpec(bdf=QAT0, total_vfs=VFS)], dsas=[DsaSpec(bdf=DSA0)], iommu="off"))
+    yield families
+    families.tidy()
+    families.boot(NODE)
+
+
+def provision(families: Families, mode: str, family: str, **config: str) -> dict[str, dict[str, Any]]:
+    """`accelplane provision` on the node: what it says of each device, and its exit code as that of device ''."""
+    directory = families.node.path("/run/provision")
+    directory.mkdir(exist_ok=True)
+    for file in directory.iterdir():
+        file.unlink()
+    for name, text in config.items():
+        (directory / f"{name}.conf").write_text(text)
+    done = families.node.run(
+        ACCELPLANE, "provision", mode, family, "--config-dir=/run/provision", "-ojson", check=False
+    )
+    assert done.stdout, done.stderr
+    told = json.loads(done.stdout)
+    assert told["problems"] == []
+    return {"": {"code": done.returncode}} | {each["device"]: each for each in told["devices"]}
+
+
+def restart(*daemonsets: DaemonSet) -> None:
+    """Their init containers run again, with success."""
+    for daemonset in daemonsets:
+        daemonset.restart()
+    assert [daemonset.wait_running().wait_init() for daemonset in daemonsets] == [0] * len(daemonsets)
+
+
+# Prepared before: the base alone.
+
+
+def test_functions_that_the_kernel_driver_has_are_bound_by_the_plugin_that_can_write_little(families: Families) -> None:
+    """Its manifest mounts /sys/bus/pci only, so a function's `driver_override` answers that it is read-only."""
+    families.reset(PREPARED)
+    assert families.driver("0000:61:00.1") == "4xxxvf"
+    (plugin,) = families.deploy("qat_plugin")
+    families.wait({CY: VFS, DC: VFS})
+    pod = plugin.pod()
+    assert pod
+    assert "initContainers" not in pod["spec"]
+    for number in range(1, VFS + 1):
+        assert families.driver(f"0000:61:00.{number}") == "vfio-pci"
+        assert families.read(f"{DEVICES}/0000:61:00.{number}/driver_override") == "(null)"
+    # The id was told for as long as it took: what appears later stays with its driver.
+    families.kernel.plug(QatSpec(bdf="0000:69:00.0", vfs=1, vf_driver="kernel"))
+    assert families.driver("0000:69:00.1") == "4xxxvf"
+    families.run("worker", {CY: 2, DC: 1})
+    before = families.life("worker"), families.given("worker")
+    plugin.restart().wait_running()
+    families.wait({CY: VFS + 1})
+    assert (families.life("worker"), families.given("worker")) == before
+
+
+def test_bases_alone_publish_what_was_prepared_before(families: Families) -> None:
+    families.reset(PREPARED)
+    for tree in ("dsa_plugin", "iaa_plugin", "dlb_plugin", "sgx_plugin/base"):
+        families.deploy(tree)
+    wanted = {DSA: 1, SHARED: 1, IAA: 2, PF: 1, VF: 2, ENCLAVE: 110, PROVISION: 110}
+    families.wait(wanted)
+    assert families.devices() == wanted
+    families.run("worker", {DSA: 1, SHARED: 1, IAA: 1, VF: 2, PF: 1, ENCLAVE: 1})
+    before = families.life("worker"), families.given("worker")
+    # Two queues under two names each, a queue of IAA too, three of DLB, one of SGX.
+    assert len(before[1].nodes) == 10
+    for each in families.deployed:
+        each.restart()
+    for each in families.deployed:
+        each.wait_running()
+    families.wait(wanted)
+    families.node.kubelet.restart()
+    families.node.wait_ready()
+    families.wait(wanted)
+    assert (families.life("worker"), families.given("worker")) == before
+
+
+def test_whole_dsas_are_handed_out_through_vfio(families: Families) -> None:
+    families.reset([DsaSpec(bdf=DSA0, model="11fb"), DsaSpec(bdf="0000:64:01.0", model="11fb"), IaaSpec(bdf=IAA0)])
+    (daemonset,) = families.deploy("dsa_plugin/overlays/dsa_vfio_initcontainer")
+    assert daemonset.wait_init() == 0
+    said = daemonset.init_log()
+    assert f"{DSA0} changed" in said
+    assert "driver idxd -> vfio-pci" in said
+    assert "2 devices: 2 changed" in said
+    families.wait({"dsa.intel.com/vfio": 2})
+    families.run("worker", {"dsa.intel.com/vfio": 2})
+    given = families.given("worker")
+    assert set(given.variables) == {"VFIO_BDF0", "VFIO_BDF1"}
+    assert set(given.variables.values()) == {DSA0, "0000:64:01.0"}
+    groups = {f"/dev/vfio/{families.group(address)}" for address in given.variables.values()}
+    assert given.nodes == {"/dev/vfio/vfio", *groups}
+    assert families.driver(IAA0) == "idxd"
+
+
+def test_a_node_has_a_file_of_its_own(families: Families) -> None:
+    files = {"qat.conf": "ServicesEnabled=dc\n", "qat-node-1.conf": "ServicesEnabled=asym;sym\nAutoresetEnabled=on\n"}
+    (daemonset,) = families.deploy(TREES["qat"], config=config_map("qat-config", files))
+    families.wait({CY: 2 * VFS})
+    said = daemonset.init_log()
+    assert "(/qat-init/conf/qat-node-1.conf)" in said
+    assert "did: services dc -> asym;sym; state down -> up; VFs 0 -> 4;" in said.replace("state up -> down; ", "")
+    assert {families.read(f"{DEVICES}/{pf}/qat/auto_reset") for pf in (QAT0, QAT1)} == {"on"}
+
+
+# Told something else while pods hold devices.
+
+
+def test_nothing_is_written_to_a_node_that_is_as_wanted(families: Families) -> None:
+    for family in TREES:
+        families.deploy(TREES[family], config=EXAMPLES.get(family))
+    families.wait({CY: VFS, DC: VFS, DSA: 4, IAA: 4, VF: 1, PF: 1})
+    families.run("worker", {CY: 1, DSA: 1, IAA: 1, VF: 1})
+    before = families.snapshot(), families.life("worker")
+    files = {family: data(family)[f"{family}.conf"] for family in EXAMPLES}
+    for family in ("qat", "idxd"):
+        told = provision(families, "apply", family, **files)
+        assert told.pop("") == {"code": 0}
+        assert {name: each["state"] for name, each in told.items()} == dict.fromkeys(told, "as wanted"), told
+        assert len(told) == 2
+        assert provision(families, "status", family, **files)[""] == {"code": 0}
+    assert (families.snapshot(), families.life("worker")) == before
+
+
+def data(family: str) -> Mapping[str, str]:
+    """The files in the example of a ConfigMap."""
+    return yaml.safe_load(EXAMPLES[family].read_text())["data"]
+
+
+def test_what_is_in_use_is_left_alone_until_it_is_free(families: Families) -> None:
+    dsa = data("dsa")
+    (qat,) = families.deploy(TREES["qat"])
+    (idxd,) = families.deploy(TREES["dsa"], config=config_map("intel-dsa-config", {"dsa.conf": dsa["dsa.conf"]}))
+    (dlb,) = families.deploy(TREES["dlb"])
+    families.wait({CY: VFS, DC: VFS, DSA: 4, VF: 1, PF: 1})
+    families.run("worker", {CY: 1, DSA: 1, VF: 1}, restart="Always")
+    before = families.life("worker"), families.given("worker")
+    held = [node.removeprefix("/dev/") for node in before[1].nodes if node != "/dev/vfio/vfio" and "char" not in node]
+    for name in held:
+        # The kernel calls a queue by its name alone.
+        families.kernel.hold(name.removeprefix("dsa/"))
+
+    families.configure(config_map("qat-config", {"qat.conf": "ServicesEnabled=dc\n"}))
+    families.configure(config_map("intel-dsa-config", {"dsa.conf": dsa["dsa-node1.conf"]}))
+    restart(qat, idxd, dlb)
+    said = qat.init_log()
+    assert f"{QAT0} left alone" in said, said
+    assert f"{QAT1} as wanted" in said
+    assert "in use" in said
+    said = idxd.init_log()
+    assert "dsa0 left alone" in said, said
+    assert "in use: 1 client of wq0." in said
+    assert "1 as wanted" in dlb.init_log()
+    families.wait({CY: VFS, DC: VFS, DSA: 4, VF: 1, PF: 1})
+    assert (families.life("worker"), families.given("worker")) == before
+
+    for name in held:
+        families.kernel.release(name.removeprefix("dsa/"))
+    families.delete("worker")
+    restart(qat, idxd, dlb)
+    assert f"{QAT0} changed" in qat.init_log()
+    assert "dsa0 changed" in idxd.init_log()
+    families.wait({CY: 0, DC: 2 * VFS, DSA: 0, SHARED: 4, VF: 1, PF: 1})
+
+
+# What cannot be prepared.
+
+
+def failed(daemonset: DaemonSet) -> str:
+    """What an init container says that does not succeed; its pod does not start."""
+    assert daemonset.wait_init() == 1
+    pod = daemonset.pod()
+    assert pod
+    assert pod["status"]["phase"] == "Pending"
+    return daemonset.init_log()
+
+
+def test_a_device_in_trouble_is_named_with_its_reason_and_the_others_are_done(families: Families) -> None:
+    kernel = families.kernel
+    families.reset(
+        [
+            QatSpec(bdf=QAT0, total_vfs=VFS),
+            QatSpec(bdf=QAT1, total_vfs=VFS),
+            QatSpec(bdf="0000:69:00.0", total_vfs=VFS, state="down"),
+            DsaSpec(bdf=DSA0),
+            DsaSpec(bdf="0000:64:01.0"),
+            DlbSpec(bdf=DLB0),
+        ]
+    )
+    kernel.fail(f"{DEVICES}/{QAT0}/sriov_numvfs", errno.EIO)
+    kernel.do("qat", bdf="0000:69:00.0", starts=False)
+    kernel.fail("/sys/bus/dsa/drivers/user/bind", errno.EIO, text="wq0.1")
+    kernel.fail(f"{DEVICES}/{DLB0}/vf0_resources/num_ldb_ports", errno.EIO)
+    trees = [families.deploy(TREES[family], config=EXAMPLES.get(family))[0] for family in ("qat", "dsa", "dlb")]
+    qat, dsa, dlb = (failed(each) for each in trees)
+    assert f"{QAT0} failed" in qat, qat
+    assert "Input/output error (writing '4')" in qat
+    assert f"{QAT1} changed" in qat
+    assert "0000:69:00.0 failed" in qat or "0000:69:00.0 put back" in qat
+    assert "state down -> up" in qat
+    assert "dsa0 put back" in dsa, dsa
+    assert "enable wq0.1" in dsa
+    assert "Input/output error" in dsa
+    assert "dsa1 changed" in dsa
+    assert f"{DLB0} put back" in dlb, dlb
+    assert "num_ldb_ports" in dlb
+    assert families.read(f"{DEVICES}/{DLB0}/sriov_numvfs") == "0"
+
+    kernel.mend()
+    kernel.do("qat", bdf="0000:69:00.0", starts=True)
+    restart(*trees)
+    families.wait({CY: 2 * VFS, DC: VFS, DSA: 8, VF: 1})
+
+
+def test_without_vfio_pci_it_is_said_what_to_load(families: Families) -> None:
+    families.kernel.do("unload", module="vfio-pci")
+    qat = families.deploy(TREES["qat"])[0]
+    dsa = families.deploy("dsa_plugin/overlays/dsa_vfio_initcontainer")[0]
+    said = failed(qat)
+    assert said.count("the driver vfio-pci is not loaded, which the VFs need (modprobe vfio-pci)") == 2
+    assert "2 devices: 2 failed" in said
+    assert "the driver vfio-pci is not loaded (modprobe vfio-pci)" in failed(dsa)
+    assert families.read(f"{DEVICES}/{QAT0}/sriov_numvfs") == "0"
+
+
+def test_a_dsa_that_vfio_pci_refuses_goes_back_and_the_reason_is_said(families: Families) -> None:
+    families.reset([DsaSpec(bdf=DSA0), DsaSpec(bdf="0000:64:01.0", model="11fb")])
+    (daemonset,) = families.deploy("dsa_plugin/overlays/dsa_vfio_initcontainer")
+    said = failed(daemonset)
+    assert f"{DSA0} put back" in said, said
+    assert "it is on vfio-pci's denylist, which disable_denylist=1 of that module lifts" in said
+    assert "0000:64:01.0 changed" in said
+    assert families.driver(DSA0) == "idxd"
+
+
+def test_a_bad_configuration_ends_it_before_anything_is_written(families: Families) -> None:
+    before = families.snapshot()
+    (daemonset,) = families.deploy(
+        TREES["qat"], config=config_map("qat-config", {"qat.conf": "ServicesEnabled=magic\n"})
+    )
+    said = failed(daemonset)
+    assert "/qat-init/conf/qat.conf:1: found 'ServicesEnabled=magic', expected" in said
+    assert "nothing was written" in said
+    assert families.snapshot() == before
+
+
+def test_without_an_iommu_it_is_said_what_is_missing(plain: Families) -> None:
+    qat = plain.deploy(TREES["qat"])[0]
+    dsa = plain.deploy(TREES["dsa"], config=EXAMPLES["dsa"])[0]
+    said = failed(qat)
+    assert f"{QAT0} failed" in said, said
+    assert "Invalid argument (writing '4')" in said
+    assert "no IOMMU is in use (intel_iommu=on on the kernel's command line)" in said
+    said = failed(dsa)
+    assert "dsa0 put back" in said, said
+    assert "in scalable mode (intel_iommu=on,sm_on on the kernel's command line" in said
+
+
+# The originals' steps.
+
+ORIGINAL_QAT = """
+want='sym;asym'
+for device in /sys/bus/pci/devices/*; do
+    case $(cat $device/device) in 0x37c8|0x4940|0x4942|0x4944|0x4946) ;; *) continue ;; esac
+    if [ "$(cat $device/device)" != 0x37c8 ] && [ "$(cat $device/qat/cfg_services)" != "$want" ]; then
+        [ "$(cat $device/qat/state)" != up ] || echo down > $device/qat/state
+        echo "$want" > $device/qat/cfg_services
+    fi
+    [ "$(cat $device/sriov_numvfs)" != 0 ] || cat $device/sriov_totalvfs > $device/sriov_numvfs
+done
+"""
+ORIGINAL_DLB = """
+set -- /sys/bus/pci/drivers/dlb2/????:??:??.0
+device=$(realpath $1)
+[ "$(cat $device/sriov_numvfs)" = 0 ] || exit 0
+echo 1 > $device/sriov_numvfs
+function=$(basename $(realpath $device/virtfn0))
+echo $function > /sys/bus/pci/drivers/dlb2/unbind
+while read file value; do
+    echo $value > $device/vf0_resources/$file
+done <<END
+num_atomic_inflights 2048
+num_dir_credits 2048
+num_dir_ports 8
+num_hist_list_entries 2048
+num_ldb_credits 8192
+num_ldb_ports 4
+num_ldb_queues 32
+num_sched_domains 32
+num_sn0_slots 2
+num_sn1_slots 2
+END
+echo $function > /sys/bus/pci/drivers/dlb2/bind
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "program", "environment"),
+    [
+        (ORIGINAL_QAT, "qat-init.sh", {"QAT_VF_DRIVER": "none"}),
+        (ORIGINAL_DLB, "dlb-init.sh", {}),
+    ],
+    ids=["qat", "dlb"],
+)
+def test_where_the_originals_steps_lead_ours_do(
+    families: Families, script: str, program: str, environment: Mapping[str, str]
+) -> None:
+    directory = families.node.path("/run/originals")
+    directory.mkdir(exist_ok=True)
+    (directory / "qat.conf").write_text("ServicesEnabled=sym;asym\n")
+    start = families.snapshot()
+    families.node.run("sh", "-euc", script)
+    theirs = families.snapshot()
+    families.reset()
+    assert families.snapshot() == start != theirs
+    own = ACCELPLANE.with_name(program)
+    families.node.run(own, "-config-dir=/run/originals", environment=environment)
+    assert families.snapshot() == theirs
