@@ -194,7 +194,7 @@ TEXTS = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_no_sequence_of_writes_confuses_the_kernel(data: st.DataObject) -> None:
     kernel = Kernel(EVERYTHING)
