@@ -33,81 +33,14 @@ from http2 import (
     number,
     setting,
 )
-from hyperframe.frame import Frame, GoAwayFrame
 from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
+from wire import Wire
 
 from accelplane.rpc.channel import ClientConnection
-from accelplane.rpc.connection import Connection
 from accelplane.rpc.errors import RpcError
 from accelplane.rpc.server import Life, ServerConnection
-
-HIGH_WATER = 65536
-
-
-class Wire(asyncio.Transport):
-    """A transport whose other end reads all, or nothing."""
-
-    def __init__(self, connection: Connection[Any], *, reads: bool) -> None:
-        super().__init__()
-        self.written = b""
-        self.reading = True
-        self._connection = connection
-        self._reads = reads
-        self._closing = False
-        connection.connection_made(self)
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        assert not self._closing, "written after the end"
-        self.written += data
-        if not self._reads and len(self.written) > HIGH_WATER:
-            self._connection.pause_writing()
-
-    def is_closing(self) -> bool:
-        return self._closing
-
-    def close(self) -> None:
-        self._closing = True
-
-    def abort(self) -> None:
-        self._closing = True
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    async def feed(self, chunks: Sequence[bytes]) -> None:
-        """Plays bytes to the connection as an event loop does."""
-        for chunk in chunks:
-            if self._closing or not self.reading:
-                break
-            self._connection.data_received(chunk)
-            await asyncio.sleep(0)
-
-    def frames(self) -> list[Frame]:
-        """All that was written. Raises for what is no frame."""
-        found, data = [], memoryview(self.written)
-        while data:
-            one, length = Frame.parse_frame_header(data[:9])
-            assert len(data) >= 9 + length
-            one.parse_body(data[9 : 9 + length])
-            found.append(one)
-            data = data[9 + length :]
-        return found
-
-    def check(self) -> None:
-        """Asserts that the connection goes on, or has said why not; and that it keeps little."""
-        found = self.frames()
-        assert self._closing == self._connection.ended
-        if self._closing:
-            assert isinstance(found[-1], GoAwayFrame)
-            assert found[-1].error_code
-        assert len(self.written) < 4 * HIGH_WATER or self._reads
-        assert sum(stream.kept for stream in self._connection.streams.values()) < 20_000_000
-
 
 # Bytes
 

@@ -158,8 +158,8 @@ class Call(Stream):
             self._close()
 
     def _check_room(self, message: bytes) -> None:
-        if self._over:
-            raise RpcError("CANCELLED", "the client has gone")
+        if self._over or self._finished:
+            raise RpcError("CANCELLED", "the call is over")
         if len(message) > frames.MAX_FRAME and self._server.kept() + len(message) > _MAX_KEPT:
             raise _too_much()
 
