@@ -14,21 +14,51 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
+import msgspec
 from msgspec import Struct
 
 from accelplane.kubelet.embedded import EmbeddedKubelet
+from accelplane.simulate.offload import DlbSpec, DsaSpec, IaaSpec, QatSpec, QueueSpec, SgxSpec
+from accelplane.simulate.specs import NodeSpec
 from accelplane.simulate.tree import SimulatedNode
 
+# The installed command.
+PROGRAM = (os.path.join(os.path.dirname(sys.executable), "accelplane"),)
 CARDS, NPUS = 4, 1
 GPU, NPU = "gpu.intel.com/i915", "npu.intel.com/accel"
+QAT, DSA, IAA, DLB = (
+    "qat.intel.com/cy",
+    "dsa.intel.com/wq-user-dedicated",
+    "iaa.intel.com/wq-user-dedicated",
+    "dlb.intel.com/pf",
+)
+FAMILIES = ("gpu", "npu", "qat", "dsa", "iaa", "dlb", "sgx")
+ENCLAVE, PROVISION = "sgx.intel.com/enclave", "sgx.intel.com/provision"
 _MIB = 1024 * 1024
+
+# What a large server has beside cards.
+_OFFLOAD = NodeSpec(
+    qats=[QatSpec(vfs=16, vf_driver="vfio-pci", services="sym;asym")] * 8,
+    dsas=[DsaSpec(queues=[QueueSpec()] * 8)] * 8,
+    iaas=[IaaSpec(queues=[QueueSpec()] * 8)] * 8,
+    dlbs=[DlbSpec()] * 4,
+    sgx=SgxSpec(),
+    numa_nodes=2,
+)
+# Of its 128 virtual functions of QAT the plugin publishes half unless told otherwise.
+_OFFLOADED = {QAT: 64, DSA: 64, IAA: 64, DLB: 4, ENCLAVE: 110, PROVISION: 110}
 
 
 class World(Struct, frozen=True):
-    """A node with cards, and the directories that an agent on it is told of."""
+    """A node, and the directories that an agent on it is told of.
+
+    `more` is what the kubelet is to have beside cards, by resource.
+    """
 
     directory: str
     node: SimulatedNode
+    plugins: Sequence[str] = ("gpu", "npu")
+    more: Mapping[str, int] = {}
 
     @property
     def root(self) -> str:
@@ -45,13 +75,18 @@ class World(Struct, frozen=True):
     @property
     def arguments(self) -> Sequence[str]:
         directories = ("--root", self.root, "--kubelet-dir", self.kubelet_dir, "--cdi-dir", f"{self.directory}/cdi")
-        return ("node", "--plugins", "gpu,npu", *directories)
+        return ("node", "--plugins", ",".join(self.plugins), *directories)
 
     def has_everything(self, kubelet: EmbeddedKubelet) -> bool:
         """Whether the kubelet can give away all that is plugged in."""
         kinds = [device.kind for device in self.node.devices()]
         allocatable = {name: status.allocatable for name, status in kubelet.resources().items()}
-        return allocatable == {GPU: kinds.count("gpu"), NPU: kinds.count("npu")}
+        return allocatable == {GPU: kinds.count("gpu"), NPU: kinds.count("npu"), **self.more}
+
+    @property
+    def resources(self) -> int:
+        """How many resources are registered."""
+        return 2 + len(self.more)
 
 
 @contextlib.contextmanager
@@ -68,6 +103,15 @@ def world(cards: int = CARDS, npus: int = NPUS) -> Iterator[World]:
         yield World(directory, node)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def whole_world() -> Iterator[World]:
+    """A large node with hardware of all families: the same cards, 8 QAT with 16 virtual functions each, 8 DSA and 8
+    IAA with 8 work queues each, 4 DLB, SGX."""
+    with world() as here:
+        here.node.build(_OFFLOAD)
+        yield msgspec.structs.replace(here, plugins=FAMILIES, more=_OFFLOADED)
 
 
 class Memory(Struct, frozen=True):
@@ -141,14 +185,13 @@ class AgentProcess:
 def agent(
     here: World,
     *more: str,
-    program: Sequence[str] = (),
+    program: Sequence[str] = PROGRAM,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[AgentProcess]:
-    """An agent on that node, ended afterwards. `program` takes the place of the installed command."""
-    command = program or (os.path.join(os.path.dirname(sys.executable), "accelplane"),)
+    """An agent on that node, ended afterwards. `program` is what to start with the agent's arguments."""
     with open(here.log, "ab") as log:
         process = subprocess.Popen(
-            [*command, *here.arguments, *more],
+            [*program, *here.arguments, *more],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -166,7 +209,7 @@ def agent(
 async def registered(
     here: World,
     *more: str,
-    program: Sequence[str] = (),
+    program: Sequence[str] = PROGRAM,
     env: Mapping[str, str] | None = None,
     seconds: float = 30.0,
 ) -> AsyncIterator[tuple[AgentProcess, EmbeddedKubelet]]:

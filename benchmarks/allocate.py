@@ -1,4 +1,6 @@
-"""How long the kubelet waits for `Allocate`: GPUs, whose CDI files are looked at each time, and NPUs without such.
+"""How long the kubelet waits for `Allocate`: GPUs, whose CDI files are looked at each time, and devices without such.
+
+All families run in the one agent.
 
 Each method of asking is held against a server of gRPC's reference implementation that answers the same bytes at once,
 in turns with the agent, so that what the client and the machine add is in both.
@@ -10,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
-from benchmarks.agent import GPU, NPU, agent, world
+from benchmarks.agent import DLB, ENCLAVE, GPU, NPU, agent, whole_world
 from benchmarks.constant import serving
 from benchmarks.figures import Figure, Outcome, Scale, percentile, quantile
 from benchmarks.lean import LeanClient
@@ -19,21 +21,22 @@ from benchmarks.peer import ALLOCATE, ReferenceClient, Registry, allocate_reques
 _ROUNDS, _WARM_UP = 5, 200
 _SHARES = (("p50", 0.5), ("p99", 0.99))
 # What the Go plugins took, asked by a Go client on this kind of machine; microseconds by share.
-_GO = {GPU: {0.5: 560.0, 0.99: 1900.0}, NPU: {0.5: 75.0, 0.99: 370.0}}
+_GO_LEAN = {0.5: 75.0, 0.99: 370.0}
+_GO = {GPU: {0.5: 560.0, 0.99: 1900.0}, NPU: _GO_LEAN, ENCLAVE: _GO_LEAN, DLB: _GO_LEAN}
 # A GPU no slower than Go's; the rest at most twice as slow as Go's server.
-_BUDGET = {GPU: _GO[GPU], NPU: {share: 2 * value for share, value in _GO[NPU].items()}}
-_WORDS = {GPU: "GPU, with CDI", NPU: "NPU, without CDI"}
+_BUDGET = {name: {share: value * (1 if name == GPU else 2) for share, value in go.items()} for name, go in _GO.items()}
+_WORDS = {GPU: "GPU, with CDI", NPU: "NPU, without CDI", ENCLAVE: "SGX, without CDI", DLB: "DLB, without CDI"}
 
 Ask = Callable[[], object]
 
 
 def measure(scale: Scale) -> Outcome:
     count = scale.of(5000, 500) // _ROUNDS
-    with world() as here, Registry(here.kubelet_dir) as registry, agent(here), ExitStack() as stack:
-        sockets = {name: one.socket for name, one in registry.registrations(2).items()}
+    with whole_world() as here, Registry(here.kubelet_dir) as registry, agent(here), ExitStack() as stack:
+        sockets = {name: one.socket for name, one in registry.registrations(here.resources).items() if name in _GO}
         lists = {}
-        while len(lists) < 2:
-            listed = registry.until(lambda listed: bool(listed.devices))
+        while lists.keys() != _GO.keys():
+            listed = registry.until(lambda listed: listed.resource in _GO and bool(listed.devices))
             lists[listed.resource] = sorted(listed.devices)
         reference: dict[str, Ask] = {}
         lean: dict[str, Ask] = {}
@@ -55,7 +58,7 @@ def measure(scale: Scale) -> Outcome:
         figures=[
             figure
             for client, rounds in (("lean client", by_lean), ("grpcio client", by_reference))
-            for resource in (GPU, NPU)
+            for resource in _GO
             for figure in _figures(resource, client, rounds)
         ],
         notes=(

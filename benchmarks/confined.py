@@ -1,18 +1,18 @@
 """The agent in a memory control group of 30 MiB, at work: pods, cards that come and go, another kubelet.
 
-Twice: with files that are in memory already and somebody else's burden, as on a node where a second container of the
-image starts, and with files of its own, as where the agent is the first.
+With GPUs and NPUs only, then with all families; each twice: with files that are in memory already and somebody else's
+burden, as on a node where a second container of the image starts, and with files of its own, as where the agent is the
+first.
 """
 
 import asyncio
-import os
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from accelplane.kubelet.embedded import EmbeddedKubelet, Pod
-from benchmarks.agent import GPU, NPU, World, registered, world
+from benchmarks.agent import GPU, NPU, PROGRAM, World, registered, whole_world, world
 from benchmarks.figures import Figure, Outcome, Scale, single
 from benchmarks.fresh import Copy, copied
 from benchmarks.groups import MemoryGroup, Unavailable, memory_group
@@ -21,14 +21,16 @@ _LIMIT_MIB = 30
 
 
 def measure(scale: Scale) -> Outcome:
-    installed = Copy((os.path.join(os.path.dirname(sys.executable), "accelplane"),), {})
-    try:
-        figures = list(_at_work(scale, "files shared", installed))
-    except Unavailable as error:
-        return Outcome(skipped=str(error))
-    # /var/tmp is on a disk also where /tmp is not; pages of a file system in memory cannot be let go.
-    with tempfile.TemporaryDirectory(prefix="bench-", dir="/var/tmp") as directory:
-        figures += _at_work(scale, "files of its own", copied(f"{directory}/python"))
+    installed = Copy(PROGRAM, {})
+    figures: list[Figure] = []
+    for prefix, make in (("", world), ("all families, ", whole_world)):
+        try:
+            figures += _at_work(scale, f"{prefix}files shared", installed, make)
+        except Unavailable as error:
+            return Outcome(skipped=str(error))
+        # /var/tmp is on a disk also where /tmp is not; pages of a file system in memory cannot be let go.
+        with tempfile.TemporaryDirectory(prefix="bench-", dir="/var/tmp") as directory:
+            figures += _at_work(scale, f"{prefix}files of its own", copied(f"{directory}/python"), make)
     pods, cycles = scale.of(200, 20), scale.of(50, 5)
     return Outcome(
         figures=figures,
@@ -40,9 +42,11 @@ def measure(scale: Scale) -> Outcome:
     )
 
 
-def _at_work(scale: Scale, name: str, program: Copy) -> Sequence[Figure]:
+def _at_work(
+    scale: Scale, name: str, program: Copy, make: Callable[[], AbstractContextManager[World]]
+) -> Sequence[Figure]:
     """Raises `Unavailable`, and `RuntimeError` when the agent does not survive."""
-    with memory_group(_LIMIT_MIB * 1024 * 1024) as group, world() as here:
+    with memory_group(_LIMIT_MIB * 1024 * 1024) as group, make() as here:
         return asyncio.run(_live(scale, name, program, group, here))
 
 
@@ -50,7 +54,7 @@ async def _live(scale: Scale, name: str, program: Copy, group: MemoryGroup, here
     command = (*group.command(), *program.program)
     async with registered(here, program=command, env=program.env) as (agent, kubelet):
         start = time.perf_counter()
-        await _pods(kubelet, scale.of(200, 20))
+        await _pods(here, kubelet, scale.of(200, 20))
         await _plugging(here, kubelet, scale.of(50, 5))
         await kubelet.restart()
         await kubelet.until(here.has_everything, 30)
@@ -73,10 +77,11 @@ def _figures(name: str, took: float, group: MemoryGroup) -> Sequence[Figure]:
     return figures
 
 
-async def _pods(kubelet: EmbeddedKubelet, count: int) -> None:
+async def _pods(here: World, kubelet: EmbeddedKubelet, count: int) -> None:
+    wish = {GPU: 2, NPU: 1, **dict.fromkeys(here.more, 1)}
     for number in range(count):
         name = f"pod{number}"
-        await kubelet.run_pod(Pod(name, containers={"work": {GPU: 2, NPU: 1}}))
+        await kubelet.run_pod(Pod(name, containers={"work": wish}))
         kubelet.delete_pod(name)
 
 
