@@ -370,6 +370,23 @@ def cases() -> Sequence[Case]:
             unchanged=True,
         ),
         Case(
+            "VFs that nobody had bound are left to the kernel again",
+            Node(qat(vfs=2)),
+            "put back",
+            arrange=lambda node: node.refused.append((f"{SYS}/qat/state", "up", errno.EIO)),
+            reason="state down -> up: ",
+            vfs={"4xxxvf": 2},
+            unchanged=True,
+        ),
+        Case(
+            "a device that can have no VFs",
+            Node(qat()),
+            "failed",
+            arrange=lambda node: node.kernel.say(f"{SYS}/sriov_totalvfs", b"0\n"),
+            reason="it can have no VFs: sriov_totalvfs is 0",
+            unchanged=True,
+        ),
+        Case(
             "VFs cannot be enabled",
             Node(qat()),
             "put back",
@@ -497,6 +514,22 @@ def test_a_second_run_writes_nothing(case: Case) -> None:
     (outcome,) = node.apply(case.config)
     assert node.writes == []
     assert not outcome.failed
+
+
+def test_groups_of_vfs_that_stay_as_they_are_are_not_opened_to_look() -> None:
+    node = Node(qat(vfs=2, vf_driver="vfio-pci"))
+    asked: list[str] = []
+
+    class Watched(KernelHost):
+        def local(self, path: str) -> str:
+            asked.append(path)
+            return super().local(path)
+
+    host = Watched(node.kernel, node.writes)
+    for config, groups in ((QatConfig(), 0), (CY, 2)):
+        (planner,) = planners(host, config)
+        planner(host)
+        assert len([path for path in asked if path.startswith("/dev/vfio/")]) == groups
 
 
 def test_one_device_in_trouble_does_not_keep_the_others() -> None:

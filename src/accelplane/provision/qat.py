@@ -55,11 +55,8 @@ class QatConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Vf(msgspec.Struct, frozen=True):
-    """One VF. `open`: somebody has its VFIO group open."""
-
     address: str
     driver: str
-    open: bool
 
 
 class _Pf(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,15 +141,19 @@ def plan(config: QatConfig, address: str, host: Host) -> Plan:
         return Plan(device=address, failure=str(error))
     made = Plan(device=address, now=_told(pf))
     unbound = [vf for vf in pf.vfs if config.vf_driver not in ("", vf.driver)]
-    free = [vf for vf in unbound if not _occupied(config, vf)]
+    # Only groups of VFs that would be taken away are tried: while one is, nobody else can open it.
+    occupied = {vf.address: why for vf in unbound if (why := _occupied(config, host, vf))}
+    free = [vf for vf in unbound if vf.address not in occupied]
     if failure := _failure(config, pf, binds=bool(free)):
         return replace(made, failure=failure)
     if pf.driver != pf.model.pf_driver:
         return replace(made, refusal=f"the driver {pf.driver} has it, expected {pf.model.pf_driver}")
     change = _change(config, pf)
     anew = bool(pf.count) and (bool(change) or (config.force and pf.count != pf.total))
-    if anew and (occupied := _occupations(config, pf.vfs)):
-        return replace(made, refusal=f"{change or f'{pf.total} VFs'} wanted, but {'; '.join(occupied)}")
+    if anew:
+        occupied |= {vf.address: why for vf in pf.vfs if vf not in unbound and (why := _occupied(config, host, vf))}
+    if anew and occupied:
+        return replace(made, refusal=f"{change or f'{pf.total} VFs'} wanted, but {'; '.join(_occupations(occupied))}")
 
     steps = [_vfs(pf, pf.count, 0)] if anew else []
     steps += _services(config, pf, change)
@@ -162,7 +163,7 @@ def plan(config: QatConfig, address: str, host: Host) -> Plan:
         steps.append(_vfs(pf, 0, pf.total or 0))
         later += [f"driver of the VFs -> {config.vf_driver}"] if config.vf_driver else []
     else:
-        notes += _shortcomings(config, pf, unbound)
+        notes += _shortcomings(pf, occupied)
         what = f"driver of {len(free)} VF{'s' * (len(free) > 1)} -> {config.vf_driver}"
         for vf in free:
             steps += binding(host, vf.address, config.vf_driver, what, part=vf.address)
@@ -171,9 +172,20 @@ def plan(config: QatConfig, address: str, host: Host) -> Plan:
             notes.append("auto-reset cannot be set: there is no qat/auto_reset, as on kernels before 6.9")
         else:
             steps.append(_set(pf, "auto-reset", "auto_reset", pf.auto_reset, config.auto_reset, part="auto-reset"))
-    # VFs that are taken away come back without their driver: to write the old texts would not do.
-    back = partial(plan, replace(config, services=pf.services or "", force=False), address) if anew else None
-    return replace(made, steps=steps, later=later, notes=notes, back=back)
+    return replace(made, steps=steps, later=later, notes=notes, back=_way_back(config, pf) if anew else None)
+
+
+def _way_back(config: QatConfig, pf: _Pf) -> Planner:
+    """VFs that are taken away come back with the kernel's own driver: to write the old texts would not do."""
+    had_it = any(vf.driver == config.vf_driver for vf in pf.vfs)
+    before = replace(
+        config,
+        services=pf.services or "",
+        vf_driver=config.vf_driver if had_it else "",
+        auto_reset=pf.auto_reset or "",
+        force=False,
+    )
+    return partial(plan, before, pf.address)
 
 
 def _look(config: QatConfig, address: str, host: Host) -> _Pf:
@@ -206,7 +218,7 @@ def _vf(host: Host, link: str) -> _Vf:
     address = pci_address(target)
     if address is None:
         raise Unreadable(link, f"leads to {shown(target)}, expected a PCI address")
-    return _Vf(address, driver_of(host, address), vfio_group_is_open(host, address))
+    return _Vf(address, driver_of(host, address))
 
 
 def _told(pf: _Pf) -> dict[str, str]:
@@ -230,6 +242,8 @@ def _failure(config: QatConfig, pf: _Pf, *, binds: bool) -> str:
         return ""
     if pf.total is None:
         return "it has no sriov_totalvfs: SR-IOV is off in the firmware, or this is a virtual machine"
+    if not pf.total:
+        return "it can have no VFs: sriov_totalvfs is 0"
     if _change(config, pf):
         services, most = _words(config.services), _AT_ONCE.get(pf.driver, 2)
         if pf.services is None:
@@ -250,36 +264,35 @@ def _change(config: QatConfig, pf: _Pf) -> str:
     return f"services {pf.services} -> {config.services}"
 
 
-def _occupied(config: QatConfig, vf: _Vf) -> str:
+def _occupied(config: QatConfig, host: Host, vf: _Vf) -> str:
     """Why the VF must stay as it is, if it must.
 
     An open group keeps it even when forced: the kernel would wait for the group's user, and nothing ends that wait.
     """
-    if vf.open:
+    if vfio_group_is_open(host, vf.address):
         return "in use, the VFIO group is open"
     if vf.driver in _UIO and not config.force:
         return f"perhaps in use, {vf.driver} does not tell"
     return ""
 
 
-def _occupations(config: QatConfig, vfs: Sequence[_Vf]) -> list[str]:
+def _occupations(occupied: Mapping[str, str]) -> list[str]:
     """Which VFs must stay as they are, and why, in few words."""
     told: dict[str, list[str]] = {}
-    for vf in vfs:
-        if why := _occupied(config, vf):
-            told.setdefault(why, []).append(vf.address)
+    for address, why in occupied.items():
+        told.setdefault(why, []).append(address)
     return [
         f"VF {first}{f' and {len(others)} more' if others else ''}: {why}" for why, (first, *others) in told.items()
     ]
 
 
-def _shortcomings(config: QatConfig, pf: _Pf, unbound: Sequence[_Vf]) -> Iterator[str]:
+def _shortcomings(pf: _Pf, occupied: Mapping[str, str]) -> Iterator[str]:
     """What is not as wanted of the VFs that are there, and stays so."""
     if pf.count != pf.total:
         yield f"{pf.count} of {pf.total} possible VFs are enabled, which stays so unless forced"
     if pf.count != len(pf.vfs):
         yield f"{pf.count} VFs are enabled, {len(pf.vfs)} are to be seen"
-    yield from _occupations(config, unbound)
+    yield from _occupations(occupied)
 
 
 def _services(config: QatConfig, pf: _Pf, change: str) -> Iterator[Step]:
