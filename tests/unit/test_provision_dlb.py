@@ -173,6 +173,15 @@ def cases() -> Sequence[Case]:
         ),
         Case("unless forced", Node(DlbSpec(vfs=4)), "changed", DlbConfig(force=True), given=ONE_VF, vfs=["dlb2"]),
         Case(
+            "VFs that were replaced in vain are there again, with what they had",
+            Node(DlbSpec(vfs=4)),
+            "put back",
+            DlbConfig(vfs=2, force=True),
+            "/vf0_resources/num_ldb_ports: Invalid argument",
+            arrange=lambda node: node.refused.append((f"{SYS}/vf0_resources/num_ldb_ports", "32", errno.EINVAL)),
+            unchanged=True,
+        ),
+        Case(
             "more VFs than it can have",
             Node(DlbSpec(total_vfs=2)),
             "failed",

@@ -139,13 +139,20 @@ def plan(config: DlbConfig, address: str, host: Host) -> Plan:
     if anew or not pf.count:
         steps = [_vfs(pf, pf.count, 0)] if anew else []
         steps.append(_vfs(pf, 0, config.vfs))
-        return replace(made, steps=steps, later=[f"resources of each VF: {_listed(share)}"])
+        later = [f"resources of each VF: {_listed(share)}"]
+        return replace(made, steps=steps, later=later, back=_way_back(config, pf, address) if anew else None)
     if pf.count != config.vfs:
         return replace(made, refusal=f"{pf.count} VFs are enabled, {config.vfs} wanted, which stays so unless forced")
     notes = [f"{pf.count} VFs are enabled, {len(pf.vfs)} are to be seen"] if len(pf.vfs) != pf.count else []
     bare = [vf for vf in pf.vfs if _is_bare(vf, share)]
     what = f"resources of {len(bare)} VF{'s' * (len(bare) > 1)}: {_listed(share)}"
     return replace(made, steps=[step for vf in bare for step in _provided(vf, share, what)], notes=notes)
+
+
+def _way_back(config: DlbConfig, pf: _Pf, address: str) -> Planner:
+    """VFs that are taken away come back without what they had: to write the old number would not do."""
+    had = max((vf.has for vf in pf.vfs), key=lambda has: sum(has.values()), default=config.resources)
+    return partial(plan, replace(config, vfs=pf.count, resources=had, force=True), address)
 
 
 def _look(host: Host, path: str) -> _Pf:
