@@ -37,6 +37,11 @@ def test_no_directory_is_as_good_as_an_empty_one(tmp_path: Path) -> None:
     assert find(str(tmp_path / "file"), "qat", "node1") is None
 
 
+def test_a_node_whose_name_is_too_long_for_a_file_has_none_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "qat.conf").write_text("dc")
+    assert find(str(tmp_path), "qat", "n" * 253) == ConfigFile(f"{tmp_path}/qat.conf", "dc")
+
+
 @pytest.mark.parametrize("node_name", ["../etc/passwd", "a/b", "a\0b", "n" * 254])
 def test_a_node_name_never_leads_out_of_the_directory(tmp_path: Path, node_name: str) -> None:
     with pytest.raises(ConfigError, match=r"^NODE_NAME: found .*, expected the name of a Kubernetes node$"):

@@ -4,6 +4,7 @@ They lie in a directory of this process, a mounted ConfigMap as a rule, and not 
 is wrong in them ends the command before anything is written.
 """
 
+import errno
 import os
 import stat
 
@@ -62,6 +63,8 @@ def read(path: str) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # of a node whose own name is almost as long as a file's may be
+            return None
         raise ConfigError(path, 0, f"a file that cannot be read ({error.strerror})", "a text file") from None
     if len(data) > CONFIG_LIMIT:
         raise ConfigError(path, 0, f"more than {CONFIG_LIMIT} bytes", "a text file of less")
