@@ -145,6 +145,21 @@ def test_a_part_that_fails_does_not_keep_the_others(device: Device) -> None:
     assert "/sys/a: no" in outcome.reason
 
 
+def test_a_part_that_somebody_else_has_finished_meanwhile_did_not_fail(device: Device) -> None:
+    class Beaten(Files):
+        def write(self, path: str, text: str) -> None:
+            if path == B:
+                Host(device.root).write(B, "1")
+                raise Refused(path, "no such device", errno.ENODEV)
+            super().write(path, text)
+
+    def host(root: str) -> Host:
+        return Beaten(root, {}, set(), device.writes)
+
+    (outcome,) = apply(str(device.root), [both(part="p")], patience=0, host=host)
+    assert outcome == Outcome(device="d", state="changed", steps=["a"], now={"a": "1", "b": "1"})
+
+
 def test_parts_that_fail_alike_are_told_once(device: Device) -> None:
     device.refuse = {(A, "1"): errno.EIO, (B, "1"): errno.EIO}
     assert device.apply(two_parts).reason == "x: /sys/a: no; likewise 1 more"

@@ -1,8 +1,11 @@
 """What provisioning prints, and what signals do to it."""
 
+import fcntl
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,6 +43,42 @@ def test_a_signal_waits_for_the_device_at_hand(
     assert [(tmp_path / "sys" / name).read_text() for name in "abc"] == ["1", "1", "0"]
     assert f"failed: stopped by {number.name}: nothing was done after b" in capsys.readouterr().out
     assert signal.getsignal(number) is before
+
+
+@contextmanager
+def somebody_who_applies(root: Path) -> Iterator[None]:
+    (root / "sys/devices").mkdir(parents=True)
+    descriptor = os.open(root / "sys/devices", os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def test_nobody_applies_while_another_does_but_all_may_look(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "sys/a", "0")
+    parts = [Part("x", "wanted", lambda _host: [attribute("a")])]
+    printed = ""
+
+    def end_it() -> None:
+        nonlocal printed
+        while "waiting" not in printed:
+            printed += capfd.readouterr().err
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with somebody_who_applies(tmp_path):
+        assert run("plan", parts, str(tmp_path), "table") == OK
+        assert capfd.readouterr().err == ""
+        impatient = threading.Thread(target=end_it)
+        impatient.start()
+        assert run("apply", parts, str(tmp_path), "table") == FAILED
+        impatient.join()
+    assert printed == "waiting for another one that provisions this node\n"
+    assert "failed: stopped by SIGTERM: nothing was done" in capfd.readouterr().out
+    assert (tmp_path / "sys/a").read_text() == "0"
+    assert run("apply", parts, str(tmp_path), "table") == OK
+    assert (tmp_path / "sys/a").read_text() == "1"
 
 
 def test_a_family_that_cannot_be_looked_for_fails_and_the_next_one_is_looked_for(

@@ -4,11 +4,14 @@ All of the configuration is read before anything is written. What is told is for
 for each device with its state and what it is now, and below that what was, or would be, done, and why not.
 """
 
+import fcntl
 import os
 import signal
+import sys
 import textwrap
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Literal
 
@@ -27,6 +30,7 @@ OK, FAILED = 0, 1
 _STATES: Sequence[State] = ("as wanted", "changed", "to do", "left alone", "put back", "failed")
 _AS_FOUND = {"to do": "not as wanted"}
 _WIDTH = 116
+_PAUSE = 0.1
 _HARD = "\N{NO-BREAK SPACE}"
 
 
@@ -70,12 +74,13 @@ def parts(
 def run(mode: Mode, wanted: Sequence[Part], root: str, form: str) -> int:
     """Plans, applies or shows, prints what there is to tell, and returns the exit code.
 
-    SIGTERM and SIGINT wait until the device at hand is finished, or put back.
+    SIGTERM and SIGINT wait until the device at hand is finished, or put back. Whoever applies waits until nobody else
+    does.
     """
     rows: list[Row] = []
     notes: list[str] = []
     problems: list[str] = []
-    with _signals() as arrived:
+    with _signals() as arrived, _alone(root, arrived) if mode == "apply" else nullcontext():
         for part in wanted:
             if arrived:
                 break
@@ -95,6 +100,8 @@ def run(mode: Mode, wanted: Sequence[Part], root: str, form: str) -> int:
                     _print("  no devices")
                 _print_list("note", told)
             notes += told
+    if arrived and not rows:
+        problems.append(f"stopped by {arrived[0].name}: nothing was done")
     if form == "json":
         report = Report(devices=rows, notes=notes, problems=problems)
         print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
@@ -131,6 +138,37 @@ def _signals() -> Generator[list[signal.Signals], None, None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _alone(root: str, arrived: Sequence[signal.Signals]) -> Generator[None, None, None]:
+    """Keeps others from applying to the same devices, which would take each other's halves for failures.
+
+    The lock is on a directory of the kernel's that all init containers have, and ends with the process. Where there is
+    no such directory there is nothing to apply to, and where files cannot be locked it goes without.
+    """
+    try:
+        descriptor = os.open(Host(root).local("/sys/devices"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (OSError, HostError):
+        yield
+        return
+    told = False
+    try:
+        while not arrived:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not told:
+                    print("waiting for another one that provisions this node", file=sys.stderr, flush=True)
+                    told = True
+                time.sleep(_PAUSE)
+            except OSError:
+                break
+            else:
+                break
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _makers(

@@ -111,10 +111,11 @@ def _apply_one(look: _Look, planner: Planner, patience: float) -> Outcome:
         plan = msgspec.structs.replace(plan, steps=[step for step in plan.steps if step.part not in given_up])
         if (ended := _without_writing(plan)) is not None:
             return _ended(look, planner, ended, taken, given_up, back=back)
+        overtaken: set[str] = set()  # parts that somebody else, such as the plugin, is bringing along
         for step in plan.steps:
-            if step.part in given_up:
+            if step.part in given_up or step.part in overtaken:
                 continue
-            if _written_before(step, taken):
+            if _is_among(step, taken):
                 problem = _explained(look, step, HostError(step.path, f"took {step.text!a}, to no effect"))
             else:
                 try:
@@ -125,6 +126,9 @@ def _apply_one(look: _Look, planner: Planner, patience: float) -> Outcome:
                         reason = f"{use}{step.what}: {_explained(look, step, error)}"
                         return _outcome(plan, "left alone", reason=reason)
                     problem = f"{step.what}: {_explained(look, step, error)}"
+                    if step.part and not _is_among(step, planner(look()).steps):
+                        overtaken.add(step.part)
+                        continue
                 else:
                     taken.append(step)
                     continue
@@ -140,13 +144,14 @@ def _settled(look: _Look, planner: Planner, taken: Sequence[Step], patience: flo
     deadline = time.monotonic() + patience
     while True:
         plan = planner(look())
-        if not any(_written_before(step, taken) for step in plan.steps) or time.monotonic() > deadline:
+        if not any(_is_among(step, taken) for step in plan.steps) or time.monotonic() > deadline:
             return plan
         time.sleep(_PAUSE)
 
 
-def _written_before(step: Step, taken: Sequence[Step]) -> bool:
-    return any((step.path, step.text) == (one.path, one.text) for one in taken)
+def _is_among(step: Step, steps: Sequence[Step]) -> bool:
+    """Whether the same is written in one of the steps."""
+    return any((step.path, step.text) == (one.path, one.text) for one in steps)
 
 
 def _without_writing(plan: Plan) -> Outcome | None:
@@ -216,7 +221,7 @@ def _led_back(look: _Look, back: Planner) -> list[str]:
     problems: dict[str, str] = {}
     for _round in range(_ROUNDS):
         plan = _settled(look, back, taken, _PATIENCE)
-        steps = [step for step in plan.steps if not _written_before(step, taken)]
+        steps = [step for step in plan.steps if not _is_among(step, taken)]
         if not steps:
             problems = {step.path: f"{step.path}: took {step.text!a}, to no effect" for step in plan.steps}
             if reason := plan.failure or plan.refusal:
