@@ -2,6 +2,8 @@
 
 import asyncio
 
+_LONG, _GRAIN = 30.0, 5.0
+
 
 class Pulse:
     """`wait` returns at the next `fire`. Look at the state first, then wait: nothing runs in between."""
@@ -17,13 +19,24 @@ class Pulse:
 
     async def wait(self, seconds: float | None = None) -> bool:
         """True at the next pulse, False when `seconds` pass without one."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
         self._waiting.add(future)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout_at(None if seconds is None else end_of_wait(loop.time(), seconds)):
                 await future
             return True
         except TimeoutError:
             return False
         finally:
             self._waiting.discard(future)
+
+
+def end_of_wait(now: float, seconds: float) -> float:
+    """When a wait that begins `now` is over.
+
+    One of half a minute or more ends when the clock stands at a multiple of 5 seconds, a little sooner or later than
+    asked for, so that the process is woken once for many of them.
+    """
+    end = now + seconds
+    return round(end / _GRAIN) * _GRAIN if seconds >= _LONG else end
