@@ -280,3 +280,22 @@ async def test_a_unit_that_left_and_comes_back_is_judged_anew(ward: Ward) -> Non
         plugin.found = gadgets("a", "b")
         runner.look_again()
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
+
+
+class Whimsical(Patient):
+    """Judges only while it `cares`."""
+
+    cares = True
+
+    def overrides(self, hook: str) -> bool:
+        return super().overrides(hook) and (hook != "health" or self.cares)
+
+
+async def test_what_a_plugin_once_thought_is_forgotten_when_it_judges_no_more(ward: Ward) -> None:
+    plugin = Whimsical(gadgets("a"))
+    plugin.verdicts = {"a": HOT}
+    async with ward(plugin) as (runner, _peer, lists):
+        assert await lists.next() == {"a": "Unhealthy"}
+        plugin.cares = False
+        runner.look_again()
+        assert await lists.next() == {"a": "Healthy"}

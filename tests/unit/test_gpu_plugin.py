@@ -15,9 +15,7 @@ from accelplane.plugins.gpu.scan import wsl_devices
 
 @pytest.mark.parametrize("module", ["accelplane.plugins.gpu", "accelplane.plugins.npu"])
 def test_importing_a_plugin_loads_no_grpc(module: str) -> None:
-    code = (
-        f"import sys, {module}; sys.exit(any(name in sys.modules for name in ('grpc', 'hpack', 'google.protobuf')))"
-    )
+    code = f"import sys, {module}; sys.exit(any(name in sys.modules for name in ('grpc', 'hpack', 'google.protobuf')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -27,6 +25,19 @@ async def test_without_health_or_wsl_no_service_is_looked_for(tmp_path: Path) ->
     await plugin.refresh(host)
     await plugin.background(host, lambda: None)
     assert len(list(plugin.scan(host))) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "asks"),
+    [
+        (GpuConfig(), False),
+        (GpuConfig(wsl=True), False),
+        (GpuConfig(health_management=True), True),
+        (GpuConfig(xpumd_endpoint="/run/xpumd.sock"), True),
+    ],
+)
+def test_health_is_asked_for_only_where_a_service_can_tell(config: GpuConfig, asks: bool) -> None:
+    assert GpuPlugin(config).overrides("health") is asks
 
 
 def dxg(*indices: int, cdi: str = "auto", shares: int = 1) -> list[Device]:

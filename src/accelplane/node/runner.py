@@ -98,8 +98,7 @@ class PluginRunner:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_looking())
-                if self.plugin.overrides("health"):
-                    group.create_task(self._keep_judging())
+                group.create_task(self._keep_judging())
                 if self.plugin.overrides("explain"):
                     group.create_task(self._explain())
                 self._start_background()
@@ -290,6 +289,7 @@ class PluginRunner:
 
     async def _judge_newcomers(self) -> None:
         if not self.plugin.overrides("health"):
+            self.health.keep(())
             return
         units = {device.unit: device for device in self.inventory}
         self.health.keep(units)
@@ -300,8 +300,9 @@ class PluginRunner:
     async def _keep_judging(self) -> None:
         """Asks for everybody's health from time to time, and soon again where one verdict awaits a second."""
         while True:
-            await self._health_wake.wait(self.health.next_look(self._settings.health_interval))
-            if not len(self.inventory):
+            judges = self.plugin.overrides("health")
+            await self._health_wake.wait(self.health.next_look(self._settings.health_interval) if judges else None)
+            if not self.plugin.overrides("health") or not len(self.inventory):
                 continue
             before = dict(self.health.states)
             await self.health.judge(self.plugin, Host(self._settings.root), self.inventory)

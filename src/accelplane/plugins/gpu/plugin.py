@@ -64,6 +64,11 @@ class GpuPlugin(Plugin[GpuConfig]):
         finally:
             self._close()
 
+    def overrides(self, hook: str) -> bool:
+        # Without a service to ask nobody need wake to ask it.
+        asks = self.config.xpumd_endpoint or self.config.health_management
+        return super().overrides(hook) and (hook != "health" or bool(asks))
+
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
         if self.config.xpumd_endpoint:
             return xpumd_verdicts(self._ask_xpumd(), devices)
