@@ -59,6 +59,16 @@ def test_a_scan_alone_changes_nothing() -> None:
     assert host.writes == []
 
 
+def test_whoever_only_looks_is_told_what_stands_against_binding() -> None:
+    host, plugin = host_of(NodeSpec(qats=QATS, loaded=["igb_uio"])), QatPlugin()
+    host.kernel.unload("vfio-pci")
+    (first, _second) = [item for item in plugin.scan(host) if isinstance(item, (Device, Skipped))]
+    assert isinstance(first, Device)
+    assert not first.healthy
+    assert "the driver vfio-pci is not loaded" in first.reason
+    assert host.writes == []
+
+
 def test_functions_beyond_the_cap_keep_their_driver() -> None:
     host, plugin = host_of(), QatPlugin(QatConfig(max_num_devices=1))
     plugin.prepare(host)

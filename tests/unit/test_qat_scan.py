@@ -25,7 +25,7 @@ class Seen:
 
     def __init__(self, root: Path, unbound: Mapping[str, str] | None = None, **options: Any) -> None:
         host = Host(root)
-        items = list(scan(host, QatConfig(**options), unbound or {}))
+        items = list(scan(host, QatConfig(**options), lambda address: (unbound or {}).get(address, "")))
         self.devices = {item.id: item for item in items if isinstance(item, Device)}
         self.skipped = {item.subject: item for item in items if isinstance(item, Skipped)}
         self.notes = "\n".join(host.notes)

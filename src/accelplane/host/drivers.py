@@ -84,6 +84,17 @@ def bind(host: "Host", address: str, driver: str, *, new_id: bool = False) -> No
         raise BindError(device, f"cannot be bound to {driver}: {problem}", error.errno, tried=True) from None
 
 
+def foreseen(host: "Host", address: str, driver: str) -> str:
+    """Why `bind` would not even try; empty when it would, or has nothing to do. Nothing is written."""
+    before = driver_of(host, address)
+    try:
+        if before != driver:
+            _check(host, address, before, driver)
+    except BindError as error:
+        return str(error)
+    return ""
+
+
 def vfio_group(host: "Host", address: str) -> str:
     """The name of the function's node below `/dev/vfio`. Raises `Missing` when it has no IOMMU group, `Unreadable`."""
     link = f"{_DEVICES}/{address}/iommu_group"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from accelplane.host import Host, HostError
-from accelplane.host.drivers import BindError, bind, driver_of
+from accelplane.host.drivers import BindError, bind, driver_of, foreseen
 from accelplane.plugins.qat.config import QatConfig
 from accelplane.plugins.qat.models import BY_VF_DRIVER, VENDOR
 
@@ -27,6 +27,7 @@ class Binder:
 
     def __init__(self, config: QatConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.problems: dict[str, str] = {}
+        self._binds = False
         self._config = config
         self._clock = clock
         self._attempts: dict[str, _Attempt] = {}
@@ -35,6 +36,7 @@ class Binder:
 
     def bind(self, host: Host, addresses: Iterable[str]) -> None:
         """Gives the functions to the driver; those that have it already stay untouched."""
+        self._binds = True
         self._tell_ids(host)
         driver = self._config.dpdk_driver
         now = self._clock()
@@ -48,6 +50,15 @@ class Binder:
             attempts[address] = attempt
         self._attempts = attempts
         self.problems = {address: attempt.problem for address, attempt in attempts.items() if attempt.problem}
+
+    def problem(self, host: Host, address: str) -> str:
+        """Why the function could not be bound; of a binder that never binds, why it could not. Empty when it could.
+
+        So whoever only looks at a node is told what stands against it, too.
+        """
+        if not self._binds:
+            return foreseen(host, address, self._config.dpdk_driver)
+        return self.problems.get(address, "")
 
     def _attempt(self, host: Host, address: str, driver: str, now: float) -> _Attempt:
         try:

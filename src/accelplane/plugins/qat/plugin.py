@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from accelplane.devices import Allocation, Device, HealthPolicy, Verdict, natural
 from accelplane.host import Host
@@ -40,7 +41,7 @@ class QatPlugin(Plugin[QatConfig]):
     def scan(self, host: Host) -> Found:
         if self._kernel_mode:
             return kernelmode.scan(host, self._status)
-        return scan(host, self.config, self._binder.problems)
+        return scan(host, self.config, partial(self._binder.problem, host))
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
         if self._kernel_mode:

@@ -8,7 +8,7 @@ debugfs-driver-qat and sysfs-bus-pci.
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from accelplane.devices import HEALTHY, UNHEALTHY, Device, DeviceNode, Mount, Skipped, natural
@@ -61,13 +61,13 @@ def discover(host: Host, config: QatConfig) -> tuple[list[Vf], list[Skipped]]:
     return vfs[:most], skipped
 
 
-def scan(host: Host, config: QatConfig, unbound: Mapping[str, str]) -> Found:
-    """Devices of the VFs to publish. `unbound` are those that could not be given to the driver, and why."""
+def scan(host: Host, config: QatConfig, unbound: Callable[[str], str]) -> Found:
+    """Devices of the VFs to publish. `unbound` says why the driver does not get the one at the address, if so."""
     vfs, skipped = discover(host, config)
     yield from skipped
     facts = _Facts(host)
     for vf in vfs:
-        problem = unbound.get(vf.address, "")
+        problem = unbound(vf.address)
         try:
             yield _device(host, config, facts, vf, problem)
         except HostError as error:
