@@ -106,6 +106,8 @@ def test_an_id_that_is_taken_can_be_sent(text: str) -> None:
         ["", "0", "01", "1", "10", "a", "a0", "b"],
         ["wq0.0", "wq0.1", "wq0.10", "wq1.0", "wq10.0"],
         ["x٣", "x10"],
+        ["0000:09", "0000:0a", "0000:10", "0000:6b", "0000:70", "0000:7a", "0000:e8"],
+        ["0000:6b:00.1", "0000:6b:00.7", "0000:6b:01.0", "0000:6b:0a.0", "0000:6b:10.0", "0000:7a:00.1"],
     ],
 )
 def test_numbers_in_names_count_as_numbers(ordered: list[str]) -> None:
@@ -114,7 +116,12 @@ def test_numbers_in_names_count_as_numbers(ordered: list[str]) -> None:
     assert names == ordered
 
 
-TEXTS = st.text(st.sampled_from("a0129.-²٣"), max_size=30) | st.text(max_size=10) | st.just("9" * 5000)
+TEXTS = (
+    st.text(st.sampled_from("a0129.-²٣"), max_size=30)
+    | st.text(max_size=10)
+    | st.just("9" * 5000)
+    | st.from_regex(r"[0-9a-f]{4,5}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", fullmatch=True)
+)
 
 
 @given(TEXTS, TEXTS, TEXTS)

@@ -5,6 +5,8 @@ import re
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _DIGITS = re.compile(r"(\d+)")
+# A PCI address, or the bus of one: hexadecimal numbers of equal length.
+_PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}(:[0-9a-f]{2}\.[0-9a-f])?")
 
 # The kubelet checks `requests.<resource name>` as a qualified name, whose prefix may have 253 characters.
 MAX_NAMESPACE = 253 - len("requests.")
@@ -58,7 +60,9 @@ def check_device_id(device_id: str) -> str:
 
 
 def natural(text: str) -> tuple[tuple[int, str], ...]:
-    """A sort key under which `card2` comes before `card10`."""
+    """A sort key under which `card2` comes before `card10`, and `0000:6b:00.7` before `0000:6b:0a.0`."""
+    if _PCI.fullmatch(text):
+        return ((-1, text),)
     pieces = _DIGITS.split(text)
     # Odd positions are the digit runs; a fixed shape keeps keys of any two texts comparable.
     return tuple(
