@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from accelplane.kubelet.checkpoint import Holding, read_checkpoint
 from accelplane.simulate import DlbSpec, DsaSpec, GpuSpec, IaaSpec, NodeSpec, NpuSpec, QatSpec, SgxSpec
 
@@ -127,6 +129,23 @@ class DaemonSet:
         self._wait(lambda: (after := self.pod()) is not None and after["metadata"]["uid"] != uid, "another pod")
         return self
 
+    @property
+    def restarts(self) -> int:
+        there = self.pod()
+        assert there
+        return there["status"]["containerStatuses"][0]["restartCount"]
+
+    def memory(self, file: str) -> int:
+        """A number in the container's memory cgroup."""
+        there = self.pod()
+        assert there
+        container = there["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
+        top = Path("/sys/fs/cgroup/memory") / self.families.node.cgroup
+        if not top.is_dir():
+            pytest.skip("reads cgroups of version 1 only")
+        (group,) = top.rglob(container)
+        return int((group / file).read_text())
+
     def log(self, container: str = "", node: Node | None = None) -> str:
         there = self.pod(node)
         assert there, self
@@ -214,6 +233,9 @@ class Families:
                 if each.name.startswith("pci") or each.name == "dsa":
                     found |= _picture(each, self.node.root)
         return found
+
+    def names(self, directory: str) -> list[str]:
+        return sorted(entry.name for entry in self.node.path(directory).iterdir())
 
     def leads_to(self, link: str) -> str:
         """The last name of where a link of the node leads; empty where there is none."""

@@ -6,7 +6,9 @@ lib/kobject_uevent.c, uevent_net_rcv_skb). In the machine's own namespace udev w
 so this refuses to work there.
 """
 
+import ctypes
 import errno
+import glob
 import os
 import socket
 import struct
@@ -21,6 +23,8 @@ _SEQNUM_ROOM = 32
 # Written for the machine's own network namespace only (kernel source: net/core/sysctl_net_core.c).
 _MACHINE_ONLY = "/proc/sys/net/core/netdev_max_backlog"
 _ANSWER_WITHIN = 5.0
+_NAMESPACES = "/run/netns"
+_CLONE_NEWNET = 0x40000000
 
 
 class UeventError(Exception):
@@ -52,6 +56,38 @@ def uevent(action: str, devpath: str, subsystem: str, **fields: str) -> None:
     except OSError as error:
         raise UeventError(f"{action}@{devpath}: {error.strerror or error}") from None
     _check(answer, f"{action}@{devpath}")
+
+
+def uevent_everywhere(action: str, devpath: str, subsystem: str, **fields: str) -> None:
+    """As `uevent`, in the network namespaces of pods, too, as the kernel does. Raises `UeventError`.
+
+    They are those in `/run/netns` (ip-netns(8)), where container runtimes keep them.
+    """
+    uevent(action, devpath, subsystem, **fields)
+    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for place in sorted(glob.glob(f"{_NAMESPACES}/*")):
+            try:
+                other = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue  # gone meanwhile, with its pod
+            try:
+                _enter(other)
+                uevent(action, devpath, subsystem, **fields)
+            except OSError:
+                continue  # a name without its namespace yet
+            finally:
+                _enter(own)
+                os.close(other)
+    finally:
+        os.close(own)
+
+
+def _enter(namespace: int) -> None:
+    """Puts this thread into the network namespace. Raises `OSError`."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _payload(action: str, devpath: str, entries: dict[str, str]) -> bytes:

@@ -23,7 +23,7 @@ from accelplane.simulate.kernel.mounting import laid_over
 from accelplane.simulate.kernel.picture import adopt_tree
 from accelplane.simulate.specs import NodeSpec
 from accelplane.simulate.tree import SimulatedNode
-from accelplane.simulate.uevents import UeventError, uevent
+from accelplane.simulate.uevents import UeventError, uevent_everywhere
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--directory", default="/run/emulated-kernel", help="where all of it is mounted, with `control`"
     )
     parser.add_argument("--numbers", metavar="MAJOR:MINOR", help="numbers of every device node, such as 1:3")
-    parser.add_argument("--uevents", action="store_true", help="send notices in this network namespace")
+    parser.add_argument("--uevents", action="store_true", help="send notices, also to the network namespaces of pods")
     options = parser.parse_args(arguments)
     try:
         numbers = _numbers(options.numbers)
@@ -67,7 +67,7 @@ def run(spec: NodeSpec, directory: str, *, numbers: tuple[int, int] | None, ueve
 
 def _send(notice: Uevent) -> None:
     try:
-        uevent(notice.action, notice.devpath, notice.subsystem, **notice.fields)
+        uevent_everywhere(notice.action, notice.devpath, notice.subsystem, **notice.fields)
     except UeventError as error:
         print(f"emulated kernel: {error}", file=sys.stderr)
 

@@ -1,0 +1,133 @@
+"""One agent for all families on one node: the DaemonSet `accelplane-node`, and a change of one family at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from accelplane.simulate import DlbSpec, DsaSpec, IaaSpec, QatSpec, QueueSpec
+
+from .families import DLB0, DLB1, DSA0, IAA0, MIB, QAT0, QAT1, VFS, DaemonSet, Families, config_map
+from .test_families import CY, DC, DSA, ENCLAVE, IAA, PF, PROVISION, VF
+
+pytestmark = pytest.mark.cluster
+
+HARDWARE = (
+    QatSpec(bdf=QAT0, vfs=VFS),
+    QatSpec(bdf=QAT1, vfs=VFS),
+    DsaSpec(bdf=DSA0, queues=[QueueSpec()] * 4),
+    IaaSpec(bdf=IAA0, queues=[QueueSpec()] * 4),
+    DlbSpec(bdf=DLB0, vfs=2),
+    DlbSpec(bdf=DLB1),
+)
+DEVICES = "/sys/bus/pci/devices"
+GPU, NPU = "gpu.intel.com/i915", "npu.intel.com/accel"
+ALL = {GPU: 1, NPU: 1, CY: VFS, DC: VFS, DSA: 4, IAA: 4, PF: 1, VF: 2, ENCLAVE: 20, PROVISION: 10}
+# Of a queue that is disabled, as far as it is needed to enable it again.
+FORGOTTEN = ("type", "mode", "name", "driver_name", "group_id")
+CONFIG = """
+health-interval: 1
+plugins:
+  qat: {allocation-policy: packed}
+  sgx: {enclave-limit: 20, provision-limit: 10}
+"""
+
+
+@pytest.fixture(scope="module")
+def running(shared_families: Families) -> Iterator[tuple[Families, DaemonSet]]:
+    families = shared_families
+    families.reset(HARDWARE)
+    (agent,) = families.deploy(
+        "accelplane_node/overlays/config", config=config_map("accelplane-node", {"agent.yaml": CONFIG})
+    )
+    families.wait(ALL)
+    families.run("worker", {name: 1 for name in ALL if name != GPU}, restart="Always")
+    yield families, agent
+    families.tidy()
+
+
+@pytest.fixture
+def families(running: tuple[Families, DaemonSet]) -> Iterator[Families]:
+    """The node with the agent, and a pod that has something of everything: both come to no harm in any test."""
+    families, agent = running
+    before = families.life("worker"), families.given("worker"), agent.restarts
+    yield families
+    families.wait(ALL)
+    assert (families.life("worker"), families.given("worker"), agent.restarts) == before
+
+
+def test_one_agent_publishes_everything_the_node_has(running: tuple[Families, DaemonSet]) -> None:
+    families, agent = running
+    assert families.devices() == ALL
+    assert agent.restarts == 0
+    # QAT's functions had the kernel's driver; /sys/devices cannot be written to from there.
+    assert families.driver("0000:61:00.1") == "vfio-pci"
+    sockets = {path.name for path in families.node.path("/var/lib/kubelet/device-plugins").glob("*.intel.com-*")}
+    assert {name.partition(".")[0] for name in sockets} == {"gpu", "npu", "qat", "dsa", "iaa", "dlb", "sgx"}
+
+
+def test_it_lives_within_its_memory(running: tuple[Families, DaemonSet]) -> None:
+    _families, agent = running
+    assert agent.memory("memory.limit_in_bytes") == 90 * MIB
+    assert agent.memory("memory.max_usage_in_bytes") < 60 * MIB
+
+
+def test_a_pod_gets_something_of_everything(families: Families) -> None:
+    given = families.given("worker")
+    assert set(given.variables) == {"QAT0"}
+    kinds = {re.sub(r"[\d.:]+$", "", node) for node in given.nodes}
+    assert {"/dev/dsa/wq", "/dev/iax/wq", "/dev/dlb", "/dev/sgx_enclave", "/dev/sgx_provision", "/dev/vfio/"} <= kinds
+
+
+@pytest.mark.parametrize(
+    ("address", "change"),
+    [
+        (QAT1, {DC: 0}),
+        (DSA0, {DSA: 0}),
+        (DLB1, {PF: 0}),
+    ],
+    ids=["qat", "dsa", "dlb"],
+)
+def test_hardware_that_is_pulled_out_takes_its_own_resource_along(
+    families: Families, address: str, change: dict[str, int]
+) -> None:
+    families.kernel.unplug(address)
+    families.wait(ALL | change)
+    families.kernel.plug(next(spec for spec in HARDWARE if spec.bdf == address))
+
+
+def test_a_qat_without_a_heartbeat_is_unhealthy_with_all_its_functions(families: Families) -> None:
+    families.kernel.do("qat", bdf=QAT1, healthy=False)
+    families.wait(ALL | {DC: 0})
+    families.kernel.do("qat", bdf=QAT1, healthy=True)
+
+
+def test_a_queue_that_is_disabled_is_gone_and_those_beside_it_stay(families: Families) -> None:
+    held = {node.rpartition("/")[2] for node in families.given("worker").nodes if node.startswith("/dev/dsa/")}
+    queue = min({f"wq0.{number}" for number in range(4)} - held)
+    before = {name: families.read(f"/sys/bus/dsa/devices/{queue}/{name}") for name in FORGOTTEN}
+    families.kernel.write("/sys/bus/dsa/drivers/user/unbind", queue)
+    families.wait(ALL | {DSA: 3})
+    for name, value in before.items():
+        families.kernel.write(f"/sys/bus/dsa/devices/{queue}/{name}", value)
+    families.kernel.write("/sys/bus/dsa/drivers/user/bind", queue)
+
+
+def test_sgx_whose_driver_goes_is_unhealthy_and_comes_back(families: Families) -> None:
+    families.kernel.do("unload", module="sgx")
+    families.wait(ALL | {ENCLAVE: 0, PROVISION: 0})
+    families.kernel.do("load", module="sgx")
+
+
+def test_a_function_of_dlb_that_loses_its_driver_is_gone(families: Families) -> None:
+    held = {node for node in families.given("worker").nodes if node.startswith("/dev/dlb")}
+    free = [f"0000:62:00.{number}" for number in (1, 2)]
+    nodes = {names.pop(): address for address in free if (names := families.names(f"{DEVICES}/{address}/dlb2"))}
+    node = min({f"/dev/{name}" for name in nodes} - held)
+    address = nodes[node.removeprefix("/dev/")]
+    families.kernel.write("/sys/bus/pci/drivers/dlb2/unbind", address)
+    families.wait(ALL | {VF: 1})
+    assert not families.node.path(node).exists()
+    families.kernel.write("/sys/bus/pci/drivers/dlb2/bind", address)
