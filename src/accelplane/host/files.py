@@ -1,8 +1,8 @@
 """`Host`: one look at a node's file trees.
 
 A `Host` is made anew for every scan: it remembers what it resolved (links, topology) for the length of that scan, and
-which directories it looked into (`touched`), which is what the agent then watches for change. A write makes it forget
-the links, for the kernel moves them.
+which directories it looked into (`touched`, no links in their paths), which is what the agent then watches for change.
+A write makes it forget the links, for the kernel moves them.
 
 Under a root other than `/`, links are followed inside that root only, absolute ones included, as if the process had
 changed its root there; a device node may then be a plain file, because trees without hardware have no others.

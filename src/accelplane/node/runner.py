@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UnsetType
 from msgspec.structs import replace
 
-from accelplane.devices import UNHEALTHY, CdiDevice, Changes, Device, Inventory, Skipped
+from accelplane.devices import UNHEALTHY, Changes, Device, Inventory, Skipped
 from accelplane.host import Host, HostError
 from accelplane.kubelet import podresources, sockets
 from accelplane.kubelet.pulse import Pulse
@@ -272,8 +272,11 @@ class PluginRunner:
         self._touched = touched if seen else touched | self._touched
         own_tree = self._settings.root != "/"
         # The kernel reports changes in sysfs by uevents only; in a tree of plain files there are none.
+        prefix = host.root.rstrip("/")
         directories = [
-            _place(host, path) for path in self._touched if own_tree or not path.startswith(("/sys/", "/proc/"))
+            f"{prefix}{path}" if path in host.touched else _place(host, path)
+            for path in self._touched
+            if own_tree or not path.startswith(("/sys/", "/proc/"))
         ]
         root = self._settings.root if own_tree else ""
         self._watcher.directories(self.name, directories, self._look_and_judge, written=own_tree, root=root)
@@ -344,13 +347,11 @@ class PluginRunner:
         return view.replaced(gone) if gone else view
 
     async def _publish_cdi(self, view: Inventory) -> None:
-        devices: dict[str, CdiDevice] = {}
-        for device in view:
-            name = ""
-            if device.cdi is not None:
-                name = device.cdi.qualified_name
-                devices[name] = device.cdi
-            self._cdi_names[device.resource, device.id] = name
+        devices = {device.cdi.qualified_name: device.cdi for device in view if device.cdi is not None}
+        if self.plugin.cdi_kinds:
+            for device in view:
+                name = device.cdi.qualified_name if device.cdi is not None else ""
+                self._cdi_names[device.resource, device.id] = name
         if devices.keys() != self._cdi_published:
             self._cdi_published = devices.keys()
             self._stale_cdi = True
