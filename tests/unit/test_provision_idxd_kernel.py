@@ -590,6 +590,16 @@ def test_junk_in_an_attribute_costs_its_device_only(node: MakeNode, attribute: s
     assert outcomes[1].state == "to do"
 
 
+@pytest.mark.parametrize("place", ["wq0.0/size", "dsa0/read_buffer_limit"])
+def test_junk_in_an_attribute_is_nothing_to_be_put_back(node: MakeNode, place: str) -> None:
+    machine = node(configured("one"), DsaSpec())
+    machine.kernel.say(f"{BUS}/devices/{place}", b"")
+    outcomes = machine.apply()
+    assert outcomes[0].failed
+    assert f"{place}: took" in outcomes[0].reason
+    assert outcomes[1].state == "changed"
+
+
 @pytest.mark.parametrize("limit", ["configurable", "max_work_queues_size", "max_groups", "version", "state"])
 @pytest.mark.parametrize("content", [b"junk", b"\xff", b"9" * 5000])
 def test_junk_in_what_the_device_says_of_itself_is_told(node: MakeNode, limit: str, content: bytes) -> None:

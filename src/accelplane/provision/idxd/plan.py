@@ -68,7 +68,12 @@ def towards(host: Host, setup: Setup, found: Observed, *, force: bool = False) -
 def as_it_is(found: Observed) -> Setup:
     """The setup that the device has, as far as it can be written again."""
     attributes = {
-        part: {name: text for name, text in values.items() if not (name.startswith("traffic_class") and "-" in text)}
+        part: {
+            name: text
+            for name, text in values.items()
+            # Junk is not the same as itself.
+            if same(part, name, text, text) and not (name.startswith("traffic_class") and "-" in text)
+        }
         for part, values in found.attributes.items()
     }
     queues = {part: _driver(found, part) for part in found.enabled_queues()}
