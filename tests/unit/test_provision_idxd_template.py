@@ -396,3 +396,7 @@ def test_the_variables_of_the_container_have_its_defaults() -> None:
     assert list(config.pci_ids) == ["0x0b25", "0x11fb", "0x1212"]
     assert list(read_config("/nonexistent", {"DSA_PCI_IDS": "0x0B25"}).pci_ids) == ["0x0b25"]
     assert list(read_config("/nonexistent", {"DEVICE_TYPE": "iaa"}).pci_ids) == []
+
+
+def test_iaas_stay_with_idxd_whoever_gets_the_dsas() -> None:
+    assert read_config("/nonexistent", {"DEVICE_TYPE": "iaa", "DSA_DRIVER": "vfio-pci"}).driver == "idxd"

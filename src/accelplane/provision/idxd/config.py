@@ -26,8 +26,8 @@ _PROFILES = os.path.join(os.path.dirname(os.path.dirname(__file__)), "profiles")
 class IdxdConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How the devices of one type are to be.
 
-    `driver` is to have the PCI functions of `pci_ids` (`0x0b25`), none for IAA. `templates` are those of single devices
-    by name. `force`: also what somebody uses is disabled.
+    `driver` is to have the PCI functions of `pci_ids` (`0x0b25`); those of IAA stay with idxd. `templates` are those of
+    single devices by name. `force`: also what somebody uses is disabled.
     """
 
     device_type: str
@@ -72,7 +72,7 @@ def read_config(config_dir: str, environment: Mapping[str, str], *, force: bool 
     file = find(config_dir, device_type, node_name) or _built_in(device_type)
     return IdxdConfig(
         device_type=device_type,
-        driver=driver,
+        driver=driver if device_type == "dsa" else IDXD,
         pci_ids=[f"0x{one.removeprefix('0x')}" for one in ids] if device_type == "dsa" else (),
         template=read_template(file, device_type),
         templates=_of_single_devices(config_dir, device_type, node_name) if node_name else {},
