@@ -8,25 +8,33 @@ import re
 import shutil
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Sequence
 
-from rich import box
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
-from rich.panel import Panel
+from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from accelplane.kubelet.embedded import ResourceStatus
 from accelplane.simulate.demo import Demo, DemoError, Step
 
 _LONGEST_LOG = 8
+_LONGEST_TEXT = 3  # lines of what was seen last
+_LEAST_BESIDE = 40  # columns for what was seen, beside the steps' titles
 _LONGEST_BASE = 30
-_PACE = 1.2  # seconds a step stays on the screen, so that a reader can follow
+_PACE = 0.9  # seconds a step stays on the screen, so that a reader can follow
+_PLAIN_WIDTH = 100
+_PICTURE_SIZE = (120, 48)
 
 
-class _Stage:
-    """What has happened so far, and how it looks."""
+class Stage:
+    """What has happened so far, and how it looks: the story, what the kubelet knows, the agent's log.
+
+    Where the screen is too small for all of it, the log goes first, then the steps that are farthest from the present.
+    """
 
     def __init__(self, demo: Demo, steps: Sequence[Step]) -> None:
         self.demo = demo
@@ -34,44 +42,78 @@ class _Stage:
         self.seen: list[str] = []
         self.failure = ""
 
-    def __rich__(self) -> Group:
-        return Group(self._story(), self._kubelet(), self._log())
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = self.kubelet()
+        # Three headings, the table's own, and the line below it all in which the cursor rests.
+        room = options.max_height - table.row_count - 4
+        story, now = self._story(options.max_width)
+        first = max(0, min(now + 2, len(story)) - room)
+        yield Rule("accelplane demo", style="cyan")
+        yield from story[first : first + max(room, 1)]
+        yield Rule("what the kubelet knows", style="cyan")
+        yield table
+        if room - len(story) > 1:
+            yield Rule("the agent's log", style="cyan")
+            yield self._log(room - len(story) - 1)
 
-    def _story(self) -> Panel:
-        table = Table(box=None, show_header=False, padding=(0, 1))
-        table.add_column(width=1)
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
+    def _story(self, width: int) -> tuple[list[Text], int]:
+        """The steps, a line each, and below the last one that is over what was seen; and where that ends."""
+        lines: list[Text] = []
+        column = max(len(step.title) for step in self.steps)
+        beside = width - column >= _LEAST_BESIDE
+        told = len(self.seen) if self.failure else len(self.seen) - 1
+        present = 0
         for index, step in enumerate(self.steps):
             if index < len(self.seen):
-                table.add_row(Text("✓", style="bold green"), step.title, Text(self.seen[index], style="dim"))
+                text = Text.assemble(("✓ ", "bold green"), step.title)
+                if beside and index < len(self.seen) - 1:
+                    text.append(" " * (column - len(step.title) + 2)).append(self.seen[index], "dim")
             elif index == len(self.seen):
-                mark = Text("✗", style="bold red") if self.failure else Text("▸", style="bold yellow")
-                table.add_row(mark, Text(step.title, style="bold"), Text(self.failure, style="red"))
+                mark = ("✗ ", "bold red") if self.failure else ("▸ ", "bold yellow")
+                text = Text.assemble(mark, (step.title, "bold"))
             else:
-                table.add_row(" ", Text(step.title, style="dim"), "")
-        return Panel(table, title="accelplane demo", border_style="cyan")
+                text = Text.assemble("  ", (step.title, "dim"))
+            lines.append(text)
+            if index == told:
+                report, style = (self.failure, "red") if self.failure else (self.seen[index], "cyan")
+                # Indented by a piece of its own: in pictures some programs drop the spaces that a text begins with.
+                folded = _folded(report, width - 2)[:_LONGEST_TEXT]
+                lines.extend(Text.assemble("  ", (line, style)) for line in folded)
+                present = len(lines) - 1
+        for line in lines:
+            line.no_wrap, line.overflow = True, "ellipsis"
+        return lines, present
 
-    def _kubelet(self) -> Panel:
-        table = Table(box=box.SIMPLE_HEAD, expand=True)
-        for column in ("resource", "device", "NUMA", "health", "held by"):
-            table.add_column(column)
+    def kubelet(self) -> Table:
+        """A row for each resource."""
+        table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+        table.add_column("resource", no_wrap=True)
+        table.add_column("healthy", no_wrap=True)
+        table.add_column("NUMA", no_wrap=True)
+        # The one column that gives way: its cells themselves refuse to be wrapped.
+        table.add_column("sick; pods and what they hold", overflow="ellipsis")
         holders = self.demo.holders()
         for resource, status in self.demo.kubelet.resources().items():
-            for id_, device in status.devices.items():
-                health = Text(device.health, style="green" if device.healthy else "bold red")
-                nodes = ",".join(map(str, device.nodes)) or "-"
-                table.add_row(resource, id_, nodes, health, holders.get((resource, id_), ""))
-        return Panel(table, title="what the kubelet knows", border_style="blue")
+            held: dict[str, list[str]] = {}
+            for id_ in status.devices:
+                if pod := holders.get((resource, id_)):
+                    held.setdefault(pod, []).append(_short(resource, id_))
+            notes = [Text(f"{pod} {' '.join(ids)}") for pod, ids in held.items()]
+            sick = [_short(resource, id_) for id_, device in status.devices.items() if not device.healthy]
+            if sick:
+                text = f"sick {sick[0]}" if len(sick) == 1 else f"sick {sick[0]} +{len(sick) - 1}"
+                notes.insert(0, Text("all sick" if len(sick) == len(status.devices) else text, style="bold red"))
+            healthy = Text(f"{status.allocatable}/{status.capacity}", style="bold red" if sick else "green")
+            table.add_row(resource, healthy, _places(status), Text("; ", no_wrap=True, overflow="ellipsis").join(notes))
+        return table
 
-    def _log(self) -> Panel:
+    def _log(self, most: int) -> Text:
         try:
             with open(self.demo.log, errors="replace") as file:
-                lines = list(collections.deque(file, maxlen=_LONGEST_LOG))
+                lines = list(collections.deque(file, maxlen=min(most, _LONGEST_LOG)))
         except FileNotFoundError:
             lines = []
-        text = Text("".join(lines).rstrip(), style="dim", no_wrap=True, overflow="ellipsis")
-        return Panel(text, title="the agent's log", border_style="magenta", height=_LONGEST_LOG + 2)
+        return Text("".join(lines).rstrip(), style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def run(*, keep: bool, svg: str = "") -> int:
@@ -90,7 +132,7 @@ def run(*, keep: bool, svg: str = "") -> int:
 
 async def play(demo: Demo, svg: str) -> int:
     """Runs the demo's steps and shows them; 0 if all of them passed."""
-    stage = _Stage(demo, demo.steps())
+    stage = Stage(demo, demo.steps())
     begin = time.monotonic()
     async with demo.running():
         if sys.stdout.isatty():
@@ -102,7 +144,7 @@ async def play(demo: Demo, svg: str) -> int:
     return 1 if failed else 0
 
 
-async def _tell(stage: _Stage, pace: float, svg: str) -> bool:
+async def _tell(stage: Stage, pace: float, svg: str) -> bool:
     for step in stage.steps:
         begin = time.monotonic()
         try:
@@ -117,12 +159,39 @@ async def _tell(stage: _Stage, pace: float, svg: str) -> bool:
         if pace:
             await asyncio.sleep(max(0.0, pace - (time.monotonic() - begin)))
         else:
-            print(f"ok  {step.title}\n      {seen}", flush=True)
+            print(f"ok  {step.title}", *_indented(_folded(seen, _PLAIN_WIDTH - 6)), sep="\n", flush=True)
+            if step.picture:
+                _print_plain(stage)
     return False
 
 
-def _draw(stage: _Stage, path: str) -> None:
-    console = Console(record=True, width=150, file=io.StringIO())
+def _print_plain(stage: Stage) -> None:
+    text = io.StringIO()
+    Console(file=text, width=_PLAIN_WIDTH - 6, color_system=None).print(stage.kubelet())
+    print("", *_indented(text.getvalue().splitlines()), "", sep="\n", flush=True)
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"      {line}".rstrip() for line in lines]
+
+
+def _folded(text: str, width: int) -> list[str]:
+    wrapped = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines())
+    return [line for lines in wrapped for line in lines]
+
+
+def _short(resource: str, id_: str) -> str:
+    """The id without the name of its resource."""
+    return id_.removeprefix(f"{resource.partition('/')[2]}-")
+
+
+def _places(status: ResourceStatus) -> str:
+    return ",".join(map(str, sorted({node for device in status.devices.values() for node in device.nodes}))) or "-"
+
+
+def _draw(stage: Stage, path: str) -> None:
+    width, height = _PICTURE_SIZE
+    console = Console(record=True, width=width, height=height, file=io.StringIO())
     console.print(stage)
     # Without the web fonts that rich names: a picture fetches nothing.
     picture = re.sub(r"@font-face\s*\{.*?\}\s*", "", console.export_svg(title="make demo"), flags=re.DOTALL)

@@ -21,6 +21,14 @@ from accelplane.simulate.specs import GpuSpec, NodeSpec
 from accelplane.simulate.tree import SimulatedNode
 
 I915, XE, NPU = "gpu.intel.com/i915", "gpu.intel.com/xe", "npu.intel.com/accel"
+CY, DC = "qat.intel.com/cy", "qat.intel.com/dc"
+DSA, DSA_SHARED, IAA = (
+    "dsa.intel.com/wq-user-dedicated",
+    "dsa.intel.com/wq-user-shared",
+    "iaa.intel.com/wq-user-dedicated",
+)
+DLB_PF, DLB_VF = "dlb.intel.com/pf", "dlb.intel.com/vf"
+ENCLAVE, PROVISION = "sgx.intel.com/enclave", "sgx.intel.com/provision"
 
 _PATIENCE = 10.0
 _CONFIG = """\
@@ -29,8 +37,28 @@ plugins:
     shared-dev-num: 2
     allocation-policy: balanced
     health-management: true
+  dsa:
+    shared-dev-num: 4
+  sgx:
+    enclave-limit: 8
+    provision-limit: 2
 health-interval: 1
 """
+# What the agent makes of the node in configs/demo.yaml with these options.
+_FOUND = {
+    I915: 6,
+    XE: 4,
+    NPU: 1,
+    CY: 4,
+    DC: 2,
+    DSA: 3,
+    DSA_SHARED: 4,
+    IAA: 2,
+    DLB_PF: 1,
+    DLB_VF: 2,
+    ENCLAVE: 8,
+    PROVISION: 2,
+}
 
 
 class DemoError(Exception):
@@ -40,7 +68,7 @@ class DemoError(Exception):
 class Step(Struct, frozen=True):
     """One step of the story: what happens, in a line, and the work, which returns what was seen.
 
-    `picture` marks the step after which the screen shows most.
+    `picture` marks the steps after which what the kubelet knows is worth a look, the last one most.
     """
 
     title: str
@@ -59,6 +87,7 @@ class Demo:
         self.log = os.path.join(directory, "agent.log")
         self.agent: asyncio.subprocess.Process | None = None
         self._plugged = ""
+        self._counted: dict[str, tuple[int, int]] = {}
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -76,16 +105,21 @@ class Demo:
     def steps(self) -> Sequence[Step]:
         """The story, in order; each step builds on those before it."""
         return (
-            Step("a node with four GPUs, two virtual functions and an NPU", self._build),
+            Step("a node with accelerators of seven families", self._build),
             Step("the agent starts and finds them; there is no kubelet yet", self._start_agent),
-            Step("the kubelet starts, the agent registers its resources", self._start_kubelet),
+            Step("the kubelet starts, the agent registers its resources", self._start_kubelet, picture=True),
             Step("a pod asks for a GPU and gets its device nodes", self._allocate_gpu),
             Step("a pod asks for two xe GPUs and an NPU", self._allocate_more),
-            Step("a fifth card is plugged in", self._plug),
-            Step("a card in use falls sick", self._sicken, picture=True),
-            Step("the sick card heals", self._heal),
+            Step("a pod asks for QAT, DSA and SGX at once", self._allocate_offload),
+            Step("a fifth GPU is plugged in", self._plug),
+            Step("a GPU in use falls sick", self._sicken),
+            Step("a DSA work queue is disabled", self._disable_queue),
+            Step("a QAT device in use has no heartbeat", self._stop_heart, picture=True),
+            Step("all three are well again", self._heal),
+            Step("SGX's device node vanishes", self._lose_sgx),
+            Step("it is back", self._find_sgx),
             Step("the kubelet restarts and removes every socket", self._restart_kubelet),
-            Step("the fifth card is pulled out", self._unplug),
+            Step("the fifth GPU is pulled out", self._unplug),
             Step("the agent is told to stop", self._stop_agent),
         )
 
@@ -101,15 +135,17 @@ class Demo:
 
     async def _build(self) -> str:
         with resources.as_file(resources.files("accelplane.simulate") / "configs/demo.yaml") as path:
-            names = self.node.build(NodeSpec.load(path))
-        return f"{', '.join(names)} under {self.node.root}"
+            spec = NodeSpec.load(path)
+        self.node.build(spec)
+        return f"{_described(spec)} under {self.node.root}"
 
     async def _start_agent(self) -> str:
         config = os.path.join(self.directory, "accelplane.yaml")
         _write(config, _CONFIG)
         command = [
-            *(sys.executable, "-m", "accelplane", "node", "-v=2", "--plugins", "gpu,npu", "--config", config),
-            *("--root", str(self.node.root), "--kubelet-dir", os.path.join(self.directory, "kubelet")),
+            *(sys.executable, "-m", "accelplane", "node", "-v=2", "--plugins", "gpu,npu,qat,dsa,iaa,dlb,sgx"),
+            *("--config", config, "--root", str(self.node.root)),
+            *("--kubelet-dir", os.path.join(self.directory, "kubelet")),
             *("--cdi-dir", os.path.join(self.directory, "cdi")),
         ]
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -124,8 +160,8 @@ class Demo:
     async def _start_kubelet(self) -> str:
         start = time.monotonic()
         await self.kubelet.start()
-        await self._until(lambda: self._counts() == {I915: (6, 6), XE: (4, 4), NPU: (1, 1)})
-        return f"{self._summary()} after {_ms(start)}"
+        await self._become({name: (count, count) for name, count in _FOUND.items()})
+        return f"{len(_FOUND)} resources, {sum(_FOUND.values())} devices after {_ms(start)}"
 
     async def _allocate_gpu(self) -> str:
         pod = await self._run("render", {I915: 1})
@@ -138,42 +174,73 @@ class Demo:
             raise DemoError(f"the balanced policy gave shares of {len(cards)} card, expected two: {pod.device_ids}")
         return f"pod training holds {', '.join((*pod.device_ids[XE], *pod.device_ids[NPU]))}: {_nodes(pod)}"
 
+    async def _allocate_offload(self) -> str:
+        pod = await self._run("gateway", {CY: 1, DSA: 1, ENCLAVE: 1})
+        if pod.envs != {"QAT0": pod.device_ids[CY][0]}:
+            raise DemoError(f"pod gateway got the variables {pod.envs}, expected QAT0, the address of its function")
+        return f"pod gateway gets {_nodes(pod)} and the variable QAT0={pod.envs['QAT0']}"
+
     async def _plug(self) -> str:
         start = time.monotonic()
         self._plugged = self.node.plug_gpu(GpuSpec(driver="xe", numa_node=0))
-        await self._until(lambda: self._counts().get(XE) == (6, 6))
-        return f"{self._plugged} advertised after {_ms(start)}: {self._summary()}"
+        summary = await self._become({XE: (6, 6)})
+        return f"{self._plugged} advertised after {_ms(start)}: {summary}"
 
     async def _sicken(self) -> str:
         card = self._card_of("render")
         self.health.set_health(self.node.device(card).bdf, memory=False)
-        await self._until(lambda: self._unhealthy(I915, card) == 2)
-        if "render" not in {pod.name for pod in self.kubelet.pods()}:
-            raise DemoError("the running pod was lost")
-        for number in range(self._counts()[I915][1] - len([key for key in self.holders() if key[0] == I915]) + 1):
+        summary = await self._become({I915: (6, 4)})
+        self._require_pod("render")
+        for number in range(4):
             other = await self._run(f"other-{number}", {I915: 1})
             if any(id_.startswith(f"{card}-") for id_ in other.device_ids[I915]):
                 raise DemoError(f"a new pod was placed on the sick {card}")
-        try:
-            await self.kubelet.run_pod(Pod("too-late", "default", {"main": {I915: 1}}))
-        except AdmissionError:
-            pass
-        else:
-            raise DemoError(f"a new pod was placed on the sick {card}")
-        for name in [pod.name for pod in self.kubelet.pods() if pod.name.startswith("other-")]:
-            self.kubelet.delete_pod(name)
-        return f"{card} unhealthy, pod render keeps it, new pods wait: {self._summary()}"
+        await self._require_waiting(I915)
+        for number in range(4):
+            self.kubelet.delete_pod(f"other-{number}")
+        return f"{card} is unhealthy, pod render keeps it, new pods wait: {summary}"
+
+    async def _disable_queue(self) -> str:
+        start = time.monotonic()
+        queue = self._free_queue()
+        _write(self._queue_state(queue), "disabled\n")
+        await self._become({DSA: (3, 2)})
+        noticed = _ms(start)
+        summary = await self._become({DSA: (2, 2)})
+        return f"{queue} is unhealthy after {noticed}, then gone: {summary}"
+
+    async def _stop_heart(self) -> str:
+        pf = self._qat_of("gateway")
+        _write(self._heartbeat(pf), "-1\n\0")
+        summary = await self._become({CY: (4, 0)})
+        self._require_pod("gateway")
+        await self._require_waiting(CY)
+        return f"{pf} is sick with all its functions, pod gateway keeps its own, new pods wait: {summary}"
 
     async def _heal(self) -> str:
         self.health.set_health(self.node.device(self._card_of("render")).bdf)
-        await self._until(lambda: self._counts()[I915] == (6, 6))
-        return self._summary()
+        _write(self._heartbeat(self._qat_of("gateway")), "0\n\0")
+        _write(self._queue_state(self._free_queue()), "enabled\n")
+        return await self._become({I915: (6, 6), CY: (4, 4), DSA: (3, 3)})
+
+    async def _lose_sgx(self) -> str:
+        start = time.monotonic()
+        os.rename(os.path.join(self.node.root, "dev/sgx_enclave"), os.path.join(self.directory, "sgx_enclave"))
+        summary = await self._become({ENCLAVE: (8, 0), PROVISION: (2, 0)})
+        self._require_pod("gateway")
+        return f"unhealthy after {_ms(start)}, but still listed: {summary}"
+
+    async def _find_sgx(self) -> str:
+        start = time.monotonic()
+        os.rename(os.path.join(self.directory, "sgx_enclave"), os.path.join(self.node.root, "dev/sgx_enclave"))
+        summary = await self._become({ENCLAVE: (8, 8), PROVISION: (2, 2)})
+        return f"healthy after {_ms(start)}: {summary}"
 
     async def _restart_kubelet(self) -> str:
-        before, held = self._counts(), dict(self.holders())
+        held = dict(self.holders())
         start = time.monotonic()
         await self.kubelet.restart()
-        await self._until(lambda: self._counts() == before)
+        await self._become({})
         if dict(self.holders()) != held:
             raise DemoError(f"allocations changed from {held} to {dict(self.holders())}")
         return f"all registered again after {_ms(start)}, {len(self.kubelet.pods())} pods keep their devices"
@@ -181,10 +248,10 @@ class Demo:
     async def _unplug(self) -> str:
         start = time.monotonic()
         self.node.unplug(self._plugged)
-        await self._until(lambda: self._counts()[XE][1] == 4)
+        await self._become({XE: (6, 4)})
         noticed = _ms(start)
-        await self._until(lambda: self._counts()[XE] == (4, 4))
-        return f"{self._plugged} unhealthy after {noticed}, then gone: {self._summary()}"
+        summary = await self._become({XE: (4, 4)})
+        return f"{self._plugged} is unhealthy after {noticed}, then gone: {summary}"
 
     async def _stop_agent(self) -> str:
         if self.agent is None:
@@ -209,15 +276,32 @@ class Demo:
             raise DemoError(f"pod {name} got no device nodes")
         return container
 
-    async def _until(self, seen: Callable[[], bool]) -> None:
+    def _require_pod(self, name: str) -> None:
+        if name not in {pod.name for pod in self.kubelet.pods()}:
+            raise DemoError(f"the running pod {name} was lost")
+
+    async def _require_waiting(self, resource: str) -> None:
         try:
-            await self.kubelet.until(lambda _kubelet: seen(), _PATIENCE)
+            await self.kubelet.run_pod(Pod("too-late", "default", {"main": {resource: 1}}))
+        except AdmissionError:
+            return
+        raise DemoError(f"a new pod was given a sick device of {resource}")
+
+    async def _become(self, changes: Mapping[str, tuple[int, int]]) -> str:
+        """Waits until these resources have that capacity and so many usable devices, and all others are as before."""
+        self._counted |= changes
+        try:
+            await self.kubelet.until(lambda _kubelet: self._counts() == self._counted, _PATIENCE)
         except TimeoutError as error:
             raise DemoError(str(error)) from error
+        changed = ", ".join(f"{name} {usable}/{all_}" for name, (all_, usable) in changes.items())
+        return f"{changed}, all else as before"
 
     async def _eventually(self, seen: Callable[[], bool], otherwise: str) -> None:
         deadline = time.monotonic() + _PATIENCE
         while not seen():
+            if self.agent is not None and self.agent.returncode is not None:
+                raise DemoError(f"the agent ended with exit code {self.agent.returncode}: {_end_of(self.log)}")
             if time.monotonic() > deadline:
                 raise DemoError(f"{otherwise} within {_PATIENCE:g} s")
             await asyncio.sleep(0.01)
@@ -225,20 +309,49 @@ class Demo:
     def _counts(self) -> dict[str, tuple[int, int]]:
         return {name: (one.capacity, one.allocatable) for name, one in self.kubelet.resources().items()}
 
-    def _unhealthy(self, resource: str, card: str) -> int:
-        devices = self.kubelet.resources()[resource].devices
-        return sum(not status.healthy for id_, status in devices.items() if id_.startswith(f"{card}-"))
+    def _held(self, pod: str, resource: str) -> str:
+        """The first device of the resource that the pod holds."""
+        return next(id_ for (name, id_), holder in self.holders().items() if (name, holder) == (resource, pod))
 
     def _card_of(self, pod: str) -> str:
-        return next(id_ for (_, id_), name in self.holders().items() if name == pod).partition("-")[0]
+        return self._held(pod, I915).partition("-")[0]
 
-    def _summary(self) -> str:
-        return ", ".join(f"{name} {free}/{all_}" for name, (all_, free) in self._counts().items())
+    def _qat_of(self, pod: str) -> str:
+        """The physical function behind the virtual one that the pod holds."""
+        return os.path.basename(
+            os.readlink(os.path.join(self.node.root, "sys/bus/pci/devices", self._held(pod, CY), "physfn"))
+        )
+
+    def _heartbeat(self, pf: str) -> str:
+        return os.path.join(self.node.root, "sys/kernel/debug", f"qat_4xxx_{pf}", "heartbeat/status")
+
+    def _free_queue(self) -> str:
+        """A dedicated DSA queue that no pod holds, the same at each call."""
+        held = {id_ for resource, id_ in self.holders() if resource == DSA}
+        return next(queue for queue in ("wq0.2", "wq0.1") if not any(f"-{queue}-" in id_ for id_ in held))
+
+    def _queue_state(self, queue: str) -> str:
+        return os.path.join(self.node.root, "sys/bus/dsa/devices", queue, "state")
+
+
+def _described(spec: NodeSpec) -> str:
+    gpu_vfs, qat_vfs = sum(gpu.vfs for gpu in spec.gpus), sum(qat.vfs for qat in spec.qats)
+    queues = sum(len(device.queues) for device in (*spec.dsas, *spec.iaas))
+    return (
+        f"{len(spec.gpus)} GPUs with {gpu_vfs} virtual functions, {len(spec.npus)} NPU, {len(spec.qats)} QAT with "
+        f"{qat_vfs} virtual functions, {len(spec.dsas)} DSA and {len(spec.iaas)} IAA with {queues} work queues, "
+        f"{len(spec.dlbs)} DLB, SGX"
+    )
 
 
 def _write(path: str, text: str) -> None:
     with open(path, "w") as file:
         file.write(text)
+
+
+def _end_of(path: str) -> str:
+    with open(path, errors="replace") as file:
+        return file.read()[-500:].strip()
 
 
 def _listing(directory: str) -> list[str]:
