@@ -39,7 +39,7 @@ def measure(scale: Scale) -> Outcome:
         cards = _times(GpuPlugin(GpuConfig(shared_dev_num=_WAYS)), here, count, expected=_CARDS * _WAYS)
     with whole_world() as here:
         families = {name: _times(plugin, here, count, _FOUND[name]) for name, plugin in _offload().items()}
-        looks = asyncio.run(_looks(here, scale.of(30, 5)))
+        looks = asyncio.run(_looks(here, scale.of(30, 2)))
     return Outcome(
         figures=(
             median(f"scan of {_CARDS} cards shared {_WAYS} ways", cards, "ms", budget=15),

@@ -12,7 +12,7 @@ from benchmarks.peer import Registry
 
 
 def measure(scale: Scale) -> Outcome:
-    count = scale.of(15, 3)
+    count = scale.of(15, 2)
     python = [_bare_python() for _ in range(count)]
     cards = [_registered(world) for _ in range(count)]
     families = [_registered(whole_world) for _ in range(count)]

@@ -23,7 +23,7 @@ def test_a_run_prints_a_table_and_writes_the_same_as_json(tmp_path: Path) -> Non
     written = json.loads((tmp_path / "new" / "results.json").read_text())
     names = [figure["name"] for outcome in written["outcomes"].values() for figure in outcome["figures"]]
     assert list(written["outcomes"]) == ["scan", "start"]
-    assert len(names) == 4
+    assert len(names) == 13
     assert all(name in ran.stdout for name in names)
     assert written["quick"]
     assert written["machine"]["cores"] >= 1
