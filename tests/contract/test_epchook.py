@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import platform
 import stat
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from node_api import NodeApi, node_api
+from tls_peer import Request, chunked, response, serving
 from trees import write
 from waiting import until
 
@@ -22,6 +24,7 @@ from accelplane.cli import epchook
 from accelplane.cli.epchook import Fatal, Hook
 from accelplane.cli.staticprint import program
 from accelplane.features import upkeep
+from accelplane.features.upkeep import Node
 
 EPC = 98566144
 RESOURCE, LABEL = "sgx.intel.com/epc", "sgx.intel.com/capable"
@@ -188,6 +191,21 @@ async def test_a_daemon_outlives_an_api_server_in_trouble(tmp_path: Path) -> Non
         finally:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
+
+
+async def test_a_server_that_ends_watches_at_once_is_not_asked_without_end(tmp_path: Path) -> None:
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        node = {"metadata": {"name": "one", "resourceVersion": "1"}}
+        writer.write(chunked() if "watch=" in request.path else response("200 OK", json.dumps(node).encode()))
+
+    async def settled(_node: Node) -> bool:
+        return False
+
+    async with serving(tmp_path, answer) as peer:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await upkeep.keep(peer.api, "one", settled, interval=60)
+        assert len(peer.requests) <= 2
 
 
 @pytest.mark.parametrize("flags", [{}, {"register": True, "node-label": True}])

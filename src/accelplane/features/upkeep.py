@@ -79,19 +79,16 @@ async def keep(api: ApiServer, name: str, settle: Settle, *, interval: float) ->
                 await asyncio.sleep(_CALM)
             await _follow(api, name, node.metadata.resource_version, settle, interval)
             problem = ""
-        except Gone:
-            await asyncio.sleep(_FIRST_RETRY)
         except ApiError as error:
             # Also those who may not watch, by a role of older manifests, get to the node once in a while.
-            if str(error) != problem:
+            if not isinstance(error, Gone) and str(error) != problem:
                 problem = str(error)
                 log.error("%s; trying again, every %g s at last", problem, _LAST_RETRY)
-            if loop.time() - start > _STEADY:
-                retry = _FIRST_RETRY
-            await asyncio.sleep(retry)
-            retry = min(2 * retry, _LAST_RETRY)
-        else:
+        # A server that ends watches as soon as they begin, as one that shuts down does, is in trouble too.
+        if loop.time() - start > _STEADY:
             retry = _FIRST_RETRY
+        await asyncio.sleep(retry)
+        retry = min(2 * retry, _LAST_RETRY)
 
 
 async def _follow(api: ApiServer, name: str, version: str, settle: Settle, interval: float) -> None:
