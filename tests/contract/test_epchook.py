@@ -74,6 +74,13 @@ def test_it_ends_as_the_go_program_does(tmp_path: Path, words: list[str], status
     assert told in done.stderr
 
 
+@pytest.mark.parametrize(("module", "status"), [("main", 255), ("install", 1)])
+def test_a_root_that_is_not_there_has_no_size_at_all(tmp_path: Path, module: str, status: int) -> None:
+    done = ran(module, f"-root={tmp_path}/mistyped", f"-features-dir={tmp_path}")
+    assert (done.returncode, done.stdout) == (status, "")
+    assert "mistyped': not a directory" in done.stderr
+
+
 def test_outside_of_a_cluster_registering_is_fatal(tmp_path: Path) -> None:
     done = ran("main", tree(tmp_path, EPC), "-register", NODE_NAME="one")
     assert (done.returncode, done.stdout) == (255, "")

@@ -279,6 +279,9 @@ def _install_hook(path: str, text: str) -> None:
 
 
 def _epc(root: str) -> int:
+    """Raises `Fatal`."""
+    if not os.path.isdir(root):
+        raise Fatal(f"-root: {root!a}: not a directory, expected one with sys/ and proc/ in it")
     found: Epc = read_epc(Host(root))
     for disagreement in found.disagreements:
         log.warning("%s", disagreement)
