@@ -175,7 +175,7 @@ def take_out_epc(cluster: Cluster) -> None:
     patched(cluster, {"op": "remove", "path": "/status/capacity/sgx.intel.com~1epc"})
 
 
-def test_the_hook_registers_with_the_rights_of_the_original_manifest(
+def test_the_hook_registers_with_the_rights_that_its_manifest_gives(
     cluster: Cluster, node: Node, namespace: str, run: Run, sgx: str
 ) -> None:
     with applied(cluster, DEPLOY / "sgx_plugin/overlays/epc-register"):

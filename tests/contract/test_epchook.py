@@ -215,6 +215,27 @@ async def test_a_server_that_ends_watches_at_once_is_not_asked_without_end(tmp_p
         assert len(peer.requests) <= 2
 
 
+async def test_with_the_rights_of_the_original_manifest_a_node_is_read_again_instead_of_watched(tmp_path: Path) -> None:
+    seen: list[Node] = []
+
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        node = {"metadata": {"name": "one", "resourceVersion": "1"}}
+        refused = response("403 Forbidden", b'{"reason": "Forbidden"}')
+        writer.write(refused if "watch=" in request.path else response("200 OK", json.dumps(node).encode()))
+
+    async def settled(node: Node) -> bool:
+        seen.append(node)
+        return False
+
+    async with serving(tmp_path, answer) as peer:
+        keeper = asyncio.create_task(upkeep.keep(peer.api, "one", settled, interval=60))
+        try:
+            await until(lambda: len(seen) == 2)
+        finally:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+
+
 @pytest.mark.parametrize("flags", [{}, {"register": True, "node-label": True}])
 async def test_cleanup_removes_both_and_nothing_else(tmp_path: Path, flags: dict[str, bool]) -> None:
     async with hooked(tmp_path, cleanup=True, **flags) as (api, _peer, hook):

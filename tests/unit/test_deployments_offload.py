@@ -352,11 +352,14 @@ def test_epc_is_registered_by_a_daemonset_that_waits_for_nothing() -> None:
         "metadata": {"name": "sgx-node-init", "labels": labels, "namespace": "kube-system"},
         "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod}},
     }
-    rule = {"apiGroups": [""], "resources": ["nodes", "nodes/status"], "verbs": ["get", "list", "patch"]}
+    rules = [
+        {"apiGroups": [""], "resources": ["nodes", "nodes/status"], "verbs": ["get", "list", "patch"]},
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["watch"]},
+    ]
     account = {"kind": "ServiceAccount", "name": "sgx-plugin", "namespace": "kube-system"}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "sgx-plugin"}
     assert found.pop(("ServiceAccount", "sgx-plugin"))["metadata"]["namespace"] == "kube-system"
-    assert found.pop(("ClusterRole", "sgx-plugin"))["rules"] == [rule]
+    assert found.pop(("ClusterRole", "sgx-plugin"))["rules"] == rules
     binding = found.pop(("ClusterRoleBinding", "sgx-plugin"))
     assert (binding["roleRef"], binding["subjects"]) == (role, [account])
     assert found == {}
