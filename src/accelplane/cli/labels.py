@@ -37,7 +37,7 @@ SAFETY_INTERVAL = 600.0
 FLAGS = (
     Flag("output", "table", "table or json: print; nfd: write a feature file; node: write the Node's labels"),
     Flag("daemon", False, "with -output=nfd or node: follow the hardware until SIGTERM or SIGINT"),
-    Flag("cleanup", False, "remove what was written: at once, or with -daemon at the end"),
+    Flag("cleanup", False, "remove what was written, the resource only with -epc: at once, or with -daemon at the end"),
     Flag("epc", False, "also make the memory for SGX enclaves known, on the Node as an extended resource"),
     Flag("features-dir", "/etc/kubernetes/node-feature-discovery/features.d", "directory of -output=nfd"),
     Flag("node-name", "", "name of the Node, $NODE_NAME when empty"),
