@@ -90,8 +90,11 @@ async def test_a_config_map_is_followed_through_its_swapped_links(run: Run, kube
         ("plugins: {gpu: {shared-dev-num: many}}", "plugins.gpu: Expected `int`, got `str` - at `$.shared-dev-num`"),
         ("plugins: {gpu: {shared-dev-number: 2}}", "plugins.gpu: Object contains unknown field `shared-dev-number`"),
         ("plugins: {gpu: {shared-dev-num: 0}}", "plugins.gpu: "),
-        ("plugins: {tpu: {}}", "plugins.tpu: no such plugin is installed; there are: gpu, npu"),
-        ("enabled: [tpu]", "no plugin named 'tpu' is installed; there are: gpu, npu"),
+        (
+            "plugins: {tpu: {}}",
+            "plugins.tpu: no such plugin is installed; there are: dlb, dsa, gpu, iaa, npu, qat, sgx",
+        ),
+        ("enabled: [tpu]", "no plugin named 'tpu' is installed; there are: dlb, dsa, gpu, iaa, npu, qat, sgx"),
         ("health-interval: 0", "`$.health-interval`"),
         ("enable: [gpu]", "unknown field `enable`"),
         ("- gpu", "Expected `object`, got `array`"),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from conftest import Start
 from kubelets import Embedded
+from trees import write
 
 from accelplane.plugins.gpu import GpuPlugin
 from accelplane.simulate import GpuSpec, SimulatedNode
@@ -90,6 +91,14 @@ def test_without_a_kubelet_it_says_that_the_rest_is_not_known(node: SimulatedNod
     assert "card1-0" in answer.stdout
     assert "card0" in answer.stdout
     assert "virtual functions" in answer.stdout
+
+
+def test_many_free_ids_that_are_alike_share_a_line(tmp_path: Path, directory: str) -> None:
+    for name in ("sgx_enclave", "sgx_provision"):
+        write(tmp_path / "dev" / name, "")
+    lines = inspect("--root", str(tmp_path), "--kubelet-dir", directory).stdout.splitlines()
+    assert sum("sgx-enclave-0 … sgx-enclave-109 (110)" in line for line in lines) == 1
+    assert sum("sgx.intel.com/" in line for line in lines) == 2
 
 
 def test_a_node_without_devices_is_no_fault(tmp_path: Path, directory: str) -> None:

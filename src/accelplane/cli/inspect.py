@@ -5,6 +5,7 @@ there, the device manager's checkpoint. A running agent is not needed and not di
 """
 
 import asyncio
+import itertools
 import logging
 import os
 import sys
@@ -21,6 +22,8 @@ from accelplane.node import config as configuration
 from accelplane.node.plugins import installed
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.plugins import ScanError
+
+_MANY = 8
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,6 +176,16 @@ def _by_id(held: Iterator[tuple[str, Sequence[str], str]]) -> dict[tuple[str, st
     return {key: tuple(sorted(names)) for key, names in holders.items()}
 
 
+def _folded(rows: Sequence[Row]) -> Iterator[tuple[Row, str]]:
+    """The rows with what to call their devices; one for many in a row that are free and differ by their ids only."""
+    for row, alike in itertools.groupby(rows, lambda row: msgspec.structs.replace(row, id="", unit="")):
+        devices = list(alike)
+        if row.held_by or len(devices) < _MANY:
+            yield from ((device, device.id) for device in devices)
+        else:
+            yield devices[0], f"{devices[0].id} … {devices[-1].id} ({len(devices)})"
+
+
 def _print_tables(report: Report, kubelet_dir: str) -> None:
     from rich import box  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
@@ -184,13 +197,13 @@ def _print_tables(report: Report, kubelet_dir: str) -> None:
     table = Table(box=box.SIMPLE_HEAD, title=None)
     for column in ("RESOURCE", "DEVICE", "ADDRESS", "NUMA", "HEALTH", "ADVERTISED", "HELD BY"):
         table.add_column(column, overflow="fold")
-    for row in report.devices:
+    for row, shown in _folded(report.devices):
         health = Text(row.health or "gone", style="green" if row.health == "Healthy" else "red")
         if row.reason:
             health.append(f" ({row.reason})")
         table.add_row(
             row.resource,
-            row.id,
+            shown,
             row.attributes.get("bdf", "-"),
             ",".join(map(str, row.numa)) if row.numa else "-",
             health,
