@@ -21,13 +21,21 @@ def is_loaded(host: Host, driver: str) -> bool:
     return host.exists(f"{_DRIVERS}/{driver}")
 
 
+def driver_override(host: Host, address: str) -> str:
+    """The driver that the function is kept for, empty for none."""
+    try:
+        return host.text(f"{_DEVICES}/{address}/driver_override").replace("(null)", "")
+    except HostError:
+        return ""
+
+
 def binding(host: Host, address: str, driver: str, what: str, *, part: str = "") -> Iterator[Step]:
     """What is to be written next so that `driver` has the function; nothing when it has."""
     before = driver_of(host, address)
     if before == driver:
         return
     device = f"{_DEVICES}/{address}"
-    override = _override(host, device)
+    override = driver_override(host, address)
     if before:
         yield Step(
             what=what,
@@ -53,14 +61,6 @@ def binding(host: Host, address: str, driver: str, what: str, *, part: str = "")
             part=part,
             explain=partial(_obstacles, address, driver),
         )
-
-
-def _override(host: Host, device: str) -> str:
-    """The driver that the function is kept for, empty for none."""
-    try:
-        return host.text(f"{device}/driver_override").replace("(null)", "")
-    except HostError:
-        return ""
 
 
 def _obstacles(address: str, driver: str, host: Host, _error: HostError) -> str:

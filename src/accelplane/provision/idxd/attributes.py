@@ -42,11 +42,12 @@ class Number(NamedTuple):
 
     def same(self, wanted: str, found: str) -> bool:
         try:
-            return self._kept(int(wanted)) == int(found, 0)
+            return self.kept(int(wanted)) == int(found, 0)
         except ValueError:
             return False
 
-    def _kept(self, value: int) -> int:
+    def kept(self, value: int) -> int:
+        """What the kernel makes of it."""
         return 1 << (value - 1).bit_length() if self.rounded and value > 0 else value
 
     def __str__(self) -> str:
@@ -130,6 +131,9 @@ ALIASES = {
 }
 READ_BUFFERS = frozenset(ALIASES.values())
 
+# Who drives the queues of a type unless `driver_name` says otherwise.
+DRIVERS = {"user": "user", "kernel": "dmaengine"}
+
 # What can be written to a queue that is disabled while its device is enabled.
 _NEEDS_DEVICE_DISABLED = frozenset(("size", "group_id"))
 # What can be written to a device whose configuration is fixed (`configurable` is 0).
@@ -161,9 +165,8 @@ def same(part: Part, attribute: str, wanted: str, found: str) -> bool:
 
 def rounded(part: Part, attribute: str, text: str) -> int:
     """The number that the kernel makes of the text."""
-    value = int(text)
     rule = RULES[part.kind][attribute]
-    return 1 << (value - 1).bit_length() if isinstance(rule, Number) and rule.rounded and value > 0 else value
+    return rule.kept(int(text)) if isinstance(rule, Number) else int(text)
 
 
 def _bits(text: str) -> int:

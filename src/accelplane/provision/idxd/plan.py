@@ -15,6 +15,7 @@ import msgspec
 from accelplane.host import Host
 from accelplane.provision.idxd.attributes import (
     DEVICE,
+    DRIVERS,
     NEVER_FIXED,
     READ_BUFFERS,
     RULES,
@@ -29,7 +30,6 @@ from accelplane.provision.steps import Plan, Step
 
 _LONGEST = 80  # of what is told of a text
 _OLDEST_WITH_TRAFFIC_CLASSES = 0x200
-_DRIVERS = {"user": "user", "kernel": "dmaengine"}
 _QUEUE_ORDER = {name: place for place, name in enumerate(RULES["wq"])}
 
 
@@ -208,7 +208,7 @@ def _has_driver(host: Host, setup: Setup, found: Observed, queue: Part) -> bool:
 def _driver(found: Observed, queue: Part) -> str:
     """The driver that an enabled queue has."""
     values = found.attributes[queue]
-    return found.drivers.get(queue) or values.get("driver_name") or _DRIVERS.get(values.get("type", ""), "user")
+    return found.drivers.get(queue) or values.get("driver_name") or DRIVERS.get(values.get("type", ""), "user")
 
 
 def _locked(found: Observed) -> str:

@@ -11,7 +11,7 @@ import msgspec
 
 from accelplane.host import Host, HostError
 from accelplane.host.drivers import VFIO_PCI, driver_of, vfio_group_is_open
-from accelplane.provision.binding import binding, is_loaded
+from accelplane.provision.binding import binding, driver_override, is_loaded
 from accelplane.provision.idxd.check import problems
 from accelplane.provision.idxd.config import IDXD, IdxdConfig
 from accelplane.provision.idxd.device import Place, observe, places
@@ -83,7 +83,7 @@ def _function_plan(address: str, config: IdxdConfig, host: Host) -> Plan:
         return msgspec.structs.replace(plan, refusal=f"in use: {', '.join(used)}, it stays with {before}")
     steps = list(binding(host, address, driver, f"driver {before or 'none'} -> {driver}"))
     setups = [(device.place, as_it_is(device)) for device in found]
-    back = partial(_function_back, address, before, _override(host, address), setups)
+    back = partial(_function_back, address, before, driver_override(host, address), setups)
     return msgspec.structs.replace(plan, steps=steps, back=back)
 
 
@@ -93,7 +93,7 @@ def _function_back(address: str, driver: str, override: str, setups: Sequence[tu
     steps: list[Step] = []
     if now not in ("", driver):
         steps.append(_step(f"/sys/bus/pci/drivers/{now}/unbind", address))
-    if _override(host, address) != override:
+    if driver_override(host, address) != override:
         steps.append(_step(f"{_FUNCTIONS}/{address}/driver_override", override or "\n"))
     if driver not in ("", now):
         steps.append(_step(f"/sys/bus/pci/drivers/{driver}/bind", address))
@@ -108,14 +108,6 @@ def _function_back(address: str, driver: str, override: str, setups: Sequence[tu
 
 def _step(path: str, text: str) -> Step:
     return Step(what=f"{path} {text.strip()}", path=path, text=text)
-
-
-def _override(host: Host, address: str) -> str:
-    try:
-        text = host.text(f"{_FUNCTIONS}/{address}/driver_override")
-    except HostError:
-        return ""
-    return "" if text == "(null)" else text
 
 
 def _function(host: Host, place: Place) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from accelplane.provision.config import ConfigError, ConfigFile, shown
-from accelplane.provision.idxd.attributes import ALIASES, DEVICE, RULES, Kind, Part
+from accelplane.provision.idxd.attributes import ALIASES, DEVICE, DRIVERS, RULES, Kind, Part
 from accelplane.provision.idxd.tolerant import Value, parse
 
 MAX_DEVICES = 256
@@ -21,7 +21,6 @@ _MAX_NOTES = 20
 _FAMILIES = {"dsa": "dsa", "iaa": "iax"}
 _DEVICE = re.compile(r"(dsa|iax)(X|0|[1-9][0-9]{0,3})", re.ASCII)
 _NUMBER_IN_NAME = re.compile(r"(?<![A-WYZ])X(?![A-WYZ])")
-_DRIVERS = {"user": "user", "kernel": "dmaengine"}
 _NEEDED = ("type", "size", "name")
 
 
@@ -41,7 +40,6 @@ class _Entry(msgspec.Struct, frozen=True):
     """What a template says of one device; `number` is X or digits."""
 
     number: str
-    line: int
     setup: Setup
 
 
@@ -106,14 +104,14 @@ class _TemplateReader:
                     found_twice = f"{shown(name)}, which line {lines[other]} describes already"
                     raise self._error(device, found_twice, "one description of each device")
             lines[number] = device.line
-            yield _Entry(number, device.line, self._device(members, device, number))
+            yield _Entry(number, self._device(members, device, number))
 
     def _device(self, members: Mapping[str, Value], device: Value, number: str) -> Setup:
         attributes: dict[Part, dict[str, str]] = {DEVICE: self._attributes(members, DEVICE, ("groups",))}
         for group in self._list(members.get("groups", Value([], device.line)), "a list of groups"):
             self._group(attributes, group, number)
         queues = {
-            part: values.get("driver_name", _DRIVERS[values["type"]])
+            part: values.get("driver_name", DRIVERS[values["type"]])
             for part, values in attributes.items()
             if part.kind == "wq"
         }
