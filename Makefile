@@ -84,7 +84,7 @@ cluster-down: $(ready)
 lock: $(VENV)/.pinned
 	# the oldest Python that we support needs the most
 	$(PY) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "make lock PYTHON=python3.11" >&2; exit 1; }
-	$(PY) -m piptools compile --quiet --extra dev --extra simulate --output-file constraints.txt $(if $(UPGRADE),--upgrade) \
+	$(PY) -m piptools compile --quiet --extra dev --extra operator --extra simulate --output-file constraints.txt $(if $(UPGRADE),--upgrade) \
 		--generate-hashes --allow-unsafe --strip-extras --no-header \
 		--no-emit-index-url --no-emit-trusted-host --no-emit-find-links pyproject.toml
 
