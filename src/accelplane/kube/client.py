@@ -1,0 +1,317 @@
+"""Requests to the API server: typed objects in and out, and for whatever goes wrong one of the errors of `errors`.
+
+lightkube brings the kinds, kubeconfig files, credentials (the token of a service account is read again when it was
+replaced) and TLS; httpx2 does the HTTP. The requests are made here, because lightkube's watch asks for no bookmarks,
+decodes a list all or nothing, and waits for ever on a server that went silent.
+
+Facts: Kubernetes API concepts (paths, list chunks, watch, bookmarks, patch media types), RFC 3339.
+"""
+
+import asyncio
+import os
+import random
+import ssl
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Generic, Literal, TypeVar
+
+import httpx2
+import msgspec
+from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, KubeConfig, SingleConfig
+from lightkube.config.models import User
+from lightkube.core.exceptions import ConfigError
+
+from .errors import NotFound, Unintelligible, Unreachable, refusal
+from .metrics import Metrics
+from .objects import Object, api_of, document_of, is_namespaced, metadata_of
+
+APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML, too
+JSON_PATCH = "application/json-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
+
+# etcd takes no object above 1.5 MiB; what the server adds to it is far from this.
+MAX_EVENT = 8 * 1024 * 1024
+PAGE = 500
+
+T = TypeVar("T", bound=Object)
+Propagation = Literal["Background", "Foreground", "Orphan"]
+
+
+class Listing(msgspec.Struct, Generic[T], frozen=True):
+    """A list as of one resource version; `unreadable` are the items that are not of the type, undecoded."""
+
+    items: Sequence[T]
+    unreadable: Sequence[tuple[msgspec.Raw, str]]
+    resource_version: str
+
+
+class Watched(msgspec.Struct, frozen=True):
+    """One event of a watch, its object not yet decoded."""
+
+    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
+    object: msgspec.Raw
+
+
+class _ListMetadata(msgspec.Struct, frozen=True):
+    resource_version: str = msgspec.field(name="resourceVersion", default="")
+    rest: str | None = msgspec.field(name="continue", default=None)
+
+
+class _List(msgspec.Struct, frozen=True):
+    # The API writes null for a list of nothing.
+    items: list[msgspec.Raw] | None = None
+    metadata: _ListMetadata = _ListMetadata()
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Which objects of a kind: of one namespace or of all, by label and field selectors."""
+
+    namespace: str = ""
+    labels: str = ""
+    fields: str = ""
+
+
+def load_config(kubeconfig: str = "") -> SingleConfig:
+    """How to reach the API server: the file named, `KUBECONFIG`, a pod's service account, or `~/.kube/config`.
+
+    Raises `lightkube.core.exceptions.ConfigError`.
+    """
+    if path := kubeconfig or os.environ.get("KUBECONFIG", ""):
+        found = KubeConfig.from_file(path).get()
+    elif "KUBERNETES_SERVICE_HOST" in os.environ:
+        found = KubeConfig.from_service_account().get()
+    else:
+        found = KubeConfig.from_file(DEFAULT_KUBECONFIG).get()
+    if found is None:
+        raise ConfigError("the kubeconfig file has no current context")
+    return found
+
+
+class Client:
+    """The API server, for one program. Ends with `close`."""
+
+    def __init__(
+        self, config: SingleConfig, *, field_manager: str, metrics: Metrics | None = None, timeout: float = 10.0
+    ) -> None:
+        self.field_manager = field_manager
+        self.namespace = config.namespace
+        self.metrics = metrics or Metrics()
+        self._timeout = timeout
+        self._http = AsyncClient(
+            config if config.user else config._replace(user=User()), ConnectionParams(timeout=httpx2.Timeout(timeout))
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def get(self, kind: type[T], name: str, namespace: str = "") -> T:
+        """One object. Raises `NotFound`."""
+        path = path_of(kind, namespace, name)
+        return _decode(await self._request("GET", path), kind, f"GET {path}")
+
+    async def list(self, kind: type[T], selection: Selection = Selection(), *, page: int = PAGE) -> Listing[T]:  # noqa: B008 a frozen value
+        """All objects of a selection, asked for in pages. Raises `Gone` when the pages took too long."""
+        path = path_of(kind, selection.namespace)
+        parameters = _selectors(selection) | {"limit": str(page)}
+        items: list[T] = []
+        unreadable: list[tuple[msgspec.Raw, str]] = []
+        decoder = msgspec.json.Decoder(kind)
+        while True:
+            body = await self._request("GET", path, parameters)
+            part = _decode(body, _List, f"GET {path}")
+            for raw in part.items or ():
+                try:
+                    items.append(decoder.decode(raw))
+                except msgspec.MsgspecError as error:
+                    # a view into the whole page otherwise
+                    unreadable.append((raw.copy(), str(error)))
+            if not part.metadata.rest:
+                return Listing(items, unreadable, part.metadata.resource_version)
+            parameters["continue"] = part.metadata.rest
+
+    async def create(self, new: T) -> T:
+        """Makes an object. Raises `AlreadyExists`."""
+        path = path_of(type(new), metadata_of(new).namespace or "")
+        body = await self._request("POST", path, self._manager(), document_of(new))
+        return _decode(body, type(new), f"POST {path}")
+
+    async def replace(self, changed: T, *, subresource: str = "") -> T:
+        """Writes an object that was read before. Raises `Conflict` when it is no longer what was read."""
+        metadata = metadata_of(changed)
+        path = path_of(type(changed), metadata.namespace or "", metadata.name or "", subresource)
+        body = await self._request("PUT", path, self._manager(), document_of(changed))
+        return _decode(body, type(changed), f"PUT {path}")
+
+    async def replace_status(self, changed: T) -> T:
+        """Writes an object's status alone. Raises `Conflict`."""
+        return await self.replace(changed, subresource="status")
+
+    async def apply(self, wanted: T, *, force: bool = True, subresource: str = "") -> T:
+        """Server-side apply: the fields that `wanted` has become ours and as they are there, others stay.
+
+        With `force`, a field that somebody else manages becomes ours; without, that is a `Conflict`.
+        """
+        metadata = metadata_of(wanted)
+        path = path_of(type(wanted), metadata.namespace or "", metadata.name or "", subresource)
+        parameters = self._manager() | {"force": "true" if force else "false"}
+        body = await self._request("PATCH", path, parameters, document_of(wanted), APPLY_PATCH)
+        return _decode(body, type(wanted), f"PATCH {path}")
+
+    async def patch(
+        self,
+        kind: type[T],
+        name: str,
+        change: Mapping[str, object] | Sequence[Mapping[str, object]],
+        *,
+        namespace: str = "",
+        subresource: str = "",
+    ) -> T:
+        """Changes an object: by a merge patch (a mapping) or a JSON patch (a sequence of operations)."""
+        path = path_of(kind, namespace, name, subresource)
+        media = MERGE_PATCH if isinstance(change, Mapping) else JSON_PATCH
+        return _decode(await self._request("PATCH", path, self._manager(), change, media), kind, f"PATCH {path}")
+
+    async def delete(
+        self,
+        kind: type[Object],
+        name: str,
+        namespace: str = "",
+        *,
+        propagation: Propagation = "Background",
+        uid: str | None = None,
+    ) -> bool:
+        """Deletes an object, the one with this uid if given. False when there is none.
+
+        Raises `Conflict` when there is one of another uid.
+        """
+        options: dict[str, object] = {"propagationPolicy": propagation}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        try:
+            await self._request("DELETE", path_of(kind, namespace, name), body=options)
+        except NotFound:
+            return False
+        return True
+
+    async def watch(
+        self, kind: type[Object], selection: Selection, resource_version: str, *, lasting: float, silence: float
+    ) -> AsyncGenerator[Watched, None]:
+        """What happens after a resource version, until the server ends it after about `lasting` seconds.
+
+        Raises `Gone` when that version is too old, and `Unreachable` when nothing came for `silence` seconds: the
+        server sends a bookmark every minute, so silence is a connection that is dead and does not know it.
+        """
+        path = path_of(kind, selection.namespace)
+        parameters = _selectors(selection) | {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            # as other clients do, lest all watches of a server end at the same time
+            "timeoutSeconds": str(int(lasting * (1 + random.random()))),  # noqa: S311 no secret
+        }
+        name = f"WATCH {path}"
+        request = self._http.build_request(
+            "GET", path, params=parameters, timeout=httpx2.Timeout(self._timeout, read=silence)
+        )
+        try:
+            answer = await self._send(request, name)
+            try:
+                if not answer.is_success:
+                    raise refusal(name, answer.status_code, await answer.aread(), answer.headers.get("Retry-After"))
+                async for line in _lines(answer, name):
+                    event = _decode(line, Watched, name)
+                    if event.type == "ERROR":
+                        raise refusal(name, 0, event.object)
+                    yield event
+            finally:
+                await answer.aclose()
+        except (httpx2.HTTPError, OSError, ssl.SSLError) as error:
+            raise Unreachable(name, _cause(error)) from error
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, str] | None = None,
+        body: object = None,
+        media: str = "application/json",
+    ) -> bytes:
+        name = f"{method} {path}"
+        content = None if body is None else msgspec.json.encode(body)
+        headers = {} if content is None else {"Content-Type": media}
+        request = self._http.build_request(method, path, params=parameters, content=content, headers=headers)
+        try:
+            # httpx's time-outs are for each piece of an answer, however many there are
+            async with asyncio.timeout(3 * self._timeout):
+                answer = await self._send(request, name)
+                try:
+                    text = await answer.aread()
+                finally:
+                    await answer.aclose()
+        except (httpx2.HTTPError, OSError, ssl.SSLError) as error:
+            raise Unreachable(name, _cause(error)) from error
+        if not answer.is_success:
+            raise refusal(name, answer.status_code, text, answer.headers.get("Retry-After"))
+        return text
+
+    async def _send(self, request: httpx2.Request, name: str) -> httpx2.Response:
+        code = "<error>"
+        try:
+            answer = await self._http.send(request, stream=True)
+            code = str(answer.status_code)
+        except ConfigError as error:
+            raise Unreachable(name, f"no credentials: {error}") from error
+        finally:
+            self.metrics.requests.labels(code, request.url.host, request.method).inc()
+        return answer
+
+    def _manager(self) -> dict[str, str]:
+        return {"fieldManager": self.field_manager}
+
+
+def path_of(kind: type[Object], namespace: str = "", name: str = "", subresource: str = "") -> str:
+    """Where the API keeps an object, or all of a kind (in one namespace, or, with an empty one, in all)."""
+    info = api_of(kind)
+    group = info.parent or info.resource
+    parts = ["apis", group.group, group.version] if group.group else ["api", group.version]
+    if is_namespaced(kind) and namespace:
+        parts += ["namespaces", namespace]
+    elif is_namespaced(kind) and name:
+        raise ValueError(f"{info.resource.kind} {name}: expected a namespace")
+    parts.append(info.plural)
+    parts += [part for part in (name, subresource) if part]
+    if any("/" in part or part in {"", ".", ".."} for part in parts[1:]):
+        raise ValueError(f"{info.resource.kind} {name!a} in namespace {namespace!a}: cannot be part of a path")
+    return "/" + "/".join(parts)
+
+
+async def _lines(answer: httpx2.Response, name: str) -> AsyncGenerator[bytes, None]:
+    rest = bytearray()
+    async for piece in answer.aiter_bytes():
+        rest += piece
+        while (end := rest.find(b"\n")) >= 0:
+            line = bytes(rest[:end])
+            del rest[: end + 1]
+            if line.strip():
+                yield line
+        if len(rest) > MAX_EVENT:
+            raise Unintelligible(name, f"an event of more than {MAX_EVENT} bytes")
+
+
+Decoded = TypeVar("Decoded")
+
+
+def _decode(text: bytes, kind: type[Decoded], name: str) -> Decoded:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Unintelligible(name, f"the answer is no {kind.__name__}: {error}") from error
+
+
+def _selectors(selection: Selection) -> dict[str, str]:
+    chosen = {"labelSelector": selection.labels, "fieldSelector": selection.fields}
+    return {name: value for name, value in chosen.items() if value}
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

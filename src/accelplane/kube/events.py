@@ -1,0 +1,158 @@
+"""Events: what `kubectl describe` tells of an object at its end.
+
+An event that comes again becomes one with a count, and is written at most every few seconds, so that an object that
+fails ten times a second makes two requests a minute. Nobody waits for an event to be written, and none that cannot be
+is kept for long: the log has it, too.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from datetime import UTC, datetime
+from typing import Literal, NamedTuple
+
+from lightkube.models.core_v1 import ObjectReference
+from lightkube.models.events_v1 import EventSeries
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.events_v1 import Event
+
+from .client import Client
+from .errors import ApiError, NotFound
+from .objects import Object, api_of, metadata_of, micro_time
+
+log = logging.getLogger(__name__)
+
+# The API's limit for a note.
+_MAX_NOTE = 1024
+_MOST = 512
+# An event that has not come again for so long is a new one the next time, as with other recorders.
+_SERIES = 360.0
+
+
+class _Key(NamedTuple):
+    uid: str
+    kind: str
+    type: str
+    reason: str
+    action: str
+    note: str
+
+
+class _Known:
+    def __init__(self, event: Event) -> None:
+        self.event = event
+        self.count = 0
+        self.written = 0
+        self.last = 0.0
+        self.written_at = -1e9
+
+
+class Recorder:
+    """Events of one program, which `run` writes. `component` is its name, `instance` the one of this process."""
+
+    def __init__(self, client: Client, component: str, instance: str, *, every: float = 30.0) -> None:
+        self._client = client
+        self._component = component
+        self._instance = instance
+        self._every = every
+        self._known: OrderedDict[_Key, _Known] = OrderedDict()
+        self._news = asyncio.Event()
+
+    def record(
+        self,
+        regarding: Object,
+        kind: Literal["Normal", "Warning"],
+        reason: str,
+        note: str,
+        *,
+        action: str = "Reconcile",
+    ) -> None:
+        """Notes that something happened to an object. Never waits, never fails."""
+        metadata = metadata_of(regarding)
+        resource = api_of(type(regarding)).resource
+        if len(note.encode()) > _MAX_NOTE:
+            note = note.encode()[: _MAX_NOTE - 3].decode(errors="ignore") + "…"
+        now = time.monotonic()
+        key = _Key(metadata.uid or "", f"{resource.kind}/{metadata.name}", kind, reason, action, note)
+        known = self._known.get(key)
+        if known is None or now - known.last > _SERIES:
+            known = self._known[key] = _Known(
+                Event(
+                    metadata=ObjectMeta(
+                        name=f"{metadata.name}.{uuid.uuid4().hex[:16]}", namespace=metadata.namespace or "default"
+                    ),
+                    eventTime=micro_time(datetime.now(UTC)),
+                    type=kind,
+                    reason=reason,
+                    action=action,
+                    note=note,
+                    reportingController=self._component,
+                    reportingInstance=self._instance,
+                    regarding=ObjectReference(
+                        apiVersion=f"{resource.group}/{resource.version}" if resource.group else resource.version,
+                        kind=resource.kind,
+                        name=metadata.name,
+                        namespace=metadata.namespace,
+                        uid=metadata.uid,
+                        resourceVersion=metadata.resourceVersion,
+                    ),
+                )
+            )
+        known.count += 1
+        known.last = now
+        self._known.move_to_end(key)
+        if len(self._known) > _MOST:
+            self._known.popitem(last=False)
+        self._news.set()
+
+    async def run(self) -> None:
+        """Writes events until cancelled."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            wait = await self._write()
+            if wait is not None:
+                # what is due later is looked at then, and what is new at once
+                asyncio.get_running_loop().call_later(wait, self._news.set)
+
+    async def flush(self) -> None:
+        """Writes what was recorded and not written: the end of a program is worth an event."""
+        await self._write(due=True)
+
+    async def _write(self, *, due: bool = False) -> float | None:
+        """Writes what is due; after how many seconds something will be."""
+        soonest: float | None = None
+        for key, known in list(self._known.items()):
+            now = time.monotonic()
+            if known.written == known.count:
+                if now - known.last > _SERIES:
+                    self._known.pop(key, None)
+                continue
+            rest = 0.0 if due else known.written_at + self._every - now
+            if rest > 0:
+                soonest = rest if soonest is None else min(soonest, rest)
+                continue
+            known.written_at, count = now, known.count
+            try:
+                await self._write_one(known, count)
+            except ApiError as error:
+                log.warning("event %s of %s: not written: %s", key.reason, key.kind, error)
+            # one that could not be written is not tried again until it comes again
+            known.written = count
+        return soonest
+
+    async def _write_one(self, known: _Known, count: int) -> None:
+        metadata = metadata_of(known.event)
+        if known.written:
+            series = EventSeries(count=count, lastObservedTime=micro_time(datetime.now(UTC)))
+            change = {"series": series}
+            try:
+                await self._client.patch(Event, metadata.name or "", change, namespace=metadata.namespace or "")
+                return
+            except NotFound:
+                log.debug("event %s: expired, made anew", metadata.name)
+        if count > 1:
+            known.event.series = EventSeries(count=count, lastObservedTime=micro_time(datetime.now(UTC)))
+        await self._client.create(known.event)

@@ -1,0 +1,282 @@
+"""A program of controllers: shared caches, leader election, probes, metrics, and an end in order.
+
+    manager = Manager(client, election=Election.of("widgets.example.com", "default"))
+    widgets = manager.cache(Widget)
+    manager.controller("widget", reconcile).own(widgets)
+    await manager.run()
+
+Caches, servers and background work run in every process; controllers only in the leader's, once all caches are synced.
+What fails beyond repair ends the program: whoever started it starts it again.
+"""
+
+import asyncio
+import cProfile
+import io
+import logging
+import os
+import pstats
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import NamedTuple, Protocol, TypeVar, cast
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from .cache import Cache, Patience
+from .client import Client, Selection
+from .controller import RESYNC, Controller, Reconcile
+from .events import Recorder
+from .https import Answer, HttpError, HttpLimits, HttpServer, Request
+from .leader import Election, LeaderElector, LeaseLost
+from .objects import Object, trim
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=Object)
+Work = Callable[[], Coroutine[object, object, None]]
+
+OFF = "0"
+"""As an address: no such server."""
+
+_TEXT = "text/plain; charset=utf-8"
+_PAGES = HttpLimits(body=0, connections=64, idle=30)
+
+
+class _Cache(Protocol):
+    """A cache, of whatever it is."""
+
+    @property
+    def synced(self) -> asyncio.Event: ...
+    async def run(self) -> None: ...
+
+
+class _Which(NamedTuple):
+    kind: type[Object]
+    selection: Selection
+    keep: object
+
+
+class Manager:
+    """One program. Everything is added before `run`.
+
+    Addresses are `host:port`, an empty host being all, or `OFF`. With `profiling` the health server has
+    `/debug/tasks`, and `/debug/profile`, which begins a profile and at the second call shows it.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        election: Election | None = None,
+        health_address: str = ":8081",
+        metrics_address: str = ":8080",
+        metrics_tls: ssl.SSLContext | None = None,
+        profiling: bool = False,
+        patience: Patience = Patience(),  # noqa: B008 a frozen value
+        grace: float = 25.0,
+        end: Callable[[int], None] = os._exit,
+    ) -> None:
+        self.client = client
+        self.metrics = client.metrics
+        self.events = Recorder(client, client.field_manager, socket.gethostname())
+        self.elector = LeaderElector(client, election) if election else None
+        self.ports: dict[str, int] = {}
+        self._health_address = health_address
+        self._metrics_address = metrics_address
+        self._metrics_tls = metrics_tls
+        self._profiling = profiling
+        self._patience = patience
+        self._grace = grace
+        self._end = end
+        self._caches: dict[_Which, _Cache] = {}
+        self._controllers: list[Controller] = []
+        self._running: list[asyncio.Task[None]] = []
+        self._contexts: list[AbstractAsyncContextManager[object]] = []
+        self._work: list[tuple[Work, bool]] = []
+        self._checks: dict[str, Callable[[], bool]] = {}
+        self._profile: cProfile.Profile | None = None
+        self._stopping = asyncio.Event()
+
+    def cache(
+        self,
+        kind: type[T],
+        selection: Selection = Selection(),  # noqa: B008 a frozen value
+        *,
+        keep: Callable[[T], None] = trim,
+    ) -> Cache[T]:
+        """The cache of a kind and selection, the same one for all who ask for it."""
+        which = _Which(kind, selection, keep)
+        if which not in self._caches:
+            self._caches[which] = Cache(self.client, kind, selection, keep=keep, patience=self._patience)
+        return cast("Cache[T]", self._caches[which])  # its key has the type
+
+    def controller(
+        self, name: str, reconcile: Reconcile, *, workers: int = 1, resync: float = RESYNC, max_delay: float = 1000.0
+    ) -> Controller:
+        """A controller; say with `own`, `owned` and `mapped` what it is for."""
+        made = Controller(name, reconcile, workers=workers, resync=resync, max_delay=max_delay, metrics=self.metrics)
+        self._controllers.append(made)
+        return made
+
+    def enter(self, context: AbstractAsyncContextManager[object]) -> None:
+        """Has a server or the like run from the beginning to the end of the program."""
+        self._contexts.append(context)
+
+    def background(self, work: Work, *, leader_only: bool = False) -> None:
+        """Has `work` run for as long as the program does, or leads; if it ends by itself that is a failure."""
+        self._work.append((work, leader_only))
+
+    def ready_when(self, name: str, check: Callable[[], bool]) -> None:
+        """Has `/readyz` wait for one thing more than the caches."""
+        self._checks[name] = check
+
+    def stop(self) -> None:
+        """Ends `run`: what was begun is finished, the Lease released."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Runs the program until SIGTERM, SIGINT or `stop`; the second signal ends the process at once.
+
+        Raises what ended any part of it. A lost Lease ends the process.
+        """
+        loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._signalled)
+                stack.callback(loop.remove_signal_handler, number)
+            await self._serve(stack)
+            for context in self._contexts:
+                await stack.enter_async_context(context)
+            parts = [asyncio.create_task(cache.run(), name=f"cache {cache}") for cache in self._caches.values()]
+            parts += [asyncio.create_task(work(), name="background") for work, leading in self._work if not leading]
+            parts.append(asyncio.create_task(self.events.run(), name="events"))
+            stopped = asyncio.create_task(self._stopping.wait(), name="stop")
+            leading = asyncio.create_task(self._lead(), name="controllers")
+            try:
+                await asyncio.wait([*parts, stopped, leading], return_when=asyncio.FIRST_COMPLETED)
+                if self._stopping.is_set():
+                    log.info("stops: finishes what was begun")
+                    await self._finish()
+                else:
+                    await _end_of([*parts, leading])
+            finally:
+                await _cancel([*parts, stopped, leading])
+                if self.elector is not None:
+                    await self.elector.release()
+
+    async def _lead(self) -> None:
+        for cache in self._caches.values():
+            await cache.synced.wait()
+        log.info("all caches are synced")
+        async with asyncio.TaskGroup() as tasks:
+            if self.elector is not None:
+                await self.elector.acquire()
+                tasks.create_task(self._hold(self.elector))
+            for work, leading in self._work:
+                if leading:
+                    tasks.create_task(work())
+            self._running = [
+                tasks.create_task(controller.run(), name=f"controller {controller.name}")
+                for controller in self._controllers
+            ]
+            # without controllers, too, there is something to be the leader of
+            await self._stopping.wait()
+
+    async def _hold(self, elector: LeaderElector) -> None:
+        try:
+            await elector.hold()
+        except LeaseLost as error:
+            log.critical("%s; ends at once", error)
+            logging.shutdown()
+            self._end(1)
+            raise
+
+    async def _finish(self) -> None:
+        """Lets controllers end what they do, the Lease being held meanwhile."""
+        for controller in self._controllers:
+            controller.stop()
+        if self._running:
+            _, left = await asyncio.wait(self._running, timeout=self._grace)
+            for task in left:
+                log.warning("%s: not finished within %g s", task.get_name(), self._grace)
+        async with asyncio.timeout(self._grace):
+            await self.events.flush()
+
+    def _signalled(self) -> None:
+        if self._stopping.is_set():
+            log.critical("second signal: ends at once")
+            logging.shutdown()
+            self._end(1)
+        self._stopping.set()
+
+    # Probes, metrics, profiles
+
+    async def _serve(self, stack: AsyncExitStack) -> None:
+        for name, address, handler, tls in (
+            ("health", self._health_address, self._answer_health, None),
+            ("metrics", self._metrics_address, self._answer_metrics, self._metrics_tls),
+        ):
+            if address == OFF:
+                continue
+            server = HttpServer(handler, _PAGES)
+            self.ports[name] = await server.start(*split_address(address), tls)
+            stack.push_async_callback(server.stop, 1.0)
+
+    def _answer_health(self, request: Request) -> Answer:
+        if request.path == "/healthz":
+            return Answer(200, b"ok", _TEXT)
+        if request.path == "/readyz":
+            waits = [f"cache {cache}" for cache in self._caches.values() if not cache.synced.is_set()]
+            waits += [name for name, check in self._checks.items() if not check()]
+            return Answer(503, f"waits for {', '.join(waits)}".encode(), _TEXT) if waits else Answer(200, b"ok", _TEXT)
+        if self._profiling and request.path == "/debug/tasks":
+            return Answer(200, _tasks().encode(), _TEXT)
+        if self._profiling and request.path == "/debug/profile":
+            return Answer(200, self._profiled().encode(), _TEXT)
+        raise HttpError(404, "no such page")
+
+    def _answer_metrics(self, request: Request) -> Answer:
+        if request.path != "/metrics":
+            raise HttpError(404, "no such page")
+        return Answer(200, generate_latest(self.metrics.registry), CONTENT_TYPE_LATEST)
+
+    def _profiled(self) -> str:
+        if self._profile is None:
+            self._profile = cProfile.Profile()
+            self._profile.enable()
+            return "profiling until this page is asked for again\n"
+        self._profile.disable()
+        text = io.StringIO()
+        pstats.Stats(self._profile, stream=text).sort_stats("cumulative").print_stats(80)
+        self._profile = None
+        return text.getvalue()
+
+
+def split_address(address: str) -> tuple[str | None, int]:
+    """`host:port` as Go programs take it, an empty host being all. Raises `ValueError`."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"address {address!a}: expected host:port, for example :8080")
+    return host.removeprefix("[").removesuffix("]") or None, int(port)
+
+
+def _tasks() -> str:
+    text = io.StringIO()
+    for task in asyncio.all_tasks():
+        task.print_stack(file=text)
+    return text.getvalue()
+
+
+async def _end_of(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Raises what ended the first of them that has ended, which is always too early."""
+    ended = next(task for task in tasks if task.done())
+    await ended
+    raise RuntimeError(f"{ended.get_name()}: ended by itself")
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[object]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
