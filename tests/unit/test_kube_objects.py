@@ -1,0 +1,179 @@
+"""Objects, owners and conditions: the pure parts of the controller runtime."""
+
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lightkube.models.apps_v1 import DaemonSetSpec
+from lightkube.models.core_v1 import PodTemplateSpec
+from lightkube.models.meta_v1 import Condition, LabelSelector, ManagedFieldsEntry, ObjectMeta, OwnerReference
+from lightkube.resources.apps_v1 import DaemonSet
+from lightkube.resources.core_v1 import ConfigMap, Node, Pod
+
+from accelplane.kube import errors
+from accelplane.kube.client import path_of
+from accelplane.kube.conditions import condition, find_condition, with_conditions
+from accelplane.kube.objects import Object, Request, document_of, micro_time, request_of, trim
+from accelplane.kube.owners import controller_of, is_controlled_by, owner_reference, owner_request
+
+
+def daemon_set(uid: str | None) -> DaemonSet:
+    labels = {"app": "plugin"}
+    template = PodTemplateSpec(metadata=ObjectMeta(labels=labels))
+    spec = DaemonSetSpec(selector=LabelSelector(matchLabels=labels), template=template)
+    return DaemonSet(metadata=ObjectMeta(name="plugin", namespace="kube-system", uid=uid), spec=spec)
+
+
+SET = daemon_set("u-1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "namespace", "name", "subresource", "path"),
+    [
+        (Pod, "", "", "", "/api/v1/pods"),
+        (Pod, "a", "", "", "/api/v1/namespaces/a/pods"),
+        (Pod, "a", "p", "", "/api/v1/namespaces/a/pods/p"),
+        (DaemonSet, "a", "d", "status", "/apis/apps/v1/namespaces/a/daemonsets/d/status"),
+        (Node, "", "n", "", "/api/v1/nodes/n"),
+        (Node, "ignored", "n", "", "/api/v1/nodes/n"),
+    ],
+)
+def test_objects_are_where_the_api_keeps_them(
+    kind: type[Object], namespace: str, name: str, subresource: str, path: str
+) -> None:
+    assert path_of(kind, namespace, name, subresource) == path
+
+
+@pytest.mark.parametrize(("namespace", "name"), [("", "p"), ("a", "../secrets/x"), ("a/b", "p"), ("..", "p")])
+def test_what_cannot_be_a_name_makes_no_path(namespace: str, name: str) -> None:
+    with pytest.raises(ValueError, match="Pod"):
+        path_of(Pod, namespace, name)
+
+
+def test_a_document_has_its_kind_and_only_what_was_said() -> None:
+    made = ConfigMap(metadata=ObjectMeta(name="a", namespace="b"), data={"c": ""})
+    expected = {"metadata": {"name": "a", "namespace": "b"}, "data": {"c": ""}}
+    assert document_of(made) == {"apiVersion": "v1", "kind": "ConfigMap", **expected}
+
+
+def test_an_object_without_a_name_has_no_key() -> None:
+    assert request_of(SET) == Request("plugin", "kube-system")
+    with pytest.raises(ValueError, match=r"Pod: has no metadata\.name"):
+        request_of(Pod())
+
+
+def test_trimming_takes_the_managed_fields() -> None:
+    pod = Pod(metadata=ObjectMeta(name="a", managedFields=[ManagedFieldsEntry(manager="x")]))
+    trim(pod)
+    assert pod.metadata
+    assert pod.metadata.managedFields is None
+
+
+def test_an_owner_is_found_by_what_it_owns() -> None:
+    pod = Pod(metadata=ObjectMeta(name="p", namespace="kube-system", ownerReferences=[owner_reference(SET)]))
+    assert owner_request(pod, DaemonSet) == Request("plugin", "kube-system")
+    assert is_controlled_by(pod, SET)
+    assert not is_controlled_by(pod, daemon_set("u-2"))
+    assert controller_of(Pod(metadata=ObjectMeta(name="p"))) is None
+
+
+@pytest.mark.parametrize(
+    ("api_version", "kind", "controller", "found"),
+    [
+        ("apps/v1", "DaemonSet", True, True),
+        ("apps/v1beta2", "DaemonSet", True, True),
+        ("apps/v1", "DaemonSet", False, False),
+        ("apps/v1", "DaemonSet", None, False),
+        ("apps/v1", "ReplicaSet", True, False),
+        ("other/v1", "DaemonSet", True, False),
+        ("v1", "DaemonSet", True, False),
+        ("apps/", "DaemonSet", True, False),
+    ],
+)
+def test_an_owner_is_of_its_group_and_kind_whatever_the_version(
+    api_version: str, kind: str, controller: bool | None, found: bool
+) -> None:
+    reference = OwnerReference(apiVersion=api_version, kind=kind, name="plugin", uid="u", controller=controller)
+    pod = Pod(metadata=ObjectMeta(name="p", namespace="n", ownerReferences=[reference]))
+    assert owner_request(pod, DaemonSet) == (Request("plugin", "n") if found else None)
+
+
+def test_the_owner_of_a_namespaced_object_may_have_no_namespace() -> None:
+    node = Node(metadata=ObjectMeta(name="n", uid="u"))
+    pod = Pod(metadata=ObjectMeta(name="p", namespace="x", ownerReferences=[owner_reference(node)]))
+    assert owner_request(pod, Node) == Request("n")
+
+
+def test_what_was_not_created_yet_cannot_own() -> None:
+    with pytest.raises(ValueError, match="DaemonSet plugin: has no uid"):
+        owner_reference(daemon_set(None))
+
+
+def at(moment: int, kind: str, status: str, reason: str = "R") -> Condition:
+    return Condition(
+        type=kind,
+        status=status,
+        reason=reason,
+        message="",
+        lastTransitionTime=datetime.fromtimestamp(moment, UTC),
+    )
+
+
+def test_a_condition_keeps_its_time_while_its_status_stays() -> None:
+    known = [at(1, "Ready", "True"), at(1, "Other", "False")]
+    assert with_conditions(known, [at(9, "Ready", "True", "New")]) == [at(1, "Ready", "True", "New"), known[1]]
+    assert with_conditions(known, [at(9, "Ready", "False")]) == [at(9, "Ready", "False"), known[1]]
+    assert with_conditions(None, [at(9, "Ready", "False")]) == [at(9, "Ready", "False")]
+
+
+def test_conditions_that_say_nothing_new_leave_nothing_to_write() -> None:
+    known = with_conditions(None, [condition("Ready", True, "Done", generation=1)])
+    assert with_conditions(known, [condition("Ready", True, "Done", generation=1)]) == known
+
+
+@pytest.mark.parametrize(("holds", "status"), [(True, "True"), (False, "False"), (None, "Unknown")])
+def test_a_condition_holds_or_not_or_nobody_knows(holds: bool | None, status: str) -> None:
+    made = condition("Ready", holds, "Why", "because")
+    found = find_condition([made], "Ready")
+    assert found is made
+    assert found.status == status
+    assert find_condition(None, "Ready") is None
+
+
+def test_a_full_second_is_written_with_its_microseconds() -> None:
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    assert msgspec.json.encode(micro_time(moment)) == b'"2026-01-01T00:00:00.000001Z"'
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "kind"),
+    [
+        (404, "NotFound", errors.NotFound),
+        (409, "Conflict", errors.Conflict),
+        (409, "AlreadyExists", errors.AlreadyExists),
+        (410, "Expired", errors.Gone),
+        (410, "", errors.Gone),
+        (429, "TooManyRequests", errors.Throttled),
+        (422, "Invalid", errors.Refused),
+        (500, "", errors.Refused),
+    ],
+)
+def test_a_refusal_is_what_its_reason_says(code: int, reason: str, kind: type[errors.Refused]) -> None:
+    body = msgspec.json.encode({"code": code, "reason": reason, "message": "no"})
+    made = errors.refusal("GET /x", code, body)
+    assert type(made) is kind
+    assert str(made).startswith(f"GET /x: {code} ")
+    assert made.retry_after == 0
+
+
+def test_a_refusal_says_when_to_come_again() -> None:
+    assert errors.refusal("x", 429, b"{}", "7").retry_after == 7
+    assert errors.refusal("x", 500, b'{"details": {"retryAfterSeconds": 3}}').retry_after == 3
+    assert errors.refusal("x", 429, b"", "Wed, 21 Oct 2026 07:28:00 GMT").retry_after == 0
+
+
+@given(code=st.integers(400, 599), body=st.binary(max_size=300), after=st.text(max_size=10))
+def test_whatever_an_answer_says_it_is_a_refusal(code: int, body: bytes, after: str) -> None:
+    assert errors.refusal("GET /x", code, body, after).code == code

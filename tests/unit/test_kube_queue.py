@@ -1,0 +1,129 @@
+"""The work queue, by itself."""
+
+import asyncio
+
+import pytest
+from waiting import until
+
+from accelplane.kube.objects import Request
+from accelplane.kube.queue import QueueClosed, WorkQueue
+
+A, B = Request("a"), Request("b", "somewhere")
+
+
+async def taken(queue: WorkQueue, count: int) -> list[Request]:
+    async with asyncio.timeout(5):
+        return [await queue.take() for _ in range(count)]
+
+
+def nothing_waits(queue: WorkQueue) -> bool:
+    take = queue.take()
+    try:
+        take.send(None)
+    except StopIteration:
+        return False
+    take.close()
+    return True
+
+
+async def test_a_key_added_many_times_is_taken_once() -> None:
+    queue = WorkQueue("test")
+    for key in (A, B, A, A):
+        queue.add(key)
+    assert await taken(queue, 2) == [A, B]
+    assert nothing_waits(queue)
+
+
+async def test_a_key_added_while_it_is_worked_on_comes_again_afterwards_and_not_beside() -> None:
+    queue = WorkQueue("test")
+    queue.add(A)
+    await taken(queue, 1)
+    queue.add(A)
+    queue.add(A)
+    assert nothing_waits(queue)
+    queue.done(A)
+    assert await taken(queue, 1) == [A]
+    queue.done(A)
+    assert nothing_waits(queue)
+
+
+async def test_delays_double_with_failures_up_to_the_longest_and_are_forgotten() -> None:
+    queue = WorkQueue("test", first_delay=0.005, max_delay=1000)
+    delays = [queue.add_failed(A) for _ in range(20)]
+    assert delays[:4] == [0.005, 0.01, 0.02, 0.04]
+    assert delays[-2:] == [1000, 1000]
+    assert [queue.failures(A), queue.failures(B)] == [20, 0]
+    queue.forget(A)
+    assert queue.add_failed(A) == 0.005
+    queue.close()
+
+
+async def test_ten_thousand_failures_do_not_overflow() -> None:
+    queue = WorkQueue("test")
+    assert {queue.add_failed(A) for _ in range(10_000)} >= {0.005, 1000.0}
+    queue.close()
+
+
+async def test_a_server_that_asks_to_be_left_alone_longer_is() -> None:
+    queue = WorkQueue("test")
+    assert queue.add_failed(A, at_least=7) == 7
+    queue.close()
+
+
+async def test_a_delayed_key_comes_by_itself_and_the_sooner_delay_counts() -> None:
+    queue = WorkQueue("test")
+    queue.add_after(A, 3600)
+    queue.add_after(A, 0.01)
+    queue.add_after(A, 3600)
+    assert nothing_waits(queue)
+    assert await taken(queue, 1) == [A]
+
+
+async def test_a_delayed_key_that_is_added_is_taken_at_once_and_only_then() -> None:
+    queue = WorkQueue("test")
+    queue.add_after(A, 0.01)
+    queue.add(A)
+    assert await taken(queue, 1) == [A]
+    queue.done(A)
+    await asyncio.sleep(0.03)
+    assert nothing_waits(queue)
+
+
+async def test_closing_ends_those_who_wait_and_drops_what_waits() -> None:
+    queue = WorkQueue("test")
+    waiting = [asyncio.create_task(queue.take()) for _ in range(3)]
+    await asyncio.sleep(0)
+    queue.add_after(A, 0.001)
+    queue.close()
+    queue.add(A)
+    for task in waiting:
+        with pytest.raises(QueueClosed):
+            await task
+
+
+async def test_two_workers_share_what_there_is_and_no_key_at_a_time() -> None:
+    queue = WorkQueue("test")
+    keys = [Request(str(number)) for number in range(20)]
+    working: set[Request] = set()
+    done: list[Request] = []
+
+    async def work() -> None:
+        while True:
+            key = await queue.take()
+            assert key not in working
+            working.add(key)
+            await asyncio.sleep(0)
+            queue.add(key) if len(done) < 50 else None
+            await asyncio.sleep(0)
+            working.discard(key)
+            done.append(key)
+            queue.done(key)
+
+    workers = [asyncio.create_task(work()) for _ in range(4)]
+    for key in keys * 3:
+        queue.add(key)
+    await until(lambda: len(done) >= 70)
+    assert set(done) == set(keys)
+    queue.close()
+    results = await asyncio.gather(*workers, return_exceptions=True)
+    assert {type(result) for result in results} == {QueueClosed}
