@@ -1,0 +1,87 @@
+"""The arguments that a custom resource means for its plugin: separate words, in the order of Go's operator.
+
+What is not set has the values of Go's operator, which are not always those of the plugins themselves.
+"""
+
+from accelplane.operator import images
+from accelplane.operator.models import (
+    DsaSpec,
+    FpgaSpec,
+    GpuSpec,
+    IaaSpec,
+    NpuSpec,
+    PluginSpec,
+    QatSpec,
+    SgxSpec,
+)
+
+VF_DRIVERS = ("c6xxvf", "4xxxvf")
+# From here on DSA's plugin knows `-driver`.
+_DRIVER_SINCE = "0.36.0"
+
+
+def arguments(spec: PluginSpec) -> tuple[str, ...]:
+    """The arguments of the plugin's container."""
+    return ("-v", str(spec.log_level or 0), *_own(spec))
+
+
+def vf_drivers(spec: QatSpec) -> tuple[str, ...]:
+    """The kernel drivers of virtual functions whose devices are published."""
+    return spec.kernel_vf_drivers or VF_DRIVERS
+
+
+def _own(spec: PluginSpec) -> tuple[str, ...]:
+    match spec:
+        case DsaSpec():
+            # An older image would not start with it, and has what it asks for anyway.
+            old = spec.driver == "idxd" and images.is_below(images.parse(spec.image).tag, _DRIVER_SINCE)
+            return (*(() if old else ("-driver", spec.driver)), *_shared(spec.shared_dev_num))
+        case IaaSpec() | NpuSpec():
+            return _shared(spec.shared_dev_num)
+        case FpgaSpec():
+            return ("-mode", spec.mode or "af")
+        case GpuSpec():
+            return _gpu(spec)
+        case QatSpec():
+            return (
+                *("-dpdk-driver", spec.dpdk_driver or "vfio-pci"),
+                *("-kernel-vf-drivers", ",".join(vf_drivers(spec))),
+                *("-max-num-devices", str(spec.max_num_devices or 32)),
+                *_valued("-allocation-policy", spec.preferred_allocation_policy),
+            )
+        case SgxSpec():
+            return (
+                *("-enclave-limit", str(spec.enclave_limit or 1)),
+                *("-provision-limit", str(spec.provision_limit or 1)),
+                *_switched("-dcap-infra-resources", spec.dcap_infra_resources),
+            )
+        case _:
+            return ()
+
+
+def _gpu(spec: GpuSpec) -> tuple[str, ...]:
+    mode = (f"-monitoring-mode={spec.monitoring_mode}",) if spec.enable_monitoring and spec.monitoring_mode else ()
+    return (
+        *_switched("-enable-monitoring", spec.enable_monitoring),
+        *mode,
+        *_shared(spec.shared_dev_num),
+        *_switched("-resource-manager", spec.resource_manager),
+        *("-allocation-policy", spec.preferred_allocation_policy or "none"),
+        *_valued("-allow-ids", spec.allow_ids),
+        *_valued("-deny-ids", spec.deny_ids),
+        *_valued("-bypath", spec.bypath_mode),
+        *_switched("-health-management", spec.health_management),
+        *((f"-xpumd-endpoint={spec.xpumd_endpoint}",) if spec.xpumd_endpoint else ()),
+    )
+
+
+def _shared(number: int | None) -> tuple[str, ...]:
+    return ("-shared-dev-num", str(number or 1))
+
+
+def _switched(flag: str, on: bool) -> tuple[str, ...]:
+    return (flag,) if on else ()
+
+
+def _valued(flag: str, value: str | None) -> tuple[str, ...]:
+    return (flag, value) if value else ()

@@ -1,0 +1,79 @@
+"""Custom resources in, the DaemonSets that the operator would make of them out; nothing is asked of a cluster.
+
+    rendered(text, settings) -> str      YAML in, YAML out: for tests, for support, and to look before applying
+
+Admission's defaults and checks are done as well, but for what needs a cluster: schema, overlaps, ConfigMaps.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from accelplane.operator import defaulting, images, models, validation
+from accelplane.operator.daemonsets import render
+from accelplane.operator.jsontypes import JsonObject
+from accelplane.operator.settings import ImagePolicy, Settings
+
+_MOST_BYTES = 1024 * 1024
+
+
+class NotRendered(Exception):
+    """The text, or a resource in it, cannot be rendered; the message says which and why."""
+
+
+def rendered(text: str, settings: Settings) -> str:
+    """The DaemonSets of all custom resources in the text; other objects are passed over. Raises `NotRendered`."""
+    import yaml  # noqa: PLC0415 - the operator itself has no use for it
+
+    if len(text.encode()) > _MOST_BYTES:
+        raise NotRendered(f"the text has more than {_MOST_BYTES} bytes")
+    try:
+        documents = [msgspec.json.encode(document) for document in yaml.safe_load_all(text)]
+    except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
+        raise NotRendered(f"this is no YAML of Kubernetes objects: {error}") from None
+    made = [_daemonset(each, settings) for document in documents for each in _resources(document)]
+    if not made:
+        raise NotRendered(f"there is no resource of {models.GROUP}/{models.VERSION}")
+    return yaml.safe_dump_all(made, sort_keys=False)
+
+
+class _Head(msgspec.Struct, rename="camel"):
+    api_version: str = ""
+    kind: str = ""
+    items: list[msgspec.Raw] = []
+
+
+def _resources(document: bytes | msgspec.Raw) -> Iterator[bytes | msgspec.Raw]:
+    """The custom resource in a document, or those of a list."""
+    try:
+        head = msgspec.json.decode(document, type=_Head)
+    except msgspec.ValidationError:
+        return
+    if head.kind.endswith("List"):
+        for item in head.items:
+            yield from _resources(item)
+    elif head.api_version == f"{models.GROUP}/{models.VERSION}":
+        yield document
+
+
+def _daemonset(document: bytes | msgspec.Raw, settings: Settings) -> JsonObject:
+    resource: JsonObject = msgspec.json.decode(document)
+    metadata = resource.get("metadata")
+    name = f"{resource.get('kind')} {metadata.get('name') if isinstance(metadata, dict) else None}"
+    try:
+        plugin = models.decode(_defaulted(resource, settings.images))
+    except msgspec.ValidationError as error:
+        raise NotRendered(f"{name}: {error}") from None
+    verdict = validation.verdict(plugin, settings.images)
+    if verdict.refusal:
+        raise NotRendered(f"{name}: {verdict.refusal}")
+    return render(images.upgrade(plugin, settings.images)[0], settings).as_object()
+
+
+def _defaulted(resource: JsonObject, policy: ImagePolicy) -> JsonObject:
+    kind = resource.get("kind")
+    model = models.BY_KIND.get(kind) if isinstance(kind, str) else None
+    spec = resource.get("spec", {})
+    if model is None or not isinstance(spec, dict):
+        return resource
+    return {**resource, "spec": {**spec, **defaulting.missing(model.family, msgspec.json.encode(resource), policy)}}

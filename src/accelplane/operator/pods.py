@@ -1,0 +1,98 @@
+"""What the API server would refuse in the pods of a DaemonSet, told where it was written: in the custom resource."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from accelplane.operator.models import PluginSpec, Resources, RollingUpdate, Toleration
+from accelplane.operator.quantities import quantity
+
+_SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_NAME = re.compile(r"(?=.{1,63}\Z)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_SHARE = re.compile(r"[0-9]+|(100|[1-9]?[0-9])%", re.ASCII)
+_OPERATORS = ("", "Exists", "Equal")
+_EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
+_MOST_ANNOTATIONS = 256 * 1024
+
+
+def pod_refusals(spec: PluginSpec) -> Iterator[str]:
+    """What is wrong with the fields that go into the pods as they are; each names the field."""
+    for key, value in spec.node_selector.items():
+        if not _is_key(key):
+            yield f"nodeSelector has the key {key!a}, expected a label's name"
+        if value and not _NAME.fullmatch(value):
+            yield f"nodeSelector[{key}] is {value!a}, expected a label's value"
+    for position, toleration in enumerate(spec.tolerations):
+        for problem in _toleration(toleration):
+            yield f"tolerations[{position}].{problem}"
+    for position, secret in enumerate(spec.image_pull_secrets):
+        if not _SUBDOMAIN.fullmatch(secret.name):
+            yield f"imagePullSecrets[{position}].name is {secret.name!a}, expected the name of a secret"
+    if spec.priority_class_name and not _SUBDOMAIN.fullmatch(spec.priority_class_name):
+        yield f"priorityClassName is {spec.priority_class_name!a}, expected the name of a priority class"
+    if spec.resources:
+        yield from _resources(spec.resources)
+    if spec.update_strategy and spec.update_strategy.rolling_update:
+        if spec.update_strategy.type == "OnDelete":
+            yield "updateStrategy.type is OnDelete and rollingUpdate is set, expected one of them"
+        yield from _rolling_update(spec.update_strategy.rolling_update)
+    yield from _annotations(spec.pod_annotations)
+
+
+def _toleration(toleration: Toleration) -> Iterator[str]:
+    if toleration.operator not in _OPERATORS:
+        yield f"operator is {toleration.operator!a}, expected Exists or Equal"
+    if toleration.effect not in _EFFECTS:
+        yield f"effect is {toleration.effect!a}, expected {', '.join(_EFFECTS[1:])} or none"
+    if toleration.key and not _is_key(toleration.key):
+        yield f"key is {toleration.key!a}, expected a taint's name"
+    if not toleration.key and toleration.operator != "Exists":
+        yield "key is empty, expected one, or Exists as operator"
+    if toleration.operator == "Exists" and toleration.value:
+        yield f"value is {toleration.value!a} and operator is Exists, expected no value"
+    if toleration.value and not _NAME.fullmatch(toleration.value):
+        yield f"value is {toleration.value!a}, expected a taint's value"
+    if toleration.toleration_seconds is not None and toleration.effect != "NoExecute":
+        yield f"tolerationSeconds is {toleration.toleration_seconds}, expected NoExecute as effect"
+
+
+def _resources(resources: Resources) -> Iterator[str]:
+    for field, amounts in (("limits", resources.limits), ("requests", resources.requests)):
+        for name, amount in amounts.items():
+            number = quantity(amount)
+            if not _is_key(name):
+                yield f"resources.{field} has the key {name!a}, expected a resource's name"
+            if number is None or number < 0:
+                yield f"resources.{field}[{name}] is {amount!a}, expected an amount like 100m or 64Mi"
+    for name, amount in resources.requests.items():
+        wanted, most = quantity(amount), quantity(resources.limits.get(name, amount))
+        if wanted is not None and most is not None and wanted > most:
+            limit = resources.limits[name]
+            yield f"resources.requests[{name}] is {amount!a}, expected no more than the limit {limit!a}"
+
+
+def _rolling_update(update: RollingUpdate) -> Iterator[str]:
+    for field, value in (("maxSurge", update.max_surge), ("maxUnavailable", update.max_unavailable)):
+        if value is not None and not _SHARE.fullmatch(str(value)):
+            yield f"updateStrategy.rollingUpdate.{field} is {value!a}, expected a number or a share like 10%"
+    if update.max_surge not in (None, 0, "0%"):
+        yield (
+            f"updateStrategy.rollingUpdate.maxSurge is {update.max_surge!a}, expected 0: two plugins on a node would "
+            "both register the same resources"
+        )
+    if update.max_unavailable in (0, "0%"):
+        yield "updateStrategy.rollingUpdate.maxUnavailable is 0, expected 1 or more: no pod could be replaced"
+
+
+def _annotations(annotations: Mapping[str, str]) -> Iterator[str]:
+    for key in annotations:
+        if not _is_key(key.lower()):
+            yield f"podAnnotations has the key {key!a}, expected an annotation's name"
+    size = sum(len(text.encode()) for pair in annotations.items() for text in pair)
+    if size > _MOST_ANNOTATIONS:
+        yield f"podAnnotations has {size} bytes, expected {_MOST_ANNOTATIONS} or fewer"
+
+
+def _is_key(text: str) -> bool:
+    """Whether it is a qualified name: `name` or `prefix.example/name`."""
+    prefix, slash, name = text.rpartition("/")
+    return bool(_NAME.fullmatch(name)) and (not slash or bool(_SUBDOMAIN.fullmatch(prefix)))
