@@ -296,6 +296,8 @@ async def _lines(answer: httpx2.Response, name: str) -> AsyncGenerator[bytes, No
                 yield line
         if len(rest) > MAX_EVENT:
             raise Unintelligible(name, f"an event of more than {MAX_EVENT} bytes")
+    if rest.strip():
+        yield bytes(rest)
 
 
 Decoded = TypeVar("Decoded")

@@ -1,0 +1,222 @@
+"""Requests to an API server that does as it should, and to one that does not."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from kubeapi import KubeApi, kube_api
+from kubekinds import Config, Widget, WidgetSpec, WidgetStatus, widget
+from lightkube.core.exceptions import ConfigError
+from waiting import until
+
+from accelplane.kube import errors
+from accelplane.kube.client import Client, Selection, Watched, load_config
+from accelplane.kube.metrics import Metrics
+from accelplane.kube.objects import Metadata
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[KubeApi]:
+    async with kube_api() as running:
+        yield running
+
+
+@pytest.fixture
+async def client(api: KubeApi) -> AsyncIterator[Client]:
+    made = Client(api.config, field_manager="test", timeout=1)
+    yield made
+    await made.close()
+
+
+async def events(client: Client, since: str = "100", *, silence: float = 5, lasting: float = 60) -> list[Watched]:
+    """Everything that a watch tells until the server ends it."""
+    watch = client.watch(Widget, Selection(), since, lasting=lasting, silence=silence)
+    return [event async for event in watch]
+
+
+async def test_an_object_is_made_read_changed_and_deleted(api: KubeApi, client: Client) -> None:
+    made = await client.create(Widget(metadata=Metadata(name="w"), spec=WidgetSpec(size=1)))
+    assert made.metadata.uid
+    made.spec.size = 2
+    await client.replace(made)
+    read = await client.get(Widget, "w")
+    assert read.spec.size == 2
+    read.status = WidgetStatus(done=2)
+    read.spec.size = 77
+    await client.replace_status(read)
+    assert api.get("widgets", "w") == {
+        "apiVersion": "example.com/v1",
+        "kind": "Widget",
+        "spec": {"size": 2},
+        "status": {"done": 2},
+        "metadata": {"name": "w", "namespace": "", "uid": made.metadata.uid, "resourceVersion": str(api.version)},
+    }
+    assert await client.delete(Widget, "w")
+    assert not await client.delete(Widget, "w")
+
+
+async def test_apply_says_who_applies_and_takes_fields_over(api: KubeApi, client: Client) -> None:
+    made = await client.apply(Config(metadata=Metadata(name="c", namespace="n"), data={"a": "b"}))
+    assert made.data == {"a": "b"}
+    asked = api.asked[-1]
+    assert asked.content_type == "application/apply-patch+yaml"
+    assert asked.parameters == {"fieldManager": "test", "force": "true"}
+    assert asked.body["kind"] == "ConfigMap"
+
+
+async def test_a_mapping_is_a_merge_patch_and_a_sequence_a_json_patch(api: KubeApi, client: Client) -> None:
+    api.put("widgets", widget("w"))
+    assert (await client.patch(Widget, "w", {"spec": {"size": 3}})).spec.size == 3
+    api.fault("PATCH", 422)
+    with pytest.raises(errors.Refused):
+        await client.patch(Widget, "w", [{"op": "add", "path": "/spec/size", "value": 4}])
+    assert [asked.content_type.partition("/")[2] for asked in api.asked] == ["merge-patch+json", "json-patch+json"]
+
+
+async def test_deleting_spares_an_object_of_the_same_name(api: KubeApi, client: Client) -> None:
+    api.put("widgets", widget("w"))
+    with pytest.raises(errors.Conflict):
+        await client.delete(Widget, "w", uid="another")
+    assert api.get("widgets", "w")
+
+
+async def test_long_lists_come_in_pages(api: KubeApi, client: Client) -> None:
+    for number in range(25):
+        api.put("widgets", widget(f"w{number:02}"))
+    listing = await client.list(Widget, page=10)
+    assert [item.metadata.name for item in listing.items] == [f"w{number:02}" for number in range(25)]
+    assert listing.resource_version == str(api.version)
+    assert api.count("GET") == 3
+
+
+async def test_an_empty_list_may_be_null(client: Client) -> None:
+    assert (await client.list(Widget)).items == []
+
+
+async def test_one_object_that_cannot_be_decoded_hides_no_others(api: KubeApi, client: Client) -> None:
+    api.put("widgets", widget("a"))
+    api.put("widgets", {"metadata": {"name": "b"}, "spec": {"size": "large"}})
+    api.put("widgets", widget("c"))
+    listing = await client.list(Widget)
+    assert [item.metadata.name for item in listing.items] == ["a", "c"]
+    assert [why for _, why in listing.unreadable] == ["Expected `int`, got `str` - at `$.spec.size`"]
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (404, errors.NotFound),
+        (409, errors.Conflict),
+        (410, errors.Gone),
+        (429, errors.Throttled),
+        (500, errors.Refused),
+        (503, errors.Refused),
+        (302, errors.Refused),
+    ],
+)
+async def test_each_refusal_is_an_error_of_its_own(
+    api: KubeApi, client: Client, status: int, error: type[errors.Refused]
+) -> None:
+    api.fault("GET", status, headers={"Retry-After": "12"})
+    with pytest.raises(error, match=f"GET /apis/example.com/v1/widgets/w: {status}") as raised:
+        await client.get(Widget, "w")
+    assert raised.type is error
+    assert raised.value.retry_after == 12
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"[]", b"{}", b'{"metadata": 3}', b'{"metadata": {"name": "w"}'])
+async def test_junk_is_said_to_be_junk(api: KubeApi, client: Client, body: bytes) -> None:
+    api.fault("GET", 200, body=body)
+    with pytest.raises(errors.Unintelligible, match="the answer is no Widget"):
+        await client.get(Widget, "w")
+
+
+async def test_a_server_that_does_not_answer_is_unreachable(api: KubeApi) -> None:
+    client = Client(api.config, field_manager="test", timeout=0.1)
+    api.fault("GET", hang=True)
+    with pytest.raises(errors.Unreachable, match="ReadTimeout"):
+        await client.get(Widget, "w")
+    await client.close()
+
+
+async def test_a_connection_that_breaks_is_unreachable_and_the_next_one_works(api: KubeApi, client: Client) -> None:
+    api.put("widgets", widget("w"))
+    api.fault("GET")
+    with pytest.raises(errors.Unreachable):
+        await client.get(Widget, "w")
+    assert await client.get(Widget, "w")
+
+
+async def test_a_server_that_is_not_there_is_unreachable(api: KubeApi, client: Client) -> None:
+    await api.stop()
+    with pytest.raises(errors.Unreachable, match="ConnectError"):
+        await client.get(Widget, "w")
+
+
+async def test_a_watch_tells_what_happens_and_asks_for_bookmarks(api: KubeApi, client: Client) -> None:
+    api.bookmarks_every = 0.01
+    api.put("widgets", widget("w"))
+    kinds = [event.type for event in await events(client, lasting=1)]
+    assert kinds[0] == "ADDED"
+    assert set(kinds[1:]) == {"BOOKMARK"}
+    assert api.asked[-1].parameters["allowWatchBookmarks"] == "true"
+
+
+async def test_a_silent_watch_is_taken_for_dead(api: KubeApi, client: Client) -> None:
+    api.silent = True
+    with pytest.raises(errors.Unreachable, match="ReadTimeout"):
+        await events(client, silence=0.1)
+
+
+async def test_a_watch_from_too_long_ago_is_gone(api: KubeApi, client: Client) -> None:
+    api.put("widgets", widget("w"))
+    api.compact()
+    with pytest.raises(errors.Gone):
+        await events(client)
+    api.fault("WATCH", 410)
+    with pytest.raises(errors.Gone):
+        await events(client, str(api.version))
+
+
+@pytest.mark.parametrize("line", [b"junk", b"{}", b'{"type": "ODD", "object": {}}', b'{"type": "ADDED"}', b"\xff"])
+async def test_junk_in_a_watch_is_said_to_be_junk(api: KubeApi, client: Client, line: bytes) -> None:
+    watching = asyncio.create_task(events(client))
+    await until(lambda: api.watches == 1)
+    api.say(line)
+    with pytest.raises(errors.Unintelligible, match="the answer is no Watched"):
+        await watching
+
+
+async def test_requests_are_counted_by_status(api: KubeApi) -> None:
+    metrics = Metrics()
+    client = Client(api.config, field_manager="test", metrics=metrics)
+    await client.list(Widget)
+    with pytest.raises(errors.NotFound):
+        await client.get(Widget, "w")
+    counted = {
+        sample.labels["code"]: sample.value
+        for metric in metrics.registry.collect()
+        for sample in metric.samples
+        if sample.name == "rest_client_requests_total"
+    }
+    assert counted == {"200": 1, "404": 1}
+    await client.close()
+
+
+KUBECONFIG = """
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:%d"}}]
+contexts: [{name: x, context: {cluster: c, namespace: %s}}]
+current-context: x
+"""
+
+
+def test_the_file_named_wins_over_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named, environment = tmp_path / "named", tmp_path / "environment"
+    named.write_text(KUBECONFIG % (1, "named"))
+    environment.write_text(KUBECONFIG % (2, "environment"))
+    monkeypatch.setenv("KUBECONFIG", str(environment))
+    assert load_config(str(named)).namespace == "named"
+    assert load_config().namespace == "environment"
+    with pytest.raises(ConfigError, match="not found"):
+        load_config(str(tmp_path / "none"))
