@@ -17,7 +17,6 @@ from msgspec import Struct
 log = logging.getLogger(__name__)
 
 SUITES = ("ECDHE-RSA-AES256-GCM-SHA384", "ECDHE-ECDSA-AES256-GCM-SHA384")
-_LOOK_AGAIN = 1.0  # seconds; files need not be looked at more often than that in a storm of handshakes
 
 _Stamp = tuple[tuple[int, int, int], ...]
 
@@ -65,9 +64,13 @@ class ServingTls:
         with _memory(certificate) as first, _memory(key) as second:
             self._current = _with_pair(self._settings, first, second, "the certificate in memory")
 
-    def follow(self, directory: str) -> None:
-        """Serves `tls.crt` and `tls.key` of `directory`, and their successors. Raises `CertificateError`."""
-        files = _Files(self._settings, os.path.join(directory, "tls.crt"), os.path.join(directory, "tls.key"))
+    def follow(self, directory: str, *, look_again: float = 1.0) -> None:
+        """Serves `tls.crt` and `tls.key` of `directory`, and their successors. Raises `CertificateError`.
+
+        In a storm of handshakes the files are looked at every `look_again` seconds.
+        """
+        paths = os.path.join(directory, "tls.crt"), os.path.join(directory, "tls.key")
+        files = _Files(self._settings, *paths, look_again)
         self._current = files.load()
         self._files = files
 
@@ -83,12 +86,13 @@ class ServingTls:
 class _Files:
     """A pair of files and when they were last looked at."""
 
-    def __init__(self, settings: TlsSettings, certificate: str, key: str) -> None:
+    def __init__(self, settings: TlsSettings, certificate: str, key: str, look_again: float) -> None:
         self._settings = settings
         self._certificate = certificate
         self._key = key
         self._loaded: _Stamp = ()
-        self._looked = -_LOOK_AGAIN
+        self._look_again = look_again
+        self._looked = 0.0
         self._problem = ""
 
     def load(self) -> ssl.SSLContext:
@@ -101,7 +105,7 @@ class _Files:
     def changed(self) -> ssl.SSLContext | None:
         """A context for what is new. What cannot be loaded is said once, and the former pair goes on."""
         now = time.monotonic()
-        if now - self._looked < _LOOK_AGAIN:
+        if now - self._looked < self._look_again:
             return None
         self._looked = now
         try:

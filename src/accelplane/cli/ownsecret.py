@@ -1,0 +1,80 @@
+"""Where the SGX webhook keeps a certificate of its own: a Secret that is there already, and one configuration.
+
+It needs no more rights than to read and to patch these two objects.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from msgspec import Raw, Struct
+
+from accelplane.apiserver import JSON_PATCH, ApiError, ApiServer, Refused, object_path
+from accelplane.kube.jsonpatch import Operation, pointer
+from accelplane.kube.trust import Held, Target, TargetKind, TrustError
+
+T = TypeVar("T")
+
+_CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+
+
+class _Metadata(Struct, frozen=True, rename="camel"):
+    resource_version: str
+
+
+class _Secret(Struct, frozen=True):
+    metadata: _Metadata
+    data: Mapping[str, str] | None = None
+
+
+class SecretStore:
+    """A `TrustStore` for one Secret and one MutatingWebhookConfiguration."""
+
+    def __init__(self, api: ApiServer, namespace: str, secret: str, configuration: str) -> None:
+        self._api = api
+        self._secret = object_path(f"/api/v1/namespaces/{namespace}/secrets", secret)
+        self._configuration = object_path(_CONFIGURATIONS, configuration)
+
+    async def read(self) -> Held | None:
+        """Raises `TrustError`, also when there is no such Secret: to make one is not this program's right."""
+        secret = await self._get(self._secret, _Secret)
+        try:
+            data = {name: base64.b64decode(text, validate=True) for name, text in (secret.data or {}).items()}
+        except ValueError as error:
+            raise TrustError(f"{self._secret}: {error}; expected base64") from error
+        return Held(data, secret.metadata.resource_version)
+
+    async def write(self, data: dict[str, bytes], version: str | None) -> bool:
+        """Raises `TrustError`."""
+        encoded = {name: base64.b64encode(content).decode("ascii") for name, content in data.items()}
+        operations = [
+            Operation("test", pointer("metadata", "resourceVersion"), version),
+            Operation("add", pointer("data"), encoded),
+        ]
+        try:
+            await self._api.patch(self._secret, operations, JSON_PATCH, Raw)
+        except Refused as error:
+            # What the API server makes of a test that fails, and of a write that comes in between.
+            if error.status in (409, 422):
+                return False
+            raise TrustError(str(error)) from error
+        except ApiError as error:
+            raise TrustError(str(error)) from error
+        return True
+
+    async def targets(self) -> Sequence[tuple[TargetKind, Target]]:
+        """Raises `TrustError`."""
+        return [("MutatingWebhookConfiguration", await self._get(self._configuration, Target))]
+
+    async def patch(self, kind: TargetKind, name: str, operations: Sequence[Operation]) -> None:
+        """Raises `TrustError`."""
+        try:
+            await self._api.patch(self._configuration, operations, JSON_PATCH, Raw)
+        except ApiError as error:
+            raise TrustError(str(error)) from error
+
+    async def _get(self, path: str, kind: type[T]) -> T:
+        try:
+            return await self._api.get(path, kind)
+        except ApiError as error:
+            raise TrustError(str(error)) from error

@@ -1,0 +1,195 @@
+"""`intel_sgx_admissionwebhook`: the pod webhook of SGX, alone in a process.
+
+Its certificate comes from files, which whoever issues it keeps fresh, and then nothing is ever asked of the API. With
+`-certificate-secret` the certificate is its own: issued, renewed, kept in that Secret and made known to the API server.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import get_args
+
+from accelplane.admission.sgx import SgxOptions, SocketVolume, mutator
+from accelplane.apiserver import SERVICE_ACCOUNT, ApiError, ApiServer
+from accelplane.cli import logflags, signals
+from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.kube.admission import AdmissionServer
+from accelplane.kube.https import Answer, HttpError, HttpServer, Request
+from accelplane.kube.tls import CertificateError, ServingTls, TlsSettings
+
+log = logging.getLogger(__name__)
+
+PROGRAM = "intel_sgx_admissionwebhook"
+
+FLAGS = (
+    Flag("kubeconfig", "", "accepted; nothing is asked of the API but with -certificate-secret, and then in a cluster"),
+    Flag("port", 9443, "port of the webhook"),
+    Flag("cert-dir", "/tmp/k8s-webhook-server/serving-certs",  # noqa: S108 - where existing manifests mount it
+         "directory of tls.crt and tls.key, which are read again when they change"),
+    Flag("tls-1.3", False, "allow TLS 1.3 as well; without it there is TLS 1.2 with two suites, and nothing else"),
+    Flag("metrics-bind-address", "0", "where /metrics is served, as host:port or :port; 0 means nowhere"),
+    Flag("aesmd-name", "aesmd", "the quote provider that is a daemon, and the name of its container"),
+    Flag("aesmd-socket-dir", "/var/run/aesmd", "directory of the daemon's socket"),
+    Flag("aesmd-volume", "auto", "where that directory is: hostPath (the node's), emptyDir (the pod's), or auto: the "
+         "pod's when the daemon is one of its containers"),
+    Flag("aesmd-sidecar-without-epc", False, "a container of the daemon's name is a side-car even without EPC"),
+    Flag("epc-whole-pages", False, "round the annotation sgx.intel.com/epc up to pages of 4 KiB, for Kata Containers"),
+    Flag("certificate-secret", "", "Secret of the pod's own namespace for a certificate of the webhook's own; it has "
+         "to exist, empty at first"),
+    Flag("service", "intelsgxwebhook-webhook-service", "service in front of the webhook, for -certificate-secret"),
+    Flag("webhook-configuration", "intelsgxwebhook-mutating-webhook-configuration",
+         "MutatingWebhookConfiguration that is to trust the webhook's own certificate"),
+    *logflags.FLAGS,
+)  # fmt: skip
+
+
+class Fatal(Exception):
+    """What ends the command with status 1."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The entry point; 1 for what is fatal, 2 for flags."""
+    signals.end_at_once()
+    given = parse_or_exit(PROGRAM, FLAGS, sys.argv[1:] if arguments is None else arguments, lenient=True)
+    values = {flag.name: flag.default for flag in FLAGS} | given
+    try:
+        logflags.start(given, PROGRAM)
+        options = sgx_options(values)
+        asyncio.run(_serve(values, options))
+    except (Fatal, CertificateError, ApiError, ValueError) as error:
+        log.critical("%s", error)
+        return 1
+    except OSError as error:
+        log.critical("%s%s", f"{error.filename}: " if error.filename else "", error.strerror or error)
+        return 1
+    return 0
+
+
+def sgx_options(values: Mapping[str, Value]) -> SgxOptions:
+    """Raises `ValueError` naming the flag that is wrong."""
+    volumes: Mapping[str, SocketVolume] = {one: one for one in get_args(SocketVolume)}
+    volume = volumes.get(str(values["aesmd-volume"]))
+    if volume is None:
+        raise ValueError(f"-aesmd-volume: {values['aesmd-volume']!a}: expected one of {', '.join(volumes)}")
+    directory = str(values["aesmd-socket-dir"])
+    if not directory.startswith("/"):
+        raise ValueError(f"-aesmd-socket-dir: {directory!a}: expected an absolute path")
+    if not values["aesmd-name"]:
+        raise ValueError("-aesmd-name: is empty, expected the name of a container")
+    return SgxOptions(
+        aesmd_name=str(values["aesmd-name"]),
+        socket_directory=directory,
+        socket_volume=volume,
+        sidecar_without_epc=bool(values["aesmd-sidecar-without-epc"]),
+        whole_pages=bool(values["epc-whole-pages"]),
+    )
+
+
+async def _serve(values: Mapping[str, Value], options: SgxOptions) -> None:
+    """Runs until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    for number in signals.ENDING:
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    tls = ServingTls(TlsSettings(newer=bool(values["tls-1.3"])))
+    pages = {"/healthz": lambda: (200, "ok\n"), "/readyz": lambda: (200, "ok\n") if tls.ready else (503, "no\n")}
+    server = AdmissionServer([mutator(options)], pages)
+    async with _certified(values, tls), _metrics(str(values["metrics-bind-address"]), server):
+        port = await _listening(server, int(values["port"]), tls)
+        log.info("serving at port %d", port)
+        await stop.wait()
+        log.info("ending")
+        await server.stop()
+
+
+async def _listening(server: AdmissionServer, port: int, tls: ServingTls) -> int:
+    """Raises `Fatal`."""
+    try:
+        return await server.start(None, port, tls.context)
+    except (OSError, OverflowError) as error:
+        raise Fatal(f"-port: {port}: {error}") from error
+
+
+@contextlib.asynccontextmanager
+async def _certified(values: Mapping[str, Value], tls: ServingTls) -> AsyncGenerator[None]:
+    """A certificate for the server while entered. Raises `CertificateError`, `ApiError` and `Fatal`."""
+    secret = str(values["certificate-secret"])
+    if not secret:
+        tls.follow(str(values["cert-dir"]))
+        yield
+        return
+    # Imported here: the library for certificates is as large as everything else in this process.
+    from accelplane.cli.ownsecret import SecretStore  # noqa: PLC0415
+    from accelplane.kube.trust import Trust, TrustSettings  # noqa: PLC0415
+
+    namespace = _own_namespace()
+    store = SecretStore(ApiServer.in_cluster(), namespace, secret, str(values["webhook-configuration"]))
+    trust = Trust(store, tls, TrustSettings(service=str(values["service"]), namespace=namespace))
+    task = asyncio.create_task(trust.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@contextlib.asynccontextmanager
+async def _metrics(address: str, server: AdmissionServer) -> AsyncGenerator[None]:
+    """The page of metrics at `address` while entered. Raises `Fatal`."""
+    if address == "0":
+        yield
+        return
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise Fatal(f"-metrics-bind-address: {address!a}: expected host:port, :port or 0")
+
+    def page(request: Request) -> Answer:
+        if request.path != "/metrics":
+            raise HttpError(404, "there is /metrics")
+        return Answer(200, metrics_text(server).encode(), "text/plain; version=0.0.4; charset=utf-8")
+
+    pages = HttpServer(page)
+    try:
+        await pages.start(host.strip("[]") or None, int(port))
+    except (OSError, OverflowError) as error:
+        raise Fatal(f"-metrics-bind-address: {address!a}: {error}") from error
+    try:
+        yield
+    finally:
+        await pages.stop()
+
+
+def metrics_text(server: AdmissionServer) -> str:
+    """The counts as Prometheus reads them; prometheus-client would be the largest part of this process."""
+    lines = [
+        "# HELP controller_runtime_webhook_requests_total Reviews by webhook and outcome.",
+        "# TYPE controller_runtime_webhook_requests_total counter",
+    ]
+    for path, tally in server.tallies.items():
+        for outcome, count in sorted(tally.outcomes.items()):
+            lines.append(f'controller_runtime_webhook_requests_total{{webhook="{path}",outcome="{outcome}"}} {count}')
+    lines += [
+        "# HELP controller_runtime_webhook_latency_seconds Time that reviews took.",
+        "# TYPE controller_runtime_webhook_latency_seconds summary",
+    ]
+    for path, tally in server.tallies.items():
+        name = "controller_runtime_webhook_latency_seconds"
+        lines.append(f'{name}_sum{{webhook="{path}"}} {tally.seconds:.6f}')
+        lines.append(f'{name}_count{{webhook="{path}"}} {tally.outcomes.total()}')
+    return "\n".join(lines) + "\n"
+
+
+def _own_namespace() -> str:
+    """Raises `Fatal`."""
+    path = f"{SERVICE_ACCOUNT}/namespace"
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read(254).strip()
+    except (OSError, ValueError) as error:
+        raise Fatal(f"-certificate-secret: the pod's own namespace is not known: {path}: {error}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

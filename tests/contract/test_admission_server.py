@@ -1,0 +1,606 @@
+"""The admission server over real sockets and TLS, with callers of all manners."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import ssl
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cluster.pki import Authority, Credentials
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonpatching import applied
+from waiting import until
+
+from accelplane.admission.sgx import PATH, SgxOptions, mutator
+from accelplane.kube.admission import AdmissionServer, Decision, Hook, Mutator, Review, Validator, deny, refusing
+from accelplane.kube.https import HttpError, HttpLimits, Request
+from accelplane.kube.jsonpatch import Operation
+from accelplane.kube.tls import CertificateError, ServingTls, TlsSettings
+
+AUTHORITY = Authority("tests")
+SERVER = AUTHORITY.server("localhost", "localhost")
+
+POD = {
+    "metadata": {"generateName": "p-", "namespace": "default"},
+    "spec": {
+        "containers": [
+            {
+                "name": "a",
+                "resources": {"limits": {"sgx.intel.com/epc": "1Mi"}, "requests": {"sgx.intel.com/epc": "1Mi"}},
+                "ofTomorrow": True,
+            }
+        ]
+    },
+}
+
+
+def review(of: Any = POD, operation: str = "CREATE", **more: Any) -> bytes:
+    request = {"uid": "u-1", "operation": operation, "namespace": "default", "object": of, "oldObject": None, **more}
+    return json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
+
+
+def post(body: bytes, path: str = PATH, *fields: str, content_type: str = "application/json") -> bytes:
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: x",
+        f"Content-Type: {content_type}",
+        f"Content-Length: {len(body)}",
+        *fields,
+    ]
+    return "\r\n".join((*lines, "", "")).encode() + body
+
+
+class Reply:
+    """An answer as it came over the wire."""
+
+    def __init__(self, head: str, body: bytes) -> None:
+        first, *lines = head.split("\r\n")
+        self.status = int(first.split(" ")[1])
+        self.fields = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines if line)}
+        self.body = body
+
+    @property
+    def response(self) -> dict[str, Any]:
+        answered = json.loads(self.body)
+        assert (answered["apiVersion"], answered["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+        return answered["response"]
+
+    @property
+    def patch(self) -> Any:
+        return json.loads(base64.b64decode(self.response["patch"]))
+
+
+class Caller:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def reply(self) -> Reply:
+        async with asyncio.timeout(10):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+            length = int(head.lower().partition("content-length: ")[2].partition("\r\n")[0] or 0)
+            return Reply(head, await self.reader.readexactly(length))
+
+    async def ask(self, message: bytes) -> Reply:
+        self.writer.write(message)
+        return await self.reply()
+
+    async def ended(self) -> bool:
+        """Waits for the end of the connection; whether nothing came before it."""
+        async with asyncio.timeout(10):
+            try:
+                return await self.reader.read() == b""
+            except OSError:
+                return True
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
+
+def trusting(authority: Authority, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2) -> ssl.SSLContext:
+    context = ssl.create_default_context(cadata=authority.credentials.certificate.decode())
+    context.maximum_version = newest
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    return context
+
+
+class World:
+    """A server, and callers of it."""
+
+    def __init__(self, server: AdmissionServer, port: int, *, secure: bool) -> None:
+        self.server, self.port, self._secure = server, port, secure
+        self.callers: list[Caller] = []
+
+    async def caller(self, context: ssl.SSLContext | None = None) -> Caller:
+        trusted = (context or trusting(AUTHORITY)) if self._secure else None
+        name = "localhost" if self._secure else None
+        caller = Caller(*await asyncio.open_connection("127.0.0.1", self.port, ssl=trusted, server_hostname=name))
+        self.callers.append(caller)
+        return caller
+
+    async def ask(self, message: bytes) -> Reply:
+        return await (await self.caller()).ask(message)
+
+
+@contextlib.asynccontextmanager
+async def world(
+    *hooks: Hook, limits: HttpLimits | None = None, tls: ServingTls | None = None, secure: bool = True
+) -> AsyncGenerator[World]:
+    server = AdmissionServer(hooks or [mutator(SgxOptions())], {"/healthz": lambda: (200, "ok\n")}, limits)
+    if tls is None:
+        tls = ServingTls()
+        tls.use(SERVER.certificate, SERVER.key)
+    port = await server.start("127.0.0.1", 0, tls.context if secure else None)
+    made = World(server, port, secure=secure)
+    try:
+        yield made
+    finally:
+        for caller in made.callers:
+            await caller.close()
+        await server.stop(1)
+
+
+def hook(
+    decide: Callable[[Review, dict[str, Any]], Decision], kind: type[Mutator[Any] | Validator[Any]] = Mutator
+) -> Hook:
+    return kind("/hook", dict[str, Any], decide)
+
+
+async def test_a_pod_that_asks_for_epc_gets_its_devices_and_keeps_what_nobody_here_knows() -> None:
+    async with world() as one:
+        reply = await one.ask(post(review(), f"{PATH}?timeout=10s"))
+    assert reply.status == 200
+    assert reply.fields["content-type"] == "application/json"
+    assert {name: reply.response[name] for name in ("uid", "allowed", "patchType", "status")} == {
+        "uid": "u-1", "allowed": True, "patchType": "JSONPatch", "status": {"code": 200},
+    }  # fmt: skip
+    after = applied(POD, reply.patch)["spec"]["containers"][0]
+    assert after["ofTomorrow"]
+    assert after["resources"]["limits"] == {"sgx.intel.com/epc": "1Mi", "sgx.intel.com/enclave": "1"}
+
+
+async def test_what_needs_no_change_is_allowed_without_a_patch() -> None:
+    async with world() as one:
+        plain = await one.ask(post(review({"metadata": {}, "spec": {"containers": []}})))
+        deleted = await one.ask(post(review(None, "DELETE")))
+    for reply in (plain, deleted):
+        assert reply.response == {"uid": "u-1", "allowed": True, "status": {"code": 200}}
+
+
+async def test_a_denial_and_an_object_that_is_none_are_answers_and_not_failures() -> None:
+    broken = json.loads(json.dumps(POD))
+    broken["spec"]["containers"][0]["resources"]["requests"] = {}
+    async with world() as one:
+        denied = await one.ask(post(review(broken)))
+        unreadable = await one.ask(post(review({"metadata": {}, "spec": {"containers": 7}})))
+    assert (denied.status, denied.response["allowed"]) == (200, False)
+    assert (denied.response["status"]["code"], denied.response["status"]["reason"]) == (403, "Forbidden")
+    assert '"sgx.intel.com/epc"' in denied.response["status"]["message"]
+    assert (unreadable.status, unreadable.response["status"]["code"]) == (200, 400)
+
+
+async def test_warnings_reach_the_user_and_are_no_longer_than_shown() -> None:
+    many = Decision(warnings=["w" * 1000] * 100)
+    async with world(hook(lambda _review, _object: many)) as one:
+        response = (await one.ask(post(review(), "/hook"))).response
+    assert response["allowed"]
+    assert len(response["warnings"]) == 16
+    assert all(len(text) <= 200 for text in response["warnings"])
+
+
+async def test_a_disabled_kind_is_refused_with_a_word_on_why() -> None:
+    async with world(refusing("/off", "GPU is not enabled, see --devices")) as one:
+        response = (await one.ask(post(review(), "/off"))).response
+    assert (response["allowed"], response["status"]["message"]) == (False, "GPU is not enabled, see --devices")
+
+
+async def test_validators_say_yes_or_no_and_never_patch() -> None:
+    def decide(_review: Review, found: dict[str, Any]) -> Decision:
+        return Decision(patch=[Operation("add", "/x", 1)]) if "spec" in found else deny("no spec")
+
+    async with world(hook(decide, Validator)) as one:
+        assert (await one.ask(post(review({}), "/hook"))).response["status"]["message"] == "no spec"
+        assert (await one.ask(post(review(), "/hook"))).status == 500
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        (post(review(), "/elsewhere"), 404),
+        (b"GET /elsewhere HTTP/1.1\r\n\r\n", 404),
+        (f"GET {PATH} HTTP/1.1\r\n\r\n".encode(), 405),
+        (f"PUT {PATH} HTTP/1.1\r\nContent-Length: 0\r\n\r\n".encode(), 405),
+        (post(review(), content_type="text/plain"), 415),
+        (post(b"{"), 400),
+        (post(b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1beta1", "request": {"uid": "x"}}'), 400),
+        (post(b'{"request": {"uid": "x"}}'), 400),
+        (post(b"[" * 100_000), 400),
+        (f"POST {PATH} HTTP/1.1\r\n\r\n".encode(), 411),
+        (f"POST {PATH} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode(), 411),
+        (f"POST {PATH} HTTP/1.1\r\nContent-Length: 3145729\r\n\r\n".encode(), 413),
+        (f"POST {PATH} HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n".encode(), 400),
+        (f"POST {PATH} HTTP/1.1\r\nContent-Length: -1\r\n\r\n".encode(), 400),
+        (f"POST {PATH} HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n".encode(), 400),
+        (f"POST {PATH} HTTP/1.1\r\nContent-Length : 1\r\n\r\n".encode(), 400),
+        (b"POST " + b"/x" * 9000 + b" HTTP/1.1\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 65 + b"\r\n", 431),
+        (b"GET / HTTP/2.0\r\n\r\n", 400),
+        (b"nothing of HTTP\r\n\r\n", 400),
+        (b"\x00\xff\r\n\r\n", 400),
+    ],
+)  # fmt: skip
+async def test_what_is_no_review_is_refused_with_a_status_of_its_own(message: bytes, status: int) -> None:
+    async with world() as one:
+        assert (await one.ask(message)).status == status
+        assert (await one.ask(post(review()))).response["allowed"]
+
+
+async def test_a_body_that_is_too_large_is_refused_while_it_still_comes() -> None:
+    async with world() as one:
+        caller = await one.caller()
+        caller.writer.write(f"POST {PATH} HTTP/1.1\r\nContent-Length: 50000000\r\n\r\n".encode() + b"x" * 1_000_000)
+        reply = await caller.reply()
+        assert reply.status == 413
+        assert reply.fields["connection"] == "close"
+        assert await caller.ended()
+
+
+async def test_an_object_of_the_greatest_size_is_reviewed() -> None:
+    big = {**POD, "metadata": {"annotations": {"x": "y" * 2_900_000}}}
+    async with world() as one:
+        assert (await one.ask(post(review(big)))).response["allowed"]
+
+
+async def test_requests_on_one_connection_are_answered_in_their_order() -> None:
+    async with world() as one:
+        caller = await one.caller()
+        many = [review(uid=f"u-{number}") for number in range(20)]
+        caller.writer.write(b"".join(post(body) for body in many))
+        assert [(await caller.reply()).response["uid"] for _ in many] == [f"u-{number}" for number in range(20)]
+
+
+async def test_a_request_may_come_byte_by_byte() -> None:
+    async with world(secure=False) as one:
+        caller = await one.caller()
+        for byte in post(review({"metadata": {}, "spec": {}})):
+            caller.writer.write(bytes([byte]))
+            await caller.writer.drain()
+            await asyncio.sleep(0)
+        assert (await caller.reply()).response["allowed"]
+
+
+async def test_who_asks_before_sending_is_told_to_go_on() -> None:
+    message = post(review(), PATH, "Expect: 100-continue")
+    head, _, body = message.partition(b"\r\n\r\n")
+    async with world() as one:
+        caller = await one.caller()
+        caller.writer.write(head + b"\r\n\r\n")
+        assert await caller.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert (await caller.ask(body)).response["allowed"]
+
+
+@pytest.mark.parametrize("fields", [("Connection: close",), ("Connection: keep-alive, Close",)])
+async def test_a_connection_ends_when_its_caller_wants_that(fields: Sequence[str]) -> None:
+    async with world() as one:
+        caller = await one.caller()
+        assert (await caller.ask(post(review(), PATH, *fields))).fields["connection"] == "close"
+        assert await caller.ended()
+
+
+QUICK = HttpLimits(request=0.2, idle=0.2, handshake=0.2, linger=0.1)
+
+
+@pytest.mark.parametrize("begun", [b"POST", post(review())[:-1], post(review()).partition(b"\r\n\r\n")[0]])
+async def test_who_begins_a_request_and_does_not_end_it_is_told_that_time_is_up(begun: bytes) -> None:
+    async with world(limits=QUICK) as one:
+        caller = await one.caller()
+        assert (await caller.ask(begun)).status == 408
+        assert await caller.ended()
+
+
+async def test_a_trickle_of_bytes_does_not_win_time() -> None:
+    async with world(limits=QUICK, secure=False) as one:
+        caller = await one.caller()
+
+        async def trickle() -> None:
+            with contextlib.suppress(OSError):
+                for byte in post(review()) * 10:
+                    caller.writer.write(bytes([byte]))
+                    await caller.writer.drain()
+                    await asyncio.sleep(0.02)
+
+        task = asyncio.create_task(trickle())
+        assert (await caller.reply()).status == 408
+        task.cancel()
+
+
+async def test_a_connection_that_says_nothing_ends_silently() -> None:
+    async with world(limits=QUICK) as one:
+        fresh, used = await one.caller(), await one.caller()
+        assert (await used.ask(post(review()))).status == 200
+        assert await fresh.ended()
+        assert await used.ended()
+
+
+async def test_who_does_not_even_shake_hands_is_cut_off() -> None:
+    async with world(limits=QUICK) as one:
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_who_does_not_take_the_answers_is_cut_off_and_holds_little() -> None:
+    async with world(limits=QUICK, secure=False) as one:
+        caller = await one.caller()
+        caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        message = post(review()) * 200
+
+        async def flood() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    caller.writer.write(message)
+                    await caller.writer.drain()
+
+        async with asyncio.timeout(10):
+            await flood()
+        other = await one.caller()
+        assert (await other.ask(post(review()))).status == 200
+
+
+async def test_there_is_an_end_to_connections_and_to_what_they_send_at_once() -> None:
+    async with world(limits=HttpLimits(connections=2, unfinished=1_000_000)) as one:
+        first, second = await one.caller(), await one.caller()
+        assert (await first.ask(post(review()))).status == 200
+        third = await one.caller()
+        assert await third.ended()
+        head = f"POST {PATH} HTTP/1.1\r\nContent-Length: 2000000\r\n\r\n".encode()
+        assert (await second.ask(head + b"x" * 1_500_000)).status == 503
+        await second.close()
+        assert (await first.ask(post(review()))).status == 200
+
+
+async def test_stopping_lets_a_request_that_has_begun_end_and_closes_the_others() -> None:
+    async with world() as one:
+        begun, idle = await one.caller(), await one.caller()
+        assert (await begun.ask(post(review()))).status == 200
+        assert (await idle.ask(post(review()))).status == 200
+        message = post(review(uid="last"))
+        begun.writer.write(message[:100])
+        await begun.writer.drain()
+        await asyncio.sleep(0.05)
+        stopping = asyncio.create_task(one.server.stop(5))
+        assert await idle.ended()
+        reply = await begun.ask(message[100:])
+        assert (reply.response["uid"], reply.fields["connection"]) == ("last", "close")
+        await stopping
+        with pytest.raises(OSError):  # noqa: PT011 - refused or reset, as the kernel likes
+            await one.caller()
+
+
+async def test_pages_are_served_beside_the_webhooks() -> None:
+    async with world() as one:
+        reply = await one.ask(b"GET /healthz HTTP/1.1\r\n\r\n")
+    assert (reply.status, reply.body, reply.fields["content-type"]) == (200, b"ok\n", "text/plain; charset=utf-8")
+
+
+async def test_reviews_are_counted_by_outcome() -> None:
+    async with world() as one:
+        for body in (review(), review(), review({"metadata": {}, "spec": {}}), review({}), b"junk"):
+            await one.ask(post(body))
+        tally = one.server.tallies[PATH]
+    assert tally.outcomes == {"mutated": 2, "allowed": 1, "denied 400": 1, "error": 1}
+    assert tally.seconds > 0
+
+
+def test_two_webhooks_do_not_share_a_path() -> None:
+    with pytest.raises(ValueError, match="/off"):
+        AdmissionServer([refusing("/off", "a"), refusing("/off", "b")])
+
+
+# ── TLS ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_one_version_and_two_suites_of_tls_are_spoken_and_no_http_2() -> None:
+    async with world() as one:
+        socket = (await one.caller()).writer.get_extra_info("ssl_object")
+        assert (socket.version(), socket.cipher()[0]) == ("TLSv1.2", "ECDHE-ECDSA-AES256-GCM-SHA384")
+        assert socket.selected_alpn_protocol() == "http/1.1"
+        other = trusting(AUTHORITY)
+        other.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
+        newer = trusting(AUTHORITY, ssl.TLSVersion.TLSv1_3)
+        newer.minimum_version = ssl.TLSVersion.TLSv1_3
+        for context in (other, newer):
+            with pytest.raises(OSError):  # noqa: PT011 - an alert or a reset: who is first
+                await one.caller(context)
+
+
+async def test_tls_1_3_is_spoken_where_that_is_wanted() -> None:
+    tls = ServingTls(TlsSettings(newer=True))
+    tls.use(SERVER.certificate, SERVER.key)
+    async with world(tls=tls) as one:
+        newest = await one.caller(trusting(AUTHORITY, ssl.TLSVersion.TLSv1_3))
+        assert newest.writer.get_extra_info("ssl_object").version() == "TLSv1.3"
+        assert (await newest.ask(post(review()))).status == 200
+        assert (await one.ask(post(review()))).status == 200
+
+
+async def test_without_a_certificate_handshakes_fail_and_nothing_else() -> None:
+    tls = ServingTls()
+    async with world(tls=tls) as one:
+        with pytest.raises(OSError):  # noqa: PT011 - an alert or a reset: who is first
+            await one.caller()
+        tls.use(SERVER.certificate, SERVER.key)
+        assert (await one.ask(post(review()))).status == 200
+
+
+class Mounted:
+    """A directory as the kubelet mounts a Secret: all of it changes by one link."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._number = 0
+        for name in ("tls.crt", "tls.key"):
+            os.symlink(f"..data/{name}", path / name)
+
+    def put(self, certificate: bytes, key: bytes) -> None:
+        self._number += 1
+        fresh = self.path / f"..{self._number}"
+        fresh.mkdir()
+        (fresh / "tls.crt").write_bytes(certificate)
+        (fresh / "tls.key").write_bytes(key)
+        os.symlink(fresh.name, self.path / "..tmp")
+        os.replace(self.path / "..tmp", self.path / "..data")
+
+    def issue(self) -> Credentials:
+        made = AUTHORITY.server("localhost", "localhost")
+        self.put(made.certificate, made.key)
+        return made
+
+
+def served(caller: Caller) -> bytes:
+    return caller.writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+
+
+async def test_certificates_are_replaced_under_load_without_one_failed_review(tmp_path: Path) -> None:
+    mounted = Mounted(tmp_path)
+    mounted.issue()
+    tls = ServingTls()
+    tls.follow(str(tmp_path), look_again=0)
+    seen: set[bytes] = set()
+    reviews = 0
+    async with world(tls=tls) as one:
+        staying = await one.caller()
+        first = served(staying)
+
+        async def load(caller: Caller | None) -> None:
+            nonlocal reviews
+            while len(seen) < 3:
+                asking = caller or await one.caller()
+                seen.add(served(asking))
+                assert (await asking.ask(post(review()))).response["allowed"]
+                reviews += 1
+                if caller is None:
+                    await asking.close()
+
+        async def rotate() -> None:
+            while len(seen) < 3:
+                known = len(seen)
+                mounted.issue()
+                await until(lambda known=known: len(seen) > known)
+
+        async with asyncio.timeout(30):
+            await asyncio.gather(load(staying), load(await one.caller()), load(None), load(None), rotate())
+        assert served(staying) == first
+        assert (await staying.ask(post(review()))).response["allowed"]
+    assert reviews > 20
+    assert one.server.tallies[PATH].outcomes["mutated"] == reviews + 1
+
+
+async def test_a_pair_that_is_none_never_replaces_one_that_works(tmp_path: Path) -> None:
+    mounted = Mounted(tmp_path)
+    good = mounted.issue()
+    tls = ServingTls()
+    tls.follow(str(tmp_path), look_again=0)
+    async with world(tls=tls) as one:
+        before = served(await one.caller())
+        for certificate, key in ((good.certificate, AUTHORITY.server("x").key), (b"", b""), (b"junk", good.key)):
+            mounted.put(certificate, key)
+            await asyncio.sleep(0)
+            assert served(await one.caller()) == before
+        os.unlink(tmp_path / "..data")
+        assert served(await one.caller()) == before
+
+
+@pytest.mark.parametrize(("certificate", "key"), [(b"", b""), (SERVER.certificate, b"x"), (b"x", SERVER.key)])
+def test_a_server_does_not_start_with_a_pair_that_is_none(tmp_path: Path, certificate: bytes, key: bytes) -> None:
+    Mounted(tmp_path).put(certificate, key)
+    with pytest.raises(CertificateError, match=r"tls\.crt"):
+        ServingTls().follow(str(tmp_path))
+
+
+def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CertificateError, match=r"tls\.crt: No such file"):
+        ServingTls().follow(str(tmp_path))
+
+
+# ── Hostile input ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+RESOURCES = st.dictionaries(
+    st.sampled_from(["sgx.intel.com/epc", "sgx.intel.com/enclave", "cpu"]), VALUES | st.just("1")
+)
+CONTAINERS = st.lists(
+    VALUES
+    | st.fixed_dictionaries(
+        {},
+        optional={
+            "name": VALUES,
+            "env": VALUES,
+            "resources": VALUES | st.fixed_dictionaries({"limits": RESOURCES, "requests": RESOURCES}),
+        },
+    ),
+    max_size=3,
+)
+PODS = VALUES | st.fixed_dictionaries(
+    {"metadata": VALUES | st.just({}), "spec": VALUES | st.fixed_dictionaries({"containers": CONTAINERS})}
+)
+
+
+@given(PODS)
+@settings(deadline=None)
+def test_any_object_is_allowed_or_denied(found: Any) -> None:
+    server = AdmissionServer([mutator(SgxOptions())])
+    body = msgspec.json.encode(
+        {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {"uid": "u", "object": found}}
+    )
+    answered = json.loads(server.answer(Request("POST", PATH, "application/json", body)).body)["response"]
+    assert answered["allowed"] or answered["status"]["code"] in (400, 403)
+
+
+@given(st.binary() | st.text().map(str.encode) | VALUES.map(msgspec.json.encode))
+def test_any_body_is_refused_or_answered(body: bytes) -> None:
+    server = AdmissionServer([mutator(SgxOptions())])
+    with contextlib.suppress(HttpError):
+        server.answer(Request("POST", PATH, "application/json", body))
+
+
+PIECES = st.lists(
+    st.binary(max_size=20)
+    | st.sampled_from([post(review()), b"GET /healthz HTTP/1.1\r\n\r\n", b"\r\n", b"\r\n\r\n",
+                       b"POST / HTTP/1.1\r\n",
+                       b"Content-Length: 5\r\n", b"Host: x\r\n", b"Expect: 100-continue\r\n",
+                       b"Connection: close\r\n"]),
+    max_size=8,
+)  # fmt: skip
+
+
+@given(PIECES)
+@settings(deadline=None, max_examples=60)
+def test_any_bytes_get_answers_that_are_http_and_an_end(pieces: Sequence[bytes]) -> None:
+    async def talk() -> bytes:
+        async with world(secure=False, limits=HttpLimits(linger=0.01)) as one:
+            caller = await one.caller()
+            caller.writer.write(b"".join(pieces))
+            caller.writer.write_eof()
+            async with asyncio.timeout(10):
+                with contextlib.suppress(ConnectionResetError):
+                    return await caller.reader.read()
+            return b""
+
+    answers = asyncio.run(talk())
+    assert not answers or answers.startswith(b"HTTP/1.1 ")
