@@ -60,6 +60,9 @@ class Recorder:
         self._known: OrderedDict[_Key, _Known] = OrderedDict()
         self._news = asyncio.Event()
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def record(
         self,
         regarding: Object,

@@ -1,0 +1,297 @@
+"""Controllers, told of changes by caches, and the events that they record."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+from kubeapi import KubeApi, kube_api
+from kubekinds import Config, Widget, widget
+from waiting import until
+
+from accelplane.kube.cache import Cache, Patience
+from accelplane.kube.client import Client
+from accelplane.kube.controller import Controller, Reconcile, Result, Terminal
+from accelplane.kube.errors import Conflict, Throttled
+from accelplane.kube.events import Recorder
+from accelplane.kube.metrics import Metrics
+from accelplane.kube.objects import Request
+
+HASTE = Patience(first_delay=0.01, max_delay=0.1)
+
+
+class World:
+    """A server with widgets and ConfigMaps in caches, and what was reconciled."""
+
+    def __init__(self, api: KubeApi, client: Client) -> None:
+        self.api = api
+        self.client = client
+        self.widgets = Cache(client, Widget, patience=HASTE)
+        self.configs = Cache(client, Config, patience=HASTE)
+        self.seen: list[Request] = []
+        self.metrics = Metrics()
+
+    async def look(self, request: Request) -> None:
+        self.seen.append(request)
+
+    def controller(self, reconcile: Reconcile | None = None, **more: float) -> Controller:
+        return Controller("widget", reconcile or self.look, metrics=self.metrics, **more)  # pyright: ignore[reportArgumentType]
+
+    @contextlib.asynccontextmanager
+    async def running(self, controller: Controller) -> AsyncIterator[None]:
+        caches = [asyncio.create_task(cache.run()) for cache in (self.widgets, self.configs)]
+        async with asyncio.timeout(5):
+            await self.widgets.synced.wait()
+            await self.configs.synced.wait()
+        running = asyncio.create_task(controller.run())
+        try:
+            yield
+            controller.stop()
+            async with asyncio.timeout(5):
+                await running
+        finally:
+            for task in (*caches, running):
+                task.cancel()
+
+    def counted(self, name: str) -> dict[str, float]:
+        return {
+            sample.labels.get("result", ""): sample.value
+            for metric in self.metrics.registry.collect()
+            for sample in metric.samples
+            if sample.name == name
+        }
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with kube_api() as api:
+        client = Client(api.config, field_manager="test", timeout=1)
+        yield World(api, client)
+        await client.close()
+
+
+def config(name: str, owner: str, api_version: str = "example.com/v1") -> dict[str, object]:
+    reference = {"apiVersion": api_version, "kind": "Widget", "name": owner, "uid": "u", "controller": True}
+    return {"metadata": {"name": name, "namespace": "n", "ownerReferences": [reference]}}
+
+
+async def test_every_object_is_looked_at_first_and_each_when_it_changes_or_goes(world: World) -> None:
+    world.api.put("widgets", widget("a"))
+    async with world.running(world.controller().own(world.widgets)):
+        await until(lambda: world.seen == [Request("a")])
+        world.api.put("widgets", widget("b"))
+        await until(lambda: world.seen[1:] == [Request("b")])
+        world.api.remove("widgets", "a")
+        await until(lambda: world.seen[2:] == [Request("a")])
+
+
+async def test_an_object_that_cannot_be_read_is_looked_at_too(world: World) -> None:
+    world.api.put("widgets", {"metadata": {"name": "bad"}, "spec": 5})
+
+    async def read(request: Request) -> None:
+        world.seen.append(request)
+        world.widgets.get(request)
+
+    async with world.running(world.controller(read).own(world.widgets)):
+        await until(lambda: len(world.seen) > 2)
+
+
+async def test_an_owner_is_looked_at_when_what_it_owns_changes(world: World) -> None:
+    async with world.running(world.controller().owned(world.configs, Widget)):
+        world.api.put("configmaps", config("other", "x", "elsewhere.com/v1"))
+        world.api.put("configmaps", config("c", "w", "example.com/v1beta1"))
+        await until(lambda: world.seen == [Request("w")])
+        world.api.remove("configmaps", "c", "n")
+        await until(lambda: len(world.seen) == 2)
+
+
+async def test_what_a_mapping_said_before_a_change_counts_too(world: World) -> None:
+    controller = world.controller().mapped(world.configs, lambda thing: [Request(thing.data["for"])])
+    world.api.put("configmaps", {"metadata": {"name": "c", "namespace": "n"}, "data": {"for": "a"}})
+    async with world.running(controller):
+        await until(lambda: world.seen == [Request("a")])
+        world.api.put("configmaps", {"metadata": {"name": "c", "namespace": "n"}, "data": {"for": "b"}})
+        await until(lambda: sorted(world.seen[1:]) == [Request("a"), Request("b")])
+
+
+async def test_what_fails_is_tried_again_and_others_go_on(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    failures = iter(range(4))
+
+    async def fail(request: Request) -> None:
+        world.seen.append(request)
+        if request.name == "bad" and next(failures, None) is not None:
+            raise KeyError("unexpected")
+
+    world.api.put("widgets", widget("bad"))
+    world.api.put("widgets", widget("good"))
+    async with world.running(world.controller(fail).own(world.widgets)):
+        await until(lambda: world.seen.count(Request("bad")) == 5)
+        await until(lambda: world.counted("controller_runtime_reconcile_total") == {"error": 4, "success": 2})
+    assert world.seen.count(Request("good")) == 1
+    assert world.counted("controller_runtime_reconcile_errors_total") == {"": 4}
+    assert world.counted("workqueue_retries_total") == {"": 4}
+    assert world.counted("workqueue_depth") == {"": 0}
+    records = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert records[0].getMessage().startswith("widget bad: tries again in 0.005 s")
+    assert records[0].exc_info
+
+
+async def test_a_server_that_asks_to_wait_is_not_asked_sooner(world: World) -> None:
+    async def throttled(request: Request) -> None:
+        world.seen.append(request)
+        raise Throttled("GET /x", "429", retry_after=3600)
+
+    world.api.put("widgets", widget("w"))
+    async with world.running(world.controller(throttled).own(world.widgets)):
+        await until(lambda: world.seen == [Request("w")])
+        world.api.put("widgets", widget("v"))
+        await until(lambda: len(world.seen) == 2)
+        assert world.seen == [Request("w"), Request("v")]
+
+
+async def test_a_conflict_is_no_error_to_alarm_anybody(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    async def conflict(request: Request) -> None:
+        world.seen.append(request)
+        if len(world.seen) < 3:
+            raise Conflict("PUT /x", "modified")
+
+    world.api.put("widgets", widget("w"))
+    async with world.running(world.controller(conflict).own(world.widgets)):
+        await until(lambda: len(world.seen) == 3)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_what_cannot_succeed_is_tried_again_only_when_something_changes(world: World) -> None:
+    async def impossible(request: Request) -> None:
+        world.seen.append(request)
+        raise Terminal("no such size")
+
+    world.api.put("widgets", widget("w"))
+    async with world.running(world.controller(impossible).own(world.widgets)):
+        await until(lambda: world.counted("controller_runtime_terminal_reconcile_errors_total") == {"": 1})
+        await asyncio.sleep(0.05)
+        assert len(world.seen) == 1
+        world.api.put("widgets", widget("w", size=1))
+        await until(lambda: len(world.seen) == 2)
+
+
+async def test_a_result_brings_the_object_back_later(world: World) -> None:
+    async def again(request: Request) -> Result | None:
+        world.seen.append(request)
+        return Result(requeue_after=0.01) if len(world.seen) < 4 else None
+
+    world.api.put("widgets", widget("w"))
+    async with world.running(world.controller(again).own(world.widgets)):
+        await until(lambda: len(world.seen) == 4)
+        await until(lambda: world.counted("controller_runtime_reconcile_total") == {"requeue_after": 3, "success": 1})
+
+
+async def test_everything_is_looked_at_again_from_time_to_time(world: World) -> None:
+    world.api.put("widgets", widget("w"))
+    async with world.running(world.controller(resync=0.02).own(world.widgets)):
+        await until(lambda: len(world.seen) > 3)
+
+
+async def test_one_object_is_never_reconciled_twice_at_a_time(world: World) -> None:
+    working: set[Request] = set()
+
+    async def slow(request: Request) -> None:
+        assert request not in working
+        working.add(request)
+        await asyncio.sleep(0.01)
+        working.discard(request)
+        world.seen.append(request)
+
+    async with world.running(world.controller(slow, workers=4).own(world.widgets)):
+        for size in range(30):
+            world.api.put("widgets", widget(f"w{size % 3}", size=size))
+            await asyncio.sleep(0.002)
+        await until(lambda: set(world.seen) == {Request("w0"), Request("w1"), Request("w2")} and not working)
+    assert world.counted("controller_runtime_reconcile_errors_total") == {}
+    assert len(world.seen) < 30
+
+
+async def test_stopping_lets_what_was_begun_end(world: World) -> None:
+    async def slow(request: Request) -> None:
+        await asyncio.sleep(0.05)
+        world.seen.append(request)
+
+    controller = world.controller(slow).own(world.widgets)
+    world.api.put("widgets", widget("a"))
+    world.api.put("widgets", widget("b"))
+    async with world.running(controller):
+        await until(lambda: world.counted("controller_runtime_active_workers") == {"": 1})
+        controller.stop()
+    assert world.seen == [Request("a")]
+
+
+# Events
+
+
+async def thing(world: World, name: str = "w") -> Widget:
+    world.api.put("widgets", widget(name))
+    return await world.client.get(Widget, name)
+
+
+async def test_an_event_that_comes_again_becomes_one_with_a_count(world: World) -> None:
+    recorder = Recorder(world.client, "tests", "here", every=0.05)
+    running = asyncio.create_task(recorder.run())
+    regarding = await thing(world)
+    for _ in range(20):
+        recorder.record(regarding, "Warning", "Failed", "it did not work")
+        await asyncio.sleep(0.005)
+    await until(lambda: [one.get("series", {}).get("count") for one in world.api.all("events")] == [20])
+    assert world.api.count("POST .*/namespaces/default/events") == 1
+    assert 1 <= world.api.count("PATCH .*/namespaces/default/events") < 10
+    event = world.api.all("events")[0]
+    assert event["regarding"]["uid"] == regarding.metadata.uid
+    assert event["regarding"]["apiVersion"] == "example.com/v1"
+    assert (event["reason"], event["type"], event["note"]) == ("Failed", "Warning", "it did not work")
+    running.cancel()
+
+
+async def test_events_of_other_objects_and_words_are_others(world: World) -> None:
+    recorder = Recorder(world.client, "tests", "here")
+    a, b = await thing(world, "a"), await thing(world, "b")
+    recorder.record(a, "Normal", "Created", "one")
+    recorder.record(a, "Normal", "Created", "two")
+    recorder.record(b, "Normal", "Created", "one")
+    recorder.record(b, "Normal", "Created", "x" * 5000 + "ä")
+    await recorder.flush()
+    notes = [one["note"] for one in world.api.all("events")]
+    assert len(notes) == 4
+    assert max(len(note.encode()) for note in notes) <= 1024
+
+
+async def test_events_that_cannot_be_written_hold_nobody_up(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder(world.client, "tests", "here")
+    regarding = await thing(world)
+    world.api.fault("POST .*/events", 403, times=3)
+    for number in range(3):
+        recorder.record(regarding, "Normal", "Created", f"number {number}")
+    await recorder.flush()
+    assert world.api.all("events") == []
+    assert "event Created of Widget/w: not written" in caplog.text
+    await recorder.flush()
+    assert world.api.count("POST .*/events") == 3
+
+
+async def test_an_event_that_expired_is_made_anew(world: World) -> None:
+    recorder = Recorder(world.client, "tests", "here")
+    regarding = await thing(world)
+    recorder.record(regarding, "Normal", "Created", "x")
+    await recorder.flush()
+    event = world.api.all("events")[0]
+    world.api.remove("events", event["metadata"]["name"], "default")
+    recorder.record(regarding, "Normal", "Created", "x")
+    await recorder.flush()
+    assert [one["series"]["count"] for one in world.api.all("events")] == [2]
+
+
+async def test_events_of_ten_thousand_objects_do_not_fill_the_memory(world: World) -> None:
+    recorder = Recorder(world.client, "tests", "here")
+    regarding = await thing(world)
+    for number in range(10_000):
+        recorder.record(regarding, "Normal", "Created", str(number))
+    assert len(recorder) <= 512
