@@ -398,8 +398,10 @@ async def test_reviews_are_counted_by_outcome() -> None:
     async with world() as one:
         for body in (review(), review(), review({"metadata": {}, "spec": {}}), review({}), b"junk"):
             await one.ask(post(body))
+        await one.ask(post(review(), content_type="text/plain"))
         tally = one.server.tallies[PATH]
-    assert tally.outcomes == {"mutated": 2, "allowed": 1, "denied 400": 1, "error": 1}
+    assert tally.outcomes == {"mutated": 2, "allowed": 1, "denied 400": 1, "error": 2}
+    assert tally.codes == {200: 4, 400: 1, 415: 1}
     assert tally.seconds > 0
 
 

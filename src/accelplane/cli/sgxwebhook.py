@@ -163,21 +163,19 @@ async def _metrics(address: str, server: AdmissionServer) -> AsyncGenerator[None
 
 def metrics_text(server: AdmissionServer) -> str:
     """The counts as Prometheus reads them; prometheus-client would be the largest part of this process."""
-    lines = [
-        "# HELP controller_runtime_webhook_requests_total Reviews by webhook and outcome.",
-        "# TYPE controller_runtime_webhook_requests_total counter",
-    ]
+    requests, latency = "controller_runtime_webhook_requests_total", "controller_runtime_webhook_latency_seconds"
+    reviews = "accelplane_webhook_reviews_total"
+    lines = [f"# HELP {requests} Admission requests by status.", f"# TYPE {requests} counter"]
     for path, tally in server.tallies.items():
-        for outcome, count in sorted(tally.outcomes.items()):
-            lines.append(f'controller_runtime_webhook_requests_total{{webhook="{path}",outcome="{outcome}"}} {count}')
-    lines += [
-        "# HELP controller_runtime_webhook_latency_seconds Time that reviews took.",
-        "# TYPE controller_runtime_webhook_latency_seconds summary",
-    ]
+        lines += [f'{requests}{{webhook="{path}",code="{code}"}} {tally.codes[code]}' for code in sorted(tally.codes)]
+    lines += [f"# HELP {latency} How long admission requests take.", f"# TYPE {latency} summary"]
     for path, tally in server.tallies.items():
-        name = "controller_runtime_webhook_latency_seconds"
-        lines.append(f'{name}_sum{{webhook="{path}"}} {tally.seconds:.6f}')
-        lines.append(f'{name}_count{{webhook="{path}"}} {tally.outcomes.total()}')
+        lines.append(f'{latency}_sum{{webhook="{path}"}} {tally.seconds:.6f}')
+        lines.append(f'{latency}_count{{webhook="{path}"}} {tally.codes.total()}')
+    lines += [f"# HELP {reviews} Reviews by what was decided.", f"# TYPE {reviews} counter"]
+    for path, tally in server.tallies.items():
+        found = sorted(tally.outcomes.items())
+        lines += [f'{reviews}{{webhook="{path}",outcome="{outcome}"}} {count}' for outcome, count in found]
     return "\n".join(lines) + "\n"
 
 

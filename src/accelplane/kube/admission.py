@@ -190,21 +190,26 @@ Page = Callable[[], tuple[int, str]]
 
 
 class Tally:
-    """What one path has answered: how often with which outcome, and how long all of it took."""
+    """What one path has answered: how often with which outcome and which status of HTTP, and how long it all took."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
+        self.codes: Counter[int] = Counter()
         self.seconds = 0.0
 
 
 class AdmissionServer:
-    """Serves webhooks over HTTPS; `pages` are plain text for `GET`, such as `/healthz`."""
+    """Serves webhooks over HTTPS; `pages` are plain text for `GET`, such as `/healthz`.
+
+    `observe` is told of each review: its path, the status of HTTP that it gets, and the seconds that it took.
+    """
 
     def __init__(
         self,
         webhooks: Iterable[Hook] = (),
         pages: Mapping[str, Page] | None = None,
         limits: HttpLimits | None = None,
+        observe: Callable[[str, int, float], None] | None = None,
     ) -> None:
         self.webhooks: dict[str, Hook] = {}
         self.tallies: dict[str, Tally] = {}
@@ -214,6 +219,7 @@ class AdmissionServer:
             self.webhooks[webhook.path] = webhook
             self.tallies[webhook.path] = Tally()
         self._pages = dict(pages or {})
+        self._observe = observe
         self._http = HttpServer(self.answer, limits)
 
     async def start(self, host: str | None, port: int, context: ssl.SSLContext | None) -> int:
@@ -235,29 +241,42 @@ class AdmissionServer:
         webhook = self.webhooks.get(request.path)
         if webhook is None:
             raise HttpError(404, "no such webhook is enabled")
-        if request.content_type != "application/json":
-            raise HttpError(415, "expected application/json")
-        return self._review(webhook, request)
-
-    def _review(self, webhook: Hook, request: Request) -> Answer:
         start = time.perf_counter()
-        tally = self.tallies[webhook.path]
-        outcome = "error"
+        outcome, code = "error", 500
         try:
-            review = read_review(request.body)
-            decision = webhook.judge(review)
-            body = respond(review, decision)
-            outcome = _outcome(decision)
+            review, decision = _judged(webhook, request)
+            answer = Answer(200, respond(review, decision))
+            outcome, code = _outcome(decision), 200
+        except HttpError as error:
+            code = error.status
+            raise
         finally:
-            tally.outcomes[outcome] += 1
-            tally.seconds += time.perf_counter() - start
-        if decision.denial is not None:
-            log.info(
-                "%s: %s %s denied: %s", request.path, review.operation[:16], _name(review), decision.denial.message
-            )
-        elif decision.patch and log.isEnabledFor(v(2)):
-            log.log(v(2), "%s: %s mutated", request.path, _name(review))
-        return Answer(200, body)
+            self._count(webhook.path, outcome, code, time.perf_counter() - start)
+        _tell(webhook.path, review, decision)
+        return answer
+
+    def _count(self, path: str, outcome: str, code: int, seconds: float) -> None:
+        tally = self.tallies[path]
+        tally.outcomes[outcome] += 1
+        tally.codes[code] += 1
+        tally.seconds += seconds
+        if self._observe is not None:
+            self._observe(path, code, seconds)
+
+
+def _judged(webhook: Hook, request: Request) -> tuple[Review, Decision]:
+    """Raises `HttpError`."""
+    if request.content_type != "application/json":
+        raise HttpError(415, "expected application/json")
+    review = read_review(request.body)
+    return review, webhook.judge(review)
+
+
+def _tell(path: str, review: Review, decision: Decision) -> None:
+    if decision.denial is not None:
+        log.info("%s: %s %s denied: %s", path, review.operation[:16], _name(review), decision.denial.message)
+    elif decision.patch and log.isEnabledFor(v(2)):
+        log.log(v(2), "%s: %s mutated", path, _name(review))
 
 
 def _outcome(decision: Decision) -> str:

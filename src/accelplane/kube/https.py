@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -84,11 +85,15 @@ class HttpServer:
         """Serves, over TLS with a context. Returns the port, which the kernel chose if it was 0. Raises `OSError`."""
         loop = asyncio.get_running_loop()
         patience = None if context is None else self.limits.handshake
-        server = await loop.create_server(
-            lambda: _Connection(self), host, port, ssl=context, backlog=1024, ssl_handshake_timeout=patience
-        )
-        self._server = server
-        return int(server.sockets[0].getsockname()[1])
+        listening = _listening(host, port)
+        try:
+            self._server = await loop.create_server(
+                lambda: _Connection(self), sock=listening, ssl=context, backlog=1024, ssl_handshake_timeout=patience
+            )
+        except BaseException:
+            listening.close()
+            raise
+        return int(listening.getsockname()[1])
 
     async def stop(self, grace: float = 5.0) -> None:
         """Takes no more connections, lets requests that have begun end within `grace`, and closes."""
@@ -128,6 +133,18 @@ class HttpServer:
         for connection in [one for one in self.connections if one.deadline < now]:
             connection.late()
         self._sweeper = asyncio.get_running_loop().call_later(self._interval, self._sweep) if self.connections else None
+
+
+def _listening(host: str | None, port: int) -> socket.socket:
+    """A socket at an address, or at all of them: one for both families, so that there is one port. Raises `OSError`."""
+    if host:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server((str(address[0]), port), family=family)
+    if socket.has_dualstack_ipv6():
+        # A kernel may know of IPv6 and be told not to use it.
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
 
 
 class _Connection(asyncio.Protocol):

@@ -1,0 +1,246 @@
+"""`intel_sgx_admissionwebhook` as a process, with the flags that existing manifests give it."""
+
+import asyncio
+import base64
+import json
+import re
+import signal
+import ssl
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.pki import Authority
+from jsonpatching import applied
+from processes import Process
+from tls_peer import Answer, Request, document, serving
+
+from accelplane.cli import sgxwebhook
+from accelplane.cli.goflags import Flag, Value
+from accelplane.cli.ownsecret import SecretStore
+from accelplane.kube.tls import ServingTls
+from accelplane.kube.trust import Trust, TrustError, TrustSettings
+
+AUTHORITY = Authority("tests")
+REVIEW = {
+    "apiVersion": "admission.k8s.io/v1",
+    "kind": "AdmissionReview",
+    "request": {"uid": "u", "operation": "CREATE", "object": {"metadata": {}, "spec": {"containers": []}}},
+}
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    directory = tmp_path / "certificates"
+    directory.mkdir()
+    pair = AUTHORITY.server("localhost", "localhost")
+    (directory / "tls.crt").write_bytes(pair.certificate)
+    (directory / "tls.key").write_bytes(pair.key)
+    return directory
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncGenerator[Start]:
+    started: list[Process] = []
+
+    def go(*arguments: str) -> Process:
+        command = ("-m", "accelplane.cli.sgxwebhook", "-port=0", *arguments)
+        started.append(Process("python", *command, log=tmp_path / "log"))
+        return started[-1]
+
+    yield go
+    for one in started:
+        one.kill()
+        await one.exit_code()
+
+
+async def port_of(process: Process) -> int:
+    await process.said("serving at port")
+    found = re.search(r"serving at port (\d+)", process.log())
+    assert found
+    return int(found[1])
+
+
+async def asked(port: int, message: bytes, context: ssl.SSLContext | None = None) -> bytes:
+    trusting = context or ssl.create_default_context(cadata=AUTHORITY.credentials.certificate.decode())
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting, server_hostname="localhost")
+    writer.write(message)
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+def post(body: bytes) -> bytes:
+    head = f"POST /mutate--v1-pod HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    return f"{head}\r\nConnection: close\r\n\r\n".encode() + body
+
+
+async def test_it_serves_as_existing_manifests_start_it_and_ends_at_sigterm(certificates: Path, start: Start) -> None:
+    process = start("-v=1", f"-cert-dir={certificates}", "-kubeconfig=/nowhere")
+    port = await port_of(process)
+    assert b'"allowed":true' in await asked(port, post(json.dumps(REVIEW).encode()))
+    assert (await asked(port, b"GET /readyz HTTP/1.1\r\nConnection: close\r\n\r\n")).endswith(b"ok\n")
+    assert await process.terminate() == 0
+
+
+async def test_a_second_signal_is_not_needed_and_sigint_does_as_well(certificates: Path, start: Start) -> None:
+    process = start(f"-cert-dir={certificates}")
+    await port_of(process)
+    process.send(signal.SIGINT)
+    assert await process.exit_code() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 1, "tls.crt: No such file"),
+        (["-aesmd-volume=cloud"], 1, "-aesmd-volume: 'cloud': expected one of auto, hostPath, emptyDir"),
+        (["-aesmd-socket-dir=run"], 1, "-aesmd-socket-dir: 'run': expected an absolute path"),
+        (["-metrics-bind-address=x"], 1, "-metrics-bind-address: 'x'"),
+        (["-certificate-secret=x"], 1, "-certificate-secret"),
+        (["-nonsense"], 2, "flag provided but not defined: -nonsense"),
+    ],
+)
+async def test_what_keeps_it_from_serving_is_said(
+    certificates: Path, start: Start, arguments: list[str], code: int, words: str
+) -> None:
+    directory = certificates if arguments else certificates / "missing"
+    process = start(f"-cert-dir={directory}", *arguments)
+    assert await process.exit_code() == code
+    assert words in process.log()
+
+
+async def test_a_port_that_is_taken_is_named(certificates: Path, start: Start) -> None:
+    port = await port_of(start(f"-cert-dir={certificates}"))
+    second = start(f"-cert-dir={certificates}", f"-port={port}")
+    assert await second.exit_code() == 1
+    assert f"-port: {port}: " in second.log()
+
+
+async def test_reviews_are_counted_on_a_page_of_their_own_where_that_is_wanted(
+    certificates: Path, start: Start
+) -> None:
+    spare = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
+    address = f"127.0.0.1:{spare.sockets[0].getsockname()[1]}"
+    spare.close()
+    await spare.wait_closed()
+    port = await port_of(start(f"-cert-dir={certificates}", f"-metrics-bind-address={address}"))
+    await asked(port, post(json.dumps(REVIEW).encode()))
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    writer.write(b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n")
+    page = (await reader.read()).decode()
+    writer.close()
+    assert 'controller_runtime_webhook_requests_total{webhook="/mutate--v1-pod",code="200"} 1\n' in page
+    assert 'accelplane_webhook_reviews_total{webhook="/mutate--v1-pod",outcome="allowed"} 1\n' in page
+    assert 'controller_runtime_webhook_latency_seconds_count{webhook="/mutate--v1-pod"} 1\n' in page
+
+
+def test_what_an_administrator_wants_different_reaches_the_decisions() -> None:
+    defaults: dict[str, Value] = {flag.name: flag.default for flag in sgxwebhook.FLAGS}
+    assert sgxwebhook.sgx_options(defaults) == sgxwebhook.SgxOptions()
+    changed = sgxwebhook.sgx_options(
+        defaults
+        | {
+            "aesmd-name": "q",
+            "aesmd-socket-dir": "/q",
+            "aesmd-volume": "emptyDir",
+            "aesmd-sidecar-without-epc": True,
+            "epc-whole-pages": True,
+        }
+    )
+    assert changed == sgxwebhook.SgxOptions(
+        aesmd_name="q", socket_directory="/q", socket_volume="emptyDir", sidecar_without_epc=True, whole_pages=True
+    )
+
+
+def test_flags_have_names_of_their_own() -> None:
+    names = [flag.name for flag in sgxwebhook.FLAGS]
+    assert len(set(names)) == len(names)
+    assert isinstance(sgxwebhook.FLAGS[0], Flag)
+
+
+SECRET = "/api/v1/namespaces/system/secrets/own"  # noqa: S105 - a path
+CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/hooks"
+
+
+class Api:
+    """The two objects at an API server."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Any] = {
+            SECRET: {"metadata": {"name": "own", "resourceVersion": "1"}},
+            CONFIGURATION: {
+                "metadata": {"name": "hooks"},
+                "webhooks": [{"name": "a", "clientConfig": {"service": {"name": "hook", "namespace": "system"}}}],
+            },
+        }
+        self.status = ""
+
+    def answer(self) -> Answer:
+        async def go(request: Request, writer: asyncio.StreamWriter) -> None:
+            await self._reply(request)(request, writer)
+
+        return go
+
+    def _reply(self, request: Request) -> Answer:
+        if self.status or request.path not in self.objects:
+            return document({"kind": "Status", "reason": "No"}, self.status or "404 Not Found")
+        if request.method == "PATCH":
+            assert request.headers["content-type"] == "application/json-patch+json"
+            try:
+                self.objects[request.path] = applied(self.objects[request.path], json.loads(request.body))
+            except AssertionError:
+                return document({"kind": "Status", "reason": "Invalid"}, "422 Unprocessable Entity")
+            metadata = self.objects[request.path]["metadata"]
+            metadata["resourceVersion"] = str(int(metadata.get("resourceVersion", 0)) + 1)
+        return document(self.objects[request.path])
+
+
+SETTINGS = TrustSettings(service="hook", namespace="system")
+
+
+async def test_its_own_certificate_is_kept_in_the_secret_and_trusted_by_the_configuration(tmp_path: Path) -> None:
+    world, tls = Api(), ServingTls()
+    async with serving(tmp_path, world.answer()) as peer:
+        await Trust(SecretStore(peer.api, "system", "own", "hooks"), tls, SETTINGS).settle()
+        second = ServingTls()
+        await Trust(SecretStore(peer.api, "system", "own", "hooks"), second, SETTINGS).settle()
+    assert tls.ready
+    assert second.ready
+    assert set(world.objects[SECRET]["data"]) == {"ca.crt", "ca.key", "tls.crt", "tls.key"}
+    assert world.objects[SECRET]["metadata"]["resourceVersion"] == "2"
+    bundle = world.objects[CONFIGURATION]["webhooks"][0]["clientConfig"]["caBundle"]
+    assert bundle == world.objects[SECRET]["data"]["ca.crt"]
+
+
+async def test_a_write_between_reading_and_writing_is_noticed(tmp_path: Path) -> None:
+    world = Api()
+    async with serving(tmp_path, world.answer()) as peer:
+        store = SecretStore(peer.api, "system", "own", "hooks")
+        held = await store.read()
+        assert held is not None
+        assert await store.write({"x": b"y"}, held.version)
+        assert not await store.write({"x": b"z"}, held.version)
+    assert world.objects[SECRET]["data"] == {"x": base64.b64encode(b"y").decode()}
+
+
+@pytest.mark.parametrize("status", ["403 Forbidden", "404 Not Found", "500 Internal Server Error"])
+async def test_an_api_that_says_no_is_tried_again_later(tmp_path: Path, status: str) -> None:
+    world = Api()
+    world.status = status
+    async with serving(tmp_path, world.answer()) as peer:
+        with pytest.raises(TrustError, match=status[:3]):
+            await Trust(SecretStore(peer.api, "system", "own", "hooks"), ServingTls(), SETTINGS).settle()
+
+
+async def test_a_secret_that_is_not_base64_is_named(tmp_path: Path) -> None:
+    world = Api()
+    world.objects[SECRET]["data"] = {"tls.crt": "%"}
+    async with serving(tmp_path, world.answer()) as peer:
+        with pytest.raises(TrustError, match=r"secrets/own: .*expected base64"):
+            await SecretStore(peer.api, "system", "own", "hooks").read()
