@@ -1,0 +1,55 @@
+"""The controller that docs/kube.md shows, as it stands there."""
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+from kubeapi import kube_api
+from waiting import until
+
+from accelplane.kube.client import Client
+from accelplane.kube.manager import OFF, Manager
+
+PAGE = Path(__file__).parents[2] / "docs" / "kube.md"
+
+
+def shown() -> str:
+    found = re.search(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert found
+    return found[1]
+
+
+def test_it_is_40_lines_with_everything_but_its_imports() -> None:
+    code = [line for line in shown().splitlines() if line.strip()]
+    assert len([line for line in code if not line.startswith(("import", "from"))]) <= 40
+
+
+async def test_it_does_what_the_page_says() -> None:
+    names: dict[str, Any] = {"__name__": "greeter"}
+    exec(compile(shown(), str(PAGE), "exec"), names)  # noqa: S102 our own page
+    async with kube_api() as api:
+        client = Client(api.config, field_manager="greeter")
+        manager = Manager(client, health_address=OFF, metrics_address=OFF)
+        names["greeter"](manager)
+        running = asyncio.create_task(manager.run())
+
+        def text() -> str | None:
+            found = api.get("configmaps", "g", "n")
+            return found and found["data"]["text"]
+
+        greeting = {"metadata": {"name": "g", "namespace": "n"}, "spec": {"whom": "you"}}
+        api.put("greetings", greeting)
+        await until(lambda: text() == "Hello, you!")
+        api.put("greetings", {**greeting, "spec": {"whom": "all"}})
+        await until(lambda: text() == "Hello, all!")
+        api.remove("configmaps", "g", "n")
+        await until(lambda: text() == "Hello, all!")
+        api.put("configmaps", {**api.objects["configmaps", "n", "g"], "data": {"text": "Go away!"}})
+        await until(lambda: text() == "Hello, all!")
+        api.remove("greetings", "g", "n")
+        manager.stop()
+        async with asyncio.timeout(5):
+            await running
+        assert {event["reason"] for event in api.all("events")} == {"Greeted"}
+        await client.close()
