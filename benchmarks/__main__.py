@@ -16,7 +16,7 @@ import msgspec
 from benchmarks.figures import Outcome
 from benchmarks.report import Report, machine, show, write
 
-NAMES = ("memory", "confined", "start", "plug", "allocate", "storm", "scan", "idle", "restarts")
+NAMES = ("memory", "confined", "start", "plug", "allocate", "storm", "scan", "idle", "restarts", "admission")
 _DEADLINE = 900
 
 

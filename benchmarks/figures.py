@@ -44,6 +44,13 @@ class Scale(Struct, frozen=True):
         return quick if self.quick else full
 
 
+class Rounds(Struct, frozen=True):
+    """What a process that asks has seen: the microseconds of each answer, and the seconds of all."""
+
+    took: Sequence[float]
+    seconds: float
+
+
 def median(
     name: str,
     samples: Sequence[float],

@@ -168,15 +168,15 @@ def _requested(container: Container) -> Fraction | None:
     names = {name for name in (*limits, *requests) if name.startswith(NAMESPACE)}
     numbers: dict[str, Fraction] = {}
     for name in sorted(names):
-        number = _number(name, limits.get(name))
-        if number is None or number != _number(name, requests.get(name)):
+        limit, request = limits.get(name), requests.get(name)
+        number = _number(name, limit)
+        if number is None or (limit != request and number != _number(name, request)):
             raise _Refused(
                 f'resource "{name}" of container {container.name!a}: limits and requests have to match, extended '
-                f"resources cannot be overcommitted (limits: {_shown(limits.get(name))}, requests: "
-                f"{_shown(requests.get(name))})"
+                f"resources cannot be overcommitted (limits: {_shown(limit)}, requests: {_shown(request)})"
             )
         if name.startswith(f"{NAMESPACE}/") and number.denominator != 1:
-            raise _Refused(f'resource "{name}" of container {container.name!a}: {_shown(limits[name])} is not integral')
+            raise _Refused(f'resource "{name}" of container {container.name!a}: {_shown(limit)} is not integral')
         numbers[name] = number
     return numbers.get(EPC)
 

@@ -6,6 +6,7 @@ Callers are the API server, probes, and anybody who can reach the port. docs/dec
 
 import asyncio
 import contextlib
+import functools
 import logging
 import re
 import socket
@@ -22,6 +23,7 @@ _REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.([01])")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff\t]*)")
 _LENGTH = re.compile(rb"[0-9]{1,10}")
 _END = b"\r\n\r\n"
+_HEADS = 256
 
 
 class HttpLimits(Struct, frozen=True, kw_only=True):
@@ -75,6 +77,8 @@ class HttpServer:
         self.connections: set[_Connection] = set()
         self.unfinished = 0
         self.ending = False
+        # Heads of one caller differ in their length at most; a review takes little longer than reading one anew.
+        self.read_head = functools.lru_cache(_HEADS)(functools.partial(_read_head, limits=self.limits))
         self._server: asyncio.Server | None = None
         self._empty = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -231,7 +235,7 @@ class _Connection(asyncio.Protocol):
                 if len(self._received) > self._limits.head:
                     raise HttpError(431, f"expected a head of at most {self._limits.head} bytes")
                 return None
-            head = _read_head(bytes(self._received[:end]), self._limits)
+            head = self._server.read_head(bytes(self._received[:end]))
             if head.expects and len(self._received) < end + len(_END) + head.length and self._transport:
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             del self._received[: end + len(_END)]

@@ -1,5 +1,6 @@
 """JSON Patch (RFC 6902), as admission answers and patches of objects need it: small, and only of what changes."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -16,6 +17,7 @@ class Operation(Struct, frozen=True):
     value: object | UnsetType = UNSET
 
 
+@functools.lru_cache(maxsize=1024)  # objects of a kind are changed at the same few places
 def pointer(*words: Word) -> str:
     """The JSON pointer (RFC 6901) through these keys and indexes."""
     return "".join("/" + str(word).replace("~", "~0").replace("/", "~1") for word in words)
