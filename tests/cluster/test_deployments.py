@@ -13,9 +13,11 @@ pytestmark = pytest.mark.cluster
 
 DEPLOY = REPOSITORY / "deploy"
 VALIDATED = ("--dry-run=server", "--validate=strict")
-# NFD's own tree lies elsewhere, and its rules are of a kind that comes with it.
+# NFD's own tree lies elsewhere, and its rules are of a kind that comes with it; samples are of kinds of the operator.
 TREES = sorted(
-    file.parent for file in DEPLOY.rglob("kustomization.yaml") if "nfd" not in file.relative_to(DEPLOY).parts
+    file.parent
+    for file in DEPLOY.rglob("kustomization.yaml")
+    if not {"nfd", "samples"} & {*file.relative_to(DEPLOY).parts}
 )
 
 

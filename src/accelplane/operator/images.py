@@ -23,6 +23,7 @@ Plugin = TypeVar("Plugin", bound=DevicePlugin)
 _NUMBER = r"(0|[1-9]\d*)"
 _IDENTIFIERS = r"[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*"
 _VERSION = re.compile(rf"\s*v?{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:-({_IDENTIFIERS}))?(?:\+{_IDENTIFIERS})?\s*", re.ASCII)
+_LONGEST_TAG = 256
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -66,7 +67,7 @@ def parse(text: str) -> Reference:
 
 def version(text: str) -> Version | None:
     """The semantic version that a tag says; None when it says none."""
-    found = _VERSION.fullmatch(text)
+    found = _VERSION.fullmatch(text) if len(text) <= _LONGEST_TAG else None
     if found is None:
         return None
     major, minor, patch, pre_release = found.groups()

@@ -382,7 +382,7 @@ BY_KIND: Mapping[str, type[DevicePlugin]] = {model.__name__: model for model in 
 
 
 def decode(resource: JsonObject) -> DevicePlugin:
-    """A custom resource from its object. Raises `msgspec.ValidationError` when it is malformed or none of these kinds."""
+    """A custom resource from its object. Raises `msgspec.ValidationError` when it is malformed or of no kind here."""
     kind = resource.get("kind")
     model = BY_KIND.get(kind) if isinstance(kind, str) else None
     if model is None or resource.get("apiVersion") != f"{GROUP}/{VERSION}":

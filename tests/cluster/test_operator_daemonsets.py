@@ -1,0 +1,126 @@
+"""What the operator renders, a genuine API server takes; and what it gives back is found to be the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from customresources import plugin
+
+from accelplane.operator import models
+from accelplane.operator.daemonsets import render
+from accelplane.operator.settings import Settings
+from accelplane.operator.update import plan
+
+from .cluster import Cluster
+
+pytestmark = pytest.mark.cluster
+
+MANAGER = "accelplane-operator"
+REGISTRY = "registry-of-all"
+# No pod is wanted: only the objects matter.
+NOWHERE = {"nodeSelector": {"example.com/nowhere": "true"}}
+OWN: dict[str, dict[str, Any]] = {
+    "dlb": {"initImage": "intel/intel-dlb-initcontainer:0.31.1"},
+    "dsa": {"initImage": "intel/intel-idxd-config-initcontainer:0.31.1", "provisioningConfig": "mine"},
+    "fpga": {},
+    "gpu": {
+        "initImage": "intel/intel-gpu-initcontainer:0.31.1",
+        "resourceManager": True,
+        "healthManagement": True,
+        "sharedDevNum": 2,
+    },
+    "iaa": {"initImage": "intel/intel-idxd-config-initcontainer:0.31.1", "provisioningConfig": "mine"},
+    "npu": {},
+    "qat": {"initImage": "intel/intel-qat-initcontainer:0.31.1", "provisioningConfig": "mine"},
+    "sgx": {"initImage": "intel/intel-sgx-initcontainer:0.31.1"},
+}
+FOR_ALL: dict[str, Any] = {
+    "resources": {"limits": {"cpu": 1, "memory": "0.5Gi", "example.com/a.b": "2"}, "requests": {"cpu": "0.1"}},
+    "tolerations": [{"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0}, {"key": "a", "value": "b"}],
+    "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
+    "imagePullSecrets": [{"name": "registry"}],
+    "imagePullPolicy": "Always",
+    "priorityClassName": "system-node-critical",
+    "podAnnotations": {"example.com/a": "b"},
+}
+
+
+def path(namespace: str, name: str = "") -> str:
+    return f"/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}".rstrip("/")
+
+
+def applied(cluster: Cluster, wanted: dict[str, Any]) -> dict[str, Any]:
+    words = ("apply", "--server-side", "--force-conflicts", f"--field-manager={MANAGER}", "--filename=-")
+    cluster.kubectl(*words, "--validate=strict", text=json.dumps(wanted))
+    return found(cluster, wanted["metadata"]["namespace"], wanted["metadata"]["name"])
+
+
+def found(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
+    there = cluster.get(path(namespace, name))
+    assert there is not None
+    return there
+
+
+@pytest.mark.parametrize("more", [{}, FOR_ALL], ids=["plain", "with everything"])
+@pytest.mark.parametrize("family", models.KINDS)
+def test_what_was_applied_needs_no_second_write(
+    cluster: Cluster, namespace: str, family: str, more: dict[str, Any]
+) -> None:
+    settings = Settings(namespace=namespace, pull_secret=REGISTRY, service_account="plugins")
+    resource = plugin(family, **OWN[family], **NOWHERE, **more)
+    desired = render(resource, settings, provisioning="0123")
+    first = plan(desired, [], manager=MANAGER)
+    assert first.creates
+    assert first.apply is not None
+    there = applied(cluster, first.apply)
+    again = plan(desired, [there], manager=MANAGER)
+    assert (again.apply, again.differences) == (None, ())
+
+
+def test_what_is_no_longer_asked_for_goes_and_what_others_added_stays(cluster: Cluster, namespace: str) -> None:
+    settings = Settings(namespace=namespace)
+    before = render(plugin("gpu", **OWN["gpu"], **NOWHERE, **FOR_ALL), settings)
+    there = applied(cluster, plan(before, [], manager=MANAGER).apply or {})
+    name = there["metadata"]["name"]
+    cluster.kubectl("rollout", "restart", f"--namespace={namespace}", f"daemonset/{name}")
+
+    after = render(plugin("gpu", **NOWHERE), settings)
+    changed = plan(after, [found(cluster, namespace, name)], manager=MANAGER)
+    there = applied(cluster, changed.apply or {})
+
+    pod = there["spec"]["template"]["spec"]
+    assert "initContainers" not in pod
+    assert [each["name"] for each in pod["containers"]] == ["intel-gpu-plugin"]
+    assert [each["name"] for each in pod["volumes"]] == ["devfs", "sysfsdrm", "kubeletsockets", "cdipath"]
+    assert pod["serviceAccountName"] == "default"
+    assert pod["containers"][0]["resources"]["limits"] == {"cpu": "100m", "memory": "90Mi"}
+    assert not {"tolerations", "priorityClassName", "imagePullSecrets"} & set(pod)
+    assert [*there["spec"]["template"]["metadata"]["annotations"]] == ["kubectl.kubernetes.io/restartedAt"]
+    assert plan(after, [there], manager=MANAGER).apply is None
+
+
+def test_what_an_older_operator_made_is_taken_over_whole(cluster: Cluster, namespace: str) -> None:
+    settings = Settings(namespace=namespace)
+    old = render(plugin("sgx", **OWN["sgx"], **NOWHERE), settings).as_object()
+    name = "intel-sgx-plugin"
+    made = old | {"metadata": {"name": name, "namespace": namespace, "labels": {"app": name}}}
+    words = ("create", "--field-manager=intel_deviceplugin_operator", "--filename=-")
+    cluster.kubectl(*words, text=json.dumps(made))
+
+    desired = render(plugin("sgx", **NOWHERE), settings)
+    takeover = plan(desired, [found(cluster, namespace, name)], manager=MANAGER)
+    assert takeover.managed_fields
+    patch = [{"op": "replace", "path": "/metadata/managedFields", "value": takeover.managed_fields}]
+    words = ("patch", "daemonset", name, f"--namespace={namespace}", "--type=json", "--patch", json.dumps(patch))
+    cluster.kubectl(*words, f"--field-manager={MANAGER}")
+    there = applied(cluster, takeover.apply or {})
+
+    assert there["metadata"]["name"] == name
+    assert "initContainers" not in there["spec"]["template"]["spec"]
+    assert "nfd-features" not in [each["name"] for each in there["spec"]["template"]["spec"]["volumes"]]
+    owners = {(each["manager"], each["operation"]) for each in there["metadata"]["managedFields"]}
+    assert ("intel_deviceplugin_operator", "Update") not in owners
+    assert plan(desired, [there], manager=MANAGER).apply is None
+    assert len((cluster.get(path(namespace)) or {})["items"]) == 1

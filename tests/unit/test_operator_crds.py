@@ -1,0 +1,223 @@
+"""The custom resource definitions are made from the types, and are those of Go's operator, field by field."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from customresources import SAMPLES, sample
+
+from accelplane.operator import crds, models
+
+BASES = Path(__file__).parents[2] / "deploy" / "operator" / "crd" / "bases"
+Schema = dict[str, Any]
+
+STRING: Schema = {"type": "string"}
+SWITCH: Schema = {"type": "boolean"}
+FROM_0: Schema = {"type": "integer", "minimum": 0}
+FROM_1: Schema = {"type": "integer", "minimum": 1}
+INT32: Schema = {"type": "integer", "format": "int32"}
+LABELS: Schema = {"type": "object", "additionalProperties": STRING}
+TOLERATION: Schema = {
+    "type": "object",
+    "properties": {
+        **dict.fromkeys(("effect", "key", "operator", "value"), STRING),
+        "tolerationSeconds": {"type": "integer", "format": "int64"},
+    },
+}
+ALL = "dlb dsa fpga gpu iaa npu qat sgx"
+
+
+def one_of(words: str) -> Schema:
+    return {"type": "string", "enum": sorted(words.split())}
+
+
+# The specification's table: field, schema, kinds.
+FIELDS: list[tuple[str, Schema, str]] = [
+    ("image", STRING, ALL),
+    ("initImage", STRING, ALL.replace("npu ", "")),
+    ("nodeSelector", LABELS, ALL),
+    ("tolerations", {"type": "array", "items": TOLERATION}, ALL),
+    ("logLevel", FROM_0, ALL),
+    ("sharedDevNum", FROM_1, "dsa iaa gpu npu"),
+    ("provisioningConfig", STRING, "dsa iaa qat"),
+    ("mode", one_of("af region regiondevel"), "fpga"),
+    ("preferredAllocationPolicy", one_of("balanced packed none"), "gpu"),
+    ("preferredAllocationPolicy", one_of("balanced packed"), "qat"),
+    ("enableMonitoring", SWITCH, "gpu"),
+    ("resourceManager", SWITCH, "gpu"),
+    ("dpdkDriver", one_of("igb_uio vfio-pci"), "qat"),
+    (
+        "kernelVfDrivers",
+        {"type": "array", "items": one_of("dh895xccvf c6xxvf c3xxxvf d15xxvf 4xxxvf 420xxvf c4xxxvf 6xxxvf")},
+        "qat",
+    ),
+    ("maxNumDevices", FROM_1, "qat"),
+    ("enclaveLimit", FROM_1, "sgx"),
+    ("provisionLimit", FROM_1, "sgx"),
+    ("driver", {**one_of("idxd vfio-pci"), "default": "idxd"}, "dsa"),
+    ("allowIDs", STRING, "gpu"),
+    ("denyIDs", STRING, "gpu"),
+    ("bypathMode", one_of("none single all"), "gpu"),
+    ("monitoringMode", one_of("split single"), "gpu"),
+    ("dcapInfraResources", SWITCH, "sgx"),
+]
+# What goes beyond it.
+OURS = {
+    *("imagePullPolicy", "imagePullSecrets", "podAnnotations", "priorityClassName", "resources", "updateStrategy"),
+}
+OURS_OF_GPU = {"healthManagement", "levelZeroImage", "xpumdEndpoint"}
+
+
+def plain(schema: Any) -> Any:
+    """Without descriptions and rules, and with choices in the order of the alphabet."""
+    if isinstance(schema, dict):
+        named = {name: plain(each) for name, each in schema.items()}
+        if "properties" not in schema:
+            return {name: sorted(each) if name == "enum" else each for name, each in named.items()
+                    if name not in ("description", "x-kubernetes-validations")}  # fmt: skip
+        return {name: each for name, each in named.items() if name not in ("description", "x-kubernetes-validations")}
+    return [plain(each) for each in schema] if isinstance(schema, list) else schema
+
+
+DEFINITIONS: dict[str, Any] = {each["spec"]["names"]["kind"]: each for each in crds.definitions()}  # type: ignore[index]
+
+
+def version_of(kind: str) -> Schema:
+    (version,) = DEFINITIONS[kind]["spec"]["versions"]
+    return version
+
+
+def spec_of(family: str) -> Schema:
+    kind = models.KINDS[family].__name__
+    return version_of(kind)["schema"]["openAPIV3Schema"]["properties"]["spec"]
+
+
+def test_the_files_are_those_made_from_the_types(tmp_path: Path) -> None:
+    stale = tmp_path / "deviceplugin.intel.com_old.yaml"
+    stale.touch()
+    crds.write(tmp_path)
+    made = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert made == {file.name: file.read_text() for file in BASES.iterdir()}
+    listed = yaml.safe_load((BASES.parent / "kustomization.yaml").read_text())["resources"]
+    assert listed == [f"bases/{name}" for name in sorted(made)]
+
+
+@pytest.mark.parametrize("family", ALL.split())
+def test_a_kind_is_called_as_ever_and_shows_its_columns(family: str) -> None:
+    kind = f"{family.capitalize()}DevicePlugin"
+    definition, version = DEFINITIONS[kind], version_of(kind)
+    assert definition["metadata"] == {"name": f"{kind.lower()}s.deviceplugin.intel.com"}
+    assert definition["spec"]["group"] == "deviceplugin.intel.com"
+    assert definition["spec"]["scope"] == "Cluster"
+    assert definition["spec"]["names"] == {
+        "kind": kind,
+        "listKind": f"{kind}List",
+        "plural": f"{kind.lower()}s",
+        "singular": kind.lower(),
+    }
+    assert (version["name"], version["served"], version["storage"]) == ("v1", True, True)
+    assert version["subresources"] == {"status": {}}
+    assert [(each["name"], each["type"], each["jsonPath"]) for each in version["additionalPrinterColumns"]] == [
+        ("Desired", "integer", ".status.desiredNumberScheduled"),
+        ("Ready", "integer", ".status.numberReady"),
+        ("Node Selector", "string", ".spec.nodeSelector"),
+        ("Age", "date", ".metadata.creationTimestamp"),
+    ]
+    top = version["schema"]["openAPIV3Schema"]
+    assert "required" not in top
+    assert "required" not in top["properties"]["spec"]
+
+
+@pytest.mark.parametrize("family", ALL.split())
+def test_a_spec_has_the_fields_of_the_table_and_ours(family: str) -> None:
+    expected = {field: schema for field, schema, kinds in FIELDS if family in kinds.split()}
+    found = plain(spec_of(family)["properties"])
+    further = OURS | (OURS_OF_GPU if family == "gpu" else set())
+    assert set(found) == set(expected) | further
+    assert {field: schema for field, schema in found.items() if field in expected} == expected
+
+
+@pytest.mark.parametrize("family", ALL.split())
+def test_a_status_has_both_numbers_always_and_the_rest_as_ever(family: str) -> None:
+    kind = models.KINDS[family].__name__
+    status = plain(version_of(kind)["schema"]["openAPIV3Schema"]["properties"]["status"])
+    assert status["required"] == ["desiredNumberScheduled", "numberReady"]
+    assert status["properties"]["desiredNumberScheduled"] == status["properties"]["numberReady"] == INT32
+    assert status["properties"]["nodeNames"] == {"type": "array", "items": STRING}
+    words = ("apiVersion", "kind", "namespace", "name", "uid", "resourceVersion", "fieldPath")
+    assert status["properties"]["controlledDaemonSet"] == {
+        "type": "object",
+        "x-kubernetes-map-type": "atomic",
+        "properties": dict.fromkeys(words, STRING),
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "short", "fields"),
+    [
+        (
+            "AcceleratorFunction", "af",
+            {"afuId": "^[0-9a-f]{8,40}$", "interfaceId": "^[0-9a-f]{8,32}$", "mode": "^af|region$"},
+        ),
+        ("FpgaRegion", "fpga", {"interfaceId": "^[0-9a-f]{8,32}$"}),
+    ],
+)  # fmt: skip
+def test_a_mapping_of_fpgas_is_as_ever(kind: str, short: str, fields: dict[str, str]) -> None:
+    definition, version = DEFINITIONS[kind], version_of(kind)
+    assert definition["metadata"] == {"name": f"{kind.lower()}s.fpga.intel.com"}
+    assert definition["spec"]["scope"] == "Namespaced"
+    assert definition["spec"]["names"]["shortNames"] == [short]
+    assert version["name"] == "v2"
+    assert "subresources" not in version
+    assert "additionalPrinterColumns" not in version
+    top = plain(version["schema"]["openAPIV3Schema"])
+    assert top["required"] == ["spec"]
+    assert top["properties"]["status"] == {"type": "object"}
+    assert top["properties"]["spec"] == {
+        "type": "object",
+        "required": sorted(fields),
+        "properties": {name: {"type": "string", "pattern": pattern} for name, pattern in fields.items()},
+    }
+
+
+def test_every_field_and_kind_says_what_it_is() -> None:
+    for kind in models.BY_KIND:
+        top = version_of(kind)["schema"]["openAPIV3Schema"]
+        assert top["description"].endswith(".")
+        for part in ("spec", "status"):
+            for field, schema in top["properties"][part]["properties"].items():
+                assert re.search(r"\.$", schema.get("description", "")), f"{kind}: {part}.{field}"
+
+
+@pytest.mark.parametrize("family", ALL.split())
+def test_a_sample_is_of_its_kind_and_says_nothing_unknown(family: str) -> None:
+    written = sample(family)
+    read = models.decode(written)
+    assert read.name == f"{family}deviceplugin-sample"
+    assert read.family == family
+    assert set(written["spec"]) <= set(spec_of(family)["properties"])
+    assert written["spec"]["logLevel"] == 4
+    assert all(image.endswith(":0.31.1") for field, image in written["spec"].items() if field.endswith("mage"))
+
+
+def test_the_sample_mappings_are_those_of_the_table() -> None:
+    documents = list(yaml.safe_load_all((SAMPLES / "mappings-collection.yaml").read_text()))
+    found = {document["metadata"]["name"]: document["spec"] for document in documents}
+    boards = {
+        "arria10.dcp1.0": "ce48969398f05f33946d560708be108a",
+        "arria10.dcp1.1": "9926ab6d6c925a68aabca7d84c545738",
+        "arria10.dcp1.2": "69528db6eb31577a8c3668f9faa081f6",
+        "d5005": "bfac4d851ee856fe8c95865ce1bbaa2d",
+    }
+    functions = {"nlb0": "d8424dc4a4a3c413f89e433683f9040b", "nlb3": "f7df405cbd7acf7222f144b0b93acd18"}
+    expected: dict[str, Schema] = {board: {"interfaceId": region} for board, region in boards.items()}
+    for board, region in boards.items():
+        for function, afu in functions.items():
+            for how, mode in (("orchestrated", "region"), ("preprogrammed", "af")):
+                expected[f"{board}-{function}-{how}"] = {"afuId": afu, "interfaceId": region, "mode": mode}
+    matrix = "40007c0623210742000ebc58df6f5343e668b03a"
+    expected["d5005-matrix-mult-orchestrated"] = {"afuId": matrix, "interfaceId": boards["d5005"], "mode": "region"}
+    assert found == expected
+    assert len(documents) == 21
