@@ -28,6 +28,9 @@ def rendered(text: str, settings: Settings) -> str:
     if len(text.encode()) > _MOST_BYTES:
         raise NotRendered(f"the text has more than {_MOST_BYTES} bytes")
     try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            # A few lines of them can stand for more than a machine's memory holds.
+            raise NotRendered("the text has YAML aliases (*name), expected none")
         documents = [msgspec.json.encode(document) for document in yaml.safe_load_all(text)]
     except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
         raise NotRendered(f"this is no YAML of Kubernetes objects: {error}") from None
