@@ -46,3 +46,10 @@ def append(parent: Sequence[Word], current: Sequence[object] | None, values: Seq
     if current is None:
         return [Operation("add", pointer(*parent), list(values))]
     return [Operation("add", pointer(*parent, "-"), value) for value in values]
+
+
+def documents(operations: Sequence[Operation]) -> list[dict[str, object]]:
+    """The patch as whoever sends it encodes it."""
+    return [
+        {"op": one.op, "path": one.path} | ({} if one.value is UNSET else {"value": one.value}) for one in operations
+    ]

@@ -1,0 +1,236 @@
+"""Pod admission as a real API server asks for it: decisions, trust, and certificates that change under load."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from lightkube.config.kubeconfig import KubeConfig
+from msgspec.structs import replace
+from waiting import until
+
+from accelplane.admission.sgx import PATH, SgxOptions, mutator
+from accelplane.kube.admission import AdmissionServer, Hook, refusing
+from accelplane.kube.certificates import CertificatePolicy
+from accelplane.kube.client import Client
+from accelplane.kube.tls import ServingTls
+from accelplane.kube.trust import HookEntry, ServiceReference, Target, TargetKind, Trust, TrustSettings
+from accelplane.kube.truststore import ClusterTrustStore
+
+from .cluster import Cluster
+
+pytestmark = pytest.mark.cluster
+
+NAMESPACE = "admission"
+SERVICE = "hooks"
+NAME = f"{SERVICE}.{NAMESPACE}.svc"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods?dryRun=All"
+HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+
+
+@pytest.fixture(scope="module")
+def api(cluster_is_possible: None) -> Iterator[Cluster]:
+    """A control plane without nodes, with a namespace that takes pods."""
+    with Cluster.running([]) as running, running.namespace(NAMESPACE):
+        # There is no kube-proxy to lead from a service to this process.
+        hosts = running.control.path("/etc/hosts")
+        hosts.write_text(f"127.0.0.1 localhost\n{running.addresses.host} {NAME}\n")
+        yield running
+
+
+def pod(epc: str = "1Mi", *, provider: str = "", **spec: Any) -> dict[str, Any]:
+    annotations = {"sgx.intel.com/quote-provider": provider} if provider else {}
+    resources = {"limits": {"sgx.intel.com/epc": epc}}
+    return {
+        "metadata": {"generateName": "p-", "annotations": annotations},
+        "spec": {"containers": [{"name": "a", "image": "x", "resources": resources}], **spec},
+    }
+
+
+def mutating(client_config: dict[str, Any], name: str = "sgx-test", namespace: str = NAMESPACE) -> dict[str, Any]:
+    hook = {
+        "name": "sgx.mutator.webhooks.intel.com",
+        "clientConfig": client_config,
+        "rules": [{"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}],
+        # The original says Ignore; here no failure is to pass unseen.
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "reinvocationPolicy": "IfNeeded",
+        "admissionReviewVersions": ["v1"],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+    }
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": name},
+        "webhooks": [hook],
+    }
+
+
+class Store(ClusterTrustStore):
+    """The cluster's; it remembers what was issued, and takes the URL of this process for a service."""
+
+    def __init__(self, client: Client, *names: str) -> None:
+        super().__init__(client, NAMESPACE, "own", {"MutatingWebhookConfiguration": names})
+        self.authorities: list[bytes] = []
+        self.certificates: list[bytes] = []
+
+    async def write(self, data: dict[str, bytes], version: str | None) -> bool:
+        self.authorities.append(data["ca.crt"])
+        self.certificates.append(data["tls.crt"])
+        return await super().write(data, version)
+
+    async def targets(self) -> Sequence[tuple[TargetKind, Target]]:
+        return [
+            (kind, replace(target, webhooks=[self._served(entry) for entry in target.webhooks or ()]))
+            for kind, target in await super().targets()
+        ]
+
+    @staticmethod
+    def _served(entry: HookEntry) -> HookEntry:
+        return replace(entry, client_config=replace(entry.client_config, service=ServiceReference(SERVICE, NAMESPACE)))
+
+
+@asynccontextmanager
+async def connected(cluster: Cluster) -> AsyncIterator[Client]:
+    config = KubeConfig.from_file(cluster.kubeconfig).get()
+    assert config
+    client = Client(config, field_manager="test")
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def ask(cluster: Cluster, body: dict[str, Any]) -> tuple[int, Any]:
+    return await asyncio.to_thread(cluster.request, "POST", PODS, body)
+
+
+@asynccontextmanager
+async def hooked(
+    cluster: Cluster, tls: ServingTls, *hooks: Hook, authority: bytes = b""
+) -> AsyncIterator[AdmissionServer]:
+    """A server here that the API server asks about pods, trusting `authority`."""
+    server = AdmissionServer(hooks or [mutator(SgxOptions())])
+    port = await server.start(None, 0, tls.context)
+    where = {"url": f"https://{NAME}:{port}{PATH}"}
+    cluster.apply(mutating(where | ({"caBundle": base64.b64encode(authority).decode()} if authority else {})))
+    try:
+        yield server
+    finally:
+        cluster.request("DELETE", f"{HOOKS}/sgx-test")
+        await server.stop(1)
+
+
+async def asked_for(cluster: Cluster, server: AdmissionServer) -> None:
+    """Waits until the API server asks, which learns of configurations by a watch."""
+
+    async def is_asked() -> bool:
+        await ask(cluster, pod())
+        return any(200 in tally.codes for tally in server.tallies.values())
+
+    await until(is_asked, 30)
+
+
+def served_by(cluster: Cluster) -> ServingTls:
+    pair = cluster.server_certificate("hooks", NAME)
+    tls = ServingTls()
+    tls.use(pair.certificate, pair.key)
+    return tls
+
+
+async def test_a_pod_is_mutated_twice_and_admitted_as_the_tables_say(api: Cluster) -> None:
+    async with hooked(api, served_by(api), authority=api.authority) as server:
+        await asked_for(api, server)
+        status, made = await ask(api, pod("512Ki", provider="aesmd", hostNetwork=False))
+    assert status == 201, made
+    one = made["spec"]["containers"][0]
+    assert one["resources"]["limits"] == one["resources"]["requests"]
+    assert one["resources"]["limits"] == {"sgx.intel.com/epc": "512Ki", "sgx.intel.com/enclave": "1"}
+    assert {"name": "aesmd-socket", "mountPath": "/var/run/aesmd"} in one["volumeMounts"]
+    assert one["env"] == [{"name": "SGX_AESM_ADDR", "value": "1"}]
+    assert made["metadata"]["annotations"]["sgx.intel.com/epc"] == "512Ki"
+
+
+async def test_a_denial_is_what_the_user_reads(api: Cluster) -> None:
+    async with hooked(
+        api, served_by(api), refusing(PATH, "SGX is off, see --devices"), authority=api.authority
+    ) as server:
+        await asked_for(api, server)
+        status, answer = await ask(api, pod())
+    assert status == 403, answer
+    words = 'admission webhook "sgx.mutator.webhooks.intel.com" denied the request: SGX is off, see --devices'
+    assert words in answer["message"]
+
+
+async def test_a_warning_reaches_kubectl(api: Cluster) -> None:
+    async with hooked(api, served_by(api), authority=api.authority) as server:
+        await asked_for(api, server)
+        wanted = {"apiVersion": "v1", "kind": "Pod", **pod(provider="nobody")}
+        arguments = ("create", "--dry-run=server", f"--namespace={NAMESPACE}", "--filename=-")
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [api.assets.program("kubectl"), *arguments],
+            input=json.dumps(wanted),
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"KUBECONFIG": str(api.kubeconfig)},
+        )
+    assert "Warning: sgx.intel.com/quote-provider: 'nobody' names no container" in done.stderr
+
+
+async def test_authorities_and_certificates_change_under_load_and_every_pod_is_admitted(api: Cluster) -> None:
+    # What has less than a third of its life left is renewed, and all begin ten minutes ago: these last some seconds.
+    policy = CertificatePolicy(
+        authority=timedelta(seconds=309), serving=timedelta(seconds=304.5), overlap=timedelta(seconds=3)
+    )
+    trust_settings = TrustSettings(service=SERVICE, namespace=NAMESPACE, policy=policy, interval=0.5)
+    tls, pods = ServingTls(), 0
+    async with connected(api) as client, hooked(api, tls) as server:
+        store = Store(client, "sgx-test", "not-there")
+        running = asyncio.create_task(Trust(store, tls, trust_settings).run())
+        try:
+            await asked_for(api, server)
+            before = len(set(store.authorities)), len(set(store.certificates))
+
+            async def load() -> None:
+                nonlocal pods
+                while len(set(store.authorities)) < before[0] + 3 or len(set(store.certificates)) < before[1] + 3:
+                    status, made = await ask(api, pod())
+                    assert status == 201, made
+                    assert "sgx.intel.com/enclave" in made["spec"]["containers"][0]["resources"]["limits"]
+                    pods += 1
+
+            async with asyncio.timeout(90):
+                await asyncio.gather(*(load() for _ in range(4)))
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            api.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/secrets/own")
+    assert pods > 100
+
+
+async def test_two_programs_share_one_certificate_whoever_is_first(api: Cluster) -> None:
+    trust_settings = TrustSettings(service=SERVICE, namespace=NAMESPACE)
+    api.apply(mutating({"service": {"name": SERVICE, "namespace": NAMESPACE}}, "injected", "nowhere"))
+    try:
+        async with connected(api) as client:
+            stores = [Store(client, "injected"), Store(client, "injected")]
+            both = [Trust(store, ServingTls(), trust_settings) for store in stores]
+            await asyncio.gather(*(one.settle() for one in both))
+            held = await stores[0].read()
+        assert held is not None
+        found = api.get(f"{HOOKS}/injected")
+        assert found is not None
+        assert base64.b64decode(found["webhooks"][0]["clientConfig"]["caBundle"]) == held.data["ca.crt"]
+    finally:
+        api.request("DELETE", f"{HOOKS}/injected")
+        api.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/secrets/own")
