@@ -13,7 +13,7 @@ from accelplane.operator import models
 from accelplane.operator.dryrun import NotRendered, rendered
 from accelplane.operator.images import Replacement
 from accelplane.operator.models import ObjectReference
-from accelplane.operator.overlap import Overlap, overlaps, told
+from accelplane.operator.overlap import Overlap, overlaps, overlaps_of, told
 from accelplane.operator.settings import ImagePolicy, Settings
 from accelplane.operator.status import Observed, SeenDaemonSet, node_names, patch, status
 
@@ -184,6 +184,13 @@ def test_two_of_a_kind_meet_where_both_select(
     pair = [plugin(family, "one", nodeSelector=first), plugin(family, "two", nodeSelector=second)]
     kind = models.KINDS[family].__name__
     assert overlaps(pair, NODES) == ([Overlap(kind, "one", "two", shared)] if shared else [])
+
+
+def test_of_a_resource_that_changes_the_new_selector_counts() -> None:
+    before, after = (plugin("gpu", "one", nodeSelector={"a": value}) for value in ("1", "2"))
+    others = [before, plugin("gpu", "two", nodeSelector={"b": "1"}), plugin("gpu", "three", nodeSelector={"b": "1"})]
+    assert [each.other("one") for each in overlaps_of(before, others, NODES)] == ["three", "two"]
+    assert overlaps_of(after, others, NODES) == []
 
 
 def test_an_overlap_is_told_to_both_with_a_few_of_the_nodes() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelplane.operator import defaulting, models
+from accelplane.operator.overlap import Overlap
 from accelplane.operator.quantities import quantity
 from accelplane.operator.settings import ImagePolicy
 from accelplane.operator.validation import verdict
@@ -219,6 +220,13 @@ def test_older_images_may_be_admitted_with_a_warning_while_upgrades_are_on() -> 
     assert verdict(old, ImagePolicy()).refusal
 
 
+def test_an_overlap_is_a_warning() -> None:
+    shared = [Overlap("NpuDevicePlugin", "mine", "other", ("n1",))]
+    found = verdict(plugin("npu", image=own("npu")), POLICY, overlaps=shared)
+    assert found.refusal == ""
+    assert "NpuDevicePlugin other selects node n1 as well" in found.warnings[0]
+
+
 def test_a_name_that_the_daemonset_cannot_have_is_refused() -> None:
     right = {"image": own("sgx")}
     assert verdict(plugin("sgx", "x" * 236, **right), POLICY).refusal == ""
@@ -242,6 +250,7 @@ def test_a_name_that_the_daemonset_cannot_have_is_refused() -> None:
         ({"imagePullSecrets": [{"name": "ok"}, {"name": "No"}]}, "imagePullSecrets[1].name is 'No'"),
         ({"priorityClassName": "a_b"}, "priorityClassName is 'a_b'"),
         ({"resources": {"limits": {"cpu": "much"}}}, "resources.limits[cpu] is 'much', expected an amount"),
+        ({"resources": {"requests": {"c p u": "1"}}}, "resources.requests has the key 'c p u'"),
         ({"resources": {"limits": {"cpu": "-1"}}}, "resources.limits[cpu] is '-1'"),
         (
             {"resources": {"limits": {"memory": "1Gi"}, "requests": {"memory": "1025Mi"}}},

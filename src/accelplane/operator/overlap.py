@@ -1,12 +1,13 @@
 """Nodes on which two custom resources of a kind meet: both plugins would register the same resources with the kubelet.
 
-    overlaps(plugins, nodes)     every pair of resources that share nodes
-    told(overlap, plugin)        the same in a sentence about one of the two
+    overlaps(plugins, nodes)                 every pair of resources that share nodes
+    overlaps_of(plugin, others, nodes)       those of one resource, which may be about to change
+    told(overlap, name)                      the same in a sentence to the author of one of the two
 
 Only node selectors are compared: whether taints keep one of the pods away may change at any time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
 import msgspec
@@ -40,6 +41,14 @@ def overlaps(plugins: Sequence[DevicePlugin], nodes: Mapping[str, Mapping[str, s
         if shared := chosen[first.name] & chosen[second.name]:
             found.append(Overlap(first.kind, first.name, second.name, tuple(sorted(shared))))
     return found
+
+
+def overlaps_of(
+    plugin: DevicePlugin, others: Iterable[DevicePlugin], nodes: Mapping[str, Mapping[str, str]]
+) -> list[Overlap]:
+    """The overlaps of a resource with the others of its kind; what it was before may be among them."""
+    there = [other for other in others if other.name != plugin.name]
+    return [each for each in overlaps([plugin, *there], nodes) if plugin.name in (each.first, each.second)]
 
 
 def told(overlap: Overlap, name: str) -> str:

@@ -1,6 +1,6 @@
 """What admission refuses of a custom resource, and what it warns of.
 
-    verdict(plugin, policy, others=…)    the first refusal in the order of Go's operator, and all warnings
+    verdict(plugin, policy, others=…, overlaps=…)    the first refusal in the order of Go's operator, and all warnings
 
 Create and update are judged alike, without the old object. Where Go's releases differ, what one of them accepts is
 accepted: an unset policy of GPUs counts as `none`, both spellings of init images do, and `packed` without
@@ -28,6 +28,7 @@ from accelplane.operator.models import (
     QatSpec,
     SgxSpec,
 )
+from accelplane.operator.overlap import Overlap, told
 from accelplane.operator.pods import pod_refusals
 from accelplane.operator.settings import ImagePolicy
 
@@ -62,13 +63,23 @@ class Warned(msgspec.Struct, frozen=True):
 Finding = str | Warned
 
 
-def verdict(plugin: DevicePlugin, policy: ImagePolicy, *, others: Iterable[DevicePlugin] = ()) -> Verdict:
-    """Judge a resource after defaulting. `others` are the cluster's resources of its kind; it may be among them."""
+def verdict(
+    plugin: DevicePlugin,
+    policy: ImagePolicy,
+    *,
+    others: Iterable[DevicePlugin] = (),
+    overlaps: Iterable[Overlap] = (),
+) -> Verdict:
+    """Judge a resource after defaulting.
+
+    `others` are the cluster's resources of its kind, among which it may be; `overlaps` its own with them.
+    """
     warnings: list[str] = []
     for finding in _findings(plugin, policy, [other for other in others if other.name != plugin.name]):
         if isinstance(finding, str):
             return Verdict(PREFIX + finding, tuple(warnings))
         warnings.append(finding.text)
+    warnings += [told(each, plugin.name) for each in overlaps]
     return Verdict(warnings=tuple(warnings))
 
 

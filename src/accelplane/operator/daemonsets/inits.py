@@ -54,12 +54,12 @@ class _Own(NamedTuple):
 
 def init(spec: PluginSpec, policy: ImagePolicy) -> Init | None:
     """The init container; None where there is none."""
-    if isinstance(spec, FpgaSpec):
-        # The plugin cannot program a region without what this puts on the node.
-        return _made(spec, _of_fpga(), spec.init_image or policy.reference("intel-fpga-initcontainer"))
-    if not isinstance(spec, InitSpec) or not spec.init_image:
+    if not isinstance(spec, InitSpec):
         return None
-    return _made(spec, _of(spec), spec.init_image)
+    # FPGA's plugin cannot program a region without what this puts on the node.
+    needed = policy.reference("intel-fpga-initcontainer") if isinstance(spec, FpgaSpec) else ""
+    image = spec.init_image or needed
+    return _made(spec, _of(spec), image) if image else None
 
 
 def _of(spec: InitSpec) -> _Own:
@@ -78,6 +78,13 @@ def _of(spec: InitSpec) -> _Own:
             return _idxd("intel-idxd-config-initcontainer", {"DEVICE_TYPE": "dsa", "DSA_DRIVER": spec.driver}, pci=True)
         case IaaSpec():
             return _idxd("intel-iaa-initcontainer", {"DEVICE_TYPE": "iaa"}, pci=False)
+        case FpgaSpec():
+            return _Own(
+                "intel-fpga-initcontainer",
+                (Path("intel-fpga-sw", "/opt/intel/fpga-sw", type=_MADE_IF_MISSING),),
+                allow_privilege_escalation=False,
+                selinux=False,
+            )
         case GpuSpec():
             return _Own("intel-gpu-initcontainer", (Path("nfd-sources", _NFD, type=_MADE_IF_MISSING),))
         case QatSpec():
@@ -93,15 +100,6 @@ def _of(spec: InitSpec) -> _Own:
             return _Own("intel-sgx-initcontainer", (Path("nfd-features", _NFD, type=_MADE_IF_MISSING),))
         case _:
             raise TypeError(f"{type(spec).__name__} has no init container")
-
-
-def _of_fpga() -> _Own:
-    return _Own(
-        "intel-fpga-initcontainer",
-        (Path("intel-fpga-sw", "/opt/intel/fpga-sw", type=_MADE_IF_MISSING),),
-        allow_privilege_escalation=False,
-        selinux=False,
-    )
 
 
 def _idxd(name: str, variables: Mapping[str, str], *, pci: bool) -> _Own:
