@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from .client import Client, Selection, Watched
-from .errors import ApiError, Gone, Refused, Unintelligible
+from .errors import ApiError, Gone, Refused, Silent, Unintelligible
 from .objects import Metadata, Object, Request, api_of, request_of, trim
 
 log = logging.getLogger(__name__)
@@ -116,6 +116,8 @@ class Cache(Generic[T]):
                 if not heard and time.monotonic() - started < 1:
                     # a server that ends watches as soon as they begin must not be asked in a circle
                     await self._pause(0.0)
+            except Silent as error:
+                log.debug("%s: watches again: %s", self, error)
             except ApiError as error:
                 if isinstance(error, Gone):
                     log.info("%s: lists again: %s", self, error)

@@ -8,6 +8,7 @@ Facts: Kubernetes API concepts (paths, list chunks, watch, bookmarks, patch medi
 """
 
 import asyncio
+import logging
 import os
 import random
 import ssl
@@ -21,7 +22,7 @@ from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, KubeConfig, SingleCo
 from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
 
-from .errors import NotFound, Unintelligible, Unreachable, refusal
+from .errors import NotFound, Silent, Unintelligible, Unreachable, refusal
 from .metrics import Metrics
 from .objects import Object, api_of, document_of, is_namespaced, metadata_of
 
@@ -32,6 +33,9 @@ MERGE_PATCH = "application/merge-patch+json"
 # etcd takes no object above 1.5 MiB; what the server adds to it is far from this.
 MAX_EVENT = 8 * 1024 * 1024
 PAGE = 500
+
+# a line for each request, of which a leader makes one every second
+logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 T = TypeVar("T", bound=Object)
 Propagation = Literal["Background", "Foreground", "Orphan"]
@@ -198,8 +202,8 @@ class Client:
     ) -> AsyncGenerator[Watched, None]:
         """What happens after a resource version, until the server ends it after about `lasting` seconds.
 
-        Raises `Gone` when that version is too old, and `Unreachable` when nothing came for `silence` seconds: the
-        server sends a bookmark every minute, so silence is a connection that is dead and does not know it.
+        Raises `Gone` when that version is too old, and `Silent` when nothing came for `silence` seconds: the server
+        sends a bookmark every minute, if anything of the kind changed since it began.
         """
         path = path_of(kind, selection.namespace)
         parameters = _selectors(selection) | {
@@ -218,7 +222,7 @@ class Client:
             try:
                 if not answer.is_success:
                     raise refusal(name, answer.status_code, await answer.aread(), answer.headers.get("Retry-After"))
-                async for line in _lines(answer, name):
+                async for line in _lines(answer, name, silence):
                     event = _decode(line, Watched, name)
                     if event.type == "ERROR":
                         raise refusal(name, 0, event.object)
@@ -285,9 +289,16 @@ def path_of(kind: type[Object], namespace: str = "", name: str = "", subresource
     return "/" + "/".join(parts)
 
 
-async def _lines(answer: httpx2.Response, name: str) -> AsyncGenerator[bytes, None]:
+async def _lines(answer: httpx2.Response, name: str, silence: float) -> AsyncGenerator[bytes, None]:
     rest = bytearray()
-    async for piece in answer.aiter_bytes():
+    pieces = answer.aiter_bytes()
+    while True:
+        try:
+            piece = await anext(pieces, None)
+        except httpx2.ReadTimeout as error:
+            raise Silent(name, f"told nothing for {silence:g} s") from error
+        if piece is None:
+            break
         rest += piece
         while (end := rest.find(b"\n")) >= 0:
             line = bytes(rest[:end])

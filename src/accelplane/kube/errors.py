@@ -15,6 +15,10 @@ class Unreachable(ApiError):
     """No answer: the network, TLS, a time-out. Later it may work."""
 
 
+class Silent(Unreachable):
+    """A watch that told nothing for too long: a dead connection, or only a server that had nothing to tell."""
+
+
 class Unintelligible(ApiError):
     """An answer that is not what it should be: junk, another type, too much of it."""
 
