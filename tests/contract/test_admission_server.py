@@ -5,6 +5,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import ssl
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
@@ -403,6 +404,22 @@ async def test_reviews_are_counted_by_outcome() -> None:
     assert tally.outcomes == {"mutated": 2, "allowed": 1, "denied 400": 1, "error": 2}
     assert tally.codes == {200: 4, 400: 1, 415: 1}
     assert tally.seconds > 0
+
+
+async def test_the_webhook_that_the_page_shows_works() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "kube.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    code = next(block for block in blocks if "Mutator(" in block)
+    names: dict[str, Any] = {}
+    exec(compile(code, "kube.md", "exec"), names)  # noqa: S102 our own page
+    answers = [
+        names["server"].answer(Request("POST", "/teams", "application/json", review({"metadata": {"labels": labels}})))
+        for labels in ({"team": "a"}, {"x": "y"}, {"team": "nobody"})
+    ]
+    kept, changed, denied = (Reply("HTTP/1.1 200 OK", answer.body) for answer in answers)
+    assert "patch" not in kept.response
+    assert changed.patch == [{"op": "add", "path": "/metadata/labels/team", "value": "everyone"}]
+    assert not denied.response["allowed"]
 
 
 def test_two_webhooks_do_not_share_a_path() -> None:

@@ -1,7 +1,7 @@
 """HTTP/1.1 for callers that nobody chose: a small part of RFC 9112, read strictly, within limits of size and time.
 
 A request is a `POST` with a body of known length or a `GET`; whatever else HTTP can do is refused with a word on why.
-Callers are the API server, probes, and anybody who can reach the port. docs/decisions tells why this is ours.
+Callers are the API server, probes, and anybody who can reach the port. docs/decisions/0013-admission-over-own-http.md tells why.
 """
 
 import asyncio
