@@ -16,7 +16,8 @@ from accelplane.apiserver import SERVICE_ACCOUNT, ApiError, ApiServer
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit
 from accelplane.kube.admission import AdmissionServer
-from accelplane.kube.https import Answer, HttpError, HttpServer, Request
+from accelplane.kube.http1 import Answer, HttpError, HttpLimits, Request
+from accelplane.kube.https import HttpServer
 from accelplane.kube.tls import CertificateError, ServingTls, TlsSettings
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,9 @@ FLAGS = (
          "MutatingWebhookConfiguration that is to trust the webhook's own certificate"),
     *logflags.FLAGS,
 )  # fmt: skip
+
+# What manifests give the process is 30 MiB, of which it needs half for itself.
+_LIMITS = HttpLimits(connections=128, unfinished=4 * 1024 * 1024)
 
 
 class Fatal(Exception):
@@ -94,7 +98,7 @@ async def _serve(values: Mapping[str, Value], options: SgxOptions) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     tls = ServingTls(TlsSettings(newer=bool(values["tls-1.3"])))
     pages = {"/healthz": lambda: (200, "ok\n"), "/readyz": lambda: (200, "ok\n") if tls.ready else (503, "no\n")}
-    server = AdmissionServer([mutator(options)], pages)
+    server = AdmissionServer([mutator(options)], pages, _LIMITS)
     async with _certified(values, tls), _metrics(str(values["metrics-bind-address"]), server):
         port = await _listening(server, int(values["port"]), tls)
         log.info("serving at port %d", port)

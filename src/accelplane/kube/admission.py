@@ -16,7 +16,8 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from accelplane.kube.https import Answer, HttpError, HttpLimits, HttpServer, Request
+from accelplane.kube.http1 import Answer, HttpError, HttpLimits, Request
+from accelplane.kube.https import HttpServer
 from accelplane.kube.jsonpatch import Operation
 from accelplane.logs import v
 
@@ -175,7 +176,7 @@ def respond(review: Review, decision: Decision) -> bytes:
     return _ENCODER.encode(_Answered(_Response(review.uid, True, _OK, "JSONPatch", patch, warnings)))
 
 
-def read_review(body: bytes) -> Review:
+def read_review(body: bytes | bytearray) -> Review:
     """The request in an AdmissionReview. Raises `HttpError`: without its uid there is nothing to answer."""
     try:
         asked = _ASKED.decode(body)
@@ -221,6 +222,11 @@ class AdmissionServer:
         self._pages = dict(pages or {})
         self._observe = observe
         self._http = HttpServer(self.answer, limits)
+
+    @property
+    def callers(self) -> int:
+        """How many are connected."""
+        return len(self._http.connections)
 
     async def start(self, host: str | None, port: int, context: ssl.SSLContext | None) -> int:
         """Serves; returns the port. Raises `OSError`."""

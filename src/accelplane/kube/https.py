@@ -1,69 +1,26 @@
-"""HTTP/1.1 for callers that nobody chose: a small part of RFC 9112, read strictly, within limits of size and time.
+"""HTTP/1.1 servers for callers that nobody chose, with or without TLS, within limits of size, number and time.
 
-A request is a `POST` with a body of known length or a `GET`; whatever else HTTP can do is refused with a word on why.
-Callers are the API server, probes, and anybody who can reach the port. docs/decisions/0013-admission-over-own-http.md tells why.
+Callers are the API server, probes, and anybody who can reach the port. Why this is ours:
+docs/decisions/0013-admission-over-own-http.md.
 """
 
 import asyncio
 import contextlib
 import functools
 import logging
-import re
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping
-from http import HTTPStatus
+from collections.abc import Callable
 
-from msgspec import Struct
+from accelplane.kube.http1 import END_OF_HEAD, Answer, Head, HttpError, HttpLimits, Request, read_head, written
+from accelplane.kube.tls import TlsSession
+from accelplane.logs import v
 
 log = logging.getLogger(__name__)
 
-_REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.([01])")
-_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff\t]*)")
-_LENGTH = re.compile(rb"[0-9]{1,10}")
-_END = b"\r\n\r\n"
 _HEADS = 256
-
-
-class HttpLimits(Struct, frozen=True, kw_only=True):
-    """What a caller may cost. Sizes are bytes, times seconds."""
-
-    body: int = 3 * 1024 * 1024  # what the API server itself takes at most
-    head: int = 16 * 1024
-    fields: int = 64
-    connections: int = 512
-    unfinished: int = 32 * 1024 * 1024  # of all connections together
-    handshake: float = 10
-    request: float = 15  # a whole one, from its first byte; also for taking the answer
-    idle: float = 180  # longer than the API server keeps one, so it is never the server who closes under a request
-    linger: float = 1  # for a caller who is still talking to hear a refusal
-
-
-class Request(Struct, frozen=True):
-    """A request; `path` is without its query."""
-
-    method: str
-    path: str
-    content_type: str
-    body: bytes
-
-
-class Answer(Struct, frozen=True):
-    """What the caller gets."""
-
-    status: int
-    body: bytes
-    content_type: str = "application/json"
-
-
-class HttpError(Exception):
-    """A request that is refused; the text is for the caller."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
+_LANDING = 64 * 1024
 
 Handler = Callable[[Request], Answer]
 
@@ -75,10 +32,11 @@ class HttpServer:
         self.handler = handler
         self.limits = limits or HttpLimits()
         self.connections: set[_Connection] = set()
+        self.landing = memoryview(bytearray(_LANDING))
         self.unfinished = 0
         self.ending = False
         # Heads of one caller differ in their length at most; a review takes little longer than reading one anew.
-        self.read_head = functools.lru_cache(_HEADS)(functools.partial(_read_head, limits=self.limits))
+        self.read_head = functools.lru_cache(_HEADS)(functools.partial(read_head, limits=self.limits))
         self._server: asyncio.Server | None = None
         self._empty = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -87,12 +45,10 @@ class HttpServer:
 
     async def start(self, host: str | None, port: int, context: ssl.SSLContext | None = None) -> int:
         """Serves, over TLS with a context. Returns the port, which the kernel chose if it was 0. Raises `OSError`."""
-        loop = asyncio.get_running_loop()
-        patience = None if context is None else self.limits.handshake
         listening = _listening(host, port)
         try:
-            self._server = await loop.create_server(
-                lambda: _Connection(self), sock=listening, ssl=context, backlog=1024, ssl_handshake_timeout=patience
+            self._server = await asyncio.get_running_loop().create_server(
+                lambda: _Connection(self, context), sock=listening, backlog=1024
             )
         except BaseException:
             listening.close()
@@ -151,19 +107,20 @@ def _listening(host: str | None, port: int) -> socket.socket:
     return socket.create_server(("", port))
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(asyncio.BufferedProtocol):
     """One caller: requests come in, answers go out, one after the other."""
 
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self, server: HttpServer, context: ssl.SSLContext | None) -> None:
         self._server = server
         self._limits = server.limits
+        self._tls = None if context is None else TlsSession(context)
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
-        self._head: _Head | None = None
+        self._head: Head | None = None
         self._counted = 0
         self._stuck = False
         self._deaf = False
-        self.deadline = time.monotonic() + self._limits.idle
+        self.deadline = time.monotonic() + (self._limits.idle if context is None else self._limits.handshake)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if not isinstance(transport, asyncio.Transport) or not self._server.admit(self):
@@ -177,13 +134,61 @@ class _Connection(asyncio.Protocol):
         self._count(0)
         self._server.forget(self)
 
-    def data_received(self, data: bytes) -> None:
-        if self._deaf:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the kernel puts what has come: one place for all, since it is dealt with at once."""
+        return self._server.landing
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data = self._server.landing[:nbytes]
+        if self._tls is not None:
+            data = self._deciphered(self._tls, data)
+        if self._deaf or not data:
             return
         if not self._received and self._head is None:
             self.deadline = time.monotonic() + self._limits.request
         self._received += data
         self._work()
+
+    def _deciphered(self, tls: TlsSession, data: memoryview) -> bytes:
+        """What the caller has said in this; handshake and farewell are answered on the way."""
+        before = tls.shaken
+        try:
+            plain = tls.received(data)
+        except ssl.SSLError as error:
+            log.log(v(2), "a connection ends for %s", error.reason or error)
+            self._write_out(tls)
+            self._close()
+            return b""
+        if tls.shaken and not before:
+            self.deadline = time.monotonic() + self._limits.idle
+        self._write_out(tls)
+        # Who has been refused and is still there says farewell like everybody.
+        if tls.ended and (self._deaf or not plain):
+            self._close()
+        return plain
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is None:
+            return
+        if self._tls is None:
+            self._transport.write(data)
+        else:
+            self._tls.send(data)
+            self._write_out(self._tls)
+
+    def _write_out(self, tls: TlsSession) -> None:
+        if self._transport is not None and (ciphered := tls.outgoing()):
+            self._transport.write(ciphered)
+
+    def _close(self) -> None:
+        """Ends the connection behind what has been written."""
+        self._deaf = True
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._tls is not None:
+            self._tls.close()
+            self._write_out(self._tls)
+        self._transport.close()
 
     def pause_writing(self) -> None:
         self._stuck = True
@@ -206,8 +211,8 @@ class _Connection(asyncio.Protocol):
 
     def end_when_idle(self) -> None:
         """Closes now, or behind the answer to a request that has begun."""
-        if not self._deaf and not self._received and self._head is None and self._transport is not None:
-            self._transport.close()
+        if not self._deaf and not self._received and self._head is None:
+            self._close()
 
     def abort(self) -> None:
         self._deaf = True
@@ -230,20 +235,24 @@ class _Connection(asyncio.Protocol):
     def _next(self) -> Request | None:
         """The next request, None while it is not complete. Raises `HttpError`."""
         if self._head is None:
-            end = self._received.find(_END, 0, self._limits.head + len(_END))
+            end = self._received.find(END_OF_HEAD, 0, self._limits.head + len(END_OF_HEAD))
             if end < 0:
                 if len(self._received) > self._limits.head:
                     raise HttpError(431, f"expected a head of at most {self._limits.head} bytes")
                 return None
             head = self._server.read_head(bytes(self._received[:end]))
-            if head.expects and len(self._received) < end + len(_END) + head.length and self._transport:
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            del self._received[: end + len(_END)]
+            if head.expects and len(self._received) < end + len(END_OF_HEAD) + head.length:
+                self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            del self._received[: end + len(END_OF_HEAD)]
             self._head = head
         if len(self._received) < self._head.length:
             return None
-        body = bytes(self._received[: self._head.length])
-        del self._received[: self._head.length]
+        length = self._head.length
+        if len(self._received) == length:
+            body, self._received = self._received, bytearray()  # not copied: it may be the greater part of our memory
+        else:
+            body = self._received[:length]
+            del self._received[:length]
         return Request(self._head.method, self._head.path, self._head.content_type, body)
 
     def _count(self, held: int) -> None:
@@ -258,34 +267,17 @@ class _Connection(asyncio.Protocol):
         self._send(Answer(error.status, f"{error}\n".encode(), "text/plain; charset=utf-8"), keep=False, linger=True)
 
     def _send(self, answer: Answer, *, keep: bool, linger: bool = False) -> None:
-        if self._transport is None:
-            return
-        phrase = HTTPStatus(answer.status).phrase
-        end = "" if keep else "Connection: close\r\n"
-        head = (
-            f"HTTP/1.1 {answer.status} {phrase}\r\nContent-Type: {answer.content_type}\r\n"
-            f"Content-Length: {len(answer.body)}\r\n{end}\r\n"
-        )
-        self._transport.write(head.encode("ascii") + answer.body)
+        self._write(written(answer, keep=keep))
         if keep:
             return
         self._deaf = True
         self._received.clear()
         self._count(0)
         if linger:
-            self.deadline = time.monotonic() + self._limits.linger
-            asyncio.get_running_loop().call_later(self._limits.linger, self._transport.close)
+            self.deadline = time.monotonic() + self._limits.linger + self._limits.request
+            asyncio.get_running_loop().call_later(self._limits.linger, self._close)
         else:
-            self._transport.close()
-
-
-class _Head(Struct, frozen=True):
-    method: str
-    path: str
-    length: int
-    content_type: str
-    keep: bool
-    expects: bool
+            self._close()
 
 
 def _answer(handler: Handler, request: Request) -> Answer:
@@ -297,51 +289,3 @@ def _answer(handler: Handler, request: Request) -> Answer:
     except Exception:
         log.exception("%s %s: this is a fault of ours", request.method, request.path)
         raise HttpError(500, "an internal error; the log tells more") from None
-
-
-def _read_head(text: bytes, limits: HttpLimits) -> _Head:
-    """Raises `HttpError`."""
-    first, *lines = text.split(b"\r\n")
-    found = _REQUEST_LINE.fullmatch(first)
-    if found is None:
-        raise HttpError(400, "expected a request line of HTTP/1.1 with a path")
-    if len(lines) > limits.fields:
-        raise HttpError(431, f"expected at most {limits.fields} header fields")
-    fields: dict[bytes, bytes] = {}
-    for line in lines:
-        field = _FIELD.fullmatch(line)
-        if field is None:
-            raise HttpError(400, "expected header fields as name: value")
-        name = field[1].lower()
-        if name in fields and name in (b"content-length", b"transfer-encoding", b"content-type", b"host"):
-            raise HttpError(400, f"expected one {name.decode()}")
-        fields[name] = field[2].rstrip()
-    method = found[1].decode()
-    connection = [each.strip().lower() for each in fields.get(b"connection", b"").split(b",")]
-    return _Head(
-        method=method,
-        path=found[2].partition(b"?")[0].decode(),
-        length=_length(method, fields, limits),
-        content_type=fields.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1"),
-        # HTTP/1.0 would have to ask for it, and nobody who matters speaks that.
-        keep=found[3] == b"1" and b"close" not in connection,
-        expects=fields.get(b"expect", b"").lower() == b"100-continue",
-    )
-
-
-def _length(method: str, fields: Mapping[bytes, bytes], limits: HttpLimits) -> int:
-    """Raises `HttpError`."""
-    if method not in ("POST", "GET"):
-        raise HttpError(405, "expected POST, or GET for pages")
-    if b"transfer-encoding" in fields:
-        raise HttpError(411, "expected a body with a content-length")
-    text = fields.get(b"content-length")
-    if text is None:
-        if method == "POST":
-            raise HttpError(411, "expected a body with a content-length")
-        return 0
-    if not _LENGTH.fullmatch(text):
-        raise HttpError(400, "expected a content-length that is a number")
-    if int(text) > limits.body:
-        raise HttpError(413, f"expected a body of at most {limits.body} bytes")
-    return int(text)
