@@ -87,7 +87,7 @@ class Manager:
         self._metrics_address = metrics_address
         self._metrics_tls = metrics_tls
         self._profiling = profiling
-        self._patience = patience
+        self.patience = patience
         self._grace = grace
         self._end = end
         self._caches: dict[_Which, _Cache] = {}
@@ -109,7 +109,7 @@ class Manager:
         """The cache of a kind and selection, the same one for all who ask for it."""
         which = _Which(kind, selection, keep)
         if which not in self._caches:
-            self._caches[which] = Cache(self.client, kind, selection, keep=keep, patience=self._patience)
+            self._caches[which] = Cache(self.client, kind, selection, keep=keep, patience=self.patience)
         return cast("Cache[T]", self._caches[which])  # its key has the type
 
     def controller(

@@ -1,0 +1,62 @@
+"""The ConfigMaps that custom resources name: each watched by its name, for as long as it is named, and no other."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from accelplane.kube.cache import Cache, Patience
+from accelplane.kube.client import Client, Selection
+from accelplane.kube.errors import Unreachable
+from accelplane.kube.objects import Request
+from accelplane.operator.daemonsets import provisioning_hash
+from accelplane.operator.resources import ConfigMap
+
+
+class ConfigMaps:
+    """Hashes of the ConfigMaps of one namespace. `changed(name)` is told of each that came, changed or went."""
+
+    def __init__(
+        self, client: Client, namespace: str, changed: Callable[[str], None], *, patience: Patience, wait: float = 10.0
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._changed = changed
+        self._patience = patience
+        self._wait = wait
+        self._caches: dict[str, tuple[Cache[ConfigMap], asyncio.Task[None]]] = {}
+        self._named: dict[str, set[str]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._begun = asyncio.Event()
+
+    async def run(self) -> None:
+        """Watches what is asked for until cancelled."""
+        async with asyncio.TaskGroup() as self._tasks:
+            self._begun.set()
+            await asyncio.Event().wait()
+
+    async def hash(self, name: str) -> str | None:
+        """The hash of a ConfigMap's content; None when there is no such ConfigMap. Raises `Unreachable`."""
+        await self._begun.wait()
+        cache = self._cache(name)
+        try:
+            async with asyncio.timeout(self._wait):
+                await cache.synced.wait()
+        except TimeoutError:
+            raise Unreachable(f"LIST configmaps {name}", f"nothing known after {self._wait:g} s") from None
+        found = cache.get(Request(name, self._namespace))
+        return None if found is None else provisioning_hash(found.data or {}, found.binaryData)
+
+    def only_of(self, family: str, names: Iterable[str]) -> None:
+        """Says which ConfigMaps the resources of a family name; what none names any more is not watched any more."""
+        self._named[family] = set(names)
+        for name in self._caches.keys() - set[str]().union(*self._named.values()):
+            self._caches.pop(name)[1].cancel()
+
+    def _cache(self, name: str) -> Cache[ConfigMap]:
+        if name not in self._caches:
+            if self._tasks is None:
+                raise RuntimeError("ConfigMaps are asked for before they are watched")
+            selection = Selection(self._namespace, fields=f"metadata.name={name}")
+            cache = Cache(self._client, ConfigMap, selection, patience=self._patience)
+            cache.subscribe(lambda _old, _new: self._changed(name))
+            self._caches[name] = (cache, self._tasks.create_task(cache.run(), name=f"cache {cache}"))
+        return self._caches[name][0]

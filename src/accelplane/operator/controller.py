@@ -1,0 +1,326 @@
+"""The controller of a kind of custom resources: one DaemonSet for each, as it asks for, and a status that tells of it.
+
+One pass over a resource reads it, upgrades its images, renders its DaemonSet, plans what to write (`update`), writes
+that and then the status. Each step is a function of objects elsewhere; here is only their order, and what happens
+when the API server refuses. Passes are triggered by the resource, its DaemonSets, where their pods are, the ConfigMap
+that it names, the other resources of its kind and, when there are any, by labels of nodes.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from accelplane.kube.client import Selection
+from accelplane.kube.controller import Result, Terminal
+from accelplane.kube.errors import Conflict, Gone, NotFound, Refused, Throttled
+from accelplane.kube.manager import Manager
+from accelplane.kube.objects import Request, request_of
+from accelplane.kube.owners import controller_of, owner_request
+from accelplane.operator import images, models, status
+from accelplane.operator.configmaps import ConfigMaps
+from accelplane.operator.daemonsets import render
+from accelplane.operator.jsontypes import JsonObject
+from accelplane.operator.models import DevicePlugin
+from accelplane.operator.overlap import Overlap, overlaps_of
+from accelplane.operator.resources import KINDS, CustomResource, DaemonSet, Node, Pod, labels_only, own, place_only
+from accelplane.operator.settings import Settings
+from accelplane.operator.shared import SharedObjects
+from accelplane.operator.update import Plan, plan, provisioning_on
+
+log = logging.getLogger(__name__)
+
+_OWNER = "owner"
+_CONFIG = "config"
+
+
+class PluginController:
+    """The controller of one family, added to a manager."""
+
+    def __init__(self, manager: Manager, family: str, settings: Settings, config_maps: ConfigMaps) -> None:
+        self.family = family
+        self._kind = KINDS[family]
+        self._settings = settings
+        self._client = manager.client
+        self._events = manager.events
+        self._config_maps = config_maps
+        self._shared = SharedObjects(manager.client, settings.namespace) if family == "gpu" else None
+        ours = Selection(settings.namespace, labels=f"app=intel-{family}-plugin")
+        self._resources = manager.cache(self._kind, keep=own)
+        self._daemonsets = manager.cache(DaemonSet, ours)
+        self._pods = manager.cache(Pod, ours, keep=place_only)
+        self._nodes = manager.cache(Node, keep=labels_only)
+        self._controller = manager.controller(self._kind.__name__.lower(), self.reconcile)
+        self._controller.own(self._resources).owned(self._daemonsets, self._kind)
+        self._resources.add_index(_CONFIG, lambda each: [each.provisioning_config()])
+        self._daemonsets.add_index(_OWNER, self._owner_name)
+        self._pods.add_index(_OWNER, _owner_uid)
+        self._resources.subscribe(self._resource_changed)
+        self._pods.subscribe(self._pod_changed)
+        self._nodes.subscribe(self._node_changed)
+
+    # What else a pass is for
+
+    def config_map_changed(self, name: str) -> None:
+        """Has the resources looked at that name this ConfigMap."""
+        for each in self._resources.by_index(_CONFIG, name):
+            self._controller.look_at(request_of(each))
+
+    def config_maps(self) -> Iterator[str]:
+        """The names of all ConfigMaps that resources name."""
+        return (name for each in self._resources if (name := each.provisioning_config()))
+
+    def _resource_changed(self, old: CustomResource | None, new: CustomResource | None) -> None:
+        if old is None or new is None or old.metadata.generation != new.metadata.generation:
+            self._look_at_all()
+
+    def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
+        if old is not None and new is not None and old.spec.nodeName == new.spec.nodeName:
+            return
+        pod = new or old
+        reference = controller_of(pod) if pod is not None else None
+        daemonset = self._daemonsets.get(Request(reference.name, self._settings.namespace)) if reference else None
+        owner = owner_request(daemonset, self._kind) if daemonset is not None else None
+        if owner is not None:
+            self._controller.look_at(owner)
+
+    def _node_changed(self, old: Node | None, new: Node | None) -> None:
+        same = old is not None and new is not None and old.metadata.labels == new.metadata.labels
+        if not same and len(self._resources) > 1:
+            self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        for request in self._resources.requests():
+            self._controller.look_at(request)
+
+    # One pass
+
+    async def reconcile(self, request: Request) -> Result | None:
+        """Makes the cluster be what one resource asks for."""
+        resource = self._resources.get(request)
+        existing = sorted(self._daemonsets.by_index(_OWNER, request.name), key=_age)
+        self._config_maps.only_of(self.family, self.config_maps())
+        if resource is None:
+            await self._clean_up(request, existing)
+            return
+        if resource.metadata.deletionTimestamp:
+            return
+        try:
+            plugin = resource.read()
+        except msgspec.ValidationError as error:
+            problem = f"the resource is malformed: {error}; its DaemonSet stays as it is"
+            seen = _seen(existing[0].document()) if existing else None
+            await self._tell(resource, resource.bare(), status.Observed(daemonset=seen, failure=problem))
+            raise Terminal(problem) from error
+        await self._settle_shared(before=True)
+        await self._bring_about(resource, plugin, existing)
+        await self._settle_shared(before=False)
+
+    async def _bring_about(self, resource: CustomResource, plugin: DevicePlugin, existing: Sequence[DaemonSet]) -> None:
+        plugin, replaced = await self._upgraded(resource, plugin)
+        documents = [each.document() for each in existing]
+        missing, provisioning = await self._provisioning(plugin, documents)
+        wanted = render(plugin, self._settings, provisioning=provisioning)
+        planned = plan(wanted, documents, manager=self._client.field_manager)
+        failure: Refused | None = None
+        there = planned.kept
+        try:
+            if planned.apply is not None:
+                there = await self._write(resource, planned, planned.apply)
+            await self._delete(resource, [each for each in existing if each.metadata.name in planned.surplus])
+        except Refused as error:
+            if not _is_final(error):
+                raise
+            failure = error
+            self._events.record(resource, "Warning", "Refused", str(error))
+        seen = _seen(there) if there is not None else None
+        pods = self._pods.by_index(_OWNER, seen.metadata.uid) if seen is not None else []
+        observed = status.Observed(
+            daemonset=seen,
+            nodes=[each.spec.nodeName for each in pods],
+            replaced=replaced,
+            config_missing=missing,
+            overlaps=self._overlaps(plugin),
+            failure=str(failure) if failure else "",
+        )
+        await self._tell(resource, plugin, observed)
+        if failure is not None:
+            raise failure
+
+    async def _clean_up(self, request: Request, existing: Sequence[DaemonSet]) -> None:
+        """Deletes what a resource left behind that is gone; the cache may only not have seen it yet, so ask."""
+        if existing:
+            try:
+                await self._client.get(self._kind, request.name)
+            except NotFound:
+                log.info("%s %s is gone: deletes its DaemonSets", self._kind.__name__, request)
+            else:
+                return
+        for each in existing:
+            if not each.metadata.deletionTimestamp:
+                name, namespace = each.metadata.name or "", each.metadata.namespace or ""
+                await self._client.delete(DaemonSet, name, namespace, uid=each.metadata.uid)
+        await self._settle_shared(before=False)
+
+    async def _settle_shared(self, *, before: bool) -> None:
+        """Makes what GPU plugins share before their DaemonSets are written, and deletes it after."""
+        if self._shared is None:
+            return
+        known = [_reads(each) for each in self._resources]
+        needed = any(isinstance(each, models.GpuDevicePlugin) and each.spec.resource_manager for each in known)
+        # Who cannot be read may need them.
+        if needed == before and (needed or None not in known):
+            await self._shared.settle(needed=needed)
+
+    async def _upgraded(
+        self, resource: CustomResource, plugin: DevicePlugin
+    ) -> tuple[DevicePlugin, Sequence[images.Replacement]]:
+        """The resource with the images to run, and those that are other ones than it names."""
+        upgraded, replaced = images.upgrade(plugin, self._settings.images)
+        if not replaced or self._settings.images.upgrade != "spec":
+            return upgraded, replaced
+        change = {
+            "metadata": {"resourceVersion": resource.metadata.resourceVersion},
+            "spec": {each.field: each.used for each in replaced},
+        }
+        try:
+            written = await self._client.patch(self._kind, plugin.name, change)
+        except Conflict:
+            raise
+        except Refused as error:
+            log.warning("%s %s: images cannot be upgraded in it: %s", plugin.kind, plugin.name, error)
+            return upgraded, replaced
+        for each in replaced:
+            note = f"{each.field} {each.found} is upgraded to {each.used}"
+            self._events.record(resource, "Normal", "ImageUpgraded", note)
+        return written.read(), ()
+
+    async def _provisioning(self, plugin: DevicePlugin, existing: Sequence[JsonObject]) -> tuple[bool, str]:
+        """Whether the ConfigMap that it names is missing, and the hash of its content."""
+        name = models.provisioning_config(plugin.spec)
+        if not name:
+            return False, ""
+        found = await self._config_maps.hash(name)
+        if found is not None:
+            return False, found
+        return True, provisioning_on(existing[0]) if existing else ""
+
+    async def _write(self, resource: CustomResource, planned: Plan, wanted: JsonObject) -> JsonObject:
+        made = msgspec.convert(wanted, DaemonSet)
+        name, namespace = made.metadata.name or "", made.metadata.namespace or ""
+        if planned.creates:
+            await self._check_name(made)
+        elif planned.managed_fields is not None:
+            change = [{"op": "replace", "path": "/metadata/managedFields", "value": planned.managed_fields}]
+            await self._client.patch(DaemonSet, name, change, namespace=namespace)
+        written = await self._client.apply(made)
+        if planned.creates:
+            log.info("%s %s: DaemonSet %s/%s created", self._kind.__name__, resource.metadata.name, namespace, name)
+            self._events.record(resource, "Normal", "Created", f"DaemonSet {namespace}/{name} created")
+        else:
+            told = "; ".join(planned.differences)
+            log.info(
+                "%s %s: DaemonSet %s/%s updated: %s",
+                self._kind.__name__, resource.metadata.name, namespace, name, told,
+            )  # fmt: skip
+            self._events.record(resource, "Normal", "Updated", f"DaemonSet {namespace}/{name} updated: {told}")
+        return written.document()
+
+    async def _check_name(self, made: DaemonSet) -> None:
+        """An apply would take over what has the name already. Raises `Refused`."""
+        name, namespace = made.metadata.name or "", made.metadata.namespace or ""
+        try:
+            there = await self._client.get(DaemonSet, name, namespace)
+        except NotFound:
+            return
+        if owner_request(there, self._kind) != owner_request(made, self._kind):
+            raise Refused(
+                f"APPLY daemonset {namespace}/{name}", "there is one of this name that is not the resource's", code=409
+            )
+        if there.metadata.uid and _controller_uid(there) != _controller_uid(made):
+            raise Conflict(f"APPLY daemonset {namespace}/{name}", "it belongs to a resource that is gone")
+
+    async def _delete(self, resource: CustomResource, surplus: Sequence[DaemonSet]) -> None:
+        for each in surplus:
+            name, namespace = each.metadata.name or "", each.metadata.namespace or ""
+            if await self._client.delete(DaemonSet, name, namespace, uid=each.metadata.uid):
+                self._events.record(
+                    resource, "Normal", "Deleted", f"DaemonSet {namespace}/{name}: one too many, deleted"
+                )
+
+    def _overlaps(self, plugin: DevicePlugin) -> Sequence[Overlap]:
+        return overlaps_of(plugin, self.others(plugin.name), self.node_labels()) if len(self._resources) > 1 else ()
+
+    def others(self, name: str) -> list[DevicePlugin]:
+        """The other resources of the kind, as far as they can be read."""
+        read = (_reads(each) for each in self._resources if each.metadata.name != name)
+        return [each for each in read if each is not None]
+
+    def node_labels(self) -> Mapping[str, Mapping[str, str]]:
+        """Labels of all nodes, by name."""
+        return {each.metadata.name or "": each.metadata.labels or {} for each in self._nodes}
+
+    async def _tell(self, resource: CustomResource, plugin: DevicePlugin, observed: status.Observed) -> None:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        new = status.status(plugin, observed, now)
+        if new == plugin.status:
+            return
+        before = plugin.status.effective_image if plugin.status else ""
+        if new.effective_image and new.effective_image != before:
+            self._events.record(resource, "Normal", "ImageOverridden", f"{new.effective_image} runs")
+        try:
+            await self._client.patch(self._kind, plugin.name, status.patch(new), subresource="status")
+        except NotFound:
+            log.info("%s %s is gone: no status to write", plugin.kind, plugin.name)
+
+    def _owner_name(self, daemonset: DaemonSet) -> Sequence[str]:
+        owner = owner_request(daemonset, self._kind)
+        return [owner.name] if owner else []
+
+
+def controllers(manager: Manager, families: Sequence[str], settings: Settings) -> Mapping[str, PluginController]:
+    """The controllers of these families, by family, added to a manager."""
+    made: dict[str, PluginController] = {}
+
+    def changed(name: str) -> None:
+        for each in made.values():
+            each.config_map_changed(name)
+
+    config_maps = ConfigMaps(manager.client, settings.namespace, changed, patience=manager.patience)
+    manager.background(config_maps.run)
+    for family in families:
+        made[family] = PluginController(manager, family, settings, config_maps)
+    return made
+
+
+def _controller_uid(daemonset: DaemonSet) -> str:
+    """The uid of the resource that a DaemonSet belongs to."""
+    reference = controller_of(daemonset)
+    return reference.uid if reference else ""
+
+
+def _owner_uid(pod: Pod) -> Sequence[str]:
+    reference = controller_of(pod)
+    return [reference.uid] if reference else []
+
+
+def _age(daemonset: DaemonSet) -> tuple[str, str]:
+    return daemonset.metadata.creationTimestamp or "", daemonset.metadata.name or ""
+
+
+def _seen(daemonset: JsonObject) -> status.SeenDaemonSet:
+    return msgspec.convert(daemonset, status.SeenDaemonSet)
+
+
+def _reads(resource: CustomResource) -> DevicePlugin | None:
+    try:
+        return resource.read()
+    except msgspec.ValidationError:
+        return None
+
+
+def _is_final(error: Refused) -> bool:
+    """Whether the same write will be refused again, so that somebody should know."""
+    transient = isinstance(error, Conflict | Gone | Throttled)
+    return not transient and 400 <= error.code < 500

@@ -1,0 +1,197 @@
+"""The kinds of the API that the operator asks for, with the fields that it looks at and no others.
+
+A custom resource is kept as it came and is read (`CustomResource.read`) where it is judged: one that does not fit its
+type is told so in its status instead of being passed over.
+"""
+
+import sys
+from collections.abc import Mapping
+
+import msgspec
+from lightkube.core.resource import GlobalResource, NamespacedResourceG
+
+from accelplane.kube.objects import Metadata, api, document_of
+from accelplane.operator import models
+from accelplane.operator.jsontypes import JsonObject
+
+_EMPTY = msgspec.Raw(b"null")
+
+
+class CustomResource(GlobalResource, msgspec.Struct, kw_only=True):
+    """A custom resource of any kind."""
+
+    metadata: Metadata
+    spec: msgspec.Raw = _EMPTY
+    status: msgspec.Raw = _EMPTY
+
+    def document(self) -> JsonObject:
+        """The resource as an object."""
+        kind = type(self).__name__
+        return {
+            "apiVersion": f"{models.GROUP}/{models.VERSION}",
+            "kind": kind,
+            "metadata": msgspec.to_builtins(self.metadata),
+            **{name: msgspec.json.decode(raw) for name, raw in self._parts().items()},
+        }
+
+    def read(self) -> models.DevicePlugin:
+        """The resource by its type. Raises `msgspec.ValidationError`."""
+        return models.decode(self.document())
+
+    def bare(self) -> models.DevicePlugin:
+        """The resource without its spec, and without a status that does not fit its type."""
+        found = {name: part for name, part in self.document().items() if name != "spec"}
+        try:
+            return models.decode(found)
+        except msgspec.ValidationError:
+            return models.decode({name: part for name, part in found.items() if name != "status"})
+
+    def provisioning_config(self) -> str:
+        """The ConfigMap that the spec names, whatever else is in it."""
+        try:
+            return msgspec.json.decode(self.spec, type=_Provisioned).name
+        except msgspec.DecodeError:
+            return ""
+
+    def _parts(self) -> Mapping[str, msgspec.Raw]:
+        parts = {"spec": self.spec, "status": self.status}
+        return {name: raw for name, raw in parts.items() if bytes(raw) != b"null"}
+
+
+class _Provisioned(msgspec.Struct):
+    name: str = msgspec.field(name="provisioningConfig", default="")
+
+
+class DlbDevicePlugin(CustomResource):
+    _api_info = api(models.GROUP, models.VERSION, "DlbDevicePlugin", "dlbdeviceplugins")
+
+
+class DsaDevicePlugin(CustomResource):
+    _api_info = api(models.GROUP, models.VERSION, "DsaDevicePlugin", "dsadeviceplugins")
+
+
+class FpgaDevicePlugin(CustomResource):
+    _api_info = api(models.GROUP, models.VERSION, "FpgaDevicePlugin", "fpgadeviceplugins")
+
+
+class GpuDevicePlugin(CustomResource):
+    _api_info = api(models.GROUP, models.VERSION, "GpuDevicePlugin", "gpudeviceplugins")
+
+
+class IaaDevicePlugin(CustomResource):
+    _api_info = api(models.GROUP, models.VERSION, "IaaDevicePlugin", "iaadeviceplugins")
+
+
+class NpuDevicePlugin(CustomResource):
+    _api_info = api(models.GROUP, models.VERSION, "NpuDevicePlugin", "npudeviceplugins")
+
+
+class QatDevicePlugin(CustomResource):
+    _api_info = api(models.GROUP, models.VERSION, "QatDevicePlugin", "qatdeviceplugins")
+
+
+class SgxDevicePlugin(CustomResource):
+    _api_info = api(models.GROUP, models.VERSION, "SgxDevicePlugin", "sgxdeviceplugins")
+
+
+KINDS: Mapping[str, type[CustomResource]] = {
+    "dlb": DlbDevicePlugin,
+    "dsa": DsaDevicePlugin,
+    "fpga": FpgaDevicePlugin,
+    "gpu": GpuDevicePlugin,
+    "iaa": IaaDevicePlugin,
+    "npu": NpuDevicePlugin,
+    "qat": QatDevicePlugin,
+    "sgx": SgxDevicePlugin,
+}
+
+
+class ManagedMetadata(Metadata):
+    """With the managed fields, which decide how a DaemonSet of an older operator is taken over."""
+
+    managedFields: list[dict[str, object]] | None = None
+
+
+class DaemonSet(NamespacedResourceG, msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A DaemonSet, whole: what is asked for is compared with all of it."""
+
+    metadata: ManagedMetadata
+    spec: dict[str, object] = {}
+    status: dict[str, object] = {}
+    _api_info = api("apps", "v1", "DaemonSet", "daemonsets")
+
+    def document(self) -> JsonObject:
+        """The DaemonSet as an object."""
+        return msgspec.json.decode(msgspec.json.encode(document_of(self)))
+
+
+class PodPlace(msgspec.Struct):
+    """Where a pod is."""
+
+    nodeName: str = ""
+
+
+class Pod(NamespacedResourceG, msgspec.Struct, kw_only=True):
+    """A pod: whose it is, and where."""
+
+    metadata: Metadata
+    spec: PodPlace = msgspec.field(default_factory=PodPlace)
+    _api_info = api("", "v1", "Pod", "pods")
+
+
+class ConfigMap(NamespacedResourceG, msgspec.Struct, kw_only=True):
+    """A ConfigMap's content."""
+
+    metadata: Metadata
+    data: dict[str, str] | None = None
+    binaryData: dict[str, str] | None = None
+    _api_info = api("", "v1", "ConfigMap", "configmaps")
+
+
+class Node(GlobalResource, msgspec.Struct, kw_only=True):
+    """A node's labels."""
+
+    metadata: Metadata
+    _api_info = api("", "v1", "Node", "nodes")
+
+
+class ServiceAccount(NamespacedResourceG, msgspec.Struct, kw_only=True):
+    metadata: Metadata
+    _api_info = api("", "v1", "ServiceAccount", "serviceaccounts")
+
+
+class RoleReference(msgspec.Struct):
+    name: str
+    kind: str = "ClusterRole"
+    apiGroup: str = "rbac.authorization.k8s.io"
+
+
+class Subject(msgspec.Struct):
+    name: str
+    namespace: str
+    kind: str = "ServiceAccount"
+
+
+class ClusterRoleBinding(GlobalResource, msgspec.Struct, kw_only=True):
+    metadata: Metadata
+    roleRef: RoleReference
+    subjects: list[Subject]
+    _api_info = api("rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings")
+
+
+def own(thing: CustomResource) -> None:
+    """Lets go of the page that the resource came in."""
+    thing.spec, thing.status = thing.spec.copy(), thing.status.copy()
+
+
+def place_only(thing: Pod) -> None:
+    """Keeps of a pod whose it is."""
+    thing.metadata.labels = thing.metadata.annotations = None
+    thing.metadata.finalizers = None
+
+
+def labels_only(thing: Node) -> None:
+    """Keeps of a node its labels, which are much the same on all nodes."""
+    thing.metadata.annotations = None
+    labels = thing.metadata.labels or {}
+    thing.metadata.labels = {sys.intern(name): sys.intern(value) for name, value in labels.items()}

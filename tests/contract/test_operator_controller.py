@@ -1,0 +1,270 @@
+"""The operator's controllers, run whole against the double of an API server."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from customresources import resource, sample
+from kubeapi import KubeApi, Object, kube_api
+from waiting import until
+
+from accelplane.kube.cache import Patience
+from accelplane.kube.client import Client
+from accelplane.kube.manager import OFF, Manager
+from accelplane.operator import models
+from accelplane.operator.controller import controllers
+from accelplane.operator.daemonsets import PROVISIONING_ANNOTATION
+from accelplane.operator.settings import ImagePolicy, Settings
+
+NAMESPACE = "plugins"
+IMAGE = "intel/intel-gpu-plugin:0.31.1"
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[KubeApi]:
+    async with kube_api() as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def operator(api: KubeApi, *families: str, images: ImagePolicy | None = None) -> AsyncIterator[None]:
+    """Runs the controllers of these families."""
+    client = Client(api.config, field_manager="accelplane-operator", timeout=1)
+    manager = Manager(
+        client, health_address=OFF, metrics_address=OFF, patience=Patience(first_delay=0.01, max_delay=0.1)
+    )
+    controllers(manager, families, Settings(namespace=NAMESPACE, images=images or ImagePolicy()))
+    task = asyncio.create_task(manager.run())
+    try:
+        yield
+        assert not task.done()
+        manager.stop()
+        async with asyncio.timeout(5):
+            await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await client.close()
+
+
+def put(api: KubeApi, thing: Object, *, generation: int = 1) -> Object:
+    """Applies a custom resource."""
+    thing["metadata"]["generation"] = generation
+    return api.put(f"{thing['kind'].lower()}s", thing)
+
+
+def daemonset(api: KubeApi, family: str = "gpu", name: str = "mine") -> Object | None:
+    return api.get("daemonsets", f"intel-{family}-plugin-{name}", NAMESPACE)
+
+
+def pod_spec(api: KubeApi, family: str = "gpu", name: str = "mine") -> Any:
+    found = daemonset(api, family, name)
+    assert found
+    return found["spec"]["template"]["spec"]
+
+
+def condition(api: KubeApi, kind: str, family: str = "gpu", name: str = "mine") -> Object | None:
+    found = api.get(f"{family}deviceplugins", name) or {}
+    said = found.get("status", {}).get("conditions", [])
+    return next((each for each in said if each["type"] == kind), None)
+
+
+def says(api: KubeApi, kind: str, status: str, **where: str) -> bool:
+    found = condition(api, kind, **where)
+    return found is not None and found["status"] == status
+
+
+def node(name: str, **labels: str) -> Object:
+    return {"metadata": {"name": name, "labels": {"kubernetes.io/arch": "amd64", **labels}}}
+
+
+@pytest.mark.parametrize("family", models.KINDS)
+async def test_each_sample_becomes_a_daemonset_and_leaves_nothing_behind(api: KubeApi, family: str) -> None:
+    wanted = sample(family)
+    name = wanted["metadata"]["name"]
+    async with operator(api, family):
+        uid = put(api, wanted)["metadata"]["uid"]
+        await until(lambda: says(api, "Available", "True", family=family, name=name))
+        made = daemonset(api, family, name)
+        assert made
+        assert made["metadata"]["ownerReferences"][0]["uid"] == uid
+        assert made["spec"]["template"]["spec"]["containers"][0]["image"] == wanted["spec"]["image"]
+        told = (api.get(f"{family}deviceplugins", name) or {})["status"]
+        assert told["controlledDaemonSet"]["uid"] == made["metadata"]["uid"]
+
+        api.remove(f"{family}deviceplugins", name)
+        await until(lambda: not api.all("daemonsets"))
+
+
+async def test_nothing_is_written_when_nothing_differs(api: KubeApi) -> None:
+    put(api, resource("gpu", image=IMAGE))
+    async with operator(api, "gpu"):
+        await until(lambda: says(api, "Available", "True"))
+    writes = api.count("^(PATCH|POST|PUT)")
+    async with operator(api, "gpu"):
+        await until(lambda: api.count("DELETE .*gpu-manager-sa") == 2)
+    assert api.count("^(PATCH|POST|PUT)") == writes
+
+
+async def test_edits_of_the_resource_and_of_the_daemonset_both_end_as_asked_for(api: KubeApi) -> None:
+    asked = resource("gpu", image=IMAGE, sharedDevNum=2)
+    async with operator(api, "gpu"):
+        put(api, asked)
+        await until(lambda: says(api, "Available", "True"))
+        put(api, resource("gpu", image=IMAGE, sharedDevNum=3), generation=2)
+        await until(lambda: "3" in pod_spec(api)["containers"][0]["args"])
+        drifted = daemonset(api)
+        assert drifted
+        drifted["spec"]["template"]["spec"]["nodeSelector"] = {}
+        api.put("daemonsets", drifted)
+        await until(lambda: pod_spec(api)["nodeSelector"] == {"kubernetes.io/arch": "amd64"})
+
+
+async def test_status_names_the_nodes_of_pods(api: KubeApi) -> None:
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=IMAGE))
+        await until(lambda: says(api, "Available", "True"))
+        made = daemonset(api)
+        assert made
+        made["status"] = {"desiredNumberScheduled": 2, "numberReady": 1, "updatedNumberScheduled": 2}
+        api.put("daemonsets", made)
+        for name, place in (("one", "node-b"), ("two", "node-a"), ("three", "")):
+            put_pod(api, made, name, place)
+
+        def told() -> bool:
+            status = (api.get("gpudeviceplugins", "mine") or {})["status"]
+            return status.get("nodeNames") == ["node-a", "node-b"] and status["desiredNumberScheduled"] == 2
+
+        await until(told)
+        assert says(api, "Available", "False")
+
+
+def put_pod(api: KubeApi, owner: Object, name: str, place: str) -> None:
+    metadata = owner["metadata"]
+    reference = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": metadata["name"], "uid": metadata["uid"]}
+    labels = {"app": "intel-gpu-plugin"}
+    about = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "labels": labels,
+        "ownerReferences": [reference | {"controller": True}],
+    }
+    api.put("pods", {"metadata": about, "spec": {"nodeName": place} if place else {}})
+
+
+async def test_a_daemonset_of_another_owner_is_not_taken_over(api: KubeApi) -> None:
+    about = {"name": "intel-gpu-plugin-mine", "namespace": NAMESPACE, "labels": {"app": "intel-gpu-plugin"}}
+    foreign = api.put("daemonsets", {"metadata": about, "spec": {"selector": {}}})
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=IMAGE))
+        await until(lambda: says(api, "Degraded", "True"))
+    assert api.get("daemonsets", "intel-gpu-plugin-mine", NAMESPACE) is foreign
+    assert "not the resource's" in (condition(api, "Degraded") or {})["message"]
+
+
+async def test_a_refusal_of_the_server_is_told_and_tried_again(api: KubeApi) -> None:
+    refusing = api.fault("PATCH .*/daemonsets/", 422, times=1_000_000)
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=IMAGE))
+        await until(lambda: says(api, "Degraded", "True"))
+        refusing.times = 0
+        await until(lambda: says(api, "Degraded", "False") and daemonset(api) is not None)
+        await until(lambda: any(each["reason"] == "Refused" for each in api.all("events")))
+
+
+async def test_a_resource_that_is_malformed_keeps_its_daemonset_and_is_told_so(api: KubeApi) -> None:
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=IMAGE))
+        await until(lambda: says(api, "Available", "True"))
+        put(api, resource("gpu", image=IMAGE, sharedDevNum="many"), generation=2)
+        await until(lambda: says(api, "Degraded", "True"))
+    assert "sharedDevNum" in (condition(api, "Degraded") or {})["message"]
+    assert daemonset(api)
+
+
+@pytest.mark.parametrize(("upgrade", "named"), [("spec", "0.31.1"), ("daemonset", "0.30.0"), ("off", "0.30.0")])
+async def test_older_images_are_upgraded_where_the_option_says(api: KubeApi, upgrade: Any, named: str) -> None:
+    async with operator(api, "gpu", images=ImagePolicy(upgrade=upgrade)):
+        put(api, resource("gpu", image="intel/intel-gpu-plugin:0.30.0"))
+        await until(lambda: says(api, "Available", "True"))
+    runs = "0.30.0" if upgrade == "off" else "0.31.1"
+    assert pod_spec(api)["containers"][0]["image"] == f"intel/intel-gpu-plugin:{runs}"
+    found = api.get("gpudeviceplugins", "mine") or {}
+    assert found["spec"]["image"] == f"intel/intel-gpu-plugin:{named}"
+    assert says(api, "ImageOverridden", str(upgrade == "daemonset"))
+
+
+async def test_pods_follow_the_content_of_the_config_map_and_no_other_is_watched(api: KubeApi) -> None:
+    spec = {"image": "intel/intel-dsa-plugin:0.31.1", "initImage": "intel/intel-idxd-config-initcontainer:0.31.1"}
+
+    def hashed() -> str:
+        found = daemonset(api, "dsa")
+        metadata = found["spec"]["template"].get("metadata", {}) if found else {}
+        return metadata.get("annotations", {}).get(PROVISIONING_ANNOTATION, "")
+
+    def config(content: str) -> Object:
+        return {"metadata": {"name": "layout", "namespace": NAMESPACE}, "data": {"dsa.conf": content}}
+
+    async with operator(api, "dsa"):
+        put(api, resource("dsa", **spec, provisioningConfig="layout"))
+        await until(lambda: says(api, "ProvisioningConfigMissing", "True", family="dsa"))
+        api.put("configmaps", config("one"))
+        await until(lambda: says(api, "ProvisioningConfigMissing", "False", family="dsa") and hashed() != "")
+        first = hashed()
+        api.put("configmaps", config("two"))
+        await until(lambda: hashed() not in ("", first))
+        second = hashed()
+        api.remove("configmaps", "layout", NAMESPACE)
+        await until(lambda: says(api, "ProvisioningConfigMissing", "True", family="dsa"))
+        assert hashed() == second
+    asked = [each for each in api.asked if each.path.endswith("/configmaps")]
+    assert {each.parameters["fieldSelector"] for each in asked} == {"metadata.name=layout"}
+
+
+async def test_two_resources_on_the_same_nodes_are_told_of_each_other(api: KubeApi) -> None:
+    api.put("nodes", node("one", gpu="yes"))
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", "a", image=IMAGE))
+        put(api, resource("gpu", "b", image=IMAGE, nodeSelector={"gpu": "yes"}))
+        await until(lambda: all(says(api, "NodeOverlap", "True", name=name) for name in ("a", "b")))
+        api.put("nodes", node("one"))
+        await until(lambda: all(says(api, "NodeOverlap", "False", name=name) for name in ("a", "b")))
+
+
+async def test_what_gpu_plugins_share_is_there_while_one_of_them_needs_it(api: KubeApi) -> None:
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=IMAGE, resourceManager=True, sharedDevNum=2))
+        await until(lambda: daemonset(api) is not None)
+        binding = api.get("clusterrolebindings", "gpu-manager-rolebinding")
+        assert binding
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "gpu-manager-sa", "namespace": NAMESPACE}]
+        assert api.get("serviceaccounts", "gpu-manager-sa", NAMESPACE)
+        put(api, resource("gpu", image=IMAGE), generation=2)
+        await until(lambda: not api.all("clusterrolebindings") and not api.all("serviceaccounts"))
+
+
+@pytest.mark.parametrize("status", [0, 409, 410, 429, 500])
+@pytest.mark.parametrize("after", [False, True], ids=["not done", "done"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "PATCH .*/daemonsets/",
+        "PATCH .*/status",
+        "GET .*/daemonsets/",
+        "GET .*/gpudeviceplugins/",
+        "DELETE .*/daemonsets/",
+    ],
+)
+async def test_a_fault_at_any_request_changes_nothing_in_the_end(
+    api: KubeApi, pattern: str, status: int, after: bool
+) -> None:
+    fault = api.fault(pattern, status, after=after)
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=IMAGE))
+        await until(lambda: says(api, "Available", "True"))
+        assert not says(api, "Degraded", "True")
+        api.remove("gpudeviceplugins", "mine")
+        await until(lambda: not api.all("daemonsets"))
+    assert fault.times == 0
