@@ -37,12 +37,16 @@ class HelpWanted(Exception):
 
 
 class Flag(msgspec.Struct, frozen=True):
-    """One flag: its default tells its kind. An `unsigned` one is a number without a sign."""
+    """One flag: its default tells its kind. An `unsigned` one is a number without a sign.
+
+    Of a `repeated` one each occurrence adds to those before, with a comma; of others the last counts.
+    """
 
     name: str
     default: Value
     help: str = ""
     unsigned: bool = False
+    repeated: bool = False
 
     @property
     def kind(self) -> Kind:
@@ -86,6 +90,8 @@ def parse(flags: Iterable[Flag], arguments: Sequence[str]) -> tuple[dict[str, Va
                 text = words.pop(0)
             else:
                 raise FlagError(f"flag needs an argument: -{name}")
+        if flag.repeated and name in given:
+            text = f"{given[name]},{text}"
         given[name] = _value(flag, text)
     return given, words
 
