@@ -1,0 +1,169 @@
+"""`accelplane operator`, and under the name of Go's program `intel_deviceplugin_operator`: its flags, and more of them.
+
+accelplane operator …            runs the operator
+accelplane operator render FILE  shows what it would make of custom resources, without a cluster
+"""
+
+import asyncio
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from accelplane.cli import logflags, sgxwebhook, signals
+from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.operator.models import KINDS
+from accelplane.operator.settings import OLDEST, ImagePolicy, Settings, Upgrade, overrides
+
+if TYPE_CHECKING:
+    from accelplane.operator.program import Options
+
+log = logging.getLogger(__name__)
+
+PROGRAM = "intel_deviceplugin_operator"
+
+_UPGRADES: Mapping[str, Upgrade] = {"spec": "spec", "daemonset": "daemonset", "off": "off"}
+
+FLAGS = (
+    Flag("metrics-bind-address", ":8080", "where /metrics is served, as host:port or :port; 0 means nowhere"),
+    Flag("health-probe-bind-address", ":8081", "where /healthz and /readyz are served; 0 means nowhere"),
+    Flag("deviceplugin-namespace", "kube-system",
+         "namespace of the plugins; a value of DEVICEPLUGIN_NAMESPACE goes before it"),
+    Flag("leader-elect", False, "of several operators one works, the others wait"),
+    Flag("devices", "", f"kinds to manage, of {', '.join(KINDS)}; repeated or with commas, all when not given",
+         repeated=True),
+    Flag("kubeconfig", "", "kubeconfig file, outside a cluster"),
+    Flag("metrics-secure", False, "refused: put a proxy that authorizes in front of /metrics instead"),
+    Flag("enable-http2", False, "accepted; webhooks and metrics speak HTTP/1.1"),
+    Flag("image-upgrade", "spec", "where older images are replaced: spec (in the resource), daemonset, or off"),
+    Flag("image-minimum", OLDEST, "oldest release of images that is taken"),
+    Flag("image-target", "", "release that older images are replaced by; -image-minimum when not given"),
+    Flag("image-vendor", "intel", "what stands before the names of images that are filled in"),
+    Flag("image-older-warns", False, "admit older images with a warning, as they are replaced, instead of refusing"),
+    Flag("plugin-service-account", "", "service account of the plugins' pods; the namespace's default when not given"),
+    Flag("port", 9443, "port of the webhooks"),
+    Flag("cert-dir", "/tmp/k8s-webhook-server/serving-certs",  # noqa: S108 - where existing manifests mount it
+         "directory of tls.crt and tls.key, which are read again when they change"),
+    Flag("certificate-secret", "", "Secret of the pod's own namespace for a certificate of the webhooks' own"),
+    Flag("name-prefix", "inteldeviceplugins-",
+         "what the names of service and webhook configurations begin with, for -certificate-secret"),
+    Flag("tls-1.3", False, "allow TLS 1.3 as well; without it there is TLS 1.2 with two suites, and nothing else"),
+    Flag("profiling", False, "serve /debug/tasks and /debug/profile beside the probes"),
+    *(flag for flag in sgxwebhook.FLAGS if flag.name.startswith(("aesmd-", "epc-"))),
+    *logflags.FLAGS,
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The entry point; 1 for what is fatal, 2 for flags."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["render"]:
+        from accelplane.cli.operator_render import main as render  # noqa: PLC0415 - it asks no API
+
+        return render(words[1:])
+    signals.end_at_once()
+    given = parse_or_exit(PROGRAM, FLAGS, words, lenient=True)
+    if importlib.util.find_spec("lightkube") is None:
+        sys.stderr.write(f"{PROGRAM}: this needs more than a node does: pip install 'accelplane[operator]'\n")
+        return 1
+    try:
+        logflags.start(given, PROGRAM)
+        return _run({flag.name: flag.default for flag in FLAGS} | given)
+    except ValueError as error:
+        sys.stderr.write(f"{PROGRAM}: {error}\n")
+        return 1
+    except OSError as error:
+        log.critical("%s%s", f"{error.filename}: " if error.filename else "", error.strerror or error)
+        return 1
+
+
+def _run(values: Mapping[str, Value]) -> int:
+    # The flags' text must not cost what the work does.
+    from lightkube.core.exceptions import ConfigError  # noqa: PLC0415
+
+    from accelplane.kube.client import load_config  # noqa: PLC0415
+    from accelplane.kube.tls import CertificateError  # noqa: PLC0415
+    from accelplane.operator.program import run  # noqa: PLC0415
+
+    chosen = options(values, os.environ)
+    try:
+        asyncio.run(run(chosen, load_config(str(values["kubeconfig"]))))
+    except (ConfigError, CertificateError) as error:
+        log.critical("%s", error)
+        return 1
+    return 0
+
+
+def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Options":
+    """What the flags and the environment say. Raises `ValueError` naming the flag that is wrong."""
+    from accelplane.operator.program import Certificate, Options  # noqa: PLC0415
+
+    if values["metrics-secure"]:
+        raise ValueError("-metrics-secure: is true, expected false, and a proxy that authorizes in front of /metrics")
+    return Options(
+        families=families(str(values["devices"])),
+        settings=Settings(
+            namespace=environment.get("DEVICEPLUGIN_NAMESPACE") or str(values["deviceplugin-namespace"]),
+            pull_secret=environment.get("DEVICEPLUGIN_SECRET", ""),
+            service_account=str(values["plugin-service-account"]),
+            images=_images(values, environment),
+        ),
+        certificate=Certificate(
+            directory=str(values["cert-dir"]),
+            secret=str(values["certificate-secret"]),
+            prefix=str(values["name-prefix"]),
+        ),
+        sgx=sgxwebhook.sgx_options(values),
+        webhook_port=_port(values["port"]),
+        newer_tls=bool(values["tls-1.3"]),
+        metrics_address=str(values["metrics-bind-address"]),
+        health_address=str(values["health-probe-bind-address"]),
+        leader_elect=bool(values["leader-elect"]),
+        profiling=bool(values["profiling"]),
+    )
+
+
+def families(text: str) -> list[str]:
+    """The kinds that a list with commas names, all for an empty one. Raises `ValueError`."""
+    if not text:
+        return list(KINDS)
+    found: list[str] = []
+    for name in text.split(","):
+        if name not in KINDS:
+            raise ValueError(f"-devices: {name!a}: expected one of {', '.join(KINDS)}")
+        if name in found:
+            raise ValueError(f"-devices: {name!a}: is there twice")
+        found.append(name)
+    return found
+
+
+def _images(values: Mapping[str, Value], environment: Mapping[str, str]) -> ImagePolicy:
+    from accelplane.operator.images import version  # noqa: PLC0415
+
+    upgrade = _UPGRADES.get(str(values["image-upgrade"]))
+    if upgrade is None:
+        raise ValueError(f"-image-upgrade: {values['image-upgrade']!a}: expected one of {', '.join(_UPGRADES)}")
+    for name in ("image-minimum", "image-target"):
+        if values[name] and version(str(values[name])) is None:
+            raise ValueError(f"-{name}: {values[name]!a}: expected a version like {OLDEST}")
+    return ImagePolicy(
+        minimum=str(values["image-minimum"]),
+        target=str(values["image-target"]),
+        vendor=str(values["image-vendor"]),
+        overrides=overrides(environment),
+        upgrade=upgrade,
+        older="warn" if values["image-older-warns"] else "refuse",
+    )
+
+
+def _port(value: Value) -> int:
+    port = int(value)
+    if not 0 <= port <= 65535:
+        raise ValueError(f"-port: {port}: expected a port")
+    return port
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""The operator as a program: controllers of the kinds that are switched on, webhooks, certificates, one leader.
+
+Controllers work in the leader's process alone; webhooks, probes and metrics are served by every one.
+"""
+
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+
+import msgspec
+from lightkube.config.kubeconfig import SingleConfig
+
+from accelplane.admission.sgx import SgxOptions, mutator
+from accelplane.kube.admission import AdmissionServer, Hook
+from accelplane.kube.client import Client
+from accelplane.kube.leader import Election
+from accelplane.kube.manager import Manager
+from accelplane.kube.metrics import Metrics
+from accelplane.kube.tls import ServingTls, TlsSettings
+from accelplane.kube.trust import Trust, TrustSettings
+from accelplane.kube.truststore import ClusterTrustStore
+from accelplane.operator.controller import PluginController, controllers
+from accelplane.operator.settings import Settings
+from accelplane.operator.webhooks import hooks
+
+log = logging.getLogger(__name__)
+
+FIELD_MANAGER = "accelplane-operator"
+LEASE = "d1c7b6d5.intel.com"
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the webhooks' certificate comes from: files of `directory`, or, when `secret` is set, ourselves.
+
+    `prefix` stands before the names of the service and of the webhook configurations.
+    """
+
+    directory: str = ""
+    secret: str = ""
+    prefix: str = ""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line and the environment say."""
+
+    families: Sequence[str]
+    settings: Settings
+    certificate: Certificate
+    sgx: SgxOptions
+    webhook_port: int = 9443
+    newer_tls: bool = False
+    metrics_address: str = ":8080"
+    health_address: str = ":8081"
+    leader_elect: bool = False
+    profiling: bool = False
+
+
+async def run(options: Options, config: SingleConfig) -> None:
+    """Runs the operator until it is told to end.
+
+    Raises `OSError` for a port that is taken, `CertificateError`, and what ended any part of it.
+    """
+    client = Client(config, field_manager=FIELD_MANAGER)
+    try:
+        await _manager(client, options).run()
+    finally:
+        await client.close()
+
+
+def _manager(client: Client, options: Options) -> Manager:
+    manager = Manager(
+        client,
+        election=Election.of(LEASE, client.namespace) if options.leader_elect else None,
+        health_address=options.health_address,
+        metrics_address=options.metrics_address,
+        profiling=options.profiling,
+    )
+    made = controllers(manager, options.families, options.settings)
+    tls = ServingTls(TlsSettings(newer=options.newer_tls))
+    manager.ready_when("the webhooks' certificate", lambda: tls.ready)
+    _certify(manager, tls, options.certificate)
+    manager.enter(_serving(_hooks(made, options), options.webhook_port, tls, client.metrics))
+    log.info("kinds: %s; DaemonSets in namespace %s", ", ".join(options.families), options.settings.namespace)
+    return manager
+
+
+def _hooks(made: Mapping[str, PluginController], options: Options) -> list[Hook]:
+    found = list(hooks(made, options.settings.images))
+    if "sgx" in made:
+        found.append(mutator(options.sgx))
+    return found
+
+
+def _certify(manager: Manager, tls: ServingTls, certificate: Certificate) -> None:
+    """Raises `CertificateError`."""
+    if not certificate.secret:
+        tls.follow(certificate.directory)
+        return
+    namespace = manager.client.namespace
+    store = ClusterTrustStore(
+        manager.client,
+        namespace,
+        certificate.secret,
+        {
+            "MutatingWebhookConfiguration": [f"{certificate.prefix}mutating-webhook-configuration"],
+            "ValidatingWebhookConfiguration": [f"{certificate.prefix}validating-webhook-configuration"],
+        },
+    )
+    settings = TrustSettings(service=f"{certificate.prefix}webhook-service", namespace=namespace)
+    manager.background(Trust(store, tls, settings).run)
+
+
+@contextlib.asynccontextmanager
+async def _serving(found: Sequence[Hook], port: int, tls: ServingTls, metrics: Metrics) -> AsyncGenerator[None]:
+    def observe(path: str, code: int, seconds: float) -> None:
+        metrics.webhook_requests.labels(path, str(code)).inc()
+        metrics.webhook_seconds.labels(path).observe(seconds)
+
+    server = AdmissionServer(found, observe=observe)
+    log.info("webhooks at port %d", await server.start(None, port, tls.context))
+    try:
+        yield
+    finally:
+        await server.stop()

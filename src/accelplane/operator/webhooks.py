@@ -1,0 +1,61 @@
+"""The webhooks that the operator hosts: defaults and checks of custom resources, by `defaulting` and `validation`.
+
+Webhook configurations may name more kinds than are switched on. Whoever applies one of the others is told so.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+from msgspec import Raw
+
+from accelplane.kube.admission import ALLOWED, Decision, Hook, Mutator, Review, Validator, deny, refusing
+from accelplane.kube.jsonpatch import Operation
+from accelplane.operator import defaulting, models, validation
+from accelplane.operator.controller import PluginController
+from accelplane.operator.jsontypes import Json
+from accelplane.operator.overlap import overlaps_of
+from accelplane.operator.settings import ImagePolicy
+
+
+def hooks(controllers: Mapping[str, PluginController], policy: ImagePolicy) -> Iterator[Hook]:
+    """The two webhooks of every kind; those without a controller refuse."""
+    for family, model in models.KINDS.items():
+        kind = model.__name__.lower()
+        paths = [f"/{verb}-deviceplugin-intel-com-v1-{kind}" for verb in ("mutate", "validate")]
+        controller = controllers.get(family)
+        if controller is None:
+            for path in paths:
+                yield refusing(path, f"{model.__name__} is not enabled: the operator runs without -devices={family}")
+        else:
+            yield _defaulter(paths[0], family, policy)
+            yield _validator(paths[1], controller, policy)
+
+
+def _defaulter(path: str, family: str, policy: ImagePolicy) -> Mutator[Raw]:
+    def decide(_review: Review, resource: Raw) -> Decision:
+        try:
+            missing = defaulting.patch(family, resource, policy)
+        except msgspec.DecodeError as error:
+            return deny(f"{validation.PREFIX}{error}", code=400, reason="BadRequest")
+        return Decision(patch=msgspec.convert(missing, list[Operation])) if missing else ALLOWED
+
+    return Mutator(path, Raw, decide)
+
+
+def _validator(path: str, controller: PluginController, policy: ImagePolicy) -> Validator[Raw]:
+    def decide(_review: Review, resource: Raw) -> Decision:
+        document: Json = msgspec.json.decode(resource)
+        if not isinstance(document, dict):
+            return deny(f"{validation.PREFIX}the object is none", code=400, reason="BadRequest")
+        try:
+            plugin = models.decode(document)
+        except msgspec.DecodeError as error:
+            return deny(f"{validation.PREFIX}{error}")
+        others = controller.others(plugin.name)
+        overlaps = overlaps_of(plugin, others, controller.node_labels()) if others else ()
+        verdict = validation.verdict(plugin, policy, others=others, overlaps=overlaps)
+        if verdict.refusal:
+            return Decision(denial=deny(verdict.refusal).denial, warnings=verdict.warnings)
+        return Decision(warnings=verdict.warnings)
+
+    return Validator(path, Raw, decide)

@@ -1,0 +1,161 @@
+"""`intel_deviceplugin_operator` as a process: flags, webhooks, probes, election, end."""
+
+import asyncio
+import base64
+import json
+import re
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cluster.pki import Authority
+from customresources import resource
+from jsonpatching import applied
+from kubeapi import KubeApi, kube_api
+from processes import Process
+from waiting import until
+
+from accelplane.cli import operator
+from accelplane.cli.goflags import parse
+
+AUTHORITY = Authority("tests")
+IMAGE = "intel/intel-gpu-plugin:0.31.1"
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[KubeApi]:
+    async with kube_api() as running:
+        yield running
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    pair = AUTHORITY.server("localhost", "localhost")
+    (tmp_path / "tls.crt").write_bytes(pair.certificate)
+    (tmp_path / "tls.key").write_bytes(pair.key)
+    return tmp_path
+
+
+@pytest.fixture
+async def start(api: KubeApi, certificates: Path, tmp_path: Path) -> AsyncGenerator[Start]:
+    started: list[Process] = []
+    config = tmp_path / "kubeconfig"
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "clusters": [{"name": "c", "cluster": {"server": api.url}}],
+                "contexts": [{"name": "x", "context": {"cluster": "c", "namespace": "system"}}],
+                "current-context": "x",
+            }
+        )
+    )
+
+    def go(*arguments: str, **environment: str) -> Process:
+        addresses = ("-metrics-bind-address=0", "-health-probe-bind-address=0", "-port=0")
+        command = ("-m", "accelplane.cli.operator", f"-kubeconfig={config}", f"-cert-dir={certificates}", *addresses)
+        log = tmp_path / f"log{len(started)}"
+        started.append(Process("python", *command, *arguments, log=log, env=environment))
+        return started[-1]
+
+    yield go
+    for one in started:
+        one.kill()
+        await one.exit_code()
+
+
+async def port_of(process: Process) -> int:
+    await process.said("webhooks at port")
+    found = re.search(r"webhooks at port (\d+)", process.log())
+    assert found
+    return int(found[1])
+
+
+async def review(port: int, path: str, thing: dict[str, Any]) -> dict[str, Any]:
+    """The response to a review of this object, or the bare status of HTTP."""
+    asked = {"uid": "u", "operation": "CREATE", "name": "mine", "object": thing}
+    body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked}).encode()
+    context = ssl.create_default_context(cadata=AUTHORITY.credentials.certificate.decode())
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+    head = f"POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode() + body)
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    top, _, text = answer.partition(b"\r\n\r\n")
+    status = int(top.split(b" ")[1])
+    return json.loads(text)["response"] if status == 200 else {"http": status}
+
+
+async def test_it_manages_hosts_and_ends_at_sigterm(api: KubeApi, start: Start) -> None:
+    api.put("nodes", {"metadata": {"name": "one", "labels": {"kubernetes.io/arch": "amd64"}}})
+    process = start("--devices=gpu", "--devices", "sgx", "-leader-elect", DEVICEPLUGIN_NAMESPACE="plugins")
+    port = await port_of(process)
+    await until(lambda: api.get("leases", "d1c7b6d5.intel.com", "system") is not None)
+    api.put("gpudeviceplugins", resource("gpu", image=IMAGE))
+    await until(lambda: api.get("daemonsets", "intel-gpu-plugin-mine", "plugins") is not None)
+
+    unset = resource("gpu", "other")
+    defaulted = await review(port, "/mutate-deviceplugin-intel-com-v1-gpudeviceplugin", unset)
+    patch = json.loads(base64.b64decode(defaulted["patch"]))
+    whole = applied(unset, patch)
+    assert whole["spec"]["image"] == IMAGE
+    judged = await review(port, "/validate-deviceplugin-intel-com-v1-gpudeviceplugin", whole)
+    assert judged["allowed"]
+    assert "GpuDevicePlugin mine selects node one as well" in judged["warnings"][0]
+    refused = await review(
+        port, "/validate-deviceplugin-intel-com-v1-gpudeviceplugin", resource("gpu", image="a/b:1.2.3")
+    )
+    assert refused["status"]["code"] == 403
+    assert "incorrect image name" in refused["status"]["message"]
+    off = await review(port, "/validate-deviceplugin-intel-com-v1-qatdeviceplugin", resource("qat"))
+    assert "QatDevicePlugin is not enabled" in off["status"]["message"]
+    limits = {"sgx.intel.com/epc": "1Mi"}
+    pod = {"metadata": {}, "spec": {"containers": [{"name": "a", "resources": {"limits": limits, "requests": limits}}]}}
+    assert (await review(port, "/mutate--v1-pod", pod))["patch"]
+
+    assert await process.terminate() == 0
+    assert not (api.get("leases", "d1c7b6d5.intel.com", "system") or {})["spec"].get("holderIdentity")
+
+
+async def test_without_sgx_pods_are_left_alone(start: Start) -> None:
+    port = await port_of(start("-devices=gpu,npu"))
+    assert await review(port, "/mutate--v1-pod", {"metadata": {}, "spec": {"containers": []}}) == {"http": 404}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["-devices=gpu", "-devices=tpu"], 1, "-devices: 'tpu': expected one of dlb, dsa"),
+        (["-devices=gpu", "-devices=gpu"], 1, "-devices: 'gpu': is there twice"),
+        (["-image-upgrade=yes"], 1, "-image-upgrade: 'yes': expected one of spec, daemonset, off"),
+        (["-image-minimum=new"], 1, "-image-minimum: 'new': expected a version"),
+        (["-metrics-secure"], 1, "-metrics-secure: is true"),
+        (["-metrics-bind-address=x"], 1, "expected host:port"),
+        (["-port=70000"], 1, "-port: 70000"),
+        (["-cert-dir=/nowhere"], 1, "/nowhere/tls.crt"),
+        (["-kubeconfig=/nowhere"], 1, "/nowhere"),
+        (["-nonsense"], 2, "flag provided but not defined: -nonsense"),
+    ],
+)
+async def test_what_keeps_it_from_running_is_said(start: Start, arguments: list[str], code: int, words: str) -> None:
+    process = start(*arguments)
+    assert await process.exit_code() == code
+    assert words in process.log()
+    assert "Traceback" not in process.log()
+
+
+def test_flags_and_environment_say_what_go_s_operator_would_read() -> None:
+    given, _ = parse(operator.FLAGS, ["--devices=qat", "-devices", "npu", "--deviceplugin-namespace=n", "-v=2"])
+    values = {flag.name: flag.default for flag in operator.FLAGS} | given
+    found = operator.options(values, {"DEVICEPLUGIN_SECRET": "s", "INTEL_GPU_PLUGIN_SHA": "x@sha256:0", "HOME": "/"})
+    assert found.families == ["qat", "npu"]
+    assert (found.settings.namespace, found.settings.pull_secret) == ("n", "s")
+    assert found.settings.images.overrides == {"INTEL_GPU_PLUGIN_SHA": "x@sha256:0"}
+    assert operator.options(values, {"DEVICEPLUGIN_NAMESPACE": "e"}).settings.namespace == "e"
+    assert operator.options(values, {"DEVICEPLUGIN_NAMESPACE": ""}).settings.namespace == "n"
