@@ -40,6 +40,16 @@ def labels() -> None:
     sys.exit(main(sys.argv[2:]))
 
 
+@accelplane.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+)
+def operator() -> None:
+    """Run the operator, or (operator render FILE) show what it makes of custom resources."""
+    from accelplane.cli.operator import main  # noqa: PLC0415
+
+    sys.exit(main(sys.argv[2:]))
+
+
 @accelplane.command()
 @click.option("--root", default="/", show_default=True, help="Read sysfs and devfs under this directory.")
 @_KUBELET_DIR

@@ -16,6 +16,10 @@ def main() -> None:
         from accelplane.cli.labels import main as labels  # noqa: PLC0415 - each command imports its own work
 
         sys.exit(labels(sys.argv[2:]))
+    if sys.argv[1:2] == ["operator"]:
+        from accelplane.cli.operator import main as operator  # noqa: PLC0415 - each command imports its own work
+
+        sys.exit(operator(sys.argv[2:]))
     from accelplane.cli.commands import accelplane  # noqa: PLC0415 - the agent carries no click
 
     accelplane()
