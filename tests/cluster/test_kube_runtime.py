@@ -1,0 +1,310 @@
+"""The controller runtime against a real API server, etcd and garbage collector, which end, stop and forget."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightkube.config.kubeconfig import KubeConfig
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import ConfigMap
+from waiting import until
+
+from accelplane.kube.cache import Cache, Patience
+from accelplane.kube.client import Client, Selection
+from accelplane.kube.errors import Conflict, Gone, Refused
+from accelplane.kube.leader import Election, LeaderElector
+from accelplane.kube.objects import Request
+
+from .cluster import Cluster
+from .machine import wait_until
+
+pytestmark = pytest.mark.cluster
+
+PAGE = Path(__file__).parents[2] / "docs" / "kube.md"
+NAMESPACE = "greetings"
+TEXTS = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
+GREETINGS = f"/apis/example.com/v1/namespaces/{NAMESPACE}/greetings"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+LABELED = Selection(namespace=NAMESPACE, labels="test=runtime")
+
+CRD = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "greetings.example.com"},
+    "spec": {
+        "group": "example.com",
+        "scope": "Namespaced",
+        "names": {"kind": "Greeting", "plural": "greetings"},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
+}
+
+# The page's program, in as many copies as wanted and without ports that only one could have.
+PROGRAM = """
+import sys
+sys.argv.pop(0)
+page, identity = sys.argv
+import asyncio, logging, re
+names = {"__name__": "greeter"}
+exec(re.search(r"^```python\\n(.*?)^```", open(page).read(), re.M | re.S)[1], names)
+from accelplane.kube.client import Client, load_config
+from accelplane.kube.leader import Election
+from accelplane.kube.manager import OFF, Manager
+logging.basicConfig(level=logging.INFO)
+async def main():
+    client = Client(load_config(), field_manager="greeter")
+    election = None
+    if identity:
+        election = Election(name="greeter", namespace="default", identity=identity, lease=4, renew=3, retry=0.5)
+    manager = Manager(client, election=election, health_address=OFF, metrics_address=OFF)
+    names["greeter"](manager)
+    await manager.run()
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def api(cluster_is_possible: None) -> Iterator[Cluster]:
+    """A control plane without nodes, with the page's custom resource."""
+    with Cluster.running([]) as running, running.namespace(NAMESPACE):
+        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        status, answer = running.request("POST", path, CRD)
+        assert status == 201, answer
+        wait_until(lambda: running.get(GREETINGS), "the custom resource: served")
+        yield running
+
+
+@asynccontextmanager
+async def connected(cluster: Cluster) -> AsyncIterator[Client]:
+    config = KubeConfig.from_file(cluster.kubeconfig).get()
+    assert config
+    client = Client(config, field_manager="test")
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@contextmanager
+def program(cluster: Cluster, identity: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", PROGRAM, str(PAGE), identity]
+    process = subprocess.Popen(command, env={"KUBECONFIG": str(cluster.kubeconfig), "PATH": cluster.path})
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def greet(cluster: Cluster, name: str, whom: str) -> None:
+    greeting = {"apiVersion": "example.com/v1", "kind": "Greeting", "metadata": {"name": name}, "spec": {"whom": whom}}
+    found = cluster.get(f"{GREETINGS}/{name}")
+    if found:
+        status, answer = cluster.request("PUT", f"{GREETINGS}/{name}", {**found, "spec": {"whom": whom}})
+    else:
+        status, answer = cluster.request("POST", GREETINGS, greeting)
+    assert status in {200, 201}, answer
+
+
+def wait_text(cluster: Cluster, name: str, text: str, seconds: float = 30) -> None:
+    def is_so() -> bool:
+        found = cluster.get(f"{TEXTS}/{name}")
+        return (found and found["data"]["text"]) == text
+
+    wait_until(is_so, f"{name}: {text}", seconds)
+
+
+def holder(cluster: Cluster) -> str:
+    found = cluster.get(f"{LEASES}/greeter")
+    return found["spec"].get("holderIdentity", "") if found else ""
+
+
+def text(name: str, **data: str) -> ConfigMap:
+    return ConfigMap(metadata=ObjectMeta(name=name, namespace=NAMESPACE, labels={"test": "runtime"}), data=data)
+
+
+def compact(cluster: Cluster) -> None:
+    """Makes etcd forget everything but what there is."""
+    script = (
+        "import json, sys, urllib.request as u\n"
+        "def ask(what, body):\n"
+        "    return json.load(u.urlopen('http://127.0.0.1:2379/v3/kv/' + what, json.dumps(body).encode()))\n"
+        "revision = ask('range', {'key': 'YQ=='})['header']['revision']\n"
+        "ask('compaction', {'revision': revision, 'physical': True})\n"
+    )
+    cluster.control.run(sys.executable, "-c", script)
+
+
+async def test_the_pages_program_does_what_the_page_says(api: Cluster) -> None:
+    with program(api, "one") as process:
+        await asyncio.to_thread(greet, api, "g", "you")
+        await asyncio.to_thread(wait_text, api, "g", "Hello, you!")
+        await asyncio.to_thread(greet, api, "g", "all")
+        await asyncio.to_thread(wait_text, api, "g", "Hello, all!")
+        api.request("DELETE", f"{TEXTS}/g")
+        await asyncio.to_thread(wait_text, api, "g", "Hello, all!")
+        owner = (api.get(f"{TEXTS}/g") or {})["metadata"]["ownerReferences"][0]
+        assert owner["uid"] == (api.get(f"{GREETINGS}/g") or {})["metadata"]["uid"]
+        events = "/apis/events.k8s.io/v1/namespaces/greetings/events"
+        await until(lambda: any(one["reason"] == "Greeted" for one in (api.get(events) or {"items": []})["items"]))
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 20) == 0
+        assert holder(api) == ""
+
+
+async def test_requests_mean_to_the_real_server_what_the_double_says(api: Cluster) -> None:
+    async with connected(api) as client:
+        made = await client.apply(text("t", a="1"))
+        assert made.metadata
+        assert made.metadata.managedFields
+        assert made.metadata.managedFields[0].manager == "test"
+        stale = made.metadata.resourceVersion
+        await client.patch(ConfigMap, "t", {"data": {"b": "2"}}, namespace=NAMESPACE)
+        changed = await client.patch(ConfigMap, "t", [{"op": "remove", "path": "/data/a"}], namespace=NAMESPACE)
+        assert changed.data == {"b": "2"}
+        old = text("t")
+        assert old.metadata
+        old.metadata.resourceVersion = stale
+        with pytest.raises(Conflict):
+            await client.replace(old)
+        with pytest.raises(Refused, match="Invalid"):
+            await client.create(text("Not A Name"))
+        assert not await client.delete(ConfigMap, "none", NAMESPACE)
+        with pytest.raises(Conflict):
+            await client.delete(ConfigMap, "t", NAMESPACE, uid="another")
+        assert await client.delete(ConfigMap, "t", NAMESPACE)
+
+
+async def change_others(client: Client) -> None:
+    """What a quiet selection needs to get bookmarks: that something of its kind changes."""
+    for number in range(1000):
+        metadata = ObjectMeta(name="other", namespace=NAMESPACE)
+        await client.apply(ConfigMap(metadata=metadata, data={"number": str(number)}))
+        await asyncio.sleep(0.2)
+
+
+async def test_bookmarks_are_sent_and_lists_come_in_pages(api: Cluster) -> None:
+    async with connected(api) as client:
+        for number in range(7):
+            await client.apply(text(f"page-{number}"))
+        listing = await client.list(ConfigMap, LABELED, page=3)
+        assert len(listing.items) == 7
+        seen: set[str] = set()
+        watch = client.watch(ConfigMap, LABELED, listing.resource_version, lasting=4, silence=30)
+        others = asyncio.create_task(change_others(client))
+        async for event in watch:
+            seen.add(event.type)
+        others.cancel()
+        assert seen == {"BOOKMARK"}
+        for number in range(7):
+            await client.delete(ConfigMap, f"page-{number}", NAMESPACE)
+
+
+async def test_a_cache_lists_again_when_etcd_forgot(api: Cluster) -> None:
+    patience = Patience(silence=30, lasting=60, first_delay=0.1, max_delay=1)
+    async with connected(api) as client:
+        await client.apply(text("stays"))
+        await client.apply(text("goes"))
+        cache = Cache(client, ConfigMap, LABELED, patience=patience)
+        first = asyncio.create_task(cache.run())
+        async with asyncio.timeout(20):
+            await cache.synced.wait()
+        first.cancel()
+        version = next(iter(cache)).metadata
+        assert version
+        await client.delete(ConfigMap, "goes", NAMESPACE)
+        await client.apply(text("new"))
+        await asyncio.to_thread(compact, api)
+        await asyncio.to_thread(api.apiserver.kill)
+        await asyncio.to_thread(api.apiserver.start)
+        with pytest.raises(Gone):
+            async for _ in client.watch(ConfigMap, LABELED, version.resourceVersion or "", lasting=10, silence=30):
+                pass
+        heard: list[tuple[Any, Any]] = []
+        cache.subscribe(lambda old, new: heard.append((old and old.metadata.name, new and new.metadata.name)))  # pyright: ignore[reportOptionalMemberAccess]
+        del heard[:]
+        again = asyncio.create_task(cache.run())
+        await until(lambda: cache.get(Request("new", NAMESPACE)) is not None, 20)
+        assert sorted(heard, key=str) == [("goes", None), (None, "new")]
+        again.cancel()
+        for name in ("stays", "new"):
+            await client.delete(ConfigMap, name, NAMESPACE)
+
+
+async def test_a_cache_recovers_from_a_server_that_stopped_without_a_word(api: Cluster) -> None:
+    patience = Patience(silence=2, lasting=60, first_delay=0.1, max_delay=1)
+    async with connected(api) as client:
+        cache = Cache(client, ConfigMap, LABELED, patience=patience)
+        running = asyncio.create_task(cache.run())
+        async with asyncio.timeout(20):
+            await cache.synced.wait()
+        await client.apply(text("before"))
+        await until(lambda: len(cache) == 1)
+        api.apiserver.kill(signal.SIGSTOP, wait=False)
+        await asyncio.sleep(5)
+        api.apiserver.kill(signal.SIGCONT, wait=False)
+        await client.apply(text("after"))
+        await until(lambda: len(cache) == 2, 30)
+        assert not running.done()
+        running.cancel()
+        for name in ("before", "after"):
+            await client.delete(ConfigMap, name, NAMESPACE)
+
+
+async def test_of_two_programs_one_leads_and_when_it_is_killed_the_other_does(api: Cluster) -> None:
+    with program(api, "first") as first, program(api, "second") as second:
+        await until(lambda: holder(api) in {"first", "second"}, 30)
+        leader = holder(api)
+        await asyncio.to_thread(greet, api, "a", leader)
+        await asyncio.to_thread(wait_text, api, "a", f"Hello, {leader}!")
+        (first if leader == "first" else second).kill()
+        await asyncio.to_thread(greet, api, "a", "heir")
+        await asyncio.to_thread(wait_text, api, "a", "Hello, heir!")
+        assert holder(api) == {"first": "second", "second": "first"}[leader]
+    api.request("DELETE", f"{GREETINGS}/a")
+
+
+async def test_programs_outlast_the_api_server_but_a_leader_ends(api: Cluster) -> None:
+    with program(api, "leader") as leader, program(api) as free:
+        await until(lambda: holder(api) == "leader", 30)
+        await asyncio.to_thread(greet, api, "b", "you")
+        await asyncio.to_thread(wait_text, api, "b", "Hello, you!")
+        await asyncio.to_thread(api.apiserver.kill)
+        away = time.monotonic()
+        assert await asyncio.to_thread(leader.wait, 15) == 1
+        await asyncio.sleep(max(0.0, away + 20 - time.monotonic()))
+        assert free.poll() is None
+        await asyncio.to_thread(api.apiserver.start)
+        await asyncio.to_thread(greet, api, "b", "again")
+        await asyncio.to_thread(wait_text, api, "b", "Hello, again!", 60)
+        assert free.poll() is None
+    api.request("DELETE", f"{GREETINGS}/b")
+
+
+async def test_the_lease_is_one_that_other_programs_understand(api: Cluster) -> None:
+    async with connected(api) as client:
+        elector = LeaderElector(client, Election.of("written", "default"))
+        await elector.acquire()
+        spec = (api.get(f"{LEASES}/written") or {})["spec"]
+        assert spec["leaseDurationSeconds"] == 15
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", spec["renewTime"])
+        await elector.release()
+        assert json.dumps(api.get(f"{LEASES}/written")).count(elector.election.identity) == 0
