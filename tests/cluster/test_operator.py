@@ -1,0 +1,123 @@
+"""The operator as a process of its own on a real API server: samples applied, edited, drifted, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from customresources import sample
+from waiting import until
+
+from accelplane.operator import models
+from accelplane.operator.daemonsets import render
+from accelplane.operator.settings import Settings
+from accelplane.operator.update import plan
+
+from .cluster import Cluster
+from .machine import REPOSITORY
+from .pki import Authority
+
+pytestmark = pytest.mark.cluster
+
+CRD = REPOSITORY / "deploy" / "operator" / "crd"
+NAMESPACE = "operated"
+MANAGER = "accelplane-operator"
+# No pod is wanted here: the images are nowhere.
+NOWHERE = {"example.com/nowhere": "true"}
+
+
+@pytest.fixture(scope="module")
+def definitions(cluster: Cluster) -> Iterator[None]:
+    """The operator's definitions and the plugins' namespace, for the tests of this file."""
+    cluster.kubectl("apply", "--server-side", "--kustomize", CRD)
+    cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "--filename", CRD / "bases")
+    with cluster.namespace(NAMESPACE):
+        yield
+    cluster.kubectl("delete", "--kustomize", CRD)
+
+
+@pytest.fixture
+async def operator(cluster: Cluster, definitions: None, tmp_path: Path) -> AsyncIterator[Path]:
+    """The operator, while a test runs; where its log is."""
+    pair = Authority("tests").server("localhost", "localhost")
+    (tmp_path / "tls.crt").write_bytes(pair.certificate)
+    (tmp_path / "tls.key").write_bytes(pair.key)
+    addresses = ("-metrics-bind-address=0", "-health-probe-bind-address=0", "-port=0")
+    command = ("-m", "accelplane.cli.operator", f"-kubeconfig={cluster.kubeconfig}", f"-cert-dir={tmp_path}")
+    environment = {**os.environ, "DEVICEPLUGIN_NAMESPACE": NAMESPACE}
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, *addresses, stdout=output, stderr=output, env=environment
+        )
+    try:
+        yield log
+        process.terminate()
+        async with asyncio.timeout(20):
+            assert await process.wait() == 0, log.read_text()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def daemonsets(cluster: Cluster) -> list[dict[str, Any]]:
+    found = (cluster.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets") or {})["items"]
+    # The items of a list do not say what they are.
+    return [{"apiVersion": "apps/v1", "kind": "DaemonSet", **each} for each in found]
+
+
+def resource(cluster: Cluster, family: str, name: str) -> dict[str, Any]:
+    found = cluster.get(f"/apis/deviceplugin.intel.com/v1/{family}deviceplugins/{name}")
+    assert found is not None
+    return found
+
+
+def holds(found: dict[str, Any], kind: str) -> bool:
+    """Whether a condition holds, said about the resource as it is now."""
+    generation = found["metadata"]["generation"]
+    said = [each for each in found.get("status", {}).get("conditions", []) if each["type"] == kind]
+    return any(each["status"] == "True" and each["observedGeneration"] == generation for each in said)
+
+
+def is_as_rendered(cluster: Cluster, family: str, name: str) -> bool:
+    """Whether there is one DaemonSet, the one that the resource asks for, and its status says so."""
+    found = resource(cluster, family, name)
+    wanted = render(models.decode(found), Settings(namespace=NAMESPACE))
+    there = daemonsets(cluster)
+    return len(there) == 1 and plan(wanted, there, manager=MANAGER).apply is None and holds(found, "Available")
+
+
+@pytest.mark.parametrize("family", models.KINDS)
+async def test_a_sample_is_carried_out_edited_repaired_and_gone(cluster: Cluster, operator: Path, family: str) -> None:
+    wanted = sample(family)
+    wanted["spec"]["nodeSelector"] = NOWHERE
+    name, kind = wanted["metadata"]["name"], f"{family}deviceplugin"
+    cluster.kubectl("apply", "--filename=-", text=json.dumps(wanted))
+    await until(lambda: is_as_rendered(cluster, family, name), 30)
+    (made,) = daemonsets(cluster)
+    assert resource(cluster, family, name)["status"]["controlledDaemonSet"]["uid"] == made["metadata"]["uid"]
+
+    change = {"spec": {"logLevel": 4, "tolerations": [{"operator": "Exists"}], "nodeSelector": NOWHERE | {"a": "b"}}}
+    cluster.kubectl("patch", kind, name, "--type=merge", "--patch", json.dumps(change))
+    await until(lambda: is_as_rendered(cluster, family, name), 30)
+    (edited,) = daemonsets(cluster)
+    assert edited["metadata"]["uid"] == made["metadata"]["uid"]
+    assert edited["spec"]["template"]["spec"]["tolerations"] == [{"operator": "Exists"}]
+
+    drift = {"spec": {"template": {"spec": {"nodeSelector": {"a": "c"}}}}}
+    daemonset = edited["metadata"]["name"]
+    cluster.kubectl(
+        "patch", "daemonset", daemonset, f"--namespace={NAMESPACE}", "--type=merge", "--patch", json.dumps(drift)
+    )
+    await until(lambda: is_as_rendered(cluster, family, name), 30)
+
+    cluster.kubectl("delete", kind, name)
+    await until(lambda: not daemonsets(cluster), 30)
+    assert "Traceback" not in operator.read_text()
