@@ -35,7 +35,7 @@ FLAGS = (
     Flag("devices", "", f"kinds to manage, of {', '.join(KINDS)}; repeated or with commas, all when not given",
          repeated=True),
     Flag("kubeconfig", "", "kubeconfig file, outside a cluster"),
-    Flag("metrics-secure", False, "refused: put a proxy that authorizes in front of /metrics instead"),
+    Flag("metrics-secure", False, "no metrics: nobody is authorized to read them here; use a proxy instead"),
     Flag("enable-http2", False, "accepted; webhooks and metrics speak HTTP/1.1"),
     Flag("image-upgrade", "spec", "where older images are replaced: spec (in the resource), daemonset, or off"),
     Flag("image-minimum", OLDEST, "oldest release of images that is taken"),
@@ -100,8 +100,10 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
     """What the flags and the environment say. Raises `ValueError` naming the flag that is wrong."""
     from accelplane.operator.program import Certificate, Options  # noqa: PLC0415
 
-    if values["metrics-secure"]:
-        raise ValueError("-metrics-secure: is true, expected false, and a proxy that authorizes in front of /metrics")
+    metrics = str(values["metrics-bind-address"])
+    if values["metrics-secure"] and metrics != "0":
+        log.warning("-metrics-secure: no metrics at %s: this program does not authorize who reads them", metrics)
+        metrics = "0"
     return Options(
         families=families(str(values["devices"])),
         settings=Settings(
@@ -118,7 +120,7 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
         sgx=sgxwebhook.sgx_options(values),
         webhook_port=_port(values["port"]),
         newer_tls=bool(values["tls-1.3"]),
-        metrics_address=str(values["metrics-bind-address"]),
+        metrics_address=metrics,
         health_address=str(values["health-probe-bind-address"]),
         leader_elect=bool(values["leader-elect"]),
         profiling=bool(values["profiling"]),

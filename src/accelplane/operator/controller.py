@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from accelplane.kube.cache import Cache
 from accelplane.kube.client import Selection
 from accelplane.kube.controller import Result, Terminal
 from accelplane.kube.errors import Conflict, Gone, NotFound, Refused, Throttled
@@ -38,7 +39,9 @@ _CONFIG = "config"
 class PluginController:
     """The controller of one family, added to a manager."""
 
-    def __init__(self, manager: Manager, family: str, settings: Settings, config_maps: ConfigMaps) -> None:
+    def __init__(
+        self, manager: Manager, family: str, settings: Settings, config_maps: ConfigMaps, nodes: Cache[Node]
+    ) -> None:
         self.family = family
         self._kind = KINDS[family]
         self._settings = settings
@@ -50,7 +53,7 @@ class PluginController:
         self._resources = manager.cache(self._kind, keep=own)
         self._daemonsets = manager.cache(DaemonSet, ours)
         self._pods = manager.cache(Pod, ours, keep=place_only)
-        self._nodes = manager.cache(Node, keep=labels_only)
+        self._nodes = nodes
         self._controller = manager.controller(self._kind.__name__.lower(), self.reconcile)
         self._controller.own(self._resources).owned(self._daemonsets, self._kind)
         self._resources.add_index(_CONFIG, lambda each: [each.provisioning_config()])
@@ -289,8 +292,11 @@ def controllers(manager: Manager, families: Sequence[str], settings: Settings) -
 
     config_maps = ConfigMaps(manager.client, settings.namespace, changed, patience=manager.patience)
     manager.background(config_maps.run)
+    # None of the manager's: roles of older installations do not allow to list nodes, and then overlaps are not told.
+    nodes = Cache(manager.client, Node, keep=labels_only, patience=manager.patience)
+    manager.background(nodes.run)
     for family in families:
-        made[family] = PluginController(manager, family, settings, config_maps)
+        made[family] = PluginController(manager, family, settings, config_maps, nodes)
     return made
 
 

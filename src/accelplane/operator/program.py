@@ -12,7 +12,8 @@ from lightkube.config.kubeconfig import SingleConfig
 
 from accelplane.admission.sgx import SgxOptions, mutator
 from accelplane.kube.admission import AdmissionServer, Hook
-from accelplane.kube.client import Client
+from accelplane.kube.client import Client, Selection
+from accelplane.kube.errors import ApiError, NotFound
 from accelplane.kube.leader import Election
 from accelplane.kube.manager import Manager
 from accelplane.kube.metrics import Metrics
@@ -20,6 +21,7 @@ from accelplane.kube.tls import ServingTls, TlsSettings
 from accelplane.kube.trust import Trust, TrustSettings
 from accelplane.kube.truststore import ClusterTrustStore
 from accelplane.operator.controller import PluginController, controllers
+from accelplane.operator.resources import KINDS
 from accelplane.operator.settings import Settings
 from accelplane.operator.webhooks import hooks
 
@@ -62,9 +64,25 @@ async def run(options: Options, config: SingleConfig) -> None:
     """
     client = Client(config, field_manager=FIELD_MANAGER)
     try:
-        await _manager(client, options).run()
+        served = [family for family in options.families if await _is_served(client, family)]
+        # Where none is there the definitions are about to come, and readiness tells that they are awaited.
+        manager = _manager(client, msgspec.structs.replace(options, families=served or options.families))
+        await manager.run()
     finally:
         await client.close()
+
+
+async def _is_served(client: Client, family: str) -> bool:
+    """Whether the cluster knows the kind: an older installation's definitions do not have all of them."""
+    kind = KINDS[family]
+    try:
+        await client.list(kind, Selection(fields="metadata.name=none"))
+    except NotFound:
+        log.warning("%s: there is no definition of this kind, so it is not managed until the next start", kind.__name__)
+        return False
+    except ApiError as error:
+        log.warning("%s: %s", kind.__name__, error)
+    return True
 
 
 def _manager(client: Client, options: Options) -> Manager:
