@@ -2,11 +2,14 @@
 
     python3 deploy/images/root.py base DIRECTORY
     python3 deploy/images/root.py product DIRECTORY --base DIRECTORY [--sources DIRECTORY]
+    python3 deploy/images/root.py operator DIRECTORY --base DIRECTORY --product DIRECTORY [--sources DIRECTORY]
 
 The Containerfile calls it in a build stage, the tests call it here: the same files either way. `base` picks from
 Debian packages, unpacked and not installed, so that there is no package manager, no shell and no tool in the result;
 `product`, which goes over it, holds /usr/local: the product's own wheel and its dependencies, by the hashes of
-constraints.txt. Both need root (for chroot) and Debian 12 (for its Python), `product` binutils (for strip) and pip.
+constraints.txt; `operator`, which goes over both, what is asked for by those who make certificates or control custom
+resources, which nodes do not. All need root (for chroot) and Debian 12 (for its Python), the last two binutils (for
+strip) and pip.
 What is made is tried out before it is called done.
 
 Modules of others are there compiled only, which halves them. The product's own keep their sources for the lines in
@@ -16,6 +19,7 @@ tracebacks, beside code that is never compared with them: a root file system tha
 from __future__ import annotations
 
 import argparse
+import filecmp
 import os
 import shutil
 import subprocess
@@ -59,7 +63,7 @@ UNWANTED = tuple(
         *(f"encodings/{name}*.py" for name in
           ("big5", "cp932", "cp949", "cp950", "euc_", "gb", "hz", "iso2022", "johab", "shift_jis")),
         *(f"lib-dynload/{name}.*" for name in
-          ("_bz2", "_codecs_*", "_crypt", "_ctypes_test", "_curses*", "_dbm", "_lsprof", "_lzma", "_multibytecodec",
+          ("_bz2", "_codecs_*", "_crypt", "_ctypes_test", "_curses*", "_dbm", "_lzma", "_multibytecodec",
            "_sqlite3", "_test*", "_uuid", "_xx*", "audioop", "nis", "ossaudiodev", "readline", "xx*")),
     )
 )  # fmt: skip
@@ -85,7 +89,8 @@ for place, _, names in os.walk("/usr"):
     for name in names:
         if ".so" in name:
             ctypes.CDLL(os.path.join(place, name))
-for name in sys.argv[1:]:
+missing, *names = sys.argv[1:]
+for name in names:
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(package.__path__, name + "."):
         if module.name.endswith(".__main__"):
@@ -93,10 +98,13 @@ for name in sys.argv[1:]:
         try:
             importlib.import_module(module.name)
         except ModuleNotFoundError as error:
-            # The extra `simulate`, which plays the parts of other programs, is not for nodes.
-            if error.name not in ("grpc", "rich"):
+            if error.name not in missing.split(","):
                 raise
 """
+
+# What is imported from extras that are not there: `simulate` plays the parts of other programs, and is in no image.
+SIMULATE = ("grpc", "rich")
+OPERATOR = ("cryptography", "httpx2", "lightkube")
 
 
 class RecipeError(Exception):
@@ -133,7 +141,7 @@ def base(root: Path) -> None:
     _try_out(root)
 
 
-def product(root: Path, base: Path, sources: Path) -> None:
+def product(root: Path, base: Path, sources: Path, extra: str = "") -> None:
     """What goes over the base: our wheel and its dependencies."""
     if f"python{sys.version_info[0]}.{sys.version_info[1]}" != PYTHON:
         raise RecipeError(f"this is Python {sys.version.split()[0]}; the image's packages are chosen by {PYTHON}")
@@ -144,7 +152,7 @@ def product(root: Path, base: Path, sources: Path) -> None:
         wheel = _wheel(sources, Path(scratch), tools)
         digest = _output("sha256sum", wheel).split()[0]
         wanted = Path(scratch) / "wanted.txt"
-        wanted.write_text(f"accelplane @ {wheel.as_uri()} --hash=sha256:{digest}\n")
+        wanted.write_text(f"accelplane{f'[{extra}]' if extra else ''} @ {wheel.as_uri()} --hash=sha256:{digest}\n")
         locked = ("--constraint", sources / "constraints.txt", "--requirement", wanted)
         _pip("--target", packages, *locked, env=tools)
     shutil.rmtree(packages / "bin", ignore_errors=True)
@@ -172,9 +180,21 @@ def product(root: Path, base: Path, sources: Path) -> None:
         shutil.copytree(base, whole, symlinks=True)
         shutil.copytree(root, whole, symlinks=True, dirs_exist_ok=True)
         _compile(whole, PACKAGES, keep_sources_of="accelplane")
-        _try_out(whole, "accelplane")
+        _try_out(whole, "accelplane", without=SIMULATE if extra == "operator" else (*SIMULATE, *OPERATOR))
         shutil.rmtree(packages)
         shutil.copytree(whole / PACKAGES, packages, symlinks=True)
+
+
+def operator(root: Path, base: Path, product_made: Path, sources: Path) -> None:
+    """What goes over the product: what its extra of that name adds to it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        product(whole := Path(scratch) / "whole", base, sources, "operator")
+        for file in list(_files(whole)):
+            there = product_made / file.relative_to(whole)
+            if file.is_symlink() or (there.is_file() and filecmp.cmp(file, there, shallow=False)):
+                file.unlink()
+        _drop_empty(whole)
+        shutil.copytree(whole, root)
 
 
 def _add_places(root: Path, packages: Path) -> None:
@@ -280,8 +300,8 @@ def _compile(root: Path, where: str, keep_sources_of: str = "") -> None:
         _inside(root, *compiler, f"/{where}/{keep_sources_of}")
 
 
-def _try_out(root: Path, *packages: str) -> None:
-    _inside(root, "-W", "ignore", "-c", TRIAL, *packages)
+def _try_out(root: Path, *packages: str, without: Iterable[str] = ()) -> None:
+    _inside(root, "-W", "ignore", "-c", TRIAL, ",".join(without), *packages)
 
 
 def _inside(root: Path, *arguments: str) -> None:
@@ -319,20 +339,25 @@ def _output(*command: str | Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("base", "product"))
+    parser.add_argument("part", choices=("base", "product", "operator"))
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--base", type=Path, help="for product: what base has made")
-    parser.add_argument("--sources", type=Path, default=Path(__file__).parents[2], help="for product: the repository")
+    parser.add_argument("--base", type=Path, help="for product and operator: what base has made")
+    parser.add_argument("--product", type=Path, help="for operator: what product has made")
+    parser.add_argument("--sources", type=Path, default=Path(__file__).parents[2], help="the repository")
     chosen = parser.parse_args()
-    if chosen.part == "product" and not chosen.base:
-        parser.error("product needs --base")
+    if chosen.part != "base" and not chosen.base:
+        parser.error(f"{chosen.part} needs --base")
+    if chosen.part == "operator" and not chosen.product:
+        parser.error("operator needs --product")
     try:
         if os.geteuid() != 0:
             raise RecipeError("needs root, to try the result out in itself")
         if chosen.part == "base":
             base(chosen.directory)
-        else:
+        elif chosen.part == "product":
             product(chosen.directory, chosen.base, chosen.sources)
+        else:
+            operator(chosen.directory, chosen.base, chosen.product, chosen.sources)
     except RecipeError as error:
         print(error, file=sys.stderr)
         return 1

@@ -29,8 +29,10 @@ class ImageConfig:
     user: str = ""
     working_directory: str = "/"
     labels: Mapping[str, str] = field(default_factory=dict)
+    # How many of an archive's file systems are over each other in it, counted from the first.
+    layers: int = 1
 
-    def document(self, layer_digest: str) -> dict[str, object]:
+    def document(self, layer_digests: Sequence[str]) -> dict[str, object]:
         return {
             "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
             "os": "linux",
@@ -42,8 +44,8 @@ class ImageConfig:
                 "WorkingDir": self.working_directory,
                 "Labels": dict(self.labels),
             },
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
-            "history": [{"created_by": "tests.cluster.images"}],
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{each}" for each in layer_digests]},
+            "history": [{"created_by": "tests.cluster.images"}] * len(layer_digests),
         }
 
 
@@ -52,9 +54,16 @@ def image_from_directory(archive: Path, name: str, root: Path, config: ImageConf
     return images_from_directory(archive, {name: config}, root)
 
 
-def images_from_directory(archive: Path, images: Mapping[str, ImageConfig], root: Path) -> Path:
-    """The same file system under several names, each starting something else, in one archive."""
-    return _write_archive(archive, images, lambda layer: layer.add(root, arcname=".", filter=_owned_by_root))
+def images_from_directory(archive: Path, images: Mapping[str, ImageConfig], root: Path, *over: Path) -> Path:
+    """The same file system under several names, each starting something else, in one archive.
+
+    What is in ``over`` goes over it, for those images that say so.
+    """
+
+    def filled_from(directory: Path) -> Callable[[tarfile.TarFile], None]:
+        return lambda layer: layer.add(directory, arcname=".", filter=_owned_by_root)
+
+    return _write_archive(archive, images, *(filled_from(directory) for directory in (root, *over)))
 
 
 def image_from_program(archive: Path, name: str, program: Path, *, links: Sequence[str] = ()) -> Path:
@@ -84,27 +93,33 @@ def busybox_image(archive: Path, name: str, busybox: Path) -> Path:
     return image_from_program(archive, name, busybox, links=[tool for tool in listed if tool != busybox.name])
 
 
-def _write_archive(archive: Path, images: Mapping[str, ImageConfig], fill: Callable[[tarfile.TarFile], None]) -> Path:
+def _write_archive(archive: Path, images: Mapping[str, ImageConfig], *fills: Callable[[tarfile.TarFile], None]) -> Path:
     archive.parent.mkdir(parents=True, exist_ok=True)
-    layer = archive.with_suffix(".layer")
-    with tarfile.open(layer, "w") as tar:
-        fill(tar)
-    with layer.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    layers: dict[str, Path] = {}
+    for number, fill in enumerate(fills):
+        layer = archive.with_suffix(f".layer{number}")
+        with tarfile.open(layer, "w") as tar:
+            fill(tar)
+        with layer.open("rb") as content:
+            layers[hashlib.file_digest(content, "sha256").hexdigest()] = layer
     files: dict[str, bytes] = {}
     manifest: list[dict[str, object]] = []
     for name, config in images.items():
-        document = json.dumps(config.document(digest)).encode()
+        digests = [*layers][: config.layers]
+        document = json.dumps(config.document(digests)).encode()
         files[config_name := f"{hashlib.sha256(document).hexdigest()}.json"] = document
-        manifest.append({"Config": config_name, "RepoTags": [name], "Layers": [f"{digest}.tar"]})
+        parts = [f"{digest}.tar" for digest in digests]
+        manifest.append({"Config": config_name, "RepoTags": [name], "Layers": parts})
     files["manifest.json"] = json.dumps(manifest).encode()
     with tarfile.open(archive, "w") as tar:
-        tar.add(layer, arcname=f"{digest}.tar")
+        for digest, layer in layers.items():
+            tar.add(layer, arcname=f"{digest}.tar")
         for file, content in files.items():
             entry = tarfile.TarInfo(file)
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
-    layer.unlink()
+    for layer in layers.values():
+        layer.unlink()
     return archive
 
 

@@ -29,6 +29,8 @@ ORGANISATION = "accelplane"
 TAG = "devel"
 _SOURCES = ("LICENSE", "README.md", "constraints.txt", "pyproject.toml", "src", "deploy/images")
 _KEPT = 4
+# What the Containerfile says of an image that has more than the others.
+_OPERATOR = re.compile(r"^COPY --from=build /image/operator/ /$", re.MULTILINE)
 
 
 def product_image() -> Path:
@@ -46,7 +48,7 @@ def product_image() -> Path:
 
 
 def image_configs() -> dict[str, ImageConfig]:
-    """What the final stages of the Containerfile say: by image, where and what it starts, and its labels."""
+    """What the final stages of the Containerfile say: by image, where and what it starts, labels and layers."""
     text = re.sub(r"\\\n", " ", (RECIPES / "Containerfile").read_text()).replace("${TAG}", TAG)
     found: dict[str, ImageConfig] = {}
     for stage in re.split(r"^(?=FROM )", text, flags=re.MULTILINE):
@@ -62,6 +64,7 @@ def image_configs() -> dict[str, ImageConfig]:
             entrypoint=json.loads(entry[1]),
             working_directory=directory[1] if directory else "/",
             labels={**(parent.labels if parent else {}), **labels},
+            layers=max(parent.layers if parent else 1, 1 + bool(_OPERATOR.search(stage))),
         )
     return found
 
@@ -76,7 +79,8 @@ def _make(archive: Path, base: Path) -> None:
         _recipe("product", product := Path(scratch) / "product", "--base", base)
         for part in (base, product):
             shutil.copytree(part, root, symlinks=True, dirs_exist_ok=True)
-        images_from_directory(Path(scratch) / "image.tar", image_configs(), root).rename(archive)
+        _recipe("operator", operator := Path(scratch) / "operator", "--base", base, "--product", product)
+        images_from_directory(Path(scratch) / "image.tar", image_configs(), root, operator).rename(archive)
 
 
 def _recipe(*arguments: str | Path) -> None:

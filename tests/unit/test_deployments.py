@@ -317,6 +317,7 @@ IMAGES = {
     "intel-idxd-config-initcontainer": "idxd-init.sh",
     "intel-dlb-initcontainer": "dlb-init.sh",
     "intel-sgx-initcontainer": "sgx-init.sh",
+    "intel-sgx-admissionwebhook": "intel_sgx_admissionwebhook",
 }
 # What they find in relative paths.
 WORKING_DIRECTORIES = {"intel-qat-initcontainer": "/qat-init", "intel-idxd-config-initcontainer": "/idxd-init"}

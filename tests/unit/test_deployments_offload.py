@@ -209,7 +209,9 @@ OTHERS = {
     "sgx_enclave_apps", "sgx_enclave_apps/base",
     "sgx_enclave_apps/overlays/sgx_ecdsa_aesmd_quote", "sgx_enclave_apps/overlays/sgx_ecdsa_inproc_quote",
 }  # fmt: skip
-TESTED_ELSEWHERE = ("accelplane_", "gpu_", "labels", "npu_", "nfd")
+TESTED_ELSEWHERE = (
+    "accelplane_", "gpu_", "labels", "npu_", "nfd", "operator", "sgx_admissionwebhook", "sgx_plugin/overlays/epc-nfd",
+)  # fmt: skip
 
 
 def expected_daemonset(overlay: Overlay) -> Object:
