@@ -67,6 +67,18 @@ def test_ids_are_not_asked_where_a_physical_function_vouches(tmp_path: Path) -> 
     assert Seen(tmp_path).resources == {"generic"}
 
 
+def test_a_virtual_function_that_leaves_during_the_look_is_no_reason_to_warn(tmp_path: Path) -> None:
+    pf(tmp_path, "0000:6b:00.0", vfs=[0, 1, 2])
+    shutil.rmtree(tmp_path / "sys/devices/pci0000:6b/0000:6b:00.2")
+    (tmp_path / "sys/devices/pci0000:6b/0000:6b:00.3/device").unlink()
+    seen = Seen(tmp_path)
+    assert list(seen.devices) == ["0000:6b:00.1"]
+    assert {subject: skipped.warning for subject, skipped in seen.skipped.items()} == {
+        "0000:6b:00.2": False,
+        "0000:6b:00.3": True,
+    }
+
+
 def test_a_machine_without_devices_has_none(tmp_path: Path) -> None:
     assert (Seen(tmp_path).devices, Seen(tmp_path).skipped) == ({}, {})
 
@@ -319,7 +331,9 @@ class TestHealth:
         plugin, host = QatPlugin(), Host(tmp_path)
         devices = [device for device in plugin.scan(host) if isinstance(device, Device)]
         await plugin.health(host, devices)
-        assert [(sample.name, *sample.labels.values(), sample.value) for sample in plugin.measure(host, devices)] == [
+        samples = list(plugin.measure(host, devices))
+        assert {type(sample.value) for sample in samples} == {float}  # the metrics page takes no others
+        assert [(sample.name, *sample.labels.values(), sample.value) for sample in samples] == [
             ("qat_virtual_functions", "0000:6b:00.0", "cy", 2),
             ("qat_virtual_functions", "0000:70:00.0", "dc", 1),
             ("qat_health_unknown", "0000:6b:00.0", 0),

@@ -74,7 +74,7 @@ class QatPlugin(Plugin[QatConfig]):
         vfs = Counter((device.unit, device.resource) for device in devices)
         for (unit, resource), count in sorted(vfs.items(), key=lambda item: (natural(item[0][0]), item[0][1])):
             labels = {"device": unit, "resource": resource}
-            yield Sample("qat_virtual_functions", "Virtual functions published of a QAT device", labels, count)
+            yield Sample("qat_virtual_functions", "Virtual functions published of a QAT device", labels, float(count))
         for unit in sorted({unit for unit, _resource in vfs} & self._unknown.keys(), key=natural):
             help_ = "1 while the health of a QAT device cannot be told"
-            yield Sample("qat_health_unknown", help_, {"device": unit}, self._unknown[unit])
+            yield Sample("qat_health_unknown", help_, {"device": unit}, float(self._unknown[unit]))
