@@ -610,6 +610,16 @@ def test_junk_in_what_the_device_says_of_itself_is_told(node: MakeNode, limit: s
     assert limit in outcome.reason or "state" in outcome.reason
 
 
+def test_a_driver_that_is_not_there_is_told_before_anything_is_disabled(node: MakeNode) -> None:
+    machine = node(configured("one"))
+    machine.configure("dsa.conf", SHARED.replace('"name": "kernelX"', '"name": "kernelX", "driver_name": "crypto"'))
+    before = machine.picture()
+    outcome = only(machine.apply())
+    assert (outcome.state, outcome.steps) == ("failed", [])
+    assert "driver crypto, which is not there (/sys/bus/dsa/drivers/crypto)" in outcome.reason
+    assert machine.picture() == before
+
+
 def test_an_attribute_that_cannot_be_read_is_named(node: MakeNode) -> None:
     machine = node(DsaSpec())
     machine.kernel.fail(f"{BUS}/devices/wq0.2/priority", errno.EIO, on="read")
