@@ -369,6 +369,10 @@ LARGE = SHARED.replace('"size": 32', '"size": 33')
         (SHARED.replace('allowed": 8', 'reserved": 97'), "read_buffers_reserved of the groups add up to 97"),
         (SHARED.replace('"dev": "dsaX",', '"dev": "dsaX", "read_buffer_limit": 97,'), "read_buffer_limit is 97"),
         (SHARED.replace('"dev": "dsaX",', '"dev": "dsaX", "event_log_size": 1,'), "event_log_size is 1, expected 64"),
+        (
+            SHARED.replace('"kernelX"', '"kernelX", "driver_name": "crypto"'),
+            "queues are to have the driver crypto, which is not there (/sys/bus/dsa/drivers/crypto)",
+        ),
     ],
 )
 def test_what_the_device_cannot_be_is_found_before_anything_is_written(
@@ -608,16 +612,6 @@ def test_junk_in_what_the_device_says_of_itself_is_told(node: MakeNode, limit: s
     outcome = only(machine.apply())
     assert outcome.failed
     assert limit in outcome.reason or "state" in outcome.reason
-
-
-def test_a_driver_that_is_not_there_is_told_before_anything_is_disabled(node: MakeNode) -> None:
-    machine = node(configured("one"))
-    machine.configure("dsa.conf", SHARED.replace('"name": "kernelX"', '"name": "kernelX", "driver_name": "crypto"'))
-    before = machine.picture()
-    outcome = only(machine.apply())
-    assert (outcome.state, outcome.steps) == ("failed", [])
-    assert "driver crypto, which is not there (/sys/bus/dsa/drivers/crypto)" in outcome.reason
-    assert machine.picture() == before
 
 
 def test_an_attribute_that_cannot_be_read_is_named(node: MakeNode) -> None:
