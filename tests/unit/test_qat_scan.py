@@ -1,7 +1,9 @@
 """The QAT scan in dpdk mode on trees of plain files."""
 
+import asyncio
 import os
 import shutil
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import link, write
 from trees_qat import group, pf, vf
+from waiting import until
 
 from accelplane.devices import Device, DeviceNode, Inventory, Mount, Skipped
 from accelplane.host import Host
@@ -324,6 +327,24 @@ class TestHealth:
     async def test_in_a_virtual_machine_nothing_is_judged(self, tmp_path: Path) -> None:
         vf(tmp_path, "0000:00:05.0")
         assert await judged(tmp_path) == {}
+
+    async def test_a_device_that_takes_its_time_holds_nobody_else(self, tmp_path: Path) -> None:
+        asked, told = threading.Event(), threading.Event()
+
+        class Slow(Host):
+            def raw_text(self, path: str) -> str:
+                if path.endswith("heartbeat/status"):
+                    asked.set()
+                    assert told.wait(30)
+                return super().raw_text(path)
+
+        pf(tmp_path, "0000:6b:00.0", vfs=[0])
+        plugin, host = QatPlugin(), Slow(tmp_path)
+        devices = [device for device in plugin.scan(host) if isinstance(device, Device)]
+        judging = asyncio.create_task(plugin.health(host, devices))
+        await until(asked.is_set)
+        told.set()
+        assert {verdict.answer for verdict in (await judging).values()} == {"good"}
 
     async def test_metrics_tell_what_is_published_and_whose_health_is_unknown(self, tmp_path: Path) -> None:
         pf(tmp_path, "0000:6b:00.0", vfs=[0, 1])

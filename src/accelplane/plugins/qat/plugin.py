@@ -6,6 +6,7 @@ from functools import partial
 
 from accelplane.devices import Allocation, Device, HealthPolicy, Verdict, natural
 from accelplane.host import Host
+from accelplane.host.blocking import in_thread
 from accelplane.plugins.base import Found, Plugin, Sample, Watch
 from accelplane.plugins.policies import preferred
 from accelplane.plugins.qat import health, kernelmode
@@ -46,7 +47,8 @@ class QatPlugin(Plugin[QatConfig]):
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
         if self._kernel_mode:
             return {}
-        found = health.verdicts(host, devices)
+        # The driver asks the firmware, which may take its time.
+        found = await in_thread(lambda: health.verdicts(host, devices))
         self._unknown = {**self._unknown, **{unit: verdict.answer == "unknown" for unit, verdict in found.items()}}
         return found
 
