@@ -59,7 +59,8 @@ def read(path: str) -> AgentConfig:
 def plugins(config: AgentConfig, types: Mapping[str, PluginType], source: str) -> dict[str, Plugin[Config]]:
     """A plugin for each of `types`, with its options from `config`.
 
-    Raises `ConfigurationError` naming `source` (empty where there is no file), the plugin and the option; nothing is half made.
+    Raises `ConfigurationError` naming `source` (empty where there is no file), the plugin and the option; nothing is
+    half made.
     """
     made: dict[str, Plugin[Config]] = {}
     for name, plugin_type in types.items():
