@@ -36,17 +36,22 @@ FAMILIES = ("gpu", "npu", "qat", "dsa", "iaa", "dlb", "sgx")
 ENCLAVE, PROVISION = "sgx.intel.com/enclave", "sgx.intel.com/provision"
 _MIB = 1024 * 1024
 
-# What a large server has beside cards.
-_OFFLOAD = NodeSpec(
-    qats=[QatSpec(vfs=16, vf_driver="vfio-pci", services="sym;asym")] * 8,
-    dsas=[DsaSpec(queues=[QueueSpec()] * 8)] * 8,
-    iaas=[IaaSpec(queues=[QueueSpec()] * 8)] * 8,
-    dlbs=[DlbSpec()] * 4,
-    sgx=SgxSpec(),
-    numa_nodes=2,
-)
-# Of its 128 virtual functions of QAT the plugin publishes half unless told otherwise.
-_OFFLOADED = {QAT: 64, DSA: 64, IAA: 64, DLB: 4, ENCLAVE: 110, PROVISION: 110}
+
+def _offload(each: int) -> NodeSpec:
+    """What a server with so many devices of each kind has beside cards."""
+    return NodeSpec(
+        qats=[QatSpec(vfs=16, vf_driver="vfio-pci", services="sym;asym")] * each,
+        dsas=[DsaSpec(queues=[QueueSpec()] * 8)] * each,
+        iaas=[IaaSpec(queues=[QueueSpec()] * 8)] * each,
+        dlbs=[DlbSpec()] * min(each, 4),
+        sgx=SgxSpec(),
+        numa_nodes=2,
+    )
+
+
+def _offloaded(each: int) -> Mapping[str, int]:
+    """What the kubelet then has; of virtual functions of QAT the plugin publishes 64 unless told otherwise."""
+    return {QAT: min(16 * each, 64), DSA: 8 * each, IAA: 8 * each, DLB: min(each, 4), ENCLAVE: 110, PROVISION: 110}
 
 
 class World(Struct, frozen=True):
@@ -106,12 +111,19 @@ def world(cards: int = CARDS, npus: int = NPUS) -> Iterator[World]:
 
 
 @contextlib.contextmanager
-def whole_world() -> Iterator[World]:
-    """A large node with hardware of all families: the same cards, 8 QAT with 16 virtual functions each, 8 DSA and 8
-    IAA with 8 work queues each, 4 DLB, SGX."""
+def whole_world(each: int = 8) -> Iterator[World]:
+    """A node with hardware of all families: the same cards, `each` QAT with 16 virtual functions, DSA and IAA with 8
+    work queues, at most 4 DLB, SGX. As it is, it is the largest that there is."""
     with world() as here:
-        here.node.build(_OFFLOAD)
-        yield msgspec.structs.replace(here, plugins=FAMILIES, more=_OFFLOADED)
+        here.node.build(_offload(each))
+        yield msgspec.structs.replace(here, plugins=FAMILIES, more=_offloaded(each))
+
+
+@contextlib.contextmanager
+def ordinary_world() -> Iterator[World]:
+    """Such a node with two sockets and a device of each kind on either."""
+    with whole_world(2) as here:
+        yield here
 
 
 class Memory(Struct, frozen=True):

@@ -6,13 +6,13 @@ run side by side. What the kernel tells every listener of other things that happ
 
 import asyncio
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from msgspec import Struct
 
 from accelplane.node.settings import Settings
-from benchmarks.agent import PROGRAM, World, registered, whole_world, world
+from benchmarks.agent import PROGRAM, World, ordinary_world, registered, whole_world, world
 from benchmarks.figures import Figure, Outcome, Scale, median
 
 _SETTLED, _APART_BY = 5, 7
@@ -31,11 +31,12 @@ class Idle(Struct, frozen=True):
 def measure(scale: Scale) -> Outcome:
     seconds = scale.of(int(Settings().safety_interval), 10)
     apart = _APART if _can_be_apart() else ()
-    cards, families = asyncio.run(_side_by_side(scale.of(3, 1), seconds, apart))
+    cards, ordinary, large = asyncio.run(_side_by_side(scale.of(3, 1), seconds, apart))
     return Outcome(
         figures=(
             *_figures("", cards, {"Go GPU plugin": 18, "seven Go plugins": 60}),
-            *_figures("all families: ", families, {"seven Go plugins": 60}),
+            *_figures("all families: ", ordinary, {"seven Go plugins": 60}),
+            *_figures("all families, large node: ", large, {"seven Go plugins": 60}),
         ),
         notes=(
             f"over {seconds} s, {_SETTLED} s after the registration; agents side by side, begun {_APART_BY} s apart",
@@ -52,10 +53,10 @@ def _figures(prefix: str, runs: Sequence[Idle], peers: Mapping[str, float]) -> S
     )
 
 
-async def _side_by_side(count: int, seconds: int, apart: Sequence[str]) -> tuple[Sequence[Idle], Sequence[Idle]]:
-    worlds = [world] * count + [whole_world] * count
+async def _side_by_side(count: int, seconds: int, apart: Sequence[str]) -> Iterator[Sequence[Idle]]:
+    worlds = [make for make in (world, ordinary_world, whole_world) for _ in range(count)]
     runs = await asyncio.gather(*(_idle(make, place, seconds, apart) for place, make in enumerate(worlds)))
-    return runs[:count], runs[count:]
+    return (runs[first : first + count] for first in range(0, len(runs), count))
 
 
 async def _idle(
