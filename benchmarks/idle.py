@@ -1,6 +1,6 @@
 """What an agent costs that has nothing to do: processor time and wake-ups over one round of looking again.
 
-Without any event every plugin looks once in five minutes, so that over this time each looks exactly once. The agents
+The time is the interval after which every plugin looks without any event, so that each looks exactly once. The agents
 run side by side. What the kernel tells every listener of other things that happen on the machine is kept from them.
 """
 
