@@ -5,7 +5,6 @@ Facts: proc(5), cgroups v1 and v2 documents of the kernel, clock_getcpuclockid(3
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -35,18 +34,24 @@ QAT, DSA, IAA, DLB = (
 FAMILIES = ("gpu", "npu", "qat", "dsa", "iaa", "dlb", "sgx")
 ENCLAVE, PROVISION = "sgx.intel.com/enclave", "sgx.intel.com/provision"
 _MIB = 1024 * 1024
+_MEMORY = "/dev/shm"  # noqa: S108 - directories in it get names that nobody can guess
 
-# What a large server has beside cards.
-_OFFLOAD = NodeSpec(
-    qats=[QatSpec(vfs=16, vf_driver="vfio-pci", services="sym;asym")] * 8,
-    dsas=[DsaSpec(queues=[QueueSpec()] * 8)] * 8,
-    iaas=[IaaSpec(queues=[QueueSpec()] * 8)] * 8,
-    dlbs=[DlbSpec()] * 4,
-    sgx=SgxSpec(),
-    numa_nodes=2,
-)
-# Of its 128 virtual functions of QAT the plugin publishes half unless told otherwise.
-_OFFLOADED = {QAT: 64, DSA: 64, IAA: 64, DLB: 4, ENCLAVE: 110, PROVISION: 110}
+
+def _offload(each: int) -> NodeSpec:
+    """What a server with so many devices of each kind has beside cards."""
+    return NodeSpec(
+        qats=[QatSpec(vfs=16, vf_driver="vfio-pci", services="sym;asym")] * each,
+        dsas=[DsaSpec(queues=[QueueSpec()] * 8)] * each,
+        iaas=[IaaSpec(queues=[QueueSpec()] * 8)] * each,
+        dlbs=[DlbSpec()] * min(each, 4),
+        sgx=SgxSpec(),
+        numa_nodes=2,
+    )
+
+
+def _offloaded(each: int) -> Mapping[str, int]:
+    """What the kubelet then has; of virtual functions of QAT the plugin publishes 64 unless told otherwise."""
+    return {QAT: min(16 * each, 64), DSA: 8 * each, IAA: 8 * each, DLB: min(each, 4), ENCLAVE: 110, PROVISION: 110}
 
 
 class World(Struct, frozen=True):
@@ -62,7 +67,7 @@ class World(Struct, frozen=True):
 
     @property
     def root(self) -> str:
-        return f"{self.directory}/n"
+        return self.node.root
 
     @property
     def kubelet_dir(self) -> str:
@@ -92,26 +97,35 @@ class World(Struct, frozen=True):
 @contextlib.contextmanager
 def world(cards: int = CARDS, npus: int = NPUS) -> Iterator[World]:
     """A node that is gone afterwards."""
-    directory = tempfile.mkdtemp(prefix="bench-")
-    try:
-        node = SimulatedNode(f"{directory}/n")
+    # Like sysfs the node's files are in memory: from a disk each look would have to read again what was let go.
+    memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as directory,
+        tempfile.TemporaryDirectory(prefix="bench-", dir=memory, ignore_cleanup_errors=True) as root,
+    ):
+        node = SimulatedNode(root)
         for _ in range(cards):
             node.plug_gpu()
         for _ in range(npus):
             node.plug_npu()
         os.makedirs(f"{directory}/k/device-plugins")
         yield World(directory, node)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def whole_world() -> Iterator[World]:
-    """A large node with hardware of all families: the same cards, 8 QAT with 16 virtual functions each, 8 DSA and 8
-    IAA with 8 work queues each, 4 DLB, SGX."""
+def whole_world(each: int = 8) -> Iterator[World]:
+    """A node with hardware of all families: the same cards, `each` QAT with 16 virtual functions, DSA and IAA with 8
+    work queues, at most 4 DLB, SGX. As it is, it is the largest that there is."""
     with world() as here:
-        here.node.build(_OFFLOAD)
-        yield msgspec.structs.replace(here, plugins=FAMILIES, more=_OFFLOADED)
+        here.node.build(_offload(each))
+        yield msgspec.structs.replace(here, plugins=FAMILIES, more=_offloaded(each))
+
+
+@contextlib.contextmanager
+def ordinary_world() -> Iterator[World]:
+    """Such a node with two sockets and a device of each kind on either."""
+    with whole_world(2) as here:
+        yield here
 
 
 class Memory(Struct, frozen=True):

@@ -534,6 +534,7 @@ class Cluster:
             "kubernetes/kubelet.yaml": settings.kubelet_configuration(node.cgroup, plan.kubelet).encode(),
             "containerd/config.toml": settings.containerd(str(self.assets.program("ptp").parent)).encode(),
             "containerd/base-spec.json": self._base_spec().encode(),
+            "containerd/runc": settings.runc().encode(),
             "cni/net.d/10-test.conflist": settings.cni(self.addresses.pods(node.position)).encode(),
             "resolv.conf": b"",
             "machine-id": f"{uuid.uuid4().hex}\n".encode(),
@@ -585,6 +586,8 @@ def _write_etc(machine: Machine, files: Mapping[str, bytes]) -> None:
         target.write_bytes(content)
         if name.endswith((".key", ".conf")):
             target.chmod(0o600)
+        elif content.startswith(b"#!"):
+            target.chmod(0o755)
 
 
 def _pair(name: str, pair: Credentials) -> dict[str, bytes]:

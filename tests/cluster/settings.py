@@ -22,6 +22,7 @@ CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 PAUSE_IMAGE = "localhost/accelplane-test/pause:1"
 BUSYBOX_IMAGE = "localhost/accelplane-test/busybox:1"
 PKI = "/etc/kubernetes/pki"
+_SYS_OPTIONS = ("rbind", "ro", "nosuid", "noexec", "nodev")
 # With the default 20 requests a second the controllers alone take five seconds to start.
 _UNTHROTTLED = ("--kube-api-qps=500", "--kube-api-burst=1000")
 
@@ -197,6 +198,8 @@ state = "/run/containerd"
     [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
       base_runtime_spec = "/etc/containerd/base-spec.json"
+      [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+        BinaryName = "/etc/containerd/runc"
 """
 
 
@@ -204,16 +207,34 @@ def base_runtime_spec(default: str) -> str:
     """containerd's default container, with the node's simulated /sys in it instead of the kernel's.
 
     The mount keeps the type sysfs, which runc ignores for a bind mount: by it containerd finds what it has to make
-    writable in privileged containers. That is the outermost of the mounts that /sys is made of here; the inner ones,
-    with the hardware, are read-only in every container unless they are mounted for it.
+    writable in privileged containers. `runc` below sees to the mounts that are in it.
     """
     spec = json.loads(default)
     for entry in spec["mounts"]:
         if entry["destination"] == "/sys":
-            entry |= {"source": "/sys", "options": ["rbind", "ro", "rro", "nosuid", "noexec", "nodev"]}
+            entry |= {"source": "/sys", "options": list(_SYS_OPTIONS)}
     # Raising limits takes a capability that containers and sandboxes like this one often lack.
     spec["process"]["rlimits"] = []
     return json.dumps(spec)
+
+
+def runc() -> str:
+    """What containerd starts as runc: runc, after one word more in the container's configuration.
+
+    A bind mount is read-only on top only, and emulated hardware is mounts in /sys; a sysfs has none. containerd can
+    take `ro` back for privileged containers, but not `rro`, so that cannot stand in the base already.
+    """
+    told = ",".join(f'"{option}"' for option in _SYS_OPTIONS)
+    return f"""\
+#!/bin/sh
+bundle=
+for word; do
+    [ "$last" != --bundle ] || bundle=$word
+    last=$word
+done
+[ -z "$bundle" ] || sed -i 's/{told}/&,"rro"/' "$bundle/config.json"
+exec runc "$@"
+"""
 
 
 def cni(pods: str) -> str:

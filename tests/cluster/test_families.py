@@ -175,15 +175,12 @@ def test_a_container_gets_a_queue_under_its_name_and_its_number(
     assert given.nodes == {*queues, *(f"/dev/char/{deployed.families.number(queue)}" for queue in queues)}
 
 
-@pytest.mark.parametrize(("name", "link", "physical"), [("pf", "", DLB1), ("vf", "/physfn", DLB0)])
+@pytest.mark.parametrize(("name", "function"), [("pf", DLB1), ("vf", f"{DLB0}/virtfn0")])
 def test_a_container_gets_a_function_of_dlb(
-    deployed: Deployed, held: Mapping[str, Given], name: str, link: str, physical: str
+    deployed: Deployed, held: Mapping[str, Given], name: str, function: str
 ) -> None:
-    given = held[name]
-    assert given.variables == {}
-    (node,) = given.nodes
-    path = f"/sys/class/dlb2/{node.removeprefix('/dev/')}/device{link}"
-    assert deployed.families.leads_to(path) == physical
+    (own,) = deployed.families.names(f"/sys/bus/pci/devices/{function}/dlb2")
+    assert held[name] == Given(frozenset((f"/dev/{own}",)), {})
 
 
 @pytest.mark.parametrize(("name", "node"), [("enclave", "/dev/sgx_enclave"), ("provision", "/dev/sgx_provision")])

@@ -73,7 +73,7 @@ async def test_a_signal_while_plugins_are_still_imported_ends_the_process_with_0
 ) -> None:
     source = "import sys, time\nprint('importing', file=sys.stderr, flush=True)\ntime.sleep(60)\n"
     process = run("accelplane", "node", env=installed_plugin(tmp_path, "sluggard", source))
-    await process.said("importing")
+    await process.said("importing\n")  # Python writes the line and its end one after the other
     process.send(number)
     assert await process.exit_code() == 0
     assert process.log() == "importing\n"

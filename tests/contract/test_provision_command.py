@@ -185,6 +185,12 @@ def test_nothing_is_written_to_any_device_while_one_file_is_wrong(tree: str, con
     assert files(tree) == before
 
 
+def test_a_variable_that_two_kinds_of_device_share_is_wrong_once(tree: str) -> None:
+    shown = provision("plan", "idxd", "--root", tree, environment={"DSA_DRIVER": "uio"})
+    told = "accelplane provision: DSA_DRIVER: found 'uio', expected idxd or vfio-pci\n"
+    assert (shown.returncode, shown.stderr) == (1, told)
+
+
 def test_a_flag_wins_over_its_environment_variable(tree: str) -> None:
     environment = {"DLB_VFS": "2", "ENABLED_QAT_PF_PCIIDS": "4944"}
     arguments = ("plan", "qat", "dlb", "--root", tree)

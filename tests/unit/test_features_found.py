@@ -128,7 +128,12 @@ def test_a_kernel_without_the_option_has_it_not_whatever_else_is_there(tmp_path:
     assert names(looked(tmp_path), "kernel.config") == set()
 
 
-@pytest.mark.parametrize("config", [b"", b"no gzip", gzip.compress(b"hello", mtime=0), gzip.compress(CONFIG.encode())[:20]])
+# Without a time in it, so that every process of the test run gives the case the same name.
+@pytest.mark.parametrize(
+    "config",
+    [b"", b"no gzip", gzip.compress(b"hello", mtime=0), gzip.compress(CONFIG.encode(), mtime=0)[:20]],
+    ids=["empty", "no gzip", "no configuration", "cut"],
+)
 def test_where_the_configuration_cannot_be_read_the_driver_tells(tmp_path: Path, config: bytes) -> None:
     write(tmp_path / "proc/config.gz", config)
     assert names(looked(tmp_path), "kernel.config") == set()

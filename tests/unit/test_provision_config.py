@@ -37,6 +37,13 @@ def test_no_directory_is_as_good_as_an_empty_one(tmp_path: Path) -> None:
     assert find(str(tmp_path / "file"), "qat", "node1") is None
 
 
+def test_no_name_of_a_file_can_steer_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "qat-\x1b[2J.conf").mkdir()
+    with pytest.raises(ConfigError) as raised:
+        find(str(tmp_path), "qat", "\x1b[2J")
+    assert str(raised.value).isprintable()
+
+
 def test_a_node_whose_name_is_too_long_for_a_file_has_none_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "qat.conf").write_text("dc")
     assert find(str(tmp_path), "qat", "n" * 253) == ConfigFile(f"{tmp_path}/qat.conf", "dc")

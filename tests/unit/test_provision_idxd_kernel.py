@@ -369,6 +369,10 @@ LARGE = SHARED.replace('"size": 32', '"size": 33')
         (SHARED.replace('allowed": 8', 'reserved": 97'), "read_buffers_reserved of the groups add up to 97"),
         (SHARED.replace('"dev": "dsaX",', '"dev": "dsaX", "read_buffer_limit": 97,'), "read_buffer_limit is 97"),
         (SHARED.replace('"dev": "dsaX",', '"dev": "dsaX", "event_log_size": 1,'), "event_log_size is 1, expected 64"),
+        (
+            SHARED.replace('"kernelX"', '"kernelX", "driver_name": "crypto"'),
+            "queues are to have the driver crypto, which is not there (/sys/bus/dsa/drivers/crypto)",
+        ),
     ],
 )
 def test_what_the_device_cannot_be_is_found_before_anything_is_written(

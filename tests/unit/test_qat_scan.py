@@ -1,7 +1,9 @@
 """The QAT scan in dpdk mode on trees of plain files."""
 
+import asyncio
 import os
 import shutil
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import link, write
 from trees_qat import group, pf, vf
+from waiting import until
 
 from accelplane.devices import Device, DeviceNode, Inventory, Mount, Skipped
 from accelplane.host import Host
@@ -65,6 +68,18 @@ def test_only_enabled_drivers_count_in_their_order(tmp_path: Path) -> None:
 def test_ids_are_not_asked_where_a_physical_function_vouches(tmp_path: Path) -> None:
     pf(tmp_path, vfs=[0], vf_id="0x1234")
     assert Seen(tmp_path).resources == {"generic"}
+
+
+def test_a_virtual_function_that_leaves_during_the_look_is_no_reason_to_warn(tmp_path: Path) -> None:
+    pf(tmp_path, "0000:6b:00.0", vfs=[0, 1, 2])
+    shutil.rmtree(tmp_path / "sys/devices/pci0000:6b/0000:6b:00.2")
+    (tmp_path / "sys/devices/pci0000:6b/0000:6b:00.3/device").unlink()
+    seen = Seen(tmp_path)
+    assert list(seen.devices) == ["0000:6b:00.1"]
+    assert {subject: skipped.warning for subject, skipped in seen.skipped.items()} == {
+        "0000:6b:00.2": False,
+        "0000:6b:00.3": True,
+    }
 
 
 def test_a_machine_without_devices_has_none(tmp_path: Path) -> None:
@@ -313,13 +328,33 @@ class TestHealth:
         vf(tmp_path, "0000:00:05.0")
         assert await judged(tmp_path) == {}
 
+    async def test_a_device_that_takes_its_time_holds_nobody_else(self, tmp_path: Path) -> None:
+        asked, told = threading.Event(), threading.Event()
+
+        class Slow(Host):
+            def raw_text(self, path: str) -> str:
+                if path.endswith("heartbeat/status"):
+                    asked.set()
+                    assert told.wait(30)
+                return super().raw_text(path)
+
+        pf(tmp_path, "0000:6b:00.0", vfs=[0])
+        plugin, host = QatPlugin(), Slow(tmp_path)
+        devices = [device for device in plugin.scan(host) if isinstance(device, Device)]
+        judging = asyncio.create_task(plugin.health(host, devices))
+        await until(asked.is_set)
+        told.set()
+        assert {verdict.answer for verdict in (await judging).values()} == {"good"}
+
     async def test_metrics_tell_what_is_published_and_whose_health_is_unknown(self, tmp_path: Path) -> None:
         pf(tmp_path, "0000:6b:00.0", vfs=[0, 1])
         pf(tmp_path, "0000:70:00.0", vfs=[0], heartbeat=None, services="dc")
         plugin, host = QatPlugin(), Host(tmp_path)
         devices = [device for device in plugin.scan(host) if isinstance(device, Device)]
         await plugin.health(host, devices)
-        assert [(sample.name, *sample.labels.values(), sample.value) for sample in plugin.measure(host, devices)] == [
+        samples = list(plugin.measure(host, devices))
+        assert {type(sample.value) for sample in samples} == {float}  # the metrics page takes no others
+        assert [(sample.name, *sample.labels.values(), sample.value) for sample in samples] == [
             ("qat_virtual_functions", "0000:6b:00.0", "cy", 2),
             ("qat_virtual_functions", "0000:70:00.0", "dc", 1),
             ("qat_health_unknown", "0000:6b:00.0", 0),

@@ -180,6 +180,18 @@ def test_addresses_that_nobody_gave_never_meet() -> None:
         assert len(set(places)) == 4 * 256
 
 
+def test_a_virtual_function_that_is_removed_leaves_no_link_and_its_place_can_be_disabled() -> None:
+    kernel = Kernel(EVERYTHING)
+    physical, virtual = "/sys/bus/pci/devices/0000:62:00.0", "/sys/bus/pci/devices/0000:62:00.1"
+    if not kernel.exists(virtual):
+        kernel.write(f"{physical}/sriov_numvfs", "1")
+    kernel.write(f"{virtual}/remove", "1")
+    assert dangling(kernel) == []
+    kernel.write(f"{physical}/sriov_numvfs", "0")
+    kernel.write(f"{physical}/sriov_numvfs", "1")
+    assert kernel.exists(virtual)
+
+
 NAMES = st.sampled_from(
     ["0000:61:00.0", "0000:61:00.1", "0000:61:00.2", "0000:60:01.0", "0000:62:00.0", "0000:62:00.1"]
 )

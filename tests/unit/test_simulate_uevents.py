@@ -1,6 +1,7 @@
 """Uevents of the simulator's own making, heard by the listener that the agent has."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -23,9 +24,28 @@ else:
     print(event.action, event.devpath, event.subsystem, event.fields["DEVNAME"], "SEQNUM" in event.fields)
 """
 
+IN_PODS = """
+import ctypes, pathlib, select, subprocess
+from accelplane.host import UeventSocket
+from accelplane.simulate.uevents import uevent_everywhere
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)
+subprocess.run(["ip", "netns", "add", "pod"], check=True)
+pathlib.Path("/run/netns/coming").touch()
+listeners = [UeventSocket()]
+libc = ctypes.CDLL(None)
+with open("/proc/self/ns/net") as own, open("/run/netns/pod") as pod:
+    assert libc.setns(pod.fileno(), 0) == 0
+    listeners.append(UeventSocket())
+    assert libc.setns(own.fileno(), 0) == 0
+uevent_everywhere("add", "/devices/pci0000:00/0000:00:02.0", "pci")
+for listener in listeners:
+    assert select.select([listener], [], [], 20)[0]
+    print(*(event.devpath for event in listener.read()))
+"""
 
-def own_namespace(*wrapper: str) -> str:
-    command = ["unshare", "--net", *wrapper, sys.executable, "-c", SCRIPT]
+
+def own_namespace(*wrapper: str, script: str = SCRIPT) -> str:
+    command = ["unshare", "--net", *wrapper, sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode and "Operation not permitted" in done.stderr:
         pytest.skip("needs root")
@@ -35,6 +55,12 @@ def own_namespace(*wrapper: str) -> str:
 
 def test_a_notice_reaches_listeners_as_the_kernels_own() -> None:
     assert own_namespace() == "add /devices/pci0000:00/0000:00:02.0/drm/card0 drm dri/card0 True\n"
+
+
+@pytest.mark.skipif(not shutil.which("ip"), reason="makes a namespace with ip, of iproute2")
+def test_a_notice_reaches_pods_as_well() -> None:
+    told = own_namespace("unshare", "--mount", "--propagation=private", script=IN_PODS)
+    assert told == "/devices/pci0000:00/0000:00:02.0\n" * 2
 
 
 def test_without_the_privilege_the_kernels_refusal_is_told() -> None:

@@ -68,7 +68,7 @@ def parts(
             found.append(make())
         except ConfigError as error:
             problems.append(str(error))
-    return found, problems
+    return found, list(dict.fromkeys(problems))  # DSA and IAA have variables in common
 
 
 def run(mode: Mode, wanted: Sequence[Part], root: str, form: str) -> int:

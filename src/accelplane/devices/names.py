@@ -66,7 +66,7 @@ def natural(text: str) -> tuple[tuple[int, str], ...]:
     pieces = _DIGITS.split(text)
     # Odd positions are the digit runs; a fixed shape keeps keys of any two texts comparable.
     return tuple(
-        (int(piece), piece) if index % 2 and len(piece) < 20 else (-1, piece) for index, piece in enumerate(pieces)
+        [(int(piece), piece) if index % 2 and len(piece) < 20 else (-1, piece) for index, piece in enumerate(pieces)]
     )
 
 

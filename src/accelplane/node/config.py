@@ -59,7 +59,8 @@ def read(path: str) -> AgentConfig:
 def plugins(config: AgentConfig, types: Mapping[str, PluginType], source: str) -> dict[str, Plugin[Config]]:
     """A plugin for each of `types`, with its options from `config`.
 
-    Raises `ConfigurationError` naming `source`, the plugin and the option; nothing is half made.
+    Raises `ConfigurationError` naming `source` (empty where there is no file), the plugin and the option; nothing is
+    half made.
     """
     made: dict[str, Plugin[Config]] = {}
     for name, plugin_type in types.items():
@@ -67,7 +68,8 @@ def plugins(config: AgentConfig, types: Mapping[str, PluginType], source: str) -
             made[name] = plugin_type(plugin_type.config_type.of(config.plugins.get(name) or {}))
         except Exception as error:  # a plugin's own checks may raise anything
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            raise ConfigurationError(f"{source}: plugins.{name}: {kind}{error}") from error
+            where = f"{source}: " if source else ""
+            raise ConfigurationError(f"{where}plugins.{name}: {kind}{error}") from error
     return made
 
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 
 from accelplane.host import Host, HostError
-from accelplane.node.blocking import in_thread
+from accelplane.host.blocking import in_thread
 from accelplane.node.watch import Watcher
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from prometheus_client.registry import Collector
 
 from accelplane import __version__
 from accelplane.host import Host
+from accelplane.host.blocking import in_thread
 from accelplane.kubelet.server import LATENCY_BOUNDS, Stage
 from accelplane.node.agent import Agent
-from accelplane.node.blocking import in_thread
 from accelplane.node.publish import Served
 from accelplane.plugins import Sample
 

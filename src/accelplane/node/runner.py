@@ -19,10 +19,10 @@ from msgspec.structs import replace
 
 from accelplane.devices import UNHEALTHY, Changes, Device, Inventory, Skipped
 from accelplane.host import Host, HostError
+from accelplane.host.blocking import in_thread
 from accelplane.kubelet import podresources, sockets
 from accelplane.kubelet.pulse import Pulse
 from accelplane.logs import v
-from accelplane.node.blocking import in_thread
 from accelplane.node.cdi import CdiDirectory
 from accelplane.node.health import HealthTracker
 from accelplane.node.nfd import LabelFile

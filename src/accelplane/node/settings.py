@@ -23,7 +23,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     http_address: str = ""
     health_interval: float = 30.0
     scan_grace: float = 30.0
-    safety_interval: float = 300.0
+    safety_interval: float = 600.0
     blind_interval: float = 60.0
 
     @property

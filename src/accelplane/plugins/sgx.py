@@ -51,6 +51,9 @@ def default_limit(pods_per_core: str, cpus: int) -> Limit:
     if not pods_per_core:
         return Limit(DEFAULT_LIMIT, "PODS_PER_CORE not set")
     if re.fullmatch(r"[0-9]{1,40}", pods_per_core) and int(pods_per_core) < 1 << 32:
+        if int(pods_per_core) * cpus > _MOST:
+            problem = f"PODS_PER_CORE is {int(pods_per_core)} on {cpus} CPUs; the limits are {_MOST}, the most there is"
+            return Limit(_MOST, "PODS_PER_CORE cut", problem)
         return Limit(int(pods_per_core) * cpus, f"PODS_PER_CORE {int(pods_per_core)} on {cpus} CPUs")
     problem = f"PODS_PER_CORE is {pods_per_core[:40]!a}, expected a number; the limits are {DEFAULT_LIMIT}"
     return Limit(DEFAULT_LIMIT, "PODS_PER_CORE not understood", problem)

@@ -22,7 +22,8 @@ class ConfigError(Exception):
     """
 
     def __init__(self, file: str, line: int, found: str, expected: str) -> None:
-        place = f"{file}:{line}" if line else file
+        shown_file = file if file.isprintable() else ascii(file)
+        place = f"{shown_file}:{line}" if line else shown_file
         super().__init__(f"{place}: found {found}, expected {expected}")
         self.file = file
         self.line = line

@@ -6,17 +6,16 @@ is taken for one that nobody has looked after yet; one that has any is left as i
 """
 
 import errno
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import msgspec
 from msgspec.structs import replace
 
-from accelplane.devices import natural
-from accelplane.host import Host, HostError, Missing, Unreadable, pci_address
+from accelplane.host import Host, HostError, Missing, pci_address
 from accelplane.provision import config as files
 from accelplane.provision.config import ConfigError, shown
+from accelplane.provision.sriov import read_number, resized, vf_address, vf_links
 from accelplane.provision.steps import Plan, Planner, Step
 
 # What the original init container gives its one VF.
@@ -37,7 +36,6 @@ MAX_VFS = 16
 
 _DRIVER = "dlb2"
 _DRIVERS = f"/sys/bus/pci/drivers/{_DRIVER}"
-_VF = re.compile(r"virtfn[0-9]+")
 # A device in use, or one that this container must not write to, was never an error to the original.
 _NOT_TO_BE_HAD = (errno.EBUSY, errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -137,8 +135,8 @@ def plan(config: DlbConfig, address: str, host: Host) -> Plan:
         return replace(made, failure=failure)
     anew = config.force and pf.count not in (0, config.vfs)
     if anew or not pf.count:
-        steps = [_vfs(pf, pf.count, 0)] if anew else []
-        steps.append(_vfs(pf, 0, config.vfs))
+        steps = [resized(pf.path, pf.count, 0, leaves=_NOT_TO_BE_HAD)] if anew else []
+        steps.append(resized(pf.path, 0, config.vfs, leaves=_NOT_TO_BE_HAD))
         later = [f"resources of each VF: {_listed(share)}"]
         return replace(made, steps=steps, later=later, back=_way_back(config, pf, address) if anew else None)
     if pf.count != config.vfs:
@@ -158,34 +156,32 @@ def _way_back(config: DlbConfig, pf: _Pf, address: str) -> Planner:
 def _look(host: Host, path: str) -> _Pf:
     """Raises `HostError`."""
     try:
-        total = _number(host, f"{path}/sriov_totalvfs")
+        total = read_number(host, f"{path}/sriov_totalvfs")
     except Missing:
         return _Pf(path=path)
-    links = sorted((name for name in host.names(path) if _VF.fullmatch(name)), key=natural)
     return _Pf(
         path=path,
         total=total,
-        count=_number(host, f"{path}/sriov_numvfs"),
+        count=read_number(host, f"{path}/sriov_numvfs"),
         has=_resources(host, f"{path}/total_resources"),
-        vfs=[_vf(host, path, link) for link in links],
+        vfs=[_vf(host, path, link) for link in vf_links(host, path)],
     )
 
 
 def _vf(host: Host, path: str, link: str) -> _Vf:
-    address = pci_address(host.link(f"{path}/{link}").rstrip("/").rpartition("/")[2])
-    if address is None:
-        raise Unreadable(f"{path}/{link}", "leads to no PCI function")
     try:
         driver = host.driver(f"{path}/{link}")
     except Missing:
         driver = ""
     resources = f"{path}/vf{link.removeprefix('virtfn')}_resources"
-    return _Vf(address=address, driver=driver, resources=resources, has=_resources(host, resources))
+    return _Vf(
+        address=vf_address(host, f"{path}/{link}"), driver=driver, resources=resources, has=_resources(host, resources)
+    )
 
 
 def _resources(host: Host, directory: str) -> dict[str, int]:
     """Those of the directory that are known here. Raises `HostError`."""
-    return {name: _number(host, f"{directory}/{name}") for name in ONE_VF if host.exists(f"{directory}/{name}")}
+    return {name: read_number(host, f"{directory}/{name}") for name in ONE_VF if host.exists(f"{directory}/{name}")}
 
 
 def _told(pf: _Pf) -> dict[str, str]:
@@ -239,20 +235,6 @@ def _provided(vf: _Vf, share: Mapping[str, int], what: str) -> Iterator[Step]:
             path = f"{vf.resources}/{name}"
             yield Step(what=what, path=path, text=str(value), undo=(path, str(vf.has[name])))
     yield Step(what=what, path=bind[0], text=vf.address, undo=unbind)
-
-
-def _vfs(pf: _Pf, before: int, after: int) -> Step:
-    path = f"{pf.path}/sriov_numvfs"
-    return Step(
-        what=f"VFs {before} -> {after}", path=path, text=str(after), undo=(path, str(before)), leaves=_NOT_TO_BE_HAD
-    )
-
-
-def _number(host: Host, path: str) -> int:
-    text = host.text(path)
-    if not (text.isascii() and text.isdecimal() and len(text) < 11):
-        raise Unreadable(path, f"found {shown(text)}, expected a number")
-    return int(text)
 
 
 def _within(file: str, line: int, found: str, value: str, most: int, *, least: int = 0) -> int:

@@ -7,20 +7,19 @@ number in `sriov_numvfs` enables all VFs and restarts the device. Only the drive
 """
 
 import errno
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import msgspec
 from msgspec.structs import replace
 
-from accelplane.devices import natural
-from accelplane.host import Host, HostError, Missing, Unreadable, pci_address
+from accelplane.host import Host, HostError, Missing, Unreadable
 from accelplane.host.drivers import VFIO_PCI, driver_of, iommu_is_on, vfio_group_is_open
 from accelplane.plugins.qat.models import VENDOR, QatModel, model_of_pf
 from accelplane.provision import config as files
 from accelplane.provision.binding import binding, is_loaded
 from accelplane.provision.config import ConfigError, shown
+from accelplane.provision.sriov import read_number, resized, vf_address, vf_links
 from accelplane.provision.steps import Plan, Planner, Step
 
 DEFAULT_PF_IDS = ("37c8", "4940", "4942", "4944", "4946", "4948")
@@ -34,7 +33,6 @@ _ACCEPTED = frozenset(frozenset(services.split(";")) for services in SERVICES)
 _AT_ONCE = {"6xxx": 3}  # services, by PF driver; the others run two
 _WITH_DECOMP = frozenset(("6xxx",))
 _UIO = frozenset(("igb_uio", "uio_pci_generic"))
-_VF = re.compile(r"virtfn[0-9]+")
 _SERVICES, _AUTO_RESET = "ServicesEnabled", "AutoresetEnabled"
 _DEVICES = "/sys/bus/pci/devices"
 
@@ -155,12 +153,12 @@ def plan(config: QatConfig, address: str, host: Host) -> Plan:
     if anew and occupied:
         return replace(made, refusal=f"{change or f'{pf.total} VFs'} wanted, but {'; '.join(_occupations(occupied))}")
 
-    steps = [_vfs(pf, pf.count, 0)] if anew else []
+    steps = [resized(pf.path, pf.count, 0)] if anew else []
     steps += _services(config, pf, change)
     later: list[str] = []
     notes: list[str] = []
     if anew or not pf.count:
-        steps.append(_vfs(pf, 0, pf.total or 0))
+        steps.append(resized(pf.path, 0, pf.total or 0, explain=_without_iommu))
         later += [f"driver of the VFs -> {config.vf_driver}"] if config.vf_driver else []
     else:
         notes += _shortcomings(pf, occupied)
@@ -197,28 +195,21 @@ def _look(config: QatConfig, address: str, host: Host) -> _Pf:
     state = _optional(host, f"{path}/qat/state")
     if state not in (None, "up", "down"):
         raise Unreadable(f"{path}/qat/state", f"found {shown(state)}, expected up or down")
-    total = _optional(host, f"{path}/sriov_totalvfs")
+    total = read_number(host, f"{path}/sriov_totalvfs") if host.exists(f"{path}/sriov_totalvfs") else None
+    vfs = [vf_address(host, f"{path}/{link}") for link in vf_links(host, path)]
     return _Pf(
         address=address,
         path=path,
         model=model,
         driver=driver_of(host, address),
-        total=None if total is None else _number(f"{path}/sriov_totalvfs", total),
-        count=0 if total is None else _number(f"{path}/sriov_numvfs", host.text(f"{path}/sriov_numvfs")),
+        total=total,
+        count=0 if total is None else read_number(host, f"{path}/sriov_numvfs"),
         state=state,
         services=_optional(host, f"{path}/qat/cfg_services"),
         auto_reset=_optional(host, f"{path}/qat/auto_reset"),
-        vfs=[_vf(host, f"{path}/{name}") for name in sorted(host.names(path), key=natural) if _VF.fullmatch(name)],
+        vfs=[_Vf(vf, driver_of(host, vf)) for vf in vfs],
         vf_driver_is_loaded=not config.vf_driver or is_loaded(host, config.vf_driver),
     )
-
-
-def _vf(host: Host, link: str) -> _Vf:
-    target = host.link(link).rstrip("/").rpartition("/")[2]
-    address = pci_address(target)
-    if address is None:
-        raise Unreadable(link, f"leads to {shown(target)}, expected a PCI address")
-    return _Vf(address, driver_of(host, address))
 
 
 def _told(pf: _Pf) -> dict[str, str]:
@@ -310,13 +301,6 @@ def _set(pf: _Pf, what: str, name: str, before: str, after: str, *, part: str = 
     return Step(what=f"{what} {before} -> {after}", path=path, text=after, undo=(path, before), part=part)
 
 
-def _vfs(pf: _Pf, before: int, after: int) -> Step:
-    path = f"{pf.path}/sriov_numvfs"
-    return Step(
-        what=f"VFs {before} -> {after}", path=path, text=str(after), undo=(path, str(before)), explain=_without_iommu
-    )
-
-
 def _without_iommu(host: Host, error: HostError) -> str:
     if error.errno != errno.EINVAL:
         return ""
@@ -333,12 +317,6 @@ def _optional(host: Host, path: str) -> str | None:
         return host.text(path)
     except Missing:
         return None
-
-
-def _number(path: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise Unreadable(path, f"found {shown(text)}, expected a number")
-    return int(text)
 
 
 def _words(services: str) -> frozenset[str]:

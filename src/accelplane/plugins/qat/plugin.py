@@ -6,6 +6,7 @@ from functools import partial
 
 from accelplane.devices import Allocation, Device, HealthPolicy, Verdict, natural
 from accelplane.host import Host
+from accelplane.host.blocking import in_thread
 from accelplane.plugins.base import Found, Plugin, Sample, Watch
 from accelplane.plugins.policies import preferred
 from accelplane.plugins.qat import health, kernelmode
@@ -46,7 +47,8 @@ class QatPlugin(Plugin[QatConfig]):
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
         if self._kernel_mode:
             return {}
-        found = health.verdicts(host, devices)
+        # The driver asks the firmware, which may take its time.
+        found = await in_thread(lambda: health.verdicts(host, devices))
         self._unknown = {**self._unknown, **{unit: verdict.answer == "unknown" for unit, verdict in found.items()}}
         return found
 
@@ -74,7 +76,7 @@ class QatPlugin(Plugin[QatConfig]):
         vfs = Counter((device.unit, device.resource) for device in devices)
         for (unit, resource), count in sorted(vfs.items(), key=lambda item: (natural(item[0][0]), item[0][1])):
             labels = {"device": unit, "resource": resource}
-            yield Sample("qat_virtual_functions", "Virtual functions published of a QAT device", labels, count)
+            yield Sample("qat_virtual_functions", "Virtual functions published of a QAT device", labels, float(count))
         for unit in sorted({unit for unit, _resource in vfs} & self._unknown.keys(), key=natural):
             help_ = "1 while the health of a QAT device cannot be told"
-            yield Sample("qat_health_unknown", help_, {"device": unit}, self._unknown[unit])
+            yield Sample("qat_health_unknown", help_, {"device": unit}, float(self._unknown[unit]))

@@ -71,7 +71,8 @@ def scan(host: Host, config: QatConfig, unbound: Callable[[str], str]) -> Found:
         try:
             yield _device(host, config, facts, vf, problem)
         except HostError as error:
-            yield Skipped(vf.address, problem or str(error), warning=True)
+            # That all of them leave while they are looked at is the way of every change of services.
+            yield Skipped(vf.address, problem or str(error), warning=host.exists(vf.path))
 
 
 def physical_function(host: Host, vf: str) -> Pf | None:

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 
+from accelplane.host import Host
 from accelplane.provision.idxd.attributes import DEVICE, OPTIONAL, READ_BUFFERS, Part, rounded
-from accelplane.provision.idxd.device import Observed
+from accelplane.provision.idxd.device import Observed, driver_path
 from accelplane.provision.idxd.template import Setup
 
 _COUNTS = {"group": "max_groups", "wq": "max_work_queues", "engine": "max_engines"}
 _EVENT_LOG = range(64, 65536)
 
 
-def problems(setup: Setup, found: Observed) -> Iterator[str]:
+def problems(host: Host, setup: Setup, found: Observed) -> Iterator[str]:
     """What keeps the device from being set up so."""
     for part, state in found.states.items():
         if part == DEVICE and state not in ("enabled", "disabled"):
@@ -28,6 +29,10 @@ def problems(setup: Setup, found: Observed) -> Iterator[str]:
         group = values.get("group_id")
         if group is not None and Part("group", int(group)) not in found.files:
             yield f"{found.place.told(part)} is to be in group {group}, which it does not have"
+    for driver in sorted({*setup.queues.values()}):
+        path = driver_path(host, found.place.bus, driver)
+        if not host.exists(path):
+            yield f"queues are to have the driver {driver}, which is not there ({path})"
     if found.configurable:
         yield from _beyond_limits(setup, found)
 

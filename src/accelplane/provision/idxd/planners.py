@@ -48,7 +48,7 @@ def _device_plan(place: Place, config: IdxdConfig, host: Host) -> Plan:
     now = described(setup, found)
     if setup is None:
         return Plan(device=place.name, now=now, refusal=f"{file} says nothing of it")
-    if wrong := list(problems(setup, found)):
+    if wrong := list(problems(host, setup, found)):
         return Plan(device=place.name, now=now, failure=f"cannot be as in {file}: {'; '.join(wrong)}")
     plan = towards(host, setup, found, force=config.force)
     return msgspec.structs.replace(plan, now=now, back=partial(_device_back, place, as_it_is(found)))

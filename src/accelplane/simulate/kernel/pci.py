@@ -195,7 +195,8 @@ class PciBus(Bus[PciFunction]):
         if any(map(self.busy, function.virtual)):
             raise oserror(errno.EBUSY, function.path)
         while function.virtual:
-            self.unplug(function.virtual[-1])
+            if self.devices.get(function.virtual[-1].name) is function.virtual[-1]:
+                self.unplug(function.virtual[-1])
             function.virtual.pop()
             self.core.tree.remove(f"{function.path}/virtfn{len(function.virtual)}")
 
@@ -215,6 +216,10 @@ class PciBus(Bus[PciFunction]):
     def _remove_one(self, function: PciFunction, text: str) -> None:
         if number(text):
             self.unplug(function)
+            if function.physfn:
+                # Linux leaves the link, which then leads nowhere, until the functions are disabled.
+                place = function.physfn.virtual.index(function)
+                self.core.tree.remove(f"{function.physfn.path}/virtfn{place}")
 
 
 def _ids(text: str) -> tuple[int, int]:
