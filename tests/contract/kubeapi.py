@@ -1,8 +1,8 @@
 """An API server small enough to misbehave on demand: objects, resource versions, watches, and faults.
 
 It keeps JSON objects of any kind in memory and does with them what the real one does, as far as clients notice: list
-in pages, watch with bookmarks, optimistic locking, merge patches, server-side apply (as a merge), deletion. Faults are
-put in with `fault`: the next requests that match get them.
+in pages, watch with bookmarks, optimistic locking, merge and JSON patches, server-side apply (as a merge), deletion.
+Faults are put in with `fault`: the next requests that match get them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from jsonpatching import applied
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 
 Object = dict[str, Any]
@@ -277,6 +278,8 @@ class KubeApi:
             changed = asked.body
             if place.subresource == "status":
                 changed = {**known, "status": asked.body.get("status")}
+        elif asked.method == "PATCH" and "json-patch" in asked.content_type:
+            changed = applied(known, asked.body)
         elif asked.method == "PATCH":
             changed = _merged(known, asked.body)
         else:

@@ -164,6 +164,25 @@ async def test_a_daemonset_of_another_owner_is_not_taken_over(api: KubeApi) -> N
     assert "not the resource's" in (condition(api, "Degraded") or {})["message"]
 
 
+async def test_what_an_older_operator_made_goes_on_under_its_name_and_others_go(api: KubeApi) -> None:
+    owner = put(api, resource("gpu", image=IMAGE))
+    reference = {"apiVersion": "deviceplugin.intel.com/v1", "kind": "GpuDevicePlugin", "name": "mine"}
+    reference |= {"uid": owner["metadata"]["uid"], "controller": True}
+    by_go = {"manager": "intel_deviceplugin_operator", "operation": "Update", "fieldsV1": {"f:spec": {}}}
+    labels = {"app": "intel-gpu-plugin"}
+    for name, age in (("intel-gpu-plugin", "2024-01-01T00:00:00Z"), ("intel-gpu-plugin-mine", "2025-01-01T00:00:00Z")):
+        about = {"name": name, "namespace": NAMESPACE, "labels": labels, "creationTimestamp": age}
+        about |= {"ownerReferences": [reference], "managedFields": [by_go]}
+        api.put("daemonsets", {"metadata": about, "spec": {"selector": {"matchLabels": labels}}})
+    async with operator(api, "gpu"):
+        await until(lambda: [each["metadata"]["name"] for each in api.all("daemonsets")] == ["intel-gpu-plugin"])
+        await until(lambda: says(api, "Available", "True"))
+    patches = [each for each in api.asked if each.method == "PATCH" and each.path.endswith("/intel-gpu-plugin")]
+    assert [each.content_type for each in patches] == ["application/json-patch+json", "application/apply-patch+yaml"]
+    (operation,) = patches[0].body
+    assert (operation["path"], operation["value"][0]["manager"]) == ("/metadata/managedFields", "accelplane-operator")
+
+
 async def test_a_refusal_of_the_server_is_told_and_tried_again(api: KubeApi) -> None:
     refusing = api.fault("PATCH .*/daemonsets/", 422, times=1_000_000)
     async with operator(api, "gpu"):

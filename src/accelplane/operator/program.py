@@ -3,6 +3,7 @@
 Controllers work in the leader's process alone; webhooks, probes and metrics are served by every one.
 """
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -64,7 +65,8 @@ async def run(options: Options, config: SingleConfig) -> None:
     """
     client = Client(config, field_manager=FIELD_MANAGER)
     try:
-        served = [family for family in options.families if await _is_served(client, family)]
+        found = await asyncio.gather(*(_is_served(client, family) for family in options.families))
+        served = [family for family, there in zip(options.families, found, strict=True) if there]
         # Where none is there the definitions are about to come, and readiness tells that they are awaited.
         manager = _manager(client, msgspec.structs.replace(options, families=served or options.families))
         await manager.run()
