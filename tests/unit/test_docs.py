@@ -20,6 +20,7 @@ import accelplane.plugins
 from accelplane.cli import epchook, logflags, sgxwebhook
 from accelplane.cli import labels as labels_command
 from accelplane.cli import node as node_command
+from accelplane.cli import operator as operator_command
 from accelplane.cli.commands import accelplane as accelplane_command
 from accelplane.cli.goflags import Flag, flags_of, parse
 from accelplane.devices import Device, DeviceNode
@@ -40,6 +41,7 @@ from accelplane.plugins.sgx import SgxConfig
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 WEBHOOK = DOCS / "sgx-webhook.md"
+OPERATOR = DOCS / "operator.md"
 USERS, AUTHORS = DOCS / "users-guide.md", DOCS / "plugin-authors-guide.md"
 ACCELERATORS, LABELS = DOCS / "accelerators.md", DOCS / "labels.md"
 EXAMPLE = ROOT / "examples" / "generic-devices"
@@ -232,6 +234,7 @@ def shown(flag: Flag) -> str:
         (LABELS, "accelplane labels", [flag for flag in labels_command.FLAGS if flag not in logflags.FLAGS]),
         (LABELS, "EPC", [flag for flag in epchook.FLAGS if flag not in logflags.FLAGS]),
         (WEBHOOK, "Running it", [flag for flag in sgxwebhook.FLAGS if flag not in logflags.FLAGS]),
+        (OPERATOR, "Flags", [flag for flag in operator_command.FLAGS if flag not in logflags.FLAGS]),
         (USERS, "Flags of every node command", [flag for flag in node_command.FLAGS if flag not in logflags.FLAGS]),
         (USERS, "Logging flags", list(logflags.FLAGS)),
     ],
