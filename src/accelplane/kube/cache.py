@@ -36,7 +36,7 @@ class Patience(msgspec.Struct, frozen=True):
     silence: float = 180.0
     lasting: float = 300.0
     first_delay: float = 0.8
-    max_delay: float = 30.0
+    max_delay: float = 5.0
 
 
 class Cache(Generic[T]):
