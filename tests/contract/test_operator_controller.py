@@ -264,6 +264,16 @@ async def test_what_gpu_plugins_share_is_there_while_one_of_them_needs_it(api: K
         await until(lambda: not api.all("clusterrolebindings") and not api.all("serviceaccounts"))
 
 
+async def test_what_gpu_plugins_share_and_may_not_be_made_is_told(api: KubeApi) -> None:
+    refusing = api.fault("POST .*/serviceaccounts", 403, times=1_000_000)
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=IMAGE, resourceManager=True, sharedDevNum=2))
+        await until(lambda: says(api, "Degraded", "True"))
+        assert "serviceaccounts" in (condition(api, "Degraded") or {})["message"]
+        refusing.times = 0
+        await until(lambda: says(api, "Degraded", "False") and daemonset(api) is not None)
+
+
 @pytest.mark.parametrize("status", [0, 409, 410, 429, 500])
 @pytest.mark.parametrize("after", [False, True], ids=["not done", "done"])
 @pytest.mark.parametrize(

@@ -116,7 +116,6 @@ class PluginController:
             seen = _seen(existing[0].document()) if existing else None
             await self._tell(resource, resource.bare(), status.Observed(daemonset=seen, failure=problem))
             raise Terminal(problem) from error
-        await self._settle_shared(before=True)
         await self._bring_about(resource, plugin, existing)
         await self._settle_shared(before=False)
 
@@ -129,6 +128,7 @@ class PluginController:
         failure: Refused | None = None
         there = planned.kept
         try:
+            await self._settle_shared(before=True)
             if planned.apply is not None:
                 there = await self._write(resource, planned, planned.apply)
             await self._delete(resource, [each for each in existing if each.metadata.name in planned.surplus])
