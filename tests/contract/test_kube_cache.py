@@ -154,10 +154,10 @@ async def test_junk_from_a_watch_has_everything_listed_again(api: KubeApi) -> No
             *(b"junk", b'{"type": "ADDED", "object": 5}', b'{"type": "DELETED", "object": {"metadata": {}}}'),
             b'{"type": "ERROR", "object": "?"}',
         ):
-            listed = api.count("GET /apis")
+            listed, watched = api.count("GET /apis"), api.count("WATCH")
             api.say(junk)
-            await until(lambda before=listed: api.count("GET /apis") > before)
-            await until(lambda: api.watches >= 1)
+            await until(lambda before=watched: api.count("WATCH") > before)
+            assert api.count("GET /apis") > listed
         api.put("widgets", widget("w"))
         await until(lambda: len(cache) == 1)
 
