@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -182,7 +183,7 @@ async def test_a_warning_reaches_kubectl(api: Cluster) -> None:
             capture_output=True,
             text=True,
             check=True,
-            env={"KUBECONFIG": str(api.kubeconfig)},
+            env=os.environ | {"KUBECONFIG": str(api.kubeconfig)},
         )
     assert "Warning: sgx.intel.com/quote-provider: 'nobody' names no container" in done.stderr
 
