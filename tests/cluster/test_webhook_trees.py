@@ -1,0 +1,105 @@
+"""The trees of the SGX webhook on a genuine cluster: restricted, with the rights and the memory that they give."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from manifests import render
+
+from .cluster import Cluster
+from .machine import REPOSITORY, wait_until
+from .objects import Object, pod
+from .product_image import product_image
+
+pytestmark = pytest.mark.cluster
+
+OVERLAYS = REPOSITORY / "deploy/sgx_admissionwebhook/overlays"
+NAMESPACE = "intelsgxwebhook-system"
+SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/intelsgxwebhook-own-certificate"
+ASKS = {"sgx.intel.com/epc": "512Ki"}
+
+
+@pytest.fixture(scope="session")
+def image(cluster: Cluster) -> None:
+    """The product's images are on the cluster's nodes."""
+    cluster.import_image(product_image())
+
+
+@contextmanager
+def applied(cluster: Cluster, objects: list[Object]) -> Iterator[None]:
+    """These objects, as `kubectl apply --kustomize` applies them; gone afterwards."""
+    document = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+    cluster.kubectl("apply", "--filename=-", text=document)
+    try:
+        yield
+    finally:
+        cluster.kubectl("delete", "--ignore-not-found", "--wait", "--filename=-", text=document)
+
+
+def webhook(cluster: Cluster) -> Any:
+    """The status of the container of the one pod."""
+    found = cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods")
+    (one,) = found["items"] if found else ()
+    (status,) = one["status"]["containerStatuses"]
+    return status
+
+
+def is_mutated(cluster: Cluster, namespace: str) -> bool:
+    """Whether a pod that asks for EPC would be given the device."""
+    asking = pod("asking", namespace=namespace, resources=ASKS)
+    status, answer = cluster.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", asking)
+    assert status == 201, answer
+    return "sgx.intel.com/enclave" in answer["spec"]["containers"][0]["resources"]["limits"]
+
+
+def wait_for_it(cluster: Cluster, namespace: str) -> None:
+    hint = f"see kubectl --kubeconfig={cluster.kubeconfig} get events -n {NAMESPACE}"
+    wait_until(lambda: is_mutated(cluster, namespace), "pods to be mutated", 60, hint=hint)
+
+
+def test_the_webhook_needs_nothing_but_its_tree(image: None, cluster: Cluster, namespace: str) -> None:
+    tree = OVERLAYS / "default-with-own-certificates"
+    with applied(cluster, render(tree)):
+        wait_for_it(cluster, namespace)
+        kept: Any = cluster.get(SECRET)
+        # As after an upgrade: what it has made is not taken from it.
+        cluster.kubectl("apply", "--kustomize", tree)
+        again: Any = cluster.get(SECRET)
+        assert again["data"] == kept["data"]
+        assert is_mutated(cluster, namespace)
+        assert webhook(cluster)["restartCount"] == 0
+
+
+def test_the_webhook_serves_what_cert_manager_puts_into_its_secret(
+    image: None, cluster: Cluster, namespace: str
+) -> None:
+    objects = [
+        each for each in render(OVERLAYS / "default-with-certmanager") if "cert-manager" not in each["apiVersion"]
+    ]
+    host = f"intelsgxwebhook-webhook-service.{NAMESPACE}.svc"
+    made = cluster.server_certificate(host, host)
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "webhook-server-cert", "namespace": NAMESPACE},
+        "type": "kubernetes.io/tls",
+        "data": {"tls.crt": encoded(made.certificate), "tls.key": encoded(made.key)},
+    }
+    (configuration,) = (each for each in objects if each["kind"] == "MutatingWebhookConfiguration")
+    (hook,) = configuration["webhooks"]
+    hook["clientConfig"]["caBundle"] = encoded(cluster.authority)
+    namespaced, *others = objects
+    assert namespaced["kind"] == "Namespace"
+    # A pod that comes before its Secret is started late.
+    with applied(cluster, [namespaced, secret, *others]):
+        wait_for_it(cluster, namespace)
+        assert webhook(cluster)["restartCount"] == 0
+
+
+def encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")
