@@ -105,6 +105,10 @@ class DaemonSet:
                     return ended
         return None
 
+    def _init_runs(self, node: Node | None) -> bool:
+        status = (self.pod(node) or {}).get("status", {})
+        return any("running" in each["state"] for each in status.get("initContainerStatuses", ()))
+
     def wait_running(self) -> DaemonSet:
         def running() -> bool:
             status = (self.pod() or {"status": {}})["status"]
@@ -150,14 +154,24 @@ class DaemonSet:
         there = self.pod(node)
         assert there, self
         path = f"/api/v1/namespaces/{self.namespace}/pods/{there['metadata']['name']}/log"
-        status, text = self.cluster.request("GET", f"{path}?container={container}" if container else path)
-        assert status == http.HTTPStatus.OK, text
-        return text if isinstance(text, str) else json.dumps(text)
+        said = ""
+
+        def told() -> bool:
+            nonlocal said
+            status, text = self.cluster.request("GET", f"{path}?container={container}" if container else path)
+            assert status == http.HTTPStatus.OK, text
+            said = text if isinstance(text, str) else json.dumps(text)
+            # A container that is started again may be taken away together with its log just then.
+            return not said.startswith("unable to retrieve container logs")
+
+        self._wait(told, f"the log of {container or 'its container'}", node)
+        return said
 
     def init_log(self, node: Node | None = None) -> str:
         """Without its lines' ends, which are where a terminal's would be."""
         there = self.pod(node)
         assert there
+        self._wait(lambda: not self._init_runs(node), "its init container at rest", node)
         return " ".join(self.log(there["spec"]["initContainers"][0]["name"], node).split())
 
     def delete(self) -> None:
