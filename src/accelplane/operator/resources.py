@@ -62,48 +62,12 @@ class _Provisioned(msgspec.Struct):
     name: str = msgspec.field(name="provisioningConfig", default="")
 
 
-class DlbDevicePlugin(CustomResource):
-    _api_info = api(models.GROUP, models.VERSION, "DlbDevicePlugin", "dlbdeviceplugins")
+def _resource(model: type[models.DevicePlugin]) -> type[CustomResource]:
+    kind = model.__name__
+    return type(kind, (CustomResource,), {"_api_info": api(models.GROUP, models.VERSION, kind, f"{kind.lower()}s")})
 
 
-class DsaDevicePlugin(CustomResource):
-    _api_info = api(models.GROUP, models.VERSION, "DsaDevicePlugin", "dsadeviceplugins")
-
-
-class FpgaDevicePlugin(CustomResource):
-    _api_info = api(models.GROUP, models.VERSION, "FpgaDevicePlugin", "fpgadeviceplugins")
-
-
-class GpuDevicePlugin(CustomResource):
-    _api_info = api(models.GROUP, models.VERSION, "GpuDevicePlugin", "gpudeviceplugins")
-
-
-class IaaDevicePlugin(CustomResource):
-    _api_info = api(models.GROUP, models.VERSION, "IaaDevicePlugin", "iaadeviceplugins")
-
-
-class NpuDevicePlugin(CustomResource):
-    _api_info = api(models.GROUP, models.VERSION, "NpuDevicePlugin", "npudeviceplugins")
-
-
-class QatDevicePlugin(CustomResource):
-    _api_info = api(models.GROUP, models.VERSION, "QatDevicePlugin", "qatdeviceplugins")
-
-
-class SgxDevicePlugin(CustomResource):
-    _api_info = api(models.GROUP, models.VERSION, "SgxDevicePlugin", "sgxdeviceplugins")
-
-
-KINDS: Mapping[str, type[CustomResource]] = {
-    "dlb": DlbDevicePlugin,
-    "dsa": DsaDevicePlugin,
-    "fpga": FpgaDevicePlugin,
-    "gpu": GpuDevicePlugin,
-    "iaa": IaaDevicePlugin,
-    "npu": NpuDevicePlugin,
-    "qat": QatDevicePlugin,
-    "sgx": SgxDevicePlugin,
-}
+KINDS: Mapping[str, type[CustomResource]] = {family: _resource(model) for family, model in models.KINDS.items()}
 
 
 class ManagedMetadata(Metadata):
