@@ -19,7 +19,7 @@ def main() -> None:
     if sys.argv[1:2] == ["operator"]:
         from accelplane.cli.operator import main as operator  # noqa: PLC0415 - each command imports its own work
 
-        sys.exit(operator(sys.argv[2:]))
+        sys.exit(operator(sys.argv[2:], "accelplane operator"))
     from accelplane.cli.commands import accelplane  # noqa: PLC0415 - the agent carries no click
 
     accelplane()

@@ -56,23 +56,23 @@ FLAGS = (
 )  # fmt: skip
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The entry point; 1 for what is fatal, 2 for flags."""
+def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
+    """The entry point, as which `program` it was called; 1 for what is fatal, 2 for flags."""
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] == ["render"]:
         from accelplane.cli.operator_render import main as render  # noqa: PLC0415 - it asks no API
 
         return render(words[1:])
     signals.end_at_once()
-    given = parse_or_exit(PROGRAM, FLAGS, words, lenient=True)
+    given = parse_or_exit(program, FLAGS, words, lenient=True)
     if importlib.util.find_spec("lightkube") is None:
-        sys.stderr.write(f"{PROGRAM}: this needs more than a node does: pip install 'accelplane[operator]'\n")
+        sys.stderr.write(f"{program}: this needs more than a node does: pip install 'accelplane[operator]'\n")
         return 1
     try:
-        logflags.start(given, PROGRAM)
+        logflags.start(given, program.replace(" ", "-"))
         return _run({flag.name: flag.default for flag in FLAGS} | given)
     except ValueError as error:
-        sys.stderr.write(f"{PROGRAM}: {error}\n")
+        sys.stderr.write(f"{program}: {error}\n")
         return 1
     except OSError as error:
         log.critical("%s%s", f"{error.filename}: " if error.filename else "", error.strerror or error)
