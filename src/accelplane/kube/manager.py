@@ -10,17 +10,15 @@ What fails beyond repair ends the program: whoever started it starts it again.
 """
 
 import asyncio
-import cProfile
 import io
 import logging
 import os
-import pstats
 import signal
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -31,6 +29,9 @@ from .events import Recorder
 from .https import Answer, HttpError, HttpLimits, HttpServer, Request
 from .leader import Election, LeaderElector, LeaseLost
 from .objects import Object, trim
+
+if TYPE_CHECKING:
+    from cProfile import Profile
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class Manager:
         self._contexts: list[AbstractAsyncContextManager[object]] = []
         self._work: list[tuple[Work, bool]] = []
         self._checks: dict[str, Callable[[], bool]] = {}
-        self._profile: cProfile.Profile | None = None
+        self._profile: Profile | None = None
         self._stopping = asyncio.Event()
 
     def cache(
@@ -243,13 +244,16 @@ class Manager:
         return Answer(200, generate_latest(self.metrics.registry), CONTENT_TYPE_LATEST)
 
     def _profiled(self) -> str:
+        from cProfile import Profile  # noqa: PLC0415 - memory of programs that nobody profiles
+        from pstats import Stats  # noqa: PLC0415 - as above
+
         if self._profile is None:
-            self._profile = cProfile.Profile()
+            self._profile = Profile()
             self._profile.enable()
             return "profiling until this page is asked for again\n"
         self._profile.disable()
         text = io.StringIO()
-        pstats.Stats(self._profile, stream=text).sort_stats("cumulative").print_stats(80)
+        Stats(self._profile, stream=text).sort_stats("cumulative").print_stats(80)
         self._profile = None
         return text.getvalue()
 
