@@ -5,8 +5,9 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from trees import write
@@ -56,26 +57,26 @@ def somebody_who_applies(root: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def test_nobody_applies_while_another_does_but_all_may_look(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nobody_applies_while_another_does_but_all_may_look(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "sys/a", "0")
     parts = [Part("x", "wanted", lambda _host: [attribute("a")])]
-    printed = ""
+    readable, writable = os.pipe()
+    told: list[str] = []
 
-    def end_it() -> None:
-        nonlocal printed
-        while "waiting" not in printed:
-            printed += capfd.readouterr().err
+    def end_it(said: TextIO) -> None:
+        told.append(said.readline())
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with somebody_who_applies(tmp_path):
+    with somebody_who_applies(tmp_path), open(readable) as said, open(writable, "w", buffering=1) as stderr:
         assert run("plan", parts, str(tmp_path), "table") == OK
-        assert capfd.readouterr().err == ""
-        impatient = threading.Thread(target=end_it)
+        assert capsys.readouterr().err == ""
+        impatient = threading.Thread(target=end_it, args=(said,))
         impatient.start()
-        assert run("apply", parts, str(tmp_path), "table") == FAILED
+        with redirect_stderr(stderr):
+            assert run("apply", parts, str(tmp_path), "table") == FAILED
         impatient.join()
-    assert printed == "waiting for another one that provisions this node\n"
-    assert "failed: stopped by SIGTERM: nothing was done" in capfd.readouterr().out
+    assert told == ["waiting for another one that provisions this node\n"]
+    assert "failed: stopped by SIGTERM: nothing was done" in capsys.readouterr().out
     assert (tmp_path / "sys/a").read_text() == "0"
     assert run("apply", parts, str(tmp_path), "table") == OK
     assert (tmp_path / "sys/a").read_text() == "1"
