@@ -318,6 +318,7 @@ IMAGES = {
     "intel-dlb-initcontainer": "dlb-init.sh",
     "intel-sgx-initcontainer": "sgx-init.sh",
     "intel-sgx-admissionwebhook": "intel_sgx_admissionwebhook",
+    "intel-deviceplugin-operator": "intel_deviceplugin_operator",
 }
 # What they find in relative paths.
 WORKING_DIRECTORIES = {"intel-qat-initcontainer": "/qat-init", "intel-idxd-config-initcontainer": "/idxd-init"}
