@@ -336,14 +336,16 @@ class Cluster:
         document = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
         self.kubectl("apply", "--server-side", "--filename=-", text=json.dumps(document))
 
-    def request(self, method: str, path: str, body: Object | None = None) -> tuple[int, Any]:
+    def request(
+        self, method: str, path: str, body: Object | None = None, *, content: str = "application/json"
+    ) -> tuple[int, Any]:
         """One request to the API server as administrator: status and decoded answer."""
         connection = http.client.HTTPSConnection(
             self.addresses.control, settings.API_PORT, context=self._tls, timeout=10
         )
         try:
-            content = None if body is None else json.dumps(body)
-            connection.request(method, path, content, {"Content-Type": "application/json"})
+            text = None if body is None else json.dumps(body)
+            connection.request(method, path, text, {"Content-Type": content})
             answer = connection.getresponse()
             text = answer.read().decode()
         finally:

@@ -15,6 +15,7 @@ import pytest
 from .cluster import Cluster, Node, NodePlan, why_unavailable
 from .families import NAMESPACE, Families
 from .hardware import plug_sample_gpu
+from .installation import Installation, installed
 from .product_image import product_image
 
 _problem = cache(why_unavailable)
@@ -86,6 +87,15 @@ def shared_families(cluster_is_possible: None) -> Iterator[Families]:
         cluster.import_image(product_image())
         undo.enter_context(cluster.namespace(NAMESPACE))
         yield Families(cluster)
+
+
+@pytest.fixture(scope="module")
+def installation(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """A control plane of a file's own for operators, whose two nodes are pretended."""
+    with installed(tmp_path_factory.mktemp("operators")) as made:
+        _running.append(made.cluster)
+        yield made
+        _running.remove(made.cluster)
 
 
 @pytest.fixture

@@ -1,0 +1,324 @@
+"""An installation of the operator on a control plane: definitions, webhooks, and operators as processes of the host.
+
+The webhooks are reached as in a cluster: configurations lead to the service, its endpoints are the processes, and the
+certificates are of the operator's own authority, which it writes into the configurations. Only the endpoints are a
+test's own to set, in place of the controller that would follow pods.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from accelplane.operator import models
+from accelplane.operator.daemonsets import render
+from accelplane.operator.settings import Settings
+from accelplane.operator.update import plan
+
+from .cluster import Cluster
+from .machine import REPOSITORY, wait_until
+
+CRD = REPOSITORY / "deploy" / "operator" / "crd"
+NAMESPACE = "operated"
+MANAGER = "accelplane-operator"
+SERVICE = "inteldeviceplugins-webhook-service"
+KEPT_IN = "own-certificate"
+CERTIFIED = f"-certificate-secret={KEPT_IN}"
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/d1c7b6d5.intel.com"
+_API = "/apis/deviceplugin.intel.com/v1"
+_HOOKS = "/apis/admissionregistration.k8s.io/v1"
+_SLICES = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"
+_MERGE = "application/merge-patch+json"
+
+Object = dict[str, Any]
+
+
+class Operator:
+    """One operator; it can be started again when it has ended."""
+
+    def __init__(self, installation: Installation, name: str, port: int, *flags: str, **environment: str) -> None:
+        cluster, directory = installation.cluster, installation.directory
+        self.name = name
+        self.port = port
+        self.log = directory / f"{name}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._health = port + 1
+        self._command = [
+            sys.executable, "-m", "accelplane.cli.operator", f"-kubeconfig={installation.kubeconfig}",
+            "-metrics-bind-address=0", f"-health-probe-bind-address={cluster.addresses.host}:{self._health}",
+            f"-port={port}", f"-cert-dir={directory}", *flags,
+        ]  # fmt: skip
+        self._host = cluster.addresses.host
+        kept = {name: value for name, value in os.environ.items() if not name.endswith("_SHA")}
+        self._environment = {**kept, "DEVICEPLUGIN_NAMESPACE": NAMESPACE, **environment}
+
+    def start(self) -> None:
+        """Starts it, and returns when it calls itself ready."""
+        self.begin()
+        wait_until(self.ready, f"operator {self.name}: ready", 60, hint=f"log: {self.log}")
+
+    def begin(self) -> None:
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment
+            )
+
+    def ready(self) -> bool:
+        assert self.running, f"it has ended:\n{self.text()}"
+        connection = http.client.HTTPConnection(self._host, self._health, timeout=10)
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def signal(self, number: int) -> None:
+        assert self.process
+        self.process.send_signal(number)
+
+    def ended(self, seconds: float = 60) -> int:
+        """Waits for its end, and returns its status."""
+        assert self.process
+        return self.process.wait(seconds)
+
+    def stop(self) -> None:
+        """Ends it as Kubernetes does."""
+        self.signal(signal.SIGTERM)
+        code = self.ended()
+        assert code == 0, f"it answered SIGTERM with {code}:\n{self.text()}"
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def text(self) -> str:
+        return self.log.read_text()
+
+
+class Installation:
+    """The cluster's objects as a user and an administrator see them, and operators."""
+
+    def __init__(self, cluster: Cluster, directory: Path) -> None:
+        self.cluster = cluster
+        self.directory = directory
+        self.kubeconfig = directory / "kubeconfig"
+        config = json.loads(cluster.kubeconfig.read_text())
+        config["contexts"][0]["context"]["namespace"] = NAMESPACE
+        self.kubeconfig.write_text(json.dumps(config))
+
+    # Operators
+
+    @contextmanager
+    def operator(self, *flags: str, name: str = "operator", place: int = 0, **environment: str) -> Iterator[Operator]:
+        """A ready operator; it must still be there when the block ends, and end in order."""
+        with self.process(*flags, name=name, place=place, **environment) as operator:
+            operator.start()
+            yield operator
+            operator.stop()
+            assert "Traceback" not in operator.text()
+
+    @contextmanager
+    def process(self, *flags: str, name: str = "operator", place: int = 0, **environment: str) -> Iterator[Operator]:
+        """An operator to be started, which is gone when the block ends."""
+        # Below the ports that are given out, and no other cluster's.
+        port = 20_000 + 20 * self.cluster.number + 2 * place
+        operator = Operator(self, name, port, *flags, **environment)
+        try:
+            yield operator
+        finally:
+            operator.kill()
+
+    # Webhooks
+
+    def hook(self, *operators: Operator, authority: str = "") -> None:
+        """Has the API server ask these operators about custom resources, and nobody else."""
+        trust = {"caBundle": authority} if authority else {}
+        ports = [{"port": 443, "name": "", "protocol": "TCP"}]
+        service = {"metadata": {"name": SERVICE, "namespace": NAMESPACE}, "spec": {"ports": ports}}
+        self.cluster.apply({"apiVersion": "v1", "kind": "Service", **service})
+        self.serve(*operators)
+        for kind, verb in (("Mutating", "mutate"), ("Validating", "validate")):
+            document = {
+                "apiVersion": "admissionregistration.k8s.io/v1",
+                "kind": f"{kind}WebhookConfiguration",
+                "metadata": {"name": f"inteldeviceplugins-{verb[:-1]}ing-webhook-configuration"},
+                "webhooks": [_hook(verb, family, trust) for family in models.KINDS],
+            }
+            self.cluster.apply(document)
+
+    def serve(self, *operators: Operator) -> None:
+        """Has the service lead to these operators."""
+        for found in (self.cluster.get(_SLICES) or {"items": []})["items"]:
+            if found["metadata"]["name"] not in {operator.name for operator in operators}:
+                self.cluster.request("DELETE", f"{_SLICES}/{found['metadata']['name']}")
+        for operator in operators:
+            self.cluster.apply(
+                {
+                    "apiVersion": "discovery.k8s.io/v1",
+                    "kind": "EndpointSlice",
+                    "metadata": {
+                        "name": operator.name,
+                        "namespace": NAMESPACE,
+                        "labels": {"kubernetes.io/service-name": SERVICE},
+                    },
+                    "addressType": "IPv4",
+                    "ports": [{"port": operator.port, "name": "", "protocol": "TCP"}],
+                    "endpoints": [{"addresses": [self.cluster.addresses.host], "conditions": {"ready": True}}],
+                }
+            )
+
+    def unhook(self) -> None:
+        for kind in ("mutating", "validating"):
+            self.cluster.request(
+                "DELETE", f"{_HOOKS}/{kind}webhookconfigurations/inteldeviceplugins-{kind}-webhook-configuration"
+            )
+
+    def wait_hooked(self) -> None:
+        """Waits until the API server asks and trusts the answers: of both, as one learns of each by itself."""
+        wait_until(lambda: self.asked() == (True, True), "the webhooks: asked", 60)
+
+    def asked(self) -> tuple[bool, bool]:
+        """Whether defaults are filled in, and whether what only the webhook knows to be wrong is refused."""
+        path = f"{_API}/npudeviceplugins?dryRun=All"
+        code, made = self.cluster.request("POST", path, resource("npu", "asked", nodeSelector={"a": "b"}))
+        defaulted = code == http.HTTPStatus.CREATED and "image" in made["spec"]
+        code, _ = self.cluster.request("POST", path, resource("npu", "asked", image="intel/intel-dsa-plugin:0.31.1"))
+        return defaulted, code == http.HTTPStatus.FORBIDDEN
+
+    # Custom resources
+
+    def create(self, wanted: Object) -> Object:
+        code, made = self.cluster.request("POST", self._path(family_of(wanted)), wanted)
+        assert code == http.HTTPStatus.CREATED, made
+        return made
+
+    def patch(self, family: str, name: str, change: Object) -> tuple[int, Any]:
+        """A merge patch of the spec."""
+        return self.cluster.request("PATCH", self._path(family, name), {"spec": change}, content=_MERGE)
+
+    def edit(self, family: str, name: str, **change: Any) -> Object:
+        code, answer = self.patch(family, name, change)
+        assert code == http.HTTPStatus.OK, answer
+        return answer
+
+    def delete(self, family: str, name: str) -> None:
+        code, answer = self.cluster.request("DELETE", self._path(family, name))
+        assert code == http.HTTPStatus.OK, answer
+
+    def delete_all(self) -> None:
+        """All custom resources and their DaemonSets, and the webhooks' configurations."""
+        self.unhook()
+        for family in models.KINDS:
+            self.cluster.request("DELETE", self._path(family))
+        wait_until(lambda: not self.daemonsets(), "the DaemonSets: gone", 60)
+
+    def resource(self, family: str, name: str) -> Object:
+        found = self.cluster.get(self._path(family, name))
+        assert found is not None, f"{family} {name} is not there"
+        return found
+
+    def said(self, family: str, name: str, condition: str) -> Object:
+        """A condition about the resource as it is now; empty when there is none."""
+        found = self.resource(family, name)
+        for each in found.get("status", {}).get("conditions", []):
+            if each["type"] == condition and each["observedGeneration"] == found["metadata"]["generation"]:
+                return each
+        return {}
+
+    def wait_said(self, family: str, name: str, condition: str, *, holds: bool, words: str = "") -> None:
+        """Waits until a condition holds, or does not, and has these words in its message."""
+
+        def so() -> bool:
+            said = self.said(family, name, condition)
+            return said.get("status") == str(holds) and words in said["message"]
+
+        wait_until(so, f"{family} {name}: {condition} {holds} {words}", 60)
+
+    # DaemonSets
+
+    def daemonsets(self) -> list[Object]:
+        found = self.cluster.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets") or {"items": []}
+        # The items of a list do not say what they are.
+        return [{"apiVersion": "apps/v1", "kind": "DaemonSet", **each} for each in found["items"]]
+
+    def daemonset(self, family: str, name: str) -> Object:
+        """The DaemonSet of a resource, empty when there is none."""
+        found = [each for each in self.daemonsets() if owner(each) == (family, name)]
+        assert len(found) < 2, [each["metadata"]["name"] for each in found]
+        return found[0] if found else {}
+
+    def is_as_asked(self, family: str, name: str) -> bool:
+        """Whether the DaemonSet is the one that the resource asks for, and its status is of this generation."""
+        asked, there = self.resource(family, name), self.daemonset(family, name)
+        if not there or asked.get("status", {}).get("observedGeneration") != asked["metadata"]["generation"]:
+            return False
+        return plan(render(models.decode(asked), Settings(namespace=NAMESPACE)), [there], manager=MANAGER).apply is None
+
+    def wait_as_asked(self, family: str, name: str) -> Object:
+        """Waits for that, and returns the DaemonSet."""
+        wait_until(lambda: self.is_as_asked(family, name), f"the DaemonSet of {family} {name}: as asked for", 60)
+        return self.daemonset(family, name)
+
+    def _path(self, family: str, name: str = "") -> str:
+        return f"{_API}/{family}deviceplugins/{name}".rstrip("/")
+
+
+def resource(family: str, name: str, **spec: Any) -> Object:
+    """A custom resource."""
+    kind = models.KINDS[family].__name__
+    return {"apiVersion": "deviceplugin.intel.com/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def family_of(document: Mapping[str, Any]) -> str:
+    return models.BY_KIND[document["kind"]].family
+
+
+def owner(daemonset: Object) -> tuple[str, str]:
+    """Family and name of the resource that a DaemonSet belongs to."""
+    (reference,) = daemonset["metadata"].get("ownerReferences", [{"kind": "", "name": ""}])
+    kind = models.BY_KIND.get(reference["kind"])
+    return (kind.family if kind else "", reference["name"])
+
+
+@contextmanager
+def installed(directory: Path) -> Iterator[Installation]:
+    """A control plane with the operator's definitions and two pretended nodes."""
+    with Cluster.running([]) as cluster, cluster.namespace(NAMESPACE):
+        cluster.kubectl("apply", "--server-side", "--kustomize", CRD)
+        cluster.add_pretended_nodes(2, labels={"kubernetes.io/arch": "amd64"})
+        cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "--filename", CRD / "bases")
+        yield Installation(cluster, directory)
+
+
+def _hook(verb: str, family: str, trust: Mapping[str, str]) -> Object:
+    kind = f"{family}deviceplugin"
+    where = {"namespace": NAMESPACE, "name": SERVICE, "path": f"/{verb}-deviceplugin-intel-com-v1-{kind}"}
+    rule = {
+        "operations": ["CREATE", "UPDATE"],
+        "apiGroups": ["deviceplugin.intel.com"],
+        "apiVersions": ["v1"],
+        "resources": [f"{kind}s"],
+    }
+    return {
+        "name": f"{verb[0]}{kind}.kb.io",
+        "clientConfig": {"service": where, **trust},
+        "rules": [rule],
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }

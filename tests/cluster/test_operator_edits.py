@@ -1,0 +1,251 @@
+"""Each field of the samples edited on a real API server that asks the webhooks: DaemonSets follow, there and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+import yaml
+from customresources import sample
+
+from accelplane.operator import models
+
+from .installation import CERTIFIED, CRD, Installation, Object, Operator, resource
+from .machine import wait_until
+
+pytestmark = pytest.mark.cluster
+
+_INITS = {"dsa": "idxd-config", "iaa": "idxd-config"}
+
+# What a field is set to, and what then is in the DaemonSet that was not, or is not any more.
+Example = tuple[Object, str]
+FOR_ALL: Mapping[str, Example] = {
+    "image": ({"image": "example.com:5000/x/{image}:0.32.0"}, '"image": "example.com:5000/x/{image}:0.32.0"'),
+    "initImage": ({"initImage": "example.com/x/{init}:0.32.0"}, '"image": "example.com/x/{init}:0.32.0"'),
+    "logLevel": ({"logLevel": 3}, '"-v", "3"'),
+    "nodeSelector": ({"nodeSelector": {"a": "b"}}, '"a": "b"'),
+    "podAnnotations": ({"podAnnotations": {"example.com/a": "b"}}, '"annotations": {"example.com/a": "b"}'),
+    "priorityClassName": ({"priorityClassName": "system-node-critical"}, '"priorityClassName": "system-node-critical"'),
+    "imagePullPolicy": ({"imagePullPolicy": "Always"}, '"imagePullPolicy": "Always"'),
+    "imagePullSecrets[].name": ({"imagePullSecrets": [{"name": "mine"}]}, '"imagePullSecrets": [{"name": "mine"}]'),
+    "resources.limits": ({"resources": {"limits": {"cpu": "250m"}}}, '"resources": {"limits": {"cpu": "250m"}}'),
+    "resources.requests": ({"resources": {"requests": {"cpu": "5m"}}}, '"resources": {"requests": {"cpu": "5m"}}'),
+    "tolerations[].key": (
+        {"tolerations": [{"key": "k", "operator": "Exists"}]},
+        '"tolerations": [{"key": "k", "operator": "Exists"}]',
+    ),
+    "tolerations[].operator": ({"tolerations": [{"operator": "Exists"}]}, '"tolerations": [{"operator": "Exists"}]'),
+    "tolerations[].value": ({"tolerations": [{"key": "k", "value": "v"}]}, '[{"key": "k", "value": "v"}]'),
+    "tolerations[].effect": (
+        {"tolerations": [{"operator": "Exists", "effect": "NoSchedule"}]},
+        '"tolerations": [{"effect": "NoSchedule", "operator": "Exists"}]',
+    ),
+    "tolerations[].tolerationSeconds": (
+        {"tolerations": [{"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 7}]},
+        '"tolerationSeconds": 7',
+    ),
+    "updateStrategy.type": ({"updateStrategy": {"type": "OnDelete"}}, '"updateStrategy": {"type": "OnDelete"}'),
+    "updateStrategy.rollingUpdate.maxUnavailable": (
+        {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}}},
+        '"maxUnavailable": "10%"',
+    ),
+    # It may only be what it is when not given, so that it is there shows in nothing else.
+    "updateStrategy.rollingUpdate.maxSurge": (
+        {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 2}}},
+        '"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 2}',
+    ),
+}
+_PROVISIONING: Example = ({"provisioningConfig": "mine"}, '"name": "mine"')
+_SHARED: Example = ({"sharedDevNum": 3}, '"-shared-dev-num", "3"')
+OWN: Mapping[str, Mapping[str, Example]] = {
+    "dlb": {},
+    "dsa": {
+        "driver": ({"driver": "vfio-pci"}, '"-driver", "vfio-pci"'),
+        "provisioningConfig": _PROVISIONING,
+        "sharedDevNum": _SHARED,
+    },
+    "fpga": {"mode": ({"mode": "regiondevel"}, '"-mode", "regiondevel"')},
+    "gpu": {
+        "allowIDs": ({"allowIDs": "0x56c0,0x56c1"}, '"-allow-ids", "0x56c0,0x56c1"'),
+        "bypathMode": ({"bypathMode": "all"}, '"-bypath", "all"'),
+        "denyIDs": ({"denyIDs": "0x56c0"}, '"-deny-ids", "0x56c0"'),
+        "enableMonitoring": ({"enableMonitoring": False}, '"-enable-monitoring"'),
+        "healthManagement": ({"healthManagement": True}, '"-health-management"'),
+        "levelZeroImage": ({"levelZeroImage": "x/intel-gpu-levelzero:0.32.0"}, '"x/intel-gpu-levelzero:0.32.0"'),
+        "monitoringMode": ({"monitoringMode": "single"}, '"-monitoring-mode=single"'),
+        "preferredAllocationPolicy": ({"preferredAllocationPolicy": "packed"}, '"-allocation-policy", "packed"'),
+        "resourceManager": ({"resourceManager": True}, '"-resource-manager"'),
+        "sharedDevNum": _SHARED,
+        "xpumdEndpoint": ({"xpumdEndpoint": "/run/xpumd/socket"}, '"-xpumd-endpoint=/run/xpumd/socket"'),
+    },
+    "iaa": {"provisioningConfig": _PROVISIONING, "sharedDevNum": _SHARED},
+    "npu": {"sharedDevNum": _SHARED},
+    "qat": {
+        "dpdkDriver": ({"dpdkDriver": "igb_uio"}, '"-dpdk-driver", "igb_uio"'),
+        "kernelVfDrivers": ({"kernelVfDrivers": ["c6xxvf", "6xxxvf"]}, '"-kernel-vf-drivers", "c6xxvf,6xxxvf"'),
+        "maxNumDevices": ({"maxNumDevices": 7}, '"-max-num-devices", "7"'),
+        "preferredAllocationPolicy": ({"preferredAllocationPolicy": "packed"}, '"-allocation-policy", "packed"'),
+        "provisioningConfig": _PROVISIONING,
+    },
+    "sgx": {
+        "dcapInfraResources": ({"dcapInfraResources": True}, '"-dcap-infra-resources"'),
+        "enclaveLimit": ({"enclaveLimit": 7}, '"-enclave-limit", "7"'),
+        "provisionLimit": ({"provisionLimit": 7}, '"-provision-limit", "7"'),
+    },
+}
+
+# What is refused of a sample's edit, and in which words.
+REFUSED: tuple[tuple[str, Object, str], ...] = (
+    ("dlb", {"image": "intel/intel-dlb-plugin"}, "image is incorrect"),
+    ("dlb", {"image": "intel/intel-dsa-plugin:0.31.1"}, "image has an incorrect image name"),
+    ("dlb", {"image": "intel/intel-dlb-plugin:latest"}, "expected a valid SHA digest"),
+    ("dlb", {"image": "intel/intel-dlb-plugin:0.31.0"}, "which is lower than the minimum 0.31.1"),
+    ("dlb", {"initImage": "intel/intel-qat-initcontainer:0.31.1"}, "initImage has an incorrect image name"),
+    ("dsa", {"provisioningConfig": "mine", "initImage": None}, "provisioningConfig is mine and initImage is empty"),
+    ("dsa", {"driver": "uio"}, "spec.driver: Unsupported value"),
+    ("dsa", {"sharedDevNum": 0}, "spec.sharedDevNum"),
+    ("fpga", {"initImage": "intel/intel-fpga-plugin:0.31.1"}, "initImage has an incorrect image name"),
+    ("fpga", {"mode": "afu"}, "spec.mode: Unsupported value"),
+    ("gpu", {"sharedDevNum": 1, "preferredAllocationPolicy": "packed"}, "preferredAllocationPolicy is packed"),
+    ("gpu", {"sharedDevNum": 1, "resourceManager": True}, "resourceManager is true and sharedDevNum is 1"),
+    ("gpu", {"allowIDs": "0X56C0"}, "allowIDs is "),
+    ("gpu", {"denyIDs": "0x56c0, 0x56c1"}, "denyIDs is "),
+    ("gpu", {"allowIDs": "0x56c0", "denyIDs": "0x56c1"}, "allowIDs is 0x56c0 and denyIDs is 0x56c1"),
+    ("gpu", {"healthManagement": True, "xpumdEndpoint": "/run/x/y"}, "healthManagement is true"),
+    ("gpu", {"xpumdEndpoint": "/run/../x"}, "xpumdEndpoint is '/run/../x'"),
+    ("gpu", {"levelZeroImage": "intel/levelzero:0.31.1"}, "levelZeroImage has an incorrect image name"),
+    ("iaa", {"initImage": "intel/intel-iaa-initcontainer:0.31.1"}, "initImage has an incorrect image name"),
+    ("npu", {"logLevel": -1}, "spec.logLevel"),
+    ("qat", {"provisioningConfig": "mine", "kernelVfDrivers": ["c6xxvf"]}, "kernelVfDrivers is c6xxvf"),
+    ("qat", {"kernelVfDrivers": ["i915"]}, "Unsupported value"),
+    ("sgx", {"initImage": "intel/intel-sgx-initcontainer:devel"}, "initImage is incorrect"),
+    ("sgx", {"nodeSelector": {"a b": "c"}}, "nodeSelector has the key 'a b'"),
+    ("sgx", {"imagePullPolicy": "Sometimes"}, "spec.imagePullPolicy: Unsupported value"),
+    ("sgx", {"imagePullSecrets": [{"name": "A"}]}, "imagePullSecrets[0].name is 'A'"),
+    ("sgx", {"podAnnotations": {"a b": "c"}}, "podAnnotations has the key 'a b'"),
+    ("sgx", {"priorityClassName": "A"}, "priorityClassName is 'A'"),
+    ("sgx", {"resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "2"}}}, "resources.requests[cpu] is '2'"),
+    ("sgx", {"resources": {"limits": {"cpu": "much"}}}, "resources.limits"),
+    ("sgx", {"tolerations": [{"key": "k", "operator": "Exists", "value": "v"}]}, "tolerations[0].value is 'v'"),
+    ("sgx", {"tolerations": [{"operator": "Exists", "tolerationSeconds": 7}]}, "tolerations[0].tolerationSeconds is 7"),
+    ("sgx", {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, "updateStrategy.rollingUpdate.maxSurge is 1"),
+    ("sgx", {"updateStrategy": {"rollingUpdate": {"maxUnavailable": 0}}}, "maxUnavailable is 0, expected 1 or more"),
+    ("sgx", {"updateStrategy": {"type": "OnDelete", "rollingUpdate": {"maxSurge": 0}}}, "updateStrategy"),
+)
+
+
+def fields_of(schema: Object, path: str) -> Iterator[str]:
+    """The paths of a schema's fields that have no fields themselves."""
+    if "properties" in schema:
+        for name, inner in schema["properties"].items():
+            yield from fields_of(inner, f"{path}.{name}" if path else name)
+    elif "properties" in schema.get("items", {}):
+        yield from fields_of(schema["items"], f"{path}[]")
+    else:
+        yield path
+
+
+@cache
+def fields(family: str) -> list[str]:
+    """All fields of a kind's spec, as its definition has them."""
+    definition = yaml.safe_load((CRD / "bases" / f"deviceplugin.intel.com_{family}deviceplugins.yaml").read_text())
+    (version,) = definition["spec"]["versions"]
+    return [*fields_of(version["schema"]["openAPIV3Schema"]["properties"]["spec"], "")]
+
+
+def example(family: str, field: str) -> Example:
+    known = {**FOR_ALL, **OWN[family]}
+    assert field in known, f"{field} is a field of {family}, and there is no example of its edit here"
+    images = {"{image}": f"intel-{family}-plugin", "{init}": f"intel-{_INITS.get(family, family)}-initcontainer"}
+    text = json.dumps(known[field])
+    for place, image in images.items():
+        text = text.replace(place, image)
+    change, shows = json.loads(text)
+    return change, shows
+
+
+def back(change: Object, original: Object) -> Object:
+    """The merge patch that takes another one back."""
+    return {
+        name: back(value, original[name]) if isinstance(value, dict) and name in original else original.get(name)
+        for name, value in change.items()
+    }
+
+
+def asked(daemonset: Object) -> Object:
+    """What is asked for in a DaemonSet."""
+    spec = json.loads(json.dumps(daemonset["spec"]))
+    pod = spec["template"]["spec"]
+    for name in ("serviceAccount", "serviceAccountName"):
+        # Once there was another one, the default has to be named.
+        if pod.get(name) == "default":
+            del pod[name]
+    return spec
+
+
+def shown(daemonset: Object, text: str) -> bool:
+    return text in json.dumps(daemonset["spec"], sort_keys=True)
+
+
+@pytest.fixture(scope="module")
+def operator(installation: Installation) -> Iterator[Operator]:
+    """An operator whose webhooks are asked, and all samples carried out."""
+    installation.hook()
+    with installation.operator(CERTIFIED) as running:
+        installation.hook(running)
+        installation.wait_hooked()
+        for family in models.KINDS:
+            installation.create(sample(family))
+        yield running
+
+
+def test_every_field_of_every_kind_has_an_example() -> None:
+    for family in models.KINDS:
+        assert {*FOR_ALL, *OWN[family]} - {"initImage"} <= {*fields(family)}
+        for field in fields(family):
+            assert all(example(family, field))
+
+
+@pytest.mark.parametrize("field", sorted({field for family in models.KINDS for field in fields(family)}))
+def test_an_edited_field_shows_in_the_daemonsets_and_so_does_its_being_taken_back(
+    installation: Installation, operator: Operator, field: str
+) -> None:
+    edited = {family: f"{family}deviceplugin-sample" for family in models.KINDS if field in fields(family)}
+    before = {family: installation.wait_as_asked(family, name) for family, name in edited.items()}
+    original = {family: installation.resource(family, name)["spec"] for family, name in edited.items()}
+
+    for family, name in edited.items():
+        installation.edit(family, name, **example(family, field)[0])
+    for family, name in edited.items():
+        after, shows = installation.wait_as_asked(family, name), example(family, field)[1]
+        assert shown(after, shows) != shown(before[family], shows), (family, after["spec"])
+        assert after["metadata"]["uid"] == before[family]["metadata"]["uid"], family
+
+    for family, name in edited.items():
+        installation.edit(family, name, **back(example(family, field)[0], original[family]))
+    for family, name in edited.items():
+        assert asked(installation.wait_as_asked(family, name)) == asked(before[family]), family
+
+
+def test_what_must_not_be_is_refused_and_changes_nothing(installation: Installation, operator: Operator) -> None:
+    before = {family: installation.wait_as_asked(family, f"{family}deviceplugin-sample") for family in models.KINDS}
+    for family, change, words in REFUSED:
+        code, answer = installation.patch(family, f"{family}deviceplugin-sample", change)
+        assert code in (403, 422), (family, change, answer)
+        assert words in answer["message"], (family, change)
+    for family, daemonset in before.items():
+        assert asked(installation.daemonset(family, f"{family}deviceplugin-sample")) == asked(daemonset)
+
+
+def test_what_is_left_out_is_filled_in(installation: Installation, operator: Operator) -> None:
+    made: dict[str, Any] = {family: installation.create(resource(family, "bare"))["spec"] for family in models.KINDS}
+    for family, spec in made.items():
+        assert spec["image"] == f"intel/intel-{family}-plugin:0.31.1"
+    assert [family for family, spec in made.items() if "initImage" in spec] == ["fpga"]
+    for family in models.KINDS:
+        installation.wait_as_asked(family, "bare")
+        installation.delete(family, "bare")
+    wait_until(lambda: len(installation.daemonsets()) == len(models.KINDS), "DaemonSets of the samples alone", 60)
