@@ -199,6 +199,27 @@ async def test_warnings_reach_the_user_and_are_no_longer_than_shown() -> None:
     assert all(len(text) <= 200 for text in response["warnings"])
 
 
+async def test_a_denial_is_no_longer_than_somebody_reads() -> None:
+    async with world(hook(lambda _review, _object: deny("d" * 1_000_000))) as one:
+        response = (await one.ask(post(review(), "/hook"))).response
+    assert not response["allowed"]
+    assert len(response["status"]["message"]) <= 2048
+
+
+@pytest.mark.parametrize("kind", [Mutator, Validator])
+async def test_what_is_being_deleted_may_lose_its_finalizers_whatever_is_wrong_with_it(
+    kind: type[Mutator[Any] | Validator[Any]],
+) -> None:
+    going = {"metadata": {"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["orphan"]}}
+    gone = {"metadata": {**going["metadata"], "finalizers": []}}
+    stays = {"metadata": {"name": "a", "finalizers": ["orphan"]}}
+    async with world(hook(lambda _review, _object: deny("no"), kind)) as one:
+        freed = await one.ask(post(review(gone, "UPDATE", oldObject=going), "/hook"))
+        edited = await one.ask(post(review(gone, "UPDATE", oldObject=stays), "/hook"))
+    assert freed.response["allowed"]
+    assert not edited.response["allowed"]
+
+
 async def test_a_disabled_kind_is_refused_with_a_word_on_why() -> None:
     async with world(refusing("/off", "GPU is not enabled, see --devices")) as one:
         response = (await one.ask(post(review(), "/off"))).response

@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 _MAX_WARNING = 200  # characters; the API server cuts at 256 and drops all of them beyond 4096
 _MAX_WARNINGS = 16
+_MAX_DENIAL = 2048  # a message may quote a field of a megabyte
 
 
 class Kind(Struct, frozen=True):
@@ -78,7 +79,7 @@ ALLOWED = Decision()
 
 def deny(message: str, *, code: int = 403, reason: str = "Forbidden") -> Decision:
     """A refusal that the user sees."""
-    return Decision(denial=Denial(message, code, reason))
+    return Decision(denial=Denial(_short(message, _MAX_DENIAL), code, reason))
 
 
 class _Status(Struct, frozen=True, omit_defaults=True):
@@ -113,8 +114,23 @@ _ENCODER = msgspec.json.Encoder()
 _OK = _Status(200)
 
 
+class _DeletedMetadata(Struct, frozen=True, rename="camel"):
+    deletion_timestamp: str | None = None
+
+
+class _Deleted(Struct, frozen=True):
+    metadata: _DeletedMetadata = _DeletedMetadata()
+
+
+_DELETED = msgspec.json.Decoder(_Deleted)
+
+
 class Webhook(Generic[T]):
-    """One path: objects of `kind` come there, and `decide` says what becomes of them. Deletion is always allowed."""
+    """One path: objects of `kind` come there, and `decide` says what becomes of them.
+
+    Deletion is always allowed, and so are updates of an object that is being deleted: it goes when the last of its
+    finalizers is taken from it, and a refusal of that, for whatever is wrong with the rest, would keep it for ever.
+    """
 
     def __init__(self, path: str, kind: type[T], decide: Callable[[Review, T], Decision]) -> None:
         self.path = path
@@ -123,7 +139,7 @@ class Webhook(Generic[T]):
 
     def judge(self, review: Review) -> Decision:
         """The decision on one review; an object that cannot be decoded is denied with 400."""
-        if review.operation == "DELETE":
+        if review.operation == "DELETE" or (review.operation == "UPDATE" and _is_going(review.old_object)):
             return ALLOWED
         try:
             found = self._decoder.decode(review.object)
@@ -131,6 +147,13 @@ class Webhook(Generic[T]):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return deny(f"the object cannot be decoded: {error}", code=400, reason="BadRequest")
         return self.decide(review, found)
+
+
+def _is_going(thing: Raw) -> bool:
+    try:
+        return bool(_DELETED.decode(thing).metadata.deletion_timestamp)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 class Hook(Protocol):
@@ -165,7 +188,7 @@ def refusing(path: str, message: str) -> Validator[Raw]:
 
 def respond(review: Review, decision: Decision) -> bytes:
     """The AdmissionReview that carries the decision."""
-    warnings = [_short(text) for text in decision.warnings[:_MAX_WARNINGS]] or UNSET
+    warnings = [_short(text, _MAX_WARNING) for text in decision.warnings[:_MAX_WARNINGS]] or UNSET
     if decision.denial is not None:
         denial = decision.denial
         status = _Status(denial.code, denial.reason, denial.message)
@@ -296,5 +319,5 @@ def _name(review: Review) -> str:
     return f"{review.kind.kind[:64]} {review.namespace[:64]}/{review.name[:253] or '(new)'}"
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _MAX_WARNING else f"{text[: _MAX_WARNING - 1]}…"
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
