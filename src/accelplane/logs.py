@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 _LETTERS = {logging.DEBUG: "I", logging.INFO: "I", logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
 _JSON_NAMES = {"I": "info", "W": "warning", "E": "error", "F": "fatal"}
 MAX_VERBOSITY = 18
+# A message may quote what somebody else has written: that must not look like lines of ours, nor move a cursor.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {10: "\\n", 13: "\\r", 9: "\\t"}
 
 
 def v(verbosity: int) -> int:
@@ -43,7 +45,7 @@ class KlogFormatter(logging.Formatter):
         self._directories = directories
 
     def format(self, record: logging.LogRecord) -> str:
-        text = record.getMessage()
+        text = record.getMessage().translate(_CONTROLS)
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         if not self._headers:

@@ -86,6 +86,13 @@ def test_verbosity_decides_what_is_told(arguments: list[str], cdi: list[str], wa
     assert texts(told(*arguments)) == [*said("cdi", *cdi), *said("watch", *watch)]
 
 
+def test_a_message_is_one_line_whatever_it_quotes() -> None:
+    said = r'logging.error("name: %s", "a\nE1121 00:00:00.000000 1 b.py:1] c\x1b[2J\x85")'
+    program = PROGRAM.replace('say("cdi")', said)
+    quoted = r"name: a\nE1121 00:00:00.000000 1 b.py:1] c\x1b[2J\x85"
+    assert next(line for line in told(program=program) if "name:" in line).endswith(quoted)
+
+
 def test_headers_can_be_left_out_or_have_the_directory() -> None:
     assert told("-skip_headers")[0] == "cdi error"
     match = HEADER.fullmatch(told("-add_dir_header")[0])
