@@ -77,7 +77,7 @@ GPU_MANAGER = {
 }
 METRICS = {"Service": "controller-manager-metrics-service"}
 EVENTS = {"Role": "events-role", "RoleBinding": "events-rolebinding"}
-OWN_CERTIFICATE = dict.fromkeys(
+OWN_CERTIFICATE: dict[str, str] = dict.fromkeys(
     ("Secret", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"), "own-certificate"
 )
 VARIANTS: dict[str, list[dict[str, str]]] = {
