@@ -1,0 +1,15 @@
+"""Intel FPGA cards: names, what sysfs says, ioctls, bitstreams and their store, and what a container asks for.
+
+The plugin, the admission, the OCI hook and the tool stand on it. The hook is started for every container of a region,
+by a runtime that waits: nothing here imports more than the standard library and `accelplane.host`, and values are named
+tuples.
+"""
+
+
+class FpgaError(Exception):
+    """Something that an administrator can act on; the message is one line that says what was found and expected."""
+
+
+def shown(text: str) -> str:
+    """Foreign text, quoted for a message: short and on one line."""
+    return ascii(text if len(text) <= 80 else f"{text[:77]}...")
