@@ -68,19 +68,34 @@ async def start(api: KubeApi, certificates: Path, tmp_path: Path) -> AsyncGenera
         await one.exit_code()
 
 
-async def port_of(process: Process) -> int:
-    await process.said("webhooks at port")
-    found = re.search(r"webhooks at port (\d+)", process.log())
+async def port_of(process: Process, server: str = "webhooks") -> int:
+    await process.said(f"{server} at port")
+    found = re.search(rf"{server} at port (\d+)", process.log())
     assert found
     return int(found[1])
+
+
+def trusting() -> ssl.SSLContext:
+    return ssl.create_default_context(cadata=AUTHORITY.credentials.certificate.decode())
+
+
+async def page(port: int, path: str, *, token: str = "", secure: bool = False) -> tuple[int, str]:
+    """A page's status and text."""
+    told = {"ssl": trusting(), "server_hostname": "localhost"} if secure else {}
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, **told)
+    field = f"Authorization: Bearer {token}\r\n" if token else ""
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{field}\r\n".encode())
+    async with asyncio.timeout(10):
+        answer = (await reader.read()).decode()
+    writer.close()
+    return int(answer.split(" ")[1]), answer.partition("\r\n\r\n")[2]
 
 
 async def review(port: int, path: str, thing: dict[str, Any]) -> dict[str, Any]:
     """The response to a review of this object, or the bare status of HTTP."""
     asked = {"uid": "u", "operation": "CREATE", "name": "mine", "object": thing}
     body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked}).encode()
-    context = ssl.create_default_context(cadata=AUTHORITY.credentials.certificate.decode())
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(), server_hostname="localhost")
     head = f"POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode() + body)
     async with asyncio.timeout(10):
@@ -131,13 +146,48 @@ async def test_without_sgx_pods_are_left_alone(start: Start) -> None:
 async def test_what_an_older_installation_lacks_does_not_keep_the_rest_from_working(api: KubeApi, start: Start) -> None:
     api.fault("GET .*/npudeviceplugins", 404, times=1_000_000)
     api.fault("GET .*/nodes", 403, times=1_000_000)
-    process = start("--metrics-secure", "--metrics-bind-address=:8443")
-    await process.said("no metrics at :8443")
+    process = start()
     await process.said("NpuDevicePlugin: there is no definition of this kind")
     for name in ("one", "two"):
         api.put("gpudeviceplugins", resource("gpu", name, image=IMAGE))
     await until(lambda: len(api.all("daemonsets")) == 2)
+    assert process.log().count("nodes may not be listed") == 1
+    assert "403" not in process.log()
     assert await process.terminate() == 0
+
+
+async def test_metrics_are_for_those_whom_the_cluster_allows_and_over_tls(api: KubeApi, start: Start) -> None:
+    who = {"metadata": {}, "spec": {}, "status": {"authenticated": True, "user": {"username": "u"}}}
+    may = {"metadata": {}, "spec": {}, "status": {"allowed": True}}
+    api.fault("POST .*/tokenreviews", 201, times=9, body=json.dumps(who).encode())
+    api.fault("POST .*/subjectaccessreviews", 201, times=9, body=json.dumps(may).encode())
+    port = await port_of(start("--metrics-secure", "--metrics-bind-address=127.0.0.1:0"), "metrics")
+    await until(lambda: reaches(port, secure=True))
+    assert (await page(port, "/metrics", secure=True))[0] == 401
+    status, text = await page(port, "/metrics", token="t", secure=True)
+    assert status == 200
+    assert "workqueue_depth" in text
+
+
+async def reaches(port: int, *, secure: bool) -> bool:
+    try:
+        await page(port, "/healthz", secure=secure)
+    except OSError:
+        return False
+    return True
+
+
+async def test_it_is_ready_when_its_webhooks_can_be_reached(api: KubeApi, start: Start) -> None:
+    api.fault("GET .*/gpudeviceplugins", 500, times=5)
+    process = start("-devices=gpu", "--health-probe-bind-address=127.0.0.1:0")
+    port = await port_of(process, "health")
+
+    async def is_ready() -> bool:
+        return await page(port, "/readyz") == (200, "ok")
+
+    await until(is_ready)
+    webhooks = await port_of(process)
+    assert (await review(webhooks, "/mutate-deviceplugin-intel-com-v1-gpudeviceplugin", resource("gpu")))["allowed"]
 
 
 @pytest.mark.parametrize(

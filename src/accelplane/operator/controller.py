@@ -6,16 +6,18 @@ when the API server refuses. Passes are triggered by the resource, its DaemonSet
 that it names, the other resources of its kind and, when there are any, by labels of nodes.
 """
 
+import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from http import HTTPStatus
 
 import msgspec
 
 from accelplane.kube.cache import Cache
-from accelplane.kube.client import Selection
+from accelplane.kube.client import Client, Selection
 from accelplane.kube.controller import Result, Terminal
-from accelplane.kube.errors import Conflict, Gone, NotFound, Refused, Throttled
+from accelplane.kube.errors import ApiError, Conflict, Gone, NotFound, Refused, Throttled
 from accelplane.kube.manager import Manager
 from accelplane.kube.objects import Request, request_of
 from accelplane.kube.owners import controller_of, owner_request
@@ -34,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _OWNER = "owner"
 _CONFIG = "config"
+_NODES_AGAIN = 300.0
 
 
 class PluginController:
@@ -292,12 +295,33 @@ def controllers(manager: Manager, families: Sequence[str], settings: Settings) -
 
     config_maps = ConfigMaps(manager.client, settings.namespace, changed, patience=manager.patience)
     manager.background(config_maps.run)
-    # None of the manager's: roles of older installations do not allow to list nodes, and then overlaps are not told.
+    # None of the manager's: not everybody's role allows to list nodes, and the rest works without.
     nodes = Cache(manager.client, Node, keep=labels_only, patience=manager.patience)
-    manager.background(nodes.run)
+    manager.background(lambda: _keep_nodes(manager.client, nodes))
     for family in families:
         made[family] = PluginController(manager, family, settings, config_maps, nodes)
     return made
+
+
+async def _keep_nodes(client: Client, nodes: Cache[Node]) -> None:
+    """Keeps the nodes from when it may: roles are not there, or are changed, without a word to whom they are for."""
+    told = False
+    while not await _may_list_nodes(client):
+        if not told:
+            log.info("nodes may not be listed: where two resources of a kind select the same ones is not told")
+            told = True
+        await asyncio.sleep(_NODES_AGAIN)
+    await nodes.run()
+
+
+async def _may_list_nodes(client: Client) -> bool:
+    try:
+        await client.list(Node, Selection(fields="metadata.name=none"))
+    except Refused as error:
+        return error.code != HTTPStatus.FORBIDDEN
+    except ApiError as error:
+        log.debug("%s", error)
+    return True
 
 
 def _controller_uid(daemonset: DaemonSet) -> str:
