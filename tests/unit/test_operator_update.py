@@ -150,6 +150,7 @@ def test_an_edit_of_the_resource_is_written_and_told(
         ("gpu", lambda pod: pod["containers"][0].pop("env")),
         ("gpu", lambda pod: pod["containers"][0]["resources"]["limits"].update(cpu="2")),
         ("gpu", lambda pod: pod.update(containers=[])),
+        ("gpu", lambda pod: pod["nodeSelector"].update(theirs="x")),
     ],
 )
 def test_what_was_changed_by_hand_is_put_right(family: str, by_hand: Callable[[Object], object]) -> None:

@@ -40,6 +40,8 @@ _KEYS: Mapping[str, str] = {
     "ownerReferences": "uid",
 }
 _QUANTITIES = ("limits", "requests")
+# To the API server these are one value each: nobody can add to them and leave the rest ours.
+_WHOLE = ("nodeSelector",)
 _LONGEST_SHOWN = 80
 
 
@@ -225,6 +227,8 @@ def _differences(wanted: Json, found: Json, path: tuple[str, ...]) -> Iterator[s
                 yield f"{_told((*path, name))}: missing, expected {_shown(value)}"
             else:
                 yield from _differences(value, found[name], (*path, name))
+        for name in sorted(found.keys() - wanted.keys()) if key in _WHOLE else ():
+            yield f"{_told((*path, name))}: {_shown(found[name])}, expected none"
     elif isinstance(wanted, list) and isinstance(found, list) and key in _KEYS:
         yield from _differences_by_name(wanted, found, path)
     elif not _same(wanted, found, path):
