@@ -13,7 +13,7 @@ from accelplane.operator import models
 from accelplane.operator.dryrun import NotRendered, rendered
 from accelplane.operator.images import Replacement
 from accelplane.operator.models import ObjectReference
-from accelplane.operator.overlap import Overlap, overlaps, overlaps_of, told
+from accelplane.operator.overlap import Overlap, overlaps_of, told
 from accelplane.operator.settings import ImagePolicy, Settings
 from accelplane.operator.status import Observed, SeenDaemonSet, node_names, patch, status
 
@@ -181,9 +181,9 @@ NODES = {
 def test_two_of_a_kind_meet_where_both_select(
     family: str, first: dict[str, str], second: dict[str, str], shared: tuple[str, ...]
 ) -> None:
-    pair = [plugin(family, "one", nodeSelector=first), plugin(family, "two", nodeSelector=second)]
-    kind = models.KINDS[family].__name__
-    assert overlaps(pair, NODES) == ([Overlap(kind, "one", "two", shared)] if shared else [])
+    one, two = plugin(family, "one", nodeSelector=first), plugin(family, "two", nodeSelector=second)
+    expected = [Overlap(models.KINDS[family].__name__, "one", "two", shared)] if shared else []
+    assert overlaps_of(one, [one, two], NODES) == overlaps_of(two, [one, two], NODES) == expected
 
 
 def test_of_a_resource_that_changes_the_new_selector_counts() -> None:

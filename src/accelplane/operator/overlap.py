@@ -1,14 +1,12 @@
 """Nodes on which two custom resources of a kind meet: both plugins would register the same resources with the kubelet.
 
-    overlaps(plugins, nodes)                 every pair of resources that share nodes
     overlaps_of(plugin, others, nodes)       those of one resource, which may be about to change
-    told(overlap, name)                      the same in a sentence to the author of one of the two
+    told(overlap, name)                      one of them in a sentence to the author of one of the two
 
 Only node selectors are compared: whether taints keep one of the pods away may change at any time.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -30,25 +28,25 @@ class Overlap(msgspec.Struct, frozen=True):
         return self.second if name == self.first else self.first
 
 
-def overlaps(plugins: Sequence[DevicePlugin], nodes: Mapping[str, Mapping[str, str]]) -> list[Overlap]:
-    """The pairs among resources of one kind that select a same node. `nodes` are labels by the node's name."""
-    chosen = {
-        plugin.name: {name for name, labels in nodes.items() if effective_selector(plugin).items() <= labels.items()}
-        for plugin in plugins
-    }
-    found: list[Overlap] = []
-    for first, second in combinations(sorted(plugins, key=lambda each: each.name), 2):
-        if shared := chosen[first.name] & chosen[second.name]:
-            found.append(Overlap(first.kind, first.name, second.name, tuple(sorted(shared))))
-    return found
-
-
 def overlaps_of(
     plugin: DevicePlugin, others: Iterable[DevicePlugin], nodes: Mapping[str, Mapping[str, str]]
 ) -> list[Overlap]:
-    """The overlaps of a resource with the others of its kind; what it was before may be among them."""
-    there = [other for other in others if other.name != plugin.name]
-    return [each for each in overlaps([plugin, *there], nodes) if plugin.name in (each.first, each.second)]
+    """The overlaps of a resource with the others of its kind, by their names; what it was before may be among them.
+
+    `nodes` are labels by the node's name.
+    """
+    mine = _selected(plugin, nodes, nodes)
+    found: list[Overlap] = []
+    for other in sorted(others, key=lambda each: each.name):
+        if other.name != plugin.name and (shared := _selected(other, mine, nodes)):
+            first, second = sorted((plugin.name, other.name))
+            found.append(Overlap(plugin.kind, first, second, tuple(sorted(shared))))
+    return found
+
+
+def _selected(plugin: DevicePlugin, among: Iterable[str], nodes: Mapping[str, Mapping[str, str]]) -> list[str]:
+    selector = effective_selector(plugin).items()
+    return [name for name in among if selector <= nodes[name].items()]
 
 
 def told(overlap: Overlap, name: str) -> str:
