@@ -1,0 +1,163 @@
+"""Names for FPGA functions and regions: what the AcceleratorFunctions and FpgaRegions of a namespace stand for.
+
+A pod asks for `fpga.intel.com/<object name>`. A function that is programmed already (mode `af`) has a resource of its
+own; one that is programmed for the pod (mode `region`) is a region plus what to put into it; an FpgaRegion is the
+region alone, for pods that program it themselves. What a namespace has no name for, its pods cannot have.
+
+A namespace's names follow from its objects alone: they are made anew after each change, and nothing is counted.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from lightkube.core.resource import NamespacedResourceG
+from msgspec import Struct, field
+
+from accelplane.fpga.ids import NAMESPACE, IdError, Naming, af_type, region_type, resource
+from accelplane.kube.cache import Cache
+from accelplane.kube.objects import Metadata, api
+
+GROUP = NAMESPACE
+PREFIX = f"{NAMESPACE}/"
+
+_PLACE = "namespace"
+
+
+class FunctionSpec(Struct, frozen=True, rename="camel"):
+    afu_id: str = ""
+    interface_id: str = ""
+    mode: str = ""
+
+
+class RegionSpec(Struct, frozen=True, rename="camel"):
+    interface_id: str = ""
+
+
+class AcceleratorFunction(NamespacedResourceG, Struct, kw_only=True):
+    """A function for pods of its namespace, with the fields that decide."""
+
+    metadata: Metadata
+    spec: FunctionSpec = field(default_factory=FunctionSpec)
+    _api_info = api(GROUP, "v2", "AcceleratorFunction", "acceleratorfunctions")
+
+
+class FpgaRegion(NamespacedResourceG, Struct, kw_only=True):
+    """A region for pods of its namespace."""
+
+    metadata: Metadata
+    spec: RegionSpec = field(default_factory=RegionSpec)
+    _api_info = api(GROUP, "v2", "FpgaRegion", "fpgaregions")
+
+
+class Pair(Struct, frozen=True):
+    """A region and the function to program into it, as the hook is told."""
+
+    interface_id: str
+    afu_id: str
+
+
+class Target(Struct, frozen=True):
+    """What a name stands for: the resource that the kubelet knows, and how it comes to its function."""
+
+    resource: str
+    mode: str
+    pair: Pair | None = None
+
+
+class Names(Struct, frozen=True):
+    """What pods of one namespace may ask for.
+
+    `faulty` are names that stand for nothing, with the reason. `programmable` are the pairs that a pod which names its
+    region itself may carry, by the region's resource.
+    """
+
+    targets: Mapping[str, Target] = {}
+    faulty: Mapping[str, str] = {}
+    resources: frozenset[str] = frozenset()
+    programmable: Mapping[str, frozenset[Pair]] = {}
+
+
+NONE = Names()
+
+
+def names_of(
+    functions: Iterable[AcceleratorFunction], regions: Iterable[FpgaRegion], naming: Naming = "default"
+) -> Names:
+    """What these objects, which are all of one namespace, stand for."""
+    targets: dict[str, Target] = {}
+    faulty: dict[str, str] = {}
+    found: list[Target] = []
+    for each in functions:
+        name = f"{PREFIX}{each.metadata.name}"
+        try:
+            targets[name] = _function(each.spec, naming)
+        except IdError as error:
+            faulty[name] = f"AcceleratorFunction {each.metadata.name!a}: {error}"
+        else:
+            found.append(targets[name])
+    for each in regions:
+        name = f"{PREFIX}{each.metadata.name}"
+        try:
+            target = Target(resource(region_type(each.spec.interface_id)), "regiondevel")
+        except IdError as error:
+            faulty[name] = f"FpgaRegion {each.metadata.name!a}: {error}"
+            continue
+        found.append(target)
+        if name in targets or name in faulty:
+            targets.pop(name, None)
+            faulty[name] = f"there is an AcceleratorFunction and a FpgaRegion of the name {each.metadata.name!a}"
+        else:
+            targets[name] = target
+    programmable: dict[str, set[Pair]] = {}
+    for target in found:
+        if target.pair is not None:
+            programmable.setdefault(target.resource, set()).add(target.pair)
+    return Names(
+        targets,
+        faulty,
+        frozenset(target.resource for target in found),
+        {region: frozenset(pairs) for region, pairs in programmable.items()},
+    )
+
+
+def _function(spec: FunctionSpec, naming: Naming) -> Target:
+    """Raises `IdError`."""
+    if spec.mode == "af":
+        return Target(resource(af_type(spec.interface_id, spec.afu_id, naming)), "af")
+    pair = Pair(spec.interface_id, spec.afu_id) if spec.mode == "region" else None
+    return Target(resource(region_type(spec.interface_id)), spec.mode, pair)
+
+
+class Mappings:
+    """The names of every namespace, as the caches have its objects."""
+
+    def __init__(
+        self, functions: Cache[AcceleratorFunction], regions: Cache[FpgaRegion], naming: Naming = "default"
+    ) -> None:
+        self._functions = functions
+        self._regions = regions
+        self._naming: Naming = naming
+        self._known: dict[str, Names] = {}
+        functions.add_index(_PLACE, _namespace)
+        regions.add_index(_PLACE, _namespace)
+        functions.subscribe(self._forget)
+        regions.subscribe(self._forget)
+
+    def of(self, namespace: str) -> Names:
+        """What pods of a namespace may ask for."""
+        known = self._known.get(namespace)
+        if known is None:
+            functions = self._functions.by_index(_PLACE, namespace)
+            regions = self._regions.by_index(_PLACE, namespace)
+            if not functions and not regions:
+                return NONE
+            known = self._known[namespace] = names_of(functions, regions, self._naming)
+        return known
+
+    def _forget(self, *changed: AcceleratorFunction | FpgaRegion | None) -> None:
+        for each in changed:
+            if each is not None:
+                self._known.pop(each.metadata.namespace or "", None)
+
+
+def _namespace(thing: AcceleratorFunction | FpgaRegion) -> Sequence[str]:
+    return [thing.metadata.namespace or ""]

@@ -1,0 +1,244 @@
+"""The mutation of pods that use FPGAs, and the names that they may use."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonpatching import applied
+
+from accelplane.admission.fpga import Pod, mutate
+from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, FunctionSpec, Names, RegionSpec, names_of
+from accelplane.kube.admission import Decision
+from accelplane.kube.objects import Metadata
+
+I = "69528db6eb31577a8c3668f9faa081f6"  # noqa: E741 - as in the documents
+X = "d8424dc4a4a3c413f89e433683f9040b"
+Y = "f7df405cbd7acf7222f144b0b93acd18"
+AF = "fpga.intel.com/af-695.d84.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BAs"
+REGION = f"fpga.intel.com/region-{I}"
+
+Json = dict[str, Any]
+
+
+def function(name: str, afu: str = X, mode: str = "region", interface: str = I) -> AcceleratorFunction:
+    spec = FunctionSpec(afu_id=afu, interface_id=interface, mode=mode)
+    return AcceleratorFunction(metadata=Metadata(name=name, namespace="n"), spec=spec)
+
+
+def region(name: str, interface: str = I) -> FpgaRegion:
+    return FpgaRegion(metadata=Metadata(name=name, namespace="n"), spec=RegionSpec(interface_id=interface))
+
+
+NAMES = names_of([function("a"), function("b", Y), function("set", X, "af"), function("odd", X, "afx")], [region("r")])
+
+
+def container(resources: Mapping[str, Any] | None = None, **more: Any) -> Json:
+    asked = {f"fpga.intel.com/{name}": units for name, units in (resources or {}).items()}
+    both = {"resources": {"limits": dict(asked), "requests": dict(asked)}} if resources is not None else {}
+    return {"name": "c", **both, **more}
+
+
+def pod(*containers: Json, **spec: Any) -> Json:
+    return {"metadata": {"name": "p"}, "spec": {"containers": list(containers), **spec}}
+
+
+def decided(document: Json, names: Names = NAMES) -> Decision:
+    return mutate(msgspec.json.decode(json.dumps(document), type=Pod), names, "n")
+
+
+def mutated(document: Json, names: Names = NAMES) -> Json:
+    decision = decided(document, names)
+    assert decision.denial is None, decision
+    return applied(document, json.loads(msgspec.json.encode(decision.patch)))
+
+
+def refusal(document: Json, names: Names = NAMES) -> str:
+    decision = decided(document, names)
+    assert decision.denial is not None
+    assert decision.denial.code == 400
+    assert not decision.patch
+    return decision.denial.message
+
+
+def variables(one: Json) -> list[tuple[str, str]]:
+    return [(each["name"], each.get("value")) for each in one.get("env", ())]
+
+
+def test_functions_to_be_programmed_become_their_region_and_the_variables_of_the_hook() -> None:
+    asking = pod(container({"b": 2, "a": 1}, env=[{"name": "SOME_VAR", "value": "v"}]))
+    assert [(each.op, each.path) for each in decided(asking).patch] == [
+        ("remove", "/spec/containers/0/resources/limits/fpga.intel.com~1a"),
+        ("remove", "/spec/containers/0/resources/requests/fpga.intel.com~1a"),
+        ("remove", "/spec/containers/0/resources/limits/fpga.intel.com~1b"),
+        ("remove", "/spec/containers/0/resources/requests/fpga.intel.com~1b"),
+        ("add", f"/spec/containers/0/resources/limits/fpga.intel.com~1region-{I}"),
+        ("add", f"/spec/containers/0/resources/requests/fpga.intel.com~1region-{I}"),
+        ("add", "/spec/containers/0/env"),
+    ]
+    (one,) = mutated(asking)["spec"]["containers"]
+    assert one["resources"] == {"limits": {REGION: "3"}, "requests": {REGION: "3"}}
+    assert variables(one) == [
+        ("FPGA_REGION_1", I), ("FPGA_AFU_1", X), ("FPGA_REGION_2", I), ("FPGA_AFU_2", Y),
+        ("FPGA_REGION_3", I), ("FPGA_AFU_3", Y), ("SOME_VAR", "v"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("alias", "resource"), [("set", AF), ("r", REGION)])
+def test_what_is_not_programmed_for_the_pod_becomes_its_resource_alone(alias: str, resource: str) -> None:
+    (one,) = mutated(pod(container({alias: "1"})))["spec"]["containers"]
+    assert one == {"name": "c", "resources": {"limits": {resource: "1"}, "requests": {resource: "1"}}}
+
+
+def test_what_users_wrote_into_variables_stays_as_it_is_and_in_its_order() -> None:
+    kept = [
+        {"name": "Z", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "A", "value": 'quote " and\nnewline'},
+        {"name": "Z", "value": "$(A)"},
+    ]
+    (one,) = mutated(pod(container({"a": 1}, env=[{"name": "FPGA_AFU_1", "value": Y}, *kept])))["spec"]["containers"]
+    assert one["env"] == [{"name": "FPGA_REGION_1", "value": I}, {"name": "FPGA_AFU_1", "value": X}, *kept]
+
+
+@pytest.mark.parametrize("resources", [{"set": 1}, {"r": 1}, {}, None])
+def test_nobody_else_sets_what_the_hook_is_told(resources: Mapping[str, Any] | None) -> None:
+    told = [{"name": "FPGA_AFU_1", "value": X}, {"name": "V", "value": "1"}, {"name": "FPGA_REGIONX"}]
+    (one,) = mutated(pod(container(resources, env=told)))["spec"]["containers"]
+    assert one["env"] == [{"name": "V", "value": "1"}]
+
+
+def test_init_containers_and_side_cars_are_mutated_too() -> None:
+    changed = mutated(pod(container({"a": 1}), initContainers=[container({"b": 1}, restartPolicy="Always")]))
+    assert variables(changed["spec"]["initContainers"][0]) == [("FPGA_REGION_1", I), ("FPGA_AFU_1", Y)]
+    assert variables(changed["spec"]["containers"][0]) == [("FPGA_REGION_1", I), ("FPGA_AFU_1", X)]
+
+
+def test_a_resource_asked_for_by_both_names_is_asked_for_once() -> None:
+    (one,) = mutated(pod(container({"set": 2, AF.removeprefix("fpga.intel.com/"): "1"})))["spec"]["containers"]
+    assert one["resources"] == {"limits": {AF: "3"}, "requests": {AF: "3"}}
+
+
+@pytest.mark.parametrize("resources", [{"a": 1}, {"a": 2, "b": 1}, {"set": 1}, {"r": 3}, {"a": "1000m"}, {"a": 0}])
+def test_a_mutated_pod_passes_unchanged(resources: Mapping[str, Any]) -> None:
+    changed = mutated(pod(container(resources, env=[{"name": "V", "value": "1"}])))
+    assert decided(changed) == Decision()
+
+
+def test_pods_without_fpgas_are_let_through() -> None:
+    for document in ({}, pod(), pod(container(None)), pod(container({}, env=[{"name": "V"}]))):
+        assert decided(document) == Decision()
+    lookalike = {"fpga.intel.community/x": 1, "cpu": "1.5"}
+    assert decided(pod({"name": "c", "resources": {"limits": lookalike}})) == Decision()
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (pod(container({"gone": 1})), "'fpga.intel.com/gone': namespace 'n' has no AcceleratorFunction and no FpgaReg"),
+        (pod(container({f"region-{X}": 1})), "has no AcceleratorFunction"),
+        (pod(container({"odd": 1})), "mode of the AcceleratorFunction is 'afx', not af or region"),
+        (pod(container({"a": 1, "r": 1})), "one mode: 'fpga.intel.com/a' (region), 'fpga.intel.com/r' (regiondevel)"),
+        (pod(container({"a": "1500m"})), "1500m is not a whole number"),
+        (pod(container({"a": -1})), "-1 is not a whole number"),
+        (pod(container({"a": "many"})), "'many' is not a quantity"),
+        (pod(container({"a": "10G"})), "not a whole number from 0 to 1000"),
+        (pod({"name": "c", "resources": {"limits": {"fpga.intel.com/a": 1}}}), "limits and requests have to be the"),
+        (
+            pod({"name": "c", "resources": {"limits": {"fpga.intel.com/a": 1}, "requests": {"fpga.intel.com/a": 2}}}),
+            "(limits: 1, requests: 2)",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words_for_its_user(document: Json, words: str) -> None:
+    assert words in refusal(document)
+    assert refusal(document).startswith("container 'c': ")
+
+
+def direct(*told: tuple[str, Any], units: int = 1, resource: str = REGION) -> Json:
+    env = [{"name": name, "value": value} for name, value in told]
+    return pod(container({resource.removeprefix("fpga.intel.com/"): units}, env=env))
+
+
+def test_a_region_asked_for_by_its_own_name_may_be_programmed_with_functions_of_the_namespace_only() -> None:
+    right = (("FPGA_REGION_1", I), ("FPGA_AFU_1", X))
+    assert decided(direct()) == decided(direct(*right)) == decided(direct(*reversed(right))) == Decision()
+    for told, units in (
+        ((("FPGA_REGION_1", I), ("FPGA_AFU_1", "0" * 32)), 1),
+        ((("FPGA_REGION_1", X), ("FPGA_AFU_1", X)), 1),
+        (right, 2),
+        (right[:1], 1),
+        ((("FPGA_REGION_2", I), ("FPGA_AFU_2", X)), 1),
+        ((*right, ("FPGA_REGION_1", I)), 1),
+        ((*right, ("FPGA_REGION", I)), 1),
+        ((("FPGA_REGION_1", I), ("FPGA_AFU_1", None)), 1),
+        ((("FPGA_REGION_01", I), ("FPGA_AFU_01", X)), 1),
+    ):
+        assert refusal(direct(*told, units=units))
+
+
+def test_variables_of_other_regions_than_those_asked_for_are_refused() -> None:
+    other = "9926ab6d6c925a68aabca7d84c545738"
+    names = names_of([function("a"), function("b", Y, interface=other)], [])
+    told = [("FPGA_REGION_1", I), ("FPGA_AFU_1", X), ("FPGA_REGION_2", I), ("FPGA_AFU_2", X)]
+    env = [{"name": name, "value": value} for name, value in told]
+    asking = pod(container({f"region-{I}": 1, f"region-{other}": 1}, env=env))
+    assert "are not the regions that it asks for" in refusal(asking, names)
+
+
+def test_variables_from_elsewhere_are_warned_of() -> None:
+    source = [{"configMapRef": {"name": "m"}}]
+    for resources, warned in (({"a": 1}, 1), ({f"region-{I}": 1}, 1), ({"set": 1}, 0), ({}, 0)):
+        assert len(decided(pod(container(resources, envFrom=source))).warnings) == warned
+
+
+def test_a_name_that_two_objects_give_stands_for_neither() -> None:
+    names = names_of([function("a")], [region("a"), region("b")])
+    assert "an AcceleratorFunction and a FpgaRegion of the name 'a'" in refusal(pod(container({"a": 1})), names)
+    assert mutated(pod(container({"b": 1})), names)
+
+
+def test_a_function_whose_ids_make_no_name_is_told_of_where_it_is_used() -> None:
+    names = names_of([function("short", "123456789", "af")], [])
+    assert "AcceleratorFunction 'short'" in refusal(pod(container({"short": 1})), names)
+    assert names.resources == frozenset()
+
+
+def test_a_namespace_without_objects_has_no_fpga() -> None:
+    for name in ("a", f"region-{I}", AF.removeprefix("fpga.intel.com/")):
+        assert "has no AcceleratorFunction" in refusal(pod(container({name: 1})), Names())
+
+
+_RESOURCES = st.dictionaries(
+    st.sampled_from(["a", "b", "set", "r", "odd", f"region-{I}", "x/y~z"]),
+    st.one_of(st.integers(-1, 4), st.sampled_from(["1", "1000m", "1k", "", "1e9"])),
+    max_size=4,
+)
+_ENV = st.lists(
+    st.fixed_dictionaries(
+        {"name": st.sampled_from(["FPGA_REGION_1", "FPGA_AFU_1", "FPGA_AFU", "V", ""])},
+        optional={"value": st.one_of(st.sampled_from([I, X, Y]), st.text(max_size=8))},
+    ),
+    max_size=5,
+)
+
+
+@given(_RESOURCES, _ENV)
+def test_whatever_is_asked_for_no_pod_is_programmed_with_what_its_namespace_does_not_give(
+    resources: dict[str, Any], env: list[Json]
+) -> None:
+    asking = pod(container(resources, env=env))
+    decision = decided(asking)
+    if decision.denial is not None:
+        return
+    (one,) = applied(asking, json.loads(msgspec.json.encode(decision.patch)))["spec"]["containers"]
+    told = {name: value for name, value in variables(one) if name.startswith(("FPGA_REGION", "FPGA_AFU"))}
+    assert {value for name, value in told.items() if "AFU" in name} <= {X, Y}
+    assert {value for name, value in told.items() if "REGION" in name} <= {I}
+    assert set(one["resources"]["limits"]) <= {AF, REGION}
+    assert one["resources"]["limits"] == one["resources"]["requests"]
+    assert [each for each in one.get("env", ()) if each["name"] in ("V", "")] == [
+        each for each in env if each["name"] in ("V", "")
+    ]
