@@ -197,9 +197,15 @@ async def test_a_resource_that_is_malformed_keeps_its_daemonset_and_is_told_so(a
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE))
         await until(lambda: says(api, "Available", "True"))
+        made = daemonset(api)
+        assert made
+        put_pod(api, made, "one", "node-a")
+        await until(lambda: (api.get("gpudeviceplugins", "mine") or {})["status"].get("nodeNames") == ["node-a"])
         put(api, resource("gpu", image=IMAGE, sharedDevNum="many"), generation=2)
         await until(lambda: says(api, "Degraded", "True"))
-    assert "sharedDevNum" in (condition(api, "Degraded") or {})["message"]
+    said = condition(api, "Degraded") or {}
+    assert (said["reason"], "sharedDevNum" in said["message"]) == ("Malformed", True)
+    assert (api.get("gpudeviceplugins", "mine") or {})["status"]["nodeNames"] == ["node-a"]
     assert daemonset(api)
 
 
@@ -250,6 +256,19 @@ async def test_two_resources_on_the_same_nodes_are_told_of_each_other(api: KubeA
         await until(lambda: all(says(api, "NodeOverlap", "True", name=name) for name in ("a", "b")))
         api.put("nodes", node("one"))
         await until(lambda: all(says(api, "NodeOverlap", "False", name=name) for name in ("a", "b")))
+
+
+async def test_of_a_resource_that_was_made_again_unseen_the_others_hear_too(api: KubeApi) -> None:
+    api.put("nodes", node("one", gpu="yes"))
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", "a", image=IMAGE))
+        put(api, resource("gpu", "b", image=IMAGE, nodeSelector={"gpu": "yes"}))
+        await until(lambda: all(says(api, "NodeOverlap", "True", name=name) for name in ("a", "b")))
+        api.remove("gpudeviceplugins", "b")
+        put(api, resource("gpu", "b", image=IMAGE, nodeSelector={"gpu": "no"}))
+        api.compact()
+        api.kill_watches()
+        await until(lambda: says(api, "NodeOverlap", "False", name="a"))
 
 
 async def test_what_gpu_plugins_share_is_there_while_one_of_them_needs_it(api: KubeApi) -> None:

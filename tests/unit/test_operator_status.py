@@ -113,7 +113,7 @@ OVERLAP = Overlap("GpuDevicePlugin", "mine", "other", ("n1", "n2"))
     ("observed", "condition", "words"),
     [
         ({"failure": "DaemonSet x: forbidden"}, "Degraded", "DaemonSet x: forbidden"),
-        ({"stuck": "n1: ImagePullBackOff"}, "Degraded", "n1: ImagePullBackOff"),
+        ({"malformed": "sharedDevNum: no number"}, "Degraded", "sharedDevNum: no number"),
         (
             {"replaced": [Replacement("image", "a:1", "b:2", "A_SHA")]}, "ImageOverridden",
             "image a:1 is replaced by b:2, as A_SHA of the operator says",

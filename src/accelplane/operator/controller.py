@@ -57,6 +57,7 @@ class PluginController:
         self._daemonsets = manager.cache(DaemonSet, ours)
         self._pods = manager.cache(Pod, ours, keep=place_only)
         self._nodes = nodes
+        self._looks = False
         self._controller = manager.controller(self._kind.__name__.lower(), self.reconcile)
         self._controller.own(self._resources).owned(self._daemonsets, self._kind)
         self._resources.add_index(_CONFIG, lambda each: [each.provisioning_config()])
@@ -78,8 +79,8 @@ class PluginController:
         return (name for each in self._resources if (name := each.provisioning_config()))
 
     def _resource_changed(self, old: CustomResource | None, new: CustomResource | None) -> None:
-        if old is None or new is None or old.metadata.generation != new.metadata.generation:
-            self._look_at_all()
+        if old is None or new is None or _asked(old) != _asked(new):
+            self._look_at_all_soon()
 
     def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
         if old is not None and new is not None and old.spec.nodeName == new.spec.nodeName:
@@ -94,9 +95,16 @@ class PluginController:
     def _node_changed(self, old: Node | None, new: Node | None) -> None:
         same = old is not None and new is not None and old.metadata.labels == new.metadata.labels
         if not same and len(self._resources) > 1:
-            self._look_at_all()
+            self._look_at_all_soon()
+
+    def _look_at_all_soon(self) -> None:
+        # a list tells of each of its objects, and one look is enough for all of them
+        if not self._looks:
+            self._looks = True
+            asyncio.get_running_loop().call_soon(self._look_at_all)
 
     def _look_at_all(self) -> None:
+        self._looks = False
         for request in self._resources.requests():
             self._controller.look_at(request)
 
@@ -117,7 +125,8 @@ class PluginController:
         except msgspec.ValidationError as error:
             problem = f"the resource is malformed: {error}; its DaemonSet stays as it is"
             seen = _seen(existing[0].document()) if existing else None
-            await self._tell(resource, resource.bare(), status.Observed(daemonset=seen, failure=problem))
+            observed = status.Observed(daemonset=seen, nodes=self._nodes_of(seen), malformed=problem)
+            await self._tell(resource, resource.bare(), observed)
             raise Terminal(problem) from error
         await self._bring_about(resource, plugin, existing)
         await self._settle_shared(before=False)
@@ -141,10 +150,9 @@ class PluginController:
             failure = error
             self._events.record(resource, "Warning", "Refused", str(error))
         seen = _seen(there) if there is not None else None
-        pods = self._pods.by_index(_OWNER, seen.metadata.uid) if seen is not None else []
         observed = status.Observed(
             daemonset=seen,
-            nodes=[each.spec.nodeName for each in pods],
+            nodes=self._nodes_of(seen),
             replaced=replaced,
             config_missing=missing,
             overlaps=self._overlaps(plugin),
@@ -255,6 +263,10 @@ class PluginController:
                     resource, "Normal", "Deleted", f"DaemonSet {namespace}/{name}: one too many, deleted"
                 )
 
+    def _nodes_of(self, seen: status.SeenDaemonSet | None) -> list[str]:
+        pods = self._pods.by_index(_OWNER, seen.metadata.uid) if seen is not None else []
+        return [each.spec.nodeName for each in pods]
+
     def _overlaps(self, plugin: DevicePlugin) -> Sequence[Overlap]:
         return overlaps_of(plugin, self.others(plugin.name), self.node_labels()) if len(self._resources) > 1 else ()
 
@@ -322,6 +334,11 @@ async def _may_list_nodes(client: Client) -> bool:
     except ApiError as error:
         log.debug("%s", error)
     return True
+
+
+def _asked(resource: CustomResource) -> tuple[str | None, int | None]:
+    """Changes with what is asked for, also when the resource was deleted and made again unseen."""
+    return resource.metadata.uid, resource.metadata.generation
 
 
 def _controller_uid(daemonset: DaemonSet) -> str:

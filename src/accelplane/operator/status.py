@@ -8,7 +8,7 @@ Conditions (each is always there, so that one can wait for it):
 
     Available                   every node that should have a ready pod has one
     Progressing                 pods are being made or replaced: not all are ready, or not all as asked for now
-    Degraded                    something needs a look: a write that was refused, or pods that cannot become ready
+    Degraded                    something needs a look: a write that was refused, or a resource that is malformed
     ImageOverridden             another image runs than the resource names
     ProvisioningConfigMissing   the ConfigMap that it names is not there
     NodeOverlap                 another resource of its kind selects the same nodes
@@ -58,9 +58,9 @@ class SeenDaemonSet(msgspec.Struct, frozen=True):
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pass has found out. `nodes` are those of the pods; `failure` is what the API server refused, if anything.
+    """What a pass has found out. `nodes` are those of the pods.
 
-    `stuck` says what keeps pods from becoming ready, for example an image that cannot be pulled.
+    `failure` is what the API server refused, `malformed` what is wrong with the resource, if anything.
     """
 
     daemonset: SeenDaemonSet | None = None
@@ -69,7 +69,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     config_missing: bool = False
     overlaps: Sequence[Overlap] = ()
     failure: str = ""
-    stuck: str = ""
+    malformed: str = ""
 
 
 def node_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -207,7 +207,7 @@ def _findings(plugin: DevicePlugin, observed: Observed) -> tuple[_Said, ...]:
 def _degraded(observed: Observed) -> _Said:
     if observed.failure:
         return _Said(DEGRADED, True, "WriteRefused", observed.failure)
-    return _said(DEGRADED, "PodsStuck", observed.stuck, "nothing is in the way")
+    return _said(DEGRADED, "Malformed", observed.malformed, "nothing is in the way")
 
 
 def _said(kind: str, reason: str, problem: str, otherwise: str) -> _Said:
