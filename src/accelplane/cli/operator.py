@@ -35,7 +35,8 @@ FLAGS = (
     Flag("devices", "", f"kinds to manage, of {', '.join(KINDS)}; repeated or with commas, all when not given",
          repeated=True),
     Flag("kubeconfig", "", "kubeconfig file, outside a cluster"),
-    Flag("metrics-secure", False, "no metrics: nobody is authorized to read them here; use a proxy instead"),
+    Flag("metrics-secure", False, "metrics over HTTPS, with the webhooks' certificate, for those who may get /metrics "
+         "in the cluster"),
     Flag("enable-http2", False, "accepted; webhooks and metrics speak HTTP/1.1"),
     Flag("image-upgrade", "spec", "where older images are replaced: spec (in the resource), daemonset, or off"),
     Flag("image-minimum", OLDEST, "oldest release of images that is taken"),
@@ -100,10 +101,6 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
     """What the flags and the environment say. Raises `ValueError` naming the flag that is wrong."""
     from accelplane.operator.program import Certificate, Options  # noqa: PLC0415
 
-    metrics = str(values["metrics-bind-address"])
-    if values["metrics-secure"] and metrics != "0":
-        log.warning("-metrics-secure: no metrics at %s: this program does not authorize who reads them", metrics)
-        metrics = "0"
     return Options(
         families=families(str(values["devices"])),
         settings=Settings(
@@ -120,7 +117,8 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
         sgx=sgxwebhook.sgx_options(values),
         webhook_port=_port(values["port"]),
         newer_tls=bool(values["tls-1.3"]),
-        metrics_address=metrics,
+        metrics_address=str(values["metrics-bind-address"]),
+        metrics_secure=bool(values["metrics-secure"]),
         health_address=str(values["health-probe-bind-address"]),
         leader_elect=bool(values["leader-elect"]),
         profiling=bool(values["profiling"]),

@@ -255,6 +255,10 @@ class AdmissionServer:
         """Serves; returns the port. Raises `OSError`."""
         return await self._http.start(host, port, context)
 
+    async def accepts(self) -> bool:
+        """Whether who connects gets a handshake, as readiness is meant to say."""
+        return await self._http.accepts()
+
     async def stop(self, grace: float = 5.0) -> None:
         """Lets reviews that have begun end, and closes."""
         await self._http.stop(grace)

@@ -14,6 +14,7 @@ END_OF_HEAD = b"\r\n\r\n"
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.([01])")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff\t]*)")
 _LENGTH = re.compile(rb"[0-9]{1,10}")
+_ONCE = (b"content-length", b"transfer-encoding", b"content-type", b"host", b"authorization")
 
 
 class HttpLimits(Struct, frozen=True, kw_only=True):
@@ -31,12 +32,13 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
 
 
 class Request(Struct, frozen=True):
-    """A request; `path` is without its query."""
+    """A request; `path` is without its query. Of its header fields nobody needs more than these."""
 
     method: str
     path: str
     content_type: str
     body: bytes | bytearray
+    authorization: str = ""
 
 
 class Answer(Struct, frozen=True):
@@ -64,6 +66,7 @@ class Head(Struct, frozen=True):
     content_type: str
     keep: bool
     expects: bool
+    authorization: str
 
 
 def read_head(text: bytes, limits: HttpLimits) -> Head:
@@ -80,7 +83,7 @@ def read_head(text: bytes, limits: HttpLimits) -> Head:
         if field is None:
             raise HttpError(400, "expected header fields as name: value")
         name = field[1].lower()
-        if name in fields and name in (b"content-length", b"transfer-encoding", b"content-type", b"host"):
+        if name in fields and name in _ONCE:
             raise HttpError(400, f"expected one {name.decode()}")
         fields[name] = field[2].rstrip()
     method = found[1].decode()
@@ -93,6 +96,7 @@ def read_head(text: bytes, limits: HttpLimits) -> Head:
         # HTTP/1.0 would have to ask for it, and nobody who matters speaks that.
         keep=found[3] == b"1" and b"close" not in connection,
         expects=fields.get(b"expect", b"").lower() == b"100-continue",
+        authorization=fields.get(b"authorization", b"").decode("latin-1"),
     )
 
 

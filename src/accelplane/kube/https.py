@@ -11,7 +11,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 from accelplane.kube.http1 import END_OF_HEAD, Answer, Head, HttpError, HttpLimits, Request, read_head, written
 from accelplane.kube.tls import TlsSession
@@ -21,12 +21,20 @@ log = logging.getLogger(__name__)
 
 _HEADS = 256
 _LANDING = 64 * 1024
+_ALL = ("::", "0.0.0.0")  # noqa: S104 - compared only
 
-Handler = Callable[[Request], Answer]
+_FAULT = "%s %s: this is a fault of ours"
+_TOLD = "an internal error; the log tells more"
+
+Answering = Coroutine[object, object, Answer]
+Handler = Callable[[Request], Answer | Answering]
 
 
 class HttpServer:
-    """Answers requests at an address with what `handler` says. It may raise `HttpError`; all else is a 500."""
+    """Answers requests at an address with what `handler` says, at once or, when it has to ask others first, awaited.
+
+    It may raise `HttpError`; all else is a 500.
+    """
 
     def __init__(self, handler: Handler, limits: HttpLimits | None = None) -> None:
         self.handler = handler
@@ -38,6 +46,7 @@ class HttpServer:
         # Heads of one caller differ in their length at most; a review takes little longer than reading one anew.
         self.read_head = functools.lru_cache(_HEADS)(functools.partial(read_head, limits=self.limits))
         self._server: asyncio.Server | None = None
+        self._secure = False
         self._empty = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
         times = (self.limits.request, self.limits.idle, self.limits.handshake)
@@ -46,6 +55,7 @@ class HttpServer:
     async def start(self, host: str | None, port: int, context: ssl.SSLContext | None = None) -> int:
         """Serves, over TLS with a context. Returns the port, which the kernel chose if it was 0. Raises `OSError`."""
         listening = _listening(host, port)
+        self._secure = context is not None
         try:
             self._server = await asyncio.get_running_loop().create_server(
                 lambda: _Connection(self, context), sock=listening, backlog=1024
@@ -54,6 +64,21 @@ class HttpServer:
             listening.close()
             raise
         return int(listening.getsockname()[1])
+
+    async def accepts(self, within: float = 1.0) -> bool:
+        """Whether somebody who connects is listened to, and over TLS gets a handshake: found out by connecting."""
+        if self._server is None or not self._server.sockets:
+            return False
+        host, port = self._server.sockets[0].getsockname()[:2]
+        context = _trusting() if self._secure else None
+        try:
+            async with asyncio.timeout(within):
+                # All addresses are this one, too, also where IPv6 is switched off.
+                _, writer = await asyncio.open_connection("127.0.0.1" if host in _ALL else host, port, ssl=context)
+        except (OSError, TimeoutError):
+            return False
+        writer.transport.abort()
+        return True
 
     async def stop(self, grace: float = 5.0) -> None:
         """Takes no more connections, lets requests that have begun end within `grace`, and closes."""
@@ -107,6 +132,14 @@ def _listening(host: str | None, port: int) -> socket.socket:
     return socket.create_server(("", port))
 
 
+def _trusting() -> ssl.SSLContext:
+    """For a caller who knows whom he calls, whatever certificate is shown."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 class _Connection(asyncio.BufferedProtocol):
     """One caller: requests come in, answers go out, one after the other."""
 
@@ -117,6 +150,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._head: Head | None = None
+        self._answering: asyncio.Task[None] | None = None
         self._counted = 0
         self._stuck = False
         self._deaf = False
@@ -131,6 +165,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deaf = True
+        self._give_up()
         self._count(0)
         self._server.forget(self)
 
@@ -144,7 +179,7 @@ class _Connection(asyncio.BufferedProtocol):
             data = self._deciphered(self._tls, data)
         if self._deaf or not data:
             return
-        if not self._received and self._head is None:
+        if not self._received and self._head is None and self._answering is None:
             self.deadline = time.monotonic() + self._limits.request
         self._received += data
         self._work()
@@ -193,44 +228,83 @@ class _Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self._stuck = True
         self.deadline = time.monotonic() + self._limits.request
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self._listen()
 
     def resume_writing(self) -> None:
         self._stuck = False
-        if self._transport is not None:
-            self._transport.resume_reading()
+        self._listen()
         self._work()
+
+    def _listen(self) -> None:
+        """Takes more from the caller, unless there is something that he has to wait for."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._stuck or self._answering is not None:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
     def late(self) -> None:
         """Ends a connection whose time is up."""
-        if self._deaf or self._stuck or not (self._received or self._head):
+        if self._answering is not None and not self._deaf:
+            self._give_up()
+            self._refuse(HttpError(503, f"no answer within {self._limits.request:g} s"))
+        elif self._deaf or self._stuck or not (self._received or self._head):
             self.abort()
         else:
             self._refuse(HttpError(408, f"no complete request within {self._limits.request:g} s"))
 
     def end_when_idle(self) -> None:
         """Closes now, or behind the answer to a request that has begun."""
-        if not self._deaf and not self._received and self._head is None:
+        if not self._deaf and not self._received and self._head is None and self._answering is None:
             self._close()
 
     def abort(self) -> None:
         self._deaf = True
+        self._give_up()
         if self._transport is not None:
             self._transport.abort()
 
     def _work(self) -> None:
         """Answers every request that is complete."""
         try:
-            while not self._deaf and not self._stuck and (request := self._next()) is not None:
-                keep = self._head is not None and self._head.keep and not self._server.ending
+            while self._answering is None and not self._deaf and not self._stuck:
+                if (request := self._next()) is None:
+                    break
+                keep = self._head is not None and self._head.keep
                 self._head = None
-                self._send(_answer(self._server.handler, request), keep=keep)
-                idle = self._limits.request if self._received else self._limits.idle
-                self.deadline = time.monotonic() + idle
+                answer = _answer(self._server.handler, request)
+                if isinstance(answer, Answer):
+                    self._answered(answer, keep)
+                else:
+                    self._answering = asyncio.create_task(self._await(answer, request, keep))
+                    self.deadline = time.monotonic() + self._limits.request
+                    self._listen()
             self._count(len(self._received))
         except HttpError as error:
             self._refuse(error)
+
+    def _answered(self, answer: Answer, keep: bool) -> None:
+        self._send(answer, keep=keep and not self._server.ending)
+        self.deadline = time.monotonic() + (self._limits.request if self._received else self._limits.idle)
+
+    async def _await(self, coming: Answering, request: Request, keep: bool) -> None:
+        """Answers when there is an answer, and goes on."""
+        answer = await _awaited(coming, request)
+        self._answering = None
+        self._listen()
+        if isinstance(answer, Answer):
+            self._answered(answer, keep)
+            self._work()
+        else:
+            self._refuse(answer)
+
+    def _give_up(self) -> None:
+        """Nobody is there for the answer any more."""
+        if self._answering is not None:
+            self._answering.cancel()
+            self._answering = None
+            self._listen()
 
     def _next(self) -> Request | None:
         """The next request, None while it is not complete. Raises `HttpError`."""
@@ -253,7 +327,7 @@ class _Connection(asyncio.BufferedProtocol):
         else:
             body = self._received[:length]
             del self._received[:length]
-        return Request(self._head.method, self._head.path, self._head.content_type, body)
+        return Request(self._head.method, self._head.path, self._head.content_type, body, self._head.authorization)
 
     def _count(self, held: int) -> None:
         """Keeps the account of what all callers together make us hold. Raises `HttpError`."""
@@ -280,12 +354,22 @@ class _Connection(asyncio.BufferedProtocol):
             self._close()
 
 
-def _answer(handler: Handler, request: Request) -> Answer:
+def _answer(handler: Handler, request: Request) -> Answer | Answering:
     """Raises `HttpError`."""
     try:
         return handler(request)
     except HttpError:
         raise
     except Exception:
-        log.exception("%s %s: this is a fault of ours", request.method, request.path)
-        raise HttpError(500, "an internal error; the log tells more") from None
+        log.exception(_FAULT, request.method, request.path)
+        raise HttpError(500, _TOLD) from None
+
+
+async def _awaited(coming: Answering, request: Request) -> Answer | HttpError:
+    try:
+        return await coming
+    except HttpError as error:
+        return error
+    except Exception:
+        log.exception(_FAULT, request.method, request.path)
+        return HttpError(500, _TOLD)

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from .authorized import Authorized
 from .cache import Cache, Patience
 from .client import Client, Selection
 from .controller import RESYNC, Controller, Reconcile
 from .events import Recorder
-from .https import Answer, HttpError, HttpLimits, HttpServer, Request
+from .https import Answer, Answering, Handler, HttpError, HttpLimits, HttpServer, Request
 from .leader import Election, LeaderElector, LeaseLost
 from .objects import Object, trim
 
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=Object)
 Work = Callable[[], Coroutine[object, object, None]]
+Check = Callable[[], bool | Coroutine[object, object, bool]]
 
 OFF = "0"
 """As an address: no such server."""
@@ -62,8 +64,9 @@ class _Which(NamedTuple):
 class Manager:
     """One program. Everything is added before `run`.
 
-    Addresses are `host:port`, an empty host being all, or `OFF`. With `profiling` the health server has
-    `/debug/tasks`, and `/debug/profile`, which begins a profile and at the second call shows it.
+    Addresses are `host:port`, an empty host being all, or `OFF`. With `metrics_authorized` only those read metrics
+    whom the cluster's roles let `get` the path `/metrics`, and then they should go over TLS. With `profiling` the
+    health server has `/debug/tasks`, and `/debug/profile`, which begins a profile and at the second call shows it.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Manager:
         health_address: str = ":8081",
         metrics_address: str = ":8080",
         metrics_tls: ssl.SSLContext | None = None,
+        metrics_authorized: bool = False,
         profiling: bool = False,
         patience: Patience = Patience(),  # noqa: B008 a frozen value
         grace: float = 25.0,
@@ -87,6 +91,9 @@ class Manager:
         self._health_address = health_address
         self._metrics_address = metrics_address
         self._metrics_tls = metrics_tls
+        self._metrics: Handler = (
+            Authorized(client, self._answer_metrics) if metrics_authorized else self._answer_metrics
+        )
         self._profiling = profiling
         self.patience = patience
         self._grace = grace
@@ -96,7 +103,7 @@ class Manager:
         self._running: list[asyncio.Task[None]] = []
         self._contexts: list[AbstractAsyncContextManager[object]] = []
         self._work: list[tuple[Work, bool]] = []
-        self._checks: dict[str, Callable[[], bool]] = {}
+        self._checks: dict[str, Check] = {}
         self._profile: Profile | None = None
         self._stopping = asyncio.Event()
 
@@ -129,7 +136,7 @@ class Manager:
         """Has `work` run for as long as the program does, or leads; if it ends by itself that is a failure."""
         self._work.append((work, leader_only))
 
-    def ready_when(self, name: str, check: Callable[[], bool]) -> None:
+    def ready_when(self, name: str, check: Check) -> None:
         """Has `/readyz` wait for one thing more than the caches."""
         self._checks[name] = check
 
@@ -217,26 +224,33 @@ class Manager:
     async def _serve(self, stack: AsyncExitStack) -> None:
         for name, address, handler, tls in (
             ("health", self._health_address, self._answer_health, None),
-            ("metrics", self._metrics_address, self._answer_metrics, self._metrics_tls),
+            ("metrics", self._metrics_address, self._metrics, self._metrics_tls),
         ):
             if address == OFF:
                 continue
             server = HttpServer(handler, _PAGES)
             self.ports[name] = await server.start(*split_address(address), tls)
+            log.info("%s at port %d", name, self.ports[name])
             stack.push_async_callback(server.stop, 1.0)
 
-    def _answer_health(self, request: Request) -> Answer:
+    def _answer_health(self, request: Request) -> Answer | Answering:
         if request.path == "/healthz":
             return Answer(200, b"ok", _TEXT)
         if request.path == "/readyz":
-            waits = [f"cache {cache}" for cache in self._caches.values() if not cache.synced.is_set()]
-            waits += [name for name, check in self._checks.items() if not check()]
-            return Answer(503, f"waits for {', '.join(waits)}".encode(), _TEXT) if waits else Answer(200, b"ok", _TEXT)
+            return self._answer_ready()
         if self._profiling and request.path == "/debug/tasks":
             return Answer(200, _tasks().encode(), _TEXT)
         if self._profiling and request.path == "/debug/profile":
             return Answer(200, self._profiled().encode(), _TEXT)
         raise HttpError(404, "no such page")
+
+    async def _answer_ready(self) -> Answer:
+        waits = [f"cache {cache}" for cache in self._caches.values() if not cache.synced.is_set()]
+        for name, check in self._checks.items():
+            found = check()
+            if not (found if isinstance(found, bool) else await found):
+                waits.append(name)
+        return Answer(503, f"waits for {', '.join(waits)}".encode(), _TEXT) if waits else Answer(200, b"ok", _TEXT)
 
     def _answer_metrics(self, request: Request) -> Answer:
         if request.path != "/metrics":

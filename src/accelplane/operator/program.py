@@ -6,7 +6,7 @@ Controllers work in the leader's process alone; webhooks, probes and metrics are
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 import msgspec
 from lightkube.config.kubeconfig import SingleConfig
@@ -19,8 +19,6 @@ from accelplane.kube.leader import Election
 from accelplane.kube.manager import Manager
 from accelplane.kube.metrics import Metrics
 from accelplane.kube.tls import ServingTls, TlsSettings
-from accelplane.kube.trust import Trust, TrustSettings
-from accelplane.kube.truststore import ClusterTrustStore
 from accelplane.operator.controller import PluginController, controllers
 from accelplane.operator.resources import KINDS
 from accelplane.operator.settings import Settings
@@ -53,6 +51,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     webhook_port: int = 9443
     newer_tls: bool = False
     metrics_address: str = ":8080"
+    metrics_secure: bool = False
     health_address: str = ":8081"
     leader_elect: bool = False
     profiling: bool = False
@@ -88,18 +87,22 @@ async def _is_served(client: Client, family: str) -> bool:
 
 
 def _manager(client: Client, options: Options) -> Manager:
+    tls = ServingTls(TlsSettings(newer=options.newer_tls))
     manager = Manager(
         client,
         election=Election.of(LEASE, client.namespace) if options.leader_elect else None,
         health_address=options.health_address,
         metrics_address=options.metrics_address,
+        metrics_tls=tls.context if options.metrics_secure else None,
+        metrics_authorized=options.metrics_secure,
         profiling=options.profiling,
     )
     made = controllers(manager, options.families, options.settings)
-    tls = ServingTls(TlsSettings(newer=options.newer_tls))
-    manager.ready_when("the webhooks' certificate", lambda: tls.ready)
     _certify(manager, tls, options.certificate)
-    manager.enter(_serving(_hooks(made, options), options.webhook_port, tls, client.metrics))
+    server = AdmissionServer(_hooks(made, options), observe=_observed(client.metrics))
+    manager.ready_when("the webhooks' certificate", lambda: tls.ready)
+    manager.ready_when("the webhooks' port", server.accepts)
+    manager.enter(_serving(server, options.webhook_port, tls))
     log.info("kinds: %s; DaemonSets in namespace %s", ", ".join(options.families), options.settings.namespace)
     return manager
 
@@ -116,6 +119,10 @@ def _certify(manager: Manager, tls: ServingTls, certificate: Certificate) -> Non
     if not certificate.secret:
         tls.follow(certificate.directory)
         return
+    # Imported here: what makes certificates is the largest library of all.
+    from accelplane.kube.trust import Trust, TrustSettings  # noqa: PLC0415
+    from accelplane.kube.truststore import ClusterTrustStore  # noqa: PLC0415
+
     namespace = manager.client.namespace
     store = ClusterTrustStore(
         manager.client,
@@ -130,13 +137,16 @@ def _certify(manager: Manager, tls: ServingTls, certificate: Certificate) -> Non
     manager.background(Trust(store, tls, settings).run)
 
 
-@contextlib.asynccontextmanager
-async def _serving(found: Sequence[Hook], port: int, tls: ServingTls, metrics: Metrics) -> AsyncGenerator[None]:
+def _observed(metrics: Metrics) -> Callable[[str, int, float], None]:
     def observe(path: str, code: int, seconds: float) -> None:
         metrics.webhook_requests.labels(path, str(code)).inc()
         metrics.webhook_seconds.labels(path).observe(seconds)
 
-    server = AdmissionServer(found, observe=observe)
+    return observe
+
+
+@contextlib.asynccontextmanager
+async def _serving(server: AdmissionServer, port: int, tls: ServingTls) -> AsyncGenerator[None]:
     log.info("webhooks at port %d", await server.start(None, port, tls.context))
     try:
         yield

@@ -1,0 +1,215 @@
+"""Pages that only those may read whom the cluster's roles allow it."""
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from cluster.pki import Authority
+from kubeapi import Fault, KubeApi, kube_api
+from waiting import until
+
+from accelplane.kube.authorized import Authorized
+from accelplane.kube.client import Client
+from accelplane.kube.http1 import Answer, HttpError, Request
+from accelplane.kube.manager import OFF, Manager
+from accelplane.kube.tls import ServingTls
+
+AUTHORITY = Authority("tests")
+READER = {"username": "system:serviceaccount:m:p", "uid": "u", "groups": ["g"], "extra": {"k": ["v"]}}
+WHO, MAY = "POST /apis/authentication.k8s.io/v1/tokenreviews", "POST /apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[KubeApi]:
+    async with kube_api() as running:
+        yield running
+
+
+@pytest.fixture
+async def client(api: KubeApi) -> AsyncIterator[Client]:
+    made = Client(api.config, field_manager="test", timeout=1)
+    yield made
+    await made.close()
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def says(api: KubeApi, asked: str, status: dict[str, Any]) -> Fault:
+    """From now on the API server answers a question like this."""
+    body = json.dumps({"metadata": {"creationTimestamp": None}, "spec": {}, "status": status}).encode()
+    return api.fault(asked, 201, body=body, times=1_000_000)
+
+
+def knows(api: KubeApi) -> Fault:
+    return says(api, WHO, {"authenticated": True, "user": READER})
+
+
+def wanting(whose: str = "t") -> Request:
+    return Request("GET", "/metrics", "", b"", f"Bearer {whose}")
+
+
+def gate(client: Client, clock: Clock | None = None, patience: float = 5.0) -> Authorized:
+    return Authorized(client, lambda _request: Answer(200, b"42"), clock=clock or Clock(), patience=patience)
+
+
+async def status_of(page: Authorized, request: Request) -> int:
+    try:
+        return (await page(request)).status
+    except HttpError as error:
+        return error.status
+
+
+@pytest.mark.parametrize("field", ["", "Bearer", "Bearer ", "Basic dXNlcjpwYXNz", "t"])
+async def test_without_a_token_nothing_is_shown_and_nobody_asked(api: KubeApi, client: Client, field: str) -> None:
+    assert await status_of(gate(client), Request("GET", "/metrics", "", b"", field)) == 401
+    assert api.asked == []
+
+
+async def test_whom_the_cluster_allows_it_reads(api: KubeApi, client: Client) -> None:
+    knows(api)
+    says(api, MAY, {"allowed": True})
+    assert (await gate(client)(wanting())).body == b"42"
+    who, may = [asked.body for asked in api.asked]
+    assert (who["kind"], who["spec"]) == ("TokenReview", {"token": "t"})
+    assert may["spec"] == {
+        "user": READER["username"],
+        "uid": "u",
+        "groups": ["g"],
+        "extra": {"k": ["v"]},
+        "nonResourceAttributes": {"path": "/metrics", "verb": "get"},
+    }
+    assert "metadata" not in may, "the API server refuses a question that has some"
+
+
+async def test_a_stranger_is_none_and_a_friend_may_still_not_read(api: KubeApi, client: Client) -> None:
+    stranger = says(api, WHO, {"authenticated": False, "error": "invalid bearer token"})
+    assert await status_of(gate(client), wanting()) == 401
+    assert api.count(MAY) == 0
+    stranger.times = 0
+    knows(api)
+    says(api, MAY, {"allowed": False, "reason": "no"})
+    with pytest.raises(HttpError, match="system:serviceaccount:m:p may not get /metrics") as refused:
+        await gate(client)(wanting())
+    assert refused.value.status == 403
+
+
+async def test_answers_are_remembered_but_not_for_long(api: KubeApi, client: Client) -> None:
+    clock = Clock()
+    page = gate(client, clock)
+    knows(api)
+    answer = says(api, MAY, {"allowed": True})
+    for _ in range(3):
+        assert await status_of(page, wanting()) == 200
+    assert api.count(WHO) == 1
+    answer.times = 0
+    answer = says(api, MAY, {"allowed": False})
+    clock.now += 59
+    assert await status_of(page, wanting()) == 200
+    clock.now += 2
+    assert [await status_of(page, wanting()) for _ in range(3)] == [403] * 3
+    assert api.count(WHO) == 2
+    answer.times = 0
+    says(api, MAY, {"allowed": True})
+    clock.now += 11
+    assert await status_of(page, wanting()) == 200
+
+
+async def test_what_is_remembered_of_one_says_nothing_of_another(api: KubeApi, client: Client) -> None:
+    page = gate(client)
+    knows(api)
+    allowed = says(api, MAY, {"allowed": True})
+    assert await status_of(page, wanting("one")) == 200
+    allowed.times = 0
+    says(api, MAY, {"allowed": False})
+    assert await status_of(page, wanting("two")) == 403
+    assert await status_of(page, Request("GET", "/other", "", b"", "Bearer one")) == 403
+    assert await status_of(page, wanting("one")) == 200
+
+
+async def test_many_strangers_do_not_make_it_remember_all(api: KubeApi, client: Client) -> None:
+    page = gate(client)
+    says(api, WHO, {"authenticated": False})
+    for number in range(257):
+        assert await status_of(page, wanting(f"t{number}")) == 401
+    assert await status_of(page, wanting("t256")) == 401
+    assert api.count(WHO) == 257
+    assert await status_of(page, wanting("t0")) == 401
+    assert api.count(WHO) == 258
+
+
+@pytest.mark.parametrize(
+    ("trouble", "status"),
+    [
+        ({"status": 403}, 500),
+        ({"status": 404}, 500),
+        ({"status": 429}, 503),
+        ({"status": 500}, 503),
+        ({"hang": True}, 503),
+        ({}, 503),
+        ({"status": 200, "body": b"{"}, 503),
+    ],
+)
+@pytest.mark.parametrize("asked", [WHO, MAY])
+async def test_while_it_is_not_known_who_may_read_nobody_does(  # noqa: PLR0917 - fixtures and cases
+    api: KubeApi, client: Client, caplog: pytest.LogCaptureFixture, trouble: dict[str, Any], status: int, asked: str
+) -> None:
+    page = gate(client, patience=0.3)
+    fault = api.fault(asked, times=1_000_000, **trouble)
+    knows(api)
+    says(api, MAY, {"allowed": True})
+    for _ in range(2):
+        assert await status_of(page, wanting()) == status
+    assert caplog.text.count("cannot ask the API server who may read /metrics") == 1
+    fault.times = 0
+    assert await status_of(page, wanting()) == 200
+
+
+async def test_a_flood_of_tokens_asks_a_few_questions_at_a_time(api: KubeApi, client: Client) -> None:
+    page = gate(client)
+    api.fault(WHO, hang=True, times=1_000_000)
+    flood = [asyncio.create_task(page(wanting(f"t{number}"))) for number in range(50)]
+    await until(lambda: api.count(WHO) == 4)
+    for _ in range(5):
+        await asyncio.sleep(0.01)
+    assert api.count(WHO) == 4
+    for one in flood:
+        one.cancel()
+    await asyncio.gather(*flood, return_exceptions=True)
+
+
+async def test_a_program_shows_its_metrics_over_tls_to_those_alone(api: KubeApi, client: Client) -> None:
+    tls = ServingTls()
+    pair = AUTHORITY.server("localhost", "localhost")
+    tls.use(pair.certificate, pair.key)
+    manager = Manager(
+        client, health_address=OFF, metrics_address="127.0.0.1:0", metrics_tls=tls.context, metrics_authorized=True
+    )
+    knows(api)
+    says(api, MAY, {"allowed": True})
+    context = ssl.create_default_context(cadata=AUTHORITY.credentials.certificate.decode())
+
+    async def page(field: str) -> str:
+        port = manager.ports["metrics"]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+        writer.write(f"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{field}\r\n".encode())
+        async with asyncio.timeout(10):
+            answer = (await reader.read()).decode()
+        writer.close()
+        return answer
+
+    running = asyncio.create_task(manager.run())
+    await until(lambda: "metrics" in manager.ports)
+    assert (await page("")).startswith("HTTP/1.1 401 ")
+    shown = await page("Authorization: Bearer t\r\n")
+    assert shown.startswith("HTTP/1.1 200 ")
+    assert "process_resident_memory_bytes" in shown
+    manager.stop()
+    await running
