@@ -109,6 +109,21 @@ def test_a_secret_that_is_damaged_is_replaced_by_a_whole_one(name: str, content:
     tls.use(second.certificate, second.key)
 
 
+def test_a_certificate_that_is_taken_out_of_the_secret_is_made_anew_by_the_authority_that_callers_trust() -> None:
+    first = renewed(None, NAMES, START, POLICY)
+    second = renewed(issued({**first.data(), "tls.crt": b"", "tls.key": b""}), NAMES, START, POLICY)
+    assert second.authorities == first.authorities
+    assert second.certificate != first.certificate
+    assert trusts(first.authorities, second.certificate, START)
+
+
+def test_without_the_authoritys_key_there_is_a_new_one_and_what_is_served_is_served_on() -> None:
+    first = renewed(None, NAMES, START, POLICY)
+    second = renewed(issued({**first.data(), "ca.key": b""}), NAMES, START, POLICY)
+    assert count(second.authorities) == 2
+    assert (second.certificate, second.key) == (first.certificate, first.key)
+
+
 def test_a_key_of_another_pair_is_noticed() -> None:
     first, other = (renewed(None, NAMES, START, POLICY) for _ in range(2))
     for mixed in (

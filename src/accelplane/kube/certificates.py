@@ -38,7 +38,7 @@ class CertificatePolicy(Struct, frozen=True, kw_only=True):
 
 
 class Issued(Struct, frozen=True):
-    """All PEM: the CAs to trust, newest first, the newest one's key, and what is served."""
+    """All PEM: the CAs to trust, newest first, the newest one's key, and what is served. What is lacking is empty."""
 
     authorities: bytes
     authority_key: bytes
@@ -56,10 +56,9 @@ class Issued(Struct, frozen=True):
 
 
 def issued(data: Mapping[str, bytes]) -> Issued | None:
-    """What a Secret holds; None when it lacks something, as an empty one does."""
-    if not all(data.get(name) for name in (CA, CA_KEY, CERTIFICATE, KEY)):
-        return None
-    return Issued(data[CA], data[CA_KEY], data[CERTIFICATE], data[KEY])
+    """What a Secret holds; None when that is nothing, as in a new one."""
+    found = Issued(*(data.get(name, b"") for name in (CA, CA_KEY, CERTIFICATE, KEY)))
+    return found if any(found.data().values()) else None
 
 
 def service_names(service: str, namespace: str) -> list[str]:

@@ -106,7 +106,7 @@ class TrustSettings(Struct, frozen=True, kw_only=True):
     service: str
     namespace: str
     policy: CertificatePolicy = CertificatePolicy()
-    interval: float = 300
+    interval: float = 10
     retry: float = 5
 
 
