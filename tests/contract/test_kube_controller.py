@@ -106,6 +106,39 @@ async def test_an_owner_is_looked_at_when_what_it_owns_changes(world: World) -> 
         await until(lambda: len(world.seen) == 2)
 
 
+async def test_what_changes_beside_the_specification_may_settle_first(world: World) -> None:
+    def put(generation: int, note: str) -> None:
+        world.api.put(
+            "widgets", {"metadata": {"name": "a", "generation": generation, "labels": {"note": note}}, "spec": {}}
+        )
+
+    def noted() -> str:
+        thing = world.widgets.get(Request("a"))
+        assert thing is not None
+        assert thing.metadata.labels is not None
+        return thing.metadata.labels["note"]
+
+    put(1, "first")
+    async with world.running(world.controller().own(world.widgets, settle=3600)):
+        await until(lambda: world.seen == [Request("a")])
+        put(1, "same")
+        await until(lambda: noted() == "same")
+        assert world.counted("workqueue_adds_total").popitem()[1] == 1
+        put(2, "other")
+        await until(lambda: world.seen[1:] == [Request("a")])
+
+
+async def test_what_has_settled_is_looked_at_once(world: World) -> None:
+    world.api.put("widgets", {"metadata": {"name": "a", "generation": 1}, "spec": {}})
+    async with world.running(world.controller().own(world.widgets, settle=0.2)):
+        await until(lambda: world.seen == [Request("a")])
+        for count in range(100):
+            change = {"name": "a", "generation": 1, "labels": {"count": str(count)}}
+            world.api.put("widgets", {"metadata": change, "spec": {}})
+        await until(lambda: len(world.seen) > 1)
+        assert len(world.seen) < 50
+
+
 async def test_what_a_mapping_said_before_a_change_counts_too(world: World) -> None:
     controller = world.controller().mapped(world.configs, lambda thing: [Request(thing.data["for"])])
     world.api.put("configmaps", {"metadata": {"name": "c", "namespace": "n"}, "data": {"for": "a"}})

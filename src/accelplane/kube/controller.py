@@ -74,40 +74,50 @@ class Controller:
         self._own: list[_Source] = []
         self._metrics.max_workers.labels(name).set(workers)
 
-    def own(self, cache: Cache[T]) -> "Controller":
-        """Reconciles the objects of this cache: each when it changes, and all of them every ten hours."""
+    def own(self, cache: Cache[T], *, settle: float = 0.0) -> "Controller":
+        """Reconciles the objects of this cache: each when it changes, and all of them every ten hours.
+
+        What changes beside the specification, as a status does, is looked at `settle` seconds later: once, however
+        often it changed meanwhile.
+        """
 
         def changed(old: T | None, new: T | None) -> None:
             if (thing := new if new is not None else old) is not None:
-                self._queue.add(request_of(thing))
+                self.look_at(request_of(thing), after=settle if _same_generation(old, new) else 0.0)
 
         cache.subscribe(changed)
         self._own.append(cache)
         return self
 
-    def owned(self, cache: Cache[T], owner: type[Object]) -> "Controller":
-        """Reconciles the `owner` of an object of this cache when that object changes."""
+    def owned(self, cache: Cache[T], owner: type[Object], *, settle: float = 0.0) -> "Controller":
+        """Reconciles the `owner` of an object of this cache when that object changes; `settle` as with `own`."""
 
         def owners(thing: T) -> Iterable[Request]:
             request = owner_request(thing, owner)
             return () if request is None else (request,)
 
-        return self.mapped(cache, owners)
+        return self.mapped(cache, owners, settle=settle)
 
-    def mapped(self, cache: Cache[T], requests: Callable[[T], Iterable[Request]]) -> "Controller":
-        """Reconciles what `requests` says of an object of this cache, as it was and as it is, when it changes."""
+    def mapped(
+        self, cache: Cache[T], requests: Callable[[T], Iterable[Request]], *, settle: float = 0.0
+    ) -> "Controller":
+        """Reconciles what `requests` says of an object of this cache, as it was and as it is, when it changes.
+
+        `settle` as with `own`.
+        """
 
         def changed(old: T | None, new: T | None) -> None:
+            delay = settle if _same_generation(old, new) else 0.0
             for thing in (old, new):
                 for request in () if thing is None else requests(thing):
-                    self._queue.add(request)
+                    self.look_at(request, after=delay)
 
         cache.subscribe(changed)
         return self
 
-    def look_at(self, request: Request) -> None:
-        """Has one object reconciled."""
-        self._queue.add(request)
+    def look_at(self, request: Request, *, after: float = 0.0) -> None:
+        """Has one object reconciled, in so many seconds at the latest: once, however often that was asked for."""
+        self._queue.add_after(request, after)
 
     async def run(self) -> None:
         """Reconciles until `stop`. Caches must be synced: what they do not hold is taken for absent."""
@@ -175,3 +185,9 @@ class Controller:
             return "success"
         self._queue.add_after(request, result.requeue_after)
         return "requeue_after"
+
+
+def _same_generation(old: Object | None, new: Object | None) -> bool:
+    """Whether the API server counts the specification of both as the same; many kinds are not counted."""
+    before, after = (each.metadata.generation if each is not None and each.metadata else None for each in (old, new))
+    return before is not None and before == after
