@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 _OWNER = "owner"
 _CONFIG = "config"
 _NODES_AGAIN = 300.0
+# A thousand pods become ready one by one, and the status has the names of all their nodes.
+_SETTLE = 1.0
 
 
 class PluginController:
@@ -59,7 +61,7 @@ class PluginController:
         self._nodes = nodes
         self._looks = False
         self._controller = manager.controller(self._kind.__name__.lower(), self.reconcile)
-        self._controller.own(self._resources).owned(self._daemonsets, self._kind)
+        self._controller.own(self._resources, settle=_SETTLE).owned(self._daemonsets, self._kind, settle=_SETTLE)
         self._resources.add_index(_CONFIG, lambda each: [each.provisioning_config()])
         self._daemonsets.add_index(_OWNER, self._owner_name)
         self._pods.add_index(_OWNER, _owner_uid)
@@ -90,12 +92,13 @@ class PluginController:
         daemonset = self._daemonsets.get(Request(reference.name, self._settings.namespace)) if reference else None
         owner = owner_request(daemonset, self._kind) if daemonset is not None else None
         if owner is not None:
-            self._controller.look_at(owner)
+            self._controller.look_at(owner, after=_SETTLE)
 
     def _node_changed(self, old: Node | None, new: Node | None) -> None:
         same = old is not None and new is not None and old.metadata.labels == new.metadata.labels
         if not same and len(self._resources) > 1:
-            self._look_at_all_soon()
+            for request in self._resources.requests():
+                self._controller.look_at(request, after=_SETTLE)
 
     def _look_at_all_soon(self) -> None:
         # a list tells of each of its objects, and one look is enough for all of them
