@@ -1,0 +1,91 @@
+"""AOCX files: an OpenCL design, an ELF file that holds an ELF file that holds a packed GBS file.
+
+Texts are in sections `.acl.…` of the outer file; `.acl.rand_hash` is what the design is called by. `.acl.fpga.bin` is
+the inner file, and its `.acl.gbs.gz` unpacks to the GBS file. Of a file that may have hundreds of megabytes only these
+are read, and what is unpacked has a limit.
+"""
+
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from accelplane.fpga.elf import ElfError, Window, sections
+from accelplane.fpga.gbs import BITSTREAM_LIMIT, HEAD_LIMIT
+
+_TEXTS = {".acl.board": "Board", ".acl.target": "Target", ".acl.rand_hash": "Hash", ".acl.version": "Version"}
+_TEXT_LIMIT = 64 * 1024
+_DESIGN = ".acl.fpga.bin"
+_PACKED = ".acl.gbs.gz"
+_GZIP = 16 + zlib.MAX_WBITS
+_STEP = 256 * 1024
+
+
+class AocxError(Exception):
+    """The file is no AOCX file, or its design cannot be unpacked."""
+
+
+class Aocx(NamedTuple):
+    """The texts Board, Target, Hash and Version, and where the packed GBS file is, None where there is no design."""
+
+    texts: Mapping[str, str]
+    packed: Window | None
+
+
+def parse(file: Window) -> Aocx:
+    """What the file has. Raises `AocxError`."""
+    try:
+        outer = sections(file, (*_TEXTS, _DESIGN))
+        texts = {word: _text(outer, section) for section, word in _TEXTS.items()}
+    except ElfError as error:
+        raise AocxError(str(error)) from None
+    if _DESIGN not in outer:
+        return Aocx(texts, None)
+    try:
+        packed = sections(outer[_DESIGN], (_PACKED,)).get(_PACKED)
+    except ElfError as error:
+        raise AocxError(f"its section {_DESIGN} {error}") from None
+    if packed is None:
+        raise AocxError(f"its section {_DESIGN} has no section {_PACKED}")
+    return Aocx(texts, packed)
+
+
+def unpacked(packed: Window) -> Iterator[bytes]:
+    """The GBS file, piece by piece. Raises `AocxError`; that it is complete is known at the end."""
+    room = HEAD_LIMIT + BITSTREAM_LIMIT
+    member = zlib.decompressobj(_GZIP)
+    try:
+        for packed_piece in _pieces(packed):
+            if member.eof:
+                raise AocxError(f"its section {_PACKED} has more bytes behind what is packed")
+            rest = packed_piece
+            full = False  # what filled its room may have left more in zlib's own memory
+            while rest or full:
+                piece = member.decompress(rest, _STEP)
+                rest, full = member.unconsumed_tail, len(piece) == _STEP
+                room -= len(piece)
+                if room < 0:
+                    raise AocxError(f"its section {_PACKED} unpacks to more than {BITSTREAM_LIMIT} bytes")
+                if piece:
+                    yield piece
+    except zlib.error as error:
+        raise AocxError(f"its section {_PACKED} cannot be unpacked: {error}") from None
+    except ElfError as error:
+        raise AocxError(f"its section {_PACKED} {error}") from None
+    if not member.eof:
+        raise AocxError(f"its section {_PACKED} ends too early, is the file complete?")
+    if member.unused_data:
+        raise AocxError(f"its section {_PACKED} has more bytes behind what is packed")
+
+
+def _pieces(window: Window) -> Iterator[bytes]:
+    for offset in range(0, window.size, _STEP):
+        yield window.read(offset, min(_STEP, window.size - offset))
+
+
+def _text(found: Mapping[str, Window], section: str) -> str:
+    window = found.get(section)
+    if window is None:
+        return ""
+    if window.size > _TEXT_LIMIT:
+        raise AocxError(f"its section {section} has {window.size} bytes, expected a short text")
+    return window.read(0, window.size).decode("utf-8", "replace").strip(" \t\r\n\0")

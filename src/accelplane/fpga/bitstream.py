@@ -1,0 +1,159 @@
+"""Bitstream files of both formats as one value. Which format it is, the extension says: `.gbs` or `.aocx`.
+
+    with opened("/tmp/nlb0.gbs") as bitstream:
+        bitstream.accelerator       # d8424dc4a4a3c413f89e433683f9040b
+        bitstream.read()            # what the hardware takes
+
+The file stays open meanwhile: what was looked at is what is programmed and installed, whoever replaces it.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import NamedTuple
+
+from accelplane.fpga import gbs
+from accelplane.fpga.gbs import BitstreamError
+
+EXTENSIONS = (".gbs", ".aocx")
+
+__all__ = ["EXTENSIONS", "Bitstream", "BitstreamError", "extra", "opened"]
+
+
+class Bitstream(NamedTuple):
+    """An open bitstream file. Ids are canonical, empty where the file does not say.
+
+    `accelerator` is what the port's AFU id becomes; `unique` is what the file is asked for and installed by, the same
+    or an OpenCL design's hash. `size` and `read` are of the bitstream as the hardware takes it; both raise
+    `BitstreamError`. `descriptor` is of the file as it is.
+    """
+
+    path: str
+    extension: str
+    interface: str
+    accelerator: str
+    unique: str
+    texts: Mapping[str, str]
+    programmable: bool
+    descriptor: int
+    size: Callable[[], int]
+    read: Callable[[], bytearray]
+
+
+@contextlib.contextmanager
+def opened(path: str, name: str = "") -> Generator[Bitstream]:
+    """The file at `path`, called `name` in messages if that is another. Raises `BitstreamError`."""
+    name = name or path
+    extension = os.path.splitext(name)[1]
+    if extension not in EXTENSIONS:
+        raise BitstreamError(f"{name}: extension {extension!a}, expected {' or '.join(EXTENSIONS)}")
+    try:
+        # O_NONBLOCK: a FIFO must not hold whoever waits for us.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except (OSError, ValueError) as error:
+        raise BitstreamError(f"{name}: {error.strerror if isinstance(error, OSError) else error}") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise BitstreamError(f"{name}: not a regular file")
+        yield (_gbs if extension == ".gbs" else _aocx)(name, descriptor, status.st_size)
+    finally:
+        os.close(descriptor)
+
+
+def extra(bitstream: Bitstream) -> dict[str, str]:
+    """More that a person may want to know. Raises `BitstreamError`."""
+    return {**bitstream.texts, **({"Size": str(bitstream.size())} if bitstream.programmable else {})}
+
+
+def _gbs(name: str, descriptor: int, file_size: int) -> Bitstream:
+    header = gbs.parse(_read(name, descriptor, 0, min(file_size, gbs.HEAD_LIMIT)), name)
+    size = file_size - header.offset
+    _check_size(name, size)
+    return Bitstream(
+        name,
+        ".gbs",
+        header.interface,
+        header.accelerator,
+        header.accelerator,
+        {},
+        programmable=True,
+        descriptor=descriptor,
+        size=lambda: size,
+        read=lambda: _read(name, descriptor, header.offset, size),
+    )
+
+
+def _aocx(name: str, descriptor: int, file_size: int) -> Bitstream:
+    from accelplane.fpga import aocx, elf  # noqa: PLC0415 - most bitstreams are none
+
+    try:
+        file = aocx.parse(elf.Window(descriptor, 0, file_size))
+    except aocx.AocxError as error:
+        raise BitstreamError(f"{name}: {error}") from None
+    packed = file.packed
+
+    def pieces() -> Iterator[bytes]:
+        if packed is None:
+            raise BitstreamError(f"{name}: has no section .acl.fpga.bin, so nothing can be programmed from it")
+        try:
+            yield from aocx.unpacked(packed)
+        except aocx.AocxError as error:
+            raise BitstreamError(f"{name}: {error}") from None
+
+    inner = f"{name} (.acl.gbs.gz)"
+    header = gbs.Gbs("", "", 0)
+    if packed is not None:
+        head = bytearray()
+        for piece in pieces():
+            head += piece
+            if len(head) > gbs.HEAD_LIMIT:
+                break
+        header = gbs.parse(bytes(head), inner)
+        _check_size(inner, len(head) - header.offset)
+
+    def size() -> int:
+        return sum(map(len, pieces())) - header.offset
+
+    def read() -> bytearray:
+        data = bytearray()
+        for piece in pieces():
+            data += piece
+        del data[: header.offset]
+        return data
+
+    return Bitstream(
+        name,
+        ".aocx",
+        header.interface,
+        header.accelerator,
+        file.texts["Hash"],
+        file.texts,
+        programmable=packed is not None,
+        descriptor=descriptor,
+        size=size,
+        read=read,
+    )
+
+
+def _check_size(name: str, size: int) -> None:
+    if size <= 0:
+        raise BitstreamError(f"{name}: no bitstream behind the metadata, is the file complete?")
+    if size > gbs.BITSTREAM_LIMIT:
+        raise BitstreamError(f"{name}: a bitstream of {size} bytes, at most {gbs.BITSTREAM_LIMIT} are possible")
+
+
+def _read(name: str, descriptor: int, offset: int, size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    done = 0
+    while done < size:
+        try:
+            count = os.preadv(descriptor, [view[done:]], offset + done)
+        except OSError as error:
+            raise BitstreamError(f"{name}: cannot be read: {error.strerror}") from None
+        if not count:
+            raise BitstreamError(f"{name}: has become shorter while it was read")
+        done += count
+    return data

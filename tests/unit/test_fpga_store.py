@@ -1,0 +1,144 @@
+"""The bitstream store: where files are looked for, and how they come there."""
+
+import os
+from pathlib import Path
+
+import pytest
+from bitstreams import HASH, INTERFACE, NLB0, NLB3, aocx, gbs, metadata
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from trees import link, write
+
+from accelplane.fpga.bitstream import BitstreamError, opened
+from accelplane.fpga.ids import IdError
+from accelplane.fpga.store import AlreadyInStore, NotInStore, StoreError, find, install, install_path, opened_for
+from accelplane.host import Host, HostError
+
+STORE = "srv/intel.com/fpga"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_a_bitstream_is_found_by_region_and_afu(tmp_path: Path, host: Host) -> None:
+    write(tmp_path / STORE / INTERFACE / f"{NLB0}.gbs", gbs(raw=b"zero"))
+    write(tmp_path / STORE / INTERFACE / f"{HASH}.aocx", aocx())
+    link(tmp_path / STORE / "arria10-nlb0.gbs", f"{INTERFACE}/{NLB0}.gbs")
+    with opened_for(host, INTERFACE.upper(), NLB0) as bitstream:
+        assert bitstream.read() == b"zero"
+        assert bitstream.path == f"/{STORE}/{INTERFACE}/{NLB0}.gbs"
+    with opened_for(host, INTERFACE, HASH) as bitstream:
+        assert bitstream.unique == HASH
+
+
+def test_gbs_comes_before_aocx_and_its_faults_are_final(tmp_path: Path, host: Host) -> None:
+    write(tmp_path / STORE / INTERFACE / f"{NLB0}.aocx", aocx())
+    assert find(host, INTERFACE, NLB0).endswith(".aocx")
+    write(tmp_path / STORE / INTERFACE / f"{NLB0}.gbs", b"broken")
+    with pytest.raises(BitstreamError, match=r"\.gbs: 6 bytes"), opened_for(host, INTERFACE, NLB0):
+        pass
+
+
+def test_what_is_missing_is_told_with_both_names(host: Host) -> None:
+    with pytest.raises(
+        NotInStore, match=rf"AFU {NLB0} in region {INTERFACE}: neither /{STORE}/.*\.gbs nor .*\.aocx is there"
+    ):
+        find(host, INTERFACE, NLB0)
+
+
+@pytest.mark.parametrize("afu", ["../../../etc/passwd", "..", "", f"{NLB0}/../x", "a" * 41, "1234567"])
+def test_nothing_but_ids_is_looked_for(host: Host, afu: str) -> None:
+    with pytest.raises(IdError, match=r"AFU .*: expected 8 to 40"):
+        find(host, INTERFACE, afu)
+    with pytest.raises(IdError, match=r"region .*: expected 8 to 40"):
+        find(host, afu, NLB0)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(region=st.text(), afu=st.text())
+def test_no_text_finds_anything_outside(region: str, afu: str, tmp_path: Path) -> None:
+    with pytest.raises((IdError, NotInStore)):
+        find(Host(tmp_path), region, afu)
+
+
+def test_links_within_the_store_are_followed_and_others_are_not(tmp_path: Path, host: Host) -> None:
+    region = tmp_path / STORE / INTERFACE
+    write(region / "kept" / "nlb0", gbs())
+    link(region / f"{NLB0}.gbs", "kept/nlb0")
+    assert find(host, INTERFACE, NLB0).endswith(f"{NLB0}.gbs")
+    write(tmp_path / "home/user/nlb3.gbs", gbs())
+    link(region / f"{NLB3}.gbs", "/home/user/nlb3.gbs")
+    with pytest.raises(StoreError, match=r"leads to /home/user/nlb3\.gbs, out of the store"):
+        find(host, INTERFACE, NLB3)
+
+
+def test_the_store_itself_may_be_a_link(tmp_path: Path, host: Host) -> None:
+    write(tmp_path / "data/fpga" / INTERFACE / f"{NLB0}.gbs", gbs())
+    link(tmp_path / STORE, "/data/fpga")
+    assert find(host, INTERFACE, NLB0) == f"/{STORE}/{INTERFACE}/{NLB0}.gbs"
+
+
+def test_a_link_in_circles_is_an_error(tmp_path: Path, host: Host) -> None:
+    link(tmp_path / STORE / INTERFACE / f"{NLB0}.gbs", f"{NLB0}.gbs")
+    with pytest.raises((StoreError, HostError), match="links"):
+        find(host, INTERFACE, NLB0)
+
+
+@pytest.mark.parametrize(("name", "content", "unique"), [("a.gbs", gbs(), NLB0), ("a.aocx", aocx(), HASH)])
+def test_installing_makes_a_copy_that_everybody_can_read(
+    tmp_path: Path, host: Host, name: str, content: bytes, unique: str
+) -> None:
+    source = write(tmp_path / name, content)
+    umask = os.umask(0o077)
+    try:
+        with opened(str(source)) as bitstream:
+            path = install(host, bitstream)
+            assert path == install_path(bitstream) == f"/{STORE}/{INTERFACE}/{unique}{source.suffix}"
+    finally:
+        os.umask(umask)
+    copy = tmp_path / path[1:]
+    assert copy.read_bytes() == content
+    assert copy.stat().st_mode & 0o777 == 0o644
+    assert {directory.stat().st_mode & 0o777 for directory in (copy.parent, copy.parents[1], copy.parents[2])} == {
+        0o755
+    }
+    assert os.listdir(copy.parent) == [copy.name]
+    assert find(host, INTERFACE, unique) == path
+
+
+def test_what_is_there_is_overwritten_only_when_told(tmp_path: Path, host: Host) -> None:
+    there = write(tmp_path / STORE / INTERFACE / f"{NLB0}.gbs", b"older")
+    with opened(str(write(tmp_path / "new.gbs", gbs()))) as bitstream:
+        for dry_run in (False, True):
+            with pytest.raises(AlreadyInStore, match=r"is there already; -force overwrites it"):
+                install(host, bitstream, dry_run=dry_run)
+        install(host, bitstream, force=True, dry_run=True)
+        assert there.read_bytes() == b"older"
+        install(host, bitstream, force=True)
+    assert there.read_bytes() == gbs()
+    assert os.listdir(there.parent) == [there.name]
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path, host: Host) -> None:
+    with opened(str(write(tmp_path / "a.gbs", gbs()))) as bitstream:
+        assert install(host, bitstream, dry_run=True) == f"/{STORE}/{INTERFACE}/{NLB0}.gbs"
+    assert not (tmp_path / "srv").exists()
+
+
+@pytest.mark.parametrize("text", [metadata("", NLB0), metadata("../../../etc", NLB0), metadata(afu="x/y")])
+def test_a_file_that_does_not_say_where_it_belongs_is_not_installed(tmp_path: Path, host: Host, text: bytes) -> None:
+    with opened(str(write(tmp_path / "a.gbs", gbs(text)))) as bitstream:
+        assert install_path(bitstream) == ""
+        with pytest.raises(StoreError, match="cannot be installed, its interface id is"):
+            install(host, bitstream)
+
+
+def test_a_store_that_cannot_be_written_is_told(tmp_path: Path, host: Host) -> None:
+    write(tmp_path / "srv", "a file where a directory should be")
+    with (
+        opened(str(write(tmp_path / "a.gbs", gbs()))) as bitstream,
+        pytest.raises(StoreError, match=r"fpga/.*\.gbs: cannot be installed: Not a directory"),
+    ):
+        install(host, bitstream)
