@@ -13,7 +13,8 @@ from accelplane.operator.daemonsets import render
 from accelplane.operator.settings import Settings
 from accelplane.operator.update import plan
 
-from .cluster import Cluster
+from .cluster import Cluster, ClusterError
+from .machine import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -110,11 +111,21 @@ def test_what_an_older_operator_made_is_taken_over_whole(cluster: Cluster, names
     cluster.kubectl(*words, text=json.dumps(made))
 
     desired = render(plugin("sgx", **NOWHERE), settings)
-    takeover = plan(desired, [found(cluster, namespace, name)], manager=MANAGER)
+    # The controller of DaemonSets writes its status once, and is somebody else, too.
+    wait_until(lambda: found(cluster, namespace, name)["status"].get("observedGeneration"), f"status of {name}")
+    before = found(cluster, namespace, name)
+    takeover = plan(desired, [before], manager=MANAGER)
     assert takeover.managed_fields
-    patch = [{"op": "replace", "path": "/metadata/managedFields", "value": takeover.managed_fields}]
-    words = ("patch", "daemonset", name, f"--namespace={namespace}", "--type=json", "--patch", json.dumps(patch))
-    cluster.kubectl(*words, f"--field-manager={MANAGER}")
+    words = ("patch", "daemonset", name, f"--namespace={namespace}", "--type=json", f"--field-manager={MANAGER}")
+
+    def hand_over(version: str) -> None:
+        values = {"resourceVersion": version, "managedFields": takeover.managed_fields}
+        patch = [{"op": "replace", "path": f"/metadata/{field}", "value": value} for field, value in values.items()]
+        cluster.kubectl(*words, "--patch", json.dumps(patch))
+
+    with pytest.raises(ClusterError, match="the object has been modified"):
+        hand_over("1")
+    hand_over(before["metadata"]["resourceVersion"])
     there = applied(cluster, takeover.apply or {})
 
     assert there["metadata"]["name"] == name

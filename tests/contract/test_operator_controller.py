@@ -174,12 +174,14 @@ async def test_what_an_older_operator_made_goes_on_under_its_name_and_others_go(
         about = {"name": name, "namespace": NAMESPACE, "labels": labels, "creationTimestamp": age}
         about |= {"ownerReferences": [reference], "managedFields": [by_go]}
         api.put("daemonsets", {"metadata": about, "spec": {"selector": {"matchLabels": labels}}})
+    version = (api.get("daemonsets", "intel-gpu-plugin", NAMESPACE) or {})["metadata"]["resourceVersion"]
     async with operator(api, "gpu"):
         await until(lambda: [each["metadata"]["name"] for each in api.all("daemonsets")] == ["intel-gpu-plugin"])
         await until(lambda: says(api, "Available", "True"))
     patches = [each for each in api.asked if each.method == "PATCH" and each.path.endswith("/intel-gpu-plugin")]
     assert [each.content_type for each in patches] == ["application/json-patch+json", "application/apply-patch+yaml"]
-    (operation,) = patches[0].body
+    precondition, operation = patches[0].body
+    assert (precondition["path"], precondition["value"]) == ("/metadata/resourceVersion", version)
     assert (operation["path"], operation["value"][0]["manager"]) == ("/metadata/managedFields", "accelplane-operator")
 
 

@@ -229,7 +229,12 @@ class PluginController:
         if planned.creates:
             await self._check_name(made)
         elif planned.managed_fields is not None:
-            change = [{"op": "replace", "path": "/metadata/managedFields", "value": planned.managed_fields}]
+            # With the version that they were read at: somebody else may own more by now, and that is a conflict.
+            version = _seen(planned.kept or {}).metadata.resource_version
+            change = [
+                {"op": "replace", "path": "/metadata/resourceVersion", "value": version},
+                {"op": "replace", "path": "/metadata/managedFields", "value": planned.managed_fields},
+            ]
             await self._client.patch(DaemonSet, name, change, namespace=namespace)
         written = await self._client.apply(made)
         if planned.creates:
