@@ -62,6 +62,12 @@ def cluster(cluster_is_possible: None) -> Iterator[Cluster]:
         _running.remove(running)
 
 
+@pytest.fixture(scope="session")
+def image(cluster: Cluster) -> None:
+    """The product's images are on the nodes of ``cluster``."""
+    cluster.import_image(product_image())
+
+
 @pytest.fixture
 def node(cluster: Cluster) -> Node:
     """The node of ``cluster``."""

@@ -16,7 +16,6 @@ from .cluster import Cluster, Node
 from .hardware import sample_gpu
 from .machine import REPOSITORY, wait_until
 from .objects import Object, pod
-from .product_image import product_image
 
 pytestmark = pytest.mark.cluster
 
@@ -67,12 +66,6 @@ class Plugin:
 
     def exec(self, *command: str) -> str:
         return self.cluster.kubectl("exec", self.pod["metadata"]["name"], "-n", self.namespace, "--", *command)
-
-
-@pytest.fixture(scope="session")
-def image(cluster: Cluster) -> None:
-    """The product's images are on the cluster's nodes."""
-    cluster.import_image(product_image())
 
 
 @pytest.fixture
