@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from kubeapi import KubeApi, kube_api
 from kubekinds import Config, Widget, WidgetSpec, WidgetStatus, widget
+from lightkube.config.kubeconfig import SingleConfig
+from lightkube.config.models import Cluster, Context, User
 from lightkube.core.exceptions import ConfigError
 from waiting import until
 
@@ -143,7 +145,7 @@ async def test_a_server_that_does_not_answer_is_unreachable(api: KubeApi) -> Non
 async def test_a_connection_that_breaks_is_unreachable_and_the_next_one_works(api: KubeApi, client: Client) -> None:
     api.put("widgets", widget("w"))
     api.fault("GET")
-    with pytest.raises(errors.Unreachable):
+    with pytest.raises(errors.Unreachable, match=api.url):
         await client.get(Widget, "w")
     assert await client.get(Widget, "w")
 
@@ -220,3 +222,30 @@ def test_the_file_named_wins_over_the_environment(tmp_path: Path, monkeypatch: p
     assert load_config().namespace == "environment"
     with pytest.raises(ConfigError, match="not found"):
         load_config(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff\x00", b"plain words", b"[1]", b"apiVersion: v1", b"{", b"current-context: x\nclusters: 7",
+     b"current-context: x\nclusters: []\ncontexts: []"],
+)  # fmt: skip
+def test_what_is_no_kubeconfig_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "config"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=str(file)):
+        load_config(str(file))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "user", "words"),
+    [
+        (Cluster(server="http://[::1"), None, r"http://\[::1"),
+        (Cluster(server="https://a", certificate_auth="/no/ca.crt"), None, "/no/ca.crt: FileNotFoundError"),
+        (Cluster(server="https://a", certificate_auth_data="AAAA"), None, "https://a: SSLError"),
+        (Cluster(server="https://a"), User(client_cert="/no/crt", client_key="/no/key"), "/no/crt, /no/key"),
+    ],
+)
+def test_a_server_that_cannot_be_reached_as_configured_is_named(cluster: Cluster, user: User, words: str) -> None:
+    config = SingleConfig(context_name="x", context=Context(cluster="c"), cluster=cluster, user=user)
+    with pytest.raises(ConfigError, match=words):
+        Client(config, field_manager="test")

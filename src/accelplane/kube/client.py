@@ -8,6 +8,7 @@ Facts: Kubernetes API concepts (paths, list chunks, watch, bookmarks, patch medi
 """
 
 import asyncio
+import functools
 import logging
 import os
 import random
@@ -21,6 +22,7 @@ from lightkube.config.client_adapter import AsyncClient, ConnectionParams
 from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, KubeConfig, SingleConfig
 from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
+from yaml import YAMLError
 
 from .errors import NotFound, Silent, Unintelligible, Unreachable, refusal
 from .metrics import Metrics
@@ -80,19 +82,27 @@ def load_config(kubeconfig: str = "") -> SingleConfig:
 
     Raises `lightkube.core.exceptions.ConfigError`.
     """
-    if path := kubeconfig or os.environ.get("KUBECONFIG", ""):
-        found = KubeConfig.from_file(path).get()
-    elif "KUBERNETES_SERVICE_HOST" in os.environ:
-        found = KubeConfig.from_service_account().get()
+    path = kubeconfig or os.environ.get("KUBECONFIG", "")
+    if not path and "KUBERNETES_SERVICE_HOST" in os.environ:
+        path, load = "the service account", KubeConfig.from_service_account
     else:
-        found = KubeConfig.from_file(DEFAULT_KUBECONFIG).get()
+        path = path or DEFAULT_KUBECONFIG
+        load = functools.partial(KubeConfig.from_file, path)
+    try:
+        found = load().get()
+    except (ConfigError, LookupError, AttributeError, TypeError, ValueError, OSError, YAMLError) as error:
+        # lightkube looks at nothing before it uses it
+        raise ConfigError(f"{path}: {_cause(error)}; expected a kubeconfig file") from error
     if found is None:
-        raise ConfigError("the kubeconfig file has no current context")
+        raise ConfigError(f"{path}: has no current context")
     return found
 
 
 class Client:
-    """The API server, for one program. Ends with `close`."""
+    """The API server, for one program. Ends with `close`.
+
+    Raises `lightkube.core.exceptions.ConfigError` for an address or certificates that cannot be used.
+    """
 
     def __init__(
         self, config: SingleConfig, *, field_manager: str, metrics: Metrics | None = None, timeout: float = 10.0
@@ -101,9 +111,14 @@ class Client:
         self.namespace = config.namespace
         self.metrics = metrics or Metrics()
         self._timeout = timeout
-        self._http = AsyncClient(
-            config if config.user else config._replace(user=User()), ConnectionParams(timeout=httpx2.Timeout(timeout))
-        )
+        self._server = config.cluster.server
+        user = config.user or User()
+        try:
+            self._http = AsyncClient(config._replace(user=user), ConnectionParams(timeout=httpx2.Timeout(timeout)))
+        except (OSError, ValueError, httpx2.InvalidURL) as error:
+            files = (config.cluster.certificate_auth, user.client_cert, user.client_key)
+            named = "".join(f", {file}" for file in files if file)
+            raise ConfigError(f"{config.fname or 'kubeconfig'}: {self._server}{named}: {_cause(error)}") from error
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -231,7 +246,7 @@ class Client:
             finally:
                 await answer.aclose()
         except (httpx2.HTTPError, OSError, ssl.SSLError) as error:
-            raise Unreachable(name, _cause(error)) from error
+            raise Unreachable(name, f"{self._server}: {_cause(error)}") from error
 
     async def _request(
         self,
@@ -254,7 +269,7 @@ class Client:
                 finally:
                     await answer.aclose()
         except (httpx2.HTTPError, OSError, ssl.SSLError) as error:
-            raise Unreachable(name, _cause(error)) from error
+            raise Unreachable(name, f"{self._server}: {_cause(error)}") from error
         if not answer.is_success:
             raise refusal(name, answer.status_code, text, answer.headers.get("Retry-After"))
         return text
