@@ -6,6 +6,7 @@ is kept for long: the log has it, too.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -112,13 +113,14 @@ class Recorder:
 
     async def run(self) -> None:
         """Writes events until cancelled."""
+        wait: float | None = None
         while True:
-            await self._news.wait()
+            # what is due later is looked at then, and what is new at once
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._news.wait()
             self._news.clear()
             wait = await self._write()
-            if wait is not None:
-                # what is due later is looked at then, and what is new at once
-                asyncio.get_running_loop().call_later(wait, self._news.set)
 
     async def flush(self) -> None:
         """Writes what was recorded and not written: the end of a program is worth an event."""
