@@ -300,7 +300,7 @@ async def test_events_of_other_objects_and_words_are_others(world: World) -> Non
 async def test_events_that_cannot_be_written_hold_nobody_up(world: World, caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder(world.client, "tests", "here")
     regarding = await thing(world)
-    world.api.fault("POST .*/events", 403, times=3)
+    world.api.fault("POST .*/events", 500, times=3)
     for number in range(3):
         recorder.record(regarding, "Normal", "Created", f"number {number}")
     await recorder.flush()
@@ -308,6 +308,38 @@ async def test_events_that_cannot_be_written_hold_nobody_up(world: World, caplog
     assert "event Created of Widget/w: not written" in caplog.text
     await recorder.flush()
     assert world.api.count("POST .*/events") == 3
+
+
+async def test_events_that_a_role_does_not_allow_are_in_the_log_which_says_so_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    recorder = Recorder(world.client, "tests", "here")
+    regarding = await thing(world)
+    forbidden = world.api.fault("POST .*/events", 403, times=1_000_000)
+    for number in range(3):
+        recorder.record(regarding, "Normal", "Created", f"number {number}")
+    await recorder.flush()
+    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("no events are written in namespace default, they are in this log alone: POST ")
+    assert all(f"event Created of Widget/w: number {number}" in caplog.text for number in range(3))
+    forbidden.times = 0
+    recorder.record(regarding, "Normal", "Created", "number 3")
+    await recorder.flush()
+    assert [one["note"] for one in world.api.all("events")] == ["number 3"]
+
+
+async def test_what_is_on_its_way_is_not_written_a_second_time_at_the_end(world: World) -> None:
+    recorder = Recorder(world.client, "tests", "here")
+    regarding = await thing(world)
+    world.api.fault("POST .*/events", hang=True)
+    recorder.record(regarding, "Normal", "Created", "x")
+    running = asyncio.create_task(recorder.run())
+    await until(lambda: world.api.count("POST .*/events") == 1)
+    await recorder.flush()
+    assert world.api.count("POST .*/events") == 1
+    running.cancel()
 
 
 async def test_an_event_that_expired_is_made_anew(world: World) -> None:

@@ -9,7 +9,7 @@ from kubeapi import KubeApi, kube_api
 from waiting import until
 
 from accelplane.kube.client import Client
-from accelplane.kube.leader import Election, LeaderElector, LeaseLost
+from accelplane.kube.leader import Election, LeaderElector, LeaseLost, boot_time
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/n/leases"
 
@@ -152,6 +152,27 @@ async def test_a_lease_that_cannot_be_released_holds_nobody_up(
     api.fault(f"PUT {PATH}", hang=True)
     await soon(leader.release())
     assert "lease n/l: not released" in caplog.text
+
+
+async def test_a_renewal_that_arrives_late_does_not_keep_the_lease(api: KubeApi, client: Client) -> None:
+    leader = candidate(client, "one")
+    await soon(leader.acquire())
+    api.fault(f"PUT {PATH}", 409)
+    await soon(leader.release())
+    assert not holder(api)
+
+
+async def test_a_leader_whose_machine_slept_has_lost_when_it_wakes_up(api: KubeApi, client: Client) -> None:
+    slept = [0.0]
+    leader = LeaderElector(
+        client,
+        Election(name="l", namespace="n", identity="one", lease=1, renew=0.6, retry=0.05),
+        clock=lambda: boot_time() + slept[0],
+    )
+    await soon(leader.acquire())
+    slept[0] = 3600
+    with pytest.raises(LeaseLost, match=r"not renewed for 0\.6 s"):
+        await soon(leader.hold())
 
 
 def test_times_that_cannot_work_are_refused() -> None:

@@ -39,7 +39,9 @@ def manager(client: Client) -> Manager:
     return made(client)
 
 
-def made(client: Client, identity: str = "", end: Callable[[int], None] = os._exit, **more: bool) -> Manager:
+def made(
+    client: Client, identity: str = "", end: Callable[[int], None] = os._exit, *, profiling: bool = False
+) -> Manager:
     election = None
     if identity:
         election = Election(name="l", namespace="n", identity=identity, lease=1, renew=0.6, retry=0.05)
@@ -50,7 +52,7 @@ def made(client: Client, identity: str = "", end: Callable[[int], None] = os._ex
         metrics_address="127.0.0.1:0",
         patience=HASTE,
         end=end,
-        **more,
+        profiling=profiling,
     )
 
 
@@ -223,6 +225,47 @@ async def test_the_second_signal_ends_it_at_once(api: KubeApi, client: Client) -
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+async def test_who_does_not_end_in_time_is_ended_before_the_lease_is_released(api: KubeApi, client: Client) -> None:
+    begun: set[str] = set()
+    ended: dict[str, object] = {}
+
+    async def stuck(who: str) -> None:
+        begun.add(who)
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            # what such an end may have to do
+            await client.get(Widget, "w")
+            ended[who] = api.objects["leases", "n", "l"]["spec"]["holderIdentity"]
+
+    election = Election(name="l", namespace="n", identity="one", lease=2, renew=1, retry=0.05)
+    manager = Manager(client, election=election, health_address=OFF, metrics_address=OFF, grace=0.1)
+    manager.controller("widget", lambda _request: stuck("controller")).own(manager.cache(Widget))
+    manager.background(lambda: stuck("background"), leader_only=True)
+    api.put("widgets", widget("w"))
+    task = asyncio.create_task(manager.run())
+    await until(lambda: len(begun) == 2)
+    manager.stop()
+    async with asyncio.timeout(5):
+        await task
+    assert ended == {"controller": "one", "background": "one"}
+    assert not api.objects["leases", "n", "l"]["spec"].get("holderIdentity")
+
+
+async def test_an_api_server_that_is_away_does_not_keep_it_from_ending_in_order(api: KubeApi, client: Client) -> None:
+    manager = Manager(client, health_address=OFF, metrics_address=OFF, grace=0.2)
+    widgets = manager.cache(Widget)
+    api.put("widgets", widget("w"))
+    task = asyncio.create_task(manager.run())
+    await until(lambda: len(widgets) == 1)
+    api.fault("POST .*/events", hang=True, times=100)
+    for number in range(9):
+        manager.events.record(next(iter(widgets)), "Normal", "Seen", f"number {number}")
+    manager.stop()
+    async with asyncio.timeout(5):
+        await task
 
 
 async def test_only_the_leader_reconciles_and_the_next_one_takes_over(api: KubeApi, client: Client) -> None:

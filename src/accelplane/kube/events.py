@@ -3,6 +3,9 @@
 An event that comes again becomes one with a count, and is written at most every few seconds, so that an object that
 fails ten times a second makes two requests a minute. Nobody waits for an event to be written, and none that cannot be
 is kept for long: the log has it, too.
+
+Events about objects of the whole cluster stand in namespace `default`: in no other one that people use does the API
+server take them, nor does `kubectl describe` look there.
 """
 
 import asyncio
@@ -20,7 +23,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.events_v1 import Event
 
 from .client import Client
-from .errors import ApiError, NotFound
+from .errors import ApiError, NotFound, Refused
 from .objects import Object, api_of, metadata_of, micro_time
 
 log = logging.getLogger(__name__)
@@ -60,6 +63,8 @@ class Recorder:
         self._every = every
         self._known: OrderedDict[_Key, _Known] = OrderedDict()
         self._news = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._forbidden: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -128,6 +133,11 @@ class Recorder:
 
     async def _write(self, *, due: bool = False) -> float | None:
         """Writes what is due; after how many seconds something will be."""
+        # who wants the rest written does not write again what is on its way
+        async with self._writing:
+            return await self._write_all(due=due)
+
+    async def _write_all(self, *, due: bool) -> float | None:
         soonest: float | None = None
         for key, known in list(self._known.items()):
             now = time.monotonic()
@@ -143,10 +153,20 @@ class Recorder:
             try:
                 await self._write_one(known, count)
             except ApiError as error:
-                log.warning("event %s of %s: not written: %s", key.reason, key.kind, error)
+                self._tell(key, metadata_of(known.event).namespace or "", error)
             # one that could not be written is not tried again until it comes again
             known.written = count
         return soonest
+
+    def _tell(self, key: _Key, namespace: str, error: ApiError) -> None:
+        """That an event is not written. A role that does not allow it is no news at the second time."""
+        if not isinstance(error, Refused) or error.code != 403:
+            log.warning("event %s of %s: not written: %s", key.reason, key.kind, error)
+            return
+        if namespace not in self._forbidden:
+            self._forbidden.add(namespace)
+            log.warning("no events are written in namespace %s, they are in this log alone: %s", namespace, error)
+        log.info("event %s of %s: %s", key.reason, key.kind, key.note)
 
     async def _write_one(self, known: _Known, count: int) -> None:
         metadata = metadata_of(known.event)

@@ -1,8 +1,9 @@
 """Leader election by a Lease: of several processes one is the leader, and one that is no longer it ends.
 
-As client-go does it, so that both can compete for one Lease. Clocks are not compared: a holder is gone when its Lease
-has not changed for its whole duration by the clock of who looks. Who cannot renew its own gives up earlier than that,
-and there is no way to give up gently: whatever it still does, somebody else may do already.
+As client-go does it, so that both can compete for one Lease. Clocks are not compared, and none is used that can be
+set: a holder is gone when its Lease has not changed for its whole duration by the clock of who looks. That clock goes
+on while the machine sleeps, so a leader who wakes up knows that it is none any more. Who cannot renew its own gives up
+earlier than that, and there is no way to give up gently: whatever it still does, somebody else may do already.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import random
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -24,6 +26,11 @@ from .errors import AlreadyExists, ApiError, Conflict, NotFound
 from .objects import micro_time
 
 log = logging.getLogger(__name__)
+
+
+def boot_time() -> float:
+    """Seconds since the machine was started, those included in which it slept."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeaseLost(Exception):
@@ -57,8 +64,9 @@ class Election(msgspec.Struct, frozen=True, kw_only=True):
 class LeaderElector:
     """One candidate: `acquire`, then `hold`, and `release` in the end."""
 
-    def __init__(self, client: Client, election: Election) -> None:
+    def __init__(self, client: Client, election: Election, *, clock: Callable[[], float] = boot_time) -> None:
         self.election = election
+        self._clock = clock
         self.leading = False
         self._client = client
         self._gauge = client.metrics.leader.labels(election.name)
@@ -99,16 +107,23 @@ class LeaderElector:
         self._gauge.set(0)
         try:
             async with asyncio.timeout(self.election.retry):
-                lease = await self._client.get(Lease, self.election.name, self.election.namespace)
-                if lease.spec and lease.spec.holderIdentity == self.election.identity:
-                    # a duration must be positive
-                    lease.spec.holderIdentity, lease.spec.leaseDurationSeconds = "", 1
-                    await self._client.replace(lease)
+                try:
+                    await self._give_up()
+                except Conflict:
+                    # a renewal that nobody waited for any more arrived
+                    await self._give_up()
         except (ApiError, TimeoutError) as error:
             log.warning("lease %s/%s: not released: %s", self.election.namespace, self.election.name, error)
 
+    async def _give_up(self) -> None:
+        lease = await self._client.get(Lease, self.election.name, self.election.namespace)
+        if lease.spec and lease.spec.holderIdentity == self.election.identity:
+            # a duration must be positive
+            lease.spec.holderIdentity, lease.spec.leaseDurationSeconds = "", 1
+            await self._client.replace(lease)
+
     def _remaining(self) -> float:
-        return max(0.0, self._renewed_at + self.election.renew - time.monotonic())
+        return max(0.0, self._renewed_at + self.election.renew - self._clock())
 
     def _lose(self, why: str) -> None:
         self.leading = False
@@ -137,7 +152,7 @@ class LeaderElector:
 
     async def _take(self, purpose: Literal["acquire", "renew"]) -> bool:
         election = self.election
-        began = time.monotonic()
+        began = self._clock()
         try:
             lease = await self._client.get(Lease, election.name, election.namespace)
         except NotFound:
@@ -152,7 +167,7 @@ class LeaderElector:
         holder = found.holderIdentity or ""
         if holder and holder != election.identity:
             duration = found.leaseDurationSeconds or election.lease
-            if purpose == "renew" or time.monotonic() < self._seen_at + duration:
+            if purpose == "renew" or self._clock() < self._seen_at + duration:
                 return False
         if purpose == "renew" and not holder:
             return False
@@ -164,7 +179,7 @@ class LeaderElector:
 
     def _look(self, found: LeaseSpec) -> None:
         if self._seen != found:
-            self._seen, self._seen_at = found, time.monotonic()
+            self._seen, self._seen_at = found, self._clock()
 
     def _spec(self, before: LeaseSpec) -> LeaseSpec:
         election = self.election

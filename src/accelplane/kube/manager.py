@@ -10,6 +10,7 @@ What fails beyond repair ends the program: whoever started it starts it again.
 """
 
 import asyncio
+import contextlib
 import io
 import logging
 import os
@@ -42,6 +43,9 @@ Check = Callable[[], bool | Coroutine[object, object, bool]]
 
 OFF = "0"
 """As an address: no such server."""
+
+# for the last events, when what was begun has ended
+_FAREWELL = 5.0
 
 _TEXT = "text/plain; charset=utf-8"
 _PAGES = HttpLimits(body=0, connections=64, idle=30)
@@ -101,6 +105,7 @@ class Manager:
         self._caches: dict[_Which, _Cache] = {}
         self._controllers: list[Controller] = []
         self._running: list[asyncio.Task[None]] = []
+        self._led: list[asyncio.Task[None]] = []
         self._contexts: list[AbstractAsyncContextManager[object]] = []
         self._work: list[tuple[Work, bool]] = []
         self._checks: dict[str, Check] = {}
@@ -182,9 +187,7 @@ class Manager:
             if self.elector is not None:
                 await self.elector.acquire()
                 tasks.create_task(self._hold(self.elector))
-            for work, leading in self._work:
-                if leading:
-                    tasks.create_task(work())
+            self._led = [tasks.create_task(work()) for work, leading in self._work if leading]
             self._running = [
                 tasks.create_task(controller.run(), name=f"controller {controller.name}")
                 for controller in self._controllers
@@ -202,15 +205,17 @@ class Manager:
             raise
 
     async def _finish(self) -> None:
-        """Lets controllers end what they do, the Lease being held meanwhile."""
+        """Lets controllers end what they do, or makes them, the Lease being held meanwhile."""
         for controller in self._controllers:
             controller.stop()
         if self._running:
             _, left = await asyncio.wait(self._running, timeout=self._grace)
             for task in left:
                 log.warning("%s: not finished within %g s", task.get_name(), self._grace)
-        async with asyncio.timeout(self._grace):
-            await self.events.flush()
+        await _cancel([*self._running, *self._led])
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(_FAREWELL, self._grace)):
+                await self.events.flush()
 
     def _signalled(self) -> None:
         if self._stopping.is_set():
