@@ -151,6 +151,8 @@ async def test_what_an_older_installation_lacks_does_not_keep_the_rest_from_work
     for name in ("one", "two"):
         api.put("gpudeviceplugins", resource("gpu", name, image=IMAGE))
     await until(lambda: len(api.all("daemonsets")) == 2)
+    late = await review(await port_of(process), "/validate-deviceplugin-intel-com-v1-npudeviceplugin", resource("npu"))
+    assert "has to be started again" in late["status"]["message"]
     assert process.log().count("nodes may not be listed") == 1
     assert "403" not in process.log()
     assert await process.terminate() == 0

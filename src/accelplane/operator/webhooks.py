@@ -25,7 +25,11 @@ def hooks(controllers: Mapping[str, PluginController], policy: ImagePolicy) -> I
         controller = controllers.get(family)
         if controller is None:
             for path in paths:
-                yield refusing(path, f"{model.__name__} is not enabled: the operator runs without -devices={family}")
+                yield refusing(
+                    path,
+                    f"{model.__name__} is not enabled: the operator runs without -devices={family}, or began before "
+                    "there was a definition of this kind and has to be started again",
+                )
         else:
             yield _defaulter(paths[0], family, policy)
             yield _validator(paths[1], controller, policy)
