@@ -1,4 +1,4 @@
-"""What a simulated node has of QAT, DSA, IAA, DLB and SGX, as values: the state in which the kernel is found.
+"""What a simulated node has of QAT, DSA, IAA, DLB, FPGAs and SGX, as values: the state in which the kernel is found.
 
 Whatever is left out follows from the number of the device, so that `{}` is a complete one. Facts: the PCI id tables of
 the kernel's qat_*, idxd and vfio_pci drivers, and of Intel's dlb2 driver.
@@ -15,6 +15,7 @@ from accelplane.simulate.checks import BDF, MAX_INDEX, MAX_NUMA_NODES, MAX_VFS, 
 MAX_QUEUES = 8  # of one DSA or IAA device
 _SERVICES = re.compile(r"[a-z]+(;[a-z]+)*")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_FPGA_ID = re.compile(r"[0-9a-f]{32}")
 
 QatModel = Literal["4xxx", "401xx", "402xx", "420xx", "6xxx", "c6xx", "c3xxx", "d15xx", "dh895xcc", "c4xxx"]
 DsaModel = Literal["0b25", "11fb", "1212"]
@@ -182,7 +183,32 @@ class SgxSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_
         check(bounded("epc", self.epc, 2**63 - 1))
 
 
-def offload_address(kind: Literal["qat", "dsa", "iaa", "dlb"], index: int, numa_nodes: int) -> str:
+class FpgaSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """One FPGA card: a port for each of `afus`, programmed with it; `interface` is what its regions are built for.
+
+    The last `vfs` ports belong to virtual functions. Programming takes `seconds`.
+    """
+
+    driver: Literal["dfl", "opae"] = "dfl"
+    bdf: str | None = None
+    numa_node: int | None = None
+    interface: str = "69528db6eb31577a8c3668f9faa081f6"
+    afus: Sequence[str] = ("d8424dc4a4a3c413f89e433683f9040b",)
+    vfs: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        check(
+            spelled("bdf", self.bdf, BDF, "0000:63:00.0"),
+            bounded("numa-node", self.numa_node, MAX_NUMA_NODES - 1, least=-1),
+            spelled("interface", self.interface, _FPGA_ID, "69528db6eb31577a8c3668f9faa081f6"),
+            *(spelled("afus", afu, _FPGA_ID, "d8424dc4a4a3c413f89e433683f9040b") for afu in self.afus),
+            bounded("number of afus", len(self.afus), 16, least=1),
+            bounded("vfs", self.vfs, len(self.afus)),
+        )
+
+
+def offload_address(kind: Literal["qat", "dsa", "iaa", "dlb", "fpga"], index: int, numa_nodes: int) -> str:
     """Where the device of that number sits unless told otherwise: as on real processors, devices of one place together.
 
     Each place has four buses, from 60 on even NUMA nodes and from e0 on odd ones.
@@ -190,5 +216,11 @@ def offload_address(kind: Literal["qat", "dsa", "iaa", "dlb"], index: int, numa_
     place, numa_node = divmod(index, max(numa_nodes, 1))
     overflow, place = divmod(place, 8)
     domain = numa_node // 2 + 0x100 * overflow
-    bus, function = {"dsa": (0, "01.0"), "iaa": (0, "02.0"), "qat": (1, "00.0"), "dlb": (2, "00.0")}[kind]
+    bus, function = {
+        "dsa": (0, "01.0"),
+        "iaa": (0, "02.0"),
+        "qat": (1, "00.0"),
+        "dlb": (2, "00.0"),
+        "fpga": (3, "00.0"),
+    }[kind]
     return f"{domain:04x}:{0x60 + 0x80 * (numa_node % 2) + 4 * place + bus:02x}:{function}"

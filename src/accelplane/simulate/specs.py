@@ -28,7 +28,7 @@ from accelplane.simulate.description import (
     read_description,
     read_limited,
 )
-from accelplane.simulate.offload import DlbSpec, DsaSpec, IaaSpec, QatSpec, SgxSpec
+from accelplane.simulate.offload import DlbSpec, DsaSpec, FpgaSpec, IaaSpec, QatSpec, SgxSpec
 
 MAX_TILES = 64
 
@@ -131,6 +131,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid
     dsas: Sequence[DsaSpec] = ()
     iaas: Sequence[IaaSpec] = ()
     dlbs: Sequence[DlbSpec] = ()
+    fpgas: Sequence[FpgaSpec] = ()
     sgx: SgxSpec | None = None
     numa_nodes: int = 1
     iommu: Literal["scalable", "legacy", "off"] = "scalable"
@@ -140,7 +141,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid
 
     def __post_init__(self) -> None:
         check(bounded("numa-nodes", self.numa_nodes, MAX_NUMA_NODES))
-        lists = ("gpus", "npus", "qats", "dsas", "iaas", "dlbs")
+        lists = ("gpus", "npus", "qats", "dsas", "iaas", "dlbs", "fpgas")
         for key in lists:
             check(bounded(f"number of {key}", len(getattr(self, key)), MAX_INDEX + 1))
 

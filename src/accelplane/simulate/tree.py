@@ -60,11 +60,11 @@ class SimulatedNode:
     def build(self, spec: NodeSpec) -> list[str]:
         """Plugs in everything that `spec` has and returns the names, without those of virtual functions.
 
-        QAT, DSA, IAA, DLB and SGX are there from then on, as plain files; they have no names to unplug them by.
+        QAT, DSA, IAA, DLB, FPGAs and SGX are there from then on, as plain files; they have no names to unplug them by.
         """
         self._numa_nodes = spec.numa_nodes
         names = [self.plug_gpu(gpu) for gpu in spec.gpus] + [self.plug_npu(npu) for npu in spec.npus]
-        if spec.qats or spec.dsas or spec.iaas or spec.dlbs or spec.sgx:
+        if spec.qats or spec.dsas or spec.iaas or spec.dlbs or spec.fpgas or spec.sgx:
             write_tree(Kernel(spec), self.root, device_nodes=self._device_nodes, numbers=self._numbers)
         return names
 

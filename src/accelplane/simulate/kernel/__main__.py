@@ -54,7 +54,7 @@ def run(spec: NodeSpec, directory: str, *, numbers: tuple[int, int] | None, ueve
     kernel = Kernel(spec, listen=_send if uevents else None)
     if spec.gpus or spec.npus:
         with tempfile.TemporaryDirectory() as root:
-            plain = msgspec.structs.replace(spec, qats=(), dsas=(), iaas=(), dlbs=(), sgx=None)
+            plain = msgspec.structs.replace(spec, qats=(), dsas=(), iaas=(), dlbs=(), fpgas=(), sgx=None)
             SimulatedNode(root).build(plain)
             adopt_tree(kernel.tree, root)
     control = Control(kernel)

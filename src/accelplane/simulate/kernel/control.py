@@ -8,20 +8,21 @@ Reading it gives what came of the last one. Whoever can write to it is root alre
 """
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 
 from accelplane.simulate.journal import TreeError
+from accelplane.simulate.kernel.fpga import Outcome
 from accelplane.simulate.kernel.hardware import Loadable, Spec
 from accelplane.simulate.kernel.kernel import Kernel
 from accelplane.simulate.kernel.model import Attribute, oserror
-from accelplane.simulate.offload import DlbSpec, DsaSpec, IaaSpec, QatSpec
+from accelplane.simulate.offload import DlbSpec, DsaSpec, FpgaSpec, IaaSpec, QatSpec
 
 CONTROL = "/control"
 _NOTHING = msgspec.Raw(b"{}")
-_SPECS: dict[str, type[Spec]] = {"qat": QatSpec, "dsa": DsaSpec, "iaa": IaaSpec, "dlb": DlbSpec}
+_SPECS: dict[str, type[Spec]] = {"qat": QatSpec, "dsa": DsaSpec, "iaa": IaaSpec, "dlb": DlbSpec, "fpga": FpgaSpec}
 
 
 class _Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag=str.lower, forbid_unknown_fields=True):
@@ -78,10 +79,19 @@ class Qat(_Command, frozen=True, kw_only=True):
     starts: bool | None = None
 
 
+class Fpga(_Command, frozen=True, kw_only=True):
+    """What becomes of the next attempts to program a card; `go_on` ends those that hang, `crash` is its firmware's."""
+
+    bdf: str
+    outcomes: Sequence[Outcome] = ()
+    go_on: bool = False
+    crash: bool = False
+
+
 class Plug(_Command, frozen=True, kw_only=True):
     """See `Kernel.plug`; the answer is the address."""
 
-    family: Literal["qat", "dsa", "iaa", "dlb"]
+    family: Literal["qat", "dsa", "iaa", "dlb", "fpga"]
     spec: msgspec.Raw = _NOTHING
 
 
@@ -103,7 +113,7 @@ class Unload(_Command, frozen=True, kw_only=True):
     module: Loadable
 
 
-Command = Fail | Say | Mend | Hold | Release | Udev | Qat | Plug | Unplug | Load | Unload
+Command = Fail | Say | Mend | Hold | Release | Udev | Qat | Fpga | Plug | Unplug | Load | Unload
 _decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
 
 
@@ -144,10 +154,8 @@ def obey(kernel: Kernel, text: str) -> str:
             kernel.release(name)
         case Udev(wait=wait):
             kernel.let_udev_wait(wait=wait)
-        case Qat(bdf=bdf, healthy=healthy, starts=starts):
-            device = kernel.qat(bdf)
-            device.healthy = device.healthy if healthy is None else healthy
-            device.refuses_to_start = device.refuses_to_start if starts is None else not starts
+        case Qat() | Fpga() as what:
+            _befall(kernel, what)
         case Plug(family=family, spec=spec):
             return kernel.plug(msgspec.json.decode(spec, type=_SPECS[family]))
         case Unplug(bdf=bdf):
@@ -157,6 +165,21 @@ def obey(kernel: Kernel, text: str) -> str:
         case Unload(module=module):
             kernel.unload(module)
     return "done"
+
+
+def _befall(kernel: Kernel, what: Qat | Fpga) -> None:
+    """Raises `TreeError`."""
+    if isinstance(what, Qat):
+        device = kernel.qat(what.bdf)
+        device.healthy = device.healthy if what.healthy is None else what.healthy
+        device.refuses_to_start = device.refuses_to_start if what.starts is None else not what.starts
+        return
+    card = kernel.fpga(what.bdf)
+    card.outcomes.extend(what.outcomes)
+    if what.go_on:
+        card.let_go.set()
+    if what.crash:
+        card.crash()
 
 
 def _number(name: str) -> int:

@@ -9,6 +9,7 @@ from typing import Literal
 from accelplane.simulate.journal import TreeError
 from accelplane.simulate.kernel.core import Core
 from accelplane.simulate.kernel.dlb import TOTAL, DlbDriver
+from accelplane.simulate.kernel.fpga import FpgaDriver
 from accelplane.simulate.kernel.idxd import IdxdDriver
 from accelplane.simulate.kernel.iommu import Iommu
 from accelplane.simulate.kernel.pci import PciBus, PciFunction
@@ -18,6 +19,7 @@ from accelplane.simulate.kernel.vfio import IgbUio, VfioPci
 from accelplane.simulate.offload import (
     DlbSpec,
     DsaSpec,
+    FpgaSpec,
     IaaSpec,
     QatSpec,
     SgxSpec,
@@ -26,10 +28,10 @@ from accelplane.simulate.offload import (
 )
 from accelplane.simulate.specs import Model, NodeSpec
 
-Spec = QatSpec | DsaSpec | IaaSpec | DlbSpec
+Spec = QatSpec | DsaSpec | IaaSpec | DlbSpec | FpgaSpec
 Loadable = Literal["vfio-pci", "igb_uio", "sgx"]
-_Kind = Literal["qat", "dsa", "iaa", "dlb"]
-_CO_PROCESSOR, _SYSTEM_PERIPHERAL = "0x0b4000", "0x088000"
+_Kind = Literal["qat", "dsa", "iaa", "dlb", "fpga"]
+_CO_PROCESSOR, _SYSTEM_PERIPHERAL, _ACCELERATOR = "0x0b4000", "0x088000", "0x120000"
 _MAX_PLACES = 1024
 
 
@@ -43,10 +45,15 @@ class Hardware:
         self.pci = PciBus(core, self.iommu)
         self._qats: dict[str, QatSpec] = {}
         self._idxds: dict[str, DsaSpec | IaaSpec] = {}
+        self._fpgas: dict[str, FpgaSpec] = {}
         self.vfio = VfioPci(self.pci, disable_denylist=spec.disable_denylist, noiommu=spec.noiommu)
         self.uio = IgbUio(self.pci)
         self.idxd = IdxdDriver(self.pci, self._idxds)
         self.dlb = DlbDriver(self.pci)
+        self.fpga = {
+            "dfl": FpgaDriver(self.pci, "dfl", self._fpgas),
+            "opae": FpgaDriver(self.pci, "opae", self._fpgas),
+        }
         self.sgx = Sgx(core, spec.sgx or SgxSpec(), spec.numa_nodes)
         devices = _placed(spec)
         for one, _numa_node in devices.values():
@@ -106,6 +113,9 @@ class Hardware:
         if isinstance(spec, DlbSpec):
             if self.dlb.name not in loaded:
                 self.dlb.load()
+        elif isinstance(spec, FpgaSpec):
+            if self.fpga[spec.driver].name not in loaded:
+                self.fpga[spec.driver].load()
         elif not isinstance(spec, QatSpec):
             if self.idxd.name not in loaded:
                 self.idxd.load()
@@ -125,6 +135,8 @@ class Hardware:
                 self._plug_qat(bdf, spec, numa_node)
             elif isinstance(spec, DlbSpec):
                 self._plug_dlb(bdf, spec, numa_node)
+            elif isinstance(spec, FpgaSpec):
+                self._plug_fpga(bdf, spec, numa_node)
             else:
                 self._plug_idxd(bdf, spec, numa_node)
         except OSError as error:
@@ -160,6 +172,14 @@ class Hardware:
         if spec.provisioned:
             for place in range(spec.vfs):
                 self.dlb.give(function, place, {name: total // spec.vfs for name, total in TOTAL.items()})
+
+    def _plug_fpga(self, bdf: str, spec: FpgaSpec, numa_node: int) -> None:
+        self._fpgas[bdf] = spec
+        function = self._function(
+            bdf, "09c4", numa_node, pci_class=_ACCELERATOR, vf_device_id="09c5", total_vfs=len(spec.afus)
+        )
+        if spec.vfs:
+            self.fpga[spec.driver].give(function, spec.vfs)
 
     def _function(
         self,
@@ -205,6 +225,7 @@ def _placed(spec: NodeSpec) -> Mapping[str, tuple[Spec, int]]:
         ("dsa", spec.dsas),
         ("iaa", spec.iaas),
         ("dlb", spec.dlbs),
+        ("fpga", spec.fpgas),
     )
     devices: dict[str, tuple[Spec, int]] = {}
     for kind, specs in kinds:
@@ -222,4 +243,6 @@ def _kind(spec: Spec) -> _Kind:
         return "qat"
     if isinstance(spec, DlbSpec):
         return "dlb"
+    if isinstance(spec, FpgaSpec):
+        return "fpga"
     return "dsa" if isinstance(spec, DsaSpec) else "iaa"

@@ -6,12 +6,13 @@ A `Kernel` may be used from several threads; one call is over before the next be
 import errno
 import posixpath
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from accelplane.simulate.journal import TreeError
 from accelplane.simulate.kernel.core import Core, Uevent
 from accelplane.simulate.kernel.faults import Fault, Faults
+from accelplane.simulate.kernel.fpga import Card, FpgaDriver, Memory
 from accelplane.simulate.kernel.hardware import Hardware, Loadable, Spec
 from accelplane.simulate.kernel.model import Attribute, Link, Tree, link_text, oserror
 from accelplane.simulate.kernel.qat import QatDevice, QatDriver
@@ -152,6 +153,37 @@ class Kernel:
             if isinstance(driver, QatDriver) and bdf in driver.devices:
                 return driver.devices[bdf]
         raise TreeError(f"{bdf[:80]!a}: no QAT function that its driver has")
+
+    def fpga(self, bdf: str) -> Card:
+        """The FPGA card, which may be told how programming ends. Raises `TreeError`."""
+        for driver in self._fpga_drivers():
+            if bdf in driver.cards:
+                return driver.cards[bdf]
+        raise TreeError(f"{bdf[:80]!a}: no FPGA card that its driver has")
+
+    def has_node(self, node: str) -> bool:
+        """Whether there is a node below `/dev` of that name that answers ioctls."""
+        with self.lock:
+            return any(driver.has(node) for driver in self._fpga_drivers())
+
+    def ioctl(self, node: str, request: int, argument: int, memory: Memory) -> int:
+        """An ioctl on the node below `/dev` of that name; `argument` is a number, or an address in `memory`.
+
+        Others go on while it lasts. Raises `OSError`.
+        """
+        with self.lock:
+            driver = next((driver for driver in self._fpga_drivers() if driver.has(node)), None)
+            if driver is None:
+                raise oserror(errno.ENOTTY, node)
+            answer = driver.ioctl(node, request, argument, memory)
+        if isinstance(answer, int):
+            return answer
+        answer.wait()
+        with self.lock:
+            return answer.finish()
+
+    def _fpga_drivers(self) -> Sequence[FpgaDriver]:
+        return tuple(self._hardware.fpga.values())
 
     def plug(self, spec: Spec) -> str:
         """A device is plugged in, at the first free place unless it says where; returns its address.

@@ -1,0 +1,414 @@
+"""FPGA cards: the class and platform devices of both drivers, and what their ioctls do.
+
+Facts: the kernel's drivers/fpga/dfl*.c, include/uapi/linux/fpga-dfl.h and Documentation/fpga/dfl.rst; for the
+out-of-tree driver, `intel-fpga`, its own documents. A port is disabled while it is programmed, and then its `afu_id`
+answers EBUSY. Virtual functions have the ports that were released, no more and no fewer. That the last one who closes a
+port resets it cannot be seen here.
+
+A bitstream for these cards begins with the 16 bytes of its AFU id; to anything else they answer with EIO.
+"""
+
+import errno
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from accelplane.simulate.journal import Numbers
+from accelplane.simulate.kernel.model import Attribute, oserror
+from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
+from accelplane.simulate.offload import FpgaSpec
+
+CRASHED = "f" * 32
+
+_MAJOR = 240  # the kernel gives this out as it likes
+_FME_MINORS = 128  # ports are counted from 0, management engines from here
+_LONGEST_BITSTREAM = 1 << 28
+_AFU_ID = 16
+_HARDWARE_ERROR = 1 << 4  # what the out-of-tree driver says with EIO: the bit of an incompatible bitstream
+
+_API_VERSION, _CHECK_EXTENSION = 0x00, 0x01
+_RESET, _PORT_INFO, _REGION_INFO = 0x40, 0x41, 0x42
+_PROGRAM, _RELEASE, _ASSIGN = 0x80, 0x81, 0x82
+
+# What becomes of an attempt to program: an errno, or the card stops answering until somebody lets it go on, or the
+# attempt ends half way, or the firmware crashes, or it succeeds with something else than was asked for.
+Outcome = Literal["EIO", "EBUSY", "EAGAIN", "EINVAL", "ENODEV", "hang", "half", "crash", "other"]
+
+
+class Memory(Protocol):
+    """The memory of the process that calls. Both methods raise `OSError` EFAULT."""
+
+    def read(self, address: int, length: int) -> bytes:
+        """That many bytes."""
+        ...
+
+    def write(self, address: int, data: bytes) -> None:
+        """Puts them there."""
+        ...
+
+
+class Layout(NamedTuple):
+    """What is different between the two drivers."""
+
+    driver: str
+    module: str
+    subsystem: str
+    container: str
+    fme: str
+    port: str
+    magic: int
+    releases: tuple[int, int]
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "dfl": Layout(
+        "dfl-pci", "dfl_pci", "fpga_region", "region", "dfl-fme.", "dfl-port.", 0xB6, (0x4004B681, 0x4004B682)
+    ),
+    "opae": Layout(
+        "intel-fpga-pci", "intel_fpga_pci", "fpga", "intel-fpga-dev.", "intel-fpga-fme.", "intel-fpga-port.", 0xB5,
+        (0xB581, 0xB582),
+    ),
+}  # fmt: skip
+
+
+class Port:
+    """One port of a card. `path` is where it shows, empty while nobody has it."""
+
+    def __init__(self, index: int, afu: str) -> None:
+        self.index = index
+        self.afu = afu
+        self.disabled = False
+        self.released = False
+        self.name = ""
+        self.path = ""
+
+    def afu_id(self) -> str:
+        """What `afu_id` says. Raises `OSError` EBUSY."""
+        if self.disabled:
+            raise oserror(errno.EBUSY, self.path)
+        return self.afu
+
+
+class Card:
+    """One card. `outcomes` are what becomes of the next attempts to program it, which otherwise succeed."""
+
+    def __init__(self, spec: FpgaSpec) -> None:
+        self.spec = spec
+        self.interface = spec.interface
+        self.ports = [Port(index, afu) for index, afu in enumerate(spec.afus)]
+        self.outcomes: list[Outcome] = []
+        self.attempts = 0
+        self.let_go = threading.Event()
+        self.fme = ""
+        self.fme_path = ""
+        self.regions: list[str] = []
+
+    def crash(self) -> None:
+        """The firmware is gone, and all ids are ones."""
+        self.interface = CRASHED
+        for port in self.ports:
+            port.afu = CRASHED
+
+
+class Programming:
+    """An attempt to program a port, under way: `wait` without the kernel's lock, then `finish` with it."""
+
+    def __init__(self, card: Card, port: Port, afu: str, tell: Callable[[int], None]) -> None:
+        self._card = card
+        self._port = port
+        self._afu = afu
+        self._tell = tell
+        self._outcome = card.outcomes.pop(0) if card.outcomes else None
+        card.attempts += 1
+        card.let_go.clear()
+        port.disabled = True
+
+    def wait(self) -> None:
+        """Lasts as long as the card takes."""
+        if self._outcome == "hang":
+            self._card.let_go.wait()
+        elif self._card.spec.seconds:
+            self._card.let_go.wait(self._card.spec.seconds)
+
+    def finish(self) -> int:
+        """The port works again, whatever it has become. Raises `OSError`."""
+        self._port.disabled = False
+        match self._outcome:
+            case None | "hang":
+                pass
+            case "other":
+                self._port.afu = f"{int(self._afu, 16) ^ 1:032x}"
+                return 0
+            case "half":
+                self._port.afu = "0" * 32
+                self._fail(errno.EIO)
+            case "crash":
+                self._card.crash()
+                self._fail(errno.EIO)
+            case number:
+                self._fail(getattr(errno, number))
+        if not self._afu:
+            self._fail(errno.EIO)
+        self._port.afu = self._afu
+        return 0
+
+    def _fail(self, number: int) -> None:
+        if number == errno.EIO:
+            self._tell(_HARDWARE_ERROR)
+        raise oserror(number, self._port.path)
+
+
+class FpgaDriver(PciDriver):
+    """`dfl-pci`, or the out-of-tree `intel-fpga-pci`, for functions of both kinds."""
+
+    ids: Sequence[str] = ("09c4", "09c5", "0b2b", "0b2c")
+
+    def __init__(self, bus: PciBus, kind: Literal["dfl", "opae"], specs: Mapping[str, FpgaSpec]) -> None:
+        super().__init__(bus)
+        self.layout = LAYOUTS[kind]
+        self.name = self.layout.driver
+        self.module = self.layout.module
+        self.cards: dict[str, Card] = {}
+        self._kind = kind
+        self._specs = specs
+        self._names: set[str] = set()
+        self._containers: dict[str, str] = {}
+
+    def load(self) -> None:
+        """The module comes."""
+        self.core.add_module(self.module)
+        self.core.tree.directory(f"/sys/class/{self.layout.subsystem}")
+        self.bus.register(self)
+
+    def matches(self, device: PciFunction) -> bool:
+        spec = self._specs.get((device.physfn or device).name)
+        return spec is not None and spec.driver == self._kind and super().matches(device)
+
+    def probe(self, device: PciFunction) -> None:
+        name = self._take(self.layout.container)
+        container = f"{device.path}/{self.layout.subsystem}/{name}"
+        self._class_device(container)
+        self._containers[device.name] = container
+        if device.physfn is not None:
+            card = self.cards[device.physfn.name]
+            port = next(port for port in card.ports if port.released and not port.path)
+            self._show_port(card, port, container)
+            return
+        card = self.cards[device.name] = Card(self._specs[device.name])
+        self._show_fme(card, container)
+        for port in card.ports:
+            self._show_port(card, port, container)
+
+    def busy(self, device: PciFunction) -> bool:
+        return super().busy(device) or any(map(self._in_use, self._nodes_of(device)))
+
+    def release(self, device: PciFunction) -> None:
+        card = self.cards[(device.physfn or device).name]
+        container = self._containers[device.name]
+        if device.physfn is None:
+            self.configure_vfs(device, 0)
+        for port in card.ports:
+            if port.path.startswith(f"{container}/"):
+                self._hide_port(port)
+        if device.physfn is None:
+            self._hide_fme(card)
+            del self.cards[device.name]
+        self.core.tree.remove(f"/sys/class/{self.layout.subsystem}/{_last(container)}")
+        self.core.tree.remove(f"{device.path}/{self.layout.subsystem}")
+        self.core.tell("remove", container, self.layout.subsystem)
+        self._names.discard(_last(self._containers.pop(device.name)))
+
+    def configure_vfs(self, function: PciFunction, count: int) -> None:
+        released = sum(port.released for port in self.cards[function.name].ports)
+        if count == 0:
+            self.bus.disable_vfs(function)
+        elif count != released:
+            raise oserror(errno.EINVAL, function.path)
+        else:
+            self.bus.enable_vfs(function, count)
+
+    def give(self, function: PciFunction, count: int) -> None:
+        """Releases the last ports and enables as many virtual functions."""
+        card = self.cards[function.name]
+        for port in card.ports[len(card.ports) - count :]:
+            self._hide_port(port)
+            port.released = True
+        self.configure_vfs(function, count)
+
+    # Ioctls
+
+    def ioctl(self, node: str, request: int, argument: int, memory: Memory) -> int | Programming:
+        """What the driver answers for the node of that name. Raises `OSError`."""
+        card, port = self._behind(node)
+        if request >> 8 & 0xFF != self.layout.magic:
+            raise oserror(errno.ENOTTY, node)
+        number = request & 0xFF
+        if request in self.layout.releases and port is None:
+            self._move(card, number, argument, memory)
+            return 0
+        # Everything else is encoded as if it had no argument.
+        if request >> 16:
+            raise oserror(errno.EINVAL, node)
+        if number in (_API_VERSION, _CHECK_EXTENSION):
+            return 0
+        if port is None and number == _PROGRAM:
+            return self._program(card, argument, memory)
+        if port is not None and number == _RESET and argument == 0:
+            return 0
+        if port is not None and number == _PORT_INFO:
+            return self._port_info(argument, memory)
+        if port is not None and number == _REGION_INFO:
+            return _region_info(argument, memory)
+        raise oserror(errno.EINVAL, node)
+
+    def has(self, node: str) -> bool:
+        """Whether there is a node of that name."""
+        try:
+            self._behind(node)
+        except OSError:
+            return False
+        return True
+
+    def _behind(self, node: str) -> tuple[Card, Port | None]:
+        for card in self.cards.values():
+            if card.fme == node:
+                return card, None
+            for port in card.ports:
+                if port.path and port.name == node:
+                    return card, port
+        raise oserror(errno.ENXIO, node)
+
+    def _program(self, card: Card, argument: int, memory: Memory) -> Programming:
+        size, flags, index, length, address = struct.unpack("<IIIIQ", memory.read(argument, 24))
+        least = 24 if self._kind == "dfl" else 32
+        if size < least or flags or index >= len(card.ports):
+            raise oserror(errno.EINVAL)
+        if not 0 < length <= _LONGEST_BITSTREAM:
+            raise oserror(errno.EINVAL)
+        port = card.ports[index]
+        if port.disabled:
+            raise oserror(errno.EBUSY)
+        bitstream = memory.read(address, length)
+        afu = bitstream[:_AFU_ID].hex() if len(bitstream) >= _AFU_ID and any(bitstream[:_AFU_ID]) else ""
+
+        def tell(errors: int) -> None:
+            if self._kind == "opae":
+                memory.write(argument + 24, struct.pack("<Q", errors))
+
+        return Programming(card, port, afu, tell)
+
+    def _move(self, card: Card, number: int, argument: int, memory: Memory) -> None:
+        """Releases a port, or takes it back."""
+        if self._kind == "dfl":
+            (index,) = struct.unpack("<i", memory.read(argument, 4))
+        else:
+            size, flags, index = struct.unpack("<III", memory.read(argument, 12))
+            if size < 12 or flags:
+                raise oserror(errno.EINVAL)
+        if not 0 <= index < len(card.ports):
+            raise oserror(errno.ENODEV)
+        port = card.ports[index]
+        function = next(self.bus.devices[name] for name, one in self.cards.items() if one is card)
+        if number == _RELEASE:
+            if port.released or self._in_use(port.name):
+                raise oserror(errno.EBUSY)
+            self._hide_port(port)
+            port.released = True
+        else:
+            if not port.released or function.virtual:
+                raise oserror(errno.EBUSY if function.virtual else errno.EINVAL)
+            port.released = False
+            self._show_port(card, port, self._containers[function.name])
+
+    def _port_info(self, argument: int, memory: Memory) -> int:
+        size = 16 if self._kind == "dfl" else 24
+        given, _flags = struct.unpack("<II", memory.read(argument, 8))
+        if given < size:
+            raise oserror(errno.EINVAL)
+        counts = (2, 0) if self._kind == "dfl" else (0, 2, 0, 0)
+        memory.write(argument + 4, struct.pack(f"<I{len(counts)}I", 0, *counts))
+        return 0
+
+    # What shows in sysfs
+
+    def _show_fme(self, card: Card, container: str) -> None:
+        card.fme = self._take(self.layout.fme)
+        card.fme_path = f"{container}/{card.fme}"
+        numbers = Numbers(_MAJOR, _FME_MINORS + _number(card.fme))
+        self.core.add_class_device(card.fme_path, "platform", numbers, card.fme, bus=True)
+        self.core.tree.directory(
+            card.fme_path,
+            {
+                "bitstream_id": "0x23000410010310",
+                "bitstream_metadata": "0x1907090",
+                "ports_num": len(card.ports),
+                "socket_id": 0,
+            },
+        )
+        if self._kind == "opae":
+            self.core.tree.directory(f"{card.fme_path}/pr", {"interface_id": Attribute(read=lambda: card.interface)})
+            return
+        for _port in card.ports:
+            region = f"{card.fme_path}/{self._take('dfl-fme-region.')}/fpga_region/{self._take('region')}"
+            card.regions.append(region)
+            self._class_device(region)
+            self.core.tree.directory(region, {"compat_id": Attribute(read=lambda: card.interface)})
+
+    def _hide_fme(self, card: Card) -> None:
+        for region in card.regions:
+            self.core.tree.remove(f"/sys/class/{self.layout.subsystem}/{_last(region)}")
+            self._names -= {_last(region), region.split("/")[-3]}
+        self.core.remove_class_device(card.fme_path, "platform", bus=True)
+        self._names.discard(card.fme)
+
+    def _show_port(self, card: Card, port: Port, container: str) -> None:
+        port.name = self._take(self.layout.port)
+        port.path = f"{container}/{port.name}"
+        self.core.add_class_device(port.path, "platform", Numbers(_MAJOR, _number(port.name)), port.name, bus=True)
+        self.core.tree.directory(port.path, {"id": port.index, "afu_id": Attribute(read=port.afu_id)})
+
+    def _hide_port(self, port: Port) -> None:
+        self.core.remove_class_device(port.path, "platform", bus=True)
+        self._names.discard(port.name)
+        port.name = port.path = ""
+
+    def _class_device(self, path: str) -> None:
+        """A device of the driver's class, which has no node."""
+        home = f"/sys/class/{self.layout.subsystem}"
+        self.core.tree.directory(path, {"uevent": Attribute("", mode=0o644)})
+        self.core.tree.link(f"{path}/subsystem", home)
+        self.core.tree.link(f"{home}/{_last(path)}", path)
+        self.core.tell("add", path, self.layout.subsystem)
+
+    def _take(self, prefix: str) -> str:
+        """The first name of that kind that is free."""
+        name = next(name for index in range(len(self._names) + 1) if (name := f"{prefix}{index}") not in self._names)
+        self._names.add(name)
+        return name
+
+    def _in_use(self, name: str) -> bool:
+        return self.core.holds.users(name) > 0
+
+    def _nodes_of(self, device: PciFunction) -> list[str]:
+        card = self.cards[(device.physfn or device).name]
+        container = self._containers[device.name]
+        found = [port.name for port in card.ports if port.path.startswith(f"{container}/")]
+        return [*found, card.fme] if device.physfn is None else found
+
+
+def _region_info(argument: int, memory: Memory) -> int:
+    size, flags, index, padding = struct.unpack("<IIII", memory.read(argument, 16))
+    if size < 32 or flags or padding or index > 1:
+        raise oserror(errno.EINVAL)
+    # Reading, writing and mapping are possible; the signal tap lies behind the AFU's registers.
+    memory.write(argument + 4, struct.pack("<IIIQQ", 7, index, 0, 0x40000, index * 0x40000))
+    return 0
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition(".")[2])
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]

@@ -1,0 +1,331 @@
+"""Runs a command whose opens and ioctls of emulated device nodes are answered by the emulated kernel.
+
+The command gets a filter that has the kernel ask here about every `open` and about ioctls of the FPGA drivers' kinds;
+all else goes on untouched. An emulated node is opened as a file in memory that bears its name, so that copies of the
+descriptor, and children, are known by it. What the command is and in which language does not matter, and it need not
+know. Facts: seccomp_unotify(2), seccomp(2); linux/seccomp.h, linux/audit.h.
+"""
+
+import array
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import re
+import select
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple, NoReturn
+
+from accelplane.simulate.kernel.fpga import LAYOUTS
+from accelplane.simulate.kernel.ioctls import Call, Known, call
+
+
+class SeccompUnavailable(Exception):
+    """The machine or the kernel cannot do this; the message says why."""
+
+
+class _Machine(NamedTuple):
+    """Numbers of system calls. `open` is None where there is only `openat`."""
+
+    audit: int
+    seccomp: int
+    ioctl: int
+    openat: int
+    open: int | None
+
+
+_MACHINES: Mapping[str, _Machine] = {
+    "x86_64": _Machine(0xC000003E, 317, 16, 257, 2),
+    "aarch64": _Machine(0xC00000B7, 277, 29, 56, None),
+}
+
+_SET_MODE_FILTER, _NEW_LISTENER = 1, 1 << 3
+_NO_NEW_PRIVILEGES = 38
+_ALLOW, _NOTIFY = 0x7FFF0000, 0x7FC00000
+_RECEIVE, _SEND, _ADD = 0xC0502100, 0xC0182101, 0x40182103
+_CONTINUE = 1
+_ADD_AND_SEND = 2
+_NOTICE = struct.Struct("<QIIiIQ6Q")
+_ANSWER = struct.Struct("<QqiI")
+_ADDITION = struct.Struct("<QIIII")
+
+_NODE = re.compile(r"(?:.*/)?dev/((?:dfl|intel-fpga)-(?:fme|port)\.[0-9]{1,6})")
+_NAMED = re.compile(r"/memfd:emulated:([a-z.0-9-]+) \(deleted\)")
+_LONGEST_PATH = 4096
+_AT_FDCWD = -100
+
+
+def run(command: Sequence[str], sockets: str, environment: Mapping[str, str] | None = None) -> int:
+    """Runs the command to its end, with the emulated kernel at the socket `sockets`; returns its exit status.
+
+    That is 128 and the signal's number when a signal ended it. SIGTERM and SIGINT are passed on. Raises
+    `SeccompUnavailable`, and `OSError` when there is no such socket or no such command.
+    """
+    machine = _MACHINES.get(platform.machine())
+    if machine is None:
+        raise SeccompUnavailable(f"machine {platform.machine()}: expected one of {', '.join(_MACHINES)}")
+    with socket.socket(socket.AF_UNIX) as reached:
+        reached.connect(sockets)
+    install = _installer(machine)
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        _become(command, environment, install, theirs)
+    theirs.close()
+    before = {number: signal.signal(number, _passing_on(child)) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with ours:
+            listener = _received(ours)
+        if listener is not None:
+            _Supervisor(machine, listener, sockets).answer_until(child)
+        _, status = os.waitpid(child, 0)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code
+
+
+def _passing_on(child: int) -> Callable[[int, object], None]:
+    def pass_on(number: int, _frame: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    return pass_on
+
+
+# In the child, before it becomes the command.
+
+
+def _become(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None,
+    install: Callable[[], int],
+    parent: socket.socket,
+) -> NoReturn:
+    try:
+        try:
+            listener = install()
+        except OSError as error:
+            parent.send(f"seccomp: {error.strerror}".encode())
+            os._exit(126)
+        parent.sendmsg([b"ok"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [listener]))])
+        os.close(listener)
+        os.execvpe(command[0], list(command), environment if environment is not None else os.environ)  # noqa: S606
+    except OSError as error:
+        os.write(2, f"{command[0]}: {error.strerror}\n".encode())
+        os._exit(127 if error.errno == errno.ENOENT else 126)
+    finally:
+        os._exit(126)
+
+
+def _installer(machine: _Machine) -> Callable[[], int]:
+    """What installs the filter in the process that calls it, and returns the listener. That raises `OSError`."""
+    library = ctypes.CDLL(None, use_errno=True)
+    program = _filter(machine)
+    instructions = ctypes.create_string_buffer(program, len(program))
+
+    def install() -> int:
+        described = struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions))
+        pointer = ctypes.create_string_buffer(described, len(described))
+        if os.getuid():
+            library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        listener: int = library.syscall(machine.seccomp, _SET_MODE_FILTER, _NEW_LISTENER, pointer)
+        if listener < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return listener
+
+    return install
+
+
+def _filter(machine: _Machine) -> bytes:
+    """The program in classic BPF: notify for opens, and for ioctls with the magic of one of the drivers."""
+    load, equal, give, shift, mask = 0x20, 0x15, 0x06, 0x74, 0x54
+    opens = [number for number in (machine.openat, machine.open) if number is not None]
+    magics = [layout.magic for layout in LAYOUTS.values()]
+    body: list[tuple[int, int | str, int | str, int]] = [
+        (load, 0, 0, 4),
+        (equal, 0, "allow", machine.audit),
+        (load, 0, 0, 0),
+        *((equal, "notify", 0, number) for number in opens),
+        (equal, 0, "allow", machine.ioctl),
+        (load, 0, 0, 24),
+        (shift, 0, 0, 8),
+        (mask, 0, 0, 0xFF),
+        *((equal, "notify", 0, magic) for magic in magics),
+        (give, 0, 0, _ALLOW),
+        (give, 0, 0, _NOTIFY),
+    ]
+    ends = {"allow": len(body) - 2, "notify": len(body) - 1}
+    code = bytearray()
+    for place, (operation, if_true, if_false, value) in enumerate(body):
+        jumps = (ends[jump] - place - 1 if isinstance(jump, str) else jump for jump in (if_true, if_false))
+        code += struct.pack("<HBBI", operation, *jumps, value)
+    return bytes(code)
+
+
+def _received(parent: socket.socket) -> int | None:
+    """The listener's descriptor; None when the child ended before. Raises `SeccompUnavailable`."""
+    data, ancillary, _flags, _address = parent.recvmsg(256, socket.CMSG_SPACE(4))
+    for _level, _kind, content in ancillary:
+        return array.array("i", content[:4])[0]
+    if data:
+        raise SeccompUnavailable(data.decode(errors="replace"))
+    return None
+
+
+# In the parent.
+
+
+class _Notice(NamedTuple):
+    """A system call that waits for an answer."""
+
+    id: int
+    pid: int
+    number: int
+    arguments: Sequence[int]
+
+
+class _ProcessMemory:
+    """The memory of a process that waits."""
+
+    def __init__(self, pid: int) -> None:
+        self._path = f"/proc/{pid}/mem"
+
+    def read(self, address: int, length: int) -> bytes:
+        try:
+            with open(self._path, "rb", buffering=0) as memory:
+                pieces = bytearray()
+                while len(pieces) < length:
+                    piece = os.pread(memory.fileno(), length - len(pieces), address + len(pieces))
+                    if not piece:
+                        break
+                    pieces += piece
+                return bytes(pieces)
+        except (OSError, OverflowError):
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT)) from None
+
+    def write(self, address: int, data: bytes) -> None:
+        try:
+            with open(self._path, "r+b", buffering=0) as memory:
+                os.pwrite(memory.fileno(), data, address)
+        except (OSError, OverflowError):
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT)) from None
+
+    def text(self, address: int) -> str:
+        """The text up to its zero byte, as far as it can be a path. Raises `OSError` EFAULT."""
+        found = b""
+        while len(found) < _LONGEST_PATH:
+            # A page at a time: the next one may not be there.
+            piece = self.read(address + len(found), 4096 - (address + len(found)) % 4096)
+            before, zero, _ = piece.partition(b"\0")
+            found += before
+            if zero or not piece:
+                break
+        return os.fsdecode(found)
+
+
+class _Supervisor:
+    def __init__(self, machine: _Machine, listener: int, sockets: str) -> None:
+        self._machine = machine
+        self._listener = listener
+        self._sockets = sockets
+
+    def answer_until(self, child: int) -> None:
+        """Answers the child and all its children until it has ended."""
+        ended = os.pidfd_open(child)
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        poll.register(ended, select.POLLIN)
+        try:
+            while True:
+                events = dict(poll.poll())
+                if events.get(self._listener, 0) & select.POLLIN:
+                    self._answer()
+                elif ended in events:
+                    return
+                elif self._listener in events:  # nobody with the filter is left
+                    poll.unregister(self._listener)
+        finally:
+            os.close(ended)
+            os.close(self._listener)
+
+    def _answer(self) -> None:
+        buffer = bytearray(_NOTICE.size)
+        try:
+            fcntl.ioctl(self._listener, _RECEIVE, buffer)
+        except OSError:  # it was killed meanwhile
+            return
+        found = _NOTICE.unpack(buffer)
+        notice = _Notice(found[0], found[1], found[3], found[6:])
+        if notice.number == self._machine.ioctl:
+            # One that lasts must not keep others waiting.
+            threading.Thread(target=self._ioctl, args=(notice,), daemon=True).start()
+        else:
+            self._open(notice)
+
+    def _open(self, notice: _Notice) -> None:
+        at, path, flags = notice.arguments[:3]
+        if notice.number == self._machine.open:
+            at, path, flags = _AT_FDCWD, *notice.arguments[:2]
+        node = self._node(notice, at, path)
+        if node is None:
+            self._say(notice, go_on=True)
+            return
+        descriptor = os.memfd_create(f"emulated:{node}", os.MFD_CLOEXEC)
+        try:
+            addition = _ADDITION.pack(notice.id, _ADD_AND_SEND, descriptor, 0, flags & os.O_CLOEXEC)
+            with suppress(OSError):  # it was killed meanwhile
+                fcntl.ioctl(self._listener, _ADD, addition)
+        finally:
+            os.close(descriptor)
+
+    def _node(self, notice: _Notice, at: int, address: int) -> str | None:
+        """The emulated node that is to be opened, if it is one."""
+        try:
+            path = _ProcessMemory(notice.pid).text(address)
+        except OSError:
+            return None
+        if not path.startswith("/"):
+            at = at & 0xFFFFFFFF
+            where = "cwd" if at == _AT_FDCWD & 0xFFFFFFFF else f"fd/{at}"
+            try:
+                path = f"{os.readlink(f'/proc/{notice.pid}/{where}')}/{path}"
+            except OSError:
+                return None
+        found = _NODE.fullmatch(os.path.normpath(path))
+        return found[1] if found and self._ask(Known(found[1]), _ProcessMemory(notice.pid)) == (1, 0) else None
+
+    def _ioctl(self, notice: _Notice) -> None:
+        descriptor, request, argument = notice.arguments[:3]
+        try:
+            link = os.readlink(f"/proc/{notice.pid}/fd/{descriptor & 0xFFFFFFFF}")
+        except OSError:
+            link = ""
+        found = _NAMED.fullmatch(link)
+        if found is None:
+            self._say(notice, go_on=True)
+            return
+        asked = Call(found[1], request & 0xFFFFFFFF, argument)
+        value, number = self._ask(asked, _ProcessMemory(notice.pid))
+        self._say(notice, value, number)
+
+    def _ask(self, request: Call | Known, memory: _ProcessMemory) -> tuple[int, int]:
+        """What the emulated kernel returns, and the errno."""
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(self._sockets)
+                return call(connection, request, memory), 0
+        except OSError as error:
+            return 0, error.errno or errno.EIO
+
+    def _say(self, notice: _Notice, value: int = 0, number: int = 0, *, go_on: bool = False) -> None:
+        answer = _ANSWER.pack(notice.id, value, -number, _CONTINUE if go_on else 0)
+        with suppress(OSError):  # it was killed meanwhile
+            fcntl.ioctl(self._listener, _SEND, answer)
