@@ -36,8 +36,8 @@ def pod(*containers: Json, provider: str | None = None, **spec: Any) -> Json:
     return {"metadata": {"name": "p", **annotations}, "spec": {"containers": list(containers), **spec}}
 
 
-def decided(document: Json, options: SgxOptions = DEFAULTS, enforced: str = "") -> Decision:
-    return mutate(msgspec.json.decode(json.dumps(document), type=Pod), options, enforced)
+def decided(document: Json, options: SgxOptions = DEFAULTS) -> Decision:
+    return mutate(msgspec.json.decode(json.dumps(document), type=Pod), options)
 
 
 def mutated(document: Json, options: SgxOptions = DEFAULTS) -> Json:
@@ -272,14 +272,6 @@ def test_an_ordinary_pod_warns_of_nothing_the_first_time_and_the_second(provider
     document = pod(container("a", "1Mi"), container("b", "1Mi"), provider=provider)
     assert decided(document).warnings == []
     assert decided(mutated(document)) == Decision(patch=[], warnings=[])
-
-
-@pytest.mark.parametrize(
-    ("level", "warned"), [("", False), ("privileged", False), ("baseline", True), ("restricted", True)]
-)
-def test_a_host_path_is_warned_of_where_pod_security_refuses_it(level: str, warned: bool) -> None:
-    decision = decided(pod(container("a", "1Mi"), provider="aesmd"), enforced=level)
-    assert [level in text for text in decision.warnings] == ([True] if warned else [])
 
 
 def test_an_aesmd_without_epc_is_a_side_car_where_that_is_wanted() -> None:

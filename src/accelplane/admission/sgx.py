@@ -8,7 +8,7 @@ Init containers that request EPC get their devices too. One that keeps running (
 in all that follows like a container; an ordinary one gets no socket, since nobody may be serving it yet.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Literal
 
@@ -31,7 +31,6 @@ SOCKET_VARIABLE = "SGX_AESM_ADDR"
 SocketVolume = Literal["auto", "hostPath", "emptyDir"]
 
 _PAGE = 4096
-_ENFORCED = ("baseline", "restricted")
 
 
 class SgxOptions(Struct, frozen=True, kw_only=True):
@@ -101,17 +100,17 @@ class _Part(Struct, frozen=True):
     ordinary_init: bool = False
 
 
-def mutator(options: SgxOptions, enforcement: Callable[[str], str] = lambda _namespace: "") -> Mutator[Pod]:
-    """The webhook. `enforcement` tells the Pod Security level that a namespace enforces, as far as that is known."""
+def mutator(options: SgxOptions) -> Mutator[Pod]:
+    """The webhook."""
 
-    def decide(review: Review, pod: Pod) -> Decision:
-        return mutate(pod, options, enforcement(review.namespace))
+    def decide(_review: Review, pod: Pod) -> Decision:
+        return mutate(pod, options)
 
     return Mutator(PATH, Pod, decide)
 
 
-def mutate(pod: Pod, options: SgxOptions, enforced: str = "") -> Decision:
-    """What SGX needs that the pod does not have; `enforced` is the Pod Security level of its namespace."""
+def mutate(pod: Pod, options: SgxOptions) -> Decision:
+    """What SGX needs that the pod does not have."""
     try:
         parts = list(_parts(pod.spec))
     except _Refused as error:
@@ -129,13 +128,7 @@ def mutate(pod: Pod, options: SgxOptions, enforced: str = "") -> Decision:
         clients = [part for part in parts if _is_client(part, options)]
         for part in clients:
             operations += _socket(part, options)
-        volume = _volume(pod.spec, clients, options)
-        operations += append(("spec", "volumes"), pod.spec.volumes, volume)
-        if any("hostPath" in one for one in volume) and enforced in _ENFORCED:
-            warnings.append(
-                f"the socket of aesmd is a hostPath volume, which Pod Security level {enforced} refuses; run aesmd as "
-                "a side-car"
-            )
+        operations += append(("spec", "volumes"), pod.spec.volumes, _volume(pod.spec, clients, options))
     total = _total(parts)
     if total:
         if options.whole_pages:
