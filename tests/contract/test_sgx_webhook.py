@@ -95,6 +95,16 @@ async def test_a_second_signal_is_not_needed_and_sigint_does_as_well(certificate
     assert await process.exit_code() == 0
 
 
+async def test_it_is_a_command_of_accelplane_too(certificates: Path, tmp_path: Path) -> None:
+    arguments = ("webhook", "sgx", "-port=0", f"-cert-dir={certificates}", "-metrics-bind-address=0")
+    process = Process("accelplane", *arguments, "and so on", log=tmp_path / "log")
+    try:
+        assert b'"allowed":true' in await asked(await port_of(process), post(json.dumps(REVIEW).encode()))
+        assert "accelplane webhook sgx: ignored: and so on" in process.log()
+    finally:
+        assert await process.terminate() == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -50,6 +50,19 @@ def operator() -> None:
     sys.exit(main(sys.argv[2:]))
 
 
+@accelplane.group()
+def webhook() -> None:
+    """Run a webhook for pods alone, without the operator."""
+
+
+@webhook.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
+def sgx() -> None:
+    """Give pods that ask for SGX memory what else they need."""
+    from accelplane.cli.sgxwebhook import main  # noqa: PLC0415
+
+    sys.exit(main(sys.argv[3:], "accelplane webhook sgx"))
+
+
 @accelplane.command()
 @click.option("--root", default="/", show_default=True, help="Read sysfs and devfs under this directory.")
 @_KUBELET_DIR

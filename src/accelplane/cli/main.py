@@ -20,6 +20,10 @@ def main() -> None:
         from accelplane.cli.operator import main as operator  # noqa: PLC0415 - each command imports its own work
 
         sys.exit(operator(sys.argv[2:], "accelplane operator"))
+    if sys.argv[1:3] == ["webhook", "sgx"]:
+        from accelplane.cli.sgxwebhook import main as sgxwebhook  # noqa: PLC0415 - each command imports its own work
+
+        sys.exit(sgxwebhook(sys.argv[3:], "accelplane webhook sgx"))
     from accelplane.cli.commands import accelplane  # noqa: PLC0415 - the agent carries no click
 
     accelplane()

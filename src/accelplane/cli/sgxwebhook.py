@@ -1,4 +1,5 @@
-"""`intel_sgx_admissionwebhook`: the pod webhook of SGX, alone in a process.
+"""`accelplane webhook sgx`, and under the name of Go's program `intel_sgx_admissionwebhook`: the pod webhook of SGX,
+alone in a process.
 
 Its certificate comes from files, which whoever issues it keeps fresh, and then nothing is ever asked of the API. With
 `-certificate-secret` the certificate is its own: issued, renewed, kept in that Secret and made known to the API server.
@@ -53,13 +54,13 @@ class Fatal(Exception):
     """What ends the command with status 1."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The entry point; 1 for what is fatal, 2 for flags."""
+def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
+    """The entry point, as which `program` it was called; 1 for what is fatal, 2 for flags."""
     signals.end_at_once()
-    given = parse_or_exit(PROGRAM, FLAGS, sys.argv[1:] if arguments is None else arguments, lenient=True)
+    given = parse_or_exit(program, FLAGS, sys.argv[1:] if arguments is None else arguments, lenient=True)
     values = {flag.name: flag.default for flag in FLAGS} | given
     try:
-        logflags.start(given, PROGRAM)
+        logflags.start(given, program.replace(" ", "-"))
         options = sgx_options(values)
         asyncio.run(_serve(values, options))
     except (Fatal, CertificateError, ApiError, ValueError) as error:
