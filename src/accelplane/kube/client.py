@@ -1,8 +1,10 @@
 """Requests to the API server: typed objects in and out, and for whatever goes wrong one of the errors of `errors`.
 
 lightkube brings the kinds, kubeconfig files, credentials (the token of a service account is read again when it was
-replaced) and TLS; httpx2 does the HTTP. The requests are made here, because lightkube's watch asks for no bookmarks,
-decodes a list all or nothing, and waits for ever on a server that went silent.
+replaced) and TLS; httpx2 does the HTTP, over `transport` unless there are proxies. The requests are made here, because
+lightkube's watch asks for no bookmarks, decodes a list all or nothing, and waits for ever on a server that went silent.
+
+Memory that was taken once is seldom given back, so lists are read in small pages, and few at a time.
 
 Facts: Kubernetes API concepts (paths, list chunks, watch, bookmarks, patch media types), RFC 3339.
 """
@@ -18,7 +20,7 @@ from typing import Generic, Literal, TypeVar
 
 import httpx2
 import msgspec
-from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+from lightkube.config.client_adapter import AsyncClient, ConnectionParams, user_auth, verify_cluster
 from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, KubeConfig, SingleConfig
 from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
@@ -27,6 +29,7 @@ from yaml import YAMLError
 from .errors import NotFound, Silent, Unintelligible, Unreachable, refusal
 from .metrics import Metrics
 from .objects import Object, api_of, document_of, is_namespaced, metadata_of
+from .transport import Transport
 
 APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML, too
 JSON_PATCH = "application/json-patch+json"
@@ -38,6 +41,8 @@ PAGE = 500
 
 # a line for each request, of which a leader makes one every second
 logging.getLogger("httpx2").setLevel(logging.WARNING)
+
+_PROXIES = {"http_proxy", "https_proxy", "all_proxy"}
 
 T = TypeVar("T", bound=Object)
 Propagation = Literal["Background", "Foreground", "Orphan"]
@@ -114,7 +119,7 @@ class Client:
         self._server = config.cluster.server
         user = config.user or User()
         try:
-            self._http = AsyncClient(config._replace(user=user), ConnectionParams(timeout=httpx2.Timeout(timeout)))
+            self._http = _http(config, user, httpx2.Timeout(timeout))
         except (OSError, ValueError, httpx2.InvalidURL) as error:
             files = (config.cluster.certificate_auth, user.client_cert, user.client_key)
             named = "".join(f", {file}" for file in files if file)
@@ -287,6 +292,15 @@ class Client:
 
     def _manager(self) -> dict[str, str]:
         return {"fieldManager": self.field_manager}
+
+
+def _http(config: SingleConfig, user: User, timeout: httpx2.Timeout) -> httpx2.AsyncClient:
+    if _PROXIES & {name.lower() for name in os.environ}:
+        return AsyncClient(config._replace(user=user), ConnectionParams(timeout=timeout))
+    server = config.cluster.server
+    secure = httpx2.URL(server).scheme == "https"
+    context = verify_cluster(config.cluster, user, config.abs_file) if secure else None
+    return httpx2.AsyncClient(base_url=server, auth=user_auth(user), timeout=timeout, transport=Transport(context))
 
 
 def path_of(kind: type[Object], namespace: str = "", name: str = "", subresource: str = "") -> str:
