@@ -1,0 +1,346 @@
+"""What the kernel's files say of FPGAs: ports (where a function runs), FMEs (what programs it), and regions.
+
+    /sys/class/fpga_region/region0 -> ../../devices/pci0000:80/0000:80:01.0/0000:81:00.0/fpga_region/region0
+      dfl-fme.0/   dev bitstream_id … dfl-fme-region.1/fpga_region/region1/compat_id
+      dfl-port.0/  dev id afu_id
+
+A port that is given to a virtual function has a class device of its own below that function, while its FME stays with
+the physical one; the `physfn` link leads from one to the other. Facts: kernel documents ABI/testing/
+sysfs-platform-dfl-{fme,port}, sysfs-class-fpga-region, fpga/dfl.rst; OPAE's driver has the same under other names.
+
+Nothing is opened but files of sysfs. In a tree without hardware a plain file may stand for a device node.
+"""
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from accelplane.fpga import FpgaError, shown
+from accelplane.fpga.drivers import DRIVERS, Driver, Kind, kind_of, named, node_path
+from accelplane.fpga.ids import hardware_id
+from accelplane.host.files import Host, HostError, Missing
+from accelplane.host.pci import pci_address
+
+_PCI_DEVICES = "/sys/devices/pci"
+_PLATFORM_DEVICES = "/sys/bus/platform/devices"
+_ACCELERATOR = "0x120000"  # PCI class
+_DEVICE_NUMBER = re.compile(r"[0-9]{1,10}:[0-9]{1,10}")
+_PORT_NUMBER = re.compile(r"[0-9]{1,10}")
+_DIGITS = re.compile(r"[0-9]+")
+
+
+class SysfsError(FpgaError):
+    """What sysfs has of a device is not enough to use it."""
+
+
+class Pci(NamedTuple):
+    """A PCI function. Texts are as sysfs has them, empty where there is no such file."""
+
+    address: str
+    path: str
+    vendor: str
+    device: str
+    cls: str
+    subsystem_vendor: str
+    subsystem_device: str
+    cpus: str
+    numa: str
+    vfs: str
+    vfs_limit: str
+    driver: str
+    physical: "Pci | None"
+
+
+class Fme(NamedTuple):
+    """An FPGA management engine. `interfaces` are the interface ids of its regions in the order of its ports."""
+
+    driver: Driver
+    name: str
+    node: str
+    path: str
+    pci: Pci
+    dev: str
+    bitstream_id: str
+    bitstream_metadata: str
+    ports_num: str
+    socket_id: str
+    interfaces: tuple[str, ...]
+
+
+class Port(NamedTuple):
+    """A port, and the FME that programs it. `number` is the port's own inside the FPGA, as text."""
+
+    driver: Driver
+    name: str
+    node: str
+    path: str
+    pci: Pci
+    dev: str
+    number: str
+    fme: Fme
+
+
+class Region(NamedTuple):
+    """What can be programmed: the ports of an FME that have the same interface id."""
+
+    interface: str
+    fme: Fme
+    ports: tuple[Port, ...]
+
+
+class Fault(NamedTuple):
+    """Why a port, or a class device with all that is in it, is left out."""
+
+    name: str
+    problem: str
+
+
+class Scan(NamedTuple):
+    """One look at all devices of a driver."""
+
+    regions: tuple[Region, ...]
+    faults: tuple[Fault, ...]
+
+
+def scan(host: Host, driver: Driver) -> Scan:
+    """Every region that has ports, and what could not be understood. AFU ids are not read.
+
+    Ports of one FME are together, of whatever function. Raises `HostError` when there is no list of devices at all.
+    """
+    faults: list[Fault] = []
+    regions: dict[tuple[str, str], Region] = {}
+    known: dict[str, Fme] = {}
+    for name, directory in _found_ports(host, driver, faults):
+        try:
+            node = f"/dev/{name}"
+            if not host.exists(node):
+                raise SysfsError(f"{node}: no such device node")
+            port = _port(host, driver, node, host.resolve(directory), known)
+            interface = interface_of(port)
+        except (HostError, FpgaError) as error:
+            faults.append(Fault(name, str(error)))
+            continue
+        key = (port.fme.path, interface)
+        before = regions[key].ports if key in regions else ()
+        regions[key] = Region(interface, port.fme, (*before, port))
+    return Scan(tuple(regions.values()), tuple(faults))
+
+
+def read_port(host: Host, text: str) -> Port:
+    """The port that a node's path or a name in `/dev` means. Raises `SysfsError` or `HostError`."""
+    driver, node, path = _device(host, text, "port")
+    return _port(host, driver, node, path, {})
+
+
+def read_fme(host: Host, text: str) -> Fme:
+    """The FME that a node's path or a name in `/dev` means. Raises `SysfsError` or `HostError`."""
+    driver, node, path = _device(host, text, "fme")
+    return _fme(host, driver, node, path, _function(host, path))
+
+
+def afu_id(host: Host, port: Port) -> str | None:
+    """What is programmed into the port, None while nobody can say because it is being programmed.
+
+    Raises `SysfsError`, `IdError` or `HostError`.
+    """
+    path = f"{port.path}/afu_id"
+    try:
+        return hardware_id(host.text(path), f"{path}: AFU id")
+    except HostError as error:
+        # Of both drivers: while a port is disabled, which it is during programming.
+        if error.errno == errno.EBUSY:
+            return None
+        raise
+
+
+def interface_of(port: Port) -> str:
+    """The interface id of the region behind the port. Raises `SysfsError` or `IdError`."""
+    fme = port.fme
+    ids = [hardware_id(text, f"{fme.path}: interface id") for text in fme.interfaces]
+    if not ids:
+        raise SysfsError(f"{fme.path}: no interface id, expected one in {fme.driver.interface_glob}")
+    if len(set(ids)) == 1:
+        return ids[0]
+    # A region for each port that is there, made in the order of the ports (drivers/fpga/dfl-fme-pr.c, pr_mgmt_init).
+    if fme.ports_num != str(len(ids)) or not port.number or int(port.number) >= len(ids):
+        raise SysfsError(
+            f"{port.path}: which of the interface ids {', '.join(ids)} of {fme.name} is its own cannot be told, its id "
+            f"is {shown(port.number)} and ports_num {shown(fme.ports_num)}; expected {len(ids)} ports from 0"
+        )
+    return ids[int(port.number)]
+
+
+def port_number(port: Port) -> int:
+    """The port's number inside the FPGA. Raises `SysfsError`."""
+    if not port.number:
+        raise SysfsError(f"{port.path}/id: no such file, expected the port's number")
+    return int(port.number)
+
+
+def platform_devices(host: Host) -> tuple[list[str], list[str]]:
+    """The names of all FMEs and of all ports, of any driver; none where there is no list."""
+    names: dict[Kind, list[str]] = {"fme": [], "port": []}
+    try:
+        listed = host.names(_PLATFORM_DEVICES)
+    except HostError:
+        listed = []
+    for name in listed:
+        found = named(name)
+        if found is not None:
+            names[found[1]].append(name)
+    return names["fme"], names["port"]
+
+
+def _found_ports(host: Host, driver: Driver, faults: list[Fault]) -> Iterator[tuple[str, str]]:
+    for device in host.names(driver.class_directory):
+        if not driver.class_device.fullmatch(device):
+            continue
+        directory = f"{driver.class_directory}/{device}"
+        try:
+            names = host.names(directory)
+        except Missing:
+            continue  # it went away meanwhile
+        except HostError as error:
+            faults.append(Fault(device, str(error)))
+            continue
+        for name in names:
+            if driver.port.fullmatch(name):
+                yield name, f"{directory}/{name}"
+
+
+def _device(host: Host, text: str, kind: Kind) -> tuple[Driver, str, str]:
+    """The driver, the node and the directory in sysfs."""
+    node = node_path(text)
+    found = kind_of(host, text)
+    if found is None or found[1] != kind:
+        expected = " or ".join(("intel-fpga-" if driver.name == "OPAE" else "dfl-") + f"{kind}.N" for driver in DRIVERS)
+        raise SysfsError(f"{shown(node)}: not an FPGA {_word(kind)}, expected a device node called {expected}")
+    driver = found[0]
+    status = host.status(node)
+    if status is None:
+        raise SysfsError(f"{node}: no such device node; is the FPGA driver loaded?")
+    if stat.S_ISCHR(status.st_mode):
+        number = _number(status.st_rdev)
+        path = host.resolve(f"/sys/dev/char/{number}")
+        if named(path) == found:
+            return driver, node, path
+    elif host.is_plain_stand_in(status):
+        number = ""
+    else:
+        raise SysfsError(f"{node}: not a character device")
+    # A tree that somebody made need not have all of /sys/dev.
+    name = host.resolve(node).rpartition("/")[2]
+    for place in host.glob(f"{driver.class_directory}/*/{name}"):
+        path = host.resolve(place)
+        if not number or _attribute(host, path, "dev") in ("", number):
+            return driver, node, path
+    raise SysfsError(f"{node}: sysfs knows no FPGA {_word(kind)} {name} of this device's number {number}".rstrip())
+
+
+def _port(host: Host, driver: Driver, node: str, path: str, known: dict[str, Fme]) -> Port:
+    pci = _function(host, path)
+    home = pci.physical or pci
+    places = [place for place in host.glob(f"{home.path}/{driver.fme_glob}") if named(place) == (driver, "fme")]
+    if len(places) != 1:
+        found = ", ".join(place.rpartition("/")[2] for place in places) or "none"
+        raise SysfsError(f"{path}: FMEs below {home.path}: {found}; expected exactly one ({driver.fme_glob})")
+    place = host.resolve(places[0])
+    if place not in known:
+        known[place] = _fme(host, driver, "", place, _function(host, place))
+    number = _attribute(host, path, "id")
+    if number and not _PORT_NUMBER.fullmatch(number):
+        raise SysfsError(f"{path}/id: {shown(number)}, expected a number")
+    return Port(driver, path.rpartition("/")[2], node, path, pci, _attribute(host, path, "dev"), number, known[place])
+
+
+def _fme(host: Host, driver: Driver, node: str, path: str, pci: Pci) -> Fme:
+    name = path.rpartition("/")[2]
+    dev = _attribute(host, path, "dev")
+    ids = sorted(host.glob(f"{path}/{driver.interface_glob}"), key=_numbers)
+    return Fme(
+        driver,
+        name,
+        node or _fme_node(host, name, dev),
+        path,
+        pci,
+        dev,
+        _attribute(host, path, "bitstream_id"),
+        _attribute(host, path, "bitstream_metadata"),
+        _attribute(host, path, "ports_num"),
+        _attribute(host, path, "socket_id"),
+        tuple(host.text(place) for place in ids),
+    )
+
+
+def _fme_node(host: Host, name: str, dev: str) -> str:
+    """The node of the FME: what the kernel calls it, unless that is another's, or what udev has for its number."""
+    node = f"/dev/{name}"
+    status = host.status(node)
+    if status is not None and (host.is_plain_stand_in(status) or dev in ("", _number(status.st_rdev))):
+        return node
+    by_number = f"/dev/char/{dev}"
+    if _DEVICE_NUMBER.fullmatch(dev) and host.exists(by_number):
+        return host.resolve(by_number)
+    raise SysfsError(f"{node}: no device node of that name and the number {shown(dev)}, nor {shown(by_number)}")
+
+
+def _function(host: Host, path: str) -> Pci:
+    """The PCI function above a directory, if it is an accelerator."""
+    place = path
+    while place.startswith(_PCI_DEVICES):
+        above, _, name = place.rpartition("/")
+        if pci_address(name) is not None:
+            pci = _pci(host, place)
+            if pci.cls != _ACCELERATOR:
+                raise SysfsError(f"{place}/class: {shown(pci.cls)}, expected {_ACCELERATOR} (processing accelerators)")
+            return pci
+        place = above
+    raise SysfsError(f"{path}: not below a PCI function")
+
+
+def _pci(host: Host, path: str, *, virtual: bool = True) -> Pci:
+    physical = host.resolve(f"{path}/physfn") if virtual and host.exists(f"{path}/physfn") else ""
+    try:
+        driver = host.driver(path)
+    except HostError:
+        driver = ""
+    pci = Pci(
+        path.rpartition("/")[2],
+        path,
+        _attribute(host, path, "vendor"),
+        _attribute(host, path, "device"),
+        _attribute(host, path, "class"),
+        _attribute(host, path, "subsystem_vendor"),
+        _attribute(host, path, "subsystem_device"),
+        _attribute(host, path, "local_cpulist"),
+        _attribute(host, path, "numa_node"),
+        _attribute(host, path, "sriov_numvfs"),
+        _attribute(host, path, "sriov_totalvfs"),
+        driver,
+        _pci(host, physical, virtual=False) if physical else None,
+    )
+    if not pci.vendor or not pci.device:
+        raise SysfsError(f"{path}: no vendor or no device id, expected both")
+    return pci
+
+
+def _attribute(host: Host, directory: str, name: str) -> str:
+    try:
+        return host.text(f"{directory}/{name}")
+    except Missing:
+        return ""
+
+
+def _number(device: int) -> str:
+    return f"{os.major(device)}:{os.minor(device)}"
+
+
+def _numbers(path: str) -> list[int]:
+    return [int(digits[:20]) for digits in _DIGITS.findall(path)]
+
+
+def _word(kind: Kind) -> str:
+    return "FME" if kind == "fme" else kind

@@ -1,0 +1,83 @@
+"""Attributes of an FPGA port that answer with errors, as the kernel's do while the port is programmed."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bitstreams import INTERFACE, NLB0
+from fpgatrees import one_port
+
+from accelplane.fpga.drivers import DFL
+from accelplane.fpga.sysfs import afu_id, interface_of, read_port, scan
+from accelplane.host import Host, HostError
+from accelplane.simulate import Kernel, NodeSpec
+from accelplane.simulate.kernel.fuse import FuseUnavailable
+from accelplane.simulate.kernel.mounting import mounted
+
+AFU = "/sys/class/fpga_region/region0/dfl-port.0/afu_id"
+
+
+def copied(tree: Path, kernel: Kernel) -> None:
+    """Puts the tree's sysfs into the kernel's."""
+    for directory, directories, files in os.walk(tree / "sys"):
+        place = Path(directory)
+        name = f"/{place.relative_to(tree)}"
+        links = [entry for entry in (*directories, *files) if (place / entry).is_symlink()]
+        kernel.tree.directory(name, {file: (place / file).read_text() for file in files if file not in links})
+        for entry in links:
+            kernel.tree.link(f"{name}/{entry}", f"/{(place / entry).resolve().relative_to(tree)}")
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Kernel:
+    made = Kernel(NodeSpec())
+    one_port(tmp_path / "plain")
+    copied(tmp_path / "plain", made)
+    return made
+
+
+@pytest.fixture
+def root(kernel: Kernel, tmp_path: Path) -> Iterator[Path]:
+    """`kernel`, mounted; the test is skipped, and says why, where nothing can be."""
+    mounts = mounted(kernel, tmp_path)
+    try:
+        where = mounts.__enter__()
+    except FuseUnavailable as error:
+        pytest.skip(f"no FUSE: {error}")
+    try:
+        for node in ("dfl-port.0", "dfl-fme.0"):
+            (tmp_path / "dev" / node).touch()
+        yield Path(where)
+    finally:
+        mounts.__exit__(None, None, None)
+
+
+def test_while_a_port_is_programmed_nobody_knows_its_afu(kernel: Kernel, root: Path) -> None:
+    host = Host(root)
+    port = read_port(host, "dfl-port.0")
+    assert afu_id(host, port) == NLB0
+    kernel.fail(AFU, errno.EBUSY, on="read", times=1)
+    assert afu_id(host, port) is None
+    assert afu_id(host, port) == NLB0
+
+
+def test_a_scan_does_not_ask_for_it(kernel: Kernel, root: Path) -> None:
+    kernel.fail(AFU, errno.EBUSY, on="read")
+    found = scan(Host(root), DFL)
+    assert found.faults == ()
+    assert [interface_of(port) for region in found.regions for port in region.ports] == [INTERFACE]
+
+
+def test_other_errors_are_errors_of_that_device(kernel: Kernel, root: Path) -> None:
+    host = Host(root)
+    port = read_port(host, "dfl-port.0")
+    kernel.fail(AFU, errno.EIO, on="read")
+    with pytest.raises(HostError, match="afu_id: Input/output error"):
+        afu_id(host, port)
+    kernel.fail("/sys/class/fpga_region/region0/dfl-port.0/id", errno.EIO, on="read")
+    found = scan(host, DFL)
+    assert [(fault.name, fault.problem.partition(": ")[2]) for fault in found.faults] == [
+        ("dfl-port.0", "Input/output error")
+    ]
