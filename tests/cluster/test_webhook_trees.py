@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,8 +9,8 @@ from manifests import render
 
 from .cluster import Cluster
 from .machine import REPOSITORY, wait_until
-from .objects import Object, pod
-from .product_image import product_image
+from .objects import pod
+from .trees import applied, encoded, tls_secret
 
 pytestmark = pytest.mark.cluster
 
@@ -24,27 +20,10 @@ SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/intelsgxwebhook-own-certificat
 ASKS = {"sgx.intel.com/epc": "512Ki"}
 
 
-@pytest.fixture(scope="session")
-def image(cluster: Cluster) -> None:
-    """The product's images are on the cluster's nodes."""
-    cluster.import_image(product_image())
-
-
-@contextmanager
-def applied(cluster: Cluster, objects: list[Object]) -> Iterator[None]:
-    """These objects, as `kubectl apply --kustomize` applies them; gone afterwards."""
-    document = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
-    cluster.kubectl("apply", "--filename=-", text=document)
-    try:
-        yield
-    finally:
-        cluster.kubectl("delete", "--ignore-not-found", "--wait", "--filename=-", text=document)
-
-
 def webhook(cluster: Cluster) -> Any:
     """The status of the container of the one pod."""
-    found = cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods")
-    (one,) = found["items"] if found else ()
+    found: Any = cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods")
+    (one,) = found["items"]
     (status,) = one["status"]["containerStatuses"]
     return status
 
@@ -82,14 +61,7 @@ def test_the_webhook_serves_what_cert_manager_puts_into_its_secret(
         each for each in render(OVERLAYS / "default-with-certmanager") if "cert-manager" not in each["apiVersion"]
     ]
     host = f"intelsgxwebhook-webhook-service.{NAMESPACE}.svc"
-    made = cluster.server_certificate(host, host)
-    secret = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": "webhook-server-cert", "namespace": NAMESPACE},
-        "type": "kubernetes.io/tls",
-        "data": {"tls.crt": encoded(made.certificate), "tls.key": encoded(made.key)},
-    }
+    secret = tls_secret(NAMESPACE, "webhook-server-cert", cluster.server_certificate(host, host))
     (configuration,) = (each for each in objects if each["kind"] == "MutatingWebhookConfiguration")
     (hook,) = configuration["webhooks"]
     hook["clientConfig"]["caBundle"] = encoded(cluster.authority)
@@ -99,7 +71,3 @@ def test_the_webhook_serves_what_cert_manager_puts_into_its_secret(
     with applied(cluster, [namespaced, secret, *others]):
         wait_for_it(cluster, namespace)
         assert webhook(cluster)["restartCount"] == 0
-
-
-def encoded(content: bytes) -> str:
-    return base64.b64encode(content).decode("ascii")

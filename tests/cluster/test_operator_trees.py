@@ -1,0 +1,260 @@
+"""The operator's trees on a genuine cluster: its pod with the rights, the limits and the webhooks that they give."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from customresources import resource, sample
+from manifests import render
+
+from accelplane.operator import models
+
+from .cluster import Cluster, ClusterError, Node
+from .machine import REPOSITORY, wait_until
+from .objects import Object, pod
+from .trees import applied, encoded, tls_secret
+
+pytestmark = pytest.mark.cluster
+
+OPERATOR = REPOSITORY / "deploy/operator"
+SAMPLES = OPERATOR / "samples"
+MAPPINGS = SAMPLES / "mappings-collection.yaml"
+NAMESPACE, PREFIX = "inteldeviceplugins-system", "inteldeviceplugins-"
+DEPLOYMENT = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{PREFIX}controller-manager"
+API = "/apis/deviceplugin.intel.com/v1"
+DAEMONSETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
+SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/{PREFIX}own-certificate"
+BINDING = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/gpu-manager-rolebinding"
+ACCOUNT = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/gpu-manager-sa"
+NOWHERE = {"example.com/nowhere": "true"}
+READS = """
+import http.client, ssl, sys
+connection = http.client.HTTPSConnection(sys.argv[1], 8443, context=ssl._create_unverified_context(), timeout=30)
+connection.request("GET", "/metrics", headers={"Authorization": sys.argv[2]} if sys.argv[2:] else {})
+answer = connection.getresponse()
+print(answer.status)
+print(answer.read().decode())
+"""
+
+
+def operator(cluster: Cluster) -> Object:
+    """The one pod of the operator."""
+    label = "labelSelector=control-plane%3Dcontroller-manager"
+    found: Any = cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods?{label}")
+    (one,) = (each for each in found["items"] if "deletionTimestamp" not in each["metadata"])
+    return one
+
+
+def check_that_nothing_went_wrong(cluster: Cluster) -> None:
+    pod = operator(cluster)
+    (status,) = pod["status"]["containerStatuses"]
+    assert (status["ready"], status["restartCount"]) == (True, 0), status
+    told = cluster.kubectl("logs", f"--namespace={NAMESPACE}", pod["metadata"]["name"])
+    assert "forbidden" not in told.lower(), told
+    assert "Traceback" not in told, told
+
+
+def admits(cluster: Cluster) -> bool:
+    """Whether the webhooks are asked about a custom resource, and answer."""
+    asked = resource("gpu", "asked", nodeSelector=NOWHERE)
+    status, answer = cluster.request("POST", f"{API}/gpudeviceplugins?dryRun=All", asked)
+    return status == 201 and answer["spec"].get("image") == "intel/intel-gpu-plugin:0.31.1"
+
+
+def is_rolled_out(cluster: Cluster) -> bool:
+    found: Any = cluster.get(DEPLOYMENT)
+    status = found["status"]
+    counts = [status.get(name, 0) for name in ("replicas", "updatedReplicas", "availableReplicas")]
+    return status.get("observedGeneration") == found["metadata"]["generation"] and counts == [1, 1, 1]
+
+
+def wait_for_it(cluster: Cluster) -> None:
+    hint = f"see kubectl --kubeconfig={cluster.kubeconfig} get events -n {NAMESPACE}"
+    wait_until(lambda: is_rolled_out(cluster), "the operator to be ready", 240, hint=hint)
+    wait_until(lambda: admits(cluster), "custom resources to be admitted", 60)
+
+
+def test_the_operator_serves_what_cert_manager_puts_into_its_secret(image: None, cluster: Cluster) -> None:
+    tree = OPERATOR / "overlays/default-with-certmanager"
+    namespaced, *others = (each for each in render(tree) if "cert-manager" not in each["apiVersion"])
+    assert namespaced["kind"] == "Namespace"
+    host = f"{PREFIX}webhook-service.{NAMESPACE}.svc"
+    secret = tls_secret(NAMESPACE, "webhook-server-cert", cluster.server_certificate(host, host))
+    for each in others:
+        for hook in each.get("webhooks", ()):
+            hook["clientConfig"]["caBundle"] = encoded(cluster.authority)
+    with applied(cluster, [namespaced, secret, *others]):
+        wait_for_it(cluster)
+        check_that_nothing_went_wrong(cluster)
+
+
+@pytest.fixture(scope="module")
+def installed(image: None, cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with the documented installation; in the end, nothing of it has gone wrong and nothing is left."""
+    with applied(cluster, render(OPERATOR / "default")):
+        wait_for_it(cluster)
+        yield cluster
+        check_that_nothing_went_wrong(cluster)
+    assert cluster.get(f"/api/v1/namespaces/{NAMESPACE}") is None
+
+
+def daemonsets(cluster: Cluster) -> dict[str, Any]:
+    found: Any = cluster.get(DAEMONSETS)
+    return {each["metadata"]["name"]: each for each in found["items"]}
+
+
+def holds(found: Any, condition: str) -> bool:
+    conditions = (found or {}).get("status", {}).get("conditions", ())
+    return any((each["type"], each["status"]) == (condition, "True") for each in conditions)
+
+
+def test_all_samples_are_carried_out_as_they_are_and_leave_nothing(installed: Cluster) -> None:
+    names = {family: sample(family)["metadata"]["name"] for family in models.KINDS}
+    wanted = {f"intel-{family}-plugin-{name}" for family, name in names.items()}
+    installed.kubectl("apply", "--kustomize", SAMPLES)
+    installed.kubectl("apply", "--filename", MAPPINGS)
+    wait_until(lambda: {*daemonsets(installed)} == wanted, "DaemonSets of all samples", 60)
+    for family, name in names.items():
+        path = f"{API}/{family}deviceplugins/{name}"
+        wait_until(lambda path=path: holds(installed.get(path), "Available"), f"{name}: available", 60)
+        made = daemonsets(installed)[f"intel-{family}-plugin-{name}"]["spec"]["template"]["spec"]
+        assert made["serviceAccountName"] == f"{PREFIX}plugins"
+    listed = installed.kubectl("get", "gpudeviceplugins", "--no-headers").split()
+    assert listed[:3] == ["gpudeviceplugin-sample", "0", "0"]
+    told = f"/apis/events.k8s.io/v1/namespaces/default/events?fieldSelector=regarding.name%3D{names['gpu']}"
+    wait_until(lambda: (installed.get(told) or {})["items"], "an event of a resource", 60)
+    # Once more, as an upgrade does it: nothing is asked for anew.
+    before = {name: each["metadata"]["generation"] for name, each in daemonsets(installed).items()}
+    installed.kubectl("apply", "--kustomize", SAMPLES)
+    assert {name: each["metadata"]["generation"] for name, each in daemonsets(installed).items()} == before
+
+    installed.kubectl("delete", "--filename", MAPPINGS)
+    installed.kubectl("delete", "--kustomize", SAMPLES)
+    wait_until(lambda: not daemonsets(installed), "DaemonSets to go", 60)
+
+
+ASKED, DEFINED = 'admission webhook "v{}deviceplugin.kb.io" denied the request: ', "is invalid: spec: "
+REFUSALS: list[tuple[str, dict[str, Any], str, str]] = [
+    ("gpu", {"image": "intel/intel-qat-plugin:0.31.1"}, ASKED, "incorrect image name"),
+    ("dlb", {"image": "intel/intel-dlb-plugin:0.30.0"}, ASKED, "0.31.1"),
+    ("npu", {"image": "intel/intel-npu-plugin"}, ASKED, "is incorrect"),
+    ("gpu", {"sharedDevNum": 1, "preferredAllocationPolicy": "packed"}, DEFINED, "preferredAllocationPolicy is packed"),
+    ("dsa", {"provisioningConfig": "mine"}, DEFINED, "initImage is empty"),
+]
+
+
+@pytest.mark.parametrize(("family", "spec", "by", "words"), REFUSALS, ids=[words for *_, words in REFUSALS])
+def test_what_cannot_work_is_refused_where_it_is_applied(
+    installed: Cluster, family: str, spec: dict[str, Any], by: str, words: str
+) -> None:
+    with pytest.raises(ClusterError) as refused:
+        installed.kubectl("apply", "--filename=-", text=json.dumps(resource(family, "wrong", **spec)))
+    assert by.format(family) in str(refused.value)
+    assert words in str(refused.value)
+    assert installed.get(f"{API}/{family}deviceplugins/wrong") is None
+
+
+def test_pods_that_ask_for_enclave_memory_are_given_the_device(installed: Cluster, namespace: str) -> None:
+    asking = pod("asking", namespace=namespace, resources={"sgx.intel.com/epc": "512Ki"})
+    status, answer = installed.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", asking)
+    assert status == 201, answer
+    assert answer["spec"]["containers"][0]["resources"]["limits"]["sgx.intel.com/enclave"] == "1"
+
+
+def test_the_resource_managers_account_comes_and_goes(installed: Cluster) -> None:
+    asking = resource("gpu", "managed", resourceManager=True, sharedDevNum=2, nodeSelector=NOWHERE)
+    installed.kubectl("apply", "--filename=-", text=json.dumps(asking))
+    wait_until(lambda: installed.get(BINDING) and installed.get(ACCOUNT), "account and binding", 60)
+    installed.kubectl("delete", "gpudeviceplugin", "managed")
+    wait_until(lambda: not (installed.get(BINDING) or installed.get(ACCOUNT)), "account and binding to go", 60)
+
+
+def test_a_provisioning_configuration_is_seen(installed: Cluster) -> None:
+    image = "intel/intel-qat-initcontainer:0.31.1"
+    asking = resource("qat", "provisioned", provisioningConfig="qat-config", initImage=image, nodeSelector=NOWHERE)
+    asking["spec"]["kernelVfDrivers"] = ["4xxxvf"]
+    installed.kubectl("apply", "--filename=-", text=json.dumps(asking))
+    path = f"{API}/qatdeviceplugins/provisioned"
+    wait_until(lambda: holds(installed.get(path), "ProvisioningConfigMissing"), "what is missing to be told", 60)
+    installed.kubectl("create", "configmap", "qat-config", f"--namespace={NAMESPACE}", "--from-literal=qat.conf=")
+    wait_until(lambda: not holds(installed.get(path), "ProvisioningConfigMissing"), "it to be found", 60)
+    installed.kubectl("delete", "qatdeviceplugin", "provisioned")
+
+
+def test_applied_again_it_keeps_its_certificate(installed: Cluster) -> None:
+    kept: Any = installed.get(SECRET)
+    assert {"ca.crt", "tls.crt", "tls.key"} <= {*kept["data"]}
+    installed.kubectl("apply", "--kustomize", OPERATOR / "default")
+    again: Any = installed.get(SECRET)
+    assert again["data"] == kept["data"]
+    wait_until(lambda: admits(installed), "custom resources to be admitted", 30)
+
+
+def test_the_operators_pod_would_be_admitted_where_pods_are_restricted(installed: Cluster, namespace: str) -> None:
+    label = "pod-security.kubernetes.io/enforce=restricted"
+    installed.kubectl("label", "namespace", namespace, label)
+    (deployment,) = (each for each in render(OPERATOR / "default") if each["kind"] == "Deployment")
+    # The account is in its own namespace.
+    spec = deployment["spec"]["template"]["spec"] | {"serviceAccountName": "default"}
+    restricted = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "operator"}, "spec": spec}
+    status, answer = installed.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", restricted)
+    assert status == 201, answer
+    privileged = pod("another", namespace=namespace)
+    assert installed.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", privileged)[0] == 403
+
+
+def read_metrics(node: Node, address: str, *token: str) -> tuple[int, str]:
+    """Status and page, as a pod of the node reads them through the Service."""
+    command = ["nsenter", f"--target={node.pid}", "--net", "--", sys.executable, "-c", READS, address]
+    done = subprocess.run(
+        [*command, *(f"Bearer {each}" for each in token)], capture_output=True, text=True, check=True, timeout=60
+    )
+    status, _, page = done.stdout.partition("\n")
+    return int(status), page
+
+
+def test_metrics_are_for_those_who_are_given_the_role(installed: Cluster, node: Node, namespace: str) -> None:
+    service: Any = installed.get(f"/api/v1/namespaces/{NAMESPACE}/services/{PREFIX}controller-manager-metrics-service")
+    address = service["spec"]["clusterIP"]
+    installed.kubectl("create", "serviceaccount", "reader", f"--namespace={namespace}")
+    stranger = installed.kubectl("create", "token", "default", f"--namespace={namespace}").strip()
+    reader = installed.kubectl("create", "token", "reader", f"--namespace={namespace}").strip()
+    binding: Object = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": f"metrics-{namespace}"},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": f"{PREFIX}metrics-reader",
+        },
+        "subjects": [{"kind": "ServiceAccount", "name": "reader", "namespace": namespace}],
+    }
+    with applied(installed, [binding]):
+        wait_until(lambda: read_metrics(node, address, reader)[0] == 200, "metrics to be shown", 30)
+        assert 'leader_election_master_status{name="d1c7b6d5.intel.com"} 1.0' in read_metrics(node, address, reader)[1]
+        assert read_metrics(node, address, stranger)[0] == 403
+        assert read_metrics(node, address)[0] == 401
+
+
+def test_nodes_on_which_resources_meet_are_named_where_nodes_may_be_listed(installed: Cluster) -> None:
+    check_that_nothing_went_wrong(installed)
+    taint = {"key": "example.com/no-pods", "effect": "NoSchedule"}
+    metadata = {"name": "shared", "labels": NOWHERE}
+    node: Object = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": [taint]}}
+    asking = [resource("npu", name, nodeSelector=NOWHERE) for name in ("one", "two")]
+    with applied(installed, [*render(OPERATOR / "overlays/node-overlaps"), node]):
+        # A right that comes later is found within minutes, or by who starts again.
+        installed.kubectl("rollout", "restart", f"--namespace={NAMESPACE}", f"deployment/{PREFIX}controller-manager")
+        wait_for_it(installed)
+        with applied(installed, asking):
+            path = f"{API}/npudeviceplugins/one"
+            wait_until(lambda: holds(installed.get(path), "NodeOverlap"), "the overlap to be told", 60)
+            found: Any = installed.get(path)
+            (condition,) = (each for each in found["status"]["conditions"] if each["type"] == "NodeOverlap")
+            assert "NpuDevicePlugin two selects node shared" in condition["message"]
