@@ -16,7 +16,19 @@ import msgspec
 from benchmarks.figures import Outcome
 from benchmarks.report import Report, machine, show, write
 
-NAMES = ("memory", "confined", "start", "plug", "allocate", "storm", "scan", "idle", "restarts", "admission")
+NAMES = (
+    "memory",
+    "confined",
+    "start",
+    "plug",
+    "allocate",
+    "storm",
+    "scan",
+    "idle",
+    "restarts",
+    "admission",
+    "operator",
+)
 _DEADLINE = 900
 
 

@@ -208,7 +208,7 @@ class Node(Machine):
 class Cluster:
     """One cluster. Start it with ``Cluster.running``; the methods below are for tests while it runs."""
 
-    def __init__(self, claim: Claim, shares: Sequence[Path] = ()) -> None:
+    def __init__(self, claim: Claim, shares: Sequence[Path] = (), silence: int = settings.SILENCE) -> None:
         self.directory = claim.directory
         self.number = claim.number
         self.name = claim.name
@@ -236,9 +236,9 @@ class Cluster:
         self.apiserver = control.add_daemon(
             "kube-apiserver", settings.apiserver(self.addresses.control, []), ready=self._api_is_ready
         )
-        self.controller_manager = control.add_daemon("controller-manager", settings.controller_manager())
+        self.controller_manager = control.add_daemon("controller-manager", settings.controller_manager(silence))
         self.scheduler = control.add_daemon("scheduler", settings.scheduler())
-        self.kwok = control.add_daemon("kwok", settings.kwok())
+        self.kwok = control.add_daemon("kwok", settings.kwok(silence))
 
     @classmethod
     @contextmanager
@@ -249,16 +249,18 @@ class Cluster:
         name: str = "",
         owned: bool = True,
         shares: Sequence[Path] = (),
+        silence: int = settings.SILENCE,
     ) -> Iterator[Cluster]:
         """A cluster whose nodes are Ready, for as long as the block lasts and not a moment longer.
 
-        ``shares`` are further host directories that the machines see read-only at the same place. An owned cluster
-        also ends when this process does, however it does.
+        ``shares`` are further host directories that the machines see read-only at the same place. A node that says
+        nothing for ``silence`` seconds is lost; kwok on a busy computer needs more than the usual for many nodes. An
+        owned cluster also ends when this process does, however it does.
         """
         if problem := why_unavailable():
             raise ClusterError(f"no cluster can be started: {problem}")
         with claimed(name or f"process {os.getpid()}", owned=owned) as claim:
-            cluster = cls(claim, shares)
+            cluster = cls(claim, shares, silence)
             try:
                 cluster.start(nodes)
                 yield cluster
@@ -340,20 +342,31 @@ class Cluster:
         self, method: str, path: str, body: Object | None = None, *, content: str = "application/json"
     ) -> tuple[int, Any]:
         """One request to the API server as administrator: status and decoded answer."""
+        with self.connection() as request:
+            return request(method, path, body, content=content)
+
+    @contextmanager
+    def connection(self) -> Iterator[Callable[..., tuple[int, Any]]]:
+        """What ``request`` is, for very many of them: they share a connection."""
         connection = http.client.HTTPSConnection(
             self.addresses.control, settings.API_PORT, context=self._tls, timeout=10
         )
-        try:
-            text = None if body is None else json.dumps(body)
-            connection.request(method, path, text, {"Content-Type": content})
+
+        def request(
+            method: str, path: str, body: Object | None = None, *, content: str = "application/json"
+        ) -> tuple[int, Any]:
+            connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": content})
             answer = connection.getresponse()
             text = answer.read().decode()
+            try:
+                return answer.status, json.loads(text)
+            except ValueError:
+                return answer.status, text
+
+        try:
+            yield request
         finally:
             connection.close()
-        try:
-            return answer.status, json.loads(text)
-        except ValueError:
-            return answer.status, text
 
     def get(self, path: str) -> Object | None:
         """An object or list at an API path; None where there is none, or no API server to ask."""
@@ -434,12 +447,15 @@ class Cluster:
         if not self.kwok.running:
             self.start_kwok()
         names = [f"{prefix}-{index}" for index in range(count)]
-        for name in names:
-            node = settings.pretended_node(name, resources or {}, labels or {})
-            status, answer = self.request("POST", "/api/v1/nodes", node)
-            if status != http.HTTPStatus.CREATED:
-                raise ClusterError(f"node {name}: {answer}")
-        wait_until(lambda: self._ready_nodes() >= set(names), f"{count} pretended nodes: Ready", timeout, every=0.5)
+        with self.connection() as request:
+            for name in names:
+                node = settings.pretended_node(name, resources or {}, labels or {})
+                status, answer = request("POST", "/api/v1/nodes", node)
+                if status != http.HTTPStatus.CREATED:
+                    raise ClusterError(f"node {name}: {answer}")
+        # To tell of a thousand nodes is work for the API server, too.
+        every = max(0.5, count / 500)
+        wait_until(lambda: self._ready_nodes() >= set(names), f"{count} pretended nodes: Ready", timeout, every=every)
         return names
 
     def import_image(self, archive: Path) -> None:

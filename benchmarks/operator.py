@@ -1,0 +1,143 @@
+"""The operator on a genuine control plane: with the eight samples and no node, then with a thousand nodes that all ask
+for all plugins. What it takes, what it asks of the API server, and how soon it does what is asked of it.
+
+Nodes and pods are pretended by kwok; API server, controllers and scheduler are the real ones.
+"""
+
+import asyncio
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from accelplane.kube.client import Client, Selection, load_config
+from accelplane.operator.models import KINDS
+from accelplane.operator.resources import KINDS as RESOURCES
+from accelplane.operator.resources import DaemonSet
+from benchmarks.figures import Figure, Outcome, Scale, median, percentile, single
+from tests.cluster import crowd
+from tests.cluster.cluster import Cluster, why_unavailable
+from tests.cluster.installation import NAMESPACE, Installation
+from tests.cluster.machine import wait_until
+
+_BUDGET = 80
+# Resident and anonymous, in MiB.
+_GO_EMPTY, _GO_FULL = ("Go operator with 7 resources", 43.0, 12.5), ("Go operator", 60.0, 29.0)
+_SETTLED, _PATIENCE = 5.0, 600.0
+
+Requests = Callable[[], Counter[str]]
+
+
+def measure(scale: Scale) -> Outcome:
+    if problem := why_unavailable():
+        return Outcome(skipped=problem)
+    with tempfile.TemporaryDirectory() as directory, crowd.installed(Path(directory)) as installation:
+        figures = _measured(installation, scale.of(1000, 20), scale.of(60, 5), scale.of(50, 5))
+    return Outcome(
+        figures=figures,
+        notes=(
+            "eight samples, each on every node; nodes and pods by kwok, on the same cores as all else",
+            "a leader reads and writes its Lease every 2 s: 60 requests a minute",
+            "an edit: from before the request until a watch tells of the DaemonSet; no pods are replaced by it",
+        ),
+    )
+
+
+def _measured(installation: Installation, nodes: int, idle: int, edits: int) -> Sequence[Figure]:
+    cluster = installation.cluster
+    with crowd.operator(installation) as (operator, requests):
+        assert operator.process is not None
+        process = operator.process.pid
+        cluster.kubectl("apply", "--kustomize", crowd.SAMPLES)
+        _wait_told(cluster, 0)
+        empty = _idle("no nodes", process, requests, idle, _GO_EMPTY)
+        cpu, writes, started = _cpu_seconds(process), crowd.status_writes(cluster), time.monotonic()
+        cluster.add_pretended_nodes(nodes, labels=crowd.selected_by(*KINDS), timeout=_PATIENCE)
+        _wait_told(cluster, nodes)
+        joined = f"{nodes} nodes join"
+        joining = (
+            single(f"{joined}: until {len(KINDS) * nodes} pods are ready and told of", time.monotonic() - started, "s"),
+            single(f"{joined}: processor time of the operator", _cpu_seconds(process) - cpu, "s"),
+            single(f"{joined}: writes of a status", (crowd.status_writes(cluster) - writes).total(), ""),
+        )
+        full = _idle(f"{nodes} nodes", process, requests, idle, _GO_FULL)
+        times = asyncio.run(_edit(str(installation.kubeconfig), edits))
+        edited = (
+            median(f"{nodes} nodes: edit of a resource to DaemonSet", times, "ms"),
+            percentile(f"{nodes} nodes: the same, p99", [times], 0.99, "ms"),
+        )
+    return (*empty, *joining, *full, *edited)
+
+
+def _wait_told(cluster: Cluster, nodes: int) -> None:
+    """Waits until every sample's status is what so many nodes make it."""
+
+    def told() -> bool:
+        found = crowd.samples(cluster)
+        return len(found) == len(KINDS) and all(crowd.is_told(each, nodes) for each in found.values())
+
+    wait_until(told, f"all samples: ready on {nodes} nodes", _PATIENCE, every=0.5)
+
+
+def _idle(
+    name: str, process: int, requests: Requests, seconds: int, peer: tuple[str, float, float]
+) -> Sequence[Figure]:
+    time.sleep(_SETTLED)
+    made, cpu = requests(), _cpu_seconds(process)
+    time.sleep(seconds)
+    spent, asked = _cpu_seconds(process) - cpu, requests() - made
+    who, resident, anonymous = peer
+    share = 60 / seconds
+    memory = _memory(process)
+    return (
+        single(f"{name}: resident", memory.resident, "MiB", budget=_BUDGET, peers={who: resident}),
+        single(f"{name}: anonymous", memory.anonymous, "MiB", peers={who: anonymous}),
+        single(f"{name}: most resident so far", memory.peak, "MiB"),
+        single(f"{name}: processor time a minute, idle", spent * share * 1e3, "ms"),
+        single(f"{name}: requests a minute, idle", asked.total() * share, ""),
+    )
+
+
+class _Memory(Struct, frozen=True):
+    """In MiB."""
+
+    resident: float
+    anonymous: float
+    peak: float
+
+
+def _memory(process: int) -> _Memory:
+    text = Path(f"/proc/{process}/status").read_text()
+    found: Mapping[str, str] = dict(re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE))
+    return _Memory(*(int(found[name]) / 1024 for name in ("VmRSS", "RssAnon", "VmHWM")))
+
+
+def _cpu_seconds(process: int) -> float:
+    return time.clock_gettime(~process << 3 | 2)
+
+
+async def _edit(kubeconfig: str, count: int) -> Sequence[float]:
+    """Milliseconds of each edit. It is of the update strategy, because a change of the pods would replace them all."""
+    client = Client(load_config(kubeconfig), field_manager="benchmark")
+    ours = Selection(NAMESPACE, labels="app=intel-gpu-plugin")
+    times: list[float] = []
+    try:
+        version = (await client.list(DaemonSet, ours)).resource_version
+        watch = client.watch(DaemonSet, ours, version, lasting=_PATIENCE, silence=_PATIENCE)
+        for number in range(count):
+            most = 10 + number
+            strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": most}}
+            started = time.perf_counter()
+            await client.patch(RESOURCES["gpu"], "gpudeviceplugin-sample", {"spec": {"updateStrategy": strategy}})
+            async for event in watch:
+                if f'"maxUnavailable":{most}'.encode() in bytes(event.object):
+                    times.append((time.perf_counter() - started) * 1e3)
+                    break
+        await watch.aclose()
+    finally:
+        await client.close()
+    return times

@@ -1,0 +1,107 @@
+"""Very many pretended nodes, the eight samples, and what the operator does about them, as others count it."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from accelplane.operator import models
+
+from .cluster import Cluster
+from .installation import CRD, NAMESPACE, Installation, Operator
+from .machine import REPOSITORY
+
+SAMPLES = REPOSITORY / "deploy" / "operator" / "samples"
+# kwok keeps a thousand nodes on the cores that all else runs on too; the usual 12 s are little then.
+SILENCE = 3600
+_COUNTED = re.compile(
+    r'^rest_client_requests_total\{code="([^"]*)",host="[^"]*",method="([A-Z]+)"\} (\S+)$', re.MULTILINE
+)
+_SERVED = re.compile(r"^apiserver_request_total\{(.*)\} (\S+)$", re.MULTILINE)
+
+
+def selected_by(*families: str) -> dict[str, str]:
+    """The labels that have the samples of these families select a node."""
+    names = {family: family for family in models.KINDS} | {"fpga": "fpga-arria10"}
+    labels = {f"intel.feature.node.kubernetes.io/{names[family]}": "true" for family in families}
+    return {"kubernetes.io/arch": "amd64", **labels}
+
+
+@contextmanager
+def installed(directory: Path) -> Iterator[Installation]:
+    """A control plane for very many nodes, with the operator's definitions."""
+    with Cluster.running([], silence=SILENCE) as cluster:
+        cluster.kubectl("apply", "--server-side", "--kustomize", CRD)
+        cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "--filename", CRD / "bases")
+        cluster.kubectl("create", "namespace", NAMESPACE)
+        yield Installation(cluster, directory)
+
+
+@contextmanager
+def operator(installation: Installation) -> Iterator[tuple[Operator, Callable[[], Counter[str]]]]:
+    """An operator that elects itself, and how many requests of each method it has made, by its own account."""
+    host, port = installation.cluster.addresses.host, _free_port()
+
+    def requests() -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for _, method, count in _COUNTED.findall(_page(host, port, "/metrics")):
+            counts[method] += int(float(count))
+        return counts
+
+    with installation.operator("-leader-elect", f"-metrics-bind-address={host}:{port}") as running:
+        yield running, requests
+
+
+def samples(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """The samples as they are now, by family."""
+    path = "/apis/deviceplugin.intel.com/v1/{0}deviceplugins/{0}deviceplugin-sample"
+    with cluster.connection() as request:
+        answers = {family: request("GET", path.format(family)) for family in models.KINDS}
+    return {family: found for family, (status, found) in answers.items() if status == http.HTTPStatus.OK}
+
+
+def is_told(resource: Mapping[str, Any], nodes: int) -> bool:
+    """Whether a resource says that so many nodes have its plugin, and that there is nothing left to do."""
+    status = resource.get("status", {})
+    counts = (status.get("desiredNumberScheduled"), status.get("numberReady"), len(status.get("nodeNames") or ()))
+    generation = resource["metadata"]["generation"]
+    said = [each for each in status.get("conditions", ()) if each["observedGeneration"] == generation]
+    holds = {each["type"] for each in said if each["status"] == "True"}
+    return counts == (nodes, nodes, nodes) and holds == {"Available"}
+
+
+def status_writes(cluster: Cluster) -> Counter[str]:
+    """How often the status of resources was written, by kind, as the API server counts."""
+    status, text = cluster.request("GET", "/metrics")
+    assert status == http.HTTPStatus.OK, text
+    counts: Counter[str] = Counter()
+    for pairs, count in _SERVED.findall(text):
+        labels = dict(re.findall(r'([a-z_]+)="([^"]*)"', pairs))
+        ours = labels["group"] == "deviceplugin.intel.com" and labels["subresource"] == "status"
+        if ours and labels["verb"] in {"PATCH", "PUT", "APPLY"}:
+            counts[labels["resource"]] += int(float(count))
+    return counts
+
+
+def _page(host: str, port: int, path: str) -> str:
+    connection = http.client.HTTPConnection(host, port, timeout=30)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+    finally:
+        connection.close()
+    assert answer.status == http.HTTPStatus.OK, text
+    return text
+
+
+def _free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
