@@ -221,6 +221,22 @@ def test_lists_are_looked_into_and_other_objects_passed_over() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        ({"spec": None}, {}),
+        ({"spec": {"tolerations": None, "image": None}}, {}),
+        (
+            {"spec": {"updateStrategy": {"type": "OnDelete", "rollingUpdate": None}}},
+            {"updateStrategy": {"type": "OnDelete"}},
+        ),
+    ],
+)
+def test_a_null_is_as_good_as_nothing(given: dict[str, Any], same: dict[str, Any]) -> None:
+    found, expected = resource("gpu") | given, resource("gpu", **same)
+    assert rendered(yaml.safe_dump(found), Settings()) == rendered(yaml.safe_dump(expected), Settings())
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", "there is no resource"),
@@ -229,10 +245,33 @@ def test_lists_are_looked_into_and_other_objects_passed_over() -> None:
         ("a: [", "no YAML"),
         ("a: &a [1]\nb: [*a, *a]", "aliases"),
         ("? {a: 1}\n: 2", "no YAML"),
-        (yaml.safe_dump(resource("gpu", sharedDevNum=0)), "GpuDevicePlugin mine: Expected `int` >= 1"),
+        (yaml.safe_dump(resource("gpu", sharedDevNum=0)), "mine: spec.sharedDevNum is 0, expected 1 or more"),
+        (yaml.safe_dump(resource("gpu", sharedDevNum="3")), "spec.sharedDevNum is '3', expected a whole number"),
+        (yaml.safe_dump(resource("gpu", sharedDevNum=1.5)), "spec.sharedDevNum is 1.5, expected a whole number"),
+        (
+            yaml.safe_dump(resource("gpu", sharedDevNumber=3)),
+            "spec.sharedDevNumber is no field, expected one of allowIDs",
+        ),
+        (
+            yaml.safe_dump(resource("gpu", enableMonitoring="on")),
+            "spec.enableMonitoring is 'on', expected true or false",
+        ),
+        (
+            yaml.safe_dump(resource("gpu", preferredAllocationPolicy="best")),
+            "spec.preferredAllocationPolicy is 'best', expected one of balanced, none, packed",
+        ),
+        (yaml.safe_dump(resource("gpu", tolerations={})), "spec.tolerations is {}, expected a list"),
+        (yaml.safe_dump(resource("gpu", tolerations=[{"key": 1}])), "spec.tolerations[0].key is 1, expected a text"),
+        (yaml.safe_dump(resource("gpu", imagePullSecrets=[{}])), "spec.imagePullSecrets[0].name is missing"),
+        (yaml.safe_dump(resource("gpu", nodeSelector={"a": True})), "spec.nodeSelector.a is True, expected a text"),
+        (yaml.safe_dump(resource("gpu", resources={"limits": {"cpu": 0.5}})), "spec.resources.limits.cpu is 0.5"),
+        (yaml.safe_dump(resource("gpu") | {"spec": []}), "GpuDevicePlugin mine: spec is [], expected an object"),
+        (yaml.safe_dump(resource("gpu") | {"metadata": {}}), "GpuDevicePlugin without a name: metadata.name is None"),
+        (yaml.safe_dump(resource("gpu", "A/b")), "metadata.name is 'A/b', expected a name"),
+        (yaml.safe_dump(resource("gpu") | {"apiVersion": "deviceplugin.intel.com/v2"}), "deviceplugin.intel.com/v2"),
+        ("apiVersion: deviceplugin.intel.com/v1\nmetadata: {name: mine}", "object mine: found"),
         (yaml.safe_dump(resource("gpu", image="x:1")), "GpuDevicePlugin mine: invalid resource: image"),
         (yaml.safe_dump(resource("gpu") | {"kind": "TpuDevicePlugin"}), "TpuDevicePlugin mine: found"),
-        (yaml.safe_dump(resource("gpu") | {"spec": None}), "GpuDevicePlugin mine: Expected `object`"),
         ("#" * (1024 * 1024 + 1), "more than 1048576 bytes"),
     ],
 )

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from accelplane.operator.dryrun import NotRendered, rendered
+from accelplane.operator.images import version
 from accelplane.operator.settings import OLDEST, ImagePolicy, Settings
 
 
@@ -18,13 +19,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--image-minimum", default=OLDEST, help="oldest release of images that is taken")
     parser.add_argument("--image-vendor", default="intel", help="what stands before the names of images")
     given = parser.parse_args(arguments)
+    if version(given.image_minimum) is None:
+        parser.error(f"--image-minimum: {given.image_minimum!a}: expected a version like {OLDEST}")
     images = ImagePolicy(minimum=given.image_minimum, vendor=given.image_vendor)
     try:
-        text = _read(given.file)
-        sys.stdout.write(rendered(text, Settings(namespace=given.deviceplugin_namespace, images=images)))
-    except (NotRendered, OSError, UnicodeDecodeError) as error:
+        text = rendered(_read(given.file), Settings(namespace=given.deviceplugin_namespace, images=images))
+    except OSError as error:
+        sys.stderr.write(f"{given.file}: {error.strerror}\n")
+        return 1
+    except (NotRendered, UnicodeDecodeError) as error:
         sys.stderr.write(f"{given.file}: {error}\n")
         return 1
+    sys.stdout.write(text)
     return 0
 
 

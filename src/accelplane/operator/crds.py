@@ -3,6 +3,7 @@
 `python -m accelplane.operator.crds deploy/operator/crd/bases` writes one file for each; a test holds them to the types.
 
     definitions()       the objects of all kinds
+    schema_of(model)    the schema of a kind alone
     files()             file name -> text, named as Go's operator named them
     write(directory)    what the command does
 
@@ -107,6 +108,19 @@ def definitions() -> list[JsonObject]:
     ]
 
 
+def schema_of(model: type[models.DevicePlugin]) -> JsonObject:
+    """What the API server holds resources of a kind to."""
+    fields = {field.encode_name: field.type for field in _struct(model).fields}
+    spec = _schema(fields["spec"])
+    spec["description"] = "What is wanted of the device plugin."
+    spec_model = fields["spec"]
+    if isinstance(spec_model, inspect.StructType) and (rules := _RULES.get(spec_model.cls)):
+        spec["x-kubernetes-validations"] = [_rule(rule) for rule in rules]
+    status = _schema(fields["status"])
+    status["description"] = "What there is of the device plugin, as the operator saw it last."
+    return _object(model.about, {"spec": spec, "status": status})
+
+
 def files() -> dict[str, str]:
     """The definitions as YAML, by the names of their files."""
     import yaml  # noqa: PLC0415 - the operator itself has no use for it
@@ -142,14 +156,6 @@ def _plural(kind: str) -> str:
 
 
 def _plugin(model: type[models.DevicePlugin]) -> JsonObject:
-    fields = {field.encode_name: field.type for field in _struct(model).fields}
-    spec = _schema(fields["spec"])
-    spec["description"] = "What is wanted of the device plugin."
-    spec_model = fields["spec"]
-    if isinstance(spec_model, inspect.StructType) and (rules := _RULES.get(spec_model.cls)):
-        spec["x-kubernetes-validations"] = [_rule(rule) for rule in rules]
-    status = _schema(fields["status"])
-    status["description"] = "What there is of the device plugin, as the operator saw it last."
     return _definition(
         model.__name__,
         models.GROUP,
@@ -160,7 +166,7 @@ def _plugin(model: type[models.DevicePlugin]) -> JsonObject:
             "storage": True,
             "subresources": {"status": {}},
             "additionalPrinterColumns": [dict[str, Json](column) for column in _COLUMNS],
-            "schema": {"openAPIV3Schema": _object(model.about, {"spec": spec, "status": status})},
+            "schema": {"openAPIV3Schema": schema_of(model)},
         },
     )
 

@@ -2,16 +2,19 @@
 
     rendered(text, settings) -> str      YAML in, YAML out: for tests, for support, and to look before applying
 
-Admission's defaults and checks are done as well, but for what needs a cluster: schema, overlaps, ConfigMaps.
+The definitions' schemas and admission's defaults and checks are applied as well, but for what needs a cluster:
+overlaps, ConfigMaps.
 """
 
 from collections.abc import Iterator
 
 import msgspec
 
-from accelplane.operator import defaulting, images, models, validation
+from accelplane.operator import crds, defaulting, images, models, validation
 from accelplane.operator.daemonsets import render
 from accelplane.operator.jsontypes import JsonObject
+from accelplane.operator.pods import is_name
+from accelplane.operator.schemas import violations
 from accelplane.operator.settings import ImagePolicy, Settings
 
 _MOST_BYTES = 1024 * 1024
@@ -55,22 +58,37 @@ def _resources(document: bytes | msgspec.Raw) -> Iterator[bytes | msgspec.Raw]:
     if head.kind.endswith("List"):
         for item in head.items:
             yield from _resources(item)
-    elif head.api_version == f"{models.GROUP}/{models.VERSION}":
+    elif head.api_version.partition("/")[0] == models.GROUP:
         yield document
 
 
 def _daemonset(document: bytes | msgspec.Raw, settings: Settings) -> JsonObject:
-    resource: JsonObject = msgspec.json.decode(document)
-    metadata = resource.get("metadata")
-    name = f"{resource.get('kind')} {metadata.get('name') if isinstance(metadata, dict) else None}"
+    resource: JsonObject = _without_nulls(msgspec.json.decode(document))
+    kind, metadata = resource.get("kind"), resource.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    told = f"{kind or 'object'} {name or 'without a name'}"
+    model = models.BY_KIND.get(kind) if isinstance(kind, str) else None
+    if model and (problem := next(violations(resource, crds.schema_of(model)), "")):
+        raise NotRendered(f"{told}: {problem}")
+    if model and not (isinstance(name, str) and is_name(name)):
+        raise NotRendered(f"{told}: metadata.name is {name!a}, expected a name of a-z, 0-9, - and .")
     try:
         plugin = models.decode(_defaulted(resource, settings.images))
     except msgspec.ValidationError as error:
-        raise NotRendered(f"{name}: {error}") from None
+        raise NotRendered(f"{told}: {error}") from None
     verdict = validation.verdict(plugin, settings.images)
     if verdict.refusal:
-        raise NotRendered(f"{name}: {verdict.refusal}")
+        raise NotRendered(f"{told}: {verdict.refusal}")
     return render(images.upgrade(plugin, settings.images)[0], settings).as_object()
+
+
+def _without_nulls(resource: JsonObject) -> JsonObject:
+    """What the API server makes of `tolerations: null` and the like before it looks at anything."""
+    pruned: JsonObject = {}
+    for name, value in resource.items():
+        if value is not None:
+            pruned[name] = _without_nulls(value) if isinstance(value, dict) else value
+    return pruned
 
 
 def _defaulted(resource: JsonObject, policy: ImagePolicy) -> JsonObject:

@@ -25,9 +25,9 @@ def pod_refusals(spec: PluginSpec) -> Iterator[str]:
         for problem in _toleration(toleration):
             yield f"tolerations[{position}].{problem}"
     for position, secret in enumerate(spec.image_pull_secrets):
-        if not _SUBDOMAIN.fullmatch(secret.name):
+        if not is_name(secret.name):
             yield f"imagePullSecrets[{position}].name is {secret.name!a}, expected the name of a secret"
-    if spec.priority_class_name and not _SUBDOMAIN.fullmatch(spec.priority_class_name):
+    if spec.priority_class_name and not is_name(spec.priority_class_name):
         yield f"priorityClassName is {spec.priority_class_name!a}, expected the name of a priority class"
     if spec.resources:
         yield from _resources(spec.resources)
@@ -36,6 +36,11 @@ def pod_refusals(spec: PluginSpec) -> Iterator[str]:
             yield "updateStrategy.type is OnDelete and rollingUpdate is set, expected one of them"
         yield from _rolling_update(spec.update_strategy.rolling_update)
     yield from _annotations(spec.pod_annotations)
+
+
+def is_name(text: str) -> bool:
+    """Whether most kinds of objects may have this name."""
+    return bool(_SUBDOMAIN.fullmatch(text))
 
 
 def _toleration(toleration: Toleration) -> Iterator[str]:
@@ -95,4 +100,4 @@ def _annotations(annotations: Mapping[str, str]) -> Iterator[str]:
 def _is_key(text: str) -> bool:
     """Whether it is a qualified name: `name` or `prefix.example/name`."""
     prefix, slash, name = text.rpartition("/")
-    return bool(_NAME.fullmatch(name)) and (not slash or bool(_SUBDOMAIN.fullmatch(prefix)))
+    return bool(_NAME.fullmatch(name)) and (not slash or is_name(prefix))
