@@ -10,20 +10,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lightkube.config.kubeconfig import KubeConfig
+from lightkube.config.models import User
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ConfigMap
+from lightkube.resources.core_v1 import Namespace as NamespaceObject
 from waiting import until
 
+from accelplane.kube.authorized import Authorized
 from accelplane.kube.cache import Cache, Patience
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.errors import Conflict, Gone, Refused
+from accelplane.kube.events import Recorder
+from accelplane.kube.http1 import Answer, HttpError
+from accelplane.kube.http1 import Request as HttpRequest
 from accelplane.kube.leader import Election, LeaderElector
 from accelplane.kube.objects import Request
 
@@ -321,3 +327,108 @@ async def test_the_lease_is_one_that_other_programs_understand(api: Cluster) -> 
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", spec["renewTime"])
         await elector.release()
         assert json.dumps(api.get(f"{LEASES}/written")).count(elector.election.identity) == 0
+
+
+RBAC = "rbac.authorization.k8s.io"
+
+
+def account(cluster: Cluster, name: str, *rules: dict[str, Any]) -> str:
+    """The token of a service account that may do this in the cluster."""
+    accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
+    made = [
+        (accounts, {"metadata": {"name": name}}),
+        (f"/apis/{RBAC}/v1/clusterroles", {"metadata": {"name": name}, "rules": rules}),
+        (
+            f"/apis/{RBAC}/v1/clusterrolebindings",
+            {
+                "metadata": {"name": name},
+                "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": name},
+                "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": NAMESPACE}],
+            },
+        ),
+    ]
+    for path, thing in made:
+        status, answer = cluster.request("POST", path, thing)
+        assert status == 201, answer
+    status, answer = cluster.request("POST", f"{accounts}/{name}/token", {"spec": {}})
+    assert status == 201, answer
+    return answer["status"]["token"]
+
+
+def acting(cluster: Cluster, token: str) -> Client:
+    config = KubeConfig.from_file(cluster.kubeconfig).get()
+    assert config
+    return Client(config._replace(user=User(token=token)), field_manager="test")
+
+
+def rule(group: str, resource: str, *verbs: str) -> dict[str, Any]:
+    return {"apiGroups": [group], "resources": [resource], "verbs": verbs}
+
+
+async def test_pages_are_for_those_whom_the_clusters_roles_let_read_them(api: Cluster) -> None:
+    reader = account(api, "reader", {"nonResourceURLs": ["/metrics"], "verbs": ["get"]})
+    other = account(api, "other")
+    asker = account(
+        api,
+        "asker",
+        rule("authentication.k8s.io", "tokenreviews", "create"),
+        rule("authorization.k8s.io", "subjectaccessreviews", "create"),
+    )
+
+    async def status(client: Client, token: str) -> int:
+        page = Authorized(client, lambda _request: Answer(200, b""))
+        try:
+            return (await page(HttpRequest("GET", "/metrics", "", b"", f"Bearer {token}"))).status
+        except HttpError as error:
+            return error.status
+
+    client, powerless = acting(api, asker), acting(api, other)
+    try:
+        # an account may be made a moment before its role is known
+        await until(lambda: reads(status(client, reader)), 20)
+        assert [await status(client, token) for token in (other, "junk", reader[:-4])] == [403, 401, 401]
+        assert await status(powerless, reader) == 500
+    finally:
+        await client.close()
+        await powerless.close()
+
+
+async def reads(coming: Coroutine[Any, Any, int]) -> bool:
+    return await coming == 200
+
+
+async def test_events_of_the_clusters_objects_need_a_role_in_one_namespace_only(
+    api: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = acting(api, account(api, "teller"))
+    roles = f"/apis/{RBAC}/v1/namespaces/default"
+    events = "/apis/events.k8s.io/v1/namespaces/default/events?fieldSelector=regarding.kind%3DNamespace"
+    recorder = Recorder(client, "test", "here")
+    try:
+        async with connected(api) as powerful:
+            namespace = await powerful.get(NamespaceObject, NAMESPACE)
+        recorder.record(namespace, "Normal", "Forbidden", "x")
+        await recorder.flush()
+        assert "no events are written in namespace default" in caplog.text
+        for path, thing in (
+            ("roles", {"metadata": {"name": "teller"}, "rules": [rule("events.k8s.io", "events", "create", "patch")]}),
+            (
+                "rolebindings",
+                {
+                    "metadata": {"name": "teller"},
+                    "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": "teller"},
+                    "subjects": [{"kind": "ServiceAccount", "name": "teller", "namespace": NAMESPACE}],
+                },
+            ),
+        ):
+            assert api.request("POST", f"{roles}/{path}", thing)[0] == 201
+
+        async def counted() -> bool:
+            recorder.record(namespace, "Normal", "Told", "x")
+            await recorder.flush()
+            found = (api.get(events) or {"items": []})["items"]
+            return any((one.get("series") or {}).get("count", 0) > 1 for one in found)
+
+        await until(counted, 20)
+    finally:
+        await client.close()
