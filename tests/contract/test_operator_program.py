@@ -91,9 +91,9 @@ async def page(port: int, path: str, *, bearer: str = "", secure: bool = False) 
     return int(answer.split(" ")[1]), answer.partition("\r\n\r\n")[2]
 
 
-async def review(port: int, path: str, thing: dict[str, Any]) -> dict[str, Any]:
+async def review(port: int, path: str, thing: dict[str, Any], kind: str = "") -> dict[str, Any]:
     """The response to a review of this object, or the bare status of HTTP."""
-    asked = {"uid": "u", "operation": "CREATE", "name": "mine", "object": thing}
+    asked = {"uid": "u", "operation": "CREATE", "kind": {"kind": kind}, "name": "mine", "object": thing}
     body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(), server_hostname="localhost")
     head = f"POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
@@ -136,6 +136,33 @@ async def test_it_manages_hosts_and_ends_at_sigterm(api: KubeApi, start: Start) 
 
     assert await process.terminate() == 0
     assert not (api.get("leases", "d1c7b6d5.intel.com", "system") or {})["spec"].get("holderIdentity")
+
+
+async def test_it_mutates_pods_by_the_names_of_their_namespace(api: KubeApi, start: Start) -> None:
+    interface, afu = "69528db6eb31577a8c3668f9faa081f6", "d8424dc4a4a3c413f89e433683f9040b"
+    function = {"metadata": {"name": "nlb0", "namespace": "here"}}
+    api.put("acceleratorfunctions", function | {"spec": {"afuId": afu, "interfaceId": interface, "mode": "region"}})
+    process = start("-devices=fpga,gpu")
+    port = await port_of(process)
+    await process.said("all caches are synced")
+    limits = {"fpga.intel.com/nlb0": "1"}
+    container = {"name": "a", "resources": {"limits": limits, "requests": dict(limits)}}
+
+    async def mutated(namespace: str) -> dict[str, Any]:
+        pod = {"metadata": {"namespace": namespace}, "spec": {"containers": [container]}}
+        answer = await review(port, "/pods", pod, "Pod")
+        return applied(pod, json.loads(base64.b64decode(answer["patch"]))) if answer["allowed"] else answer
+
+    (one,) = (await mutated("here"))["spec"]["containers"]
+    assert one["resources"]["limits"] == {f"fpga.intel.com/region-{interface}": "1"}
+    assert one["env"] == [{"name": "FPGA_REGION_1", "value": interface}, {"name": "FPGA_AFU_1", "value": afu}]
+    assert "namespace 'there' has no AcceleratorFunction" in (await mutated("there"))["status"]["message"]
+    api.remove("acceleratorfunctions", "nlb0", "here")
+
+    async def refused() -> bool:
+        return "status" in await mutated("here")
+
+    await until(refused)
 
 
 async def test_without_sgx_pods_are_left_alone(start: Start) -> None:

@@ -6,18 +6,21 @@ Controllers work in the leader's process alone; webhooks, probes and metrics are
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 
 import msgspec
 from lightkube.config.kubeconfig import SingleConfig
 
-from accelplane.admission.sgx import SgxOptions, mutator
+from accelplane.admission import fpga, sgx
+from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Mappings
+from accelplane.admission.sgx import SgxOptions
 from accelplane.kube.admission import AdmissionServer, Hook
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.errors import ApiError, NotFound
 from accelplane.kube.leader import Election
 from accelplane.kube.manager import Manager
 from accelplane.kube.metrics import Metrics
+from accelplane.kube.objects import Object
 from accelplane.kube.tls import ServingTls, TlsSettings
 from accelplane.operator.controller import PluginController, controllers
 from accelplane.operator.resources import KINDS
@@ -64,18 +67,19 @@ async def run(options: Options, config: SingleConfig) -> None:
     """
     client = Client(config, field_manager=FIELD_MANAGER)
     try:
-        found = await asyncio.gather(*(_is_served(client, family) for family in options.families))
-        served = [family for family, there in zip(options.families, found, strict=True) if there]
+        names = (AcceleratorFunction, FpgaRegion) if "fpga" in options.families else ()
+        kinds = (*(KINDS[family] for family in options.families), *names)
+        found = await asyncio.gather(*(_is_served(client, kind) for kind in kinds))
+        served = [family for family, there in zip(options.families, found, strict=False) if there]
+        named = bool(names) and all(found[len(options.families) :])
         # Where none is there the definitions are about to come, and readiness tells that they are awaited.
-        manager = _manager(client, msgspec.structs.replace(options, families=served or options.families))
-        await manager.run()
+        await _manager(client, msgspec.structs.replace(options, families=served or options.families), named=named).run()
     finally:
         await client.close()
 
 
-async def _is_served(client: Client, family: str) -> bool:
+async def _is_served(client: Client, kind: type[Object]) -> bool:
     """Whether the cluster knows the kind: an older installation's definitions do not have all of them."""
-    kind = KINDS[family]
     try:
         await client.list(kind, Selection(fields="metadata.name=none"))
     except NotFound:
@@ -86,7 +90,7 @@ async def _is_served(client: Client, family: str) -> bool:
     return True
 
 
-def _manager(client: Client, options: Options) -> Manager:
+def _manager(client: Client, options: Options, *, named: bool) -> Manager:
     tls = ServingTls(TlsSettings(newer=options.newer_tls))
     manager = Manager(
         client,
@@ -99,7 +103,7 @@ def _manager(client: Client, options: Options) -> Manager:
     )
     made = controllers(manager, options.families, options.settings)
     _certify(manager, tls, options.certificate)
-    server = AdmissionServer(_hooks(made, options), observe=_observed(client.metrics))
+    server = AdmissionServer(list(_hooks(manager, made, options, named=named)), observe=_observed(client.metrics))
     manager.ready_when("the webhooks' certificate", lambda: tls.ready)
     manager.ready_when("the webhooks' port", server.accepts)
     manager.enter(_serving(server, options.webhook_port, tls))
@@ -107,11 +111,13 @@ def _manager(client: Client, options: Options) -> Manager:
     return manager
 
 
-def _hooks(made: Mapping[str, PluginController], options: Options) -> list[Hook]:
-    found = list(hooks(made, options.settings.images))
+def _hooks(manager: Manager, made: Mapping[str, PluginController], options: Options, *, named: bool) -> Iterator[Hook]:
+    yield from hooks(made, options.settings.images)
     if "sgx" in made:
-        found.append(mutator(options.sgx))
-    return found
+        yield sgx.mutator(options.sgx)
+    if named:
+        # Every replica has all names before it is ready, whether or not it leads.
+        yield fpga.mutator(Mappings(manager.cache(AcceleratorFunction), manager.cache(FpgaRegion)).of)
 
 
 def _certify(manager: Manager, tls: ServingTls, certificate: Certificate) -> None:
