@@ -13,6 +13,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 ready := $(VENV)/.ready
+definitions := deploy/operator/crd/bases
 
 # pyright and the Node.js it runs on come as wheels; without these it looks for newer ones, and for another Node.js.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -43,6 +44,10 @@ floors: $(ready)
 
 generated: $(ready)
 	$(PY) proto/generate.py --check
+	made=$$(mktemp -d)
+	trap 'rm -rf "$$made"' EXIT
+	$(PY) -m accelplane.operator.crds "$$made"
+	diff -ru $(definitions) "$$made" >&2 || { echo "$(definitions) is not what the types say: make crds" >&2; exit 1; }
 
 ## format: lets ruff put things right
 format: $(ready)
@@ -52,6 +57,10 @@ format: $(ready)
 ## proto: generates the message classes from proto/
 proto: $(ready)
 	$(PY) proto/generate.py
+
+## crds: generates the operator's definitions from its types
+crds: $(ready)
+	$(PY) -m accelplane.operator.crds $(definitions)
 
 ## bench: measures the agent; a table, and JSON beside it. ARGS=… are the benchmarks' own
 bench: $(ready)
@@ -147,5 +156,5 @@ $(ready): $(VENV)/.pinned pyproject.toml
 
 FORCE:
 
-.PHONY: FORCE help demo test check lint types floors generated format proto bench wheel kube test-cluster cluster \
+.PHONY: FORCE help demo test check lint types floors generated format proto crds bench wheel kube test-cluster cluster \
 	cluster-down lock clean
