@@ -425,6 +425,22 @@ def test_the_operator_may_do_what_the_original_may_and_what_is_listed(directory:
     assert {each for each in found if not is_within(each, ORIGINAL)} == MORE[directory]
 
 
+# A binding's role cannot be changed, nor what a Deployment selects.
+ORIGINAL_BINDINGS = {
+    ("RoleBinding", "leader-election-rolebinding"): ("Role", "leader-election-role"),
+    ("ClusterRoleBinding", "manager-rolebinding"): ("ClusterRole", "manager-role"),
+    ("ClusterRoleBinding", "proxy-rolebinding"): ("ClusterRole", "proxy-role"),
+}
+
+
+def test_it_can_be_applied_over_the_original() -> None:
+    found = by_name(render(TREE / DEFAULT))
+    for (kind, name), (role_kind, role) in ORIGINAL_BINDINGS.items():
+        reference = found[kind, f"{PREFIX}{name}"]["roleRef"]
+        assert reference == {"apiGroup": RBAC, "kind": role_kind, "name": f"{PREFIX}{role}"}
+    assert operator_of(DEFAULT)["spec"]["selector"] == {"matchLabels": LABELS}
+
+
 def test_rights_that_the_original_has_and_nobody_needs_are_gone() -> None:
     found = granted(render(TREE / DEFAULT), f"{PREFIX}controller-manager")
     for grant in (
