@@ -1,5 +1,6 @@
 """Real processes that open and program FPGA cards which only the emulated kernel has."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -95,3 +96,23 @@ def test_without_an_emulated_kernel_it_says_so(tmp_path: Path) -> None:
     ended = supervised(tmp_path, "true")
     assert ended.returncode == 1
     assert "FileNotFoundError" in ended.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="no root or no /dev/fuse")
+def test_people_run_commands_where_there_are_cards(tmp_path: Path) -> None:
+    def simulated(*command: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "accelplane", "simulate", "fpga", *command]
+        return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
+
+    (tmp_path / "node.yaml").write_text("fpgas: [{driver: opae, afus: [d8424dc4a4a3c413f89e433683f9040b], seconds: 0}]")
+    look = "cat /sys/dev/char/240:0/afu_id; ls /sys/class; stat -c %t:%T /dev/intel-fpga-fme.0; echo x >/dev/null"
+    seen = simulated(f"--description={tmp_path / 'node.yaml'}", "--", "sh", "-c", look)
+    assert (seen.returncode, seen.stderr) == (0, "")
+    assert {"d8424dc4a4a3c413f89e433683f9040b", "fpga", "f0:80"} <= set(seen.stdout.split())
+    program = ("--", sys.executable, "-c", TOOL, NLB3, "64", "/")
+    assert [simulated(*outcome, *program).returncode for outcome in ((), ("--outcome=EIO",))] == [0, 5]
+    (tmp_path / "wrong.yaml").write_text("fpgas: [{afus: [x]}]")
+    wrong = simulated(f"--description={tmp_path / 'wrong.yaml'}", "--", "true")
+    assert wrong.returncode == 1
+    assert "wrong.yaml: afus" in wrong.stderr
+    assert "Traceback" not in wrong.stderr

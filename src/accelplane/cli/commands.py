@@ -3,11 +3,15 @@
 import importlib.util
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from accelplane import __version__
 from accelplane.cli.provision import provision
+
+if TYPE_CHECKING:
+    from accelplane.simulate.kernel.fpga import Outcome
 
 _KUBELET_DIR = click.option(
     "--kubelet-dir", default="/var/lib/kubelet", show_default=True, help="The kubelet's directory."
@@ -112,6 +116,28 @@ def demo(keep: bool, svg: str) -> None:
     from accelplane.cli.demo import run  # noqa: PLC0415
 
     sys.exit(run(keep=keep, svg=svg))
+
+
+@accelplane.group()
+def simulate() -> None:
+    """Run a command on hardware that is not there."""
+
+
+@simulate.command(context_settings={"ignore_unknown_options": True})
+@click.option("--description", default="", metavar="FILE", help="A node's description; one card when not given.")
+@click.option(
+    "--outcome",
+    "outcomes",
+    multiple=True,
+    type=click.Choice(["EIO", "EBUSY", "EAGAIN", "EINVAL", "ENODEV", "hang", "half", "crash", "other"]),
+    help="How the next attempt to program a card ends; repeated, the ones after it.",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def fpga(description: str, outcomes: "tuple[Outcome, ...]", command: tuple[str, ...]) -> None:
+    """Run COMMAND where there are FPGA cards that can be programmed. Needs root."""
+    from accelplane.cli.simulate import run_with_fpgas  # noqa: PLC0415
+
+    sys.exit(run_with_fpgas(command, description, outcomes))
 
 
 accelplane.add_command(provision)

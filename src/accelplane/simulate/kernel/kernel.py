@@ -161,6 +161,10 @@ class Kernel:
                 return driver.cards[bdf]
         raise TreeError(f"{bdf[:80]!a}: no FPGA card that its driver has")
 
+    def fpgas(self) -> Sequence[Card]:
+        """All cards that their driver has."""
+        return [card for driver in self._fpga_drivers() for card in driver.cards.values()]
+
     def has_node(self, node: str) -> bool:
         """Whether there is a node below `/dev` of that name that answers ioctls."""
         with self.lock:

@@ -1,0 +1,29 @@
+"""`accelplane simulate`: hardware that is not there, for a command that need not know."""
+
+from collections.abc import Sequence
+
+import click
+
+from accelplane.simulate.description import DescriptionError
+from accelplane.simulate.journal import TreeError
+from accelplane.simulate.kernel.alone import alone
+from accelplane.simulate.kernel.fpga import Outcome
+from accelplane.simulate.kernel.fuse import FuseUnavailable
+from accelplane.simulate.kernel.kernel import Kernel
+from accelplane.simulate.offload import FpgaSpec
+from accelplane.simulate.seccomp import SeccompUnavailable
+from accelplane.simulate.seccomp import run as supervised
+from accelplane.simulate.specs import NodeSpec
+
+
+def run_with_fpgas(command: Sequence[str], description: str, outcomes: Sequence[Outcome]) -> int:
+    """Runs the command on a machine with FPGA cards; returns its exit status. Raises `click.ClickException`."""
+    try:
+        spec = NodeSpec.load(description) if description else NodeSpec(fpgas=[FpgaSpec()])
+        kernel = Kernel(spec)
+        for card in kernel.fpgas():
+            card.outcomes.extend(outcomes)
+        with alone(kernel) as sockets:
+            return supervised(command, sockets)
+    except (DescriptionError, TreeError, FuseUnavailable, SeccompUnavailable, OSError) as error:
+        raise click.ClickException(str(error)) from None
