@@ -1,7 +1,8 @@
 """An API server small enough to misbehave on demand: objects, resource versions, watches, and faults.
 
 It keeps JSON objects of any kind in memory and does with them what the real one does, as far as clients notice: list
-in pages, watch with bookmarks, optimistic locking, merge and JSON patches, server-side apply (as a merge), deletion.
+in pages, watch with bookmarks, optimistic locking, merge and JSON patches, server-side apply, deletion. It says what a
+manager owns by what the manager applied last: of others' fields it takes no notice, and it refuses no apply.
 Faults are put in with `fault`: the next requests that match get them.
 """
 
@@ -13,7 +14,7 @@ import copy
 import json
 import re
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -47,8 +48,9 @@ class Asked:
 class Fault:
     """What happens to requests whose text (`GET /api/v1/…`, `WATCH /api/…`) matches, so many times.
 
-    `status` is answered; without one the connection is closed (`drop`) or nothing is ever answered (`hang`). With
-    `after`, the request is carried out first, so that only its answer is lost.
+    `status` is answered; without one the connection is closed, or nothing is ever answered (`hang`). With `after`, the
+    request is carried out first, so that only its answer is lost. The first `skip` that match are let pass; `then` is
+    called when it happens.
     """
 
     pattern: str
@@ -58,6 +60,18 @@ class Fault:
     after: bool = False
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | None = None
+    skip: int = 0
+    then: Callable[[], object] = lambda: None
+
+    def hits(self, asked: Asked) -> bool:
+        """Whether it happens to this request, counted."""
+        if not self.times or not re.search(self.pattern, str(asked)):
+            return False
+        if self.skip:
+            self.skip -= 1
+            return False
+        self.times -= 1
+        return True
 
 
 class Answer(Exception):
@@ -102,10 +116,12 @@ class KubeApi:
         self.bookmarks_every: float = 60.0
         self.silent = False
         self.url = ""
+        self._applied: dict[tuple[str, str], Object] = {}
         self._history: list[tuple[int, str, str, Object]] = []
         self._news = asyncio.Event()
         self._connections: set[asyncio.Task[None]] = set()
         self._watchers: set[asyncio.StreamWriter] = set()
+        self._mute: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
         self._port = 0
 
@@ -156,6 +172,12 @@ class KubeApi:
     def all(self, plural: str) -> list[Object]:
         return [thing for key, thing in self.objects.items() if key[0] == plural]
 
+    def become(self, other: KubeApi) -> None:
+        """Has the objects that another server has, and knows of them what it knows."""
+        self.version = self.oldest = other.version
+        self.objects = copy.deepcopy(other.objects)
+        self._applied = copy.deepcopy(other._applied)
+
     # Misbehaving
 
     def fault(self, pattern: str, status: int = 0, **more: Any) -> Fault:
@@ -171,10 +193,14 @@ class KubeApi:
         for writer in self._watchers:
             writer.transport.abort()
 
-    def say(self, line: bytes) -> None:
+    def mute_watches(self) -> None:
+        """Tells those who watch now nothing any more."""
+        self._mute |= self._watchers
+
+    def say(self, line: bytes, *, end: bytes = b"\n") -> None:
         """Sends a line, whatever it is, to every watch."""
         for writer in self._watchers:
-            writer.write(_chunk(line + b"\n"))
+            writer.write(_chunk(line + end))
 
     def count(self, pattern: str) -> int:
         """How many requests matched."""
@@ -204,6 +230,7 @@ class KubeApi:
         finally:
             self._connections.discard(task)
             self._watchers.discard(writer)
+            self._mute.discard(writer)
             writer.close()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -216,12 +243,12 @@ class KubeApi:
         parameters = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
         asked = Asked(method, url.path, parameters, headers.get("content-type", ""), json.loads(body) if body else None)
         self.asked.append(asked)
-        fault = next((one for one in self.faults if one.times and re.search(one.pattern, str(asked))), None)
+        fault = next((one for one in self.faults if one.hits(asked)), None)
         if fault:
-            fault.times -= 1
             if fault.after:
                 with contextlib.suppress(Answer):
                     self._do(asked)
+            fault.then()
             if fault.hang:
                 await asyncio.sleep(3600)
             if not fault.status:
@@ -259,7 +286,9 @@ class KubeApi:
             return 201, json.dumps(self.put(place.plural, asked.body)).encode()
         if asked.method == "PATCH" and "apply" in asked.content_type and known is None:
             asked.body["metadata"].setdefault("namespace", place.namespace)
-            return 201, json.dumps(self.put(place.plural, asked.body)).encode()
+            made = self.put(place.plural, copy.deepcopy(asked.body))
+            self._applied[made["metadata"]["uid"], asked.parameters["fieldManager"]] = asked.body
+            return 201, json.dumps(made).encode()
         if known is None:
             raise Answer(404, f"{place.plural} {key[2]} not found")
         return self._do_with(known, place, asked)
@@ -280,10 +309,17 @@ class KubeApi:
                 changed = {**known, "status": asked.body.get("status")}
         elif asked.method == "PATCH" and "json-patch" in asked.content_type:
             changed = applied(known, asked.body)
+        elif asked.method == "PATCH" and "apply" in asked.content_type:
+            whose = known["metadata"]["uid"], asked.parameters["fieldManager"]
+            changed = _reapplied(known, self._applied.get(whose, {}), asked.body)
+            self._applied[whose] = asked.body
         elif asked.method == "PATCH":
             changed = _merged(known, asked.body)
         else:
             changed = known
+        if "generation" in known["metadata"] and changed.get("spec") != known.get("spec"):
+            generation = known["metadata"]["generation"] + 1
+            changed = {**changed, "metadata": {**changed["metadata"], "generation": generation}}
         if asked.method != "GET" and _without_version(changed) != _without_version(known):
             return 200, json.dumps(self.put(place.plural, copy.deepcopy(changed))).encode()
         return 200, json.dumps(known).encode()
@@ -323,7 +359,7 @@ class KubeApi:
             for version, happened, plural, thing in [one for one in self._history if one[0] > since]:
                 since = version
                 namespace = thing["metadata"].get("namespace", "")
-                if plural != place.plural or place.namespace not in {"", namespace} or self.silent:
+                if plural != place.plural or place.namespace not in {"", namespace} or self._is_silent(writer):
                     continue
                 key = (namespace, thing["metadata"]["name"])
                 selected = _selected(thing, asked.parameters)
@@ -337,11 +373,14 @@ class KubeApi:
                 async with asyncio.timeout(min(self.bookmarks_every, max(0.0, end - loop.time()))):
                     await news.wait()
             except TimeoutError:
-                if not self.silent and asked.parameters.get("allowWatchBookmarks") == "true":
+                if not self._is_silent(writer) and asked.parameters.get("allowWatchBookmarks") == "true":
                     mark = {"kind": "X", "metadata": {"resourceVersion": str(self.version)}}
                     writer.write(_chunk(json.dumps({"type": "BOOKMARK", "object": mark}).encode() + b"\n"))
         self._watchers.discard(writer)
         writer.write(b"0\r\n\r\n")
+
+    def _is_silent(self, writer: asyncio.StreamWriter) -> bool:
+        return self.silent or writer in self._mute
 
 
 @contextlib.asynccontextmanager
@@ -381,6 +420,47 @@ def _merged(known: Any, change: Any) -> Any:
             result.pop(name, None)
         else:
             result[name] = _merged(result.get(name, {}), value)
+    return result
+
+
+# What elements of a list are told apart by; other lists are one value.
+_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "volumes": "name",
+    "imagePullSecrets": "name",
+    "ownerReferences": "uid",
+}
+
+
+def _reapplied(known: Any, before: Any, wanted: Any, key: str = "") -> Any:
+    """What is known with what is wanted in it, and without what was `before` and is not wanted now."""
+    if isinstance(known, dict) and isinstance(wanted, dict):
+        before = before if isinstance(before, dict) else {}
+        gone = {name: part for name, part in before.items() if name not in wanted}
+        rest = _without(known, gone)
+        return rest | {name: _reapplied(known.get(name), before.get(name), part, name) for name, part in wanted.items()}
+    if isinstance(known, list) and isinstance(wanted, list) and key in _KEYS:
+        by = _KEYS[key]
+        there, old = {each[by]: each for each in known}, {each[by]: each for each in before or ()}
+        new = {each[by]: each for each in wanted}
+        others = [each for name, each in there.items() if name not in old and name not in new]
+        return [*(_reapplied(there.get(name), old.get(name), each) for name, each in new.items()), *others]
+    return copy.deepcopy(wanted)
+
+
+def _without(known: Object, gone: Object) -> Object:
+    """What is known without the fields of `gone`; what others have put beside them stays."""
+    result: Object = {}
+    for name, part in known.items():
+        left = part
+        if name in gone:
+            deeper = isinstance(part, dict) and isinstance(gone[name], dict) and gone[name]
+            left = _without(part, gone[name]) if deeper else None
+        if left or name not in gone:
+            result[name] = left
     return result
 
 

@@ -33,6 +33,11 @@ class Refused(ApiError):
         self.code = code
         self.reason = reason
 
+    @property
+    def final(self) -> bool:
+        """Whether the same request will be refused again, for as long as nobody changes something."""
+        return 400 <= self.code < 500 and not isinstance(self, Conflict | Gone | Throttled)
+
 
 class NotFound(Refused):
     """There is no such object, or no such kind."""

@@ -17,7 +17,7 @@ import msgspec
 from accelplane.kube.cache import Cache
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.controller import Result, Terminal
-from accelplane.kube.errors import ApiError, Conflict, Gone, NotFound, Refused, Throttled
+from accelplane.kube.errors import ApiError, Conflict, NotFound, Refused, Unreachable
 from accelplane.kube.manager import Manager
 from accelplane.kube.objects import Request, request_of
 from accelplane.kube.owners import controller_of, owner_request
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 _OWNER = "owner"
 _CONFIG = "config"
+# A resource that there is not: to look at it is to look whether one that there was has left something.
+_NONE = Request("(none)")
 _NODES_AGAIN = 300.0
 # A thousand pods become ready one by one, and the status has the names of all their nodes.
 _SETTLE = 1.0
@@ -68,6 +70,9 @@ class PluginController:
         self._resources.subscribe(self._resource_changed)
         self._pods.subscribe(self._pod_changed)
         self._nodes.subscribe(self._node_changed)
+        if self._shared is not None:
+            # The last resource may have gone while no operator ran.
+            self._controller.look_at(_NONE)
 
     # What else a pass is for
 
@@ -135,7 +140,7 @@ class PluginController:
         await self._settle_shared(before=False)
 
     async def _bring_about(self, resource: CustomResource, plugin: DevicePlugin, existing: Sequence[DaemonSet]) -> None:
-        plugin, replaced = await self._upgraded(resource, plugin)
+        plugin, replaced, not_upgraded = await self._upgraded(resource, plugin)
         documents = [each.document() for each in existing]
         missing, provisioning = await self._provisioning(plugin, documents)
         wanted = render(plugin, self._settings, provisioning=provisioning)
@@ -148,7 +153,7 @@ class PluginController:
                 there = await self._write(resource, planned, planned.apply)
             await self._delete(resource, [each for each in existing if each.metadata.name in planned.surplus])
         except Refused as error:
-            if not _is_final(error):
+            if not error.final:
                 raise
             failure = error
             self._events.record(resource, "Warning", "Refused", str(error))
@@ -164,6 +169,8 @@ class PluginController:
         await self._tell(resource, plugin, observed)
         if failure is not None:
             raise failure
+        if not_upgraded is not None and not not_upgraded.final:
+            raise not_upgraded
 
     async def _clean_up(self, request: Request, existing: Sequence[DaemonSet]) -> None:
         """Deletes what a resource left behind that is gone; the cache may only not have seen it yet, so ask."""
@@ -192,11 +199,11 @@ class PluginController:
 
     async def _upgraded(
         self, resource: CustomResource, plugin: DevicePlugin
-    ) -> tuple[DevicePlugin, Sequence[images.Replacement]]:
-        """The resource with the images to run, and those that are other ones than it names."""
+    ) -> tuple[DevicePlugin, Sequence[images.Replacement], Refused | None]:
+        """The resource with the images to run, those that are other ones than it names, and why it names others."""
         upgraded, replaced = images.upgrade(plugin, self._settings.images)
         if not replaced or self._settings.images.upgrade != "spec":
-            return upgraded, replaced
+            return upgraded, replaced, None
         change = {
             "metadata": {"resourceVersion": resource.metadata.resourceVersion},
             "spec": {each.field: each.used for each in replaced},
@@ -206,22 +213,28 @@ class PluginController:
         except Conflict:
             raise
         except Refused as error:
+            # No reason for the pods to wait: it may be our own webhook that is away.
             log.warning("%s %s: images cannot be upgraded in it: %s", plugin.kind, plugin.name, error)
-            return upgraded, replaced
+            return upgraded, replaced, error
         for each in replaced:
             note = f"{each.field} {each.found} is upgraded to {each.used}"
             self._events.record(resource, "Normal", "ImageUpgraded", note)
-        return written.read(), ()
+        return written.read(), (), None
 
-    async def _provisioning(self, plugin: DevicePlugin, existing: Sequence[JsonObject]) -> tuple[bool, str]:
-        """Whether the ConfigMap that it names is missing, and the hash of its content."""
+    async def _provisioning(self, plugin: DevicePlugin, existing: Sequence[JsonObject]) -> tuple[bool | None, str]:
+        """Whether the ConfigMap that it names is missing (None: nobody knows), and the hash of its content."""
         name = models.provisioning_config(plugin.spec)
         if not name:
             return False, ""
-        found = await self._config_maps.hash(name)
-        if found is not None:
-            return False, found
-        return True, provisioning_on(existing[0]) if existing else ""
+        missing: bool | None = True
+        try:
+            if (found := await self._config_maps.hash(name)) is not None:
+                return False, found
+        except Unreachable as error:
+            # No reason for the rest to wait: it may be a role that does not allow to see ConfigMaps.
+            log.warning("%s %s: %s", plugin.kind, plugin.name, error)
+            missing = None
+        return missing, provisioning_on(existing[0]) if existing else ""
 
     async def _write(self, resource: CustomResource, planned: Plan, wanted: JsonObject) -> JsonObject:
         made = msgspec.convert(wanted, DaemonSet)
@@ -305,15 +318,20 @@ class PluginController:
         return [owner.name] if owner else []
 
 
-def controllers(manager: Manager, families: Sequence[str], settings: Settings) -> Mapping[str, PluginController]:
-    """The controllers of these families, by family, added to a manager."""
+def controllers(
+    manager: Manager, families: Sequence[str], settings: Settings, *, wait: float = 10.0
+) -> Mapping[str, PluginController]:
+    """The controllers of these families, by family, added to a manager.
+
+    `wait` is how long, in seconds, a resource waits for news of the ConfigMap that it names.
+    """
     made: dict[str, PluginController] = {}
 
     def changed(name: str) -> None:
         for each in made.values():
             each.config_map_changed(name)
 
-    config_maps = ConfigMaps(manager.client, settings.namespace, changed, patience=manager.patience)
+    config_maps = ConfigMaps(manager.client, settings.namespace, changed, patience=manager.patience, wait=wait)
     manager.background(config_maps.run)
     # None of the manager's: not everybody's role allows to list nodes, and the rest works without.
     nodes = Cache(manager.client, Node, keep=labels_only, patience=manager.patience)
@@ -373,9 +391,3 @@ def _reads(resource: CustomResource) -> DevicePlugin | None:
         return resource.read()
     except msgspec.ValidationError:
         return None
-
-
-def _is_final(error: Refused) -> bool:
-    """Whether the same write will be refused again, so that somebody should know."""
-    transient = isinstance(error, Conflict | Gone | Throttled)
-    return not transient and 400 <= error.code < 500

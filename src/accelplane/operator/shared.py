@@ -32,13 +32,15 @@ class SharedObjects:
             self._absent = False
             await self._make()
         elif not self._absent:
-            # An installation that never made them may not be allowed to delete them either.
-            self._absent = True
             try:
                 await self._client.delete(ClusterRoleBinding, BINDING)
                 await self._client.delete(ServiceAccount, GPU_MANAGER, self._namespace)
             except Refused as error:
+                if not error.final:
+                    raise
+                # An installation that never made them may not be allowed to delete them either.
                 log.warning("what GPU plugins shared is no longer needed, and stays: %s", error)
+            self._absent = True
 
     async def _make(self) -> None:
         account = ServiceAccount(metadata=Metadata(name=GPU_MANAGER, namespace=self._namespace))

@@ -1,0 +1,206 @@
+"""What happens to the operator's resources in the tests that trouble it, and what may differ in the end: nothing.
+
+A scenario is objects that are there and settled, and then deeds of users and others, all at once. `end` is all that the
+operator is answerable for, without what no two runs have in common (uids, versions, times), so that the end of a run
+with faults can be compared, field by field, with the end of one without.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import unified_diff
+from typing import Any
+
+from customresources import resource
+
+from accelplane.operator import models
+from accelplane.operator.update import HASH_ANNOTATION
+
+Object = dict[str, Any]
+
+NAMESPACE = "operated"
+# No pod is wanted where there are nodes: the images are nowhere.
+NOWHERE = {"example.com/nowhere": "true"}
+OVERRIDES = {"INTEL_DSA_PLUGIN_SHA": f"registry.example.com/intel-dsa-plugin@sha256:{'ab' * 32}"}
+VERSION = "0.31.1"
+# By plural: what the end is about.
+JUDGED = (
+    *(f"{family}deviceplugins" for family in models.KINDS),
+    "daemonsets",
+    "serviceaccounts",
+    "clusterrolebindings",
+)
+_TRANSIENT = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink")
+# The hash is of all that is asked for, the owner's uid included.
+_COUNTING = ("deprecated.daemonset.template.generation", HASH_ANNOTATION)
+
+
+@dataclass(frozen=True)
+class Put:
+    """Makes an object, or changes it to be this."""
+
+    plural: str
+    thing: Object
+
+
+@dataclass(frozen=True)
+class Remove:
+    plural: str
+    name: str
+    namespace: str = ""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Makes another of a DaemonSet that is there, as a bug or a person would: one too many."""
+
+    name: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Changes a DaemonSet that is there to be what nobody asked for."""
+
+    name: str
+    args: Sequence[str]
+
+
+Deed = Put | Remove | Copy | Drift
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`before` is settled when `deeds` begin, which come one right after the other."""
+
+    deeds: Sequence[Deed]
+    before: Sequence[Put] = ()
+
+    @property
+    def families(self) -> list[str]:
+        """The kinds of resources that are in it."""
+        plurals = {deed.plural for deed in (*self.before, *self.deeds) if isinstance(deed, Put | Remove)}
+        return [family for family in models.KINDS if f"{family}deviceplugins" in plurals]
+
+
+def wanted(family: str, name: str = "mine", **spec: Any) -> Put:
+    """A custom resource with its plugin's image, for nodes that there are not."""
+    own = {"image": f"intel/intel-{family}-plugin:{VERSION}", "nodeSelector": NOWHERE}
+    return Put(f"{family}deviceplugins", resource(family, name, **own | spec))
+
+
+def config(content: str) -> Put:
+    about = {"name": "functions", "namespace": NAMESPACE}
+    return Put(
+        "configmaps", {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {"qat.conf": content}}
+    )
+
+
+def node(name: str, **labels: str) -> Put:
+    about = {"name": name, "labels": {"kubernetes.io/arch": "amd64", **labels}}
+    return Put("nodes", {"apiVersion": "v1", "kind": "Node", "metadata": about})
+
+
+SHARING = wanted("gpu", resourceManager=True, sharedDevNum=3)
+QAT_INIT = f"intel/intel-qat-initcontainer:{VERSION}"
+PROVISIONED = wanted("qat", initImage=QAT_INIT, provisioningConfig="functions")
+SEVERAL = (config("one"), SHARING, PROVISIONED)
+
+SCENARIOS: Mapping[str, Scenario] = {
+    "created": Scenario(SEVERAL),
+    "edited": Scenario(
+        (
+            wanted("gpu", image="intel/intel-gpu-plugin:0.32.0", sharedDevNum=2, logLevel=4),
+            config("two"),
+            wanted("qat", maxNumDevices=5, nodeSelector=NOWHERE | {"a": "b"}),
+        ),
+        before=SEVERAL,
+    ),
+    "gone": Scenario((Remove("gpudeviceplugins", "mine"), Remove("qatdeviceplugins", "mine")), before=SEVERAL),
+    "gone and made anew": Scenario(
+        (Remove("gpudeviceplugins", "mine"), wanted("gpu", sharedDevNum=5, logLevel=2)), before=(SHARING,)
+    ),
+    "upgraded": Scenario(
+        (
+            wanted("gpu", image="intel/intel-gpu-plugin:0.30.0", initImage="intel/intel-gpu-initcontainer:0.30.0"),
+            wanted("dsa"),
+        ),
+        before=(wanted("gpu"),),
+    ),
+    "nodes labeled": Scenario(
+        (node("one", a="yes"), node("two", b="yes"), node("three", a="yes", b="yes")),
+        before=(
+            wanted("gpu", "a", nodeSelector={"a": "yes"}),
+            wanted("gpu", "b", nodeSelector={"b": "yes"}),
+            node("one", a="yes", b="yes"),
+            node("two", a="yes"),
+        ),
+    ),
+    "drifted and too many": Scenario(
+        (
+            Copy("intel-gpu-plugin-mine", "intel-gpu-plugin-x"),
+            Drift("intel-gpu-plugin-mine", ["-bad"]),
+            Copy("intel-gpu-plugin-mine", "intel-gpu-plugin-y"),
+        ),
+        before=(wanted("gpu"),),
+    ),
+}
+
+
+def copied(daemonset: Object, new: str) -> Object:
+    """Another DaemonSet of the same owner, younger than the one there is."""
+    made = copy.deepcopy(daemonset)
+    made.pop("status", None)
+    for field in _TRANSIENT:
+        made["metadata"].pop(field, None)
+    made["metadata"]["name"] = new
+    return made
+
+
+def end(objects: Mapping[str, Iterable[Object]]) -> Object:
+    """What there is, by plural and name, of objects by plural."""
+    named = {
+        each["metadata"]["uid"]: f"{plural}/{each['metadata']['name']}"
+        for plural, things in objects.items()
+        for each in things
+    }
+    return {
+        f"{plural}/{each['metadata']['name']}": _judged(plural, each, named)
+        for plural in JUDGED
+        for each in objects.get(plural, ())
+    }
+
+
+def difference(found: Object, expected: Object) -> str:
+    """Where two ends differ, line by line; empty when they do not."""
+    lines = [json.dumps(each, indent=1, sort_keys=True).splitlines() for each in (expected, found)]
+    return "\n".join(unified_diff(*lines, "expected", "found", lineterm="", n=4))
+
+
+def _judged(plural: str, thing: Object, named: Mapping[str, str]) -> Object:
+    made = copy.deepcopy(thing)
+    metadata = made["metadata"]
+    generation = metadata.get("generation")
+    for field in _TRANSIENT:
+        metadata.pop(field, None)
+    for owner in metadata.get("ownerReferences", ()):
+        owner["uid"] = named.get(owner["uid"], "somebody who is gone")
+    if plural == "daemonsets":
+        made.pop("status", None)
+        for annotation in _COUNTING:
+            metadata.get("annotations", {}).pop(annotation, None)
+    status = made.get("status", {})
+    if reference := status.get("controlledDaemonSet"):
+        reference.pop("resourceVersion", None)
+        reference["uid"] = named.get(reference["uid"], "one that is gone")
+    if "observedGeneration" in status:
+        status["observedGeneration"] = status["observedGeneration"] == generation
+    for condition in status.get("conditions", ()):
+        condition.pop("lastTransitionTime", None)
+        condition["observedGeneration"] = condition.get("observedGeneration") == generation
+    if conditions := status.get("conditions"):
+        status["conditions"] = {each["type"]: each for each in conditions}
+    return made
