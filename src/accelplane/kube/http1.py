@@ -23,6 +23,7 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     body: int = 3 * 1024 * 1024  # what the API server itself takes at most
     head: int = 16 * 1024
     fields: int = 64
+    remembered: int = 256  # heads that came before; with 0 none is, nor a password in it
     connections: int = 512
     unfinished: int = 32 * 1024 * 1024  # of all connections together
     handshake: float = 10

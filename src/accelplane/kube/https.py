@@ -19,7 +19,6 @@ from accelplane.logs import v
 
 log = logging.getLogger(__name__)
 
-_HEADS = 256
 _LANDING = 64 * 1024
 _ALL = ("::", "0.0.0.0")  # noqa: S104 - compared only
 
@@ -44,7 +43,8 @@ class HttpServer:
         self.unfinished = 0
         self.ending = False
         # Heads of one caller differ in their length at most; a review takes little longer than reading one anew.
-        self.read_head = functools.lru_cache(_HEADS)(functools.partial(read_head, limits=self.limits))
+        remembering = functools.lru_cache(self.limits.remembered)
+        self.read_head = remembering(functools.partial(read_head, limits=self.limits))
         self._server: asyncio.Server | None = None
         self._secure = False
         self._empty = asyncio.Event()

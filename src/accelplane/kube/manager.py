@@ -48,7 +48,7 @@ OFF = "0"
 _FAREWELL = 5.0
 
 _TEXT = "text/plain; charset=utf-8"
-_PAGES = HttpLimits(body=0, connections=64, idle=30)
+_PAGES = HttpLimits(body=0, connections=64, idle=30, remembered=0)
 
 
 class _Cache(Protocol):
