@@ -28,7 +28,7 @@ _PCI_DEVICES = "/sys/devices/pci"
 _PLATFORM_DEVICES = "/sys/bus/platform/devices"
 _ACCELERATOR = "0x120000"  # PCI class
 _DEVICE_NUMBER = re.compile(r"[0-9]{1,10}:[0-9]{1,10}")
-_PORT_NUMBER = re.compile(r"[0-9]{1,10}")
+_PORT_NUMBER = re.compile(r"[0-9]{1,9}")
 _DIGITS = re.compile(r"[0-9]+")
 
 

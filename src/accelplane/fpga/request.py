@@ -1,0 +1,159 @@
+"""What a container wants programmed, by the state that its runtime hands to hooks and by its bundle's configuration.
+
+Facts: the OCI runtime specification (runtime.md#state, config.md: `process.env`, `linux.devices`). The variables are
+those that the admission webhook sets, `FPGA_REGION_1` and `FPGA_AFU_1`, 2 and so on. Both documents may carry what a
+user wrote: each variable is checked before anything is made of it. Pure: bytes in, values out.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from accelplane.fpga import FpgaError, shown
+from accelplane.fpga.drivers import named
+from accelplane.fpga.ids import AFU_VARIABLE, MODE_ANNOTATION, REGION_VARIABLE, wanted_id
+
+STATE_LIMIT = 1024 * 1024
+CONFIG_LIMIT = 16 * 1024 * 1024
+
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | float | bool | None"
+
+_NUMBER = re.compile(r"[1-9][0-9]{0,3}")
+_STATE = "the container's state"
+
+
+class RequestError(FpgaError):
+    """The container asks for what makes no sense, or the documents are none."""
+
+
+class State(NamedTuple):
+    """What the state says: the bundle's directory, and the mode annotation, empty when there is none."""
+
+    bundle: str
+    mode: str
+
+
+class Pair(NamedTuple):
+    """A region, and the AFU to be programmed into it; ids are canonical."""
+
+    number: int
+    region: str
+    afu: str
+
+
+class Request(NamedTuple):
+    """All pairs by their numbers, from 1, and the names of the container's FPGA ports, at least as many."""
+
+    pairs: tuple[Pair, ...]
+    ports: tuple[str, ...]
+
+
+def parse_state(data: bytes) -> State:
+    """Raises `RequestError`."""
+    state = _document(data, _STATE, STATE_LIMIT)
+    bundle = state.get("bundle")
+    if not isinstance(bundle, str) or not bundle or "\0" in bundle:
+        raise RequestError(f"{_STATE}: bundle is {shown(str(bundle))}, expected the path of a directory")
+    annotations = state.get("annotations")
+    mode = annotations.get(MODE_ANNOTATION) if isinstance(annotations, dict) else None
+    return State(bundle, mode if isinstance(mode, str) else "")
+
+
+def parse_config(data: bytes, name: str) -> Request:
+    """What is asked for by the configuration called `name`. Raises `RequestError` or `IdError`."""
+    config = _document(data, name, CONFIG_LIMIT)
+    pairs = wanted(_texts(_section(config, "process", name).get("env"), f"{name}: process.env"))
+    ports = _ports(_section(config, "linux", name).get("devices"), f"{name}: linux.devices")
+    if len(pairs) > len(ports):
+        raise RequestError(
+            f"AFUs asked for: {len(pairs)} (up to {REGION_VARIABLE}{len(pairs)}), FPGA ports of the container: "
+            f"{len(ports)} ({', '.join(ports) or 'none'}); expected at least as many"
+        )
+    return Request(pairs, ports)
+
+
+def wanted(environment: Sequence[str]) -> tuple[Pair, ...]:
+    """The pairs that the variables (`NAME=value`) ask for, at least one. Raises `RequestError` or `IdError`."""
+    regions = _variables(environment, REGION_VARIABLE)
+    afus = _variables(environment, AFU_VARIABLE)
+    if not regions:
+        raise RequestError(f"no variable {REGION_VARIABLE}1; is the FPGA admission webhook running, and is the region "
+                           "asked for by the name of a mapping?")  # fmt: skip
+    for suffix in regions:
+        if not _NUMBER.fullmatch(suffix):
+            raise RequestError(f"variable {shown(REGION_VARIABLE + suffix)}: expected a number from 1 at its end")
+    numbers = sorted(map(int, regions))
+    if numbers != list(range(1, len(numbers) + 1)):
+        found = ", ".join(f"{REGION_VARIABLE}{number}" for number in numbers[:20])
+        raise RequestError(f"variables {found}: expected them numbered from 1 without gaps")
+    pairs: list[Pair] = []
+    for number in numbers:
+        region, afu = f"{REGION_VARIABLE}{number}", f"{AFU_VARIABLE}{number}"
+        if str(number) not in afus:
+            raise RequestError(f"variable {region} without {afu}, expected both")
+        pairs.append(Pair(number, wanted_id(regions[str(number)], region), wanted_id(afus[str(number)], afu)))
+    return tuple(pairs)
+
+
+def _variables(environment: Sequence[str], prefix: str) -> dict[str, str]:
+    """Values by what follows the prefix."""
+    found: dict[str, str] = {}
+    for entry in environment:
+        name, equals, value = entry.partition("=")
+        if not name.startswith(prefix):
+            continue
+        if not equals:
+            raise RequestError(f"variable {shown(name)} has no value")
+        if found.setdefault(name.removeprefix(prefix), value) != value:
+            raise RequestError(f"variable {shown(name)} is there twice with different values")
+    return found
+
+
+def _ports(found: "Json", where: str) -> tuple[str, ...]:
+    if not isinstance(found, list) or not found:
+        raise RequestError(f"{where}: expected a list of devices, found {_word(found)}")
+    ports: dict[str, None] = {}
+    for device in found:
+        path = device.get("path") if isinstance(device, dict) else None
+        if not isinstance(path, str):
+            raise RequestError(f"{where}: a device without a path")
+        name = path.rpartition("/")[2]
+        kind = named(name)
+        if kind is not None and kind[1] == "port":
+            ports[name] = None
+    return tuple(ports)
+
+
+def _document(data: bytes, name: str, limit: int) -> Mapping[str, "Json"]:
+    if len(data) > limit:
+        raise RequestError(f"{name}: more than {limit} bytes")
+    try:
+        found: Json = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{name}: not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise RequestError(f"{name}: expected a JSON object, found {_word(found)}")
+    return found
+
+
+def _section(found: Mapping[str, "Json"], key: str, name: str) -> Mapping[str, "Json"]:
+    value = found.get(key)
+    if not isinstance(value, dict):
+        raise RequestError(f"{name}: {key} is {_word(value)}, expected an object")
+    return value
+
+
+def _texts(found: "Json", where: str) -> list[str]:
+    if not isinstance(found, list) or not found:
+        raise RequestError(f"{where}: expected a list of texts, found {_word(found)}")
+    texts = [entry for entry in found if isinstance(entry, str)]
+    if len(texts) != len(found):
+        raise RequestError(f"{where}: expected nothing but texts")
+    return texts
+
+
+def _word(found: "Json") -> str:
+    if found is None:
+        return "nothing"
+    return "an empty list" if found == [] else shown(str(found))

@@ -1,0 +1,50 @@
+"""A driver in place of the kernel's, for `Call`: it reads every structure, and changes the tree as programming does."""
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+from fpgatrees import Card
+from trees import write
+
+
+class Driver:
+    """Of one card. `answers` are errors (errno) that come before it does what it is asked for."""
+
+    def __init__(self, card: Card, afu: str, answers: Iterable[int] = (), bitmap: int = 0) -> None:
+        self.card = card
+        self.afu = afu
+        self.answers = list(answers)
+        self.bitmap = bitmap
+        self.programmed: list[tuple[str, int, bytes]] = []
+        self.calls: list[tuple[str, int]] = []
+
+    def __call__(self, node: str, request: int, argument: bytearray | int) -> int:
+        name = node.rpartition("/")[2]
+        self.calls.append((name, request))
+        if self.answers:
+            code = self.answers.pop(0)
+            if self.bitmap and isinstance(argument, bytearray):
+                struct.pack_into("<Q", argument, 24, self.bitmap)
+            raise OSError(code, os.strerror(code))
+        if request & 0xFF == 0x80:
+            assert isinstance(argument, bytearray)
+            self.program(name, argument)
+        return 0
+
+    def program(self, name: str, argument: bytearray) -> None:
+        """What the ioctl of the FME does."""
+        argsz, flags, port, size, address = struct.unpack_from("<4IQ", argument)
+        if argsz != len(argument) or len(argument) != (24 if self.card.family == "dfl" else 32) or flags:
+            raise OSError(errno.EINVAL, "the structure")
+        self.programmed.append((name, port, ctypes.string_at(address, size)))
+        for path in self.ports():
+            if (path / "id").read_text() == f"{port}\n":
+                write(path / "afu_id", f"{self.afu}\n")
+
+    def ports(self) -> list[Path]:
+        """The directories of the card's ports."""
+        return sorted(self.card.pci.parent.glob(f"*/*/*/{self.card.name('port', 0)[:-1]}*"))

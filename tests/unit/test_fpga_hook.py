@@ -1,0 +1,180 @@
+"""What the OCI hook does with a container's request."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+from bitstreams import HASH, INTERFACE, NLB0, NLB3, aocx, gbs, metadata
+from fpgadriver import Driver
+from fpgatrees import Card, fme, one_port, port, with_vf
+from trees import write
+
+from accelplane.fpga.hook import HookError, Outcome, claims, read_request, run
+from accelplane.fpga.program import Patience
+from accelplane.fpga.request import Pair, Request, RequestError
+from accelplane.host import Host
+
+OTHER = "ce48969398f05f33946d560708be108a"
+QUICK = Patience(seconds=30, attempts=4, pause=0.001)
+
+
+def asking(*afus: str, ports: int = 1, region: str = INTERFACE, family: str = "dfl") -> Request:
+    pairs = tuple(Pair(number, region, afu) for number, afu in enumerate(afus, 1))
+    return Request(pairs, tuple(Card(Path(), family).name("port", number) for number in range(ports)))
+
+
+def stored(root: Path, afu: str, content: bytes | None = None, extension: str = ".gbs", raw: bytes = b"") -> None:
+    content = content or gbs(metadata(afu=afu), raw or afu.encode())
+    write(root / "srv/intel.com/fpga" / INTERFACE / f"{afu}{extension}", content)
+
+
+class TestRun:
+    @pytest.mark.parametrize("family", ["dfl", "opae"])
+    def test_a_region_gets_the_afu(self, tmp_path: Path, family: str) -> None:
+        card = one_port(tmp_path, family)
+        stored(tmp_path, NLB3)
+        driver = Driver(card, NLB3)
+        request = asking(NLB3, family=family)
+        name = card.name("port", 0)
+        assert run(Host(tmp_path), request, call=driver, patience=QUICK) == (Outcome(request.pairs[0], name, True),)
+        assert driver.programmed == [(card.name("fme", 0), 0, NLB3.encode())]
+        # The runtime runs the hook once for each region device: the second time there is nothing to do.
+        assert run(Host(tmp_path), request, call=driver, patience=QUICK) == (Outcome(request.pairs[0], name, False),)
+        assert len(driver.programmed) == 1
+
+    def test_what_is_programmed_already_needs_no_bitstream(self, tmp_path: Path) -> None:
+        driver = Driver(one_port(tmp_path), NLB3)
+        run(Host(tmp_path), asking(NLB0), call=driver)
+        assert driver.calls == []
+
+    def test_every_pair_is_programmed_after_one_that_is_in_place(self, tmp_path: Path) -> None:
+        card = with_vf(tmp_path)
+        stored(tmp_path, NLB0)
+        driver = Driver(card, NLB0)
+        outcomes = run(Host(tmp_path), asking(NLB0, NLB0, ports=2), call=driver, patience=QUICK)
+        assert [(outcome.port, outcome.programmed) for outcome in outcomes] == [
+            ("dfl-port.0", False),
+            ("dfl-port.1", True),
+        ]
+        assert driver.programmed == [("dfl-fme.0", 1, NLB0.encode())]
+
+    def test_two_of_one_region_get_a_port_each(self, tmp_path: Path) -> None:
+        card = with_vf(tmp_path)
+        stored(tmp_path, NLB0)
+        stored(tmp_path, NLB3)
+        driver = Driver(card, NLB3)
+        swapped = asking(NLB3, NLB3, ports=2)
+        run(Host(tmp_path), swapped, call=driver, patience=QUICK)
+        assert [(pair.number, port.name) for pair, port in claims(Host(tmp_path), swapped)] == [
+            (1, "dfl-port.0"),
+            (2, "dfl-port.1"),
+        ]
+        assert [number for _name, number, _data in driver.programmed] == [0]
+
+    def test_an_opencl_design_is_programmed_by_its_hash(self, tmp_path: Path) -> None:
+        card = one_port(tmp_path)
+        stored(tmp_path, HASH, aocx(gbs(metadata(afu=NLB3), b"opencl")), ".aocx")
+        driver = Driver(card, NLB3)
+        assert run(Host(tmp_path), asking(HASH), call=driver, patience=QUICK)[0].programmed
+        assert driver.programmed == [("dfl-fme.0", 0, b"opencl")]
+
+    @pytest.mark.parametrize(
+        ("afu", "answers", "problem"),
+        [
+            (NLB3, [], rf"^FPGA_AFU_1 in dfl-port\.0: no bitstream for AFU {NLB3} in region {INTERFACE}: neither /srv"),
+            ("a" * 32, [], r"aaa\.gbs: 6 bytes, a GBS header has 20"),
+            ("b" * 32, [], rf"is the bitstream of {NLB0} by its content, expected b{{32}}; was it renamed\?"),
+            ("c" * 32, [], rf"made for regions with interface id {OTHER}, that of dfl-port\.0 is {INTERFACE}"),
+            ("d" * 32, [errno.EIO], r"dfl-fme\.0: programming failed: .*\(EIO\)"),
+            ("d" * 32, [], r"its AFU id is e{32} after programming .*, expected d{32}"),
+            (HASH, [], r"is the bitstream of b{40} by its content, expected 40007c"),
+        ],
+        ids=["missing", "broken", "renamed", "other card", "refused", "something else came out", "other design"],
+    )
+    def test_what_goes_wrong_is_told_in_one_line(
+        self, tmp_path: Path, afu: str, answers: list[int], problem: str
+    ) -> None:
+        card = one_port(tmp_path)
+        stored(tmp_path, "a" * 32, b"broken")
+        stored(tmp_path, "b" * 32, gbs())
+        stored(tmp_path, "c" * 32, gbs(metadata(OTHER, "c" * 32)))
+        stored(tmp_path, "d" * 32)
+        stored(tmp_path, HASH, aocx(rand_hash="b" * 40), ".aocx")
+        with pytest.raises(HookError, match=problem) as caught:
+            run(Host(tmp_path), asking(afu), call=Driver(card, "e" * 32, answers), patience=QUICK)
+        assert str(caught.value).isprintable()
+
+    def test_nothing_is_programmed_before_every_pair_has_a_port(self, tmp_path: Path) -> None:
+        card = with_vf(tmp_path)
+        stored(tmp_path, NLB3)
+        driver = Driver(card, NLB3)
+        request = Request((Pair(1, INTERFACE, NLB3), Pair(2, OTHER, NLB3)), ("dfl-port.0", "dfl-port.1"))
+        with pytest.raises(
+            HookError,
+            match=rf"^FPGA_REGION_2: the container has no port of region {OTHER} for it: dfl-port\.0 is of region "
+            rf"{INTERFACE}; dfl-port\.1 is of region {INTERFACE}; dfl-port\.0 is for FPGA_REGION_1$",
+        ):
+            run(Host(tmp_path), request, call=driver)
+        assert driver.calls == []
+
+    def test_a_port_that_cannot_be_read_is_not_given_and_told(self, tmp_path: Path) -> None:
+        one_port(tmp_path)
+        request = Request((Pair(1, OTHER, NLB3),), ("dfl-port.7", "dfl-port.0"))
+        with pytest.raises(HookError, match=r"for it: /dev/dfl-port\.7: no such device node.*; dfl-port\.0 is of reg"):
+            run(Host(tmp_path), request)
+
+    def test_ports_of_different_regions_are_told_apart(self, tmp_path: Path) -> None:
+        card = one_port(tmp_path)
+        fme(card, interfaces=[OTHER, INTERFACE], ports=2)
+        port(card, number=1, inside=1)
+        (claim,) = claims(Host(tmp_path), asking(NLB0, ports=2))
+        assert claim[1].name == "dfl-port.1"
+
+    def test_a_driver_that_never_answers_is_left(self, tmp_path: Path) -> None:
+        one_port(tmp_path)
+        stored(tmp_path, NLB3)
+        read_end, write_end = os.pipe()
+        try:
+            with pytest.raises(HookError, match=r"^FPGA_AFU_1 in dfl-port\.0: programming .* took more than 0\.2 s"):
+                run(
+                    Host(tmp_path),
+                    asking(NLB3),
+                    call=lambda _node, _request, _argument: len(os.read(read_end, 1)),
+                    patience=Patience(0.2, 1, 0.001),
+                )
+        finally:
+            os.close(read_end)
+            os.close(write_end)
+
+
+class TestReadRequest:
+    def state(self, bundle: Path, **more: object) -> bytes:
+        return json.dumps({"ociVersion": "1.0.2", "bundle": str(bundle), **more}).encode()
+
+    def bundle(self, root: Path) -> Path:
+        environment = [f"FPGA_REGION_1={INTERFACE}", f"FPGA_AFU_1={NLB3}"]
+        devices = [{"path": "/dev/dfl-port.0"}]
+        config = {"process": {"env": environment}, "linux": {"devices": devices}}
+        write(root / "bundle/config.json", json.dumps(config))
+        return root / "bundle"
+
+    def test_the_bundle_says_what_is_asked_for(self, tmp_path: Path) -> None:
+        assert read_request(self.state(self.bundle(tmp_path))) == asking(NLB3)
+
+    def test_who_gave_the_ports_is_asked_for_only_when_told(self, tmp_path: Path) -> None:
+        bundle = self.bundle(tmp_path)
+        annotations = {"com.intel.fpga.mode": "fpga.intel.com/region"}
+        assert read_request(self.state(bundle, annotations=annotations), require_mode=True) == asking(NLB3)
+        with pytest.raises(HookError, match=r"annotation com\.intel\.fpga\.mode is '', expected fpga\.intel\.com/reg"):
+            read_request(self.state(bundle), require_mode=True)
+
+    def test_a_bundle_that_is_none_is_told(self, tmp_path: Path) -> None:
+        with pytest.raises(HookError, match=r"bundle .*: no such directory"):
+            read_request(self.state(tmp_path / "none"))
+        with pytest.raises(HookError, match=r"config\.json': No such file"):
+            read_request(self.state(tmp_path))
+        os.mkfifo(tmp_path / "config.json")
+        with pytest.raises(RequestError, match=r"config\.json: not JSON"):
+            read_request(self.state(tmp_path))

@@ -1,0 +1,302 @@
+"""Programming ports, and the ioctls around it, against a driver that reads every structure."""
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from bitstreams import INTERFACE, NLB0, NLB3, aocx, gbs, metadata
+from fpgadriver import Driver
+from fpgatrees import Card, one_port, with_vf
+from trees import link, write
+
+from accelplane.fpga.bitstream import Bitstream, BitstreamError, opened
+from accelplane.fpga.ids import IdError
+from accelplane.fpga.ioctl import IoctlError, PortInfo, PortRegion
+from accelplane.fpga.program import (
+    LOCKS,
+    Patience,
+    ProgramError,
+    TimedOut,
+    api_version,
+    assign,
+    limited,
+    port_info,
+    port_regions,
+    program,
+    release,
+    reset,
+)
+from accelplane.fpga.sysfs import read_fme, read_port
+from accelplane.host import Host
+
+QUICK = Patience(seconds=30, attempts=4, pause=0.001)
+families = pytest.mark.parametrize("family", ["dfl", "opae"])
+
+
+@contextmanager
+def bitstream_of(root: Path, content: bytes | None = None, name: str = "nlb3.gbs") -> Iterator[Bitstream]:
+    with opened(str(write(root / name, gbs(metadata(afu=NLB3)) if content is None else content))) as bitstream:
+        yield bitstream
+
+
+def run(
+    card: Card, driver: Driver, content: bytes | None = None, *, patience: Patience = QUICK, unless: str = ""
+) -> bool:
+    host = Host(card.root)
+    with bitstream_of(card.root, content) as bitstream:
+        port = read_port(host, card.name("port", 0))
+        return program(host, port, bitstream, call=driver, patience=patience, unless=unless)
+
+
+@families
+def test_the_fme_is_given_the_bitstream_and_the_ports_number(tmp_path: Path, family: str) -> None:
+    card = with_vf(tmp_path, family)
+    driver = Driver(card, NLB3)
+    host = Host(tmp_path)
+    with bitstream_of(tmp_path) as bitstream:
+        assert program(host, read_port(host, card.name("port", 1)), bitstream, call=driver, patience=QUICK)
+    assert driver.programmed == [(card.name("fme", 0), 1, b"the bitstream")]
+    assert driver.calls == [(card.name("fme", 0), 0xB680 if family == "dfl" else 0xB580)]
+
+
+def test_an_opencl_design_is_unpacked_for_it(tmp_path: Path) -> None:
+    card = one_port(tmp_path)
+    driver = Driver(card, NLB3)
+    host = Host(tmp_path)
+    with bitstream_of(tmp_path, aocx(gbs(metadata(afu=NLB3), b"packed before")), "x.aocx") as bitstream:
+        assert program(host, read_port(host, "dfl-port.0"), bitstream, call=driver, patience=QUICK)
+    assert driver.programmed == [("dfl-fme.0", 0, b"packed before")]
+
+
+def test_a_port_that_has_the_afu_already_is_left_alone(tmp_path: Path) -> None:
+    driver = Driver(one_port(tmp_path), NLB3)
+    assert not run(driver.card, driver, unless=NLB0)
+    assert run(driver.card, driver, unless=NLB3)
+    assert not run(driver.card, driver, unless=NLB3)
+    assert len(driver.programmed) == 1
+
+
+def test_a_dry_run_checks_all_and_programs_nothing(tmp_path: Path) -> None:
+    driver = Driver(one_port(tmp_path), NLB3)
+    host = Host(tmp_path)
+    port = read_port(host, "dfl-port.0")
+    with bitstream_of(tmp_path) as bitstream:
+        assert not program(host, port, bitstream, call=driver, dry_run=True)
+    with bitstream_of(tmp_path, gbs(metadata("0" * 32, NLB3))) as bitstream, pytest.raises(ProgramError):
+        program(host, port, bitstream, call=driver, dry_run=True)
+    assert driver.calls == []
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("code", [errno.EBUSY, errno.EAGAIN])
+def test_a_driver_that_is_busy_for_a_moment_is_asked_again(tmp_path: Path, code: int) -> None:
+    driver = Driver(one_port(tmp_path), NLB3, [code] * 3)
+    assert run(driver.card, driver)
+    assert len(driver.calls) == 4
+
+
+@pytest.mark.parametrize(
+    ("answers", "attempts", "problem"),
+    [
+        ([errno.EBUSY] * 9, 4, r"dfl-fme\.0: programming failed: .*\(EBUSY\)"),
+        ([errno.EIO], 1, r"\(EIO\); is the bitstream made for this card"),
+        ([errno.EINVAL], 1, r"\(EINVAL\); does the FME have that port"),
+        ([errno.ENODEV], 1, r"\(ENODEV\)"),
+        ([errno.EBUSY, errno.EIO], 2, r"\(EIO\)"),
+    ],
+)
+def test_a_driver_that_refuses_is_quoted(tmp_path: Path, answers: list[int], attempts: int, problem: str) -> None:
+    driver = Driver(one_port(tmp_path), NLB3, answers)
+    with pytest.raises(IoctlError, match=problem):
+        run(driver.card, driver)
+    assert len(driver.calls) == attempts
+
+
+def test_the_hardwares_errors_are_told_where_the_driver_gives_them(tmp_path: Path) -> None:
+    driver = Driver(one_port(tmp_path, "opae"), NLB3, [errno.EIO], bitmap=0x4)
+    with pytest.raises(IoctlError, match=r"\(EIO\), the hardware's errors are 0x4 \(incompatible bitstream\)"):
+        run(driver.card, driver)
+
+
+def test_no_more_is_tried_when_the_time_is_over(tmp_path: Path) -> None:
+    driver = Driver(one_port(tmp_path), NLB3, [errno.EBUSY] * 9)
+    with pytest.raises(IoctlError, match="EBUSY"):
+        run(driver.card, driver, patience=Patience(seconds=0, attempts=9))
+    assert len(driver.calls) == 1
+
+
+def test_what_is_in_the_port_afterwards_is_looked_at(tmp_path: Path) -> None:
+    driver = Driver(one_port(tmp_path), NLB0)
+    with pytest.raises(ProgramError, match=rf"dfl-port\.0: its AFU id is {NLB0} after .*nlb3\.gbs, expected {NLB3}"):
+        run(driver.card, driver)
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "problem"),
+    [
+        (
+            gbs(metadata("0" * 32, NLB3)),
+            ProgramError,
+            rf"made for regions with interface id 0{{32}}, .* is {INTERFACE}",
+        ),
+        (gbs(metadata("", NLB3)), ProgramError, "made for regions with interface id unknown"),
+        (gbs(metadata(afu="")), IdError, "accelerator type id '': expected 32"),
+    ],
+)
+def test_a_bitstream_for_something_else_is_refused(
+    tmp_path: Path, content: bytes, error: type[Exception], problem: str
+) -> None:
+    driver = Driver(one_port(tmp_path), NLB3)
+    with pytest.raises(error, match=problem):
+        run(driver.card, driver, content)
+    assert driver.calls == []
+
+
+def test_a_bitstream_that_cannot_be_read_reaches_no_driver(tmp_path: Path) -> None:
+    driver = Driver(one_port(tmp_path), NLB3)
+    host = Host(tmp_path)
+    with bitstream_of(tmp_path) as bitstream:
+        os.truncate(bitstream.path, 300)
+        os.truncate(bitstream.path, 30)
+        with pytest.raises(BitstreamError, match="become shorter"):
+            program(host, read_port(host, "dfl-port.0"), bitstream, call=driver)
+    assert driver.calls == []
+
+
+class TestLock:
+    def test_whoever_programs_an_fme_holds_its_lock(self, tmp_path: Path) -> None:
+        card = one_port(tmp_path)
+        lock = tmp_path / LOCKS[1:] / "dfl-fme.0.lock"
+
+        class Looking(Driver):
+            def program(self, name: str, argument: bytearray) -> None:
+                with lock.open("rb") as file, pytest.raises(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                super().program(name, argument)
+
+        driver = Looking(card, NLB3)
+        assert run(card, driver)
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def test_whoever_waits_in_vain_says_for_what(self, tmp_path: Path) -> None:
+        driver = Driver(one_port(tmp_path), NLB3)
+        lock = write(tmp_path / LOCKS[1:] / "dfl-fme.0.lock", "")
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with pytest.raises(TimedOut, match=r"dfl-fme\.0: somebody else has been programming it for 0\.01 s"):
+                run(driver.card, driver, patience=Patience(0.01, 9, 0.001))
+        assert driver.calls == []
+
+    @pytest.mark.parametrize("made", ["a link", "a directory"])
+    def test_it_is_a_file_of_its_own(self, tmp_path: Path, made: str) -> None:
+        driver = Driver(one_port(tmp_path), NLB3)
+        lock = tmp_path / LOCKS[1:] / "dfl-fme.0.lock"
+        if made == "a link":
+            link(lock, write(tmp_path / "precious", ""))
+        else:
+            lock.mkdir(parents=True)
+        with pytest.raises(ProgramError, match=r"^/run/lock/accelplane-fpga/dfl-fme\.0\.lock: cannot be locked: "):
+            run(driver.card, driver)
+        assert driver.calls == []
+
+
+def test_a_driver_that_never_answers_is_left(tmp_path: Path) -> None:
+    one_port(tmp_path)
+    read_end, write_end = os.pipe()
+    calls: list[int] = []
+
+    def hang(_node: str, request: int, _argument: bytearray | int) -> int:
+        calls.append(request)
+        return len(os.read(read_end, 1))
+
+    host = Host(tmp_path)
+    try:
+        with (
+            bitstream_of(tmp_path) as bitstream,
+            pytest.raises(TimedOut, match=r"programming took more than 0\.1 s; see the kernel's log"),
+            limited(0.1, "programming"),
+        ):
+            program(host, read_port(host, "dfl-port.0"), bitstream, call=hang)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+    assert calls == [0xB680]
+    with (tmp_path / LOCKS[1:] / "dfl-fme.0.lock").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@families
+def test_ports_are_released_and_assigned_by_number(tmp_path: Path, family: str) -> None:
+    card = one_port(tmp_path, family)
+    host = Host(tmp_path)
+    fme = read_fme(host, card.name("fme", 0))
+    seen: list[tuple[str, int, bytes]] = []
+
+    def call(node: str, request: int, argument: bytearray | int) -> int:
+        assert isinstance(argument, bytearray)
+        seen.append((node, request, bytes(argument)))
+        return 0
+
+    release(host, fme, 1, call=call)
+    assign(host, fme, 1, call=call)
+    node = f"{tmp_path}/dev/{fme.name}"
+    if family == "dfl":
+        assert seen == [(node, 0x4004B681, b"\1\0\0\0"), (node, 0x4004B682, b"\1\0\0\0")]
+    else:
+        argument = b"\x0c\0\0\0" + bytes(4) + b"\1\0\0\0"
+        assert seen == [(node, 0xB581, argument), (node, 0xB582, argument)]
+    for number in (-1, 2**31):
+        with pytest.raises(ProgramError, match=r"fme\.0: expected a number from 0"):
+            release(host, fme, number, call=call)
+    with pytest.raises(IoctlError, match=r"assigning the port failed: .*\(ENODEV\)"):
+        assign(host, fme, 7, call=Driver(card, NLB3, [errno.ENODEV]))
+
+
+@families
+def test_what_a_port_tells_of_itself(tmp_path: Path, family: str) -> None:
+    card = one_port(tmp_path, family)
+    host = Host(tmp_path)
+    port = read_port(host, card.name("port", 0))
+    magic = 0xB600 if family == "dfl" else 0xB500
+    seen: list[int] = []
+
+    def call(_node: str, request: int, argument: bytearray | int) -> int:
+        seen.append(request - magic)
+        if isinstance(argument, bytearray):
+            if request - magic == 0x41:
+                struct.pack_into("<I", argument, 8 if family == "dfl" else 12, 2)
+            else:
+                (number,) = struct.unpack_from("<I", argument, 8)
+                struct.pack_into("<I", argument, 4, 7)
+                struct.pack_into("<QQ", argument, 16, 0x40000, 0x1000 * number)
+        return 0
+
+    info = port_info(host, port, call=call)
+    assert info == PortInfo(flags=0, regions=2, umsgs=0)
+    assert port_regions(host, port, info, call=call) == [
+        PortRegion(7, 0, 0x40000, 0),
+        PortRegion(7, 1, 0x40000, 0x1000),
+    ]
+    assert api_version(host, port, call=call) == api_version(host, port.fme, call=call) == 0
+    reset(host, port, call=call)
+    assert seen == [0x41, 0x42, 0x42, 0, 0, 0x40]
+
+
+def test_a_driver_that_says_nonsense_of_regions_is_not_asked_forever(tmp_path: Path) -> None:
+    card = one_port(tmp_path)
+    host = Host(tmp_path)
+    driver = Driver(card, NLB3)
+    found = port_regions(host, read_port(host, "dfl-port.0"), PortInfo(0, 2**32 - 1, 0), call=driver)
+    assert len(found) == 64
+
+
+def test_plain_files_are_no_drivers(tmp_path: Path) -> None:
+    host = Host(one_port(tmp_path).root)
+    with pytest.raises(IoctlError, match=r"dev/dfl-port\.0: asking for the version .*\(ENOTTY\)"):
+        api_version(host, read_port(host, "dfl-port.0"))
