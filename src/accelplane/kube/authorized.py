@@ -128,7 +128,7 @@ class Authorized:
             async with asyncio.timeout(self._patience), self._turns:
                 refusal = await self._reviewed(token, access)
         except (ApiError, TimeoutError) as error:
-            self._tell(f"cannot ask the API server who may read {access.path}: {error or 'no answer in time'}")
+            self._tell(f"cannot ask the API server who may read {access.path}: {str(error) or 'no answer in time'}")
             if isinstance(error, Refused) and not isinstance(error, Throttled) and error.code < 500:
                 raise HttpError(
                     500, "the API server does not let us ask who may read this; the log tells more"
