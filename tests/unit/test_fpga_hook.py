@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -178,3 +180,11 @@ class TestReadRequest:
         os.mkfifo(tmp_path / "config.json")
         with pytest.raises(RequestError, match=r"config\.json: not JSON"):
             read_request(self.state(tmp_path))
+
+
+def test_a_hook_with_nothing_to_do_carries_little() -> None:
+    unmeasured = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    command = [sys.executable, "-c", "import sys, accelplane.fpga.hook; print(*sys.modules)"]
+    loaded = subprocess.run(command, env=unmeasured, check=True, capture_output=True, text=True).stdout.split()
+    heavy = {"msgspec", "yaml", "click", "rich", "asyncio", "logging", "tempfile", "zlib", "accelplane.fpga.aocx"}
+    assert heavy & set(loaded) == set()

@@ -7,7 +7,6 @@ installed under a name of its own and then renamed: whoever looks sees all of it
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Generator
 
 from accelplane.fpga import FpgaError
@@ -112,6 +111,8 @@ def _make_directories(path: str) -> None:
 
 
 def _copy(source: int, path: str, *, force: bool) -> None:
+    import tempfile  # noqa: PLC0415 - for those who install; it brings a good deal with it
+
     directory = os.path.dirname(path)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=directory)
     try:
