@@ -29,13 +29,15 @@ async def api() -> AsyncIterator[KubeApi]:
 
 
 @contextlib.asynccontextmanager
-async def operator(api: KubeApi, *families: str, images: ImagePolicy | None = None) -> AsyncIterator[None]:
+async def operator(
+    api: KubeApi, *families: str, images: ImagePolicy | None = None, wait: float = 10
+) -> AsyncIterator[None]:
     """Runs the controllers of these families."""
     client = Client(api.config, field_manager="accelplane-operator", timeout=1)
     manager = Manager(
         client, health_address=OFF, metrics_address=OFF, patience=Patience(first_delay=0.01, max_delay=0.1)
     )
-    controllers(manager, families, Settings(namespace=NAMESPACE, images=images or ImagePolicy()))
+    controllers(manager, families, Settings(namespace=NAMESPACE, images=images or ImagePolicy()), wait=wait)
     task = asyncio.create_task(manager.run())
     try:
         yield
@@ -248,6 +250,32 @@ async def test_pods_follow_the_content_of_the_config_map_and_no_other_is_watched
         assert hashed() == second
     asked = [each for each in api.asked if each.path.endswith("/configmaps")]
     assert {each.parameters["fieldSelector"] for each in asked} == {"metadata.name=layout"}
+
+
+async def test_who_may_not_see_config_maps_gets_his_plugin_all_the_same(api: KubeApi) -> None:
+    refusing = api.fault("GET .*/configmaps", 403, times=1_000_000)
+    spec = {"image": "intel/intel-dsa-plugin:0.31.1", "initImage": "intel/intel-idxd-config-initcontainer:0.31.1"}
+    api.put("configmaps", {"metadata": {"name": "layout", "namespace": NAMESPACE}, "data": {"dsa.conf": "x"}})
+
+    def annotations() -> Object:
+        found = daemonset(api, "dsa")
+        return found["spec"]["template"].get("metadata", {}).get("annotations", {}) if found else {}
+
+    async with operator(api, "dsa", wait=0.05):
+        put(api, resource("dsa", **spec, provisioningConfig="layout"))
+        await until(lambda: says(api, "ProvisioningConfigMissing", "Unknown", family="dsa"))
+        assert daemonset(api, "dsa")
+        assert PROVISIONING_ANNOTATION not in annotations()
+        refusing.times = 0
+        await until(lambda: says(api, "ProvisioningConfigMissing", "False", family="dsa"))
+        assert PROVISIONING_ANNOTATION in annotations()
+
+
+async def test_a_config_map_that_cannot_be_is_missing_and_not_asked_for(api: KubeApi) -> None:
+    async with operator(api, "dsa"):
+        put(api, resource("dsa", image="intel/intel-dsa-plugin:0.31.1", provisioningConfig="a,metadata.name!=b"))
+        await until(lambda: says(api, "ProvisioningConfigMissing", "True", family="dsa"))
+    assert not api.count("/configmaps")
 
 
 async def test_two_resources_on_the_same_nodes_are_told_of_each_other(api: KubeApi) -> None:

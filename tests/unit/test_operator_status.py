@@ -118,7 +118,7 @@ OVERLAP = Overlap("GpuDevicePlugin", "mine", "other", ("n1", "n2"))
             {"replaced": [Replacement("image", "a:1", "b:2", "A_SHA")]}, "ImageOverridden",
             "image a:1 is replaced by b:2, as A_SHA of the operator says",
         ),
-        ({"config_missing": True}, "ProvisioningConfigMissing", "ConfigMap cfg"),
+        ({"config_missing": True}, "ProvisioningConfigMissing", "ConfigMap cfg, named by provisioningConfig, is not"),
         ({"overlaps": [OVERLAP]}, "NodeOverlap", "GpuDevicePlugin other selects nodes n1, n2 as well"),
     ],
 )  # fmt: skip
@@ -128,6 +128,12 @@ def test_what_needs_a_look_is_told_and_nothing_else(observed: dict[str, Any], co
     assert [*told_of(found)] == ALWAYS
     assert {name for name, value in told_of(found).items() if value == "True"} == {"Available", condition}
     assert words in said(found, condition)
+
+
+def test_of_a_config_map_that_may_not_be_seen_nothing_is_claimed() -> None:
+    found = status(plugin("dsa", provisioningConfig="cfg"), Observed(daemonset=seen(), config_missing=None), NOW)
+    assert told_of(found)["ProvisioningConfigMissing"] == "Unknown"
+    assert "ConfigMap cfg, named by provisioningConfig, cannot be looked at" in said(found, "ProvisioningConfigMissing")
 
 
 def test_the_images_that_run_are_told_where_they_are_others() -> None:

@@ -8,6 +8,7 @@ from accelplane.kube.client import Client, Selection
 from accelplane.kube.errors import Unreachable
 from accelplane.kube.objects import Request
 from accelplane.operator.daemonsets import provisioning_hash
+from accelplane.operator.pods import is_name
 from accelplane.operator.resources import ConfigMap
 
 
@@ -15,7 +16,7 @@ class ConfigMaps:
     """Hashes of the ConfigMaps of one namespace. `changed(name)` is told of each that came, changed or went."""
 
     def __init__(
-        self, client: Client, namespace: str, changed: Callable[[str], None], *, patience: Patience, wait: float = 10.0
+        self, client: Client, namespace: str, changed: Callable[[str], None], *, patience: Patience, wait: float
     ) -> None:
         self._client = client
         self._namespace = namespace
@@ -26,6 +27,7 @@ class ConfigMaps:
         self._named: dict[str, set[str]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._begun = asyncio.Event()
+        self._waited_for: set[str] = set()
 
     async def run(self) -> None:
         """Watches what is asked for until cancelled."""
@@ -34,13 +36,19 @@ class ConfigMaps:
             await asyncio.Event().wait()
 
     async def hash(self, name: str) -> str | None:
-        """The hash of a ConfigMap's content; None when there is no such ConfigMap. Raises `Unreachable`."""
+        """The hash of a ConfigMap's content; None when there is no such ConfigMap.
+
+        Raises `Unreachable` when nothing is known of it after a while, for which it is waited once.
+        """
         await self._begun.wait()
+        if not is_name(name):
+            return None
         cache = self._cache(name)
         try:
-            async with asyncio.timeout(self._wait):
+            async with asyncio.timeout(0 if name in self._waited_for else self._wait):
                 await cache.synced.wait()
         except TimeoutError:
+            self._waited_for.add(name)
             raise Unreachable(f"LIST configmaps {name}", f"nothing known after {self._wait:g} s") from None
         found = cache.get(Request(name, self._namespace))
         return None if found is None else provisioning_hash(found.data or {}, found.binaryData)
@@ -50,6 +58,7 @@ class ConfigMaps:
         self._named[family] = set(names)
         for name in self._caches.keys() - set[str]().union(*self._named.values()):
             self._caches.pop(name)[1].cancel()
+            self._waited_for.discard(name)
 
     def _cache(self, name: str) -> Cache[ConfigMap]:
         if name not in self._caches:

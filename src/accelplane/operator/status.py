@@ -60,13 +60,14 @@ class SeenDaemonSet(msgspec.Struct, frozen=True):
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """What a pass has found out. `nodes` are those of the pods.
 
-    `failure` is what the API server refused, `malformed` what is wrong with the resource, if anything.
+    `failure` is what the API server refused, `malformed` what is wrong with the resource, if anything; whether its
+    ConfigMap is missing may be unknown (None).
     """
 
     daemonset: SeenDaemonSet | None = None
     nodes: Sequence[str] = ()
     replaced: Sequence[Replacement] = ()
-    config_missing: bool = False
+    config_missing: bool | None = False
     overlaps: Sequence[Overlap] = ()
     failure: str = ""
     malformed: str = ""
@@ -120,7 +121,7 @@ def _reference(before: ObjectReference | None, daemonset: SeenDaemonSet | None) 
 
 class _Said(msgspec.Struct, frozen=True):
     type: str
-    holds: bool
+    holds: bool | None
     reason: str
     message: str
 
@@ -131,7 +132,7 @@ def _conditions(
     known = {condition.type: condition for condition in before}
     made: list[Condition] = []
     for said in (*_progress(observed), *_findings(plugin, observed)):
-        value = "True" if said.holds else "False"
+        value = "Unknown" if said.holds is None else "True" if said.holds else "False"
         old = known.pop(said.type, None)
         since = old.last_transition_time if old is not None and old.status == value else now
         made.append(
@@ -186,15 +187,7 @@ def _findings(plugin: DevicePlugin, observed: Observed) -> tuple[_Said, ...]:
             ),
             "the images are those of the resource",
         ),
-        _said(
-            PROVISIONING_CONFIG_MISSING,
-            "ConfigMapNotFound",
-            f"ConfigMap {provisioning_config(plugin.spec)}, named by provisioningConfig, is not in the plugins' "
-            "namespace: new pods wait for it"
-            if observed.config_missing
-            else "",
-            "every ConfigMap that is named is there",
-        ),
+        _config(provisioning_config(plugin.spec), observed.config_missing),
         _said(
             NODE_OVERLAP,
             "SameNodesSelected",
@@ -202,6 +195,15 @@ def _findings(plugin: DevicePlugin, observed: Observed) -> tuple[_Said, ...]:
             "no other resource of this kind selects the same nodes",
         ),
     )
+
+
+def _config(name: str, missing: bool | None) -> _Said:
+    named = f"ConfigMap {name}, named by provisioningConfig,"
+    if missing is None:
+        why = f"{named} cannot be looked at, the operator's log tells why; its changes do not reach the pods"
+        return _Said(PROVISIONING_CONFIG_MISSING, None, "NotKnown", why)
+    problem = f"{named} is not in the plugins' namespace: new pods wait for it" if missing else ""
+    return _said(PROVISIONING_CONFIG_MISSING, "ConfigMapNotFound", problem, "every ConfigMap that is named is there")
 
 
 def _degraded(observed: Observed) -> _Said:
