@@ -10,9 +10,9 @@ from customresources import plugin, resource, sample
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accelplane.admission.quantities import number_of
 from accelplane.operator import defaulting, models
 from accelplane.operator.overlap import Overlap
-from accelplane.operator.quantities import quantity
 from accelplane.operator.settings import ImagePolicy
 from accelplane.operator.validation import verdict
 
@@ -157,6 +157,10 @@ QAT_INIT = {"initImage": "intel/intel-qat-initcontainer:0.31.1"}
         ("gpu", {"xpumdEndpoint": "/run/xpumd/intelxpuinfo.sock"}, [], None),
         ("gpu", {"xpumdEndpoint": "/socket"}, [], ["xpumdEndpoint is '/socket'"]),
         ("gpu", {"xpumdEndpoint": "/run/../etc/x"}, [], ["xpumdEndpoint"]),
+        (
+            "iaa", {"provisioningConfig": "a b", "initImage": "intel/intel-idxd-config-initcontainer:0.31.1"}, [],
+            ["provisioningConfig is 'a b', expected the name of a ConfigMap"],
+        ),
         ("dsa", {"provisioningConfig": "mine"}, [], ["provisioningConfig is 'mine'", "initImage is empty"]),
         ("iaa", {"provisioningConfig": "mine"}, [], ["provisioningConfig is 'mine'", "initImage is empty"]),
         ("qat", {"provisioningConfig": "mine"}, [], ["provisioningConfig is 'mine'", "initImage is empty"]),
@@ -252,6 +256,13 @@ def test_a_name_that_the_daemonset_cannot_have_is_refused() -> None:
         ({"resources": {"limits": {"cpu": "much"}}}, "resources.limits[cpu] is 'much', expected an amount"),
         ({"resources": {"requests": {"c p u": "1"}}}, "resources.requests has the key 'c p u'"),
         ({"resources": {"limits": {"cpu": "-1"}}}, "resources.limits[cpu] is '-1'"),
+        ({"resources": {"limits": {"cpus": 1}}}, "resources.limits has the key 'cpus', expected cpu, memory"),
+        ({"resources": {"limits": {"a.example/b": "1500m"}}}, "[a.example/b] is '1500m', expected a whole number"),
+        ({"resources": {"requests": {"a.example/b": 1}}}, "is 1, expected the limit, which is None"),
+        (
+            {"resources": {"limits": {"hugepages-2Mi": "4Mi"}, "requests": {"hugepages-2Mi": "2Mi"}}},
+            "is '2Mi', expected the limit, which is '4Mi'",
+        ),
         (
             {"resources": {"limits": {"memory": "1Gi"}, "requests": {"memory": "1025Mi"}}},
             "resources.requests[memory] is '1025Mi', expected no more than the limit '1Gi'",
@@ -259,6 +270,8 @@ def test_a_name_that_the_daemonset_cannot_have_is_refused() -> None:
         ({"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, "maxSurge is 1, expected 0"),
         ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 0}}}, "maxUnavailable is 0"),
         ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": "half"}}}, "maxUnavailable is 'half'"),
+        ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": "5"}}}, "maxUnavailable is '5'"),
+        ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": -1}}}, "maxUnavailable is -1"),
         ({"updateStrategy": {"type": "OnDelete", "rollingUpdate": {}}}, "updateStrategy.type is OnDelete"),
         ({"podAnnotations": {"a b": ""}}, "podAnnotations has the key 'a b'"),
         ({"podAnnotations": {"a": "b" * 300_000}}, "podAnnotations has 300001 bytes"),
@@ -277,6 +290,7 @@ def test_what_pods_cannot_be_is_refused_where_it_is_written(spec: dict[str, Any]
         {"tolerations": [{"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0}]},
         {"imagePullSecrets": [{"name": "registry.mine"}], "priorityClassName": "system-node-critical"},
         {"resources": {"limits": {"cpu": 1, "memory": "1Gi"}, "requests": {"cpu": "1000m", "memory": "1024Mi"}}},
+        {"resources": {"limits": {"hugepages-2Mi": "4Mi", "a.example/b": 1}, "requests": {"a.example/b": "1"}}},
         {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}}},
         {"updateStrategy": {"type": "OnDelete"}},
         {"podAnnotations": {"Prefix.example/Name": "ä"}},
@@ -292,7 +306,7 @@ def test_what_pods_can_be_is_admitted(spec: dict[str, Any]) -> None:
     [("1", "1000m"), (2, "2"), ("1Ki", "1024"), ("0.5Gi", "512Mi"), ("1e3", "1k"), ("1E", "1000P"), (".5", "500m")],
 )
 def test_quantities_are_compared_by_what_they_mean(same: str | int, as_this: str) -> None:
-    assert quantity(same) == quantity(as_this) != quantity("7")
+    assert number_of(same) == number_of(as_this) != number_of("7")
 
 
 TEXTS = st.text(max_size=12)

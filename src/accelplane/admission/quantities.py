@@ -43,6 +43,14 @@ def parse(quantity: Quantity) -> Fraction:
     return _fitting(-number if sign == "-" else number)
 
 
+def number_of(quantity: Quantity) -> Fraction | None:
+    """The same; None for what is no quantity."""
+    try:
+        return parse(quantity)
+    except QuantityError:
+        return None
+
+
 def binary_text(number: int) -> str:
     """The canonical text of a whole number of bytes: with the greatest binary suffix that leaves it whole."""
     if number < 0:

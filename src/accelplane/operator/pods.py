@@ -3,12 +3,13 @@
 import re
 from collections.abc import Iterator, Mapping
 
+from accelplane.admission.quantities import number_of
 from accelplane.operator.models import PluginSpec, Resources, RollingUpdate, Toleration
-from accelplane.operator.quantities import quantity
 
 _SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME = re.compile(r"(?=.{1,63}\Z)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
-_SHARE = re.compile(r"[0-9]+|(100|[1-9]?[0-9])%", re.ASCII)
+_SHARE = re.compile(r"(100|[1-9]?[0-9])%", re.ASCII)
+_STANDARD = re.compile(r"cpu|memory|ephemeral-storage|hugepages-.+")
 _OPERATORS = ("", "Exists", "Equal")
 _EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
 _MOST_ANNOTATIONS = 256 * 1024
@@ -63,21 +64,29 @@ def _toleration(toleration: Toleration) -> Iterator[str]:
 def _resources(resources: Resources) -> Iterator[str]:
     for field, amounts in (("limits", resources.limits), ("requests", resources.requests)):
         for name, amount in amounts.items():
-            number = quantity(amount)
-            if not _is_key(name):
-                yield f"resources.{field} has the key {name!a}, expected a resource's name"
+            number = number_of(amount)
+            if not _is_key(name) or not ("/" in name or _STANDARD.fullmatch(name)):
+                yield (
+                    f"resources.{field} has the key {name!a}, expected cpu, memory, ephemeral-storage, "
+                    "hugepages-<size> or a resource's name with its domain"
+                )
             if number is None or number < 0:
                 yield f"resources.{field}[{name}] is {amount!a}, expected an amount like 100m or 64Mi"
+            elif "/" in name and number.denominator != 1:
+                yield f"resources.{field}[{name}] is {amount!a}, expected a whole number"
     for name, amount in resources.requests.items():
-        wanted, most = quantity(amount), quantity(resources.limits.get(name, amount))
+        shared = "/" not in name and not name.startswith("hugepages-")
+        limit = resources.limits.get(name)
+        wanted, most = number_of(amount), None if limit is None else number_of(limit)
+        if not shared and wanted != most:
+            yield f"resources.requests[{name}] is {amount!a}, expected the limit, which is {limit!a}"
         if wanted is not None and most is not None and wanted > most:
-            limit = resources.limits[name]
             yield f"resources.requests[{name}] is {amount!a}, expected no more than the limit {limit!a}"
 
 
 def _rolling_update(update: RollingUpdate) -> Iterator[str]:
     for field, value in (("maxSurge", update.max_surge), ("maxUnavailable", update.max_unavailable)):
-        if value is not None and not _SHARE.fullmatch(str(value)):
+        if value is not None and not (value >= 0 if isinstance(value, int) else _SHARE.fullmatch(value)):
             yield f"updateStrategy.rollingUpdate.{field} is {value!a}, expected a number or a share like 10%"
     if update.max_surge not in (None, 0, "0%"):
         yield (

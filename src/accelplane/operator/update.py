@@ -19,11 +19,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from accelplane.admission.quantities import number_of
 from accelplane.operator.daemonsets import PROVISIONING_ANNOTATION, DaemonSet
 from accelplane.operator.daemonsets.objects import Selector
 from accelplane.operator.jsontypes import Json, JsonObject
 from accelplane.operator.models import GROUP
-from accelplane.operator.quantities import quantity
 
 HASH_ANNOTATION = f"{GROUP}/template-hash"
 # The field managers of Go's operators: the name of their program.
@@ -253,7 +253,7 @@ def _same(wanted: Json, found: Json, path: tuple[str, ...]) -> bool:
 
 
 def _amount(value: Json) -> object:
-    return quantity(value) if isinstance(value, int | str) else value
+    return number_of(value) if isinstance(value, int | str) else value
 
 
 def _told(path: tuple[str, ...]) -> str:
