@@ -135,7 +135,7 @@ class Cache(Generic[T]):
         await asyncio.sleep(max(at_least, delay * (0.5 + random.random())))  # noqa: S311 no secret
 
     async def _list(self) -> None:
-        listing = await self._client.list(self.kind, self.selection)
+        listing = await self._client.list(self.kind, self.selection, keep=self._keep)
         seen: set[Request] = set()
         unreadable: dict[Request, str] = {}
         for raw, why in listing.unreadable:
@@ -195,6 +195,7 @@ class Cache(Generic[T]):
                     self._unreadable[key] = str(error)
                     self._complain(key, str(error))
                 else:
+                    self._keep(thing)
                     self._unreadable.pop(key, None)
                     self._store(key, thing)
         self._version = envelope.metadata.resourceVersion or self._version
@@ -207,7 +208,6 @@ class Cache(Generic[T]):
         old = self._objects.get(key)
         if old is not None and _version(old) == _version(thing) and _version(thing):
             return
-        self._keep(thing)
         self._objects[key] = thing
         self._tell(key, old, thing)
 

@@ -10,12 +10,13 @@ Facts: Kubernetes API concepts (paths, list chunks, watch, bookmarks, patch medi
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
 import random
 import ssl
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Generic, Literal, TypeVar
 
 import httpx2
@@ -37,7 +38,9 @@ MERGE_PATCH = "application/merge-patch+json"
 
 # etcd takes no object above 1.5 MiB; what the server adds to it is far from this.
 MAX_EVENT = 8 * 1024 * 1024
-PAGE = 500
+# What is read in one piece takes several times its size for a moment, and the process keeps that.
+PAGE = 100
+_READ_AT_ONCE = 2
 
 # a line for each request, of which a leader makes one every second
 logging.getLogger("httpx2").setLevel(logging.WARNING)
@@ -116,6 +119,7 @@ class Client:
         self.namespace = config.namespace
         self.metrics = metrics or Metrics()
         self._timeout = timeout
+        self._turn = asyncio.Semaphore(_READ_AT_ONCE)
         self._server = config.cluster.server
         user = config.user or User()
         try:
@@ -131,27 +135,41 @@ class Client:
     async def get(self, kind: type[T], name: str, namespace: str = "") -> T:
         """One object. Raises `NotFound`."""
         path = path_of(kind, namespace, name)
-        return _decode(await self._request("GET", path), kind, f"GET {path}")
+        return _decode(await self._request("GET", path, accepts=_accepts(kind)), kind, f"GET {path}")
 
-    async def list(self, kind: type[T], selection: Selection = Selection(), *, page: int = PAGE) -> Listing[T]:  # noqa: B008 a frozen value
-        """All objects of a selection, asked for in pages. Raises `Gone` when the pages took too long."""
+    async def list(
+        self,
+        kind: type[T],
+        selection: Selection = Selection(),  # noqa: B008 a frozen value
+        *,
+        page: int = PAGE,
+        keep: Callable[[T], None] | None = None,
+    ) -> Listing[T]:
+        """All objects of a selection, asked for in pages. Raises `Gone` when the pages took too long.
+
+        `keep` may take from each object what is not needed, before more of them are read.
+        """
         path = path_of(kind, selection.namespace)
         parameters = _selectors(selection) | {"limit": str(page)}
         items: list[T] = []
         unreadable: list[tuple[msgspec.Raw, str]] = []
         decoder = msgspec.json.Decoder(kind)
         while True:
-            body = await self._request("GET", path, parameters)
-            part = _decode(body, _List, f"GET {path}")
-            for raw in part.items or ():
+            metadata, raws = await self._page(path, parameters, _accepts(kind, "List"))
+            for raw in raws:
                 try:
-                    items.append(decoder.decode(raw))
+                    item = decoder.decode(raw)
                 except msgspec.MsgspecError as error:
                     # a view into the whole page otherwise
                     unreadable.append((raw.copy(), str(error)))
-            if not part.metadata.rest:
-                return Listing(items, unreadable, part.metadata.resource_version)
-            parameters["continue"] = part.metadata.rest
+                    continue
+                if keep is not None:
+                    keep(item)
+                items.append(item)
+            if not metadata.rest:
+                return Listing(items, unreadable, metadata.resource_version)
+            parameters["continue"] = metadata.rest
+            del raws  # and the page with them, before the next one comes
 
     async def create(self, new: T) -> T:
         """Makes an object. Raises `AlreadyExists`."""
@@ -236,7 +254,7 @@ class Client:
         }
         name = f"WATCH {path}"
         request = self._http.build_request(
-            "GET", path, params=parameters, timeout=httpx2.Timeout(self._timeout, read=silence)
+            "GET", path, params=parameters, headers=_accepts(kind), timeout=httpx2.Timeout(self._timeout, read=silence)
         )
         try:
             answer = await self._send(request, name)
@@ -253,6 +271,14 @@ class Client:
         except (httpx2.HTTPError, OSError, ssl.SSLError) as error:
             raise Unreachable(name, f"{self._server}: {_cause(error)}") from error
 
+    async def _page(
+        self, path: str, parameters: Mapping[str, str], accepts: Mapping[str, str]
+    ) -> tuple[_ListMetadata, Sequence[msgspec.Raw]]:
+        """One page of a list, which is held for as long as one of its items is."""
+        body = await self._request("GET", path, parameters, accepts=accepts, in_turn=True)
+        part = _decode(body, _List, f"GET {path}")
+        return part.metadata, part.items or ()
+
     async def _request(
         self,
         method: str,
@@ -260,17 +286,21 @@ class Client:
         parameters: Mapping[str, str] | None = None,
         body: object = None,
         media: str = "application/json",
+        *,
+        accepts: Mapping[str, str] | None = None,
+        in_turn: bool = False,
     ) -> bytes:
         name = f"{method} {path}"
         content = None if body is None else msgspec.json.encode(body)
-        headers = {} if content is None else {"Content-Type": media}
+        headers = dict(accepts or {}) if content is None else {"Content-Type": media}
         request = self._http.build_request(method, path, params=parameters, content=content, headers=headers)
         try:
             # httpx's time-outs are for each piece of an answer, however many there are
             async with asyncio.timeout(3 * self._timeout):
                 answer = await self._send(request, name)
                 try:
-                    text = await answer.aread()
+                    async with self._turn if in_turn else contextlib.nullcontext():
+                        text = await answer.aread()
                 finally:
                     await answer.aclose()
         except (httpx2.HTTPError, OSError, ssl.SSLError) as error:
@@ -301,6 +331,17 @@ def _http(config: SingleConfig, user: User, timeout: httpx2.Timeout) -> httpx2.A
     secure = httpx2.URL(server).scheme == "https"
     context = verify_cluster(config.cluster, user, config.abs_file) if secure else None
     return httpx2.AsyncClient(base_url=server, auth=user_auth(user), timeout=timeout, transport=Transport(context))
+
+
+def _accepts(kind: type[Object], list_suffix: str = "") -> dict[str, str]:
+    """A header for what is read: of a kind that has its metadata alone, the server need not send more.
+
+    The whole status of a node, which comes with each of its heartbeats, is a hundred times that.
+    """
+    if not issubclass(kind, msgspec.Struct) or kind.__struct_fields__ != ("metadata",):
+        return {}
+    partial = f"as=PartialObjectMetadata{list_suffix};g=meta.k8s.io;v=v1"
+    return {"Accept": f"application/json;{partial},application/json;q=0.5"}
 
 
 def path_of(kind: type[Object], namespace: str = "", name: str = "", subresource: str = "") -> str:

@@ -4,11 +4,14 @@ A custom resource is kept as it came and is read (`CustomResource.read`) where i
 type is told so in its status instead of being passed over.
 """
 
+import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from lightkube.core.resource import GlobalResource, NamespacedResourceG
+from lightkube.models.meta_v1 import OwnerReference
+from msgspec.structs import astuple
 
 from accelplane.kube.objects import Metadata, api, document_of
 from accelplane.operator import models
@@ -89,7 +92,18 @@ class DaemonSet(NamespacedResourceG, msgspec.Struct, kw_only=True, omit_defaults
         return msgspec.json.decode(msgspec.json.encode(document_of(self)))
 
 
-class PodPlace(msgspec.Struct):
+class Identity(msgspec.Struct, kw_only=True, gc=False):
+    """The metadata of what there are thousands of: as little as a cache needs."""
+
+    name: str | None = None
+    namespace: str | None = None
+    uid: str | None = None
+    generation: int | None = None
+    resourceVersion: str | None = None
+    ownerReferences: Sequence[OwnerReference] | None = None
+
+
+class PodPlace(msgspec.Struct, gc=False):
     """Where a pod is."""
 
     nodeName: str = ""
@@ -98,7 +112,7 @@ class PodPlace(msgspec.Struct):
 class Pod(NamespacedResourceG, msgspec.Struct, kw_only=True):
     """A pod: whose it is, and where."""
 
-    metadata: Metadata
+    metadata: Identity
     spec: PodPlace = msgspec.field(default_factory=PodPlace)
     _api_info = api("", "v1", "Pod", "pods")
 
@@ -112,10 +126,16 @@ class ConfigMap(NamespacedResourceG, msgspec.Struct, kw_only=True):
     _api_info = api("", "v1", "ConfigMap", "configmaps")
 
 
+class LabelledIdentity(Identity, kw_only=True, gc=False):
+    """The same with labels."""
+
+    labels: dict[str, str] | None = None
+
+
 class Node(GlobalResource, msgspec.Struct, kw_only=True):
     """A node's labels."""
 
-    metadata: Metadata
+    metadata: LabelledIdentity
     _api_info = api("", "v1", "Node", "nodes")
 
 
@@ -149,13 +169,22 @@ def own(thing: CustomResource) -> None:
 
 
 def place_only(thing: Pod) -> None:
-    """Keeps of a pod whose it is."""
-    thing.metadata.labels = thing.metadata.annotations = None
-    thing.metadata.finalizers = None
+    """Keeps of a pod whose it is, which all pods of a DaemonSet share, and where, which is what other pods say too."""
+    metadata = thing.metadata
+    metadata.uid = None
+    metadata.namespace = sys.intern(metadata.namespace or "")
+    if metadata.ownerReferences:
+        metadata.ownerReferences = _shared(tuple(astuple(each) for each in metadata.ownerReferences))
+    thing.spec.nodeName = sys.intern(thing.spec.nodeName)
+
+
+@functools.lru_cache(maxsize=64)
+def _shared(owners: tuple[tuple[str | bool | None, ...], ...]) -> Sequence[OwnerReference]:
+    names = OwnerReference.__struct_fields__
+    return [msgspec.convert(dict(zip(names, owner, strict=True)), OwnerReference) for owner in owners]
 
 
 def labels_only(thing: Node) -> None:
     """Keeps of a node its labels, which are much the same on all nodes."""
-    thing.metadata.annotations = None
     labels = thing.metadata.labels or {}
     thing.metadata.labels = {sys.intern(name): sys.intern(value) for name, value in labels.items()}
