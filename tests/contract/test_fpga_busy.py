@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bitstreams import INTERFACE, NLB0
+from bitstreams import INTERFACE, NLB0, NLB3, gbs, metadata
 from fpgatrees import one_port
 
+from accelplane.fpga.bitstream import opened
 from accelplane.fpga.drivers import DFL
+from accelplane.fpga.program import Patience, TimedOut, program
 from accelplane.fpga.sysfs import afu_id, interface_of, read_port, scan
 from accelplane.host import Host, HostError
 from accelplane.simulate import Kernel, NodeSpec
@@ -81,3 +83,31 @@ def test_other_errors_are_errors_of_that_device(kernel: Kernel, root: Path) -> N
     assert [(fault.name, fault.problem.partition(": ")[2]) for fault in found.faults] == [
         ("dfl-port.0", "Input/output error")
     ]
+
+
+def programming(kernel: Kernel, root: Path, busy: int | None, patience: Patience) -> list[int]:
+    """Programs the port with NLB3; it says nothing of its AFU for so many looks, None is forever. What was asked."""
+    calls: list[int] = []
+
+    def call(_node: str, request: int, _argument: bytearray | int) -> int:
+        calls.append(request)
+        kernel.tree.attribute(kernel.resolve(AFU)).text = NLB3
+        kernel.fail(AFU, errno.EBUSY, on="read", times=busy)
+        return 0
+
+    host = Host(root)
+    (root / "nlb3.gbs").write_bytes(gbs(metadata(afu=NLB3)))
+    with opened(str(root / "nlb3.gbs")) as bitstream:
+        assert program(host, read_port(host, "dfl-port.0"), bitstream, call=call, unless=NLB3, patience=patience)
+    return calls
+
+
+def test_a_port_that_is_disabled_for_a_moment_is_waited_for(kernel: Kernel, root: Path) -> None:
+    assert programming(kernel, root, 3, Patience(seconds=60, pause=0.001)) == [0xB680]
+    host = Host(root)
+    assert afu_id(host, read_port(host, "dfl-port.0")) == NLB3
+
+
+def test_one_that_stays_disabled_is_not_waited_for_forever(kernel: Kernel, root: Path) -> None:
+    with pytest.raises(TimedOut, match=r"dfl-port\.0: still disabled 0\.05 s after its programming was begun"):
+        programming(kernel, root, None, Patience(seconds=0.05, pause=0.001))
