@@ -101,6 +101,26 @@ async def test_nobody_goes_on_with_an_answer_for_a_caller_who_has_left() -> None
         await until(lambda: oracle.left == 1 and not server.connections)
 
 
+async def test_an_answer_may_be_given_up_before_anybody_began_with_it() -> None:
+    oracle = Oracle()
+    server = HttpServer(oracle)
+    port = await server.start("127.0.0.1", 0)
+
+    def ask(request: Request) -> Answering:
+        for connection in list(server.connections):
+            asyncio.get_running_loop().call_soon(connection.abort)
+        return oracle.later(request)
+
+    server.handler = ask
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(get("/later"))
+    with contextlib.suppress(ConnectionResetError):
+        assert await reader.read() == b""
+    writer.close()
+    await server.stop()
+    assert oracle.left == 0, "it was begun"
+
+
 async def test_who_waits_too_long_is_told_so() -> None:
     oracle = Oracle()
     async with serving(oracle, HttpLimits(request=0.2, linger=0.1)) as (_, port):

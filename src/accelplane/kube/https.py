@@ -278,6 +278,8 @@ class _Connection(asyncio.BufferedProtocol):
                     self._answered(answer, keep)
                 else:
                     self._answering = asyncio.create_task(self._await(answer, request, keep))
+                    # It may be given up before it has begun.
+                    self._answering.add_done_callback(lambda _task, coming=answer: coming.close())
                     self.deadline = time.monotonic() + self._limits.request
                     self._listen()
             self._count(len(self._received))
