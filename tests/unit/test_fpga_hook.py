@@ -14,6 +14,7 @@ from fpgatrees import Card, fme, one_port, port, with_vf
 from trees import write
 
 from accelplane.fpga.hook import HookError, Outcome, claims, read_request, run
+from accelplane.fpga.ids import CRASHED
 from accelplane.fpga.program import Patience
 from accelplane.fpga.request import Pair, Request, RequestError
 from accelplane.host import Host
@@ -126,6 +127,11 @@ class TestRun:
         request = Request((Pair(1, OTHER, NLB3),), ("dfl-port.7", "dfl-port.0"))
         with pytest.raises(HookError, match=r"for it: /dev/dfl-port\.7: no such device node.*; dfl-port\.0 is of reg"):
             run(Host(tmp_path), request)
+
+    def test_a_crashed_card_is_called_one(self, tmp_path: Path) -> None:
+        fme(one_port(tmp_path), interfaces=[CRASHED])
+        with pytest.raises(HookError, match=r"dfl-port\.0 is of region f{32} \(what a crashed card says\)$"):
+            claims(Host(tmp_path), asking(NLB0))
 
     def test_ports_of_different_regions_are_told_apart(self, tmp_path: Path) -> None:
         card = one_port(tmp_path)

@@ -1,8 +1,8 @@
 """Where the sections of an ELF file are, for files that come from anywhere (gABI, chapter 4).
 
-A reader of a whole library's size would do: these sixty lines import nothing, which a hook that a container waits for
-is thankful for, read the section table and no more of a file of hundreds of megabytes, and know one kind of error.
-Tables of more than 4096 sections, and compressed ones, are refused; compilers of FPGA designs make neither.
+pyelftools does this too, for 90 ms and 8 MB at the start of a hook that a container waits for, and with whatever its
+parsers raise. This reads the section table and no more of a file of hundreds of megabytes, within limits, and knows one
+kind of error. Tables of more than 4096 sections, and compressed ones, are refused; designs have neither.
 """
 
 import os

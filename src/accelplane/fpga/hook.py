@@ -10,7 +10,7 @@ import time
 from typing import NamedTuple
 
 from accelplane.fpga import FpgaError, shown
-from accelplane.fpga.ids import AFU_VARIABLE, MODE_ANNOTATION, REGION_MODE, REGION_VARIABLE
+from accelplane.fpga.ids import AFU_VARIABLE, CRASHED, MODE_ANNOTATION, REGION_MODE, REGION_VARIABLE
 from accelplane.fpga.ioctl import Call, system_call
 from accelplane.fpga.program import PATIENCE, Patience, limited, program
 from accelplane.fpga.request import CONFIG_LIMIT, Pair, Request, parse_config, parse_state
@@ -88,7 +88,8 @@ def claims(host: Host, request: Request) -> list[tuple[Pair, Port]]:
             known.append(str(error))
             continue
         left[name] = (interface, port)
-        known.append(f"{name} is of region {interface}")
+        crashed = " (what a crashed card says)" if interface == CRASHED else ""
+        known.append(f"{name} is of region {interface}{crashed}")
     claimed: list[tuple[Pair, Port]] = []
     for pair in request.pairs:
         name = next((name for name, (interface, _port) in left.items() if interface == pair.region), None)
