@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from lightkube.config.kubeconfig import KubeConfig
 from lightkube.config.models import User
 from lightkube.models.meta_v1 import ObjectMeta
@@ -45,24 +46,7 @@ GREETINGS = f"/apis/example.com/v1/namespaces/{NAMESPACE}/greetings"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 LABELED = Selection(namespace=NAMESPACE, labels="test=runtime")
 
-CRD = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "greetings.example.com"},
-    "spec": {
-        "group": "example.com",
-        "scope": "Namespaced",
-        "names": {"kind": "Greeting", "plural": "greetings"},
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-            }
-        ],
-    },
-}
+CRD = yaml.safe_load(re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)[0])
 
 # The page's program, in as many copies as wanted and without ports that only one could have.
 PROGRAM = """
