@@ -182,6 +182,28 @@ async def test_a_cache_outlasts_a_server_that_refuses(api: KubeApi, status: int)
         await until(lambda: names(cache) == ["v", "w"])
 
 
+async def test_a_server_that_is_away_is_told_of_once_and_again_when_it_has_been_back(
+    api: KubeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING")
+    api.put("widgets", widget("a"))
+    async with widgets(api) as cache:
+        await synced(cache, api)
+        for times in (1, 2):
+            fault = api.fault("WATCH", 503, times=1_000_000)
+            listing = api.fault("GET", 503, times=1_000_000)
+            api.kill_watches()
+            before = api.count("GET")
+            await until(lambda before=before: api.count("GET") > before + 5)
+            api.faults.remove(fault)
+            api.faults.remove(listing)
+            api.put("widgets", widget(f"new-{times}"))
+            await until(lambda times=times: Request(f"new-{times}") in cache.requests() and api.watches == 1)
+            api.put("widgets", widget(f"newer-{times}"))
+            await until(lambda times=times: Request(f"newer-{times}") in cache.requests())
+            assert sum("503" in each for each in caplog.messages) <= 2 * times
+
+
 async def test_a_cache_holds_its_selection_only(api: KubeApi) -> None:
     api.put("widgets", widget("a", color="red"))
     api.put("widgets", widget("b", color="blue"))

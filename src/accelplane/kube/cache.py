@@ -67,6 +67,7 @@ class Cache(Generic[T]):
         self._subscribers: list[Subscriber[T]] = []
         self._version = ""
         self._failures = 0
+        self._trouble = ""
 
     def __str__(self) -> str:
         where = [part for part in (self.selection.namespace, self.selection.labels, self.selection.fields) if part]
@@ -119,14 +120,20 @@ class Cache(Generic[T]):
             except Silent as error:
                 log.debug("%s: watches again: %s", self, error)
             except ApiError as error:
-                if isinstance(error, Gone):
-                    log.info("%s: lists again: %s", self, error)
-                else:
-                    log.warning("%s: %s", self, error)
+                self._complain_of(error)
                 # when only the connection failed the watch is taken up where it was
                 if isinstance(error, Refused | Unintelligible):
                     self._version = ""
                 await self._pause(error.retry_after)
+
+    def _complain_of(self, error: ApiError) -> None:
+        if isinstance(error, Gone):
+            log.info("%s: lists again: %s", self, error)
+            return
+        # A server that is away is one piece of news, and not one every few seconds from every cache.
+        again = str(error) == self._trouble
+        log.log(logging.DEBUG if again else logging.WARNING, "%s: %s", self, error)
+        self._trouble = str(error)
 
     async def _pause(self, at_least: float) -> None:
         patience = self._patience
@@ -170,7 +177,7 @@ class Cache(Generic[T]):
         try:
             async for event in watch:
                 heard = True
-                self._failures = 0
+                self._failures, self._trouble = 0, ""
                 self._see(event)
         finally:
             await watch.aclose()

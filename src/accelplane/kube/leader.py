@@ -75,6 +75,7 @@ class LeaderElector:
         self._seen: LeaseSpec | None = None
         self._seen_at = 0.0
         self._renewed_at = 0.0
+        self._trouble = ""
 
     async def acquire(self) -> None:
         """Returns when this process is the leader."""
@@ -137,17 +138,17 @@ class LeaderElector:
         limit = self._remaining() if purpose == "renew" else self.election.renew
         try:
             async with asyncio.timeout(limit):
-                return await self._take(purpose)
+                taken = await self._take(purpose)
+            self._trouble = ""
+            return taken
         except (Conflict, AlreadyExists):
             return False
         except (ApiError, TimeoutError) as error:
-            log.warning(
-                "lease %s/%s: cannot %s it: %s",
-                self.election.namespace,
-                self.election.name,
-                purpose,
-                error or "no answer in time",
-            )
+            trouble = f"cannot {purpose} it: {str(error) or 'no answer in time'}"
+            # Every two seconds it is no news any more.
+            level = logging.DEBUG if trouble == self._trouble else logging.WARNING
+            log.log(level, "lease %s/%s: %s", self.election.namespace, self.election.name, trouble)
+            self._trouble = trouble
             return False
 
     async def _take(self, purpose: Literal["acquire", "renew"]) -> bool:
