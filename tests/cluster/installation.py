@@ -31,11 +31,11 @@ NAMESPACE = "operated"
 MANAGER = "accelplane-operator"
 SERVICE = "inteldeviceplugins-webhook-service"
 KEPT_IN = "own-certificate"
-CERTIFIED = f"-certificate-secret={KEPT_IN}"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/d1c7b6d5.intel.com"
 _API = "/apis/deviceplugin.intel.com/v1"
 _HOOKS = "/apis/admissionregistration.k8s.io/v1"
 _SLICES = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"
+_DAEMONSETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
 _MERGE = "application/merge-patch+json"
 
 Object = dict[str, Any]
@@ -54,7 +54,7 @@ class Operator:
         self._command = [
             sys.executable, "-m", "accelplane.cli.operator", f"-kubeconfig={installation.kubeconfig}",
             "-metrics-bind-address=0", f"-health-probe-bind-address={cluster.addresses.host}:{self._health}",
-            f"-port={port}", f"-cert-dir={directory}", *flags,
+            f"-port={port}", f"-certificate-secret={KEPT_IN}", *flags,
         ]  # fmt: skip
         self._host = cluster.addresses.host
         kept = {name: value for name, value in os.environ.items() if not name.endswith("_SHA")}
@@ -225,6 +225,7 @@ class Installation:
         self.unhook()
         for family in models.KINDS:
             self.cluster.request("DELETE", self._path(family))
+        self.cluster.request("DELETE", _DAEMONSETS)
         wait_until(lambda: not self.daemonsets(), "the DaemonSets: gone", 60)
 
     def resource(self, family: str, name: str) -> Object:
@@ -252,7 +253,7 @@ class Installation:
     # DaemonSets
 
     def daemonsets(self) -> list[Object]:
-        found = self.cluster.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets") or {"items": []}
+        found = self.cluster.get(_DAEMONSETS) or {"items": []}
         # The items of a list do not say what they are.
         return [{"apiVersion": "apps/v1", "kind": "DaemonSet", **each} for each in found["items"]]
 

@@ -13,7 +13,7 @@ from customresources import sample
 
 from accelplane.operator import models
 
-from .installation import CERTIFIED, CRD, Installation, Object, Operator, resource
+from .installation import CRD, Installation, Object, Operator, resource
 from .machine import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -194,7 +194,7 @@ def shown(daemonset: Object, text: str) -> bool:
 def operator(installation: Installation) -> Iterator[Operator]:
     """An operator whose webhooks are asked, and all samples carried out."""
     installation.hook()
-    with installation.operator(CERTIFIED) as running:
+    with installation.operator() as running:
         installation.hook(running)
         installation.wait_hooked()
         for family in models.KINDS:

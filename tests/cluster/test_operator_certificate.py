@@ -1,0 +1,139 @@
+"""The operator's own certificate and authority change on a real API server while it admits: nothing is refused for it.
+
+What takes months is found in the Secret as it would be then: authorities and certificates are issued for days gone by.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import ssl
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from threading import Event
+
+import pytest
+from cryptography import x509
+
+from accelplane.kube.certificates import CertificatePolicy, Issued, issued, renewed, service_names
+
+from .installation import KEPT_IN, NAMESPACE, SERVICE, Installation, Operator, resource
+from .machine import wait_until
+
+pytestmark = pytest.mark.cluster
+
+NAMES = service_names(SERVICE, NAMESPACE)
+PLUGINS = "/apis/deviceplugin.intel.com/v1/npudeviceplugins?dryRun=All"
+SECRETS = f"/api/v1/namespaces/{NAMESPACE}/secrets"
+
+
+def made_before(days: float, found: Issued | None = None) -> Issued:
+    """What was issued, or renewed, so many days ago."""
+    return renewed(found, NAMES, datetime.now(UTC) - timedelta(days=days), CertificatePolicy())
+
+
+def keep(installation: Installation, wanted: Issued) -> None:
+    """Puts it into the operator's Secret."""
+    data = {name: base64.b64encode(content).decode() for name, content in wanted.data().items()}
+    # A null takes it out.
+    change = {"data": {name: content or None for name, content in data.items()}}
+    path = f"{SECRETS}/{KEPT_IN}"
+    code, answer = installation.cluster.request("PATCH", path, change, content="application/merge-patch+json")
+    if code == http.HTTPStatus.NOT_FOUND:
+        code, answer = installation.cluster.request("POST", SECRETS, {"metadata": {"name": KEPT_IN}, "data": data})
+    assert code in (http.HTTPStatus.OK, http.HTTPStatus.CREATED), answer
+
+
+def held(installation: Installation) -> Issued:
+    """What is in it."""
+    found = installation.cluster.get(f"{SECRETS}/{KEPT_IN}")
+    assert found
+    known = issued({name: base64.b64decode(content) for name, content in found["data"].items()})
+    assert known
+    return known
+
+
+def served(installation: Installation, operator: Operator) -> bytes:
+    """The certificate that callers get, PEM."""
+    return ssl.get_server_certificate((installation.cluster.addresses.host, operator.port), timeout=10).encode()
+
+
+def count(authorities: bytes) -> int:
+    return len(x509.load_pem_x509_certificates(authorities))
+
+
+def is_by(certificate: bytes, authority: bytes) -> bool:
+    first = x509.load_pem_x509_certificates(authority)[0]
+    return x509.load_pem_x509_certificate(certificate).issuer == first.subject
+
+
+@contextmanager
+def asked_all_the_time(installation: Installation) -> Iterator[list[object]]:
+    """Custom resources are created all the time; what is yielded are the answers that are no admissions."""
+    wrong: list[object] = []
+    enough = Event()
+
+    def ask() -> int:
+        asked = 0
+        while not enough.is_set():
+            code, answer = installation.cluster.request("POST", PLUGINS, resource("npu", "asked"))
+            if code != 201 or "image" not in answer["spec"]:
+                wrong.append(answer)
+            asked += 1
+        return asked
+
+    with ThreadPoolExecutor() as pool:
+        asking = [pool.submit(ask) for _ in range(2)]
+        try:
+            yield wrong
+        finally:
+            enough.set()
+        assert sum(each.result() for each in asking) > 50
+
+
+def test_certificates_and_authorities_change_under_load_and_every_resource_is_admitted(
+    installation: Installation,
+) -> None:
+    # Two authorities that are trusted: the older one signs, and what it has signed is in the last third of its life.
+    old, following = made_before(61), made_before(1)
+    both = old.authorities + following.authorities
+    keep(installation, Issued(both, old.authority_key, old.certificate, old.key))
+    installation.hook()
+    with installation.operator() as operator:
+        installation.hook(operator)
+        installation.wait_hooked()
+
+        def serves_another(than: bytes) -> bool:
+            return served(installation, operator) != than
+
+        with asked_all_the_time(installation) as wrong:
+            first = served(installation, operator)
+            assert first != old.certificate
+            assert is_by(first, old.authorities)
+
+            # The following authority's time has come.
+            both = following.authorities + old.authorities
+            now = held(installation)
+            keep(installation, Issued(both, following.authority_key, now.certificate, now.key))
+            wait_until(lambda: serves_another(first), "a certificate of the following authority", 60)
+            second = served(installation, operator)
+            assert is_by(second, following.authorities)
+
+            # An authority in the last third of its own life: a new one is published, and signs nothing yet.
+            worn, now = made_before(1250), held(installation)
+            keep(installation, Issued(worn.authorities + both, worn.authority_key, now.certificate, now.key))
+            wait_until(lambda: count(held(installation).authorities) == 4, "a new authority", 60)
+            assert served(installation, operator) == second
+
+            # Somebody takes the certificate out of the Secret.
+            now = held(installation)
+            keep(installation, Issued(now.authorities, now.authority_key, b"", b""))
+            wait_until(lambda: serves_another(second), "another certificate", 60)
+        assert wrong == []
+
+        # What is applied anew trusts nobody.
+        installation.unhook()
+        installation.hook(operator)
+        installation.wait_hooked()

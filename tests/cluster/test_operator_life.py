@@ -1,0 +1,242 @@
+"""The operator over time on a real API server: ConfigMaps and labels come and go, leaders die, the server is away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from .installation import LEASE, NAMESPACE, Installation, Object, Operator, resource
+from .machine import Daemon, wait_until
+
+pytestmark = pytest.mark.cluster
+
+CONFIG_MAPS = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
+MISSING = "ProvisioningConfigMissing"
+OVERLAP = "NodeOverlap"
+NODE = "kwok-0"
+# No node has it: only the objects matter.
+NOWHERE = {"example.com/nowhere": "true"}
+
+
+@pytest.fixture
+def clean(installation: Installation) -> Iterator[None]:
+    """Leaves no custom resource, no DaemonSet and no webhook behind."""
+    yield
+    installation.delete_all()
+
+
+def label(installation: Installation, **labels: str | None) -> None:
+    """Sets labels of a node, or takes them away."""
+    change = {"metadata": {"labels": labels}}
+    path = f"/api/v1/nodes/{NODE}"
+    code, answer = installation.cluster.request("PATCH", path, change, content="application/merge-patch+json")
+    assert code == 200, answer
+
+
+def pods(installation: Installation) -> set[str]:
+    """The running pods of plugins."""
+    found = installation.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods") or {"items": []}
+    there = [each for each in found["items"] if "deletionTimestamp" not in each["metadata"]]
+    return {each["metadata"]["name"] for each in there if each["status"]["phase"] == "Running"}
+
+
+def test_pods_follow_the_content_of_their_config_map_and_outlive_it(installation: Installation, clean: None) -> None:
+    cluster, config = installation.cluster, {"metadata": {"name": "mine"}, "data": {"dsa.conf": "[]"}}
+    images = {"image": "intel/intel-dsa-plugin:0.31.1", "initImage": "intel/intel-idxd-config-initcontainer:0.31.1"}
+
+    def replaced(before: set[str]) -> bool:
+        return len(pods(installation)) == 2 and not pods(installation) & before
+
+    with installation.operator():
+        installation.create(resource("dsa", "one", provisioningConfig="mine", **images))
+        installation.wait_said("dsa", "one", MISSING, holds=True, words="ConfigMap mine")
+        installation.wait_said("dsa", "one", "Available", holds=True, words="2 of 2")
+        waiting = pods(installation)
+
+        assert cluster.request("POST", CONFIG_MAPS, config)[0] == 201
+        installation.wait_said("dsa", "one", MISSING, holds=False)
+        wait_until(lambda: replaced(waiting), "pods that have the ConfigMap", 60)
+
+        first = pods(installation)
+        assert cluster.request("PUT", f"{CONFIG_MAPS}/mine", config | {"data": {"dsa.conf": "[{}]"}})[0] == 200
+        wait_until(lambda: replaced(first), "pods that have its new content", 60)
+        installation.wait_said("dsa", "one", "Progressing", holds=False)
+
+        second, daemonset = pods(installation), installation.daemonset("dsa", "one")
+        assert cluster.request("DELETE", f"{CONFIG_MAPS}/mine")[0] == 200
+        installation.wait_said("dsa", "one", MISSING, holds=True)
+        assert pods(installation) == second
+        assert installation.daemonset("dsa", "one")["spec"] == daemonset["spec"]
+
+
+def test_an_overlap_is_told_while_labels_of_a_node_make_it_one(installation: Installation, clean: None) -> None:
+    installation.hook()
+    with installation.operator() as operator:
+        installation.hook(operator)
+        installation.wait_hooked()
+        for name, selector in (("one", {"a": "1"}), ("other", {"b": "1"})):
+            installation.create(resource("npu", name, nodeSelector=selector))
+            installation.wait_said("npu", name, OVERLAP, holds=False)
+
+        label(installation, a="1", b="1")
+        installation.wait_said("npu", "one", OVERLAP, holds=True, words=f"NpuDevicePlugin other selects node {NODE}")
+        installation.wait_said("npu", "other", OVERLAP, holds=True, words=f"NpuDevicePlugin one selects node {NODE}")
+        assert f"NpuDevicePlugin other selects node {NODE} as well" in warned(installation, "npu", "one")
+
+        label(installation, b=None)
+        installation.wait_said("npu", "one", OVERLAP, holds=False)
+        installation.wait_said("npu", "other", OVERLAP, holds=False)
+        assert warned(installation, "npu", "one") == ""
+
+        label(installation, b="1")
+        installation.wait_said("npu", "one", OVERLAP, holds=True)
+        installation.delete("npu", "other")
+        installation.wait_said("npu", "one", OVERLAP, holds=False)
+        label(installation, a=None, b=None)
+
+
+def warned(installation: Installation, family: str, name: str) -> str:
+    """What kubectl prints for people of an edit that changes nothing but the log level."""
+    words = ("patch", f"{family}deviceplugin", name, "--type=merge", '--patch={"spec":{"logLevel":1}}')
+    done = subprocess.run(
+        [installation.cluster.assets.program("kubectl"), *words, "--dry-run=server"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"KUBECONFIG": str(installation.kubeconfig)},
+    )
+    return done.stderr
+
+
+def lease(installation: Installation) -> Object:
+    return (installation.cluster.get(LEASE) or {}).get("spec", {})
+
+
+def leads(installation: Installation, operator: Operator) -> bool:
+    """Whether the Lease is held by this process, by its name for itself."""
+    holder = lease(installation).get("holderIdentity")
+    return bool(holder) and f"{holder} leads" in operator.text()
+
+
+def edited(installation: Installation, level: int) -> Object:
+    """Edits the resource, and waits until the DaemonSet follows."""
+    installation.edit("npu", "one", logLevel=level)
+    daemonset = installation.wait_as_asked("npu", "one")
+    assert daemonset["spec"]["template"]["spec"]["containers"][0]["args"][:2] == ["-v", str(level)]
+    return daemonset
+
+
+def test_of_two_operators_one_works_and_the_other_takes_over_when_it_dies_ends_or_stands_still(
+    installation: Installation, clean: None
+) -> None:
+    first = installation.process("-leader-elect", name="first", place=0)
+    second = installation.process("-leader-elect", name="second", place=1)
+    with first as one, second as two:
+        installation.hook(one, two)
+        one.start()
+        wait_until(lambda: leads(installation, one), "the first operator: leads", 60)
+        two.start()
+        # Who does not work admits all the same.
+        for each in (one, two):
+            installation.serve(each)
+            installation.wait_hooked()
+        installation.serve(one, two)
+        installation.create(resource("npu", "one", nodeSelector=NOWHERE))
+        edited(installation, 1)
+        assert "DaemonSet operated/" not in two.text()
+
+        installation.serve(two)
+        one.kill()
+        made = edited(installation, 2)
+        assert leads(installation, two)
+
+        one.start()
+        installation.serve(one, two)
+        installation.wait_hooked()
+        assert not leads(installation, one)
+        installation.serve(one)
+        two.stop()
+        # It gave the Lease up: nobody has to wait until it has expired.
+        assert "second" not in lease(installation).get("holderIdentity", "")
+        assert not leads(installation, two)
+        edited(installation, 3)
+        assert leads(installation, one)
+
+        two.start()
+        # The API server would wait for an answer on the connection that it has.
+        installation.unhook()
+        one.signal(signal.SIGSTOP)
+        edited(installation, 4)
+        last = edited(installation, 5)
+        assert leads(installation, two)
+        one.signal(signal.SIGCONT)
+        assert one.ended() == 1
+        assert "lost by" in one.text()
+        now = installation.daemonset("npu", "one")
+        assert (now["metadata"]["uid"], now["metadata"]["generation"]) == (
+            made["metadata"]["uid"],
+            last["metadata"]["generation"],
+        )
+        two.stop()
+        assert "Traceback" not in one.text() + two.text()
+
+
+@contextmanager
+def a_minute_away(daemon: Daemon) -> Iterator[None]:
+    """Kills it, and starts it again a minute later; the block is done in between."""
+    daemon.kill()
+    since = time.monotonic()
+    try:
+        yield
+        # Nothing is waited for here but the minute itself.
+        time.sleep(max(0.0, since + 60 - time.monotonic()))
+    finally:
+        daemon.start()
+
+
+def test_a_minute_without_the_api_server_changes_nothing_and_then_all_goes_on(
+    installation: Installation, clean: None
+) -> None:
+    first = installation.process("-leader-elect", name="leader", place=2)
+    second = installation.process("-leader-elect", name="follower", place=3)
+    with first as leader, second as follower:
+        installation.hook(leader, follower)
+        leader.start()
+        wait_until(lambda: leads(installation, leader), "the leader: leads", 60)
+        follower.start()
+        installation.wait_hooked()
+        installation.create(resource("npu", "one", nodeSelector=NOWHERE))
+        before = edited(installation, 1)
+        said = len(leader.text().splitlines()) + len(follower.text().splitlines())
+
+        with a_minute_away(installation.cluster.apiserver):
+            # Who leads cannot know that it still does, and ends; a kubelet starts it again.
+            assert leader.ended() == 1
+            leader.begin()
+        assert leader.running
+        assert follower.running
+
+        now = installation.daemonset("npu", "one")
+        assert (now["metadata"]["uid"], now["metadata"]["generation"], now["spec"]) == (
+            before["metadata"]["uid"],
+            before["metadata"]["generation"],
+            before["spec"],
+        )
+        # Whoever kept the certificate is asked at once, and trusted as before.
+        installation.serve(follower)
+        installation.edit("npu", "one", logLevel=2)
+        installation.wait_as_asked("npu", "one")
+        wait_until(leader.ready, "the leader of old: ready again", 60)
+        installation.serve(leader)
+        installation.wait_hooked()
+        leader.stop()
+        follower.stop()
+        lines = [*leader.text().splitlines(), *follower.text().splitlines()]
+        assert "Traceback" not in "\n".join(lines)
+        assert len(lines) - said < 200, "\n".join(lines)
