@@ -29,6 +29,22 @@ NOT_ON_NODES = {
     *("grpc", "structlog", "rich", "click", "yaml", "argparse"),
 }
 
+# What a process on the API server's side must not carry before somebody asks for it, each of them being megabytes.
+NOT_BEFORE_ASKED = {
+    *(
+        "cryptography",
+        "httpcore2",
+        "anyio",
+        "h11",
+        "h2",
+        "grpc",
+        "rich",
+        "click",
+        "cProfile",
+        "accelplane.operator.crds",
+    ),
+}
+
 
 def name_of(requirement: str) -> str:
     """The normalized name of the distribution that a requirement asks for."""
@@ -46,13 +62,36 @@ def imports(source: Path) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
+def loaded_by(code: str) -> set[str]:
+    """The modules that a process has when it has run this."""
+    command = [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"]
+    # neither measured nor told of proxies
+    others = {name: value for name, value in os.environ.items() if not re.match("COVERAGE_|.*_proxy$", name, re.I)}
+    return set(subprocess.run(command, env=others, check=True, capture_output=True, text=True).stdout.split())
+
+
 @pytest.mark.parametrize("module", ["accelplane.cli.main", "accelplane.cli.node", "accelplane.cli.dropin"])
 def test_a_node_command_carries_nothing_that_it_does_not_need(module: str) -> None:
-    command = [sys.executable, "-c", f"import sys, {module}; print(*sys.modules)"]
-    unmeasured = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-    loaded = subprocess.run(command, env=unmeasured, check=True, capture_output=True, text=True).stdout.split()
+    loaded = loaded_by(f"import {module}")
     assert module in loaded
-    assert NOT_ON_NODES & set(loaded) == set()
+    assert NOT_ON_NODES & loaded == set()
+
+
+def test_the_operator_carries_nothing_that_it_does_not_need() -> None:
+    loaded = loaded_by(
+        "import accelplane.cli.operator, accelplane.operator.program\n"
+        "from accelplane.kube.client import Client\n"
+        "from lightkube.config.kubeconfig import KubeConfig\n"
+        "Client(KubeConfig.from_server('http://localhost').get(), field_manager='x')"
+    )
+    assert "accelplane.kube.manager" in loaded
+    assert NOT_BEFORE_ASKED & loaded == set()
+
+
+def test_the_sgx_webhook_carries_nothing_that_it_does_not_need() -> None:
+    loaded = loaded_by("import accelplane.cli.sgxwebhook")
+    assert "accelplane.kube.admission" in loaded
+    assert (NOT_BEFORE_ASKED | {"lightkube", "httpx2", "prometheus_client", "yaml"}) & loaded == set()
 
 
 def test_the_package_asks_for_what_it_imports_and_for_nothing_else() -> None:
