@@ -8,6 +8,7 @@ import asyncio
 import importlib.util
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 PROGRAM = "intel_deviceplugin_operator"
 
+_VENDOR = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?")
 _UPGRADES: Mapping[str, Upgrade] = {"spec": "spec", "daemonset": "daemonset", "off": "off"}
 
 FLAGS = (
@@ -101,25 +103,27 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
     """What the flags and the environment say. Raises `ValueError` naming the flag that is wrong."""
     from accelplane.operator.program import Certificate, Options  # noqa: PLC0415
 
+    given = {**environment, **{f"-{name}": str(value) for name, value in values.items()}}
+    namespace = "DEVICEPLUGIN_NAMESPACE" if environment.get("DEVICEPLUGIN_NAMESPACE") else "-deviceplugin-namespace"
     return Options(
         families=families(str(values["devices"])),
         settings=Settings(
-            namespace=environment.get("DEVICEPLUGIN_NAMESPACE") or str(values["deviceplugin-namespace"]),
-            pull_secret=environment.get("DEVICEPLUGIN_SECRET", ""),
-            service_account=str(values["plugin-service-account"]),
+            namespace=_name(given, namespace),
+            pull_secret=_name(given, "DEVICEPLUGIN_SECRET"),
+            service_account=_name(given, "-plugin-service-account"),
             images=_images(values, environment),
         ),
         certificate=Certificate(
             directory=str(values["cert-dir"]),
-            secret=str(values["certificate-secret"]),
+            secret=_name(given, "-certificate-secret"),
             prefix=str(values["name-prefix"]),
         ),
         sgx=sgxwebhook.sgx_options(values),
         webhook_port=_port(values["port"]),
         newer_tls=bool(values["tls-1.3"]),
-        metrics_address=str(values["metrics-bind-address"]),
+        metrics_address=_address(given, "-metrics-bind-address"),
         metrics_secure=bool(values["metrics-secure"]),
-        health_address=str(values["health-probe-bind-address"]),
+        health_address=_address(given, "-health-probe-bind-address"),
         leader_elect=bool(values["leader-elect"]),
         profiling=bool(values["profiling"]),
     )
@@ -139,6 +143,29 @@ def families(text: str) -> list[str]:
     return found
 
 
+def _name(given: Mapping[str, str], source: str) -> str:
+    """The name of an object, from a flag or a variable. Raises `ValueError`."""
+    from accelplane.operator.pods import is_name  # noqa: PLC0415
+
+    name = given.get(source, "")
+    if name and not is_name(name):
+        raise ValueError(f"{source}: {name!a}: expected a name of a-z, 0-9, - and .")
+    return name
+
+
+def _address(given: Mapping[str, str], flag: str) -> str:
+    """Raises `ValueError`."""
+    from accelplane.kube.manager import OFF, split_address  # noqa: PLC0415
+
+    address = given[flag]
+    if address != OFF:
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise ValueError(f"{flag}: {error}, or {OFF} for nowhere") from None
+    return address
+
+
 def _images(values: Mapping[str, Value], environment: Mapping[str, str]) -> ImagePolicy:
     from accelplane.operator.images import version  # noqa: PLC0415
 
@@ -148,10 +175,13 @@ def _images(values: Mapping[str, Value], environment: Mapping[str, str]) -> Imag
     for name in ("image-minimum", "image-target"):
         if values[name] and version(str(values[name])) is None:
             raise ValueError(f"-{name}: {values[name]!a}: expected a version like {OLDEST}")
+    vendor = str(values["image-vendor"])
+    if not _VENDOR.fullmatch(vendor):
+        raise ValueError(f"-image-vendor: {vendor!a}: expected what stands before an image's name, like quay.io/mine")
     return ImagePolicy(
         minimum=str(values["image-minimum"]),
         target=str(values["image-target"]),
-        vendor=str(values["image-vendor"]),
+        vendor=vendor,
         overrides=overrides(environment),
         upgrade=upgrade,
         older="warn" if values["image-older-warns"] else "refuse",

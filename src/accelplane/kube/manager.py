@@ -234,7 +234,10 @@ class Manager:
             if address == OFF:
                 continue
             server = HttpServer(handler, _PAGES)
-            self.ports[name] = await server.start(*split_address(address), tls)
+            try:
+                self.ports[name] = await server.start(*split_address(address), tls)
+            except OSError as error:
+                raise OSError(error.errno, f"{name} at {address}: {error.strerror or error}") from error
             log.info("%s at port %d", name, self.ports[name])
             stack.push_async_callback(server.stop, 1.0)
 
