@@ -17,7 +17,11 @@ from typing import Any
 from customresources import resource
 
 from accelplane.operator import models
-from accelplane.operator.update import HASH_ANNOTATION
+from accelplane.operator.daemonsets import provisioning_hash, render
+from accelplane.operator.images import upgrade
+from accelplane.operator.overlap import Overlap, overlaps_of, told
+from accelplane.operator.settings import ImagePolicy, Settings
+from accelplane.operator.update import HASH_ANNOTATION, plan
 
 Object = dict[str, Any]
 
@@ -25,6 +29,7 @@ NAMESPACE = "operated"
 # No pod is wanted where there are nodes: the images are nowhere.
 NOWHERE = {"example.com/nowhere": "true"}
 OVERRIDES = {"INTEL_DSA_PLUGIN_SHA": f"registry.example.com/intel-dsa-plugin@sha256:{'ab' * 32}"}
+SETTINGS = Settings(namespace=NAMESPACE, images=ImagePolicy(overrides=OVERRIDES))
 VERSION = "0.31.1"
 # By plural: what the end is about.
 JUDGED = (
@@ -172,6 +177,56 @@ def end(objects: Mapping[str, Iterable[Object]]) -> Object:
         for plural in JUDGED
         for each in objects.get(plural, ())
     }
+
+
+def unfulfilled(objects: Mapping[str, Sequence[Object]]) -> str:
+    """What is not as the resources ask for, of all objects by plural; empty when everything is.
+
+    Each has one DaemonSet, which needs no write, and a status that tells of it; there is none besides, and what GPU
+    plugins share is there when it is needed.
+    """
+    resources = [each for family in models.KINDS for each in objects.get(f"{family}deviceplugins", ())]
+    plugins = {each["metadata"]["uid"]: models.decode(each) for each in resources}
+    nodes = {each["metadata"]["name"]: each["metadata"].get("labels") or {} for each in objects.get("nodes", ())}
+    hashes = {each["metadata"]["name"]: provisioning_hash(each["data"], None) for each in objects.get("configmaps", ())}
+    for uid, plugin in plugins.items():
+        about = f"{plugin.kind} {plugin.name}"
+        there = [
+            {"apiVersion": "apps/v1", "kind": "DaemonSet", **each}
+            for each in objects["daemonsets"]
+            if [owner["uid"] for owner in each["metadata"]["ownerReferences"]] == [uid]
+        ]
+        if upgrade(plugin, SETTINGS.images)[1]:
+            return f"{about}: has images of old"
+        desired = render(plugin, SETTINGS, provisioning=hashes.get(models.provisioning_config(plugin.spec), ""))
+        planned = plan(desired, there, manager="accelplane-operator")
+        if planned.kept is None or planned.apply is not None or planned.surplus:
+            return f"{about}: {len(there)} DaemonSets, {planned.differences}, {planned.surplus}"
+        others = [each for each in plugins.values() if each.family == plugin.family]
+        if problem := _untold(plugin, there[0]["metadata"]["uid"], overlaps_of(plugin, others, nodes)):
+            return f"{about}: {problem}"
+    if len(objects["daemonsets"]) != len(resources):
+        return "there are other DaemonSets"
+    shared = any(each["spec"].get("resourceManager") for each in objects.get("gpudeviceplugins", ()))
+    if not len(objects["serviceaccounts"]) == len(objects["clusterrolebindings"]) == shared:
+        return "what GPU plugins share is there, or is not"
+    return ""
+
+
+def _untold(plugin: models.DevicePlugin, daemonset: str, overlaps: Sequence[Overlap]) -> str:
+    if plugin.status is None or plugin.status.observed_generation != plugin.metadata.generation:
+        return "the status is not of this generation"
+    reference = plugin.status.controlled_daemon_set
+    if reference is None or reference.uid != daemonset:
+        return "the status tells of another DaemonSet"
+    said = {each.type: (each.status, each.message) for each in plugin.status.conditions}
+    found = {kind: said[kind][0] for kind in ("Available", "Progressing", "Degraded", "ImageOverridden")}
+    if found != {"Available": "True", "Progressing": "False", "Degraded": "False", "ImageOverridden": "False"}:
+        return f"{found}"
+    message = "; ".join(told(each, plugin.name) for each in overlaps)
+    if said["NodeOverlap"][0] != str(bool(overlaps)) or (overlaps and said["NodeOverlap"][1] != message):
+        return f"{said['NodeOverlap']}, expected {message!a}"
+    return ""
 
 
 def difference(found: Object, expected: Object) -> str:

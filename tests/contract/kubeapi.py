@@ -14,64 +14,17 @@ import copy
 import json
 import re
 import uuid
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from faults import Asked, Fault
 from jsonpatching import applied
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 
 Object = dict[str, Any]
 REASONS = {404: "NotFound", 409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError"}
-
-
-@dataclass
-class Asked:
-    """A request as it came."""
-
-    method: str
-    path: str
-    parameters: dict[str, str]
-    content_type: str
-    body: Any
-
-    @property
-    def watch(self) -> bool:
-        return self.parameters.get("watch") == "true"
-
-    def __str__(self) -> str:
-        return f"{'WATCH' if self.watch else self.method} {self.path}"
-
-
-@dataclass
-class Fault:
-    """What happens to requests whose text (`GET /api/v1/…`, `WATCH /api/…`) matches, so many times.
-
-    `status` is answered; without one the connection is closed, or nothing is ever answered (`hang`). With `after`, the
-    request is carried out first, so that only its answer is lost. The first `skip` that match are let pass; `then` is
-    called when it happens.
-    """
-
-    pattern: str
-    status: int = 0
-    times: int = 1
-    hang: bool = False
-    after: bool = False
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes | None = None
-    skip: int = 0
-    then: Callable[[], object] = lambda: None
-
-    def hits(self, asked: Asked) -> bool:
-        """Whether it happens to this request, counted."""
-        if not self.times or not re.search(self.pattern, str(asked)):
-            return False
-        if self.skip:
-            self.skip -= 1
-            return False
-        self.times -= 1
-        return True
 
 
 class Answer(Exception):
@@ -193,14 +146,20 @@ class KubeApi:
         for writer in self._watchers:
             writer.transport.abort()
 
+    def end_watches(self, rest: bytes = b"") -> None:
+        """Ends every watch as the server would, after these last bytes."""
+        for writer in self._watchers:
+            writer.write((_chunk(rest) if rest else b"") + b"0\r\n\r\n")
+            writer.close()
+
     def mute_watches(self) -> None:
         """Tells those who watch now nothing any more."""
         self._mute |= self._watchers
 
-    def say(self, line: bytes, *, end: bytes = b"\n") -> None:
+    def say(self, line: bytes) -> None:
         """Sends a line, whatever it is, to every watch."""
         for writer in self._watchers:
-            writer.write(_chunk(line + end))
+            writer.write(_chunk(line + b"\n"))
 
     def count(self, pattern: str) -> int:
         """How many requests matched."""

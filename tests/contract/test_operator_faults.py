@@ -11,12 +11,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
+from customresources import resource
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kubeapi import Fault, KubeApi, Object, kube_api
 from operatorscenarios import (
     JUDGED,
     NAMESPACE,
-    OVERRIDES,
     SCENARIOS,
+    SETTINGS,
+    VERSION,
     Copy,
     Deed,
     Drift,
@@ -25,22 +29,20 @@ from operatorscenarios import (
     copied,
     difference,
     end,
+    unfulfilled,
 )
 from waiting import until
 
 from accelplane.kube.cache import Patience
 from accelplane.kube.client import Client
 from accelplane.kube.manager import OFF, Manager
-from accelplane.operator import models
 from accelplane.operator.controller import controllers
-from accelplane.operator.daemonsets import provisioning_hash, render
-from accelplane.operator.settings import ImagePolicy, Settings
-from accelplane.operator.update import plan
 
 # Everything but watches.
 ANY = r"^(GET|PATCH|PUT|POST|DELETE) "
-SETTINGS = Settings(namespace=NAMESPACE, images=ImagePolicy(overrides=OVERRIDES))
 PATIENCE = Patience(first_delay=0.01, max_delay=0.1)
+IMPATIENT = Patience(first_delay=0.01, max_delay=0.1, silence=0.4)
+EXPIRED = b'{"type":"ERROR","object":{"kind":"Status","status":"Failure","code":410,"reason":"Expired"}}'
 # As many at a time as keep the processor busy while they wait.
 AT_A_TIME = 8
 
@@ -57,9 +59,12 @@ FAULTS: dict[str, dict[str, Any]] = {
 class Operator:
     """The operator's controllers, started again whenever they are killed."""
 
-    def __init__(self, api: KubeApi, families: Sequence[str], timeout: float = 1) -> None:
+    def __init__(
+        self, api: KubeApi, families: Sequence[str], timeout: float = 1, patience: Patience = PATIENCE
+    ) -> None:
         self.api = api
         self.families = families
+        self.patience = patience
         self.kills = 0
         self._stopped = False
         self._timeout = timeout
@@ -85,7 +90,7 @@ class Operator:
     async def _one_life(self) -> bool:
         """Whether it ended in order."""
         client = Client(self.api.config, field_manager="accelplane-operator", timeout=self._timeout)
-        self._manager = Manager(client, health_address=OFF, metrics_address=OFF, patience=PATIENCE)
+        self._manager = Manager(client, health_address=OFF, metrics_address=OFF, patience=self.patience)
         controllers(self._manager, self.families, SETTINGS)
         kills = self.kills
         self._running = asyncio.create_task(self._manager.run())
@@ -151,6 +156,10 @@ def end_of(api: KubeApi) -> Object:
     return end({plural: api.all(plural) for plural in JUDGED})
 
 
+def missing_in(api: KubeApi) -> str:
+    return unfulfilled({plural: api.all(plural) for plural in (*JUDGED, "nodes", "configmaps")})
+
+
 async def quiet(api: KubeApi, many: int = 30) -> None:
     """Returns when nothing was asked for while client and server, which share a loop, had many a turn."""
     asked, turns = -1, 0
@@ -191,26 +200,17 @@ async def recorded(name: str) -> Recorded:
                 for deed in scenario.deeds:
                     do(api, deed)
                 await quiet(api, many)
-            assert_is_asked_for(api)
+            assert not missing_in(api)
             _recorded[name] = Recorded(prepared, end_of(api), api.count(ANY) - asked, watches)
     return _recorded[name]
 
 
-def assert_is_asked_for(api: KubeApi) -> None:
-    """That there is one DaemonSet for each resource, the one that it asks for, and no object besides."""
-    resources = [each for plural in JUDGED if plural.endswith("deviceplugins") for each in api.all(plural)]
-    for each in resources:
-        plugin = models.decode(each)
-        config = api.get("configmaps", each["spec"].get("provisioningConfig", ""), NAMESPACE)
-        provisioning = provisioning_hash(config["data"], None) if config else ""
-        desired = render(plugin, SETTINGS, provisioning=provisioning)
-        there = [one for one in api.all("daemonsets") if one["metadata"]["name"] == desired.metadata.name]
-        planned = plan(desired, there, manager="accelplane-operator")
-        assert planned.kept is not None, each["metadata"]["name"]
-        assert (planned.differences, planned.surplus) == ((), ())
-    assert len(api.all("daemonsets")) == len(resources)
-    shared = any(each["spec"].get("resourceManager") for each in api.all("gpudeviceplugins"))
-    assert len(api.all("serviceaccounts")) == len(api.all("clusterrolebindings")) == shared
+async def ends_as_ever(api: KubeApi, name: str) -> None:
+    """Returns when a scenario's end is that of the run without faults."""
+    expected = (await recorded(name)).end
+    with contextlib.suppress(TimeoutError):
+        await until(lambda: end_of(api) == expected, 60)
+    assert not difference(end_of(api), expected)
 
 
 async def troubled(name: str, trouble: Callable[[KubeApi, Operator], Fault], **more: Any) -> bool:
@@ -219,19 +219,17 @@ async def troubled(name: str, trouble: Callable[[KubeApi, Operator], Fault], **m
     async with kube_api() as api:
         api.become(record.prepared)
         async with operator(api, *scenario.families, **more) as running:
-            await until(lambda: api.watches == record.watches)
+            await until(lambda: api.watches == record.watches, 60)
             fault = trouble(api, running)
             for deed in scenario.deeds:
                 do(api, deed)
-            with contextlib.suppress(TimeoutError):
-                await until(lambda: end_of(api) == record.end)
-            assert not difference(end_of(api), record.end)
+            await ends_as_ever(api, name)
         assert not difference(end_of(api), record.end)
         return not fault.times
 
 
-async def at_each_request(name: str, run: Callable[[int], Awaitable[bool]]) -> None:
-    """Runs a scenario as often as it has requests, a few runs at a time."""
+async def each(positions: int, run: Callable[[int], Awaitable[bool]]) -> None:
+    """Makes as many runs, a few at a time, in most of which there is a fault."""
     slots = asyncio.Semaphore(AT_A_TIME)
     failed: list[str] = []
     happened: list[int] = []
@@ -242,13 +240,12 @@ async def at_each_request(name: str, run: Callable[[int], Awaitable[bool]]) -> N
                 if await run(position):
                     happened.append(position)
             except AssertionError as error:
-                failed.append(f"request {position}: {error}")
+                failed.append(f"run {position}: {error}")
 
-    positions = range((await recorded(name)).requests)
-    await asyncio.gather(*(one(position) for position in positions))
+    await asyncio.gather(*(one(position) for position in range(positions)))
     assert not failed, "\n".join(failed)
     # In which order things happen is not the same each time, and one run has a request more than another.
-    assert len(happened) > len(positions) // 2
+    assert len(happened) > positions // 2
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -259,7 +256,7 @@ async def test_a_fault_at_any_request_changes_nothing_in_the_end(name: str, faul
     async def run(position: int) -> bool:
         return await troubled(name, lambda api, _: api.fault(ANY, skip=position, **FAULTS[fault]), **more)
 
-    await at_each_request(name, run)
+    await each((await recorded(name)).requests, run)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
@@ -271,4 +268,135 @@ async def test_an_operator_that_is_killed_at_any_request_goes_on_where_it_was(na
 
         return await troubled(name, trouble)
 
-    await at_each_request(name, run)
+    await each((await recorded(name)).requests, run)
+
+
+def unanswered(api: KubeApi) -> None:
+    api.compact()
+    api.kill_watches()
+    api.fault("^GET ", 500, times=3)
+    api.fault("^WATCH ", 429, times=3)
+
+
+WATCHES: dict[str, Callable[[KubeApi], object]] = {
+    "cut": KubeApi.kill_watches,
+    "cut for long": lambda api: (api.compact(), api.kill_watches()),
+    "too old": lambda api: (api.compact(), api.say(EXPIRED)),
+    "ended": KubeApi.end_watches,
+    "ended in a line": lambda api: api.end_watches(b'{"type":"MODIFIED","object":{"metadata":{"na'),
+    "silent": KubeApi.mute_watches,
+    "not to be had": unanswered,
+}
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("what", WATCHES)
+async def test_watches_that_fail_hide_nothing(what: str, moment: str) -> None:
+    names = list(SCENARIOS)
+
+    async def run(index: int) -> bool:
+        name = names[index]
+        scenario, record = SCENARIOS[name], await recorded(name)
+        async with kube_api() as api:
+            api.become(record.prepared)
+            async with operator(api, *scenario.families, patience=IMPATIENT):
+                await until(lambda: api.watches == record.watches, 60)
+                if moment == "before":
+                    WATCHES[what](api)
+                for deed in scenario.deeds:
+                    do(api, deed)
+                if moment == "after":
+                    WATCHES[what](api)
+                await ends_as_ever(api, name)
+            assert not difference(end_of(api), record.end)
+        return True
+
+    await each(len(names), run)
+
+
+@pytest.mark.parametrize("fault", ["410", "500", "done without an answer"])
+@pytest.mark.parametrize("name", ["edited", "gone"])
+async def test_what_was_done_while_no_operator_ran_is_seen_to_also_after_a_bad_start(name: str, fault: str) -> None:
+    scenario, record = SCENARIOS[name], await recorded(name)
+
+    async def run(position: int) -> bool:
+        async with kube_api() as api:
+            api.become(record.prepared)
+            for deed in scenario.deeds:
+                do(api, deed)
+            spoilt = api.fault("", skip=position, **FAULTS[fault])
+            async with operator(api, *scenario.families):
+                await ends_as_ever(api, name)
+            assert not difference(end_of(api), record.end)
+            return not spoilt.times
+
+    await each(record.requests + 2 * record.watches, run)
+
+
+SPECS = st.fixed_dictionaries(
+    {"image": st.sampled_from([f"intel/intel-gpu-plugin:{VERSION}", "intel/intel-gpu-plugin:0.30.0"])},
+    optional={
+        "sharedDevNum": st.integers(1, 9),
+        "nodeSelector": st.sampled_from([{"a": "yes"}, {"b": "yes"}, {"a": "yes", "b": "yes"}]),
+        "initImage": st.just(f"intel/intel-gpu-initcontainer:{VERSION}"),
+        "resourceManager": st.booleans(),
+        "tolerations": st.just([{"operator": "Exists"}]),
+    },
+)
+NAMES = st.sampled_from(["one", "two"])
+STEPS = st.one_of(
+    st.tuples(st.just("edit"), NAMES, SPECS),
+    st.tuples(st.just("edit"), NAMES, SPECS),
+    st.tuples(st.just("remove"), NAMES),
+    st.tuples(st.just("drift"), NAMES),
+    st.tuples(st.just("copy"), NAMES),
+    st.tuples(st.just("delete"), NAMES),
+    st.tuples(st.just("fault"), st.sampled_from([name for name in FAULTS if name != "no answer"]), st.integers(0, 5)),
+    st.tuples(st.just("kill"), st.booleans(), st.integers(0, 5)),
+    st.tuples(st.just("watches"), st.sampled_from(list(WATCHES))),
+    st.tuples(st.just("turns"), st.integers(1, 20)),
+)
+
+
+async def step(api: KubeApi, running: Operator, what: str, *how: Any) -> None:
+    daemonset = f"intel-gpu-plugin-{how[0]}"
+    there = api.get("daemonsets", daemonset, NAMESPACE) is not None
+    match what:
+        case "edit":
+            put(api, "gpudeviceplugins", resource("gpu", how[0], **copy.deepcopy(how[1])))
+        case "remove" if api.get("gpudeviceplugins", how[0]):
+            do(api, Remove("gpudeviceplugins", how[0]))
+        case "drift" if there:
+            do(api, Drift(daemonset, ["-bad"]))
+        case "copy" if there and not api.get("daemonsets", f"{daemonset}-x", NAMESPACE):
+            do(api, Copy(daemonset, f"{daemonset}-x"))
+        case "delete" if there:
+            do(api, Remove("daemonsets", daemonset, NAMESPACE))
+        case "fault":
+            api.fault(ANY, skip=how[1], **FAULTS[how[0]])
+        case "kill":
+            api.fault(ANY, skip=how[1], hang=True, after=how[0], then=running.kill)
+        case "watches":
+            WATCHES[how[0]](api)
+        case "turns":
+            for _ in range(how[0]):
+                await asyncio.sleep(0)
+        case _:
+            pass
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(STEPS, min_size=3, max_size=12))
+def test_whatever_happens_there_is_in_the_end_what_the_last_edit_asked_for(steps: list[tuple[Any, ...]]) -> None:
+    async def live() -> None:
+        async with kube_api() as api:
+            async with operator(api, "gpu", patience=IMPATIENT) as running:
+                for each in steps:
+                    await step(api, running, *each)
+                # Faults that nothing ran into must not wait for the end.
+                api.faults.clear()
+                with contextlib.suppress(TimeoutError):
+                    await until(lambda: not missing_in(api), 60)
+            assert not missing_in(api)
+
+    asyncio.run(live())
