@@ -6,7 +6,7 @@ import http.client
 import re
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,15 @@ def installed(directory: Path) -> Iterator[Installation]:
         cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "--filename", CRD / "bases")
         cluster.kubectl("create", "namespace", NAMESPACE)
         yield Installation(cluster, directory)
+
+
+def label(cluster: Cluster, nodes: Iterable[str], labels: Mapping[str, str | None]) -> None:
+    """Gives nodes labels, and takes away those that are None."""
+    with cluster.connection() as request:
+        for name in nodes:
+            change = {"metadata": {"labels": dict(labels)}}
+            code, answer = request("PATCH", f"/api/v1/nodes/{name}", change, content="application/merge-patch+json")
+            assert code == http.HTTPStatus.OK, answer
 
 
 @contextmanager

@@ -1,0 +1,118 @@
+"""A thousand nodes: every resource tells of all of its own, and the API server is not asked for each pod."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from accelplane.operator import models
+
+from . import crowd
+from .cluster import Cluster
+from .installation import NAMESPACE
+from .machine import wait_until
+
+pytestmark = pytest.mark.cluster
+
+# Every node has a GPU, a hundred each have something else as well: with all eight on each the pods would take minutes.
+EVERYWHERE = "gpu"
+FAMILIES = [family for family in models.KINDS if family != EVERYWHERE]
+SHARE, OTHERS = 100, 300
+PATIENCE = 400.0
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """A cluster whose nodes all have their plugins: which nodes each family has, and what it took to get there."""
+
+    cluster: Cluster
+    nodes: Mapping[str, Sequence[str]]
+    seconds: float
+    status_writes: Counter[str]
+    requests: Counter[str]
+
+
+@pytest.fixture(scope="module")
+def made(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crowd]:
+    """The thousand nodes, then the samples, an operator, and the end of all that they cause."""
+    with crowd.installed(tmp_path_factory.mktemp("crowd")) as installation:
+        cluster = installation.cluster
+        nodes: dict[str, list[str]] = {}
+        for family in FAMILIES:
+            labels = crowd.selected_by(EVERYWHERE, family)
+            nodes[family] = cluster.add_pretended_nodes(SHARE, prefix=family, labels=labels, timeout=PATIENCE)
+        others = cluster.add_pretended_nodes(OTHERS, labels=crowd.selected_by(EVERYWHERE), timeout=PATIENCE)
+        nodes[EVERYWHERE] = [name for names in (*nodes.values(), others) for name in names]
+        with crowd.operator(installation) as (_, requests):
+            started = time.monotonic()
+            cluster.kubectl("apply", "--kustomize", crowd.SAMPLES)
+            wait_told(cluster, {family: len(names) for family, names in nodes.items()})
+            seconds = time.monotonic() - started
+            yield Crowd(cluster, nodes, seconds, crowd.status_writes(cluster), requests())
+
+
+def wait_told(cluster: Cluster, counts: Mapping[str, int]) -> None:
+    def told() -> bool:
+        found = crowd.samples(cluster)
+        return len(found) == len(counts) and all(crowd.is_told(found[family], counts[family]) for family in counts)
+
+    wait_until(told, f"statuses: {counts}", PATIENCE, every=1)
+
+
+def places(cluster: Cluster, family: str) -> list[str]:
+    """The nodes of a family's pods, as the API server has them."""
+    found = cluster.get(f"{PODS}?labelSelector=app%3Dintel-{family}-plugin")
+    assert found is not None
+    return sorted(each["spec"]["nodeName"] for each in found["items"])
+
+
+def test_each_status_names_every_node_that_is_selected_and_no_other(made: Crowd) -> None:
+    assert len(made.nodes[EVERYWHERE]) == 1000
+    for family, resource in crowd.samples(made.cluster).items():
+        names = sorted(made.nodes[family])
+        assert resource["status"]["nodeNames"] == names
+        assert resource["status"]["numberReady"] == len(names)
+        assert resource["status"]["desiredNumberScheduled"] == len(names)
+        assert places(made.cluster, family) == names
+
+
+def test_a_status_is_written_once_a_second_however_many_pods_become_ready(made: Crowd) -> None:
+    # Beside that: at the creation of resource and DaemonSet, at once.
+    most = made.seconds + 10
+    assert set(made.status_writes) == {f"{family}deviceplugins" for family in models.KINDS}
+    assert all(count <= most for count in made.status_writes.values()), (made.status_writes, made.seconds)
+    # One for each DaemonSet, and events and leases are no patches.
+    assert made.requests["PATCH"] <= made.status_writes.total() + 2 * len(models.KINDS)
+
+
+def test_nodes_that_are_no_longer_selected_leave_the_status_and_come_back(made: Crowd) -> None:
+    family = FAMILIES[0]
+    names = made.nodes[family]
+    labels = {name: value for name, value in crowd.selected_by(EVERYWHERE, family).items() if "feature" in name}
+    counts = {each: len(found) for each, found in made.nodes.items()}
+
+    crowd.label(made.cluster, names, dict.fromkeys(labels))
+    wait_told(made.cluster, counts | {family: 0, EVERYWHERE: counts[EVERYWHERE] - len(names)})
+    remaining = sorted({*made.nodes[EVERYWHERE]} - {*names})
+    assert crowd.samples(made.cluster)[EVERYWHERE]["status"]["nodeNames"] == remaining
+    assert places(made.cluster, family) == []
+
+    crowd.label(made.cluster, names, labels)
+    wait_told(made.cluster, counts)
+    assert crowd.samples(made.cluster)[family]["status"]["nodeNames"] == sorted(names)
+
+
+def test_resources_that_are_deleted_take_everything_with_them(made: Crowd) -> None:
+    made.cluster.kubectl("delete", "--kustomize", crowd.SAMPLES)
+
+    def gone() -> bool:
+        lists = (f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", f"{PODS}?limit=1")
+        found = [made.cluster.get(path) for path in lists]
+        return all(each is not None and not each["items"] for each in found)
+
+    wait_until(gone, "DaemonSets and pods: gone", PATIENCE, every=1)
