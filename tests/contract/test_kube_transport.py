@@ -172,6 +172,14 @@ async def test_a_server_is_verified_and_large_bodies_come_through_tls(tmp_path: 
                 await client.get("/")
 
 
+async def test_a_token_of_two_lines_is_no_second_header_and_is_not_told() -> None:
+    server = Server(OK)
+    async with server.serving(), asking(server) as client:
+        with pytest.raises(httpx2.LocalProtocolError, match="header Authorization has a line break") as raised:
+            await client.get("/", headers={"Authorization": "Bearer secret\r\nX-Other: y"})
+    assert "secret" not in str(raised.value)
+
+
 async def test_nobody_at_the_port_is_an_error_of_connecting() -> None:
     server = Server()
     async with server.serving():

@@ -23,6 +23,7 @@ _IDLE = 15.0
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\r\n]*))?")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00\r\n]*?)[ \t]*")
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,12})[ \t]*(?:;[^\r\n]*)?")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 
@@ -322,6 +323,11 @@ def _taken(connection: _Connection, size: int) -> bytes:
 
 
 def _message(request: httpx2.Request) -> bytes:
+    """The request as it is sent. Raises `httpx2.LocalProtocolError` for headers that would be more than they are."""
+    for name, value in request.headers.raw:
+        if _CONTROL.search(value):
+            # Its value may be a secret: a token of two lines.
+            raise httpx2.LocalProtocolError(f"the header {name.decode('latin-1')} has a line break or the like in it")
     head = b"\r\n".join(
         [
             b"%s %s HTTP/1.1" % (request.method.encode("ascii"), request.url.raw_path),
