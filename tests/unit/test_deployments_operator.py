@@ -265,10 +265,11 @@ def webhooks(families: Iterable[str]) -> dict[str, list[Object]]:
             again = (family, verb) == ("sgx", "mutate")
             path = f"/{verb}-deviceplugin-intel-com-v1-{kind}"
             found[configuration].append(webhook(f"{verb[0]}{kind}.kb.io", path, rule, "Fail", again=again))
-    if "sgx" in families:
-        rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
-        pods = webhook("sgx.mutator.webhooks.intel.com", "/mutate--v1-pod", rule, "Ignore", again=True)
-        found["Mutating"].append(pods)
+    pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    for family, path in (("fpga", "/pods"), ("sgx", "/mutate--v1-pod")):
+        if family in families:
+            hook = webhook(f"{family}.mutator.webhooks.intel.com", path, pods, "Ignore", again=family == "sgx")
+            found["Mutating"].append(hook)
     return found
 
 
