@@ -307,6 +307,7 @@ async def test_what_gpu_plugins_share_is_there_while_one_of_them_needs_it(api: K
         await until(lambda: daemonset(api) is not None)
         binding = api.get("clusterrolebindings", "gpu-manager-rolebinding")
         assert binding
+        assert binding["roleRef"]["name"] == "inteldeviceplugins-gpu-manager-role"
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "gpu-manager-sa", "namespace": NAMESPACE}]
         assert api.get("serviceaccounts", "gpu-manager-sa", NAMESPACE)
         put(api, resource("gpu", image=IMAGE), generation=2)

@@ -251,6 +251,7 @@ async def test_what_keeps_it_from_running_is_said(start: Start, arguments: list[
 def test_flags_and_environment_say_what_go_s_operator_would_read() -> None:
     given, _ = parse(operator.FLAGS, ["--devices=qat", "-devices", "npu", "--deviceplugin-namespace=n", "-v=2"])
     values = {flag.name: flag.default for flag in operator.FLAGS} | given
+    assert operator.options(values | {"name-prefix": "mine-"}, {}).settings.prefix == "mine-"
     found = operator.options(values, {"DEVICEPLUGIN_SECRET": "s", "INTEL_GPU_PLUGIN_SHA": "x@sha256:0", "HOME": "/"})
     assert found.families == ["qat", "npu"]
     assert (found.settings.namespace, found.settings.pull_secret) == ("n", "s")

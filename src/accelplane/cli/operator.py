@@ -51,7 +51,7 @@ FLAGS = (
          "directory of tls.crt and tls.key, which are read again when they change"),
     Flag("certificate-secret", "", "Secret of the pod's own namespace for a certificate of the webhooks' own"),
     Flag("name-prefix", "inteldeviceplugins-",
-         "what the names of service and webhook configurations begin with, for -certificate-secret"),
+         "what the names of the service, webhook configurations and cluster roles of the installation begin with"),
     Flag("tls-1.3", False, "allow TLS 1.3 as well; without it there is TLS 1.2 with two suites, and nothing else"),
     Flag("profiling", False, "serve /debug/tasks and /debug/profile beside the probes"),
     *(flag for flag in sgxwebhook.FLAGS if flag.name.startswith(("aesmd-", "epc-"))),
@@ -111,6 +111,7 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
             namespace=_name(given, namespace),
             pull_secret=_name(given, "DEVICEPLUGIN_SECRET"),
             service_account=_name(given, "-plugin-service-account"),
+            prefix=str(values["name-prefix"]),
             images=_images(values, environment),
         ),
         certificate=Certificate(

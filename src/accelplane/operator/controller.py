@@ -55,7 +55,7 @@ class PluginController:
         self._client = manager.client
         self._events = manager.events
         self._config_maps = config_maps
-        self._shared = SharedObjects(manager.client, settings.namespace) if family == "gpu" else None
+        self._shared = SharedObjects(manager.client, settings) if family == "gpu" else None
         ours = Selection(settings.namespace, labels=f"app=intel-{family}-plugin")
         self._resources = manager.cache(self._kind, keep=own)
         self._daemonsets = manager.cache(DaemonSet, ours)

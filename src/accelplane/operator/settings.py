@@ -37,11 +37,15 @@ class ImagePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """`pull_secret` (`DEVICEPLUGIN_SECRET`) and `service_account` are of the plugins' pods, empty for none."""
+    """`pull_secret` (`DEVICEPLUGIN_SECRET`) and `service_account` are of the plugins' pods, empty for none.
+
+    `prefix` stands before the names of the installation's own objects.
+    """
 
     namespace: str = "kube-system"
     pull_secret: str = ""
     service_account: str = ""
+    prefix: str = "inteldeviceplugins-"
     images: ImagePolicy = ImagePolicy()
 
 

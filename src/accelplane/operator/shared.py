@@ -10,20 +10,20 @@ from accelplane.kube.errors import AlreadyExists, Refused
 from accelplane.kube.objects import Metadata
 from accelplane.operator.daemonsets.rendering import GPU_MANAGER
 from accelplane.operator.resources import ClusterRoleBinding, RoleReference, ServiceAccount, Subject
+from accelplane.operator.settings import Settings
 
 log = logging.getLogger(__name__)
 
 BINDING = "gpu-manager-rolebinding"
-# Its name is the same in every installation, whatever prefix others have.
-ROLE = "inteldeviceplugins-gpu-manager-role"
 
 
 class SharedObjects:
     """The account and its binding, made when they are needed and deleted once when they are not."""
 
-    def __init__(self, client: Client, namespace: str) -> None:
+    def __init__(self, client: Client, settings: Settings) -> None:
         self._client = client
-        self._namespace = namespace
+        self._namespace = settings.namespace
+        self._role = f"{settings.prefix}gpu-manager-role"
         self._absent = False
 
     async def settle(self, *, needed: bool) -> None:
@@ -46,7 +46,7 @@ class SharedObjects:
         account = ServiceAccount(metadata=Metadata(name=GPU_MANAGER, namespace=self._namespace))
         binding = ClusterRoleBinding(
             metadata=Metadata(name=BINDING),
-            roleRef=RoleReference(ROLE),
+            roleRef=RoleReference(self._role),
             subjects=[Subject(GPU_MANAGER, self._namespace)],
         )
         for wanted in (account, binding):
