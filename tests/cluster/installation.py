@@ -13,10 +13,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from accelplane.operator import models
 from accelplane.operator.daemonsets import render
@@ -29,7 +31,9 @@ from .machine import REPOSITORY, wait_until
 CRD = REPOSITORY / "deploy" / "operator" / "crd"
 NAMESPACE = "operated"
 MANAGER = "accelplane-operator"
-SERVICE = "inteldeviceplugins-webhook-service"
+WEBHOOKS = REPOSITORY / "deploy" / "operator" / "webhook" / "manifests.yaml"
+PREFIX = "inteldeviceplugins-"
+SERVICE = f"{PREFIX}webhook-service"
 KEPT_IN = "own-certificate"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/d1c7b6d5.intel.com"
 _API = "/apis/deviceplugin.intel.com/v1"
@@ -49,6 +53,7 @@ class Operator:
         self.name = name
         self.port = port
         self.log = directory / f"{name}.log"
+        self.log.write_text("")
         self.process: subprocess.Popen[bytes] | None = None
         self._health = port + 1
         self._command = [
@@ -115,11 +120,20 @@ class Installation:
 
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         self.cluster = cluster
+        self._request: Callable[..., tuple[int, Any]] = cluster.request
         self.directory = directory
         self.kubeconfig = directory / "kubeconfig"
         config = json.loads(cluster.kubeconfig.read_text())
         config["contexts"][0]["context"]["namespace"] = NAMESPACE
         self.kubeconfig.write_text(json.dumps(config))
+
+    @contextmanager
+    def one_connection(self) -> Iterator[None]:
+        """Has all requests of the block be made over one connection, where they are very many."""
+        before = self._request
+        with self.cluster.connection() as self._request:
+            yield
+        self._request = before
 
     # Operators
 
@@ -145,27 +159,23 @@ class Installation:
 
     # Webhooks
 
-    def hook(self, *operators: Operator, authority: str = "") -> None:
-        """Has the API server ask these operators about custom resources, and nobody else."""
-        trust = {"caBundle": authority} if authority else {}
+    def hook(self, *operators: Operator) -> None:
+        """Has the API server ask these operators, and nobody else."""
         ports = [{"port": 443, "name": "", "protocol": "TCP"}]
         service = {"metadata": {"name": SERVICE, "namespace": NAMESPACE}, "spec": {"ports": ports}}
         self.cluster.apply({"apiVersion": "v1", "kind": "Service", **service})
         self.serve(*operators)
-        for kind, verb in (("Mutating", "mutate"), ("Validating", "validate")):
-            document = {
-                "apiVersion": "admissionregistration.k8s.io/v1",
-                "kind": f"{kind}WebhookConfiguration",
-                "metadata": {"name": f"inteldeviceplugins-{verb[:-1]}ing-webhook-configuration"},
-                "webhooks": [_hook(verb, family, trust) for family in models.KINDS],
-            }
+        for document in yaml.safe_load_all(WEBHOOKS.read_text()):
+            document["metadata"]["name"] = PREFIX + document["metadata"]["name"]
+            for hook in document["webhooks"]:
+                hook["clientConfig"]["service"] |= {"name": SERVICE, "namespace": NAMESPACE}
             self.cluster.apply(document)
 
     def serve(self, *operators: Operator) -> None:
         """Has the service lead to these operators."""
         for found in (self.cluster.get(_SLICES) or {"items": []})["items"]:
             if found["metadata"]["name"] not in {operator.name for operator in operators}:
-                self.cluster.request("DELETE", f"{_SLICES}/{found['metadata']['name']}")
+                self._request("DELETE", f"{_SLICES}/{found['metadata']['name']}")
         for operator in operators:
             self.cluster.apply(
                 {
@@ -184,9 +194,7 @@ class Installation:
 
     def unhook(self) -> None:
         for kind in ("mutating", "validating"):
-            self.cluster.request(
-                "DELETE", f"{_HOOKS}/{kind}webhookconfigurations/inteldeviceplugins-{kind}-webhook-configuration"
-            )
+            self._request("DELETE", f"{_HOOKS}/{kind}webhookconfigurations/{PREFIX}{kind}-webhook-configuration")
 
     def wait_hooked(self) -> None:
         """Waits until the API server asks and trusts the answers: of both, as one learns of each by itself."""
@@ -195,21 +203,21 @@ class Installation:
     def asked(self) -> tuple[bool, bool]:
         """Whether defaults are filled in, and whether what only the webhook knows to be wrong is refused."""
         path = f"{_API}/npudeviceplugins?dryRun=All"
-        code, made = self.cluster.request("POST", path, resource("npu", "asked", nodeSelector={"a": "b"}))
+        code, made = self._request("POST", path, resource("npu", "asked", nodeSelector={"a": "b"}))
         defaulted = code == http.HTTPStatus.CREATED and "image" in made["spec"]
-        code, _ = self.cluster.request("POST", path, resource("npu", "asked", image="intel/intel-dsa-plugin:0.31.1"))
+        code, _ = self._request("POST", path, resource("npu", "asked", image="intel/intel-dsa-plugin:0.31.1"))
         return defaulted, code == http.HTTPStatus.FORBIDDEN
 
     # Custom resources
 
     def create(self, wanted: Object) -> Object:
-        code, made = self.cluster.request("POST", self._path(family_of(wanted)), wanted)
+        code, made = self._request("POST", self._path(family_of(wanted)), wanted)
         assert code == http.HTTPStatus.CREATED, made
         return made
 
     def patch(self, family: str, name: str, change: Object) -> tuple[int, Any]:
         """A merge patch of the spec."""
-        return self.cluster.request("PATCH", self._path(family, name), {"spec": change}, content=_MERGE)
+        return self._request("PATCH", self._path(family, name), {"spec": change}, content=_MERGE)
 
     def edit(self, family: str, name: str, **change: Any) -> Object:
         code, answer = self.patch(family, name, change)
@@ -217,20 +225,20 @@ class Installation:
         return answer
 
     def delete(self, family: str, name: str) -> None:
-        code, answer = self.cluster.request("DELETE", self._path(family, name))
+        code, answer = self._request("DELETE", self._path(family, name))
         assert code == http.HTTPStatus.OK, answer
 
     def delete_all(self) -> None:
         """All custom resources and their DaemonSets, and the webhooks' configurations."""
         self.unhook()
         for family in models.KINDS:
-            self.cluster.request("DELETE", self._path(family))
-        self.cluster.request("DELETE", _DAEMONSETS)
+            self._request("DELETE", self._path(family))
+        self._request("DELETE", _DAEMONSETS)
         wait_until(lambda: not self.daemonsets(), "the DaemonSets: gone", 60)
 
     def resource(self, family: str, name: str) -> Object:
-        found = self.cluster.get(self._path(family, name))
-        assert found is not None, f"{family} {name} is not there"
+        code, found = self._request("GET", self._path(family, name))
+        assert code == http.HTTPStatus.OK, found
         return found
 
     def said(self, family: str, name: str, condition: str) -> Object:
@@ -253,7 +261,8 @@ class Installation:
     # DaemonSets
 
     def daemonsets(self) -> list[Object]:
-        found = self.cluster.get(_DAEMONSETS) or {"items": []}
+        code, found = self._request("GET", _DAEMONSETS)
+        assert code == http.HTTPStatus.OK, found
         # The items of a list do not say what they are.
         return [{"apiVersion": "apps/v1", "kind": "DaemonSet", **each} for each in found["items"]]
 
@@ -304,22 +313,3 @@ def installed(directory: Path) -> Iterator[Installation]:
         cluster.add_pretended_nodes(2, labels={"kubernetes.io/arch": "amd64"})
         cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "--filename", CRD / "bases")
         yield Installation(cluster, directory)
-
-
-def _hook(verb: str, family: str, trust: Mapping[str, str]) -> Object:
-    kind = f"{family}deviceplugin"
-    where = {"namespace": NAMESPACE, "name": SERVICE, "path": f"/{verb}-deviceplugin-intel-com-v1-{kind}"}
-    rule = {
-        "operations": ["CREATE", "UPDATE"],
-        "apiGroups": ["deviceplugin.intel.com"],
-        "apiVersions": ["v1"],
-        "resources": [f"{kind}s"],
-    }
-    return {
-        "name": f"{verb[0]}{kind}.kb.io",
-        "clientConfig": {"service": where, **trust},
-        "rules": [rule],
-        "failurePolicy": "Fail",
-        "sideEffects": "None",
-        "admissionReviewVersions": ["v1"],
-    }

@@ -194,7 +194,7 @@ def shown(daemonset: Object, text: str) -> bool:
 def operator(installation: Installation) -> Iterator[Operator]:
     """An operator whose webhooks are asked, and all samples carried out."""
     installation.hook()
-    with installation.operator() as running:
+    with installation.operator() as running, installation.one_connection():
         installation.hook(running)
         installation.wait_hooked()
         for family in models.KINDS:

@@ -1,0 +1,203 @@
+"""What was there before the operator, on a real API server: older images, variables, DaemonSets of Go's operator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from .installation import NAMESPACE, Installation, Object, resource
+from .machine import wait_until
+
+pytestmark = pytest.mark.cluster
+
+OVERRIDDEN = "ImageOverridden"
+OLD = {"image": "example.com/x/intel-qat-plugin:0.28.0", "initImage": "example.com/x/intel-qat-initcontainer:0.28.0"}
+NEW = {"image": "example.com/x/intel-qat-plugin:0.31.1", "initImage": "example.com/x/intel-qat-initcontainer:0.31.1"}
+PINNED = f"example.com/y/intel-qat-plugin@sha256:{'0' * 64}"
+# Go's operator, as the API server knows it.
+GO = "intel_deviceplugin_operator"
+
+
+@pytest.fixture(autouse=True)
+def clean(installation: Installation) -> Iterator[None]:
+    """Leaves no custom resource, no DaemonSet and no webhook behind."""
+    yield
+    installation.delete_all()
+
+
+def runs(installation: Installation) -> Object:
+    """The images of the DaemonSet, by the fields that ask for them."""
+    daemonset = installation.daemonset("qat", "one")
+    if not daemonset:
+        return {}
+    pod = daemonset["spec"]["template"]["spec"]
+    (init,) = pod["initContainers"]
+    return {"image": pod["containers"][0]["image"], "initImage": init["image"]}
+
+
+def asks(installation: Installation) -> Object:
+    """The images of the resource."""
+    spec = installation.resource("qat", "one")["spec"]
+    return {name: spec[name] for name in ("image", "initImage")}
+
+
+def effective(installation: Installation) -> Object:
+    """The images that run where they are others, as the status tells."""
+    status = installation.resource("qat", "one")["status"]
+    names = {"effectiveImage": "image", "effectiveInitImage": "initImage"}
+    return {names[name]: value for name, value in status.items() if name in names}
+
+
+def wait_running(installation: Installation, images: Object) -> None:
+    wait_until(lambda: runs(installation) == images, f"a DaemonSet with {images}", 60)
+
+
+@pytest.mark.parametrize(
+    ("upgrade", "asked", "run", "told"),
+    [("spec", NEW, NEW, {}), ("daemonset", OLD, NEW, NEW), ("off", OLD, OLD, {})],
+)
+def test_older_images_of_resources_that_were_there_are_upgraded_where_the_flag_says(
+    installation: Installation, upgrade: str, asked: Object, run: Object, told: Object
+) -> None:
+    installation.create(resource("qat", "one", **OLD))
+    with installation.operator(f"-image-upgrade={upgrade}"):
+        wait_running(installation, run)
+        installation.wait_said("qat", "one", OVERRIDDEN, holds=bool(told), words=told.get("image", ""))
+        assert asks(installation) == asked
+        assert effective(installation) == told
+
+
+def test_an_image_of_the_environment_runs_for_as_long_as_it_is_there(installation: Installation) -> None:
+    installation.create(resource("qat", "one", **NEW))
+    with installation.operator("-image-upgrade=daemonset", INTEL_QAT_PLUGIN_SHA=PINNED):
+        wait_running(installation, NEW | {"image": PINNED})
+        installation.wait_said(
+            "qat", "one", OVERRIDDEN, holds=True, words="as INTEL_QAT_PLUGIN_SHA of the operator says"
+        )
+        assert effective(installation) == {"image": PINNED}
+        assert asks(installation) == NEW
+    with installation.operator("-image-upgrade=daemonset"):
+        wait_running(installation, NEW)
+        installation.wait_said("qat", "one", OVERRIDDEN, holds=False)
+        assert effective(installation) == {}
+
+
+def test_an_image_of_the_environment_is_written_into_the_resource_and_admitted(installation: Installation) -> None:
+    installation.create(resource("qat", "one", **OLD))
+    with installation.process(INTEL_QAT_PLUGIN_SHA=PINNED) as operator:
+        installation.hook(operator)
+        operator.start()
+        wait_running(installation, NEW | {"image": PINNED})
+        wait_until(lambda: asks(installation) == NEW | {"image": PINNED}, "the resource: upgraded", 60)
+        installation.wait_said("qat", "one", OVERRIDDEN, holds=False)
+        operator.stop()
+    with installation.operator():
+        # What is in the resource is what its author wants, whoever wrote it.
+        installation.wait_said("qat", "one", "Available", holds=True)
+        installation.wait_as_asked("qat", "one")
+        assert runs(installation)["image"] == PINNED
+
+
+def made_by_go(asked: Object, name: str, init: Object, container: Object, volumes: list[Object]) -> Object:
+    """A DaemonSet as Go's operator of 0.31.1 makes it."""
+    family = asked["kind"].removesuffix("DevicePlugin").lower()
+    label = {"app": f"intel-{family}-plugin"}
+    owner = {"apiVersion": asked["apiVersion"], "kind": asked["kind"], "controller": True, "blockOwnerDeletion": True}
+    secure = {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False}
+    env = [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
+    plugin = {"name": f"intel-{family}-plugin", "env": env, "securityContext": secure, **container}
+    pod = {
+        "initContainers": [{"imagePullPolicy": "IfNotPresent", "securityContext": secure, **init}],
+        "containers": [{"imagePullPolicy": "IfNotPresent", **plugin}],
+        "nodeSelector": {"kubernetes.io/arch": "amd64"},
+        "volumes": [{"name": each["name"], "hostPath": {"path": each["mountPath"]}} for each in volumes],
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {
+            "name": name,
+            "namespace": NAMESPACE,
+            "labels": label,
+            "ownerReferences": [owner | {"name": asked["metadata"]["name"], "uid": asked["metadata"]["uid"]}],
+        },
+        "spec": {
+            "selector": {"matchLabels": label},
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "template": {"metadata": {"labels": label}, "spec": pod},
+        },
+    }
+
+
+def gpu_of_go(asked: Object) -> Object:
+    """Under the name of the times when there was one resource of a kind."""
+    devices = {"name": "devfs", "mountPath": "/dev/dri", "readOnly": True}
+    drm = {"name": "sysfsdrm", "mountPath": "/sys/class/drm", "readOnly": True}
+    kubelet = {"name": "kubeletsockets", "mountPath": "/var/lib/kubelet/device-plugins"}
+    features = {"name": "nfd-features", "mountPath": "/etc/kubernetes/node-feature-discovery/source.d/"}
+    container = {
+        "image": "intel/intel-gpu-plugin:0.31.1",
+        "args": ["-v", "2", "-shared-dev-num", "1", "-allocation-policy", "none"],
+        "volumeMounts": [devices, drm, kubelet],
+    }
+    init = {"name": "intel-gpu-initcontainer", "image": "intel/intel-gpu-initcontainer:0.31.1"}
+    init_mounts: dict[str, Any] = {"volumeMounts": [features]}
+    return made_by_go(asked, "intel-gpu-plugin", init | init_mounts, container, [devices, drm, kubelet, features])
+
+
+def qat_of_go(asked: Object) -> Object:
+    devices = {"name": "devdir", "mountPath": "/dev/vfio", "readOnly": True}
+    debug = {"name": "debugfsdir", "mountPath": "/sys/kernel/debug", "readOnly": True}
+    pci = {"name": "pcidir", "mountPath": "/sys/bus/pci"}
+    kubelet = {"name": "kubeletsockets", "mountPath": "/var/lib/kubelet/device-plugins"}
+    sysfs = {"name": "sysfs", "mountPath": "/sys"}
+    drivers = ("-dpdk-driver", "vfio-pci", "-kernel-vf-drivers", "c6xxvf,4xxxvf", "-max-num-devices", "32")
+    container = {
+        "image": "intel/intel-qat-plugin:0.31.1",
+        "args": ["-v", "0", *drivers],
+        "volumeMounts": [devices, debug, pci, kubelet],
+    }
+    init = {"name": "intel-qat-initcontainer", "image": "intel/intel-qat-initcontainer:0.31.1", "volumeMounts": [sysfs]}
+    return made_by_go(asked, "intel-qat-plugin-one", init, container, [devices, debug, pci, kubelet, sysfs])
+
+
+@pytest.mark.parametrize(("family", "made"), [("gpu", gpu_of_go), ("qat", qat_of_go)])
+def test_what_go_s_operator_left_is_taken_over_with_its_name_and_its_pods_one_after_the_other(
+    installation: Installation, family: str, made: Any
+) -> None:
+    asked = installation.create(resource(family, "one", image=f"intel/intel-{family}-plugin:0.31.1"))
+    installation.cluster.kubectl("create", f"--field-manager={GO}", "--filename=-", text=json.dumps(made(asked)))
+    wait_until(lambda: ready(installation) == 2, "the pods of Go's DaemonSet: ready", 60)
+    (before,) = installation.daemonsets()
+    name = before["metadata"]["name"]
+    words = ("annotate", "daemonset", name, f"--namespace={NAMESPACE}", "--field-manager=somebody", "example.com/a=b")
+    installation.cluster.kubectl(*words)
+
+    with installation.operator() as operator:
+        after = installation.wait_as_asked(family, "one")
+        installation.wait_said(family, "one", "Available", holds=True, words="2 of 2 pods are ready, 2 as asked for")
+        assert "created" not in operator.text()
+
+    assert len(installation.daemonsets()) == 1
+    assert (after["metadata"]["name"], after["metadata"]["uid"]) == (name, before["metadata"]["uid"])
+    # All of it at once: pods are replaced once.
+    assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
+    assert after["spec"]["selector"] == before["spec"]["selector"]
+    assert after["metadata"]["annotations"]["example.com/a"] == "b"
+    pod = after["spec"]["template"]["spec"]
+    assert "initContainers" not in pod
+    assert not {"nfd-features", "sysfs"} & {each["name"] for each in pod["volumes"]}
+    assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    managers = {(each["manager"], each.get("subresource", "")) for each in after["metadata"]["managedFields"]}
+    assert (GO, "") not in managers
+    status = installation.resource(family, "one")["status"]
+    assert status["controlledDaemonSet"]["uid"] == before["metadata"]["uid"]
+    assert status["nodeNames"] == ["kwok-0", "kwok-1"]
+
+
+def ready(installation: Installation) -> int:
+    (daemonset,) = installation.daemonsets()
+    return daemonset["status"]["numberReady"]
