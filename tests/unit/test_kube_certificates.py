@@ -14,7 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonpatching import applied
 
-from accelplane.kube.certificates import CertificatePolicy, Issued, issued, renewed, service_names
+from accelplane.kube.authority import judged_here, judgement, renewed
+from accelplane.kube.certificates import (
+    CertificatePolicy,
+    CertificateTrouble,
+    Issued,
+    Judgement,
+    Question,
+    issued,
+    judged,
+    service_names,
+)
 from accelplane.kube.jsonpatch import Operation
 from accelplane.kube.tls import ServingTls
 from accelplane.kube.trust import (
@@ -75,6 +85,30 @@ def test_the_serving_certificate_is_renewed_in_the_last_third_of_its_life() -> N
     assert second.authorities == first.authorities
     assert trusts(first.authorities, second.certificate, later)
     assert renewed(second, NAMES, later, POLICY) is second
+
+
+def test_nothing_is_due_before_the_moment_that_is_told_and_something_soon_is() -> None:
+    policy = CertificatePolicy(authority=300 * DAY, serving=30 * DAY, overlap=12 * HOUR)
+    now, current, changes, second = START, None, 0, datetime.timedelta(seconds=1)
+    while now < START + 600 * DAY:
+        said = judgement(Question(current, NAMES, now, policy))
+        changes += said.issued is not None
+        current = said.issued or current
+        assert renewed(current, NAMES, max(now, said.until - second), policy) is current
+        now = said.until + second
+    assert changes > 20
+
+
+async def test_certificates_are_issued_by_a_process_that_ends() -> None:
+    first = await judged(Question(None, NAMES, START, POLICY))
+    assert first.issued is not None
+    assert trusts(first.issued.authorities, first.issued.certificate, START)
+    assert await judged(Question(first.issued, NAMES, START, POLICY)) == Judgement(None, first.until)
+
+
+async def test_what_that_process_died_of_is_told() -> None:
+    with pytest.raises(CertificateTrouble, match=r"accelplane\.kube\.authority: status 1: IndexError"):
+        await judged(Question(None, [], START, POLICY))
 
 
 def test_names_that_are_new_are_served_at_once() -> None:
@@ -217,7 +251,8 @@ class Store:
 
 
 def trust(store: Store, tls: ServingTls, moments: list[datetime.datetime]) -> Trust:
-    return Trust(store, tls, TrustSettings(service="hooks", namespace="system"), clock=lambda: moments[-1])
+    settings = TrustSettings(service="hooks", namespace="system")
+    return Trust(store, tls, settings, clock=lambda: moments[-1], judge=judged_here)
 
 
 async def test_the_first_settling_issues_injects_and_serves_and_the_second_does_nothing() -> None:

@@ -124,13 +124,16 @@ async def _certified(values: Mapping[str, Value], tls: ServingTls) -> AsyncGener
         tls.follow(str(values["cert-dir"]))
         yield
         return
-    # Imported here: the library for certificates is as large as everything else in this process.
+    # Imported here: the library for certificates is as large as everything else in this process, and in a group of
+    # 30 MiB there is no room for another process that would have it.
     from accelplane.cli.ownsecret import SecretStore  # noqa: PLC0415
+    from accelplane.kube.authority import judged_here  # noqa: PLC0415
     from accelplane.kube.trust import Trust, TrustSettings  # noqa: PLC0415
 
     namespace = _own_namespace()
     store = SecretStore(ApiServer.in_cluster(), namespace, secret, str(values["webhook-configuration"]))
-    trust = Trust(store, tls, TrustSettings(service=str(values["service"]), namespace=namespace))
+    settings = TrustSettings(service=str(values["service"]), namespace=namespace)
+    trust = Trust(store, tls, settings, judge=judged_here)
     task = asyncio.create_task(trust.run())
     try:
         yield

@@ -8,12 +8,21 @@ import asyncio
 import base64
 import datetime
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from accelplane.kube.certificates import CertificatePolicy, Issued, issued, renewed, service_names
+from accelplane.kube.certificates import (
+    CertificatePolicy,
+    CertificateTrouble,
+    Issued,
+    Judgement,
+    Question,
+    issued,
+    judged,
+    service_names,
+)
 from accelplane.kube.jsonpatch import Operation, pointer
 from accelplane.kube.tls import CertificateError, ServingTls
 
@@ -139,11 +148,15 @@ class Trust:
         tls: ServingTls,
         settings: TrustSettings,
         clock: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
+        judge: Callable[[Question], Awaitable[Judgement]] = judged,
     ) -> None:
         self._store = store
         self._tls = tls
         self._settings = settings
         self._clock = clock
+        self._judge = judge
+        # what was asked last, and what was said
+        self._said: tuple[Issued | None, Issued, datetime.datetime] | None = None
         self._served: Issued | None = None
 
     async def settle(self) -> None:
@@ -197,11 +210,28 @@ class Trust:
         for _ in range(_TRIES):
             held = await self._store.read()
             current = issued(held.data) if held else None
-            wanted = renewed(current, names, self._clock(), self._settings.policy)
-            if wanted is current:
+            wanted = await self._wanted(current, names)
+            if wanted == current:
                 return wanted
             data = {**(held.data if held else {}), **wanted.data()}
             if await self._store.write(data, held.version if held else None):
                 log.info("certificate of %s: %s", names[0], "issued" if current is None else "renewed")
                 return wanted
         raise TrustError(f"the certificate of {names[0]} changes each time that it is written")
+
+    async def _wanted(self, current: Issued | None, names: Sequence[str]) -> Issued:
+        """What the Secret should hold. Raises `TrustError`."""
+        now = self._clock()
+        if self._said is not None:
+            asked, wanted, until = self._said
+            if current in (asked, wanted) and now < until:
+                return wanted
+        try:
+            judgement = await self._judge(Question(current, names, now, self._settings.policy))
+        except CertificateTrouble as error:
+            raise TrustError(str(error)) from error
+        wanted = judgement.issued or current
+        if wanted is None:
+            raise TrustError("where there is no certificate none was issued")
+        self._said = (current, wanted, judgement.until)
+        return wanted
