@@ -17,7 +17,8 @@ from threading import Event
 import pytest
 from cryptography import x509
 
-from accelplane.kube.certificates import CertificatePolicy, Issued, issued, renewed, service_names
+from accelplane.kube.authority import renewed
+from accelplane.kube.certificates import CertificatePolicy, Issued, issued, service_names
 
 from .installation import KEPT_IN, NAMESPACE, SERVICE, Installation, Operator, resource
 from .machine import wait_until
