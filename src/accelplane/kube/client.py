@@ -17,6 +17,7 @@ import os
 import random
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Generic, Literal, TypeVar
 
 import httpx2
@@ -46,6 +47,9 @@ _READ_AT_ONCE = 2
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 _PROXIES = {"http_proxy", "https_proxy", "all_proxy"}
+
+# Asked before each write of a task and of those that it starts; what it raises is raised instead.
+FENCE: ContextVar[Callable[[], None]] = ContextVar("fence", default=lambda: None)
 
 T = TypeVar("T", bound=Object)
 Propagation = Literal["Background", "Foreground", "Orphan"]
@@ -291,6 +295,8 @@ class Client:
         in_turn: bool = False,
     ) -> bytes:
         name = f"{method} {path}"
+        if method != "GET":
+            FENCE.get()()
         content = None if body is None else msgspec.json.encode(body)
         headers = dict(accepts or {}) if content is None else {"Content-Type": media}
         request = self._http.build_request(method, path, params=parameters, content=content, headers=headers)

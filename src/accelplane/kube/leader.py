@@ -97,8 +97,12 @@ class LeaderElector:
                 continue
             if self._seen is not None and (self._seen.holderIdentity or "") != self.election.identity:
                 self._lose(f"{self._seen.holderIdentity or 'nobody'} holds it")
-            if not self._remaining():
-                self._lose(f"not renewed for {self.election.renew:g} s")
+            self.assure()
+
+    def assure(self) -> None:
+        """Raises `LeaseLost` when it is not certain any more who leads: a process that stood still finds that first."""
+        if not self._remaining():
+            self._lose(f"not renewed for {self.election.renew:g} s")
 
     async def release(self) -> None:
         """Gives the Lease up, so that the next leader need not wait; what goes wrong with that is logged."""

@@ -19,13 +19,14 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from .authorized import Authorized
 from .cache import Cache, Patience
-from .client import Client, Selection
+from .client import FENCE, Client, Selection
 from .controller import RESYNC, Controller, Reconcile
 from .events import Recorder
 from .https import Answer, Answering, Handler, HttpError, HttpLimits, HttpServer, Request
@@ -187,6 +188,7 @@ class Manager:
             if self.elector is not None:
                 await self.elector.acquire()
                 tasks.create_task(self._hold(self.elector))
+                FENCE.set(partial(self._assure, self.elector))
             self._led = [tasks.create_task(work()) for work, leading in self._work if leading]
             self._running = [
                 tasks.create_task(controller.run(), name=f"controller {controller.name}")
@@ -199,10 +201,21 @@ class Manager:
         try:
             await elector.hold()
         except LeaseLost as error:
-            log.critical("%s; ends at once", error)
-            logging.shutdown()
-            self._end(1)
+            self._lost(error)
             raise
+
+    def _assure(self, elector: LeaderElector) -> None:
+        """Before each write of what only the leader does: one that stood still must not go on where it was."""
+        try:
+            elector.assure()
+        except LeaseLost as error:
+            self._lost(error)
+            raise
+
+    def _lost(self, error: LeaseLost) -> None:
+        log.critical("%s; ends at once", error)
+        logging.shutdown()
+        self._end(1)
 
     async def _finish(self) -> None:
         """Lets controllers end what they do, or makes them, the Lease being held meanwhile."""

@@ -1,0 +1,45 @@
+"""A leader that stood still, and then goes on where it was: it writes nothing more."""
+
+import asyncio
+import time
+
+from kubeapi import kube_api
+from kubekinds import Widget, widget
+from waiting import until
+
+from accelplane.kube.client import Client
+from accelplane.kube.leader import Election, LeaseLost
+from accelplane.kube.manager import OFF, Manager
+from accelplane.kube.objects import Request
+
+
+async def test_a_leader_that_stood_still_in_the_middle_of_its_work_ends_at_its_next_write() -> None:
+    codes: list[int] = []
+    refused: list[str] = []
+    async with kube_api() as api:
+        client = Client(api.config, field_manager="test", timeout=1)
+        election = Election(name="l", namespace="n", identity="one", lease=2, renew=1, retry=0.05)
+        manager = Manager(client, election=election, health_address=OFF, metrics_address=OFF, end=codes.append)
+
+        async def reconcile(request: Request) -> None:
+            await client.patch(Widget, request.name, {"spec": {"size": 1}})
+            # As a process does that is stopped, or a machine that sleeps.
+            time.sleep(1.1)  # noqa: ASYNC251
+            try:
+                await client.patch(Widget, request.name, {"spec": {"size": 2}})
+            except LeaseLost as error:
+                refused.append(str(error))
+                raise
+
+        manager.controller("widget", reconcile).own(manager.cache(Widget))
+        api.put("widgets", widget("w"))
+        running = asyncio.create_task(manager.run())
+        await until(lambda: bool(codes))
+        assert refused == ["lease n/l: lost by one: not renewed for 1 s"]
+        assert codes[0] == 1
+        found = api.get("widgets", "w")
+        assert found
+        assert found["spec"]["size"] == 1
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await client.close()
