@@ -17,6 +17,9 @@ from accelplane.plugins import Plugin
 
 if TYPE_CHECKING:
     from cluster.cluster import Node
+    from kubeapi import KubeApi
+
+    from accelplane.kube.client import Client
 
 Start = Callable[..., Awaitable[Agent]]
 Run = Callable[..., Process]
@@ -101,3 +104,22 @@ def run(tmp_path: Path, directory: str) -> Iterator[Run]:
     yield start
     for process in processes:
         process.kill()
+
+
+@pytest.fixture
+async def api() -> "AsyncIterator[KubeApi]":
+    """An API server's double."""
+    from kubeapi import kube_api
+
+    async with kube_api() as running:
+        yield running
+
+
+@pytest.fixture
+async def client(api: "KubeApi") -> "AsyncIterator[Client]":
+    """A client of it."""
+    from accelplane.kube.client import Client
+
+    made = Client(api.config, field_manager="test", timeout=1)
+    yield made
+    await made.close()

@@ -3,12 +3,11 @@
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from cluster.pki import Authority
-from kubeapi import Fault, KubeApi, kube_api
+from kubeapi import Fault, KubeApi
 from waiting import until
 
 from accelplane.kube.authorized import Authorized
@@ -20,19 +19,6 @@ from accelplane.kube.tls import ServingTls
 AUTHORITY = Authority("tests")
 READER = {"username": "system:serviceaccount:m:p", "uid": "u", "groups": ["g"], "extra": {"k": ["v"]}}
 WHO, MAY = "POST /apis/authentication.k8s.io/v1/tokenreviews", "POST /apis/authorization.k8s.io/v1/subjectaccessreviews"
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[KubeApi]:
-    async with kube_api() as running:
-        yield running
-
-
-@pytest.fixture
-async def client(api: KubeApi) -> AsyncIterator[Client]:
-    made = Client(api.config, field_manager="test", timeout=1)
-    yield made
-    await made.close()
 
 
 class Clock:

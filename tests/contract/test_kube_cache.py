@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-from kubeapi import KubeApi, kube_api
+from kubeapi import KubeApi
 from kubekinds import Config, Widget, widget
 from waiting import until
 
@@ -15,12 +15,6 @@ from accelplane.kube.objects import Request
 
 ALL = Selection()
 HASTE = Patience(silence=5, lasting=60, first_delay=0.01, max_delay=0.1)
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[KubeApi]:
-    async with kube_api() as running:
-        yield running
 
 
 @contextlib.asynccontextmanager

@@ -1,11 +1,10 @@
 """Requests to an API server that does as it should, and to one that does not."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from kubeapi import KubeApi, kube_api
+from kubeapi import KubeApi
 from kubekinds import Config, Widget, WidgetSpec, WidgetStatus, widget
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.config.models import Cluster, Context, User
@@ -16,19 +15,6 @@ from accelplane.kube import errors
 from accelplane.kube.client import Client, Selection, Watched, load_config
 from accelplane.kube.metrics import Metrics
 from accelplane.kube.objects import Metadata
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[KubeApi]:
-    async with kube_api() as running:
-        yield running
-
-
-@pytest.fixture
-async def client(api: KubeApi) -> AsyncIterator[Client]:
-    made = Client(api.config, field_manager="test", timeout=1)
-    yield made
-    await made.close()
 
 
 async def events(client: Client, since: str = "100", *, silence: float = 5, lasting: float = 60) -> list[Watched]:

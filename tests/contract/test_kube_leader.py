@@ -2,29 +2,16 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 
 import pytest
-from kubeapi import KubeApi, kube_api
+from kubeapi import KubeApi
 from waiting import until
 
 from accelplane.kube.client import Client
 from accelplane.kube.leader import Election, LeaderElector, LeaseLost, boot_time
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/n/leases"
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[KubeApi]:
-    async with kube_api() as running:
-        yield running
-
-
-@pytest.fixture
-async def client(api: KubeApi) -> AsyncIterator[Client]:
-    made = Client(api.config, field_manager="test", timeout=1)
-    yield made
-    await made.close()
 
 
 def candidate(client: Client, identity: str, *, renew: float = 0.6) -> LeaderElector:

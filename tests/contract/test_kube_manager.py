@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from kubeapi import KubeApi, kube_api
+from kubeapi import KubeApi
 from kubekinds import Config, Widget, widget
 from waiting import until
 
@@ -19,19 +19,6 @@ from accelplane.kube.manager import OFF, Manager, split_address
 from accelplane.kube.objects import Request
 
 HASTE = Patience(first_delay=0.01, max_delay=0.1)
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[KubeApi]:
-    async with kube_api() as running:
-        yield running
-
-
-@pytest.fixture
-async def client(api: KubeApi) -> AsyncIterator[Client]:
-    made = Client(api.config, field_manager="test", timeout=1)
-    yield made
-    await made.close()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import base64
 from collections.abc import AsyncIterator
 
 import pytest
-from kubeapi import KubeApi, kube_api
+from kubeapi import KubeApi
 
 from accelplane.kube.client import Client
 from accelplane.kube.tls import ServingTls
@@ -13,12 +13,6 @@ from accelplane.kube.truststore import ClusterTrustStore
 
 SETTINGS = TrustSettings(service="hooks", namespace="n")
 OURS = {"service": {"name": "hooks", "namespace": "n"}}
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[KubeApi]:
-    async with kube_api() as running:
-        yield running
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from customresources import resource, sample
-from kubeapi import KubeApi, Object, kube_api
+from kubeapi import KubeApi, Object
 from waiting import until
 
 from accelplane.kube.cache import Patience
@@ -20,12 +20,6 @@ from accelplane.operator.settings import ImagePolicy, Settings
 
 NAMESPACE = "plugins"
 IMAGE = "intel/intel-gpu-plugin:0.31.1"
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[KubeApi]:
-    async with kube_api() as running:
-        yield running
 
 
 @contextlib.asynccontextmanager

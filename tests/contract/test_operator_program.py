@@ -5,7 +5,7 @@ import base64
 import json
 import re
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import yaml
 from cluster.pki import Authority
 from customresources import resource
 from jsonpatching import applied
-from kubeapi import KubeApi, kube_api
+from kubeapi import KubeApi
 from processes import Process
 from waiting import until
 
@@ -25,12 +25,6 @@ AUTHORITY = Authority("tests")
 IMAGE = "intel/intel-gpu-plugin:0.31.1"
 
 Start = Callable[..., Process]
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[KubeApi]:
-    async with kube_api() as running:
-        yield running
 
 
 @pytest.fixture

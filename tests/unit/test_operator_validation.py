@@ -288,6 +288,7 @@ def test_what_pods_cannot_be_is_refused_where_it_is_written(spec: dict[str, Any]
         {"nodeSelector": {"intel.feature.node.kubernetes.io/gpu": "true", "empty": ""}},
         {"tolerations": [{"operator": "Exists"}, {"key": "a.example/b", "value": "c", "effect": "NoSchedule"}]},
         {"tolerations": [{"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0}]},
+        {"tolerations": [{"key": "a", "effect": "PreferNoSchedule"}]},
         {"imagePullSecrets": [{"name": "registry.mine"}], "priorityClassName": "system-node-critical"},
         {"resources": {"limits": {"cpu": 1, "memory": "1Gi"}, "requests": {"cpu": "1000m", "memory": "1024Mi"}}},
         {"resources": {"limits": {"hugepages-2Mi": "4Mi", "a.example/b": 1}, "requests": {"a.example/b": "1"}}},
