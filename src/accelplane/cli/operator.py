@@ -101,8 +101,10 @@ def _run(values: Mapping[str, Value]) -> int:
 
 def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Options":
     """What the flags and the environment say. Raises `ValueError` naming the flag that is wrong."""
-    from accelplane.operator.program import Certificate, Options  # noqa: PLC0415
+    from accelplane.kube.webhooks import Certificate  # noqa: PLC0415
+    from accelplane.operator.program import Options  # noqa: PLC0415
 
+    prefix = str(values["name-prefix"])
     given = {**environment, **{f"-{name}": str(value) for name, value in values.items()}}
     namespace = "DEVICEPLUGIN_NAMESPACE" if environment.get("DEVICEPLUGIN_NAMESPACE") else "-deviceplugin-namespace"
     return Options(
@@ -111,13 +113,17 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
             namespace=_name(given, namespace),
             pull_secret=_name(given, "DEVICEPLUGIN_SECRET"),
             service_account=_name(given, "-plugin-service-account"),
-            prefix=str(values["name-prefix"]),
+            prefix=prefix,
             images=_images(values, environment),
         ),
         certificate=Certificate(
             directory=str(values["cert-dir"]),
             secret=_name(given, "-certificate-secret"),
-            prefix=str(values["name-prefix"]),
+            service=f"{prefix}webhook-service",
+            configurations={
+                "MutatingWebhookConfiguration": [f"{prefix}mutating-webhook-configuration"],
+                "ValidatingWebhookConfiguration": [f"{prefix}validating-webhook-configuration"],
+            },
         ),
         sgx=sgxwebhook.sgx_options(values),
         webhook_port=_port(values["port"]),

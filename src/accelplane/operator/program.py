@@ -4,9 +4,8 @@ Controllers work in the leader's process alone; webhooks, probes and metrics are
 """
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from lightkube.config.kubeconfig import SingleConfig
@@ -14,14 +13,14 @@ from lightkube.config.kubeconfig import SingleConfig
 from accelplane.admission import fpga, sgx
 from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Mappings
 from accelplane.admission.sgx import SgxOptions
-from accelplane.kube.admission import AdmissionServer, Hook
+from accelplane.kube.admission import Hook
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.errors import ApiError, NotFound
 from accelplane.kube.leader import Election
 from accelplane.kube.manager import Manager
-from accelplane.kube.metrics import Metrics
 from accelplane.kube.objects import Object
 from accelplane.kube.tls import ServingTls, TlsSettings
+from accelplane.kube.webhooks import Certificate, serve
 from accelplane.operator.controller import PluginController, controllers
 from accelplane.operator.resources import KINDS
 from accelplane.operator.settings import Settings
@@ -31,17 +30,6 @@ log = logging.getLogger(__name__)
 
 FIELD_MANAGER = "accelplane-operator"
 LEASE = "d1c7b6d5.intel.com"
-
-
-class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the webhooks' certificate comes from: files of `directory`, or, when `secret` is set, ourselves.
-
-    `prefix` stands before the names of the service and of the webhook configurations.
-    """
-
-    directory: str = ""
-    secret: str = ""
-    prefix: str = ""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,11 +90,8 @@ def _manager(client: Client, options: Options, *, named: bool) -> Manager:
         profiling=options.profiling,
     )
     made = controllers(manager, options.families, options.settings)
-    _certify(manager, tls, options.certificate)
-    server = AdmissionServer(list(_hooks(manager, made, options, named=named)), observe=_observed(client.metrics))
-    manager.ready_when("the webhooks' certificate", lambda: tls.ready)
-    manager.ready_when("the webhooks' port", server.accepts)
-    manager.enter(_serving(server, options.webhook_port, tls))
+    found = _hooks(manager, made, options, named=named)
+    serve(manager, found, options.certificate, tls, port=options.webhook_port)
     log.info("kinds: %s; DaemonSets in namespace %s", ", ".join(options.families), options.settings.namespace)
     return manager
 
@@ -118,43 +103,3 @@ def _hooks(manager: Manager, made: Mapping[str, PluginController], options: Opti
     if named:
         # Every replica has all names before it is ready, whether or not it leads.
         yield fpga.mutator(Mappings(manager.cache(AcceleratorFunction), manager.cache(FpgaRegion)).of)
-
-
-def _certify(manager: Manager, tls: ServingTls, certificate: Certificate) -> None:
-    """Raises `CertificateError`."""
-    if not certificate.secret:
-        tls.follow(certificate.directory)
-        return
-    # Imported here: what makes certificates is the largest library of all.
-    from accelplane.kube.trust import Trust, TrustSettings  # noqa: PLC0415
-    from accelplane.kube.truststore import ClusterTrustStore  # noqa: PLC0415
-
-    namespace = manager.client.namespace
-    store = ClusterTrustStore(
-        manager.client,
-        namespace,
-        certificate.secret,
-        {
-            "MutatingWebhookConfiguration": [f"{certificate.prefix}mutating-webhook-configuration"],
-            "ValidatingWebhookConfiguration": [f"{certificate.prefix}validating-webhook-configuration"],
-        },
-    )
-    settings = TrustSettings(service=f"{certificate.prefix}webhook-service", namespace=namespace)
-    manager.background(Trust(store, tls, settings).run)
-
-
-def _observed(metrics: Metrics) -> Callable[[str, int, float], None]:
-    def observe(path: str, code: int, seconds: float) -> None:
-        metrics.webhook_requests.labels(path, str(code)).inc()
-        metrics.webhook_seconds.labels(path).observe(seconds)
-
-    return observe
-
-
-@contextlib.asynccontextmanager
-async def _serving(server: AdmissionServer, port: int, tls: ServingTls) -> AsyncGenerator[None]:
-    log.info("webhooks at port %d", await server.start(None, port, tls.context))
-    try:
-        yield
-    finally:
-        await server.stop()

@@ -1,0 +1,74 @@
+"""Webhooks as a part of a program: their server, its certificate, and readiness.
+
+serve(manager, hooks, Certificate(directory="/certs"), port=9443)
+"""
+
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from accelplane.kube.admission import AdmissionServer, Hook
+from accelplane.kube.manager import Manager
+from accelplane.kube.metrics import Metrics
+from accelplane.kube.tls import ServingTls
+
+if TYPE_CHECKING:
+    from accelplane.kube.trust import TargetKind
+
+log = logging.getLogger(__name__)
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the webhooks' certificate comes from: files of `directory`, or, when `secret` is set, ourselves.
+
+    One of our own is for `service`, is kept in that Secret of the program's namespace, and is made known to
+    `configurations`: names by kind (`MutatingWebhookConfiguration`, `ValidatingWebhookConfiguration`).
+    """
+
+    directory: str = ""
+    secret: str = ""
+    service: str = ""
+    configurations: "Mapping[TargetKind, Sequence[str]]" = {}
+
+
+def serve(manager: Manager, hooks: Iterable[Hook], certificate: Certificate, tls: ServingTls, *, port: int) -> None:
+    """Has the manager serve these webhooks, and be ready when they can be reached. Raises `CertificateError`."""
+    _certify(manager, certificate, tls)
+    server = AdmissionServer(hooks, observe=_observed(manager.client.metrics))
+    manager.ready_when("the webhooks' certificate", lambda: tls.ready)
+    manager.ready_when("the webhooks' port", server.accepts)
+    manager.enter(_serving(server, port, tls))
+
+
+def _certify(manager: Manager, certificate: Certificate, tls: ServingTls) -> None:
+    if not certificate.secret:
+        tls.follow(certificate.directory)
+        return
+    # Imported here: what makes certificates is the largest library of all.
+    from accelplane.kube.trust import Trust, TrustSettings  # noqa: PLC0415
+    from accelplane.kube.truststore import ClusterTrustStore  # noqa: PLC0415
+
+    namespace = manager.client.namespace
+    store = ClusterTrustStore(manager.client, namespace, certificate.secret, certificate.configurations)
+    settings = TrustSettings(service=certificate.service, namespace=namespace)
+    manager.background(Trust(store, tls, settings).run)
+
+
+def _observed(metrics: Metrics) -> Callable[[str, int, float], None]:
+    def observe(path: str, code: int, seconds: float) -> None:
+        metrics.webhook_requests.labels(path, str(code)).inc()
+        metrics.webhook_seconds.labels(path).observe(seconds)
+
+    return observe
+
+
+@contextlib.asynccontextmanager
+async def _serving(server: AdmissionServer, port: int, tls: ServingTls) -> AsyncGenerator[None]:
+    log.info("webhooks at port %d", await server.start(None, port, tls.context))
+    try:
+        yield
+    finally:
+        await server.stop()
