@@ -27,7 +27,7 @@ def test_a_bitstream_is_found_by_region_and_afu(tmp_path: Path, host: Host) -> N
     write(tmp_path / STORE / INTERFACE / f"{HASH}.aocx", aocx())
     link(tmp_path / STORE / "arria10-nlb0.gbs", f"{INTERFACE}/{NLB0}.gbs")
     with opened_for(host, INTERFACE.upper(), NLB0) as bitstream:
-        assert bitstream.read() == b"zero"
+        assert bitstream.read().tobytes() == b"zero"
         assert bitstream.path == f"/{STORE}/{INTERFACE}/{NLB0}.gbs"
     with opened_for(host, INTERFACE, HASH) as bitstream:
         assert bitstream.unique == HASH

@@ -8,11 +8,10 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-import msgspec
-
-from accelplane.plugins.base import Config
+if TYPE_CHECKING:
+    from accelplane.plugins.base import Config
 
 Value = str | int | float | bool
 Kind = Literal["string", "int", "uint", "float", "bool"]
@@ -36,7 +35,7 @@ class HelpWanted(Exception):
     """`-h`, `-help` or `--help` was given."""
 
 
-class Flag(msgspec.Struct, frozen=True):
+class Flag(NamedTuple):
     """One flag: its default tells its kind. An `unsigned` one is a number without a sign.
 
     Of a `repeated` one each occurrence adds to those before, with a comma; of others the last counts.
@@ -53,8 +52,10 @@ class Flag(msgspec.Struct, frozen=True):
         return "uint" if self.unsigned else _KINDS[type(self.default)]
 
 
-def flags_of(config: type[Config]) -> list[Flag]:
+def flags_of(config: "type[Config]") -> list[Flag]:
     """A flag for each of the options that a command line can express; those that start at 0 are unsigned."""
+    import msgspec  # noqa: PLC0415 - the FPGA hook and tool do without it
+
     flags: list[Flag] = []
     for field in msgspec.structs.fields(config):
         default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()

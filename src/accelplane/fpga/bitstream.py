@@ -10,6 +10,7 @@ The file stays open meanwhile: what was looked at is what is programmed and inst
 import contextlib
 import os
 import stat
+from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import NamedTuple
 
@@ -25,8 +26,8 @@ class Bitstream(NamedTuple):
     """An open bitstream file. Ids are canonical, empty where the file does not say.
 
     `accelerator` is what the port's AFU id becomes; `unique` is what the file is asked for and installed by, the same
-    or an OpenCL design's hash. `size` and `read` are of the bitstream as the hardware takes it; both raise
-    `BitstreamError`. `descriptor` is of the file as it is.
+    or an OpenCL design's hash. `size` and `read` are of the bitstream as the hardware takes it, an array because that
+    tells where in memory it is; both raise `BitstreamError`. `descriptor` is of the file as it is.
     """
 
     path: str
@@ -38,7 +39,7 @@ class Bitstream(NamedTuple):
     programmable: bool
     descriptor: int
     size: Callable[[], int]
-    read: Callable[[], bytearray]
+    read: Callable[[], "array[int]"]
 
 
 @contextlib.contextmanager
@@ -68,7 +69,7 @@ def extra(bitstream: Bitstream) -> dict[str, str]:
 
 
 def _gbs(name: str, descriptor: int, file_size: int) -> Bitstream:
-    header = gbs.parse(_read(name, descriptor, 0, min(file_size, gbs.HEAD_LIMIT)), name)
+    header = gbs.parse(_read(name, descriptor, 0, min(file_size, gbs.HEAD_LIMIT)).tobytes(), name)
     size = file_size - header.offset
     _check_size(name, size)
     return Bitstream(
@@ -116,10 +117,10 @@ def _aocx(name: str, descriptor: int, file_size: int) -> Bitstream:
     def size() -> int:
         return sum(map(len, pieces())) - header.offset
 
-    def read() -> bytearray:
-        data = bytearray()
+    def read() -> "array[int]":
+        data = array("B")
         for piece in pieces():
-            data += piece
+            data.frombytes(piece)
         del data[: header.offset]
         return data
 
@@ -144,8 +145,8 @@ def _check_size(name: str, size: int) -> None:
         raise BitstreamError(f"{name}: a bitstream of {size} bytes, at most {gbs.BITSTREAM_LIMIT} are possible")
 
 
-def _read(name: str, descriptor: int, offset: int, size: int) -> bytearray:
-    data = bytearray(size)
+def _read(name: str, descriptor: int, offset: int, size: int) -> "array[int]":
+    data = array("B", b"\0") * size
     view = memoryview(data)
     done = 0
     while done < size:

@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 import time
+from array import array
 from collections.abc import Generator
 from typing import NamedTuple
 
@@ -146,14 +147,12 @@ def limited(seconds: float, what: str) -> Generator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-def _program(call: Call, port: Port, node: str, data: bytearray, *, deadline: float, patience: Patience) -> None:
-    import ctypes  # noqa: PLC0415 - not on the way of a hook that has nothing to do
-
+def _program(call: Call, port: Port, node: str, data: "array[int]", *, deadline: float, patience: Patience) -> None:
     number, driver = port_number(port), port.driver
-    held = (ctypes.c_char * len(data)).from_buffer(data)  # its memory stays where it is
+    address, size = data.buffer_info()
     attempts = 0
     while True:
-        argument = ioctl.pack_program(driver, number, len(data), ctypes.addressof(held))
+        argument = ioctl.pack_program(driver, number, size, address)
         try:
             ioctl.perform(call, driver, node, "program", argument)
             return
