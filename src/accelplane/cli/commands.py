@@ -54,6 +54,16 @@ def operator() -> None:
     sys.exit(main(sys.argv[2:]))
 
 
+@accelplane.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+)
+def fpga() -> None:
+    """Look at FPGA cards and bitstreams, install and program them."""
+    from accelplane.cli.fpgatool import main  # noqa: PLC0415
+
+    sys.exit(main(sys.argv[2:], "accelplane fpga"))
+
+
 @accelplane.group()
 def webhook() -> None:
     """Run a webhook for pods alone, without the operator."""
@@ -65,6 +75,16 @@ def sgx() -> None:
     from accelplane.cli.sgxwebhook import main  # noqa: PLC0415
 
     sys.exit(main(sys.argv[3:], "accelplane webhook sgx"))
+
+
+@webhook.command(
+    "fpga", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+)
+def fpga_webhook() -> None:
+    """Turn names of FPGA functions into what pods get for them."""
+    from accelplane.cli.fpgawebhook import main  # noqa: PLC0415
+
+    sys.exit(main(sys.argv[3:], "accelplane webhook fpga"))
 
 
 @accelplane.command()
@@ -123,7 +143,7 @@ def simulate() -> None:
     """Run a command on hardware that is not there."""
 
 
-@simulate.command(context_settings={"ignore_unknown_options": True})
+@simulate.command("fpga", context_settings={"ignore_unknown_options": True})
 @click.option("--description", default="", metavar="FILE", help="A node's description; one card when not given.")
 @click.option(
     "--outcome",
@@ -133,7 +153,7 @@ def simulate() -> None:
     help="How the next attempt to program a card ends; repeated, the ones after it.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def fpga(description: str, outcomes: "tuple[Outcome, ...]", command: tuple[str, ...]) -> None:
+def simulated_fpgas(description: str, outcomes: "tuple[Outcome, ...]", command: tuple[str, ...]) -> None:
     """Run COMMAND where there are FPGA cards that can be programmed. Needs root."""
     from accelplane.cli.simulate import run_with_fpgas  # noqa: PLC0415
 

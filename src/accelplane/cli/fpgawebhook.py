@@ -1,0 +1,128 @@
+"""`accelplane webhook fpga`, and under the name of Go's program `intel_fpga_admissionwebhook`: the FPGAs' pod webhook,
+alone in a process.
+
+It follows the AcceleratorFunctions and FpgaRegions of all namespaces, and serves once it has them: every replica has
+them, so nobody has to lead.
+"""
+
+import asyncio
+import importlib.util
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, get_args
+
+from accelplane.cli import logflags, signals
+from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.fpga.ids import Naming
+
+if TYPE_CHECKING:
+    from accelplane.kube.client import Client
+    from accelplane.kube.manager import Manager
+
+log = logging.getLogger(__name__)
+
+PROGRAM = "intel_fpga_admissionwebhook"
+
+FLAGS = (
+    Flag("kubeconfig", "", "kubeconfig file, outside a cluster"),
+    Flag("leader-elect", False, "accepted; every replica has all mappings, and none leads"),
+    Flag("resource-naming", "default", "names of functions that are programmed already: default, or legacy63 as in "
+         "April 2020; the plugins have to agree"),
+    Flag("port", 9443, "port of the webhook"),
+    Flag("cert-dir", "/tmp/k8s-webhook-server/serving-certs",  # noqa: S108 - where existing manifests mount it
+         "directory of tls.crt and tls.key, which are read again when they change"),
+    Flag("tls-1.3", False, "allow TLS 1.3 as well; without it there is TLS 1.2 with two suites, and nothing else"),
+    Flag("health-probe-bind-address", "0", "where /healthz and /readyz are served; 0 means nowhere"),
+    Flag("metrics-bind-address", "0", "where /metrics is served, as host:port or :port; 0 means nowhere"),
+    Flag("certificate-secret", "", "Secret of the pod's own namespace for a certificate of the webhook's own"),
+    Flag("service", "intelfpgawebhook-webhook-service", "service in front of the webhook, for -certificate-secret"),
+    Flag("webhook-configuration", "intelfpgawebhook-mutating-webhook-configuration",
+         "MutatingWebhookConfiguration that is to trust the webhook's own certificate"),
+    *logflags.FLAGS,
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
+    """The entry point, as which `program` it was called; 1 for what is fatal, 2 for flags."""
+    signals.end_at_once()
+    given = parse_or_exit(program, FLAGS, sys.argv[1:] if arguments is None else arguments, lenient=True)
+    if importlib.util.find_spec("lightkube") is None:
+        sys.stderr.write(f"{program}: this needs more than a node does: pip install 'accelplane[operator]'\n")
+        return 1
+    try:
+        logflags.start(given, program.replace(" ", "-"))
+        return _run({flag.name: flag.default for flag in FLAGS} | given)
+    except ValueError as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        return 1
+    except OSError as error:
+        log.critical("%s%s", f"{error.filename}: " if error.filename else "", error.strerror or error)
+        return 1
+
+
+def naming_of(text: str) -> Naming:
+    """Raises `ValueError`."""
+    known: Mapping[str, Naming] = {one: one for one in get_args(Naming)}
+    if text not in known:
+        raise ValueError(f"-resource-naming: {text!a}: expected one of {', '.join(known)}")
+    return known[text]
+
+
+def _run(values: Mapping[str, Value]) -> int:
+    # The flags' text must not cost what the work does.
+    from lightkube.core.exceptions import ConfigError  # noqa: PLC0415
+
+    from accelplane.kube.client import Client, load_config  # noqa: PLC0415
+    from accelplane.kube.tls import CertificateError  # noqa: PLC0415
+
+    async def run() -> None:
+        client = Client(load_config(str(values["kubeconfig"])), field_manager="accelplane-fpga-webhook")
+        try:
+            await _manager(client, values).run()
+        finally:
+            await client.close()
+
+    try:
+        asyncio.run(run())
+    except (ConfigError, CertificateError) as error:
+        log.critical("%s", error)
+        return 1
+    return 0
+
+
+def _manager(client: "Client", values: Mapping[str, Value]) -> "Manager":
+    """Raises `CertificateError` and `ValueError`."""
+    from accelplane.admission.fpga import mutator  # noqa: PLC0415
+    from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Mappings  # noqa: PLC0415
+    from accelplane.kube.manager import OFF, Manager, split_address  # noqa: PLC0415
+    from accelplane.kube.tls import ServingTls, TlsSettings  # noqa: PLC0415
+    from accelplane.kube.webhooks import Certificate, serve  # noqa: PLC0415
+
+    port = int(values["port"])
+    if not 0 <= port <= 65535:
+        raise ValueError(f"-port: {port}: expected 0 to 65535")
+    health, metrics = (str(values[f"{name}-bind-address"]) for name in ("health-probe", "metrics"))
+    for flag, address in (("health-probe", health), ("metrics", metrics)):
+        try:
+            if address != OFF:
+                split_address(address)
+        except ValueError:
+            raise ValueError(f"-{flag}-bind-address: {address!a}: expected host:port, :port or 0") from None
+    manager = Manager(client, health_address=health, metrics_address=metrics)
+    names = Mappings(
+        manager.cache(AcceleratorFunction), manager.cache(FpgaRegion), naming_of(str(values["resource-naming"]))
+    )
+    certificate = Certificate(
+        directory=str(values["cert-dir"]),
+        secret=str(values["certificate-secret"]),
+        service=str(values["service"]),
+        configurations={"MutatingWebhookConfiguration": [str(values["webhook-configuration"])]},
+    )
+    tls = ServingTls(TlsSettings(newer=bool(values["tls-1.3"])))
+    serve(manager, [mutator(names.of)], certificate, tls, port=port)
+    return manager
+
+
+if __name__ == "__main__":
+    sys.exit(main())
