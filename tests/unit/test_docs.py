@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import accelplane.plugins
-from accelplane.cli import epchook, logflags, sgxwebhook
+from accelplane.cli import epchook, fpgawebhook, logflags, sgxwebhook
 from accelplane.cli import labels as labels_command
 from accelplane.cli import node as node_command
 from accelplane.cli import operator as operator_command
@@ -41,6 +41,7 @@ from accelplane.plugins.sgx import SgxConfig
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 WEBHOOK = DOCS / "sgx-webhook.md"
+FPGA_WEBHOOK = DOCS / "fpga-webhook.md"
 OPERATOR = DOCS / "operator.md"
 USERS, AUTHORS = DOCS / "users-guide.md", DOCS / "plugin-authors-guide.md"
 ACCELERATORS, LABELS = DOCS / "accelerators.md", DOCS / "labels.md"
@@ -233,6 +234,7 @@ def shown(flag: Flag) -> str:
         (ACCELERATORS, "SGX options", flags_of(SgxConfig)),
         (LABELS, "accelplane labels", [flag for flag in labels_command.FLAGS if flag not in logflags.FLAGS]),
         (LABELS, "EPC", [flag for flag in epchook.FLAGS if flag not in logflags.FLAGS]),
+        (FPGA_WEBHOOK, "Running it", [flag for flag in fpgawebhook.FLAGS if flag not in logflags.FLAGS]),
         (WEBHOOK, "Running it", [flag for flag in sgxwebhook.FLAGS if flag not in logflags.FLAGS]),
         (OPERATOR, "Flags", [flag for flag in operator_command.FLAGS if flag not in logflags.FLAGS]),
         (USERS, "Flags of every node command", [flag for flag in node_command.FLAGS if flag not in logflags.FLAGS]),
