@@ -242,6 +242,13 @@ async def test_what_keeps_it_from_running_is_said(start: Start, arguments: list[
     assert "Traceback" not in process.log()
 
 
+def test_a_command_that_there_is_not_does_not_run_the_operator(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        operator.main(["rendr", "file.yaml"], "accelplane operator")
+    assert ended.value.code == 2
+    assert "unexpected argument 'rendr'" in capsys.readouterr().err
+
+
 def test_flags_and_environment_say_what_go_s_operator_would_read() -> None:
     given, _ = parse(operator.FLAGS, ["--devices=qat", "-devices", "npu", "--deviceplugin-namespace=n", "-v=2"])
     values = {flag.name: flag.default for flag in operator.FLAGS} | given

@@ -67,7 +67,8 @@ def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
 
         return render(words[1:])
     signals.end_at_once()
-    given = parse_or_exit(program, FLAGS, words, lenient=True)
+    # What Go's program passes over is passed over; a word behind our own name is a command that there is not.
+    given = parse_or_exit(program, FLAGS, words, lenient=program == PROGRAM)
     if importlib.util.find_spec("lightkube") is None:
         sys.stderr.write(f"{program}: this needs more than a node does: pip install 'accelplane[operator]'\n")
         return 1
