@@ -1,4 +1,4 @@
-"""`accelplane`: the commands for people, and those that run for ever, which are dispatched before click is imported."""
+"""`accelplane`: the commands for people; those with flags in Go's way are dispatched before click is imported."""
 
 import sys
 
@@ -20,6 +20,10 @@ def main() -> None:
         from accelplane.cli.operator import main as operator  # noqa: PLC0415 - each command imports its own work
 
         sys.exit(operator(sys.argv[2:], "accelplane operator"))
+    if sys.argv[1:2] == ["fpga"]:
+        from accelplane.cli.fpgatool import main as fpgatool  # noqa: PLC0415 - each command imports its own work
+
+        sys.exit(fpgatool(sys.argv[2:], "accelplane fpga"))
     if sys.argv[1:3] == ["webhook", "sgx"]:
         from accelplane.cli.sgxwebhook import main as sgxwebhook  # noqa: PLC0415 - each command imports its own work
 

@@ -1,0 +1,56 @@
+"""`intel-fpga-crihook` and `accelplane-fpga-hook`: the OCI hook that programs FPGAs before a container starts.
+
+The runtime hands it the container's state on standard input. Its answer is the exit status, 0 or 1, and on failure one
+line on standard error, which ends up in `kubectl describe pod`. It runs on the host, once for each region device of a
+container, while the runtime waits: nothing is imported that is not needed.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from accelplane.cli import signals
+from accelplane.fpga import FpgaError
+from accelplane.fpga.hook import HookError, read_request, run
+from accelplane.fpga.program import PATIENCE, limited
+from accelplane.fpga.request import STATE_LIMIT
+from accelplane.host.files import Host, HostError
+
+PROGRAM = "intel-fpga-crihook"
+LONGEST = 3600.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
+    signals.end_as_usual()
+    words = sys.argv[1:] if arguments is None else arguments
+    given = _given(words)
+    seconds = float(given.get("timeout", PATIENCE.seconds))
+    try:
+        if not 0 < seconds <= LONGEST:
+            raise HookError(f"-timeout {seconds:g}: expected more than 0 and at most {LONGEST:g} seconds")
+        with limited(seconds, "reading the container's state from standard input"):
+            state = sys.stdin.buffer.read(STATE_LIMIT + 1)
+        request = read_request(state, require_mode=bool(given.get("require-annotation")))
+        run(Host(str(given.get("root", "/"))), request, patience=PATIENCE._replace(seconds=seconds))
+    except (FpgaError, HostError) as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _given(words: Sequence[str]) -> Mapping[str, str | int | float | bool]:
+    if not words:
+        return {}
+    from accelplane.cli.goflags import Flag, parse_or_exit  # noqa: PLC0415 - runtimes give no arguments
+
+    flags = (
+        Flag("require-annotation", False, "fail unless the container's annotations say that the device plugin's "
+             "region mode gave it its ports"),
+        Flag("root", "/", "find sysfs, devfs, locks and the bitstream store under this directory"),
+        Flag("timeout", PATIENCE.seconds, "seconds that all of it may take"),
+    )  # fmt: skip
+    return parse_or_exit(PROGRAM, flags, words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,393 @@
+"""`fpga_tool`, `fpgatool` and `accelplane fpga`: bitstreams and FPGA cards, for whoever administers a node.
+
+    fpga_tool [flags] COMMAND [flags]
+
+What a command tells goes to standard output, as a table or (`-json`) as one JSON document; errors go to standard error
+and end it with 1, flags that make no sense with 2. What sysfs knows is read there: a port that nobody else holds open
+is reset by the kernel when we close it.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from accelplane.cli import signals
+from accelplane.cli.goflags import Flag, FlagError, HelpWanted, Value, parse, usage
+from accelplane.fpga import FpgaError, shown
+from accelplane.fpga.bitstream import extra, opened
+from accelplane.fpga.drivers import kind_of
+from accelplane.fpga.program import (
+    PATIENCE,
+    api_version,
+    assign,
+    limited,
+    port_info,
+    port_regions,
+    program,
+    release,
+)
+from accelplane.fpga.store import install, install_path
+from accelplane.fpga.sysfs import (
+    Fme,
+    Pci,
+    Port,
+    afu_id,
+    interface_of,
+    platform_devices,
+    read_fme,
+    read_port,
+)
+from accelplane.host.files import Host, HostError
+
+PROGRAM = "fpga_tool"
+
+FLAGS = (
+    Flag("b", "", "bitstream file, GBS or AOCX"),
+    Flag("d", "", "device node of an FME or a port, or its name in /dev"),
+    Flag("p", 0, "number of the port that is released or assigned", unsigned=True),
+    Flag("n", 0, "number of virtual functions wanted by sriov", unsigned=True),
+    Flag("dry-run", False, "check everything and change nothing"),
+    Flag("force", False, "install: overwrite a file that is there"),
+    Flag("q", False, "tell less"),
+    Flag("json", False, "answer with a JSON document"),
+    Flag("root", "/", "find sysfs, devfs, locks and the bitstream store under this directory"),
+)
+
+Json: TypeAlias = "Mapping[str, Json] | Sequence[Json] | str | int | bool | None"
+
+_DEVICE_WIDTH = 33
+_BITSTREAM_WIDTH = 22
+
+
+class ToolError(FpgaError):
+    """A command line that lacks something."""
+
+
+class Given(NamedTuple):
+    """What the command line says."""
+
+    host: Host
+    flags: Mapping[str, Value]
+
+    def text(self, name: str) -> str:
+        """Of a flag that must be there. Raises `ToolError`."""
+        found = str(self.flags.get(name, ""))
+        if not found:
+            raise ToolError(f"-{name} is missing: {next(flag.help for flag in FLAGS if flag.name == name)}")
+        return found
+
+    def number(self, name: str) -> int:
+        """Of a flag, 0 when it was not given."""
+        return int(self.flags.get(name, 0))
+
+    def has(self, name: str) -> bool:
+        """Whether a switch is on."""
+        return bool(self.flags.get(name))
+
+    def say(self, line: str, *, end: str = "\n") -> None:
+        """A line for people, unless they want less, or JSON."""
+        if not self.has("q") and not self.has("json"):
+            print(line, end=end, flush=True)
+
+
+class Row(NamedTuple):
+    """A line of a device's description: its label, its key in JSON, its text; a `detail` is left out with -q."""
+
+    label: str
+    key: str
+    value: Json
+    detail: bool = False
+
+
+def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
+    """Returns the exit status."""
+    signals.end_as_usual()
+    try:
+        flags, words = _parse(sys.argv[1:] if arguments is None else arguments)
+    except HelpWanted:
+        print(_usage(name), file=sys.stderr)
+        return 0
+    except FlagError as error:
+        print(f"{error}\n{_usage(name)}", file=sys.stderr)
+        return 2
+    try:
+        if not words:
+            raise ToolError(f"no command, expected one of {', '.join(COMMANDS)}")
+        if words[0] not in COMMANDS:
+            raise ToolError(f"command {shown(words[0])}: expected one of {', '.join(COMMANDS)}")
+        if words[1:]:
+            print(f"{name}: ignored: {' '.join(map(shown, words[1:]))}", file=sys.stderr)
+        given = Given(Host(str(flags.get("root", "/"))), flags)
+        document = COMMANDS[words[0]](given)
+        if given.has("json"):
+            print(json.dumps(document, indent=2))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Who reads has seen enough; nothing more is to be flushed at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (FpgaError, HostError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parse(arguments: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
+    """Flags before, between and behind words, and the words. Raises `FlagError` or `HelpWanted`."""
+    flags: dict[str, Value] = {}
+    words: list[str] = []
+    rest = list(arguments)
+    while True:
+        found, rest = parse(FLAGS, rest)
+        flags |= found
+        if not rest:
+            return flags, words
+        words.append(rest.pop(0))
+
+
+def _usage(name: str) -> str:
+    return f"{usage(name, FLAGS)}\nCommands: {', '.join(COMMANDS)}"
+
+
+# Bitstreams
+
+
+def _info(given: Given) -> Json:
+    with opened(given.text("b")) as bitstream:
+        rows = (
+            Row("Bitstream file", "file", bitstream.path),
+            Row("Interface UUID", "interfaceId", bitstream.interface),
+            Row("Accelerator Type UUID", "acceleratorTypeId", bitstream.accelerator),
+            Row("Unique UUID", "uniqueId", bitstream.unique),
+            Row("Installation Path", "installationPath", install_path(bitstream)),
+        )
+        more = {} if given.has("q") else extra(bitstream)
+    if not given.has("json"):
+        for row in rows:
+            print(f"{row.label:{_BITSTREAM_WIDTH}}: {json.dumps(row.value)}")
+        if more:
+            print("Extra:")
+            for key, text in more.items():
+                print(f"\t{key} : {json.dumps(text)}")
+    return {**{row.key: row.value for row in rows}, **({"extra": more} if not given.has("q") else {})}
+
+
+def _install(given: Given) -> Json:
+    dry_run = given.has("dry-run")
+    with opened(given.text("b")) as bitstream:
+        path = install(given.host, bitstream, force=given.has("force"), dry_run=dry_run)
+        given.say(f"{'Would install' if dry_run else 'Installed'} {json.dumps(bitstream.path)} as {json.dumps(path)}")
+        return {"file": bitstream.path, "installationPath": path, "installed": not dry_run}
+
+
+# Devices
+
+
+def _device_info(given: Given) -> Json:
+    text = given.text("d")
+    found = kind_of(given.host, text)
+    if found is None:
+        raise ToolError(f"-d {shown(text)}: neither an FME nor a port by its name")
+    if found[1] == "fme":
+        return _show(given, "FME", _fme_rows(given, read_fme(given.host, text)))
+    return _show(given, "PORT", _port_rows(given, read_port(given.host, text)))
+
+
+def _show(given: Given, kind: str, rows: Sequence[Row]) -> Json:
+    if not given.has("json"):
+        print(f"//****** {kind} ******//")
+        for row in rows:
+            for value in row.value if isinstance(row.value, list) else [row.value]:
+                print(f"{row.label:{_DEVICE_WIDTH}}: {_shown_value(value)}")
+    return {"kind": kind.lower(), **{row.key: row.value for row in rows}}
+
+
+def _shown_value(value: Json) -> str:
+    if isinstance(value, dict):
+        return " / ".join(str(part) for part in value.values())
+    return "" if value is None else str(value)
+
+
+def _fme_rows(given: Given, fme: Fme) -> list[Row]:
+    rows = [*_device_rows(fme.name, fme.node, fme.path, fme.pci)]
+    rows.append(Row("Interface UUID", "interfaceId", ", ".join(dict.fromkeys(fme.interfaces))))
+    if not given.has("q"):
+        rows += [
+            Row("Kernet API Version", "apiVersion", api_version(given.host, fme)),
+            Row("Ports Num", "portsNum", fme.ports_num),
+            Row("Socket Id", "socketId", fme.socket_id),
+            Row("Bitstream Id", "bitstreamId", fme.bitstream_id),
+            Row("Bitstream Metadata", "bitstreamMetadata", fme.bitstream_metadata),
+        ]
+    return _wanted(given, rows)
+
+
+def _port_rows(given: Given, port: Port) -> list[Row]:
+    rows = [*_device_rows(port.name, port.node, port.path, port.pci)]
+    rows += [
+        Row("FME Name", "fme", port.fme.name),
+        Row("Port Id", "portId", port.number),
+        Row("Interface UUID", "interfaceId", interface_of(port)),
+        Row("Accelerator UUID", "acceleratorId", afu_id(given.host, port)),
+    ]
+    if not given.has("q"):
+        version = api_version(given.host, port)
+        info = port_info(given.host, port)
+        regions = [
+            {"index": region.number, "size": region.size, "offset": region.offset}
+            for region in port_regions(given.host, port, info)
+        ]
+        rows += [
+            Row("Kernet API Version", "apiVersion", version),
+            Row("Port Regions", "portRegions", info.regions),
+            Row("Port Region (Index/Size/Offset)", "regions", regions),
+        ]
+    return _wanted(given, rows)
+
+
+def _device_rows(name: str, node: str, path: str, pci: Pci) -> Iterator[Row]:
+    yield Row("Name", "name", name)
+    yield Row("Device Node", "node", node)
+    yield Row("SysFS Path", "sysfsPath", path)
+    yield Row("PCIe s:b:d:f", "pciAddress", pci.address)
+    if pci.physical is not None:
+        yield Row("Physical Function PCIe s:b:d:f", "physicalFunction", pci.physical.address, detail=True)
+    yield Row("Device Id", "deviceId", f"{pci.vendor}:{pci.device}")
+    yield Row("Device Class", "class", pci.cls, detail=True)
+    yield Row("Local CPUs", "localCpus", pci.cpus, detail=True)
+    yield Row("NUMA", "numaNode", pci.numa, detail=True)
+    if pci.vfs:
+        yield Row("SR-IOV Virtual Functions", "virtualFunctions", pci.vfs, detail=True)
+    if pci.vfs_limit:
+        yield Row("SR-IOV maximum Virtual Functions", "maximumVirtualFunctions", pci.vfs_limit, detail=True)
+
+
+def _wanted(given: Given, rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if not (row.detail and given.has("q"))]
+
+
+def _list(given: Given) -> Json:
+    return {"fmes": _listed(given, "FME"), "ports": _listed(given, "Port")}
+
+
+def _list_fmes(given: Given) -> Json:
+    return {"fmes": _listed(given, "FME")}
+
+
+def _list_ports(given: Given) -> Json:
+    return {"ports": _listed(given, "Port")}
+
+
+def _listed(given: Given, kind: str) -> list[str]:
+    fmes, ports = platform_devices(given.host)
+    names = fmes if kind == "FME" else ports
+    if not given.has("json"):
+        given.say(f"Detected FPGA {kind}s: {len(names)}")
+        for name in names:
+            print(name)
+    return names
+
+
+# What changes hardware
+
+
+def _program(given: Given) -> Json:
+    host, path, dry_run = given.host, given.text("b"), given.has("dry-run")
+    port = read_port(host, given.text("d"))
+    with limited(PATIENCE.seconds, "programming"), opened(path) as bitstream:
+        if not dry_run:
+            # Of the FME, which programs; the port is not opened.
+            api_version(host, port.fme)
+        before = _ids(host, port)
+        given.say(f"Before: {_told(before)}")
+        given.say(f'Programming {json.dumps(bitstream.path)} to port "{port.name}": ', end="")
+        try:
+            done = program(host, port, bitstream, dry_run=dry_run)
+        except (FpgaError, HostError):
+            given.say("FAILED")
+            given.say(f"After : {_told(_ids(host, port))}")
+            raise
+        given.say("OK" if done else "OK (dry run, nothing was programmed)")
+        after = _ids(host, port)
+        given.say(f"After : {_told(after)}")
+        return {"port": port.name, "file": bitstream.path, "programmed": done, "before": before, "after": after}
+
+
+def _ids(host: Host, port: Port) -> dict[str, str]:
+    """Empty where the card does not say: what has become of it is wanted most when something is wrong with it."""
+    try:
+        return {"interfaceId": interface_of(port), "acceleratorId": afu_id(host, port) or ""}
+    except (FpgaError, HostError):
+        return {"interfaceId": "", "acceleratorId": ""}
+
+
+def _told(ids: Mapping[str, str]) -> str:
+    return f'Interface ID: "{ids["interfaceId"]}" AFU ID: "{ids["acceleratorId"]}"'
+
+
+def _release(given: Given) -> Json:
+    return _move(given, "release")
+
+
+def _assign(given: Given) -> Json:
+    return _move(given, "assign")
+
+
+def _move(given: Given, word: str) -> Json:
+    host, number, dry_run = given.host, given.number("p"), given.has("dry-run")
+    fme = read_fme(host, given.text("d"))
+    if fme.ports_num.isdecimal() and number >= int(fme.ports_num):
+        raise ToolError(f"-p {number}: {fme.name} has {fme.ports_num} ports, counted from 0")
+    if dry_run:
+        given.say(f"Would {word} port {number} of {fme.name}")
+    else:
+        with limited(PATIENCE.seconds, f"to {word} the port"):
+            (release if word == "release" else assign)(host, fme, number)
+    return {"fme": fme.name, "portId": number, "done": not dry_run}
+
+
+def _sriov(given: Given) -> Json:
+    from accelplane.fpga import sriov  # noqa: PLC0415 - for this command alone
+
+    host, dry_run = given.host, given.has("dry-run")
+    fme = read_fme(host, given.text("d"))
+    if "n" not in given.flags:
+        raise ToolError("-n is missing: number of virtual functions wanted by sriov")
+    wanted = given.number("n")
+    steps = sriov.plan(sriov.read_state(host, fme), wanted)
+    if not steps:
+        given.say(f"{fme.name}: {wanted} virtual functions already")
+    elif dry_run:
+        for step in steps:
+            given.say(f"Would {step}")
+    else:
+        with limited(PATIENCE.seconds, "making virtual functions"):
+            sriov.apply(host, fme, steps, told=lambda step: given.say(str(step).capitalize()))
+    return {
+        "fme": fme.name,
+        "virtualFunctions": wanted,
+        "steps": [str(step) for step in steps],
+        "done": bool(steps) and not dry_run,
+    }
+
+
+COMMANDS: Mapping[str, Callable[[Given], Json]] = {
+    "info": _info,
+    "install": _install,
+    "fpgainfo": _device_info,
+    "fmeinfo": _device_info,
+    "portinfo": _device_info,
+    "list": _list,
+    "list-fme": _list_fmes,
+    "list-port": _list_ports,
+    "pr": _program,
+    "release": _release,
+    "assign": _assign,
+    "sriov": _sriov,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
