@@ -15,6 +15,7 @@ from manifests import render
 from accelplane.operator import models
 
 from .cluster import Cluster, ClusterError, Node
+from .families import Families
 from .machine import REPOSITORY, wait_until
 from .objects import Object, pod
 from .trees import applied, encoded, tls_secret
@@ -74,9 +75,78 @@ def is_rolled_out(cluster: Cluster) -> bool:
 
 
 def wait_for_it(cluster: Cluster) -> None:
-    hint = f"see kubectl --kubeconfig={cluster.kubeconfig} get events -n {NAMESPACE}"
-    wait_until(lambda: is_rolled_out(cluster), "the operator to be ready", 240, hint=hint)
-    wait_until(lambda: admits(cluster), "custom resources to be admitted", 60)
+    try:
+        wait_until(lambda: is_rolled_out(cluster), "the operator to be ready", 240)
+        wait_until(lambda: admits(cluster), "custom resources to be admitted", 60)
+    except ClusterError as error:
+        words = (f"--namespace={NAMESPACE}", "--selector=control-plane=controller-manager")
+        told = cluster.kubectl("describe", "pods", *words, check=False)
+        raise ClusterError(f"{error}\n{told}{cluster.kubectl('logs', *words, check=False)}") from None
+
+
+# With devices
+
+# FPGAs are not there.
+PRESENT = [family for family in models.KINDS if family != "fpga"]
+PREPARED = ("intel-dlb-initcontainer", "intel-idxd-config-initcontainer", "intel-qat-initcontainer")
+# As many as the samples' fields say: GPUs shared by ten, one virtual function of QAT.
+WANTED = {
+    "dlb.intel.com/pf": 1,
+    "dlb.intel.com/vf": 1,
+    "dsa.intel.com/wq-user-dedicated": 4,
+    "gpu.intel.com/i915": 10,
+    "gpu.intel.com/i915_monitoring": 1,
+    "iaa.intel.com/wq-user-dedicated": 4,
+    "npu.intel.com/accel": 1,
+    "qat.intel.com/cy": 1,
+    "sgx.intel.com/enclave": 110,
+    "sgx.intel.com/provision": 110,
+}
+
+
+def plugins(families: Families) -> list[Any]:
+    found: Any = families.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods")
+    return [each for each in found["items"] if each["metadata"]["labels"].get("app", "").endswith("-plugin")]
+
+
+@pytest.fixture
+def operated(shared_families: Families) -> Iterator[Families]:
+    """The operator on the cluster whose node has everything, and the names of the originals for the images there."""
+    families = shared_families
+    families.reset()
+    for name in (*(f"intel-{family}-plugin" for family in PRESENT), *PREPARED):
+        names = (f"docker.io/accelplane/{name}:devel", f"docker.io/intel/{name}:0.31.1")
+        families.node.run("ctr", "--namespace=k8s.io", "images", "tag", "--force", *names)
+    labels = [f"intel.feature.node.kubernetes.io/{family}" for family in PRESENT]
+    node = ("node", families.node.name)
+    # The namespace is there, and stays.
+    with applied(families.cluster, [each for each in render(OPERATOR / "default") if each["kind"] != "Namespace"]):
+        wait_for_it(families.cluster)
+        families.cluster.kubectl("label", *node, *(f"{label}=true" for label in labels))
+        yield families
+        families.cluster.kubectl("label", *node, *(f"{label}-" for label in labels))
+        wait_until(lambda: not plugins(families), "the plugins' pods to go", 60)
+    wait_until(lambda: not families.devices(), "the kubelet without devices", 60)
+
+
+def test_the_samples_bring_what_the_node_has_and_take_it_away(operated: Families) -> None:
+    operated.cluster.kubectl("apply", "--kustomize", SAMPLES)
+    operated.wait(WANTED, 120)
+    for each in plugins(operated):
+        assert each["spec"]["serviceAccountName"] == "inteldeviceplugins-plugins"
+        assert "/var/run/secrets/kubernetes.io/serviceaccount" not in [
+            mount["mountPath"] for mount in each["spec"]["containers"][0]["volumeMounts"]
+        ]
+    kinds = ",".join(f"{family}deviceplugins" for family in models.KINDS)
+    operated.cluster.kubectl("wait", "--for=condition=Available", "--timeout=60s", "--all", kinds)
+    listed = operated.cluster.kubectl("get", "qatdeviceplugins", "--no-headers").split()
+    assert listed[:3] == ["qatdeviceplugin-sample", "1", "1"]
+
+    operated.cluster.kubectl("delete", "--kustomize", SAMPLES)
+    wait_until(lambda: not operated.devices() and not plugins(operated), "plugins and devices to go", 120)
+
+
+# Without
 
 
 def test_the_operator_serves_what_cert_manager_puts_into_its_secret(image: None, cluster: Cluster) -> None:
@@ -164,6 +234,18 @@ def test_pods_that_ask_for_enclave_memory_are_given_the_device(installed: Cluste
     status, answer = installed.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", asking)
     assert status == 201, answer
     assert answer["spec"]["containers"][0]["resources"]["limits"]["sgx.intel.com/enclave"] == "1"
+
+
+def test_pods_that_name_a_function_of_an_fpga_are_given_the_device(installed: Cluster, namespace: str) -> None:
+    installed.kubectl("apply", f"--namespace={namespace}", "--filename", MAPPINGS)
+    region = "fpga.intel.com/region-ce48969398f05f33946d560708be108a"
+    asking = pod("asking", namespace=namespace, resources={"fpga.intel.com/arria10.dcp1.0": "1"})
+
+    def given() -> Any:
+        status, answer = installed.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", asking)
+        return status == 201 and answer["spec"]["containers"][0]["resources"]["limits"]
+
+    wait_until(lambda: given() == {region: "1"}, "the name to be known", 30)
 
 
 def test_the_resource_managers_account_comes_and_goes(installed: Cluster) -> None:
