@@ -239,4 +239,4 @@ def test_a_minute_without_the_api_server_changes_nothing_and_then_all_goes_on(
         follower.stop()
         lines = [*leader.text().splitlines(), *follower.text().splitlines()]
         assert "Traceback" not in "\n".join(lines)
-        assert len(lines) - said < 200, "\n".join(lines)
+        assert len(lines) - said < 400, "\n".join(lines)
