@@ -31,9 +31,10 @@ NOWHERE = {"example.com/nowhere": "true"}
 OVERRIDES = {"INTEL_DSA_PLUGIN_SHA": f"registry.example.com/intel-dsa-plugin@sha256:{'ab' * 32}"}
 SETTINGS = Settings(namespace=NAMESPACE, images=ImagePolicy(overrides=OVERRIDES))
 VERSION = "0.31.1"
-# By plural: what the end is about.
+# The kinds that occur, and by plural what the end is about.
+FAMILIES = ("dsa", "gpu", "qat")
 JUDGED = (
-    *(f"{family}deviceplugins" for family in models.KINDS),
+    *(f"{family}deviceplugins" for family in FAMILIES),
     "daemonsets",
     "serviceaccounts",
     "clusterrolebindings",
@@ -88,7 +89,7 @@ class Scenario:
     def families(self) -> list[str]:
         """The kinds of resources that are in it."""
         plurals = {deed.plural for deed in (*self.before, *self.deeds) if isinstance(deed, Put | Remove)}
-        return [family for family in models.KINDS if f"{family}deviceplugins" in plurals]
+        return [family for family in FAMILIES if f"{family}deviceplugins" in plurals]
 
 
 def wanted(family: str, name: str = "mine", **spec: Any) -> Put:
@@ -105,13 +106,15 @@ def config(content: str) -> Put:
 
 
 def node(name: str, **labels: str) -> Put:
+    """A node to which pods do not go: it is there for its labels alone."""
     about = {"name": name, "labels": {"kubernetes.io/arch": "amd64", **labels}}
-    return Put("nodes", {"apiVersion": "v1", "kind": "Node", "metadata": about})
+    taint = {"key": "example.com/nobody", "effect": "NoSchedule"}
+    return Put("nodes", {"apiVersion": "v1", "kind": "Node", "metadata": about, "spec": {"taints": [taint]}})
 
 
 SHARING = wanted("gpu", resourceManager=True, sharedDevNum=3)
 QAT_INIT = f"intel/intel-qat-initcontainer:{VERSION}"
-PROVISIONED = wanted("qat", initImage=QAT_INIT, provisioningConfig="functions")
+PROVISIONED = wanted("qat", initImage=QAT_INIT, kernelVfDrivers=["4xxxvf"], provisioningConfig="functions")
 SEVERAL = (config("one"), SHARING, PROVISIONED)
 
 SCENARIOS: Mapping[str, Scenario] = {
@@ -185,7 +188,7 @@ def unfulfilled(objects: Mapping[str, Sequence[Object]]) -> str:
     Each has one DaemonSet, which needs no write, and a status that tells of it; there is none besides, and what GPU
     plugins share is there when it is needed.
     """
-    resources = [each for family in models.KINDS for each in objects.get(f"{family}deviceplugins", ())]
+    resources = [each for family in FAMILIES for each in objects.get(f"{family}deviceplugins", ())]
     plugins = {each["metadata"]["uid"]: models.decode(each) for each in resources}
     nodes = {each["metadata"]["name"]: each["metadata"].get("labels") or {} for each in objects.get("nodes", ())}
     hashes = {each["metadata"]["name"]: provisioning_hash(each["data"], None) for each in objects.get("configmaps", ())}

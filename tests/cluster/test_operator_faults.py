@@ -1,0 +1,294 @@
+"""The operator as a process on a genuine API server, killed and troubled on its way there: the end is as ever.
+
+What is done to every single request in `tests/contract/test_operator_faults.py`, at a double of the API server, is done
+here to enough of them, where applying, ownership and garbage collection are genuine. Of each scenario a run without
+faults says what the end is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import http
+import json
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from operatorscenarios import (
+    FAMILIES,
+    JUDGED,
+    NAMESPACE,
+    OVERRIDES,
+    SCENARIOS,
+    SETTINGS,
+    Copy,
+    Deed,
+    Drift,
+    Put,
+    Remove,
+    copied,
+    difference,
+    end,
+    unfulfilled,
+)
+from waiting import until
+
+from accelplane.kube.cache import Patience
+from accelplane.kube.client import Client, load_config
+from accelplane.kube.manager import OFF, Manager
+from accelplane.operator.controller import controllers
+
+from .faultyway import FaultyWay, faulty_way
+from .installation import MANAGER, Installation, Operator
+from .pki import Authority
+
+pytestmark = pytest.mark.cluster
+
+Object = dict[str, Any]
+
+PLACES = {
+    "nodes": "/api/v1/nodes",
+    "configmaps": f"/api/v1/namespaces/{NAMESPACE}/configmaps",
+    "daemonsets": f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets",
+    "serviceaccounts": f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts",
+    "clusterrolebindings": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+}
+# Whoever else has accounts and bindings.
+OURS = {
+    "configmaps": {"functions"},
+    "serviceaccounts": {"gpu-manager-sa"},
+    "clusterrolebindings": {"gpu-manager-rolebinding"},
+}
+ANY = r"^(GET|PATCH|PUT|POST|DELETE) "
+# What changes something that counts.
+WRITE = r"^(PATCH|PUT|POST|DELETE) (?!.*/events)"
+EXPIRED = b'{"type":"ERROR","object":{"kind":"Status","status":"Failure","code":410,"reason":"Expired"}}'
+
+# What happens to every other of the first dozen requests.
+FAULTS: dict[str, dict[str, Any]] = {
+    "409": {"status": 409},
+    "410": {"status": 410},
+    "429": {"status": 429, "headers": {"Retry-After": "1"}},
+    "500": {"status": 500},
+    "done without an answer": {"after": True},
+}
+WATCHES: dict[str, Callable[[FaultyWay], object]] = {
+    "cut": FaultyWay.kill_watches,
+    "too old": lambda way: way.say(EXPIRED),
+    "ended in a line": lambda way: way.end_watches(b'{"type":"MODIFIED","object":{"metadata":{"na'),
+}
+
+
+class World:
+    """What users see of the cluster, and the operator on its troubled way to it."""
+
+    def __init__(self, troubled: Installation, way: FaultyWay, operator: Operator) -> None:
+        self.kubeconfig = troubled.kubeconfig
+        self.way = way
+        self.operator = operator
+        self._cluster = troubled.cluster
+
+    def revive(self) -> None:
+        """Kills the operator and starts another, as Kubernetes does."""
+        self.operator.kill()
+        self.operator.begin()
+
+    def do(self, deed: Deed) -> None:
+        match deed:
+            case Put(plural, thing):
+                self._put(f"{_place(plural)}/{thing['metadata']['name']}", thing)
+            case Remove(plural, name):
+                self._ask("DELETE", f"{_place(plural)}/{name}")
+            case Copy(name, new):
+                found = self._ask("GET", f"{PLACES['daemonsets']}/{name}")
+                self._ask("POST", PLACES["daemonsets"], copied(found, new))
+            case Drift(name, args):
+                found = self._ask("GET", f"{PLACES['daemonsets']}/{name}")
+                found["spec"]["template"]["spec"]["containers"][0]["args"] = list(args)
+                del found["metadata"]["resourceVersion"]
+                self._ask("PUT", f"{PLACES['daemonsets']}/{name}", found)
+
+    def end(self) -> Object:
+        return end({plural: self._all(plural) for plural in JUDGED})
+
+    def missing(self) -> str:
+        return unfulfilled({plural: self._all(plural) for plural in (*JUDGED, "nodes", "configmaps")})
+
+    def clear(self) -> None:
+        """Has nothing be there."""
+        self.way.faults.clear()
+        for family in FAMILIES:
+            self._cluster.request("DELETE", _place(f"{family}deviceplugins"))
+        self._cluster.request("DELETE", f"{PLACES['configmaps']}/functions")
+        for name in ("one", "two", "three"):
+            self._cluster.request("DELETE", f"{PLACES['nodes']}/{name}")
+
+    def _all(self, plural: str) -> list[Object]:
+        found = (self._cluster.get(_place(plural)) or {"items": []})["items"]
+        return [each for each in found if each["metadata"]["name"] in OURS.get(plural, {each["metadata"]["name"]})]
+
+    def _put(self, path: str, thing: Object) -> None:
+        wanted = copy.deepcopy(thing)
+        code = http.HTTPStatus.CONFLICT
+        while code == http.HTTPStatus.CONFLICT:
+            if (found := self._cluster.get(path)) is None:
+                code, answer = self._cluster.request("POST", path.rpartition("/")[0], wanted)
+            else:
+                # Of a node nothing but its labels ever changes.
+                labels = wanted["metadata"].get("labels")
+                changed = wanted if labels is None else found
+                changed["metadata"] = {**found["metadata"], **({"labels": labels} if labels else {})}
+                code, answer = self._cluster.request("PUT", path, changed)
+        assert code in {http.HTTPStatus.OK, http.HTTPStatus.CREATED}, answer["message"]
+
+    def _ask(self, method: str, path: str, body: Object | None = None) -> Object:
+        code, answer = self._cluster.request(method, path, body)
+        assert code in {http.HTTPStatus.OK, http.HTTPStatus.CREATED}, answer["message"]
+        return answer
+
+
+def _place(plural: str) -> str:
+    return PLACES.get(plural) or f"/apis/deviceplugin.intel.com/v1/{plural}"
+
+
+@pytest.fixture
+async def world(installation: Installation, tmp_path: Path) -> AsyncIterator[World]:
+    """An operator that reaches the API server by way of a proxy."""
+    pair = Authority("tests").server("localhost", "localhost")
+    (tmp_path / "tls.crt").write_bytes(pair.certificate)
+    (tmp_path / "tls.key").write_bytes(pair.key)
+    async with faulty_way(installation.kubeconfig) as way:
+        troubled = Installation(installation.cluster, tmp_path)
+        config = json.loads(troubled.kubeconfig.read_text())
+        config["clusters"][0]["cluster"] = {"server": way.url}
+        del config["contexts"][0]["context"]["user"]
+        troubled.kubeconfig.write_text(json.dumps(config))
+        flags = (f"-devices={','.join(FAMILIES)}", "-certificate-secret=", f"-cert-dir={tmp_path}")
+        with troubled.process(*flags, **OVERRIDES) as operator:
+            made = World(troubled, way, operator)
+            operator.begin()
+            try:
+                yield made
+            finally:
+                made.clear()
+            way.faults.clear()
+            await until(lambda: not made.end(), 60)
+            operator.signal(signal.SIGTERM)
+            await asyncio.to_thread(operator.ended)
+            assert "Traceback" not in operator.text()
+
+
+async def settle(world: World, name: str) -> None:
+    """Returns when everything is as the resources ask for."""
+    with contextlib.suppress(TimeoutError):
+        await until(lambda: not world.missing(), 60)
+    assert not world.missing(), f"{name}:\n{world.operator.text()[-4000:]}"
+
+
+async def prepare(world: World, name: str) -> None:
+    """Has there be what a scenario begins with, and nothing else."""
+    world.clear()
+    await until(lambda: not world.end(), 60)
+    for deed in SCENARIOS[name].before:
+        world.do(deed)
+    await settle(world, name)
+
+
+_ends: dict[str, Object] = {}
+
+
+async def expected(world: World, name: str) -> Object:
+    """The end of a scenario without faults, which is what the resources ask for."""
+    if name not in _ends:
+        await prepare(world, name)
+        for deed in SCENARIOS[name].deeds:
+            world.do(deed)
+        await settle(world, name)
+        _ends[name] = world.end()
+    return _ends[name]
+
+
+async def ends_as_ever(world: World, name: str) -> None:
+    wanted = await expected(world, name)
+    with contextlib.suppress(TimeoutError):
+        await until(lambda: world.end() == wanted, 60)
+    assert not difference(world.end(), wanted), name
+    world.way.faults.clear()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_faults_at_every_other_request_change_nothing_in_the_end(world: World, fault: str) -> None:
+    for name, scenario in SCENARIOS.items():
+        await expected(world, name)
+        for first in (0, 1):
+            await prepare(world, name)
+            made = [world.way.fault(ANY, skip=first if not index else 1, **FAULTS[fault]) for index in range(6)]
+            for deed in scenario.deeds:
+                world.do(deed)
+            await ends_as_ever(world, name)
+            assert first or not made[0].times
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
+async def test_an_operator_that_is_killed_at_a_write_goes_on_where_it_was(world: World, after: bool) -> None:
+    for name, scenario in SCENARIOS.items():
+        await expected(world, name)
+        await prepare(world, name)
+        first, _ = (world.way.fault(WRITE, skip=skip, hang=True, after=after, then=world.revive) for skip in (after, 1))
+        for deed in scenario.deeds:
+            world.do(deed)
+        await ends_as_ever(world, name)
+        assert not first.times
+
+
+@pytest.mark.parametrize("what", WATCHES)
+async def test_watches_that_fail_hide_nothing(world: World, what: str) -> None:
+    for name, scenario in SCENARIOS.items():
+        await expected(world, name)
+        await prepare(world, name)
+        for deed in scenario.deeds:
+            world.do(deed)
+        WATCHES[what](world.way)
+        await ends_as_ever(world, name)
+
+
+async def test_a_server_that_does_not_answer_is_asked_again(world: World) -> None:
+    name = "edited"
+    await expected(world, name)
+    await prepare(world, name)
+    hanging = [world.way.fault(f"^PATCH .*/{kind}", hang=True) for kind in ("daemonsets", "gpudeviceplugins")]
+    for deed in SCENARIOS[name].deeds:
+        world.do(deed)
+    await ends_as_ever(world, name)
+    assert not any(each.times for each in hanging)
+
+
+async def test_watches_that_go_silent_hide_nothing(world: World) -> None:
+    name = "edited"
+    await expected(world, name)
+    await prepare(world, name)
+    world.operator.kill()
+    # As the command does it, but for its patience.
+    client = Client(load_config(str(world.kubeconfig)), field_manager=MANAGER)
+    patience = Patience(silence=2)
+    manager = Manager(client, health_address=OFF, metrics_address=OFF, patience=patience)
+    controllers(manager, FAMILIES, SETTINGS)
+    watches = 3 * len(FAMILIES) + 1
+    task = asyncio.create_task(manager.run())
+    try:
+        await until(lambda: world.way.watches >= watches, 60)
+        world.way.mute_watches()
+        for deed in SCENARIOS[name].deeds:
+            world.do(deed)
+        await ends_as_ever(world, name)
+        manager.stop()
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await client.close()
+        world.operator.begin()
