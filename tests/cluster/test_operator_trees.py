@@ -54,7 +54,7 @@ def operator(cluster: Cluster) -> Object:
 def check_that_nothing_went_wrong(cluster: Cluster) -> None:
     pod = operator(cluster)
     (status,) = pod["status"]["containerStatuses"]
-    assert (status["ready"], status["restartCount"]) == (True, 0), status
+    assert status["restartCount"] == 0, status
     told = cluster.kubectl("logs", f"--namespace={NAMESPACE}", pod["metadata"]["name"])
     assert "forbidden" not in told.lower(), told
     assert "Traceback" not in told, told
