@@ -15,7 +15,7 @@ import contextlib
 import os
 import stat
 from collections.abc import AsyncGenerator, Mapping
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -40,6 +40,9 @@ _PIECE = 64 * 1024
 _MAX_MESSAGE = 500
 
 T = TypeVar("T")
+
+# A file's path, or what is in it.
+Source: TypeAlias = str | bytes
 
 
 class ApiError(Exception):
@@ -116,12 +119,21 @@ class _Head(msgspec.Struct, frozen=True):
 class ApiServer:
     """Where the server is, and who asks. The files are read anew for each request."""
 
-    def __init__(self, host: str, port: int, *, authority: str, token_file: str) -> None:
-        """`authority` and `token_file` are paths of the certificate authority (PEM) and of the bearer token."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        authority: Source,
+        token_file: Source | None = None,
+        certificate: tuple[Source, Source] | None = None,
+    ) -> None:
+        """Who asks has a bearer token, or a certificate with its key; `authority` and these two are PEM."""
         self.host = host
         self.port = port
         self._authority = authority
         self._token_file = token_file
+        self._certificate = certificate
 
     @classmethod
     def in_cluster(cls, environment: Mapping[str, str] | None = None, directory: str = SERVICE_ACCOUNT) -> "ApiServer":
@@ -218,33 +230,29 @@ class ApiServer:
         lines = [
             f"{request.method} {request.path} HTTP/1.1",
             f"Host: {self.address}",
-            f"Authorization: Bearer {self._token()}",
             "Accept: application/json",
             "User-Agent: accelplane",
             "Connection: close",
         ]
+        if self._token_file is not None:
+            lines.append(f"Authorization: Bearer {_token(self._token_file)}")
         if request.body is not None:
             lines += [f"Content-Type: {request.content_type}", f"Content-Length: {len(request.body)}"]
         return "\r\n".join((*lines, "", "")).encode("ascii") + (request.body or b"")
-
-    def _token(self) -> str:
-        token = _read(self._token_file).strip()
-        text = token.decode("ascii", "replace")
-        if not text or " " in text or not text.isascii() or not text.isprintable():
-            raise NoApiServer(f"{self._token_file}: {len(token)} bytes that are no token, expected a service account's")
-        return text
 
     def context(self) -> "ssl.SSLContext":
         """TLS that trusts the cluster's own authority and nobody else. Raises `NoApiServer`."""
         import ssl  # noqa: PLC0415 - imported by asyncio already, but not by everyone who imports this
 
-        authority = _read(self._authority)
+        authority = _content(self._authority)
         try:
             # Not create_default_context: that trusts the whole world where the file is empty.
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.load_verify_locations(cadata=authority.decode("ascii"))
         except (ssl.SSLError, ValueError) as error:
-            raise NoApiServer(f"{self._authority}: no certificates in PEM: {error}") from None
+            raise NoApiServer(f"{_named(self._authority)}: no certificates in PEM: {error}") from None
+        if self._certificate is not None:
+            _identify(context, *self._certificate)
         # Clusters live for years with authorities whose certificates lack what Python 3.13 began to ask for.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         return context
@@ -253,6 +261,31 @@ class ApiServer:
 def object_path(base: str, name: str) -> str:
     """The path of the object `name` in the collection `base`, whatever characters the name has."""
     return f"{base}/{quote(name, safe='')}"
+
+
+def _token(source: Source) -> str:
+    token = _content(source).strip()
+    text = token.decode("ascii", "replace")
+    if not text or " " in text or not text.isascii() or not text.isprintable():
+        raise NoApiServer(f"{_named(source)}: {len(token)} bytes that are no token, expected a service account's")
+    return text
+
+
+def _identify(context: "ssl.SSLContext", certificate: Source, key: Source) -> None:
+    """Has TLS tell who asks. Raises `NoApiServer`."""
+    both = b"%s\n%s" % (_content(certificate), _content(key))
+    # OpenSSL takes them from files only, and a key that is in none should not get into one.
+    with open(os.memfd_create("key"), "w+b") as file:
+        file.write(both)
+        file.flush()
+        try:
+            # An empty password, or it would ask the terminal for that of a key that has one.
+            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}", password="")
+        except OSError as error:  # ssl.SSLError is one
+            problem = getattr(error, "reason", None) or error
+            raise NoApiServer(
+                f"{_named(certificate)} and {_named(key)}: no certificate with its key in PEM: {problem}"
+            ) from None
 
 
 def _with(path: str, query: Mapping[str, str] | None) -> str:
@@ -436,6 +469,14 @@ def _told(request: str, code: int, status: _Status) -> Refused:
     kind = Gone if code == 410 else Refused
     message = (status.message or "")[:_MAX_MESSAGE]
     return kind(request, code, (status.reason or "")[:100], message, causes)
+
+
+def _named(source: Source) -> str:
+    return source if isinstance(source, str) else "(given inline)"
+
+
+def _content(source: Source) -> bytes:
+    return _read(source) if isinstance(source, str) else source
 
 
 def _read(path: str) -> bytes:

@@ -92,9 +92,9 @@ async def test_a_config_map_is_followed_through_its_swapped_links(run: Run, kube
         ("plugins: {gpu: {shared-dev-num: 0}}", "plugins.gpu: "),
         (
             "plugins: {tpu: {}}",
-            "plugins.tpu: no such plugin is installed; there are: dlb, dsa, gpu, iaa, npu, qat, sgx",
+            "plugins.tpu: no such plugin is installed; there are: dlb, dsa, fpga, gpu, iaa, npu, qat, sgx",
         ),
-        ("enabled: [tpu]", "no plugin named 'tpu' is installed; there are: dlb, dsa, gpu, iaa, npu, qat, sgx"),
+        ("enabled: [tpu]", "no plugin named 'tpu' is installed; there are: dlb, dsa, fpga, gpu, iaa, npu, qat, sgx"),
         ("health-interval: 0", "`$.health-interval`"),
         ("enable: [gpu]", "unknown field `enable`"),
         ("- gpu", "Expected `object`, got `array`"),

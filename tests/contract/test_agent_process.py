@@ -167,7 +167,11 @@ async def test_the_socket_of_a_process_is_for_its_owner_alone(run: Run, kubelet:
             1,
             "accelplane-node: /nowhere/log: No such file or directory",
         ),
-        (["--plugins=gpu,tpu"], 1, "no plugin named 'tpu' is installed; there are: dlb, dsa, gpu, iaa, npu, qat, sgx"),
+        (
+            ["--plugins=gpu,tpu"],
+            1,
+            "no plugin named 'tpu' is installed; there are: dlb, dsa, fpga, gpu, iaa, npu, qat, sgx",
+        ),
         (["--config=/nowhere/config.yaml"], 1, "/nowhere/config.yaml: No such file or directory"),
         (["--health-interval=0"], 1, "-health-interval: 0: expected 1 to 3600 seconds"),
         (["--scan-grace=-1"], 1, "-scan-grace: -1: expected 0 to 3600 seconds"),
@@ -460,7 +464,7 @@ async def test_an_uneventful_life_says_little(run: Run, kubelet: Kubelet, tree: 
 async def test_a_card_comes_and_goes_at_the_real_process(run: Run, kubelet: Kubelet, tmp_path: Path) -> None:
     node = SimulatedNode(tmp_path / "tree")
     process = run("accelplane", "node")
-    await process.said("plugins dlb, dsa, gpu, iaa, npu, qat, sgx")
+    await process.said("plugins dlb, dsa, fpga, gpu, iaa, npu, qat, sgx")
     node.plug_gpu(GpuSpec(driver="xe"))
     await kubelet.until(lambda resources: resources == {"gpu.intel.com/xe": (1, 1)})
     node.unplug("card0")

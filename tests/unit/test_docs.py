@@ -31,6 +31,7 @@ from accelplane.node.agent import Agent
 from accelplane.node.plugins import installed
 from accelplane.node.settings import Settings
 from accelplane.plugins import Plugin
+from accelplane.plugins.fpga.config import FpgaConfig
 from accelplane.plugins.gpu import GpuConfig
 from accelplane.plugins.idxd import DsaConfig, IaaConfig
 from accelplane.plugins.npu import NpuConfig
@@ -195,6 +196,7 @@ PROGRAMS: Mapping[str, Sequence[Flag]] = {
     "intel_iaa_device_plugin": (*flags_of(IaaConfig), *node_command.FLAGS),
     "intel_dlb_device_plugin": node_command.FLAGS,
     "intel_sgx_device_plugin": (*flags_of(SgxConfig), *node_command.FLAGS),
+    "intel_fpga_device_plugin": (*flags_of(FpgaConfig), *node_command.FLAGS),
 }
 
 
@@ -232,6 +234,7 @@ def shown(flag: Flag) -> str:
         (ACCELERATORS, "DSA options", flags_of(DsaConfig)),
         (ACCELERATORS, "IAA options", flags_of(IaaConfig)),
         (ACCELERATORS, "SGX options", flags_of(SgxConfig)),
+        (ACCELERATORS, "FPGA options", flags_of(FpgaConfig)),
         (LABELS, "accelplane labels", [flag for flag in labels_command.FLAGS if flag not in logflags.FLAGS]),
         (LABELS, "EPC", [flag for flag in epchook.FLAGS if flag not in logflags.FLAGS]),
         (FPGA_WEBHOOK, "Running it", [flag for flag in fpgawebhook.FLAGS if flag not in logflags.FLAGS]),

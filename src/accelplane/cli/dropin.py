@@ -70,3 +70,12 @@ def sgx() -> None:
     from accelplane.plugins.sgx import SgxPlugin
 
     sys.exit(dropin("intel_sgx_device_plugin", SgxPlugin, "sgx"))
+
+
+def fpga() -> None:
+    """`intel_fpga_device_plugin`."""
+    signals.end_at_once()
+    from accelplane.cli.node import dropin
+    from accelplane.plugins.fpga import FpgaPlugin
+
+    sys.exit(dropin("intel_fpga_device_plugin", FpgaPlugin, "fpga", absence=FpgaPlugin.absence))

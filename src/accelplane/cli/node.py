@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -15,7 +16,7 @@ from accelplane.devices import Inventory, Skipped
 from accelplane.host import Host, HostError
 from accelplane.node import config as configuration
 from accelplane.node.agent import Agent, Companion, Plugins, with_overrides
-from accelplane.node.plugins import PluginType, installed
+from accelplane.node.plugins import installed
 from accelplane.node.runner import explained, scanned
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.plugins import Plugin, ScanError
@@ -44,6 +45,8 @@ _NODE_FLAGS = (
 )
 _LABELS = ("off", "nfd", "node")
 
+PluginT = TypeVar("PluginT", bound=Plugin[Config])
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """`accelplane node`: all plugins whose hardware is present, or those asked for."""
@@ -59,8 +62,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run("accelplane-node", given, load, config_file=path or None, labels=str(given.get("labels", "off")))
 
 
-def dropin(program: str, plugin_type: PluginType, name: str, arguments: Sequence[str] | None = None) -> int:
-    """A drop-in command: the same agent with one plugin, whose options are flags."""
+def dropin(
+    program: str,
+    plugin_type: type[PluginT],
+    name: str,
+    arguments: Sequence[str] | None = None,
+    *,
+    absence: Callable[[PluginT, Host], str] | None = None,
+) -> int:
+    """A drop-in command: the same agent with one plugin, whose options are flags.
+
+    `absence` may tell why the command is not to serve this host, for which most wait to get their hardware.
+    """
     options = flags_of(plugin_type.config_type)
     words = sys.argv[1:] if arguments is None else arguments
     given = parse_or_exit(program, (*options, *FLAGS), words, lenient=True)
@@ -69,9 +82,15 @@ def dropin(program: str, plugin_type: PluginType, name: str, arguments: Sequence
         own = {option.name for option in options}
         try:
             config = plugin_type.config_type.of({key: value for key, value in given.items() if key in own})
-            return _settings(given), {name: plugin_type(config)}
+            settings, plugin = _settings(given), plugin_type(config)
         except (msgspec.ValidationError, ValueError) as error:
             raise ConfigurationError(f"Argument check failed: {error}") from error
+        serves = not any(given.get(flag) for flag in ("once", "dry-run", "check"))
+        if absence is not None and serves and os.path.isdir(settings.root):
+            problem = absence(plugin, Host(settings.root))
+            if problem:
+                raise ConfigurationError(problem)
+        return settings, {name: plugin}
 
     return run(program, given, load)
 

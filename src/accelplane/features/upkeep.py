@@ -36,6 +36,7 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     uid: str = ""
     resource_version: str = ""
     labels: Mapping[str, str] | None = None
+    annotations: Mapping[str, str] | None = None
 
 
 class NodeStatus(msgspec.Struct, frozen=True):

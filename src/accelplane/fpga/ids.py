@@ -7,7 +7,8 @@ one of two schemes, on which the plugin and the webhook of a cluster must agree:
     default   af-695.d84.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BAs    region-69528db6eb31577a8c3668f9faa081f6
     legacy63  69528db6eb31577a8c3668f9faa081fd8424dc4a4a3c413f89e433683f9040b    the same
 
-The second one is that of April 2020. With the kubelet's usual directory no socket can be made for its AFUs.
+The second one is that of April 2020, with which a socket in the kubelet's usual directory cannot have the whole name of
+its resource.
 """
 
 import re

@@ -1,0 +1,111 @@
+"""The mode in force: the configuration's, unless an annotation of the node names another.
+
+`fpga.intel.com/device-plugin-mode` is read before the first scan of a node with FPGAs, and watched from then on. What
+is no mode is told and changes nothing; nor does an API server that is away, which is asked again. Nodes without FPGAs
+ask nobody.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from accelplane.fpga import shown
+from accelplane.fpga.ids import NAMESPACE
+from accelplane.plugins.fpga.config import MODES, FpgaConfig, Mode, as_mode
+
+if TYPE_CHECKING:
+    from accelplane.apiserver import ApiServer
+    from accelplane.features.upkeep import Node
+
+log = logging.getLogger(__name__)
+
+ANNOTATION = f"{NAMESPACE}/device-plugin-mode"
+
+_DEADLINE = 3.0  # the first scan waits for the answer
+_WATCH = 300.0
+
+
+class NodeMode:
+    """`mode`, and where it comes from in `source`. `ask` and `follow` change it."""
+
+    def __init__(self, config: FpgaConfig, api: "Callable[[], ApiServer] | None" = None) -> None:
+        """`api` is where the node is asked for, unless it is the one that the configuration tells."""
+        self.mode: Mode = config.own_mode
+        self.source = "-mode"
+        self._config = config
+        self._find_api = api or (lambda: _api(config))
+        self._refused = ""
+
+    async def ask(self) -> None:
+        """Reads the annotation once. What keeps it from being read is logged."""
+        name = self._config.node_name
+        if not name:
+            log.warning(
+                "-node-name is not given and NODE_NAME not set: the node's annotation %s is not read, the mode is %s",
+                ANNOTATION, self.mode,
+            )  # fmt: skip
+            return
+        # Nodes without FPGAs do without its memory.
+        from accelplane.apiserver import ApiError, object_path  # noqa: PLC0415
+        from accelplane.features.upkeep import NODES, Node  # noqa: PLC0415
+
+        try:
+            node = await self._find_api().get(object_path(NODES, name), Node, deadline=_DEADLINE)
+        except ApiError as error:
+            log.warning("node %s not read, the mode is %s: %s", name, self.mode, error)
+        else:
+            self._take(node)
+
+    async def follow(self, changed: Callable[[], None]) -> None:
+        """Watches the annotation for as long as there is somebody to ask; calls `changed` when the mode did."""
+        if not self._config.node_name:
+            return
+        from accelplane.apiserver import ApiError  # noqa: PLC0415
+        from accelplane.features import upkeep  # noqa: PLC0415
+
+        async def settle(node: "Node") -> bool:
+            if self._take(node):
+                changed()
+            return False
+
+        try:
+            api = self._find_api()
+        except ApiError:
+            return  # `ask` has told
+        await upkeep.keep(api, self._config.node_name, settle, interval=_WATCH)
+
+    def _take(self, node: "Node") -> bool:
+        """Whether the node's annotation has changed the mode."""
+        text, mode = self._named(node.metadata.annotations or {})
+        if mode is None:
+            if text != self._refused:
+                log.error(
+                    "node %s: annotation %s is %s, expected one of %s; the mode stays %s",
+                    self._config.node_name, ANNOTATION, shown(text), ", ".join(MODES), self.mode,
+                )  # fmt: skip
+            self._refused = text
+            return False
+        self._refused = ""
+        self.source = f"node {self._config.node_name}'s annotation" if text else "-mode"
+        if mode == self.mode:
+            return False
+        log.info("mode %s instead of %s, by %s", mode, self.mode, self.source)
+        self.mode = mode
+        return True
+
+    def _named(self, annotations: Mapping[str, str]) -> tuple[str, Mode | None]:
+        text = annotations.get(ANNOTATION)
+        if text is None:
+            return "", self._config.own_mode
+        return text, as_mode(text)
+
+
+def _api(config: FpgaConfig) -> "ApiServer":
+    """Raises `NoApiServer`."""
+    from accelplane.apiserver import ApiServer  # noqa: PLC0415
+
+    if not config.kubeconfig:
+        return ApiServer.in_cluster()
+    from accelplane.plugins.fpga import kubeconfig  # noqa: PLC0415 - it brings YAML along
+
+    return kubeconfig.api_server(config.kubeconfig, config.master)

@@ -1,0 +1,124 @@
+"""The FPGA plugin: functions that are programmed already (af), or regions to program (region, regiondevel)."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from accelplane.devices import Device
+from accelplane.fpga.drivers import DRIVERS, detect
+from accelplane.fpga.ids import NAMESPACE
+from accelplane.host import Host, HostError
+from accelplane.host.blocking import in_thread
+from accelplane.logs import v
+from accelplane.plugins.base import Found, Plugin, Sample, Watch
+from accelplane.plugins.fpga.config import MODES, FpgaConfig
+from accelplane.plugins.fpga.nodemode import NodeMode
+from accelplane.plugins.fpga.scan import CDI_KIND, Known, Reading, published, read, recalled
+
+if TYPE_CHECKING:
+    from accelplane.apiserver import ApiServer
+
+log = logging.getLogger(__name__)
+
+_LONGEST_USUAL = 54  # of resources by the usual naming
+
+
+class FpgaPlugin(Plugin[FpgaConfig]):
+    """Publishes `fpga.intel.com/af-…`, or `/region-…`."""
+
+    namespace = NAMESPACE
+    config_type = FpgaConfig
+    watch = Watch(frozenset(("fpga", "fpga_region", "platform", "pci")))
+    cdi_kinds = (CDI_KIND,)
+
+    def __init__(
+        self,
+        config: FpgaConfig | None = None,
+        *,
+        api: "Callable[[], ApiServer] | None" = None,
+        interval: float = 5.0,
+    ) -> None:
+        """`api` is who is asked for the node; every `interval` seconds the ids are looked at, of which nobody tells."""
+        super().__init__(config)
+        self._node = NodeMode(self.config, api)
+        self._interval = interval
+        self._present = asyncio.Event()
+        self._reading = Reading()
+        # With whether it has AFU ids: of the other modes it would be incomplete.
+        self._known: tuple[bool, Mapping[str, Known]] = (False, {})
+
+    async def refresh(self, host: Host) -> None:
+        """Finds the mode out, once there is a driver."""
+        driver = None if self._present.is_set() else detect(host)
+        if driver is not None:
+            await self._node.ask()
+            log.log(v(1), "FPGA driver %s, mode %s by %s", driver.name, self._node.mode, self._node.source)
+            self._present.set()
+
+    def prepare(self, host: Host) -> None:
+        """Remembers the ids that are read, for when they cannot be: the node is left as it is."""
+        afus = self._afus
+        self._reading = read(host, afus=afus)
+        self._known = (afus, recalled(self._known_of(afus), self._reading))
+
+    def scan(self, host: Host) -> Found:
+        mode = self._node.mode
+        afus = mode == "af"
+        return published(host, read(host, afus=afus), self._known_of(afus), mode, self.config.naming)
+
+    async def background(self, host: Host, look_again: Callable[[], None]) -> None:
+        await self._present.wait()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._node.follow(look_again))
+            group.create_task(self._keep_reading(host, look_again))
+
+    def socket_name(self, resource: str) -> str:
+        # With the namespace in front, names of April 2020 leave no room for the kubelet's usual directory.
+        return f"fpga-{resource}.sock" if len(resource) > _LONGEST_USUAL else super().socket_name(resource)
+
+    def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
+        ports: dict[str, int] = {}
+        for device in devices:
+            fme = device.attributes.get("fme", device.id)
+            ports[fme] = ports.get(fme, 0) + len(device.attributes.get("ports", device.id).split(", "))
+        for mode in MODES if ports else ():
+            help_ = "1 for the mode in which FPGAs are published"
+            yield Sample("fpga_mode", help_, {"mode": mode}, float(mode == self._node.mode))
+        for fme, number in ports.items():
+            yield Sample("fpga_ports", "Ports published of an FPGA", {"device": fme}, float(number))
+
+    def explain(self, host: Host) -> Mapping[str, object]:
+        driver = detect(host)
+        if driver is None:
+            return {"likely-cause": _ABSENCE}
+        return {"driver": driver.name, "options": self.config}
+
+    def absence(self, host: Host) -> str:
+        """Why the command for FPGAs alone does not begin on this host, empty when it does."""
+        return "" if self.config.wait_for_driver or detect(host) is not None else f"{_ABSENCE}, or -wait-for-driver"
+
+    @property
+    def _afus(self) -> bool:
+        return self._node.mode == "af"
+
+    def _known_of(self, afus: bool) -> Mapping[str, Known]:
+        return self._known[1] if self._known[0] == afus else {}
+
+    async def _keep_reading(self, host: Host, look_again: Callable[[], None]) -> None:
+        """The kernel says nothing when a port is programmed or the firmware crashes."""
+        while True:
+            busy = any(seen.afu is None for seen in self._reading.ports)
+            await asyncio.sleep(self._interval / 5 if busy else self._interval)
+            try:
+                now = await in_thread(lambda: read(Host(host.root), afus=self._afus))
+            except HostError:
+                continue  # for the scan to tell
+            if now != self._reading:
+                look_again()
+
+
+_ABSENCE = (
+    f"no FPGA driver: neither {DRIVERS[0].class_directory} (OPAE) nor {DRIVERS[1].class_directory} (DFL) is there; "
+    "expected one of the modules intel-fpga-pci and dfl-pci to be loaded"
+)

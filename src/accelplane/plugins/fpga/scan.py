@@ -1,0 +1,192 @@
+"""From what sysfs says of FPGAs to what is published.
+
+Resources are named after ids that change while the card is there: with every function that is programmed, to all ones
+when its firmware crashes, to nothing at all while a port is programmed or does not answer. So there are three plain
+functions: `read` looks at the host, `recalled` completes that with what was known of the same ports before, and
+`published` makes devices of it. A port that crashes or cannot be read thus stays under its name, unhealthy.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from accelplane.devices import HEALTHY, UNHEALTHY, CdiDevice, CdiHook, Device, DeviceNode, Skipped
+from accelplane.fpga import FpgaError, sysfs
+from accelplane.fpga.drivers import Driver, detect
+from accelplane.fpga.ids import CRASHED, MODE_ANNOTATION, REGION_MODE, IdError, Naming, af_type, region_type
+from accelplane.fpga.sysfs import Fault, Port
+from accelplane.host import Host, HostError
+from accelplane.plugins.fpga.config import Mode
+
+CDI_KIND = "intel.cdi.k8s.io/fpga"
+HOOK = "/opt/intel/fpga-sw/intel-fpga-crihook"
+
+
+class Seen(NamedTuple):
+    """A port as it was read: `afu` is None while it is being programmed, and empty where nobody asked."""
+
+    port: Port
+    interface: str
+    afu: str | None
+
+
+class Reading(NamedTuple):
+    """One look at the host; `unused` are FMEs of which no port is to be seen."""
+
+    ports: tuple[Seen, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    unused: tuple[str, ...] = ()
+
+
+class Known(NamedTuple):
+    """A port with the ids that it is published under. `problem` is why it cannot be used now, empty when it can."""
+
+    port: Port
+    interface: str
+    afu: str
+    problem: str
+
+    @property
+    def container(self) -> str:
+        """The class device that has the port."""
+        return self.port.path.split("/")[-2]
+
+
+def read(host: Host, *, afus: bool) -> Reading:
+    """What there is now; the ports' AFU ids only where asked for. Raises `HostError` when nothing can be listed."""
+    driver = detect(host)
+    if driver is None:
+        return Reading()
+    found = sysfs.scan(host, driver)
+    ports: list[Seen] = []
+    faults = list(found.faults)
+    for region in found.regions:
+        for port in region.ports:
+            try:
+                ports.append(Seen(port, region.interface, sysfs.afu_id(host, port) if afus else ""))
+            except (HostError, FpgaError) as error:
+                faults.append(Fault(port.name, str(error)))
+    used = {region.fme.name for region in found.regions}
+    return Reading(tuple(ports), tuple(faults), tuple(name for name in _fmes(host, driver) if name not in used))
+
+
+def recalled(known: Mapping[str, Known], reading: Reading) -> Mapping[str, Known]:
+    """The ports that there are, by name, with the ids that they are known by: read now, or else before.
+
+    What it returns is what the next reading is to be completed with; the same reading again changes nothing.
+    """
+    now: dict[str, Known] = {}
+    for port, interface, afu in reading.ports:
+        before = known.get(port.name)
+        if before is not None and before.port.path != port.path:
+            before = None  # another card's port, which has got the name
+        if afu is None:
+            if before is not None:
+                now[port.name] = before
+            continue
+        problem = _crash(port, interface, afu)
+        if problem and before is not None and not _crash(*before[:3]):
+            now[port.name] = before._replace(problem=problem)
+        else:
+            now[port.name] = Known(port, interface, afu, problem)
+    faults = {fault.name: fault.problem for fault in reading.faults}
+    for name, before in known.items():
+        problem = faults.get(name) or faults.get(before.container)
+        if problem and name not in now:
+            now[name] = before._replace(problem=problem)
+    return now
+
+
+def published(
+    host: Host, reading: Reading, known: Mapping[str, Known], mode: Mode, naming: Naming
+) -> Iterator[Device | Skipped]:
+    """The devices of a reading, whose ports were `known` as given before."""
+    ports = recalled(known, reading)
+    # As sysfs lists them, whether they were read or recalled.
+    in_order = sorted(ports.values(), key=lambda known: (known.container, known.port.name))
+    devices = _functions(host, in_order, naming) if mode == "af" else _regions(host, in_order, mode)
+    for device in devices:
+        if isinstance(device, Device) and not device.healthy:
+            host.note(f"{device.id} is unhealthy: {device.reason}")
+        yield device
+    kept = {*ports, *(known.container for known in ports.values())}
+    for fault in reading.faults:
+        if fault.name not in kept:
+            yield Skipped(fault.name, fault.problem, warning=True)
+    for seen in reading.ports:
+        if seen.port.name not in ports:
+            yield Skipped(seen.port.name, "it is being programmed, and what was in it before is not known")
+    for name in reading.unused:
+        yield Skipped(name, "none of its ports is to be seen: released, or not usable")
+
+
+def _functions(host: Host, ports: list[Known], naming: Naming) -> Iterator[Device | Skipped]:
+    for known in ports:
+        port = known.port
+        try:
+            resource = af_type(known.interface, known.afu, naming)
+        except IdError as error:
+            yield Skipped(port.name, str(error), warning=True)
+            continue
+        yield Device(
+            resource=resource,
+            id=port.name,
+            health=UNHEALTHY if known.problem else HEALTHY,
+            reason=known.problem,
+            nodes=(DeviceNode(port.node),),
+            topology=host.topology_of(port.pci.path),
+            attributes={
+                "driver": port.driver.name,
+                "bdf": port.pci.address,
+                "fme": port.fme.name,
+                "interface": known.interface,
+                "afu": known.afu,
+            },
+        )
+
+
+def _regions(host: Host, ports: list[Known], mode: Mode) -> Iterator[Device]:
+    regions: dict[tuple[str, str], list[Known]] = {}
+    for known in ports:
+        regions.setdefault((known.port.fme.path, known.interface), []).append(known)
+    for (_path, interface), members in regions.items():
+        fme = members[0].port.fme
+        problem = "; ".join(dict.fromkeys(known.problem for known in members if known.problem))
+        nodes = [DeviceNode(known.port.node) for known in members]
+        if mode == "regiondevel":
+            nodes.append(DeviceNode(fme.node))
+        hook = CdiDevice(kind=CDI_KIND, name=fme.name, hooks=(CdiHook("createRuntime", HOOK),))
+        functions = dict.fromkeys(known.port.pci.path for known in members)
+        yield Device(
+            resource=region_type(interface),
+            id=fme.name,
+            health=UNHEALTHY if problem else HEALTHY,
+            reason=problem,
+            nodes=nodes,
+            annotations={MODE_ANNOTATION: REGION_MODE} if mode == "region" else {},
+            cdi=hook if mode == "region" else None,
+            topology=host.topology_of(*functions),
+            attributes={
+                "driver": fme.driver.name,
+                "bdf": fme.pci.address,
+                "interface": interface,
+                "ports": ", ".join(known.port.name for known in members),
+            },
+        )
+
+
+def _crash(port: Port, interface: str, afu: str) -> str:
+    """What tells that the firmware has crashed, empty when nothing does."""
+    if interface == CRASHED:
+        return f"the interface id of {port.fme.name} reads {CRASHED}: the card's firmware has crashed"
+    if afu == CRASHED:
+        return f"the AFU id of {port.name} reads {CRASHED}: the card's firmware has crashed"
+    return ""
+
+
+def _fmes(host: Host, driver: Driver) -> Iterator[str]:
+    """The names of all FMEs."""
+    within = driver.fme_glob.partition("/")[2]
+    for path in host.glob(f"{driver.class_directory}/{within}"):
+        name = path.rpartition("/")[2]
+        if driver.fme.fullmatch(name):
+            yield name

@@ -1,0 +1,353 @@
+"""The FPGA plugin on trees of plain files: both drivers, virtual functions, several ports, the three modes."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from bitstreams import INTERFACE, NLB0, NLB3
+from fpgatrees import Card, class_device, fme, function, one_port, port, with_vf
+from trees import write
+
+from accelplane.cli import dropin as dropins
+from accelplane.cli.node import dropin
+from accelplane.devices import CdiDevice, CdiHook, Device, DeviceNode, Resource, Skipped
+from accelplane.fpga.ids import CRASHED
+from accelplane.host import Host
+from accelplane.plugins.fpga import FpgaPlugin
+from accelplane.plugins.fpga.config import FpgaConfig
+from accelplane.plugins.fpga.scan import read, recalled
+
+AF_NLB0 = "af-695.d84.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BAs"
+AF_CRASHED = "af-fff.fff.__________________________________________8"
+REGION = f"region-{INTERFACE}"
+OTHER = "0123456789abcdef0123456789abcdef"
+
+
+def plugin(mode: str = "af", **options: Any) -> FpgaPlugin:
+    return FpgaPlugin(FpgaConfig(mode=mode, **options))
+
+
+def look(plugin: FpgaPlugin, root: Path) -> list[Device | Resource | Skipped]:
+    """What the agent does at each look."""
+    host = Host(root)
+    plugin.prepare(host)
+    return list(plugin.scan(host))
+
+
+def devices(found: Sequence[Device | Resource | Skipped]) -> list[Device]:
+    return [device for device in found if isinstance(device, Device)]
+
+
+def skipped(found: Sequence[Device | Resource | Skipped]) -> Mapping[str, str]:
+    return {each.subject: each.reason for each in found if isinstance(each, Skipped)}
+
+
+def names(found: Sequence[Device | Resource | Skipped]) -> list[tuple[str, str, bool]]:
+    return [(device.resource, device.id, device.healthy) for device in devices(found)]
+
+
+def nodes(device: Device) -> list[str]:
+    return [node.host_path.removeprefix("/dev/") for node in device.nodes]
+
+
+def two_ports(root: Path, family: str = "dfl") -> Card:
+    """A card whose ports, with one function each, are both the physical function's."""
+    card = Card(root, family)
+    function(card)
+    class_device(card, 0)
+    fme(card, interfaces=[INTERFACE] * (1 if family == "opae" else 2), ports=2)
+    port(card)
+    port(card, 0, NLB3, number=1, inside=1)
+    return card
+
+
+# What is published.
+
+
+@pytest.mark.parametrize("family", ["dfl", "opae"])
+def test_af_mode_publishes_ports_by_the_function_in_them(tmp_path: Path, family: str) -> None:
+    card = one_port(tmp_path, family)
+    (device,) = look(plugin(), tmp_path)
+    name = card.name("port", 0)
+    assert device == Device(
+        resource=AF_NLB0,
+        id=name,
+        nodes=(DeviceNode(f"/dev/{name}"),),
+        topology=(1,),
+        attributes={
+            "driver": "DFL" if family == "dfl" else "OPAE",
+            "bdf": "0000:81:00.0",
+            "fme": card.name("fme", 0),
+            "interface": INTERFACE,
+            "afu": NLB0,
+        },
+    )
+
+
+@pytest.mark.parametrize("family", ["dfl", "opae"])
+def test_region_mode_publishes_regions_that_the_hook_programs(tmp_path: Path, family: str) -> None:
+    card = one_port(tmp_path, family)
+    (device,) = devices(look(plugin("region"), tmp_path))
+    name = card.name("fme", 0)
+    assert (device.resource, device.id, nodes(device)) == (REGION, name, [card.name("port", 0)])
+    assert device.annotations == {"com.intel.fpga.mode": "fpga.intel.com/region"}
+    hook = CdiHook("createRuntime", "/opt/intel/fpga-sw/intel-fpga-crihook")
+    cdi = CdiDevice(kind="intel.cdi.k8s.io/fpga", name=name, hooks=(hook,))
+    assert device.cdi == cdi
+    assert cdi.file_name == f"intel.cdi.k8s.io-fpga-{name}.yaml"
+    assert cdi.indispensable
+    assert (device.topology, device.mounts, device.envs) == ((1,), (), {})
+
+
+@pytest.mark.parametrize("family", ["dfl", "opae"])
+def test_regiondevel_mode_gives_the_fme_as_well_and_has_no_hook(tmp_path: Path, family: str) -> None:
+    card = one_port(tmp_path, family)
+    (device,) = devices(look(plugin("regiondevel"), tmp_path))
+    assert (device.resource, device.id) == (REGION, card.name("fme", 0))
+    assert nodes(device) == [card.name("port", 0), card.name("fme", 0)]
+    assert (device.annotations, device.cdi) == ({}, None)
+
+
+@pytest.mark.parametrize("tree", [two_ports, with_vf])
+@pytest.mark.parametrize("family", ["dfl", "opae"])
+def test_all_ports_of_an_fme_are_one_region_also_those_of_virtual_functions(
+    tmp_path: Path, family: str, tree: Any
+) -> None:
+    card = tree(tmp_path, family)
+    (device,) = devices(look(plugin("regiondevel"), tmp_path))
+    assert device.id == card.name("fme", 0)
+    assert sorted(nodes(device)) == [card.name("fme", 0), card.name("port", 0), card.name("port", 1)]
+    assert {name for _, name, _ in names(look(plugin(), tmp_path))} == {card.name("port", 0), card.name("port", 1)}
+
+
+def test_ports_whose_regions_differ_are_different_regions_of_their_fme(tmp_path: Path) -> None:
+    card = two_ports(tmp_path)
+    fme(card, interfaces=[INTERFACE, OTHER], ports=2)
+    found = devices(look(plugin("region"), tmp_path))
+    assert [(device.resource, device.id, nodes(device)) for device in found] == [
+        (REGION, "dfl-fme.0", ["dfl-port.0"]),
+        (f"region-{OTHER}", "dfl-fme.0", ["dfl-port.1"]),
+    ]
+
+
+def test_names_of_april_2020_are_to_be_had_and_fit_the_kubelets_usual_directory(tmp_path: Path) -> None:
+    one_port(tmp_path)
+    legacy = plugin(resource_naming="legacy63")
+    (device,) = devices(look(legacy, tmp_path))
+    assert device.resource == f"{INTERFACE[:31]}{NLB0}"
+    for resource in (device.resource, AF_NLB0, REGION):
+        assert len(f"/var/lib/kubelet/device-plugins/{legacy.socket_name(resource)}") <= 107
+    assert legacy.socket_name(AF_NLB0) == f"fpga.intel.com-{AF_NLB0}.sock"
+    assert names(look(plugin("region", resource_naming="legacy63"), tmp_path)) == [(REGION, "dfl-fme.0", True)]
+
+
+def test_a_host_without_a_driver_has_nothing(tmp_path: Path) -> None:
+    assert look(plugin(), tmp_path) == []
+
+
+def test_an_fme_whose_ports_were_all_released_is_told_of(tmp_path: Path) -> None:
+    card = one_port(tmp_path)
+    shutil.rmtree(card.device(0) / "dfl-port.0")
+    assert look(plugin("region"), tmp_path) == [
+        Skipped("dfl-fme.0", "none of its ports is to be seen: released, or not usable")
+    ]
+
+
+# What changes while the card is there.
+
+
+def test_a_function_that_was_programmed_has_another_resource(tmp_path: Path) -> None:
+    fpga, card = plugin(), one_port(tmp_path)
+    assert names(look(fpga, tmp_path)) == [(AF_NLB0, "dfl-port.0", True)]
+    port(card, afu=NLB3)
+    ((resource, name, healthy),) = names(look(fpga, tmp_path))
+    assert (resource[:11], name, healthy) == ("af-695.f7d.", "dfl-port.0", True)
+
+
+@pytest.mark.parametrize("what", ["afu", "interface"])
+def test_a_card_that_crashes_stays_under_its_name_unhealthy(tmp_path: Path, what: str) -> None:
+    fpga, card = plugin(), one_port(tmp_path)
+    look(fpga, tmp_path)
+    if what == "afu":
+        port(card, afu=CRASHED)
+    else:
+        fme(card, interfaces=[CRASHED])
+    first = look(fpga, tmp_path)
+    assert names(first) == [(AF_NLB0, "dfl-port.0", False)]
+    assert devices(first)[0].reason.endswith(f"reads {CRASHED}: the card's firmware has crashed")
+    assert look(fpga, tmp_path) == first
+    port(card, afu=NLB0)
+    fme(card)
+    assert names(look(fpga, tmp_path)) == [(AF_NLB0, "dfl-port.0", True)]
+
+
+@pytest.mark.parametrize("mode", ["region", "regiondevel"])
+def test_a_region_whose_card_crashes_stays_under_its_name_unhealthy(tmp_path: Path, mode: str) -> None:
+    fpga, card = plugin(mode), two_ports(tmp_path)
+    look(fpga, tmp_path)
+    fme(card, interfaces=[CRASHED] * 2, ports=2)
+    found = look(fpga, tmp_path)
+    assert names(found) == [(REGION, "dfl-fme.0", False)]
+    assert devices(found)[0].reason == (
+        f"the interface id of dfl-fme.0 reads {CRASHED}: the card's firmware has crashed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "resource"), [("af", AF_CRASHED), ("region", f"region-{CRASHED}"), ("regiondevel", f"region-{CRASHED}")]
+)
+def test_a_card_that_was_never_seen_well_has_the_name_of_a_crashed_one(
+    tmp_path: Path, mode: str, resource: str
+) -> None:
+    fpga, card = plugin(mode), one_port(tmp_path)
+    port(card, afu=CRASHED)
+    fme(card, interfaces=[CRASHED])
+    for _ in range(2):
+        ((name, _, healthy),) = names(look(fpga, tmp_path))
+        assert (name, healthy) == (resource, False)
+
+
+def test_another_card_in_the_place_of_a_known_one_is_not_taken_for_it(tmp_path: Path) -> None:
+    fpga, card = plugin(), one_port(tmp_path)
+    look(fpga, tmp_path)
+    shutil.rmtree(tmp_path)
+    other = card._replace(address="0000:82:00.0")
+    for make in (function, lambda card: class_device(card, 0), fme):
+        make(other)
+    port(other, afu=CRASHED)
+    assert [name[:3] for name, _, _ in names(look(fpga, tmp_path))] == ["af-"]
+    assert [healthy for _, _, healthy in names(look(fpga, tmp_path))] == [False]
+    assert AF_NLB0 not in [name for name, _, _ in names(look(fpga, tmp_path))]
+
+
+def test_a_card_that_is_gone_is_gone(tmp_path: Path) -> None:
+    fpga, card = plugin(), one_port(tmp_path)
+    look(fpga, tmp_path)
+    shutil.rmtree(card.pci)
+    assert look(fpga, tmp_path) == []
+    assert recalled({}, read(Host(tmp_path), afus=True)) == {}
+
+
+# Devices that cannot be read.
+
+
+@pytest.mark.parametrize("mode", ["af", "region"])
+def test_a_device_that_cannot_be_read_keeps_its_name_unhealthy_and_troubles_no_other(tmp_path: Path, mode: str) -> None:
+    fpga = plugin(mode)
+    one_port(tmp_path)
+    second = Card(tmp_path, address="0000:82:00.0")
+    function(second)
+    class_device(second, 50)
+    fme(second, 50, number=1)
+    port(second, 50, NLB3, number=1)
+    before = names(look(fpga, tmp_path))
+    (tmp_path / "dev/dfl-port.1").unlink()
+    host = Host(tmp_path)
+    fpga.prepare(host)
+    found = list(fpga.scan(host))
+    assert names(found) == [(*before[0][:2], True), (*before[1][:2], False)]
+    problem = "/dev/dfl-port.1: no such device node"
+    assert [device.reason for device in devices(found)] == ["", problem]
+    assert host.notes == [f"{before[1][1]} is unhealthy: {problem}"]
+    write(tmp_path / "dev/dfl-port.1", "")
+    assert names(look(fpga, tmp_path)) == before
+
+
+def test_one_that_was_never_seen_well_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    card = two_ports(tmp_path)
+    port(card, 0, "nonsense", number=1, inside=1)
+    found = look(plugin(), tmp_path)
+    assert [name for _, name, _ in names(found)] == ["dfl-port.0"]
+    assert "'nonsense': expected 32 hexadecimal digits" in skipped(found)["dfl-port.1"]
+
+
+def test_regions_do_not_care_what_is_in_their_ports(tmp_path: Path) -> None:
+    card = one_port(tmp_path)
+    port(card, afu="nonsense")
+    for mode in ("region", "regiondevel"):
+        assert names(look(plugin(mode), tmp_path)) == [(REGION, "dfl-fme.0", True)]
+
+
+def test_a_region_with_a_known_port_that_cannot_be_read_is_unhealthy_as_a_whole(tmp_path: Path) -> None:
+    fpga = plugin("region")
+    two_ports(tmp_path)
+    look(fpga, tmp_path)
+    (tmp_path / "dev/dfl-port.1").unlink()
+    (device,) = devices(look(fpga, tmp_path))
+    assert (device.healthy, nodes(device)) == (False, ["dfl-port.0", "dfl-port.1"])
+
+
+def test_what_is_found_does_not_depend_on_how_often_one_looks(tmp_path: Path) -> None:
+    fpga, card = plugin(), with_vf(tmp_path)
+    look(fpga, tmp_path)
+    for change in (
+        lambda: port(card, afu=CRASHED),
+        (tmp_path / "dev/dfl-port.1").unlink,
+        lambda: port(card, afu=NLB3),
+    ):
+        change()
+        host = Host(tmp_path)
+        fpga.prepare(host)
+        found = list(fpga.scan(host))
+        assert list(fpga.scan(Host(tmp_path))) == found
+        assert look(fpga, tmp_path) == found
+
+
+def test_readings_tell_the_mode_and_the_ports(tmp_path: Path) -> None:
+    two_ports(tmp_path)
+    for mode in ("af", "region", "regiondevel"):
+        fpga = plugin(mode)
+        samples = fpga.measure(Host(tmp_path), devices(look(fpga, tmp_path)))
+        told = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
+        assert told == {
+            ("fpga_mode", "af"): mode == "af",
+            ("fpga_mode", "region"): mode == "region",
+            ("fpga_mode", "regiondevel"): mode == "regiondevel",
+            ("fpga_ports", "dfl-fme.0"): 2,
+        }
+    assert list(plugin().measure(Host(tmp_path), ())) == []
+
+
+# The command.
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"mode": "afu"}, "invalid value for mode: 'afu', valid values: af, region, regiondevel"),
+        ({"resource-naming": "short"}, "invalid value for resource-naming: 'short', valid values: default, legacy63"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, str], told: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=told):
+        FpgaConfig.of(options)
+
+
+def test_the_node_is_the_one_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_NAME", "one")
+    assert FpgaConfig().node_name == "one"
+    assert FpgaConfig(node_name="two").node_name == "two"
+
+
+def test_the_command_does_not_begin_without_a_driver(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = [f"-root={tmp_path}", f"-kubelet-dir={tmp_path}"]
+    assert dropin("intel_fpga_device_plugin", FpgaPlugin, "fpga", arguments, absence=FpgaPlugin.absence) == 1
+    told = capfd.readouterr().err
+    assert told.startswith("intel_fpga_device_plugin: no FPGA driver: neither /sys/class/fpga (OPAE) nor ")
+    assert "/sys/class/fpga_region (DFL) is there" in told
+    assert FpgaPlugin(FpgaConfig(wait_for_driver=True)).absence(Host(tmp_path)) == ""
+    (tmp_path / "sys/class/fpga").mkdir(parents=True)
+    assert FpgaPlugin().absence(Host(tmp_path)) == ""
+
+
+def test_the_command_shows_what_is_there_also_without_a_driver(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["intel_fpga_device_plugin", f"-root={tmp_path}", "-check", "-node-name="])
+    with pytest.raises(SystemExit) as end:
+        dropins.fpga()
+    assert end.value.code == 1
+    assert "no FPGA driver: neither /sys/class/fpga (OPAE)" in capfd.readouterr().out
