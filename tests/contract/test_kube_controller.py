@@ -106,6 +106,23 @@ async def test_an_owner_is_looked_at_when_what_it_owns_changes(world: World) -> 
         await until(lambda: len(world.seen) == 2)
 
 
+async def test_who_waits_to_lead_keeps_nothing_of_what_was_and_looks_at_all_that_is_when_he_does(world: World) -> None:
+    controller = world.controller().own(world.widgets).owned(world.configs, Widget)
+    tasks = [asyncio.create_task(cache.run()) for cache in (world.widgets, world.configs)]
+    await until(lambda: world.widgets.synced.is_set() and world.configs.synced.is_set())
+    world.api.put("widgets", widget("gone"))
+    await until(lambda: world.widgets.requests() == [Request("gone")])
+    world.api.remove("widgets", "gone")
+    world.api.put("widgets", widget("there"))
+    world.api.put("configmaps", config("left", "former"))
+    await until(lambda: world.widgets.requests() == [Request("there")] and len(world.configs) == 1)
+    assert world.counted("workqueue_depth") == {"": 0}
+    tasks.append(asyncio.create_task(controller.run()))
+    await until(lambda: sorted(world.seen) == [Request("former"), Request("there")])
+    for task in tasks:
+        task.cancel()
+
+
 async def test_what_changes_beside_the_specification_may_settle_first(world: World) -> None:
     def put(generation: int, note: str) -> None:
         world.api.put(

@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from .cache import Cache
+from .cache import Cache, Subscriber
 from .errors import ApiError, Conflict
 from .metrics import Metrics
 from .objects import Object, Request, request_of
@@ -72,6 +72,8 @@ class Controller:
         self._resync = resync
         self._queue = WorkQueue(name, metrics=self._metrics, first_delay=first_delay, max_delay=max_delay)
         self._own: list[_Source] = []
+        self._replays: list[Callable[[], None]] = []
+        self._runs = False
         self._metrics.max_workers.labels(name).set(workers)
 
     def own(self, cache: Cache[T], *, settle: float = 0.0) -> "Controller":
@@ -85,7 +87,7 @@ class Controller:
             if (thing := new if new is not None else old) is not None:
                 self.look_at(request_of(thing), after=settle if _same_generation(old, new) else 0.0)
 
-        cache.subscribe(changed)
+        cache.subscribe(self._heard(changed))
         self._own.append(cache)
         return self
 
@@ -112,7 +114,12 @@ class Controller:
                 for request in () if thing is None else requests(thing):
                     self.look_at(request, after=delay)
 
-        cache.subscribe(changed)
+        def replay() -> None:
+            for thing in cache:
+                changed(None, thing)
+
+        cache.subscribe(self._heard(changed))
+        self._replays.append(replay)
         return self
 
     def look_at(self, request: Request, *, after: float = 0.0) -> None:
@@ -121,6 +128,9 @@ class Controller:
 
     async def run(self) -> None:
         """Reconciles until `stop`. Caches must be synced: what they do not hold is taken for absent."""
+        self._runs = True
+        for replay in self._replays:
+            replay()
         self._look_at_all()
         resync = asyncio.create_task(self._look_at_all_again())
         try:
@@ -133,6 +143,14 @@ class Controller:
     def stop(self) -> None:
         """Begins nothing new; `run` returns when what was begun has ended."""
         self._queue.close()
+
+    def _heard(self, changed: Subscriber[T]) -> Subscriber[T]:
+        def heard(old: T | None, new: T | None) -> None:
+            # Who waits to lead would keep the keys of all that ever was; all that is gets looked at when he does.
+            if self._runs:
+                changed(old, new)
+
+        return heard
 
     def _look_at_all(self) -> None:
         # unreadable objects told nobody that they are there
