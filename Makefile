@@ -62,7 +62,7 @@ proto: $(ready)
 crds: $(ready)
 	$(PY) -m accelplane.operator.crds $(definitions)
 
-## bench: measures the agent; a table, and JSON beside it. ARGS=… are the benchmarks' own
+## bench: measures agent, webhook and operator; a table, and JSON beside it. ARGS=… are the benchmarks' own
 bench: $(ready)
 	$(PY) -m benchmarks $(ARGS)
 
@@ -72,6 +72,11 @@ wheel: $(ready)
 	export SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || date +%s)}
 	$(PY) -m build --quiet --wheel --no-isolation --outdir dist .
 	rm -rf build
+
+## fpga-host: builds what runs on hosts without Python, the FPGA hook and tool, into dist/fpga-sw
+fpga-host: $(ready)
+	$(PY) deploy/images/fpga_host.py dist/fpga-sw
+	ls -l dist/fpga-sw
 
 ## kube: builds the Kubernetes programs that the cluster tests run
 kube: $(ready)
@@ -156,5 +161,5 @@ $(ready): $(VENV)/.pinned pyproject.toml
 
 FORCE:
 
-.PHONY: FORCE help demo test check lint types floors generated format proto crds bench wheel kube test-cluster cluster \
+.PHONY: FORCE help demo test check lint types floors generated format proto crds bench wheel fpga-host kube test-cluster cluster \
 	cluster-down lock clean

@@ -29,7 +29,7 @@ NAMES = (
     "admission",
     "operator",
 )
-_DEADLINE = 900
+_DEADLINE = 1800
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +62,7 @@ def _measured(name: str, *, quick: bool) -> Outcome:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measures the agent.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measures agent, webhook and operator.")
     parser.add_argument(
         "--only", type=_names, default=NAMES, metavar="NAME,…", help=f"some of them: {', '.join(NAMES)}"
     )

@@ -15,7 +15,7 @@ from accelplane.operator import models
 
 from .cluster import Cluster
 from .installation import CRD, NAMESPACE, Installation, Operator
-from .machine import REPOSITORY
+from .machine import REPOSITORY, wait_until
 
 SAMPLES = REPOSITORY / "deploy" / "operator" / "samples"
 # kwok keeps a thousand nodes on the cores that all else runs on too; the usual 12 s are little then.
@@ -83,6 +83,16 @@ def is_told(resource: Mapping[str, Any], nodes: int) -> bool:
     said = [each for each in status.get("conditions", ()) if each["observedGeneration"] == generation]
     holds = {each["type"] for each in said if each["status"] == "True"}
     return counts == (nodes, nodes, nodes) and holds == {"Available"}
+
+
+def wait_told(cluster: Cluster, counts: Mapping[str, int], timeout: float) -> None:
+    """Waits until that is so for every family and its count of nodes."""
+
+    def told() -> bool:
+        found = samples(cluster)
+        return len(found) == len(counts) and all(is_told(found[family], counts[family]) for family in counts)
+
+    wait_until(told, f"statuses: {counts}", timeout, every=0.5)
 
 
 def status_writes(cluster: Cluster) -> Counter[str]:

@@ -51,17 +51,9 @@ def made(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) ->
         with crowd.operator(installation) as (_, requests):
             started = time.monotonic()
             cluster.kubectl("apply", "--kustomize", crowd.SAMPLES)
-            wait_told(cluster, {family: len(names) for family, names in nodes.items()})
+            crowd.wait_told(cluster, {family: len(names) for family, names in nodes.items()}, PATIENCE)
             seconds = time.monotonic() - started
             yield Crowd(cluster, nodes, seconds, crowd.status_writes(cluster), requests())
-
-
-def wait_told(cluster: Cluster, counts: Mapping[str, int]) -> None:
-    def told() -> bool:
-        found = crowd.samples(cluster)
-        return len(found) == len(counts) and all(crowd.is_told(found[family], counts[family]) for family in counts)
-
-    wait_until(told, f"statuses: {counts}", PATIENCE, every=1)
 
 
 def places(cluster: Cluster, family: str) -> list[str]:
@@ -97,13 +89,14 @@ def test_nodes_that_are_no_longer_selected_leave_the_status_and_come_back(made: 
     counts = {each: len(found) for each, found in made.nodes.items()}
 
     crowd.label(made.cluster, names, dict.fromkeys(labels))
-    wait_told(made.cluster, counts | {family: 0, EVERYWHERE: counts[EVERYWHERE] - len(names)})
+    fewer = counts | {family: 0, EVERYWHERE: counts[EVERYWHERE] - len(names)}
+    crowd.wait_told(made.cluster, fewer, PATIENCE)
     remaining = sorted({*made.nodes[EVERYWHERE]} - {*names})
     assert crowd.samples(made.cluster)[EVERYWHERE]["status"]["nodeNames"] == remaining
     assert places(made.cluster, family) == []
 
     crowd.label(made.cluster, names, labels)
-    wait_told(made.cluster, counts)
+    crowd.wait_told(made.cluster, counts, PATIENCE)
     assert crowd.samples(made.cluster)[family]["status"]["nodeNames"] == sorted(names)
 
 
