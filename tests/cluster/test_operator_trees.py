@@ -149,7 +149,9 @@ def test_the_samples_bring_what_the_node_has_and_take_it_away(operated: Families
 # Without
 
 
-def test_the_operator_serves_what_cert_manager_puts_into_its_secret(image: None, cluster: Cluster) -> None:
+def test_the_operator_serves_what_cert_manager_puts_into_its_secret_and_does_without_when_told_to(
+    image: None, cluster: Cluster
+) -> None:
     tree = OPERATOR / "overlays/default-with-certmanager"
     namespaced, *others = (each for each in render(tree) if "cert-manager" not in each["apiVersion"])
     assert namespaced["kind"] == "Namespace"
@@ -161,6 +163,12 @@ def test_the_operator_serves_what_cert_manager_puts_into_its_secret(image: None,
     with applied(cluster, [namespaced, secret, *others]):
         wait_for_it(cluster)
         check_that_nothing_went_wrong(cluster)
+        # Who had the original, or this, applies the other tree over it.
+        with applied(cluster, render(OPERATOR / "default")):
+            wait_for_it(cluster)
+            volumes = [volume["name"] for volume in operator(cluster)["spec"]["volumes"]]
+            assert "cert" not in volumes
+            check_that_nothing_went_wrong(cluster)
 
 
 @pytest.fixture(scope="module")
