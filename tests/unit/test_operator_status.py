@@ -136,6 +136,18 @@ def test_of_a_config_map_that_may_not_be_seen_nothing_is_claimed() -> None:
     assert "ConfigMap cfg, named by provisioningConfig, cannot be looked at" in said(found, "ProvisioningConfigMissing")
 
 
+def test_every_condition_has_a_reason_for_programs() -> None:
+    overlaps, replaced = [OVERLAP], [Replacement("image", "a:1", "b:2")]
+    observed = Observed(failure="x", config_missing=True, overlaps=overlaps, replaced=replaced)
+    found = status(plugin("dsa", provisioningConfig="cfg"), observed, NOW)
+    assert [each.reason for each in found.conditions] == [
+        "NoDaemonSet", "NoDaemonSet", "WriteRefused", "ImageReplaced", "ConfigMapNotFound", "SameNodesSelected",
+    ]  # fmt: skip
+    assert {each.reason for each in status(GPU, Observed(daemonset=seen()), NOW).conditions} == {
+        "PodsReady", "Complete", "AsExpected",
+    }  # fmt: skip
+
+
 def test_the_images_that_run_are_told_where_they_are_others() -> None:
     replaced = [Replacement("image", "a:1", "b:2"), Replacement("initImage", "c:1", "d:2")]
     found = status(GPU, Observed(daemonset=seen(), replaced=replaced), NOW)

@@ -165,6 +165,7 @@ def test_what_was_changed_by_hand_is_put_right(family: str, by_hand: Callable[[O
         lambda there: there["spec"]["template"]["metadata"].update(annotations={"example.com/restarted": "x"}),
         lambda there: there["spec"]["template"]["spec"]["containers"].append({"name": "mesh", "image": "x"}),
         lambda there: there["metadata"]["labels"].update(theirs="x"),
+        lambda there: there["metadata"]["ownerReferences"].insert(0, {"kind": "Other", "name": "x", "uid": "o"}),
         lambda there: there.update(status={"numberReady": 1}),
     ],
 )  # fmt: skip
