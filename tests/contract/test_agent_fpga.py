@@ -1,0 +1,303 @@
+"""FPGAs at a kubelet: cards that are programmed, crash and are pulled out, and the mode that the node is in."""
+
+import asyncio
+import base64
+import struct
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bitstreams import INTERFACE, NLB0, NLB3
+from conftest import Run, Start
+from fpgatrees import Card, one_port
+from kubelets import Counts, Kubelet, embedded_only
+from node_api import NodeApi, node_api
+from peer import Peer, refusal
+from tls_peer import TOKEN
+from tls_peer import Peer as Server
+from waiting import until
+
+from accelplane.apiserver import ApiServer, NoApiServer
+from accelplane.fpga.ids import af_type
+from accelplane.node.agent import Agent
+from accelplane.node.settings import ConfigurationError, Settings
+from accelplane.plugins.fpga import FpgaPlugin
+from accelplane.plugins.fpga.config import FpgaConfig
+from accelplane.plugins.fpga.nodemode import ANNOTATION
+from accelplane.simulate import Kernel, NodeSpec
+from accelplane.simulate.kernel.fuse import FuseUnavailable
+from accelplane.simulate.kernel.mounting import mounted
+from accelplane.simulate.offload import FpgaSpec
+
+# Longer than any test: what is noticed is noticed by an event, or because the plugin reads again.
+PATIENT = {"safety_interval": 3600.0}
+SOON = 0.05
+WITH_NLB0 = f"fpga.intel.com/{af_type(INTERFACE, NLB0)}"
+WITH_NLB3 = f"fpga.intel.com/{af_type(INTERFACE, NLB3)}"
+REGION = f"fpga.intel.com/region-{INTERFACE}"
+CARD = "0000:63:00.0"
+
+
+class Memory:
+    """Of a process that programs a DFL port with NLB3: the structure at address 0, the bitstream at 64."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.content = bytearray(struct.pack("<IIIIQ", 24, 0, port, 32, 64).ljust(64, b"\0"))
+        self.content += bytes.fromhex(NLB3) + bytes(16)
+
+    def read(self, address: int, length: int) -> bytes:
+        return bytes(self.content[address : address + length])
+
+    def write(self, address: int, data: bytes) -> None:
+        self.content[address : address + len(data)] = data
+
+
+def program(kernel: Kernel) -> None:
+    kernel.ioctl("dfl-fme.0", 0xB680, 0, Memory())
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return Kernel(NodeSpec(fpgas=[FpgaSpec(interface=INTERFACE, afus=(NLB0, NLB0))]))
+
+
+@pytest.fixture
+def root(kernel: Kernel, tmp_path: Path) -> Iterator[Path]:
+    """`kernel`, mounted; the test is skipped, and says why, where nothing can be."""
+    mounts = mounted(kernel, tmp_path)
+    try:
+        where = mounts.__enter__()
+    except FuseUnavailable as error:
+        pytest.skip(f"no FUSE: {error}")
+    try:
+        yield Path(where)
+    finally:
+        mounts.__exit__(None, None, None)
+
+
+# Cards as an emulated kernel has them, which tells nobody what becomes of their ids.
+
+
+@embedded_only("what the kubelet does is tested with the others")
+async def test_a_port_keeps_its_resource_while_it_is_programmed_and_then_has_another(
+    kernel: Kernel, root: Path, kubelet: Kubelet, start_agent: Start
+) -> None:
+    agent = await start_agent(PATIENT, fpga=FpgaPlugin(interval=SOON))
+    await kubelet.until(lambda resources: resources == {WITH_NLB0: (2, 2)})
+    card = kernel.fpga(CARD)
+    card.outcomes.append("hang")
+    programming = threading.Thread(target=program, args=(kernel,))
+    programming.start()
+    try:
+        await until(lambda: card.attempts == 1)
+        before = agent.runners["fpga"].scans
+        # Somebody looks again, and the port does not say what is in it.
+        agent.runners["fpga"].look_again()
+        await until(lambda: agent.runners["fpga"].scans > before and not agent.runners["fpga"].blind)
+        assert card.ports[0].disabled
+        assert kubelet.resources() == {WITH_NLB0: (2, 2)}
+    finally:
+        card.let_go.set()
+        await asyncio.to_thread(programming.join)
+    await kubelet.until(lambda resources: resources == {WITH_NLB0: (1, 1), WITH_NLB3: (1, 1)})
+    container = await kubelet.run_pod("pod", {WITH_NLB3: 1})
+    assert [device.host_path for device in container.devices] == ["/dev/dfl-port.0"]
+
+
+@embedded_only("what the kubelet does is tested with the others")
+@pytest.mark.parametrize("published", [("af", WITH_NLB0, 2), ("region", REGION, 1)], ids=["af", "region"])
+async def test_a_card_that_crashes_is_unhealthy_and_one_that_is_pulled_out_is_gone(
+    kernel: Kernel, root: Path, kubelet: Kubelet, start_agent: Start, published: tuple[str, str, int]
+) -> None:
+    mode, resource, ids = published
+    agent = await start_agent(PATIENT, fpga=FpgaPlugin(FpgaConfig(mode=mode), interval=SOON))
+    await kubelet.until(lambda resources: resources == {resource: (ids, ids)})
+    kernel.fpga(CARD).crash()
+    await kubelet.until(lambda resources: resources == {resource: (ids, 0)})
+    reasons = {device.reason for device in agent.runners["fpga"].publisher.inventory}
+    assert all(reason.endswith("the card's firmware has crashed") for reason in reasons)
+    kernel.unplug(CARD)
+    await kubelet.until(lambda resources: resources == {})
+
+
+@embedded_only("what the kubelet does is tested with the others")
+async def test_a_card_that_is_plugged_in_later_is_found(tmp_path: Path, kubelet: Kubelet, start_agent: Start) -> None:
+    await start_agent(PATIENT, fpga=FpgaPlugin())
+    one_port(tmp_path)
+    await kubelet.until(lambda resources: resources == {WITH_NLB0: (1, 1)})
+
+
+# Containers.
+
+
+async def test_a_container_of_a_region_is_programmed_by_the_hook_or_does_not_start(
+    tmp_path: Path, directory: str, kubelet: Kubelet, start_agent: Start
+) -> None:
+    one_port(tmp_path)
+    cdi = Path(directory, "cdi")
+    cdi.write_text("in the way")
+    await start_agent(PATIENT, fpga=FpgaPlugin(FpgaConfig(mode="region")))
+    await kubelet.until(lambda resources: resources == {REGION: (1, 1)})
+    socket = f"{directory}/device-plugins/fpga.intel.com-region-{INTERFACE}.sock"
+    file = cdi / "intel.cdi.k8s.io-fpga-dfl-fme.0.yaml"
+    async with Peer(socket) as plugin:
+        _code, text = await refusal(plugin.allocate(["dfl-fme.0"]))
+        assert text.startswith(f"{REGION}: cannot write {file}")
+        cdi.unlink()
+        (container,) = await plugin.allocate(["dfl-fme.0"])
+        written = file.read_text()
+        file.write_text(written.replace("crihook", "oldhook"))
+        await plugin.allocate(["dfl-fme.0"])
+    assert [device.name for device in container.cdi_devices] == ["intel.cdi.k8s.io/fpga=dfl-fme.0"]
+    assert [device.host_path for device in container.devices] == ["/dev/dfl-port.0"]
+    assert dict(container.annotations) == {"com.intel.fpga.mode": "fpga.intel.com/region"}
+    assert file.read_text() == written == (
+        "---\n"
+        "cdiVersion: 0.5.0\n"
+        "containerEdits: {}\n"
+        "devices:\n"
+        "- containerEdits:\n"
+        "    hooks:\n"
+        "    - hookName: createRuntime\n"
+        "      path: /opt/intel/fpga-sw/intel-fpga-crihook\n"
+        "  name: dfl-fme.0\n"
+        "kind: intel.cdi.k8s.io/fpga\n"
+    )  # fmt: skip
+
+
+async def test_names_of_april_2020_are_served_in_a_usual_directory(
+    tmp_path: Path, kubelet: Kubelet, start_agent: Start
+) -> None:
+    one_port(tmp_path)
+    await start_agent(PATIENT, fpga=FpgaPlugin(FpgaConfig(resource_naming="legacy63")))
+    name = f"fpga.intel.com/{INTERFACE[:31]}{NLB0}"
+    await kubelet.until(lambda resources: resources == {name: (1, 1)})
+
+
+async def test_a_directory_in_which_no_socket_can_be_is_refused_before_one_is_made(
+    tmp_path: Path, directory: str
+) -> None:
+    one_port(tmp_path)
+    long = Path(directory, "x" * 40)
+    (long / "device-plugins").mkdir(parents=True)
+    agent = Agent(Settings(root=str(tmp_path), kubelet_dir=str(long)), {"fpga": FpgaPlugin()})
+    with pytest.raises(ConfigurationError, match=r"fpga\.intel\.com-af-.*\.sock: a socket path of 1.. bytes"):
+        await asyncio.wait_for(agent.run(), 10)
+    assert list((long / "device-plugins").iterdir()) == []
+
+
+# The node's annotation.
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[tuple[NodeApi, Server]]:
+    """The Node `one`, which is in mode region, and the server that has it. It outlasts the agents."""
+    directory = tmp_path / "api"
+    directory.mkdir()
+    async with node_api(directory) as (api, server):
+        api.node["metadata"]["annotations"] = {ANNOTATION: "region"}
+        yield api, server
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Card:
+    return one_port(tmp_path)
+
+
+def following(api: ApiServer, mode: str = "af") -> FpgaPlugin:
+    return FpgaPlugin(FpgaConfig(mode=mode, node_name="one"), api=lambda: api)
+
+
+@embedded_only("what the kubelet does is tested with the others")
+async def test_the_nodes_annotation_is_the_mode_and_what_is_none_changes_nothing(
+    node: tuple[NodeApi, Server], card: Card, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    api, server = node
+    seen: set[str] = set()
+
+    def shows(expected: Mapping[str, Counts | tuple[int, int]]) -> Any:
+        def holds(resources: Mapping[str, Counts]) -> bool:
+            seen.update(resources)
+            return resources == expected
+
+        return holds
+
+    await start_agent(PATIENT, fpga=following(server.api))
+    await kubelet.until(shows({REGION: (1, 1)}))
+    assert seen == {REGION}
+    await api.change("metadata", "annotations", ANNOTATION, "af")
+    await kubelet.until(shows({WITH_NLB0: (1, 1)}))
+    await api.change("metadata", "annotations", ANNOTATION, "regional")
+    told = (
+        f"node one: annotation {ANNOTATION} is 'regional', expected one of af, region, regiondevel; the mode stays af"
+    )
+    await until(lambda: told in caplog.messages)
+    assert kubelet.resources() == {WITH_NLB0: (1, 1)}
+    await api.change("metadata", "annotations", ANNOTATION, "regiondevel")
+    await kubelet.until(shows({REGION: (1, 1)}))
+    container = await kubelet.run_pod("pod", {REGION: 1})
+    assert [device.host_path for device in container.devices] == ["/dev/dfl-port.0", "/dev/dfl-fme.0"]
+    assert container.cdi_devices == ()
+    await api.change("metadata", "annotations", ANNOTATION, None)
+    await kubelet.until(shows({WITH_NLB0: (1, 1)}))
+    assert caplog.messages.count(told) == 1
+
+
+@embedded_only("what the kubelet does is tested with the others")
+async def test_without_the_api_server_the_option_counts_until_it_answers(
+    node: tuple[NodeApi, Server], card: Card, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    api, server = node
+    away = ("503 Service Unavailable", {"reason": "ServiceUnavailable", "message": "later"})
+    api.refuse["GET"] = [away, away]
+    await start_agent(PATIENT, fpga=following(server.api))
+    await kubelet.until(lambda resources: resources == {WITH_NLB0: (1, 1)})
+    assert "node one not read, the mode is af: " in "\n".join(caplog.messages)
+    await kubelet.until(lambda resources: resources == {REGION: (1, 1)})
+
+
+@embedded_only("what the kubelet does is tested with the others")
+async def test_who_has_no_api_server_to_ask_is_told_so_and_serves(
+    tmp_path: Path, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    def nobody() -> ApiServer:
+        raise NoApiServer("not in a cluster")
+
+    one_port(tmp_path)
+    await start_agent(PATIENT, fpga=FpgaPlugin(FpgaConfig(node_name="one"), api=nobody))
+    await kubelet.until(lambda resources: resources == {WITH_NLB0: (1, 1)})
+    assert "node one not read, the mode is af: not in a cluster" in caplog.messages
+
+
+async def test_a_node_without_fpgas_asks_nobody(
+    node: tuple[NodeApi, Server], tmp_path: Path, kubelet: Kubelet, start_agent: Start
+) -> None:
+    _api, server = node
+    agent = await start_agent(PATIENT, fpga=following(server.api))
+    await asyncio.wait_for(agent.runners["fpga"].looked.wait(), 10)
+    assert server.requests == []
+    one_port(tmp_path)
+    await kubelet.until(lambda resources: resources == {REGION: (1, 1)})
+    assert server.requests
+
+
+@embedded_only("what the kubelet does is tested with the others")
+async def test_the_command_takes_its_mode_from_the_node_by_a_kubeconfig(
+    node: tuple[NodeApi, Server], tmp_path: Path, kubelet: Kubelet, run: Run
+) -> None:
+    _api, server = node
+    one_port(tmp_path / "tree")
+    authority = base64.b64encode((server.directory / "ca.crt").read_bytes()).decode()
+    (tmp_path / "kubeconfig").write_text(
+        "current-context: it\n"
+        "contexts: [{name: it, context: {cluster: there, user: me}}]\n"
+        f"clusters: [{{name: there, cluster: {{server: 'https://x:1', certificate-authority-data: {authority}}}}}]\n"
+        f"users: [{{name: me, user: {{token: {TOKEN}}}}}]\n"
+    )
+    where = (f"-kubeconfig={tmp_path}/kubeconfig", "-master", f"https://{server.api.address}", "--node-name", "one")
+    process = run("intel_fpga_device_plugin", "-mode=af", *where, "-v=1")
+    await process.said("FPGA driver DFL, mode region by node one's annotation")
+    await kubelet.until(lambda resources: resources == {REGION: (1, 1)})
+    assert await process.terminate() == 0
