@@ -1,0 +1,300 @@
+"""Hook and tool as processes, on FPGA cards that only the emulated kernel has."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from bitstreams import INTERFACE, NLB0, NLB3, gbs, metadata
+from waiting import until
+
+from accelplane.simulate import Kernel
+from accelplane.simulate.kernel.fpga import Outcome
+from accelplane.simulate.kernel.fuse import FuseUnavailable
+from accelplane.simulate.kernel.ioctls import answered
+from accelplane.simulate.kernel.mounting import mounted
+from accelplane.simulate.offload import FpgaSpec
+from accelplane.simulate.specs import NodeSpec
+
+CARD = "0000:63:00.0"
+OTHER = "ce48969398f05f33946d560708be108a"
+SUPERVISOR = "import sys; from accelplane.simulate.seccomp import run; sys.exit(run(sys.argv[2:], sys.argv[1]))"
+STORE = f"srv/intel.com/fpga/{INTERFACE}"
+
+
+class Node(NamedTuple):
+    """A machine with a card: its kernel, and where it is mounted."""
+
+    kernel: Kernel
+    root: Path
+
+    def start(self, command: str, *words: str, state: str = "") -> "subprocess.Popen[str]":
+        """One of our commands. It runs under a supervisor of its own: a process of pytest has threads."""
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", SUPERVISOR, str(self.root / "ioctls")),
+                *(sys.executable, "-m", f"accelplane.cli.{command}", f"--root={self.root}", *words),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(state)
+        process.stdin.close()
+        process.stdin = None
+        return process
+
+    def tool(self, *words: str) -> tuple[int, str, str]:
+        """The exit status of `fpga_tool`, and what it printed."""
+        return ended(self.start("fpgatool", *words))
+
+    def container(self, *afus: str, ports: int = 1, name: str = "bundle") -> str:
+        """The state of one that asks for these, as its runtime gives it."""
+        bundle = self.root / name
+        bundle.mkdir(exist_ok=True)
+        env = [
+            text
+            for number, afu in enumerate(afus, 1)
+            for text in (f"FPGA_REGION_{number}={INTERFACE}", f"FPGA_AFU_{number}={afu}")
+        ]
+        devices = [{"path": f"/dev/dfl-port.{number}"} for number in range(ports)]
+        (bundle / "config.json").write_text(json.dumps({"process": {"env": env}, "linux": {"devices": devices}}))
+        return json.dumps({"ociVersion": "1.0.2", "bundle": str(bundle), "annotations": {}})
+
+    def hook(self, *afus: str, words: tuple[str, ...] = (), ports: int = 1) -> tuple[int, str, str]:
+        """The exit status of the hook for such a container, and what it printed."""
+        return ended(self.start("fpgahook", *words, state=self.container(*afus, ports=ports)))
+
+    def store(self, afu: str, content: bytes = b"") -> Path:
+        """Puts a bitstream of the card's region into the store."""
+        path = self.root / STORE / f"{afu}.gbs"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content or bitstream(afu))
+        return path
+
+    def afus(self) -> list[str]:
+        """What the card's ports are programmed with."""
+        return [port.afu for port in self.kernel.fpga(CARD).ports]
+
+
+def bitstream(afu: str, interface: str = INTERFACE) -> bytes:
+    """An emulated card takes what begins with its AFU id."""
+    return gbs(metadata(interface, afu), bytes.fromhex(afu) + b"the rest")
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+@pytest.fixture
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
+    """A node with one card; parametrized by what is special about it. Skipped where nothing can be mounted."""
+    kernel = Kernel(NodeSpec(fpgas=[getattr(request, "param", FpgaSpec())]))
+    mounts = mounted(kernel, tmp_path)
+    try:
+        root = Path(mounts.__enter__())
+    except FuseUnavailable as error:
+        pytest.skip(f"no FUSE: {error}")
+    try:
+        with answered(kernel, str(tmp_path / "ioctls")):
+            yield Node(kernel, root)
+    finally:
+        kernel.fpga(CARD).let_go.set()
+        mounts.__exit__(None, None, None)
+
+
+TWO_PORTS = pytest.mark.parametrize("node", [FpgaSpec(afus=(NLB0, NLB0))], indirect=True, ids=["two-ports"])
+
+
+class TestHook:
+    def test_a_region_is_programmed_once(self, node: Node) -> None:
+        node.store(NLB3)
+        assert node.hook(NLB3) == (0, "", "")
+        assert node.afus() == [NLB3]
+        # The runtime runs it once more for each further region device.
+        assert node.hook(NLB3) == (0, "", "")
+        assert node.kernel.fpga(CARD).attempts == 1
+
+    @TWO_PORTS
+    def test_each_of_two_regions_gets_its_own(self, node: Node) -> None:
+        node.store(NLB3)
+        assert node.hook(NLB0, NLB3, ports=2) == (0, "", "")
+        assert node.afus() == [NLB0, NLB3]
+
+    @pytest.mark.parametrize(
+        ("outcome", "problem"),
+        [
+            ("EIO", "dfl-fme.0: programming failed: Input/output error (EIO); is the bitstream made for this card"),
+            ("half", "dfl-fme.0: programming failed: Input/output error (EIO)"),
+            ("ENODEV", "dfl-fme.0: programming failed: No such device (ENODEV)"),
+            ("other", f"expected {NLB3}"),
+        ],
+    )
+    def test_what_the_card_refuses_is_told_in_one_line(self, node: Node, outcome: Outcome, problem: str) -> None:
+        node.store(NLB3)
+        node.kernel.fpga(CARD).outcomes.append(outcome)
+        status, out, err = node.hook(NLB3)
+        assert (status, out) == (1, "")
+        assert err.startswith("intel-fpga-crihook: FPGA_AFU_1 in dfl-port.0: ")
+        assert problem in err
+        assert err.count("\n") == 1
+        # What went wrong does no harm to the next attempt.
+        assert node.hook(NLB3) == (0, "", "")
+
+    def test_a_missing_or_wrong_bitstream_is_named(self, node: Node) -> None:
+        assert f"no bitstream for AFU {NLB3} in region {INTERFACE}" in node.hook(NLB3)[2]
+        node.store(NLB3, bitstream(NLB0))
+        assert f"{NLB3}.gbs: is the bitstream of {NLB0} by its content" in node.hook(NLB3)[2]
+        node.store(NLB3, bitstream(NLB3, OTHER))
+        assert f"made for regions with interface id {OTHER}" in node.hook(NLB3)[2]
+        assert node.kernel.fpga(CARD).attempts == 0
+
+    def test_a_driver_that_is_busy_for_a_moment_is_asked_again(self, node: Node) -> None:
+        node.store(NLB3)
+        node.kernel.fpga(CARD).outcomes.extend(["EBUSY", "EAGAIN"])
+        assert node.hook(NLB3) == (0, "", "")
+        assert node.kernel.fpga(CARD).attempts == 3
+
+    def test_a_card_that_hangs_does_not_hold_the_runtime(self, node: Node) -> None:
+        node.store(NLB3)
+        node.kernel.fpga(CARD).outcomes.append("hang")
+        process = node.start("fpgahook", "-timeout=2", state=node.container(NLB3))
+        status, _out, err = ended(process)
+        assert status == 1
+        assert "took more than 2 s; see the kernel's log (dmesg) for the FPGA's driver" in err
+
+    @pytest.mark.parametrize("node", [FpgaSpec(seconds=0.5)], indirect=True, ids=["slow"])
+    def test_two_hooks_for_one_region_program_it_once(self, node: Node) -> None:
+        node.store(NLB3)
+        both = [node.start("fpgahook", state=node.container(NLB3, name=name)) for name in ("one", "two")]
+        assert [ended(process) for process in both] == [(0, "", "")] * 2
+        assert (node.afus(), node.kernel.fpga(CARD).attempts) == ([NLB3], 1)
+
+    async def test_one_that_dies_half_way_leaves_nothing_locked(self, node: Node) -> None:
+        node.store(NLB3)
+        card = node.kernel.fpga(CARD)
+        card.outcomes.append("hang")
+        process = node.start("fpgahook", state=node.container(NLB3))
+        await until(lambda: card.attempts == 1, 60)
+        process.terminate()
+        assert ended(process)[0] != 0
+        card.let_go.set()
+        await until(lambda: not card.ports[0].disabled, 60)
+        assert node.hook(NLB3) == (0, "", "")
+        assert node.afus() == [NLB3]
+
+    def test_a_state_without_end_is_not_read_to_its_end(self, node: Node) -> None:
+        status, _out, err = ended(node.start("fpgahook", state="[" * 1_048_577))
+        assert (status, err) == (1, "intel-fpga-crihook: the container's state: more than 1048576 bytes\n")
+
+    def test_a_runtime_that_says_nothing_is_not_waited_for(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-m", "accelplane.cli.fpgahook", "-timeout=0.5"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with process:
+            assert process.wait(60) == 1
+            assert process.stderr is not None
+            assert "reading the container's state from standard input took more than 0.5 s" in process.stderr.read()
+
+    def test_the_annotation_can_be_required(self, node: Node) -> None:
+        assert node.hook(NLB0, words=("-require-annotation",)) == (
+            1,
+            "",
+            "intel-fpga-crihook: annotation com.intel.fpga.mode is '', expected fpga.intel.com/region\n",
+        )
+        state = json.loads(node.container(NLB0)) | {"annotations": {"com.intel.fpga.mode": "fpga.intel.com/region"}}
+        assert ended(node.start("fpgahook", "-require-annotation", state=json.dumps(state))) == (0, "", "")
+
+
+class TestTool:
+    def test_a_port_tells_all_with_the_driver_s_help(self, node: Node) -> None:
+        status, out, err = node.tool("-d", "dfl-port.0", "portinfo")
+        assert (status, err) == (0, "")
+        assert out.endswith(
+            f"Interface UUID                   : {INTERFACE}\n"
+            f"Accelerator UUID                 : {NLB0}\n"
+            "Kernet API Version               : 0\n"
+            "Port Regions                     : 2\n"
+            "Port Region (Index/Size/Offset)  : 0 / 262144 / 0\n"
+            "Port Region (Index/Size/Offset)  : 1 / 262144 / 262144\n"
+        )
+        found = json.loads(node.tool("portinfo", "-d", "dfl-port.0", "-json")[1])
+        assert (found["acceleratorId"], found["regions"][1]) == (NLB0, {"index": 1, "size": 262144, "offset": 262144})
+
+    def test_a_port_is_programmed(self, node: Node) -> None:
+        path = node.store(NLB3)
+        told = (
+            f'Before: Interface ID: "{INTERFACE}" AFU ID: "{NLB0}"\n'
+            f'Programming "{path}" to port "dfl-port.0": OK\n'
+            f'After : Interface ID: "{INTERFACE}" AFU ID: "{NLB3}"\n'
+        )
+        assert node.tool("-b", str(path), "-d", "dfl-port.0", "pr") == (0, told, "")
+
+    def test_a_failure_is_one(self, node: Node) -> None:
+        path = node.store(NLB3)
+        node.kernel.fpga(CARD).outcomes.append("other")
+        status, out, err = node.tool("-b", str(path), "-d", "dfl-port.0", "pr")
+        assert status == 1
+        assert '": FAILED\nAfter : ' in out
+        assert err.startswith("fpga_tool: dfl-port.0: its AFU id is f7df405cbd7acf7222f144b0b93acd19 after programming")
+
+    @TWO_PORTS
+    def test_ports_go_to_virtual_functions_and_come_back(self, node: Node) -> None:
+        assert node.tool("-d", "dfl-fme.0", "-n", "2", "sriov") == (
+            0,
+            "Release port 0\nRelease port 1\nWrite 2 to sriov_numvfs (was 0)\n",
+            "",
+        )
+        assert len(list((node.root / "sys/class/fpga_region").glob("region*/dfl-port.*"))) == 2
+        assert (
+            node.tool("-q", "-d", "dfl-port.1", "portinfo")[1].splitlines()[4] == f"PCIe s:b:d:f{'':21}: 0000:63:00.2"
+        )
+        assert node.tool("-d", "dfl-fme.0", "-n", "0", "sriov") == (
+            0,
+            "Write 0 to sriov_numvfs (was 2)\nAssign port 0\nAssign port 1\n",
+            "",
+        )
+        assert node.tool("-d", "dfl-fme.0", "-n", "0", "-json", "sriov")[0] == 0
+
+    @TWO_PORTS
+    def test_what_cannot_be_finished_is_taken_back(self, node: Node) -> None:
+        node.kernel.fail(f"/sys/bus/pci/devices/{CARD}/sriov_numvfs", 28, on="write")
+        status, out, err = node.tool("-d", "dfl-fme.0", "-n", "1", "sriov")
+        assert (status, out) == (1, "Release port 1\nWrite 1 to sriov_numvfs (was 0)\n")
+        assert "No space left on device (writing '1\\n'); all is as before" in err
+        assert sorted(path.name for path in (node.root / "sys/class/fpga_region/region0").glob("dfl-port.*")) == [
+            "dfl-port.0",
+            "dfl-port.1",
+        ]
+
+    @TWO_PORTS
+    def test_a_port_is_released_and_assigned_by_its_number(self, node: Node) -> None:
+        port = node.root / "sys/class/fpga_region/region0/dfl-port.1"
+        assert node.tool("-d", "dfl-fme.0", "-p", "1", "release") == (0, "", "")
+        assert not port.exists()
+        assert "it is in use, or has that state already" in node.tool("-d", "dfl-fme.0", "-p", "1", "release")[2]
+        assert node.tool("-d", "dfl-fme.0", "-p", "1", "assign") == (0, "", "")
+        assert port.exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="no root or no /dev/fuse")
+def test_people_try_the_tool_without_a_card() -> None:
+    words = [sys.executable, "-m", "accelplane", "simulate", "fpga", "--"]
+    listed = subprocess.run(
+        [*words, sys.executable, "-m", "accelplane", "fpga", "list"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (listed.returncode, listed.stdout, listed.stderr) == (
+        0,
+        "Detected FPGA FMEs: 1\ndfl-fme.0\nDetected FPGA Ports: 1\ndfl-port.0\n",
+        "",
+    )
