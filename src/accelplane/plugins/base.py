@@ -106,8 +106,9 @@ class Plugin(Generic[ConfigT_co]):
         """Called before each scan, in its thread: brings the hardware into the state that `scan` is to find.
 
         The one hook that changes the node (`Host.write`, `bind`). What is right already must stay untouched, and what
-        cannot be had is for `scan` to tell of. Whatever it raises counts as a failed scan. Nobody calls it where the
-        node is only looked at (`-once`, `accelplane inspect`).
+        cannot be had is for `scan` to tell of. What a later scan has to know of this one is remembered here, too.
+        Whatever it raises counts as a failed scan. Nobody calls it where the node is only looked at (`-once`,
+        `accelplane inspect`).
         """
 
     async def background(self, host: Host, look_again: Callable[[], None]) -> None:

@@ -6,7 +6,7 @@ ask nobody.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from accelplane.fpga import shown
@@ -34,7 +34,7 @@ class NodeMode:
         self.source = "-mode"
         self._config = config
         self._find_api = api or (lambda: _api(config))
-        self._refused = ""
+        self._refused: str | None = None
 
     async def ask(self) -> None:
         """Reads the annotation once. What keeps it from being read is logged."""
@@ -76,28 +76,23 @@ class NodeMode:
 
     def _take(self, node: "Node") -> bool:
         """Whether the node's annotation has changed the mode."""
-        text, mode = self._named(node.metadata.annotations or {})
+        text = (node.metadata.annotations or {}).get(ANNOTATION)
+        mode = self._config.own_mode if text is None else as_mode(text)
         if mode is None:
             if text != self._refused:
                 log.error(
                     "node %s: annotation %s is %s, expected one of %s; the mode stays %s",
-                    self._config.node_name, ANNOTATION, shown(text), ", ".join(MODES), self.mode,
+                    self._config.node_name, ANNOTATION, shown(text or ""), ", ".join(MODES), self.mode,
                 )  # fmt: skip
             self._refused = text
             return False
-        self._refused = ""
-        self.source = f"node {self._config.node_name}'s annotation" if text else "-mode"
+        self._refused = None
+        self.source = "-mode" if text is None else f"node {self._config.node_name}'s annotation"
         if mode == self.mode:
             return False
         log.info("mode %s instead of %s, by %s", mode, self.mode, self.source)
         self.mode = mode
         return True
-
-    def _named(self, annotations: Mapping[str, str]) -> tuple[str, Mode | None]:
-        text = annotations.get(ANNOTATION)
-        if text is None:
-            return "", self._config.own_mode
-        return text, as_mode(text)
 
 
 def _api(config: FpgaConfig) -> "ApiServer":
