@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cluster
 EVERYWHERE = "gpu"
 FAMILIES = [family for family in models.KINDS if family != EVERYWHERE]
 SHARE, OTHERS = 100, 300
-PATIENCE = 400.0
+PATIENCE = 600.0
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 
