@@ -17,6 +17,7 @@ class Asked:
     parameters: dict[str, str]
     content_type: str
     body: Any
+    accept: str = ""
 
     @property
     def watch(self) -> bool:

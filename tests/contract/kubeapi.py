@@ -200,7 +200,8 @@ class KubeApi:
         method, target, _ = first.split(" ")
         url = urlsplit(target)
         parameters = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
-        asked = Asked(method, url.path, parameters, headers.get("content-type", ""), json.loads(body) if body else None)
+        content, accept = headers.get("content-type", ""), headers.get("accept", "")
+        asked = Asked(method, url.path, parameters, content, json.loads(body) if body else None, accept)
         self.asked.append(asked)
         fault = next((one for one in self.faults if one.hits(asked)), None)
         if fault:

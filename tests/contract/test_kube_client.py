@@ -1,7 +1,10 @@
 """Requests to an API server that does as it should, and to one that does not."""
 
 import asyncio
+import contextlib
+import re
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from kubeapi import KubeApi
@@ -9,12 +12,15 @@ from kubekinds import Config, Widget, WidgetSpec, WidgetStatus, widget
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.config.models import Cluster, Context, User
 from lightkube.core.exceptions import ConfigError
+from lightkube.core.resource import ApiInfo, GlobalResource
+from msgspec import Struct
 from waiting import until
 
 from accelplane.kube import errors
 from accelplane.kube.client import Client, Selection, Watched, load_config
 from accelplane.kube.metrics import Metrics
 from accelplane.kube.objects import Metadata
+from accelplane.kube.objects import api as api_info
 
 
 async def events(client: Client, since: str = "100", *, silence: float = 5, lasting: float = 60) -> list[Watched]:
@@ -76,6 +82,40 @@ async def test_long_lists_come_in_pages(api: KubeApi, client: Client) -> None:
     assert [item.metadata.name for item in listing.items] == [f"w{number:02}" for number in range(25)]
     assert listing.resource_version == str(api.version)
     assert api.count("GET") == 3
+
+
+async def test_each_object_of_a_list_is_trimmed_before_the_next_page_comes(api: KubeApi, client: Client) -> None:
+    for number in range(5):
+        api.put("widgets", widget(f"w{number}", size=7))
+    pages: list[int] = []
+
+    def keep(thing: Widget) -> None:
+        thing.spec.size = 0
+        pages.append(api.count("GET"))
+
+    listing = await client.list(Widget, page=2, keep=keep)
+    assert [item.spec.size for item in listing.items] == [0] * 5
+    assert pages == [1, 1, 2, 2, 3]
+
+
+class Outline(GlobalResource, Struct):
+    """Of a widget the metadata alone."""
+
+    _api_info: ClassVar[ApiInfo] = api_info("example.com", "v1", "Widget", "widgets")
+    metadata: Metadata
+
+
+async def test_of_a_kind_with_metadata_alone_the_server_is_asked_for_no_more(api: KubeApi, client: Client) -> None:
+    made = api.put("widgets", widget("w"))
+    assert (await client.get(Outline, "w")).metadata.uid == made["metadata"]["uid"]
+    await client.list(Outline)
+    async with contextlib.aclosing(client.watch(Outline, Selection(), "100", lasting=60, silence=5)) as watch:
+        await anext(watch)
+    await client.get(Widget, "w")
+    partial = [re.findall("as=([^;]+);g=meta.k8s.io;v=v1", asked.accept) for asked in api.asked]
+    assert partial == [["PartialObjectMetadata"], ["PartialObjectMetadataList"], ["PartialObjectMetadata"], []]
+    # what an older server, or one in between, may send instead
+    assert all("application/json;q=0.5" in asked.accept for asked in api.asked[:3])
 
 
 async def test_an_empty_list_may_be_null(client: Client) -> None:
