@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from cluster.pki import Authority
 from hypothesis import given
 from hypothesis import strategies as st
 from tls_peer import TOKEN, Answer, Request, chunked, document, response, says, serving
@@ -59,6 +61,34 @@ async def test_an_object_is_read_with_the_tokens_word(tmp_path: Path) -> None:
         assert request.headers["authorization"] == f"Bearer {TOKEN}"
         assert request.headers["host"] == peer.api.address
         assert request.headers["accept"] == "application/json"
+
+
+async def test_who_asks_may_have_a_certificate_in_place_of_a_token(tmp_path: Path) -> None:
+    authority = Authority("test authority")
+    client = authority.client("me")
+    (tmp_path / "key").write_bytes(client.key)
+    pair = authority.server("test server", "127.0.0.1")
+    (tmp_path / "pair.pem").write_bytes(pair.certificate + pair.key)
+    (tmp_path / "ca.crt").write_bytes(authority.credentials.certificate)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(tmp_path / "ca.crt"))
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(tmp_path / "pair.pem")
+    asked: list[tuple[object, bytes]] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        asked.append((writer.get_extra_info("peercert")["subject"], head))
+        writer.write(response("200 OK", b'{"name":"one"}'))
+        writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        certificate = (client.certificate, str(tmp_path / "key"))
+        api = ApiServer("127.0.0.1", port, authority=authority.credentials.certificate, certificate=certificate)
+        assert await api.get(NODE, Thing) == Thing("one")
+    ((subject, head),) = asked
+    assert subject == ((("commonName", "me"),),)
+    assert b"Authorization" not in head
 
 
 async def test_a_token_that_was_replaced_is_the_next_requests(tmp_path: Path) -> None:
