@@ -29,8 +29,8 @@ class ImageConfig:
     user: str = ""
     working_directory: str = "/"
     labels: Mapping[str, str] = field(default_factory=dict)
-    # How many of an archive's file systems are over each other in it, counted from the first.
-    layers: int = 1
+    # Which of an archive's file systems are over each other in it, by their numbers.
+    layers: Sequence[int] = (0,)
 
     def document(self, layer_digests: Sequence[str]) -> dict[str, object]:
         return {
@@ -68,7 +68,7 @@ def images_from_directory(archive: Path, images: Mapping[str, ImageConfig], root
 
 def image_from_program(archive: Path, name: str, program: Path, *, links: Sequence[str] = ()) -> Path:
     """An image of one static program in /bin, started by default, with further names in /bin as links to it."""
-    if _needs_a_loader(program):
+    if needs_a_loader(program):
         raise ClusterError(f"{program}: is linked dynamically and cannot run alone in an image; a static one is wanted")
 
     def fill(layer: tarfile.TarFile) -> None:
@@ -105,7 +105,7 @@ def _write_archive(archive: Path, images: Mapping[str, ImageConfig], *fills: Cal
     files: dict[str, bytes] = {}
     manifest: list[dict[str, object]] = []
     for name, config in images.items():
-        digests = [*layers][: config.layers]
+        digests = [[*layers][number] for number in config.layers]
         document = json.dumps(config.document(digests)).encode()
         files[config_name := f"{hashlib.sha256(document).hexdigest()}.json"] = document
         parts = [f"{digest}.tar" for digest in digests]
@@ -123,7 +123,7 @@ def _write_archive(archive: Path, images: Mapping[str, ImageConfig], *fills: Cal
     return archive
 
 
-def _needs_a_loader(program: Path) -> bool:
+def needs_a_loader(program: Path) -> bool:
     """Whether a (64-bit) ELF program has a program header of type PT_INTERP, which names its dynamic loader."""
     with program.open("rb") as file:
         header = file.read(64)

@@ -29,8 +29,9 @@ ORGANISATION = "accelplane"
 TAG = "devel"
 _SOURCES = ("LICENSE", "README.md", "constraints.txt", "pyproject.toml", "src", "deploy/images")
 _KEPT = 4
-# What the Containerfile says of an image that has more than the others.
-_OPERATOR = re.compile(r"^COPY --from=build /image/operator/ /$", re.MULTILINE)
+# What the Containerfile says of what is in an image, and which layer that is here.
+_COPIED = re.compile(r"^COPY --from=build /image/(\w+)/ /$", re.MULTILINE)
+_LAYERS = {"base": 0, "product": 0, "operator": 1, "fpga": 2}
 
 
 def product_image() -> Path:
@@ -64,7 +65,7 @@ def image_configs() -> dict[str, ImageConfig]:
             entrypoint=json.loads(entry[1]),
             working_directory=directory[1] if directory else "/",
             labels={**(parent.labels if parent else {}), **labels},
-            layers=max(parent.layers if parent else 1, 1 + bool(_OPERATOR.search(stage))),
+            layers=sorted({*(parent.layers if parent else ()), *(_LAYERS[part] for part in _COPIED.findall(stage))}),
         )
     return found
 
@@ -80,7 +81,8 @@ def _make(archive: Path, base: Path) -> None:
         for part in (base, product):
             shutil.copytree(part, root, symlinks=True, dirs_exist_ok=True)
         _recipe("operator", operator := Path(scratch) / "operator", "--base", base, "--product", product)
-        images_from_directory(Path(scratch) / "image.tar", image_configs(), root, operator).rename(archive)
+        _run(sys.executable, RECIPES / "fpga_host.py", (fpga := Path(scratch) / "fpga") / "usr/local/fpga-sw")
+        images_from_directory(Path(scratch) / "image.tar", image_configs(), root, operator, fpga).rename(archive)
 
 
 def _recipe(*arguments: str | Path) -> None:

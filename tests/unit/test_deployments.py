@@ -317,6 +317,7 @@ IMAGES = {
     "intel-idxd-config-initcontainer": "idxd-init.sh",
     "intel-dlb-initcontainer": "dlb-init.sh",
     "intel-sgx-initcontainer": "sgx-init.sh",
+    "intel-fpga-initcontainer": "accelplane-fpga-init",
     "intel-sgx-admissionwebhook": "intel_sgx_admissionwebhook",
     "intel-deviceplugin-operator": "intel_deviceplugin_operator",
 }

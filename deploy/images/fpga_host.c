@@ -1,0 +1,82 @@
+/*
+ * The FPGA hook and the FPGA tool as one static program: Python's interpreter, and in its memory all modules that the two
+ * commands import (fpga_host.py puts them there). Nothing is read from the host but what the commands themselves read:
+ * no library, no Python, no environment variable, no working directory.
+ *
+ * Which of the two it is, the name says by which it was executed: what the kernel was told, not argv[0], which whoever
+ * executes it can set to anything.
+ */
+#include <Python.h>
+#include <string.h>
+#include <sys/auxv.h>
+
+#define MODULE(number, name, size, package) extern const unsigned char module_##number[];
+#include "modules.h"
+#undef MODULE
+
+static const struct _frozen modules[] = {
+#define MODULE(number, name, size, package) {name, module_##number, size, package, NULL},
+#include "modules.h"
+#undef MODULE
+    {NULL, NULL, 0, 0, NULL},
+};
+
+/* In place of the library's own table: what is not named here is not linked. */
+#define BUILTIN(name, init) extern PyObject *init(void);
+#include "builtins.h"
+#undef BUILTIN
+
+struct _inittab _PyImport_Inittab[] = {
+#define BUILTIN(name, init) {name, init},
+#include "builtins.h"
+#undef BUILTIN
+    {"builtins", NULL},
+    {"sys", NULL},
+    {NULL, NULL},
+};
+
+static void check(PyStatus status) {
+    if (PyStatus_Exception(status)) Py_ExitStatusException(status);
+}
+
+static void set(PyConfig *config, wchar_t **field, const wchar_t *text) {
+    check(PyConfig_SetString(config, field, text));
+}
+
+int main(int argc, char **argv) {
+    const char *path = (const char *)getauxval(AT_EXECFN);
+    const char *slash = path ? strrchr(path, '/') : NULL;
+    const char *name = slash ? slash + 1 : path ? path : "";
+    const char *command = strstr(name, "hook") ? "accelplane.cli.fpgahook" : "accelplane.cli.fpgatool";
+
+    PyPreConfig before;
+    PyPreConfig_InitIsolatedConfig(&before);
+    before.utf8_mode = 1;
+    PyImport_FrozenModules = modules;
+    check(Py_PreInitialize(&before));
+
+    PyConfig config;
+    PyConfig_InitIsolatedConfig(&config);
+    config.site_import = 0;
+    config.write_bytecode = 0;
+    config.parse_argv = 0;
+    config.module_search_paths_set = 1;
+    /* Said here, so that it is not looked for. */
+    wchar_t **places[] = {&config.home, &config.program_name, &config.executable, &config.base_executable,
+                          &config.prefix, &config.exec_prefix, &config.base_prefix, &config.base_exec_prefix,
+                          &config.stdlib_dir};
+    for (size_t place = 0; place < sizeof places / sizeof *places; place++) set(&config, places[place], L"/");
+    check(PyConfig_SetBytesArgv(&config, argc, argv));
+    check(Py_InitializeFromConfig(&config));
+    PyConfig_Clear(&config);
+    PyGC_Disable(); /* it is over before there would be anything to collect */
+
+    int status = 1;
+    PyObject *module = PyImport_ImportModule(command);
+    PyObject *answer = module ? PyObject_CallMethod(module, "main", NULL) : NULL;
+    if (answer)
+        status = (int)PyLong_AsLong(answer);
+    else
+        PyErr_Print(); /* SystemExit ends it here, with its own status */
+    return Py_FinalizeEx() < 0 ? 120 : status;
+}

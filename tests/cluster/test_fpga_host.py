@@ -1,0 +1,101 @@
+"""The FPGA init container's programs as hosts have them: no Python, no libraries, nothing that can be written to."""
+
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from bitstreams import INTERFACE, NLB0, NLB3, aocx, gbs, metadata
+from fpgatrees import one_port
+from trees import write
+
+from .images import needs_a_loader
+from .product_image import product_image
+
+pytestmark = pytest.mark.cluster
+
+IMAGE = "accelplane/intel-fpga-initcontainer:devel"
+PROGRAMS = ("fpga_tool", "fpgatool", "intel-fpga-crihook")
+READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec chroot "$0" "$@"'
+
+
+@pytest.fixture(scope="module")
+def programs(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the image has in /usr/local/fpga-sw."""
+    directory = tmp_path_factory.mktemp("image")
+    with tarfile.open(product_image()) as archive:
+        manifest = json.load(archive.extractfile("manifest.json"))  # type: ignore[arg-type]
+        layers = next(image["Layers"] for image in manifest if image["RepoTags"] == [IMAGE])
+        with tarfile.open(fileobj=archive.extractfile(layers[-1])) as layer:
+            layer.extractall(directory, filter="tar")
+    return directory / "usr/local/fpga-sw"
+
+
+@pytest.fixture
+def host(programs: Path, tmp_path: Path) -> Path:
+    """A root file system with the programs and a card, and nothing else."""
+    subprocess.run(["cp", "-a", programs, tmp_path / "sw"], check=True)
+    one_port(tmp_path / "tree")
+    write(tmp_path / "nlb0.gbs", gbs())
+    write(tmp_path / "design.aocx", aocx())
+    return tmp_path
+
+
+def on(host: Path, *command: str, state: str = "") -> tuple[int, str, str]:
+    """Runs it in that root file system, read-only, without an environment."""
+    words = ["unshare", "--mount", "/bin/sh", "-c", READ_ONLY, str(host), *command]
+    done = subprocess.run(words, input=state, env={}, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_they_are_one_static_program_under_three_names(programs: Path) -> None:
+    assert sorted(path.name for path in programs.iterdir()) == sorted(PROGRAMS)
+    assert {(path.stat().st_nlink, path.stat().st_mode & 0o777) for path in programs.iterdir()} == {(3, 0o755)}
+    assert not needs_a_loader(programs / "fpga_tool")
+
+
+def test_the_tool_needs_nothing_of_the_host(host: Path) -> None:
+    status, out, err = on(host, "/sw/fpgatool", "info", "-b", "/nlb0.gbs", "-json")
+    assert (status, json.loads(out)["uniqueId"], err) == (0, NLB0, "")
+    assert '\tBoard : "pac_a10"\n' in on(host, "/sw/fpga_tool", "-b", "/design.aocx", "info")[1]
+    assert on(host, "/sw/fpga_tool", "-q", "list") == (0, "", "")
+    status, out, err = on(host, "/sw/fpga_tool", "-root=/tree", "-d", "dfl-port.0", "-q", "portinfo")
+    assert (status, err) == (0, "")
+    assert f"Accelerator UUID                 : {NLB0}\n" in out
+    # What it cannot do there it says, as anywhere.
+    status, _out, err = on(host, "/sw/fpga_tool", "-b", "/nlb0.gbs", "install")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "cannot be installed: Read-only file system" in err
+
+
+def test_the_hook_needs_nothing_of_the_host(host: Path) -> None:
+    def asked_for(afu: str) -> tuple[int, str, str]:
+        env = [f"FPGA_REGION_1={INTERFACE}", f"FPGA_AFU_1={afu}"]
+        devices = [{"path": "/dev/dfl-port.0"}]
+        write(host / "bundle/config.json", json.dumps({"process": {"env": env}, "linux": {"devices": devices}}))
+        return on(host, "/sw/intel-fpga-crihook", "-root=/tree", state='{"bundle": "/bundle"}')
+
+    assert asked_for(NLB0) == (0, "", "")
+    status, out, err = asked_for(NLB3)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"intel-fpga-crihook: FPGA_AFU_1 in dfl-port.0: no bitstream for AFU {NLB3} in region")
+
+
+def test_it_knows_itself_by_the_name_it_was_executed_by(programs: Path) -> None:
+    hook = programs / "intel-fpga-crihook"
+    done = subprocess.run(
+        ["fpga_tool"], executable=hook, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.partition(":")[0]) == (1, "intel-fpga-crihook")
+
+
+def test_they_program_cards(programs: Path, tmp_path: Path) -> None:
+    path = tmp_path / "nlb3.gbs"
+    path.write_bytes(gbs(metadata(afu=NLB3), bytes.fromhex(NLB3) + b"x" * 3_000_000))
+    words = [sys.executable, "-m", "accelplane", "simulate", "fpga", "--"]
+    tool = [str(programs / "fpga_tool"), "-b", str(path), "-d", "dfl-port.0", "pr"]
+    done = subprocess.run([*words, *tool], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(f'OK\nAfter : Interface ID: "{INTERFACE}" AFU ID: "{NLB3}"\n')

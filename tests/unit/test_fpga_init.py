@@ -1,0 +1,136 @@
+"""The FPGA init container: hook and tool on the host, and who has the hook run."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from accelplane.cli.fpgainit import DEFINITION, HOME, HOOK, main
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """A host's directories, and the image's programs, three names of one file."""
+    for name in ("image", "fpga-sw", "hooks.d"):
+        (tmp_path / name).mkdir()
+    put(tmp_path / "image", b"new")
+    return tmp_path
+
+
+def put(image: Path, content: bytes) -> None:
+    for file in image.iterdir():
+        file.unlink()
+    (image / "fpga_tool").write_bytes(content)
+    for name in ("fpgatool", "intel-fpga-crihook"):
+        os.link(image / "fpga_tool", image / name)
+
+
+def init(host: Path, *words: str) -> int:
+    return main([f"-source={host / 'image'}", f"-target={host / 'fpga-sw'}", f"-hooks-dir={host / 'hooks.d'}", *words])
+
+
+def content(directory: Path) -> dict[str, str]:
+    return {
+        path.name: f"-> {path.readlink()}" if path.is_symlink() else path.read_text()
+        for path in sorted(directory.iterdir())
+    }
+
+
+PROGRAMS = {"fpga_tool": "new", "fpgatool": "new", "intel-fpga-crihook": "new"}
+TOLD = {"hook": HOOK, "stage": ["prestart"], "annotation": ["fpga.intel.com/region"]}
+
+
+def test_programs_are_installed_as_one_file(host: Path) -> None:
+    assert init(host) == 0
+    assert content(host / "fpga-sw") == PROGRAMS
+    status = (host / "fpga-sw/intel-fpga-crihook").stat()
+    assert (status.st_nlink, status.st_mode & 0o777) == (3, 0o755)
+
+
+def test_older_ones_are_replaced_and_what_is_not_ours_stays(host: Path) -> None:
+    old = host / "fpga-sw"
+    (old / "fpgatool").write_text("old")
+    (old / "intel-fpga-crihook").symlink_to("/nowhere")
+    (old / "theirs").write_text("theirs")
+    # An earlier start was killed here.
+    (old / ".fpgatool.accelplane-new").write_text("half")
+    running = (old / "fpgatool").open()
+    assert init(host) == 0
+    assert content(old) == {**PROGRAMS, "theirs": "theirs"}
+    assert running.read() == "old"
+    running.close()
+
+
+def test_the_same_again_changes_nothing(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert init(host) == 0
+    before = {path.name: path.stat().st_mtime_ns for path in (host / "fpga-sw").iterdir()}
+    capsys.readouterr()
+    put(host / "image", b"new")
+    assert init(host) == 0
+    assert capsys.readouterr().out == ""
+    assert {path.name: path.stat().st_mtime_ns for path in (host / "fpga-sw").iterdir()} == before
+
+
+def test_a_program_without_the_right_to_be_executed_is_repaired(host: Path) -> None:
+    init(host)
+    (host / "fpga-sw/fpgatool").chmod(0o644)
+    assert init(host) == 0
+    assert {path.stat().st_mode & 0o777 for path in (host / "fpga-sw").iterdir()} == {0o755}
+
+
+def test_crio_without_cdi_is_told_of_the_hook(host: Path) -> None:
+    assert init(host, "-enable=hooks.d") == 0
+    assert json.loads((host / "fpga-sw" / DEFINITION).read_text()) == TOLD
+    assert content(host / "hooks.d") == {DEFINITION: f"-> {HOME}/{DEFINITION}"}
+    assert init(host, "-enable=hooks.d") == 0
+
+
+def test_with_cdi_what_had_the_hook_run_before_is_removed(host: Path) -> None:
+    init(host, "-enable=hooks.d")
+    (host / "hooks.d/theirs.json").write_text("{}")
+    assert init(host) == 0
+    assert content(host / "fpga-sw") == PROGRAMS
+    assert content(host / "hooks.d") == {"theirs.json": "{}"}
+
+
+def test_that_directory_need_not_be_mounted(host: Path) -> None:
+    init(host, "-enable=hooks.d")
+    for file in (host / "hooks.d").iterdir():
+        file.unlink()
+    (host / "hooks.d").rmdir()
+    assert init(host) == 0
+    # CRI-O passes over a link that leads nowhere.
+    assert content(host / "fpga-sw") == PROGRAMS
+
+
+@pytest.mark.parametrize("theirs", ['{"hook": "/usr/bin/theirs"}', "no JSON", "[]"])
+def test_a_definition_of_somebody_else_stays(host: Path, theirs: str) -> None:
+    (host / "hooks.d" / DEFINITION).write_text(theirs)
+    assert init(host) == 0
+    assert content(host / "hooks.d") == {DEFINITION: theirs}
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["-enable=podman"], "-enable podman: expected one of cdi, hooks.d"),
+        (["-source=/nowhere"], "-source /nowhere: no such directory; is it mounted?"),
+        (["-target=/nowhere"], "-target /nowhere: no such directory; is it mounted?"),
+        (["-enable=hooks.d", "-hooks-dir=/nowhere"], "-hooks-dir /nowhere: no such directory; is it mounted?"),
+    ],
+)
+def test_what_is_missing_is_named(
+    host: Path, capsys: pytest.CaptureFixture[str], words: list[str], problem: str
+) -> None:
+    assert init(host, *words) == 1
+    assert capsys.readouterr().err == f"accelplane-fpga-init: {problem}\n"
+    assert content(host / "fpga-sw") == {}
+
+
+def test_a_file_that_cannot_be_replaced_is_named(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (host / "fpga-sw/fpga_tool").mkdir()
+    assert init(host) == 1
+    err = capsys.readouterr().err
+    assert "fpga-sw/fpga_tool" in err
+    assert "Is a directory" in err
