@@ -16,7 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from accelplane.kube.certificates import CertificatePolicy, renewed
+from accelplane.kube.authority import renewed
+from accelplane.kube.certificates import CertificatePolicy
 from benchmarks.figures import Figure, Outcome, Rounds, Scale, median, percentile, single
 
 # Reviews a second of the Go webhook on two cores that it shares with the load.
