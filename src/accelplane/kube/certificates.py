@@ -78,8 +78,8 @@ def service_names(service: str, namespace: str) -> list[str]:
 
 async def judged(question: Question) -> Judgement:
     """What `authority` says. Raises `CertificateTrouble`."""
-    # not what lies in the directory that the program was started in
-    command = (sys.executable, "-P", "-m", "accelplane.kube.authority")
+    # no more of the environment decides what is imported than did here, and never what lies in the working directory
+    command = (sys.executable, "-I" if sys.flags.isolated else "-P", "-m", "accelplane.kube.authority")
     pipe = asyncio.subprocess.PIPE
     try:
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
