@@ -6,7 +6,6 @@ serve(manager, hooks, Certificate(directory="/certs"), port=9443)
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,9 +13,8 @@ from accelplane.kube.admission import AdmissionServer, Hook
 from accelplane.kube.manager import Manager
 from accelplane.kube.metrics import Metrics
 from accelplane.kube.tls import ServingTls
-
-if TYPE_CHECKING:
-    from accelplane.kube.trust import TargetKind
+from accelplane.kube.trust import TargetKind, Trust, TrustSettings
+from accelplane.kube.truststore import ClusterTrustStore
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +29,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     directory: str = ""
     secret: str = ""
     service: str = ""
-    configurations: "Mapping[TargetKind, Sequence[str]]" = {}
+    configurations: Mapping[TargetKind, Sequence[str]] = {}
 
 
 def serve(manager: Manager, hooks: Iterable[Hook], certificate: Certificate, tls: ServingTls, *, port: int) -> None:
@@ -47,10 +45,6 @@ def _certify(manager: Manager, certificate: Certificate, tls: ServingTls) -> Non
     if not certificate.secret:
         tls.follow(certificate.directory)
         return
-    # Imported here: what makes certificates is the largest library of all.
-    from accelplane.kube.trust import Trust, TrustSettings  # noqa: PLC0415
-    from accelplane.kube.truststore import ClusterTrustStore  # noqa: PLC0415
-
     namespace = manager.client.namespace
     store = ClusterTrustStore(manager.client, namespace, certificate.secret, certificate.configurations)
     settings = TrustSettings(service=certificate.service, namespace=namespace)
