@@ -27,6 +27,7 @@ NAMES = (
     "idle",
     "restarts",
     "admission",
+    "fpga",
     "operator",
 )
 _DEADLINE = 1800
