@@ -313,12 +313,14 @@ IMAGES = {
     "intel-iaa-plugin": "intel_iaa_device_plugin",
     "intel-dlb-plugin": "intel_dlb_device_plugin",
     "intel-sgx-plugin": "intel_sgx_device_plugin",
+    "intel-fpga-plugin": "intel_fpga_device_plugin",
     "intel-qat-initcontainer": "qat-init.sh",
     "intel-idxd-config-initcontainer": "idxd-init.sh",
     "intel-dlb-initcontainer": "dlb-init.sh",
     "intel-sgx-initcontainer": "sgx-init.sh",
     "intel-fpga-initcontainer": "accelplane-fpga-init",
     "intel-sgx-admissionwebhook": "intel_sgx_admissionwebhook",
+    "intel-fpga-admissionwebhook": "intel_fpga_admissionwebhook",
     "intel-deviceplugin-operator": "intel_deviceplugin_operator",
 }
 # What they find in relative paths.
