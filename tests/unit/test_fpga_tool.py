@@ -1,6 +1,8 @@
 """`fpga_tool`: what it prints of files and trees, and what it refuses."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -209,6 +211,13 @@ def test_what_makes_no_sense_is_said(
 
 def test_the_usage_names_every_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert tool(capsys, tmp_path, "-h")[2].endswith(f"\nCommands: {', '.join(COMMANDS)}\n")
+
+
+def test_an_answer_that_cannot_be_written_is_no_success(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        words = [sys.executable, "-m", "accelplane.cli.fpgatool", f"-root={tmp_path}", "list"]
+        ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "fpga_tool: standard output: No space left on device\n")
 
 
 RELEASE, ASSIGN, VFS = "release", "assign", "vfs"

@@ -123,10 +123,12 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
         document = COMMANDS[words[0]](given)
         if given.has("json"):
             print(json.dumps(document, indent=2))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Who reads has seen enough; nothing more is to be flushed at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(end="", flush=True)
+    except OSError as error:
+        # Of standard output, for devices and files have errors of their own. At the end it is not flushed once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(error, BrokenPipeError):
+            print(f"{name}: standard output: {error.strerror}", file=sys.stderr)
         return 1
     except (FpgaError, HostError) as error:
         print(f"{name}: {error}", file=sys.stderr)
