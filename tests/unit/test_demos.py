@@ -102,6 +102,22 @@ IMAGES_OF_OTHERS: dict[str, tuple[str, str, dict[str, tuple[str, str, list[str]]
         "Pod", "openssl-qat-engine",
         {"openssl-qat-engine": ("qat.intel.com/generic", "intel/openssl-qat-engine:devel", ["sleep"])},
     ),
+    **{
+        f"test-fpga-{how}.yaml": (
+            "Pod", f"test-fpga-{how}",
+            {"test-container": (f"fpga.intel.com/arria10.dcp1.2-nlb3-{how}", "intel/opae-nlb-demo:devel", [])},
+        )
+        for how in ("orchestrated", "preprogrammed")
+    },
+    "intelfpga-job.yaml": (
+        "Job", "intelfpga-demo-job",
+        {
+            "intelfpga-demo-job-1": (
+                "fpga.intel.com/af-695.d84.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BAs", "intel/opae-nlb-demo:devel",
+                ["nlb0"],
+            )
+        },
+    ),
 }  # fmt: skip
 
 # On our image: file -> resource and how many.
