@@ -26,6 +26,21 @@ TREES = sorted(
 
 # These say which namespace they are for, and some bring it.
 IN_THEIR_OWN_NAMESPACE = (
+    "fpga_admissionwebhook",
+    "fpga_admissionwebhook/base",
+    "fpga_admissionwebhook/default",
+    "fpga_admissionwebhook/manager",
+    "fpga_admissionwebhook/namespace",
+    "fpga_admissionwebhook/overlays/default-with-certmanager",
+    "fpga_admissionwebhook/overlays/default-with-own-certificates",
+    "fpga_admissionwebhook/own-certificates",
+    "fpga_admissionwebhook/rbac",
+    "fpga_admissionwebhook/webhook",
+    "fpga_plugin",
+    "fpga_plugin/base",
+    "fpga_plugin/overlays/af",
+    "fpga_plugin/overlays/region",
+    "fpga_plugin/overlays/regiondevel",
     "sgx_admissionwebhook",
     "sgx_admissionwebhook/base",
     "sgx_admissionwebhook/default",

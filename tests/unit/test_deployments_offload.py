@@ -210,7 +210,8 @@ OTHERS = {
     "sgx_enclave_apps/overlays/sgx_ecdsa_aesmd_quote", "sgx_enclave_apps/overlays/sgx_ecdsa_inproc_quote",
 }  # fmt: skip
 TESTED_ELSEWHERE = (
-    "accelplane_", "gpu_", "labels", "npu_", "nfd", "operator", "sgx_admissionwebhook", "sgx_plugin/overlays/epc-nfd",
+    "accelplane_", "fpga_", "gpu_", "labels", "npu_", "nfd", "operator", "sgx_admissionwebhook",
+    "sgx_plugin/overlays/epc-nfd",
 )  # fmt: skip
 
 

@@ -1,0 +1,371 @@
+"""The trees of the FPGA plugin and of its pod webhook render to the objects that users of the Go plugin have, field by
+field.
+
+The tables are the specification's. Beyond them are a readiness probe, namespaces that say which pods they admit, an
+account of the webhook's own, the right to watch nodes, and certificates that need no cert-manager. Nobody leads, so
+nothing may be done to leases and events. `kubectl` renders.
+"""
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import yaml
+from manifests import (
+    DEPLOY,
+    REPOSITORY,
+    SOCKETS,
+    Object,
+    Volumes,
+    from_fields,
+    host_paths,
+    in_order,
+    mounts,
+    plugin_container,
+    plugin_daemonset,
+    render,
+    resources,
+)
+
+from accelplane.cli.fpgawebhook import FLAGS
+from accelplane.cli.goflags import parse
+from accelplane.fpga.ids import af_type, resource
+
+PLUGIN, WEBHOOK = DEPLOY / "fpga_plugin", DEPLOY / "fpga_admissionwebhook"
+MAPPINGS = "mappings-collection.yaml"
+CERT_MANAGER = "overlays/default-with-certmanager"
+OWN_CERTIFICATES = "overlays/default-with-own-certificates"
+LABELS = {"control-plane": "controller-manager"}
+# Namespace and prefix. The trees below the overlays have something for these to fill in.
+PLACEHOLDERS = ("system", "")
+OF_WEBHOOK = ("intelfpgawebhook-system", "intelfpgawebhook-")
+OF_PLUGIN = ("intelfpgaplugin-system", "intelfpgaplugin-")
+RBAC = "rbac.authorization.k8s.io"
+POD_SECURITY = "pod-security.kubernetes.io"
+
+
+def one(api: str, kind: str, name: str, namespace: str = "", **fields: object) -> Object:
+    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **fields}
+
+
+def role(kind: str, names: tuple[str, str], rule: Object, account: tuple[str, str]) -> list[Object]:
+    """A role of one rule, and the binding that gives it to an account, which is a namespace and a name."""
+    namespace = account[0] if kind == "Role" else ""
+    reference = {"apiGroup": RBAC, "kind": kind, "name": names[0]}
+    subject = {"kind": "ServiceAccount", "name": account[1], "namespace": account[0]}
+    return [
+        one(f"{RBAC}/v1", kind, names[0], namespace, rules=[rule]),
+        one(f"{RBAC}/v1", f"{kind}Binding", names[1], namespace, roleRef=reference, subjects=[subject]),
+    ]
+
+
+def definitions() -> list[Object]:
+    """As the operator has them."""
+    bases = DEPLOY / "operator/crd/bases"
+    return [
+        yaml.safe_load((bases / f"fpga.intel.com_{kind}.yaml").read_text())
+        for kind in ("acceleratorfunctions", "fpgaregions")
+    ]
+
+
+# The webhook.
+
+
+def namespace(name: str) -> Object:
+    labels = {**LABELS, f"{POD_SECURITY}/enforce": "restricted"}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+
+
+def service(namespace: str, prefix: str) -> Object:
+    spec = {"selector": LABELS, "ports": [{"port": 443, "targetPort": 9443, "protocol": "TCP"}]}
+    return one("v1", "Service", f"{prefix}webhook-service", namespace, spec=spec)
+
+
+def configuration(namespace: str, prefix: str, *, inject_from: str = "") -> Object:
+    webhook = {
+        "name": "fpga.mutator.webhooks.intel.com",
+        "admissionReviewVersions": ["v1"],
+        "clientConfig": {
+            "service": {"name": f"{prefix}webhook-service", "namespace": namespace, "path": "/pods"},
+        },
+        "failurePolicy": "Ignore",
+        "sideEffects": "None",
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+    }
+    name = f"{prefix}mutating-webhook-configuration"
+    found = one("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", name, webhooks=[webhook])
+    if inject_from:
+        found["metadata"]["annotations"] = {"cert-manager.io/inject-ca-from": inject_from}
+    return found
+
+
+CONTAINER = {
+    "name": "manager",
+    "image": "accelplane/intel-fpga-admissionwebhook:devel",
+    "imagePullPolicy": "IfNotPresent",
+    "args": ["-v=1", "-health-probe-bind-address=:8081"],
+    "ports": [
+        {"name": "webhook-server", "containerPort": 9443, "protocol": "TCP"},
+        {"name": "health", "containerPort": 8081, "protocol": "TCP"},
+    ],
+    "readinessProbe": {
+        "httpGet": {"path": "/readyz", "port": "health"},
+        "initialDelaySeconds": 1,
+        "periodSeconds": 10,
+    },
+    "securityContext": {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "readOnlyRootFilesystem": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    },
+    # The original has 20Mi and 30Mi.
+    "resources": resources(("40Mi", "100m"), ("60Mi", "100m")),
+    "volumeMounts": [{"name": "cert", "mountPath": "/tmp/k8s-webhook-server/serving-certs", "readOnly": True}],
+}
+CERTIFICATE = [{"name": "cert", "secret": {"secretName": "webhook-server-cert", "defaultMode": 420}}]
+
+
+def deployment(namespace: str, prefix: str, *, own_certificate: bool = False) -> Object:
+    container, volumes = deepcopy(CONTAINER), CERTIFICATE
+    if own_certificate:
+        container["args"] += ["-certificate-secret", f"{prefix}own-certificate"]
+        container["args"] += ["-service", f"{prefix}webhook-service"]
+        container["args"] += ["-webhook-configuration", f"{prefix}mutating-webhook-configuration"]
+        # The volume goes; the lists stay, and are empty.
+        container["volumeMounts"] = volumes = []
+    pod = {
+        "serviceAccountName": f"{prefix}webhook",
+        "terminationGracePeriodSeconds": 10,
+        "containers": [container],
+        "volumes": volumes,
+    }
+    spec = {
+        "replicas": 1,
+        "selector": {"matchLabels": LABELS},
+        "template": {"metadata": {"labels": LABELS}, "spec": pod},
+    }
+    found = one("apps/v1", "Deployment", f"{prefix}webhook", namespace, spec=spec)
+    found["metadata"]["labels"] = LABELS
+    return found
+
+
+def rights(namespace: str, prefix: str) -> list[Object]:
+    rule = {
+        "apiGroups": ["fpga.intel.com"],
+        "resources": ["acceleratorfunctions", "fpgaregions"],
+        "verbs": ["list", "watch"],
+    }
+    account = f"{prefix}webhook"
+    names = (f"{prefix}manager-role", f"{prefix}manager-rolebinding")
+    return [one("v1", "ServiceAccount", account, namespace), *role("ClusterRole", names, rule, (namespace, account))]
+
+
+def certificates(namespace: str, prefix: str) -> list[Object]:
+    host = f"{prefix}webhook-service.{namespace}.svc"
+    issuer = f"{prefix}selfsigned-issuer"
+    spec = {
+        "dnsNames": [host, f"{host}.cluster.local"],
+        "issuerRef": {"kind": "Issuer", "name": issuer},
+        "secretName": "webhook-server-cert",
+    }
+    return [
+        one("cert-manager.io/v1", "Issuer", issuer, namespace, spec={"selfSigned": {}}),
+        one("cert-manager.io/v1", "Certificate", f"{prefix}serving-cert", namespace, spec=spec),
+    ]
+
+
+def own_certificates(namespace: str, prefix: str) -> list[Object]:
+    """A Secret to fill, and what may be done to it and to the configuration that is to trust it."""
+    name, account = f"{prefix}own-certificate", (namespace, f"{prefix}webhook")
+    verbs = ["get", "patch"]
+    secret = {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [name], "verbs": verbs}
+    trust = {
+        "apiGroups": ["admissionregistration.k8s.io"],
+        "resources": ["mutatingwebhookconfigurations"],
+        "resourceNames": [f"{prefix}mutating-webhook-configuration"],
+        "verbs": verbs,
+    }
+    return [
+        one("v1", "Secret", name, namespace, type="Opaque"),
+        *role("Role", (name, name), secret, account),
+        *role("ClusterRole", (name, name), trust, account),
+    ]
+
+
+def webhook_with_own_certificate(names: tuple[str, str]) -> list[Object]:
+    return [
+        *definitions(),
+        deployment(*names, own_certificate=True),
+        *rights(*names),
+        service(*names),
+        configuration(*names),
+        *own_certificates(*names),
+    ]
+
+
+BASE = [*definitions(), deployment(*PLACEHOLDERS), *rights(*PLACEHOLDERS), service(*PLACEHOLDERS),
+        configuration(*PLACEHOLDERS)]  # fmt: skip
+WITH_OWN_CERTIFICATE = [namespace("intelfpgawebhook-system"), *webhook_with_own_certificate(OF_WEBHOOK)]
+WEBHOOK_TREES = {
+    "crd": definitions(),
+    "manager": [deployment(*PLACEHOLDERS)],
+    "rbac": rights(*PLACEHOLDERS),
+    "webhook": [service(*PLACEHOLDERS), configuration(*PLACEHOLDERS)],
+    "certmanager": certificates(*PLACEHOLDERS),
+    "namespace": [namespace("system")],
+    ".": BASE,
+    "base": BASE,
+    "own-certificates": webhook_with_own_certificate(PLACEHOLDERS),
+    "default": WITH_OWN_CERTIFICATE,
+    OWN_CERTIFICATES: WITH_OWN_CERTIFICATE,
+    CERT_MANAGER: [
+        namespace("intelfpgawebhook-system"),
+        *definitions(),
+        deployment(*OF_WEBHOOK),
+        *rights(*OF_WEBHOOK),
+        service(*OF_WEBHOOK),
+        configuration(*OF_WEBHOOK, inject_from="intelfpgawebhook-system/intelfpgawebhook-serving-cert"),
+        *certificates(*OF_WEBHOOK),
+    ],
+}
+
+# The plugin.
+
+VOLUMES: Volumes = {
+    "devfs": ("/dev", "ro", ""),
+    "sysfs": ("/sys/class", "ro", ""),
+    "cdidir": ("/var/run/cdi", "rw", "DirectoryOrCreate"),
+    **SOCKETS,
+}
+PROGRAMS: Volumes = {"intel-fpga-sw": ("/opt/intel/fpga-sw", "rw", "DirectoryOrCreate")}
+
+
+def plugin(namespace: str, prefix: str, mode: str = "af") -> list[Object]:
+    """The DaemonSet, its namespace, and the right to read the node's annotation."""
+    init = {
+        "name": "intel-fpga-initcontainer",
+        "image": "accelplane/intel-fpga-initcontainer:devel",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": mounts(PROGRAMS),
+    }
+    container = {
+        **plugin_container("intel-fpga-plugin", VOLUMES, resources(("30Mi", "80m"), ("60Mi", "160m"))),
+        "args": [f"-mode={mode}"],
+        "env": from_fields(NODE_NAME="spec.nodeName"),
+        "terminationMessagePath": "/tmp/termination-log",
+    }
+    pod = {"initContainers": [init], "containers": [container], "volumes": host_paths(VOLUMES | PROGRAMS)}
+    daemonset = plugin_daemonset("intel-fpga-plugin", pod)
+    daemonset["metadata"].update(name=f"{prefix}intel-fpga-plugin", namespace=namespace)
+    rule = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "watch"]}
+    labels = {f"{POD_SECURITY}/{what}": "privileged" for what in ("enforce", "audit", "warn")}
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}},
+        *role("ClusterRole", (f"{prefix}node-getter", f"{prefix}get-nodes"), rule, (namespace, "default")),
+        daemonset,
+    ]
+
+
+PLUGIN_TREES = {
+    ".": plugin(*PLACEHOLDERS),
+    "base": plugin(*PLACEHOLDERS),
+    **{
+        f"overlays/{mode}": [*plugin(*OF_PLUGIN, mode), *webhook_with_own_certificate(OF_PLUGIN)]
+        for mode in ("af", "region", "regiondevel")
+    },
+}
+TREES = {WEBHOOK / path: objects for path, objects in WEBHOOK_TREES.items()}
+TREES |= {PLUGIN / path: objects for path, objects in PLUGIN_TREES.items()}
+
+
+def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
+    found = {(each["kind"], each["metadata"]["name"]): each for each in in_order(objects)}
+    assert len(found) == len(objects)
+    return found
+
+
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: str(tree.relative_to(DEPLOY)))
+def test_an_fpga_tree_renders_to_its_objects_and_nothing_else(tree: Path) -> None:
+    assert by_name(render(tree)) == by_name(TREES[tree])
+
+
+def test_every_fpga_tree_is_in_a_table() -> None:
+    there = {file.parent for root in (PLUGIN, WEBHOOK) for file in root.rglob("kustomization.yaml")}
+    assert there == {*TREES}
+
+
+INSTALLED = {
+    **{WEBHOOK / path: OF_WEBHOOK for path in ("default", CERT_MANAGER, OWN_CERTIFICATES)},
+    **{PLUGIN / f"overlays/{mode}": OF_PLUGIN for mode in ("af", "region", "regiondevel")},
+}
+
+
+@pytest.mark.parametrize("tree", INSTALLED, ids=lambda tree: str(tree.relative_to(DEPLOY)))
+def test_the_webhook_is_told_names_that_are_there(tree: Path) -> None:
+    _, prefix = INSTALLED[tree]
+    found = by_name(render(tree))
+    pod = found["Deployment", f"{prefix}webhook"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    given, others = parse(FLAGS, container["args"])
+    assert others == []
+    values = {flag.name: flag.default for flag in FLAGS} | given
+    assert ("ServiceAccount", pod["serviceAccountName"]) in found
+    assert ("Service", values["service"]) in found
+    assert ("MutatingWebhookConfiguration", values["webhook-configuration"]) in found
+    if ("Certificate", f"{prefix}serving-cert") in found:
+        (mount,) = container["volumeMounts"]
+        assert (values["certificate-secret"], values["cert-dir"]) == ("", mount["mountPath"])
+    else:
+        assert ("Secret", values["certificate-secret"]) in found
+    # Where it is asked whether it is ready, it answers.
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert values["health-probe-bind-address"] == f":{ports[container['readinessProbe']['httpGet']['port']]}"
+
+
+def test_the_example_mappings_are_those_of_the_operators_samples() -> None:
+    assert (WEBHOOK / MAPPINGS).read_bytes() == (DEPLOY / "operator/samples" / MAPPINGS).read_bytes()
+
+
+# Demos.
+
+
+def mappings() -> dict[str, Object]:
+    """The example mappings by what pods ask for."""
+    documents = yaml.safe_load_all((WEBHOOK / MAPPINGS).read_text())
+    return {f"fpga.intel.com/{each['metadata']['name']}": each for each in documents}
+
+
+def demo(name: str) -> Object:
+    """The only container of a demo."""
+    document = yaml.safe_load((REPOSITORY / f"demos/{name}.yaml").read_text())
+    (container,) = document["spec"].get("template", document)["spec"]["containers"]
+    return container
+
+
+@pytest.mark.parametrize("name", ["test-fpga-orchestrated", "test-fpga-preprogrammed", "intelfpga-job"])
+def test_a_demo_asks_for_the_rights_and_the_memory_that_its_program_needs(name: str) -> None:
+    assert demo(name)["securityContext"]["capabilities"] == {"add": ["IPC_LOCK"]}
+    assert demo(name)["resources"]["limits"].items() >= {"cpu": 1, "hugepages-2Mi": "20Mi"}.items()
+
+
+@pytest.mark.parametrize(("how", "mode"), [("orchestrated", "region"), ("preprogrammed", "af")])
+def test_a_demo_asks_by_a_name_that_is_among_the_examples(how: str, mode: str) -> None:
+    (name,) = {*demo(f"test-fpga-{how}")["resources"]["limits"]} & {*mappings()}
+    assert mappings()[name]["spec"]["mode"] == mode
+
+
+def test_the_job_asks_by_the_name_that_the_plugin_gives_to_the_function_that_it_runs() -> None:
+    spec = mappings()["fpga.intel.com/arria10.dcp1.2-nlb0-preprogrammed"]["spec"]
+    container = demo("intelfpga-job")
+    assert container["command"] == ["nlb0"]
+    assert container["resources"]["limits"][resource(af_type(spec["interfaceId"], spec["afuId"]))] == 1
