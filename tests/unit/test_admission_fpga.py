@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from jsonpatching import applied
 
 from accelplane.admission.fpga import Pod, mutate
-from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, FunctionSpec, Names, RegionSpec, names_of
-from accelplane.kube.admission import Decision
+from accelplane.admission.mappings import (
+    AcceleratorFunction,
+    FpgaRegion,
+    FunctionSpec,
+    Names,
+    RegionSpec,
+    checker,
+    names_of,
+)
+from accelplane.kube.admission import Decision, Review
 from accelplane.kube.objects import Metadata
 
 I = "69528db6eb31577a8c3668f9faa081f6"  # noqa: E741 - as in the documents
@@ -209,6 +217,25 @@ def test_a_function_whose_ids_make_no_name_is_told_of_where_it_is_used() -> None
 def test_a_namespace_without_objects_has_no_fpga() -> None:
     for name in ("a", f"region-{I}", AF.removeprefix("fpga.intel.com/")):
         assert "has no AcceleratorFunction" in refusal(pod(container({name: 1})), Names())
+
+
+@pytest.mark.parametrize(
+    ("one", "words"),
+    [
+        (function("a"), []),
+        (function("a", mode="af"), []),
+        (function("a", mode="afx"), ["spec.mode: 'afx': expected one of af, region"]),
+        (function("a", mode="myregion"), ["spec.mode: 'myregion'"]),
+        (function("a", "123456789", "af"), ["pods that ask for it are refused: AcceleratorFunction 'a'"]),
+    ],
+    ids=["region", "af", "afx", "myregion", "odd"],
+)
+def test_whoever_makes_a_function_that_nobody_can_have_is_warned_and_not_refused(
+    one: AcceleratorFunction, words: list[str]
+) -> None:
+    decision = checker().decide(Review(uid="u"), one)
+    assert decision.denial is None
+    assert [warning[: len(word)] for warning, word in zip(decision.warnings, words, strict=True)] == words
 
 
 _RESOURCES = st.dictionaries(

@@ -270,6 +270,16 @@ def webhooks(families: Iterable[str]) -> dict[str, list[Object]]:
         if family in families:
             hook = webhook(f"{family}.mutator.webhooks.intel.com", path, pods, "Ignore", again=family == "sgx")
             found["Mutating"].append(hook)
+    if "fpga" in families:
+        # More than the original's: it warns, and refuses nothing.
+        functions = {
+            "apiGroups": ["fpga.intel.com"],
+            "apiVersions": ["v2"],
+            "operations": ["CREATE", "UPDATE"],
+            "resources": ["acceleratorfunctions"],
+        }
+        path = "/validate-fpga-intel-com-v2-acceleratorfunction"
+        found["Validating"].append(webhook("vacceleratorfunction.kb.io", path, functions, "Ignore"))
     return found
 
 

@@ -13,11 +13,14 @@ from lightkube.core.resource import NamespacedResourceG
 from msgspec import Struct, field
 
 from accelplane.fpga.ids import NAMESPACE, IdError, Naming, af_type, region_type, resource
+from accelplane.kube.admission import ALLOWED, Decision, Review, Validator
 from accelplane.kube.cache import Cache
 from accelplane.kube.objects import Metadata, api
 
 GROUP = NAMESPACE
 PREFIX = f"{NAMESPACE}/"
+FUNCTION_PATH = "/validate-fpga-intel-com-v2-acceleratorfunction"
+MODES = ("af", "region")
 
 _PLACE = "namespace"
 
@@ -125,6 +128,27 @@ def _function(spec: FunctionSpec, naming: Naming) -> Target:
         return Target(resource(af_type(spec.interface_id, spec.afu_id, naming)), "af")
     pair = Pair(spec.interface_id, spec.afu_id) if spec.mode == "region" else None
     return Target(resource(region_type(spec.interface_id)), spec.mode, pair)
+
+
+def checker(naming: Naming = "default") -> Validator[AcceleratorFunction]:
+    """The webhook that warns of functions no pod will get. It refuses none: those that are stored stay editable."""
+
+    def decide(_review: Review, function: AcceleratorFunction) -> Decision:
+        mode = function.spec.mode
+        if mode not in MODES:
+            return Decision(
+                warnings=[
+                    f"spec.mode: {mode[:40]!a}: expected one of {', '.join(MODES)}; pods that ask for it are refused"
+                ]
+            )
+        faulty = names_of([function], [], naming).faulty
+        return (
+            Decision(warnings=[f"pods that ask for it are refused: {why}" for why in faulty.values()])
+            if faulty
+            else ALLOWED
+        )
+
+    return Validator(FUNCTION_PATH, AcceleratorFunction, decide)
 
 
 class Mappings:

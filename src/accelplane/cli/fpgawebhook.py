@@ -94,7 +94,7 @@ def _run(values: Mapping[str, Value]) -> int:
 def _manager(client: "Client", values: Mapping[str, Value]) -> "Manager":
     """Raises `CertificateError` and `ValueError`."""
     from accelplane.admission.fpga import mutator  # noqa: PLC0415
-    from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Mappings  # noqa: PLC0415
+    from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Mappings, checker  # noqa: PLC0415
     from accelplane.kube.manager import OFF, Manager, split_address  # noqa: PLC0415
     from accelplane.kube.tls import ServingTls, TlsSettings  # noqa: PLC0415
     from accelplane.kube.webhooks import Certificate, serve  # noqa: PLC0415
@@ -110,9 +110,8 @@ def _manager(client: "Client", values: Mapping[str, Value]) -> "Manager":
         except ValueError:
             raise ValueError(f"-{flag}-bind-address: {address!a}: expected host:port, :port or 0") from None
     manager = Manager(client, health_address=health, metrics_address=metrics)
-    names = Mappings(
-        manager.cache(AcceleratorFunction), manager.cache(FpgaRegion), naming_of(str(values["resource-naming"]))
-    )
+    naming = naming_of(str(values["resource-naming"]))
+    names = Mappings(manager.cache(AcceleratorFunction), manager.cache(FpgaRegion), naming)
     certificate = Certificate(
         directory=str(values["cert-dir"]),
         secret=str(values["certificate-secret"]),
@@ -120,7 +119,7 @@ def _manager(client: "Client", values: Mapping[str, Value]) -> "Manager":
         configurations={"MutatingWebhookConfiguration": [str(values["webhook-configuration"])]},
     )
     tls = ServingTls(TlsSettings(newer=bool(values["tls-1.3"])))
-    serve(manager, [mutator(names.of)], certificate, tls, port=port)
+    serve(manager, [mutator(names.of), checker(naming)], certificate, tls, port=port)
     return manager
 
 

@@ -11,7 +11,7 @@ import msgspec
 from lightkube.config.kubeconfig import SingleConfig
 
 from accelplane.admission import fpga, sgx
-from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Mappings
+from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Mappings, checker
 from accelplane.admission.sgx import SgxOptions
 from accelplane.kube.admission import Hook
 from accelplane.kube.client import Client, Selection
@@ -103,3 +103,4 @@ def _hooks(manager: Manager, made: Mapping[str, PluginController], options: Opti
     if named:
         # Every replica has all names before it is ready, whether or not it leads.
         yield fpga.mutator(Mappings(manager.cache(AcceleratorFunction), manager.cache(FpgaRegion)).of)
+        yield checker()
