@@ -5,22 +5,18 @@ It follows the AcceleratorFunctions and FpgaRegions of all namespaces, and serve
 them, so nobody has to lead.
 """
 
-import asyncio
-import importlib.util
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
-from accelplane.cli import logflags, signals
-from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.cli import logflags
+from accelplane.cli.clusterprogram import Values, run_in_cluster
+from accelplane.cli.goflags import Flag
 from accelplane.fpga.ids import Naming
 
 if TYPE_CHECKING:
     from accelplane.kube.client import Client
     from accelplane.kube.manager import Manager
-
-log = logging.getLogger(__name__)
 
 PROGRAM = "intel_fpga_admissionwebhook"
 
@@ -45,20 +41,8 @@ FLAGS = (
 
 def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     """The entry point, as which `program` it was called; 1 for what is fatal, 2 for flags."""
-    signals.end_at_once()
-    given = parse_or_exit(program, FLAGS, sys.argv[1:] if arguments is None else arguments, lenient=True)
-    if importlib.util.find_spec("lightkube") is None:
-        sys.stderr.write(f"{program}: this needs more than a node does: pip install 'accelplane[operator]'\n")
-        return 1
-    try:
-        logflags.start(given, program.replace(" ", "-"))
-        return _run({flag.name: flag.default for flag in FLAGS} | given)
-    except ValueError as error:
-        sys.stderr.write(f"{program}: {error}\n")
-        return 1
-    except OSError as error:
-        log.critical("%s%s", f"{error.filename}: " if error.filename else "", error.strerror or error)
-        return 1
+    words = sys.argv[1:] if arguments is None else arguments
+    return run_in_cluster(program, FLAGS, words, _run, lenient=True)
 
 
 def naming_of(text: str) -> Naming:
@@ -69,29 +53,17 @@ def naming_of(text: str) -> Naming:
     return known[text]
 
 
-def _run(values: Mapping[str, Value]) -> int:
-    # The flags' text must not cost what the work does.
-    from lightkube.core.exceptions import ConfigError  # noqa: PLC0415
-
+async def _run(values: Values) -> None:
     from accelplane.kube.client import Client, load_config  # noqa: PLC0415
-    from accelplane.kube.tls import CertificateError  # noqa: PLC0415
 
-    async def run() -> None:
-        client = Client(load_config(str(values["kubeconfig"])), field_manager="accelplane-fpga-webhook")
-        try:
-            await _manager(client, values).run()
-        finally:
-            await client.close()
-
+    client = Client(load_config(str(values["kubeconfig"])), field_manager="accelplane-fpga-webhook")
     try:
-        asyncio.run(run())
-    except (ConfigError, CertificateError) as error:
-        log.critical("%s", error)
-        return 1
-    return 0
+        await _manager(client, values).run()
+    finally:
+        await client.close()
 
 
-def _manager(client: "Client", values: Mapping[str, Value]) -> "Manager":
+def _manager(client: "Client", values: Values) -> "Manager":
     """Raises `CertificateError` and `ValueError`."""
     from accelplane.admission.fpga import mutator  # noqa: PLC0415
     from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Mappings, checker  # noqa: PLC0415

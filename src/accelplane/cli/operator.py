@@ -4,24 +4,20 @@ accelplane operator …            runs the operator
 accelplane operator render FILE  shows what it would make of custom resources, without a cluster
 """
 
-import asyncio
-import importlib.util
-import logging
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from accelplane.cli import logflags, sgxwebhook, signals
-from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.cli import logflags, sgxwebhook
+from accelplane.cli.clusterprogram import Values, run_in_cluster
+from accelplane.cli.goflags import Flag, Value
 from accelplane.operator.models import KINDS
 from accelplane.operator.settings import OLDEST, ImagePolicy, Settings, Upgrade, overrides
 
 if TYPE_CHECKING:
     from accelplane.operator.program import Options
-
-log = logging.getLogger(__name__)
 
 PROGRAM = "intel_deviceplugin_operator"
 
@@ -66,38 +62,16 @@ def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
         from accelplane.cli.operator_render import main as render  # noqa: PLC0415 - it asks no API
 
         return render(words[1:])
-    signals.end_at_once()
     # What Go's program passes over is passed over; a word behind our own name is a command that there is not.
-    given = parse_or_exit(program, FLAGS, words, lenient=program == PROGRAM)
-    if importlib.util.find_spec("lightkube") is None:
-        sys.stderr.write(f"{program}: this needs more than a node does: pip install 'accelplane[operator]'\n")
-        return 1
-    try:
-        logflags.start(given, program.replace(" ", "-"))
-        return _run({flag.name: flag.default for flag in FLAGS} | given)
-    except ValueError as error:
-        sys.stderr.write(f"{program}: {error}\n")
-        return 1
-    except OSError as error:
-        log.critical("%s%s", f"{error.filename}: " if error.filename else "", error.strerror or error)
-        return 1
+    return run_in_cluster(program, FLAGS, words, _run, lenient=program == PROGRAM)
 
 
-def _run(values: Mapping[str, Value]) -> int:
-    # The flags' text must not cost what the work does.
-    from lightkube.core.exceptions import ConfigError  # noqa: PLC0415
-
+async def _run(values: Values) -> None:
     from accelplane.kube.client import load_config  # noqa: PLC0415
-    from accelplane.kube.tls import CertificateError  # noqa: PLC0415
     from accelplane.operator.program import run  # noqa: PLC0415
 
     chosen = options(values, os.environ)
-    try:
-        asyncio.run(run(chosen, load_config(str(values["kubeconfig"]))))
-    except (ConfigError, CertificateError) as error:
-        log.critical("%s", error)
-        return 1
-    return 0
+    await run(chosen, load_config(str(values["kubeconfig"])))
 
 
 def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Options":
