@@ -6,7 +6,7 @@ import os
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -32,6 +32,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
                 for daemon in machine.daemons.values():
                     report.sections.append((f"end of the log of {daemon}", daemon.tail(15)))
     return report
+
+
+@contextmanager
+def running_cluster(*plans: NodePlan) -> Iterator[Cluster]:
+    """A cluster whose logs are shown with failed tests."""
+    with Cluster.running(plans) as running:
+        _running.append(running)
+        yield running
+        _running.remove(running)
 
 
 def sample_gpus(cards: int) -> Callable[[Node], None]:

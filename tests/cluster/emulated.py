@@ -31,6 +31,9 @@ DAEMON = "emulated-kernel"
 _WHOLE = Path("/run/emulated-kernel")
 _DESCRIPTION = Path("/run/emulated-kernel.yaml")
 _NULL = "1:3"
+IOCTLS = "/run/emulated-kernel-ioctls"
+# A command whose ioctls the emulated kernel answers, after the socket.
+SUPERVISOR = "import sys; from accelplane.simulate.seccomp import run; sys.exit(run(sys.argv[2:], sys.argv[1]))"
 _FAMILIES = {QatSpec: "qat", DsaSpec: "dsa", IaaSpec: "iaa", DlbSpec: "dlb"}
 
 
@@ -91,11 +94,16 @@ class EmulatedKernel:
         self.do("unplug", bdf=address)
 
 
-def emulated(description: NodeSpec) -> Callable[[Machine], None]:
+def supervised(*command: Argument, python: Argument = sys.executable) -> list[Argument]:
+    """The command line that has the emulated kernel of the machine answer the command's ioctls."""
+    return [python, "-c", SUPERVISOR, IOCTLS, *command]
+
+
+def emulated(description: NodeSpec, *, openable: bool = True) -> Callable[[Machine], None]:
     """Hardware of a node, for its plan."""
 
     def put_in(machine: Machine) -> None:
-        emulated_kernel(machine, description)
+        emulated_kernel(machine, description, openable=openable)
 
     return put_in
 
@@ -104,7 +112,7 @@ def emulated_kernel(machine: Machine, description: NodeSpec, *, openable: bool =
     """Start it on the machine; the files are there on return.
 
     Device nodes that are openable have the numbers of /dev/null, others those that sysfs tells, by which queues of DSA
-    and IAA are looked up in /dev/char.
+    and IAA are looked up in /dev/char, and FPGAs by the hook.
     """
     with tempfile.TemporaryDirectory() as tree:
         # Where the host's own /sys shows through, directories for the mounts can only be made from outside.
@@ -119,7 +127,7 @@ def emulated_kernel(machine: Machine, description: NodeSpec, *, openable: bool =
         command = [sys.executable, "-m", "accelplane.simulate.kernel", _DESCRIPTION, "--directory", _WHOLE, *numbers]
         daemon = machine.add_daemon(
             DAEMON,
-            [*command, "--uevents"],
+            [*command, "--uevents", "--ioctls", IOCTLS],
             ready=lambda: _text(machine.path(_WHOLE / "control")).startswith("ready"),
         )
     daemon.start()

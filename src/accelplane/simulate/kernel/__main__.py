@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import msgspec
 
@@ -18,6 +19,7 @@ from accelplane.simulate.journal import TreeError
 from accelplane.simulate.kernel.control import Control
 from accelplane.simulate.kernel.core import Uevent
 from accelplane.simulate.kernel.fuse import FuseUnavailable
+from accelplane.simulate.kernel.ioctls import answered
 from accelplane.simulate.kernel.kernel import Kernel
 from accelplane.simulate.kernel.mounting import laid_over
 from accelplane.simulate.kernel.picture import adopt_tree
@@ -35,18 +37,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--numbers", metavar="MAJOR:MINOR", help="numbers of every device node, such as 1:3")
     parser.add_argument("--uevents", action="store_true", help="send notices, also to the network namespaces of pods")
+    parser.add_argument("--ioctls", metavar="SOCKET", help="answer ioctls of processes under simulate.seccomp there")
     options = parser.parse_args(arguments)
     try:
         numbers = _numbers(options.numbers)
         spec = NodeSpec.load(options.description)
-        run(spec, options.directory, numbers=numbers, uevents=options.uevents)
+        run(spec, options.directory, numbers=numbers, uevents=options.uevents, ioctls=options.ioctls)
     except (DescriptionError, TreeError, FuseUnavailable, OSError, ValueError) as error:
         print(f"emulated kernel: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def run(spec: NodeSpec, directory: str, *, numbers: tuple[int, int] | None, uevents: bool) -> None:
+def run(
+    spec: NodeSpec, directory: str, *, numbers: tuple[int, int] | None, uevents: bool, ioctls: str | None = None
+) -> None:
     """Runs until SIGTERM or SIGINT. Raises what `laid_over` does."""
     events: queue.SimpleQueue[bool] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -58,7 +63,10 @@ def run(spec: NodeSpec, directory: str, *, numbers: tuple[int, int] | None, ueve
             SimulatedNode(root).build(plain)
             adopt_tree(kernel.tree, root)
     control = Control(kernel)
-    with laid_over(kernel, directory, numbers=numbers) as cover:
+    with ExitStack() as undo:
+        if ioctls:
+            undo.enter_context(answered(kernel, ioctls))
+        cover = undo.enter_context(laid_over(kernel, directory, numbers=numbers))
         control.afterwards.append(lambda: events.put(True))
         control.says = "ready"
         while events.get():
