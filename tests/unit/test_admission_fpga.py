@@ -206,6 +206,8 @@ def test_a_name_that_two_objects_give_stands_for_neither() -> None:
     names = names_of([function("a")], [region("a"), region("b")])
     assert "an AcceleratorFunction and a FpgaRegion of the name 'a'" in refusal(pod(container({"a": 1})), names)
     assert mutated(pod(container({"b": 1})), names)
+    for twice in (names_of([function("a")], [region("a", "")]), names_of([function("a", interface="")], [region("a")])):
+        assert "an AcceleratorFunction and a FpgaRegion of the name 'a'" in refusal(pod(container({"a": 1})), twice)
 
 
 def test_a_function_whose_ids_make_no_name_is_told_of_where_it_is_used() -> None:

@@ -99,17 +99,17 @@ def names_of(
             found.append(targets[name])
     for each in regions:
         name = f"{PREFIX}{each.metadata.name}"
+        twice = name in targets or name in faulty
         try:
             target = Target(resource(region_type(each.spec.interface_id)), "regiondevel")
         except IdError as error:
             faulty[name] = f"FpgaRegion {each.metadata.name!a}: {error}"
-            continue
-        found.append(target)
-        if name in targets or name in faulty:
+        else:
+            found.append(target)
+            targets[name] = target
+        if twice:
             targets.pop(name, None)
             faulty[name] = f"there is an AcceleratorFunction and a FpgaRegion of the name {each.metadata.name!a}"
-        else:
-            targets[name] = target
     programmable: dict[str, set[Pair]] = {}
     for target in found:
         if target.pair is not None:
