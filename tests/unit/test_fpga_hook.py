@@ -179,6 +179,8 @@ class TestReadRequest:
             read_request(self.state(bundle), require_mode=True)
 
     def test_a_bundle_that_is_none_is_told(self, tmp_path: Path) -> None:
+        tmp_path /= "as-long-as-the-runtime-has-it" * 4
+        tmp_path.mkdir()
         with pytest.raises(HookError, match=r"bundle .*: no such directory"):
             read_request(self.state(tmp_path / "none"))
         with pytest.raises(HookError, match=r"config\.json': No such file"):

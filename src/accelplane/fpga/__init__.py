@@ -10,6 +10,6 @@ class FpgaError(Exception):
     """Something that an administrator can act on; the message is one line that says what was found and expected."""
 
 
-def shown(text: str) -> str:
+def shown(text: str, most: int = 80) -> str:
     """Foreign text, quoted for a message: short and on one line."""
-    return ascii(text if len(text) <= 80 else f"{text[:77]}...")
+    return ascii(text if len(text) <= most else f"{text[: most - 3]}...")

@@ -18,6 +18,9 @@ from accelplane.fpga.store import STORE, opened_for
 from accelplane.fpga.sysfs import Port, afu_id, interface_of, read_port
 from accelplane.host.files import Host, HostError
 
+# A bundle's path is long, and who looks for its fault has to find it.
+_LONGEST_PATH = 4096
+
 
 class HookError(FpgaError):
     """The container cannot have what it asks for; the message names the variables, the port and the reason."""
@@ -40,14 +43,14 @@ def read_request(state: bytes, *, require_mode: bool = False) -> Request:
     if require_mode and found.mode != REGION_MODE:
         raise HookError(f"annotation {MODE_ANNOTATION} is {shown(found.mode)}, expected {REGION_MODE}")
     if not os.path.isdir(found.bundle):
-        raise HookError(f"bundle {shown(found.bundle)}: no such directory")
+        raise HookError(f"bundle {shown(found.bundle, _LONGEST_PATH)}: no such directory")
     path = os.path.join(found.bundle, "config.json")
     try:
         # O_NONBLOCK: a FIFO must not hold the runtime.
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             data = file.read(CONFIG_LIMIT + 1)
     except OSError as error:
-        raise HookError(f"{shown(path)}: {error.strerror}") from None
+        raise HookError(f"{shown(path, _LONGEST_PATH)}: {error.strerror}") from None
     return parse_config(data, path)
 
 
