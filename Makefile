@@ -29,6 +29,15 @@ test: $(ready)
 	$(PY) -m pytest --numprocesses auto --maxprocesses 8 -m "not cluster" \
 		$(or $(ARGS),--cov --cov-report term-missing:skip-covered --cov-fail-under 90)
 
+# What a stranger may bring to a node with FPGAs gets the most.
+fpga_tests := tests/unit/test_admission_fpga.py $(wildcard tests/unit/test_fpga_*.py)
+fuzzing = ACCELPLANE_FUZZ=$(1) $(PY) -m pytest --numprocesses auto --maxprocesses 8 --timeout 7200 -m "fuzz and not cluster"
+
+## fuzz: more than a million inputs for all that reads what strangers write; takes half an hour. INPUTS=… for each of FPGAs
+fuzz: $(ready)
+	$(call fuzzing,$(or $(INPUTS),60000)) $(fpga_tests)
+	$(call fuzzing,3000) tests/unit tests/contract $(addprefix --ignore ,$(fpga_tests))
+
 ## check: lint, format, types, the floors of the house, generated code; -k goes on after a fault
 check: lint types floors generated
 
@@ -161,5 +170,5 @@ $(ready): $(VENV)/.pinned pyproject.toml
 
 FORCE:
 
-.PHONY: FORCE help demo test check lint types floors generated format proto crds bench wheel fpga-host kube test-cluster cluster \
+.PHONY: FORCE help demo test fuzz check lint types floors generated format proto crds bench wheel fpga-host kube test-cluster cluster \
 	cluster-down lock clean

@@ -1,15 +1,73 @@
-"""How much hypothesis tries: little by default, more with `ACCELPLANE_FUZZ=2000` in the environment."""
+"""How much hypothesis tries: little by default; with `ACCELPLANE_FUZZ=20000` in the environment so many inputs each.
 
+Every test that hypothesis feeds has the marker `fuzz`, and with that variable set the end of the report says how many
+inputs there were (`make fuzz`). Tests that say a number of their own, for an input of theirs takes long, keep to it.
+"""
+
+import functools
 import os
+from collections.abc import Generator
+from typing import Any
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, is_hypothesis_test, settings
+
+_ASKED = os.environ.get("ACCELPLANE_FUZZ")
+_INPUTS = "inputs"
 
 settings.register_profile(
     "accelplane",
-    max_examples=int(os.environ.get("ACCELPLANE_FUZZ", "50")),
+    max_examples=int(_ASKED or "50"),
     deadline=None,  # two shared cores: the time of one example says nothing
     database=None,
     # The fixtures in question are paths and empty directories that every example fills for itself.
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("accelplane")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "fuzz: hypothesis makes its inputs")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker(pytest.mark.fuzz)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    if _ASKED is None or item.get_closest_marker("fuzz") is None:
+        return (yield)
+    # What hypothesis calls for each input; plugins may put a function of their own there.
+    handle = getattr(item, "obj").hypothesis  # noqa: B009 - items in general have none
+    inner, count = handle.inner_test, 0
+
+    @functools.wraps(inner)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        return inner(*args, **kwargs)
+
+    handle.inner_test = counted
+    try:
+        return (yield)
+    finally:
+        handle.inner_test = inner
+        item.user_properties.append((_INPUTS, count))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if _ASKED is None:
+        return
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    counts = [
+        value
+        for report in reports
+        if getattr(report, "when", "") == "call"
+        for name, value in report.user_properties
+        if name == _INPUTS
+    ]
+    terminalreporter.write_line(f"{sum(counts):,} inputs in {len(counts)} tests")

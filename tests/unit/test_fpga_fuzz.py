@@ -1,0 +1,473 @@
+"""FPGA input from strangers, near enough to the right thing to get past the first check.
+
+Files that users bring, what a runtime tells the hook, pods, and the objects that name functions. `make fuzz` tries
+hundreds of thousands of each; what single modules make of plain junk is tried beside their other tests.
+"""
+
+import base64
+import contextlib
+import gzip
+import json
+import os
+import re
+import shutil
+import struct
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from bitstreams import GBS_MAGIC, HASH, INTERFACE, NLB0, NLB3, elf, gbs, metadata
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonpatching import applied
+from trees import link, write
+
+from accelplane.admission import fpga
+from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Names, checker, names_of
+from accelplane.fpga import FpgaError
+from accelplane.fpga.bitstream import BitstreamError, opened
+from accelplane.fpga.gbs import HEAD_LIMIT, parse
+from accelplane.fpga.hook import read_request
+from accelplane.fpga.ids import IdError, af_type, region_type
+from accelplane.fpga.request import parse_config, parse_state
+from accelplane.fpga.store import STORE, StoreError, find, install_path
+from accelplane.host import Host, HostError
+from accelplane.kube.admission import AdmissionServer, Mutator, Validator
+from accelplane.kube.http1 import HttpError, Request
+
+T = TypeVar("T")
+Json = dict[str, Any]
+
+# What looking at a file may take however large it says its parts are, and what reading it may take beyond its content.
+LOOKING = 8 * 1024 * 1024
+READING = 2 * 1024 * 1024
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(found: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The way to everything in a document."""
+    if path:
+        yield path
+    steps = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+    for step, inner in steps:
+        yield from places(inner, (*path, step))
+
+
+@st.composite
+def spoiled(draw: st.DrawFn, good: st.SearchStrategy[Json], most: int = 2) -> Json:
+    """A document, mostly as it should be: some values in it are others, or are gone."""
+    document = json.loads(json.dumps(draw(good)))
+    for _ in range(draw(st.integers(0, most))):
+        ways = list(places(document))
+        if not ways:
+            break
+        *way, last = draw(st.sampled_from(ways))
+        parent = document
+        for step in way:
+            parent = parent[step]
+        if draw(st.booleans()):
+            del parent[last]
+        else:
+            parent[last] = draw(JUNK)
+    return document
+
+
+def peak(act: Callable[[], T]) -> tuple[T, int]:
+    """What it gives, and the most memory that it took meanwhile."""
+    tracemalloc.start()
+    try:
+        return act(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+# Bitstreams
+
+IDS = st.sampled_from([INTERFACE, INTERFACE.upper(), NLB0, NLB3, HASH, "", "../../../../etc", "a/b", "12345678"])
+METADATA = st.builds(
+    lambda interface, afu, more: json.loads(metadata(interface, afu, **more)),
+    IDS | st.text(max_size=45),
+    IDS | st.text(max_size=45),
+    st.dictionaries(st.sampled_from(["power", "magic-no", "name"]), JUNK, max_size=2),
+)
+NUMBERS = st.sampled_from(
+    [0, 1, 2, 8, 63, 64, 255, 256, 4095, 4096, 4097, 65535, 2**20, 2**20 + 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1]
+)
+
+
+@st.composite
+def designs(draw: st.DrawFn) -> bytes:
+    """GBS files that say anything of themselves."""
+    text = json.dumps(draw(spoiled(METADATA))).encode() + draw(st.sampled_from([b"", b"\0\0", b" {", b"\xff"]))
+    length = draw(st.none() | st.integers(0, len(text) + 5) | NUMBERS.filter(lambda number: number < 2**32))
+    content = gbs(text[:4095], draw(st.sampled_from([b"raw", b"", b"r" * 5000])), length=length)
+    return content[: draw(st.integers(0, len(content)))] if draw(st.booleans()) else content
+
+
+@st.composite
+def resized(draw: st.DrawFn, content: bytes) -> bytes:
+    """An ELF file of which some numbers, of its header or its table of sections, are others."""
+    if len(content) < 64:
+        return content
+    wide = content[4] == 2
+    order = "<" if content[5] == 1 else ">"
+    table = struct.unpack_from(order + ("Q" if wide else "I"), content, 40 if wide else 32)[0]
+    entry = 64 if wide else 40
+    fields = [(0, "I"), (4, "I"), *([(8, "Q"), (24, "Q"), (32, "Q")] if wide else [(8, "I"), (16, "I"), (20, "I")])]
+    header = [(40, "Q"), (58, "H"), (60, "H"), (62, "H")] if wide else [(32, "I"), (46, "H"), (48, "H"), (50, "H")]
+    known = [
+        *header,
+        *((at + step, kind) for at in range(table, len(content) - entry + 1, entry) for step, kind in fields),
+    ]
+    changed = bytearray(content)
+    for _ in range(draw(st.integers(0, 3))):
+        at, kind = draw(st.sampled_from(known))
+        number = draw(NUMBERS | st.integers(0, len(content) + 1))
+        struct.pack_into(order + kind, changed, at, number % 256 ** struct.calcsize(order + kind))
+    return bytes(changed)
+
+
+@st.composite
+def packages(draw: st.DrawFn) -> bytes:
+    """AOCX files with something wrong in one layer or another."""
+    packed = gzip.compress(draw(designs()), 1) + draw(st.sampled_from([b"", b"", b"\0"]))
+    flavour = {"bits": draw(st.sampled_from([64, 32])), "order": draw(st.sampled_from("<>"))}
+    inner = draw(resized(elf({".acl.gbs.gz": packed}, **flavour)))
+    texts = {".acl.rand_hash": draw(IDS).encode(), ".acl.board": draw(st.binary(max_size=9))}
+    outer = elf({**texts, ".acl.fpga.bin": inner}, **flavour)
+    return draw(resized(outer))
+
+
+@given(designs())
+def test_any_gbs_is_understood_or_refused_in_one_line(content: bytes) -> None:
+    try:
+        found = parse(content[:HEAD_LIMIT], "x.gbs")
+    except BitstreamError as error:
+        refused = str(error)
+        assert refused.startswith("x.gbs: ")
+        assert "\n" not in refused
+        return
+    assert content.startswith(GBS_MAGIC)
+    assert 20 < found.offset <= len(content)
+
+
+@given(content=designs() | packages(), hole=st.sampled_from([0, 0, 1, 2**20, 2**33, 2**40]), data=st.data())
+def test_looking_at_any_file_costs_little_and_reading_it_what_is_in_it(
+    content: bytes, hole: int, data: st.DataObject, tmp_path: Path
+) -> None:
+    path = write(tmp_path / ("x.gbs" if content.startswith(GBS_MAGIC) else "x.aocx"), content)
+    if hole:
+        os.truncate(path, len(content) + hole)
+
+    def look() -> tuple[str, int] | None:
+        try:
+            with opened(str(path)) as bitstream:
+                return install_path(bitstream), bitstream.size() if bitstream.programmable else 0
+        except BitstreamError as error:
+            refused = str(error)
+            assert refused.startswith(f"{path}")
+            assert "\n" not in refused
+            return None
+
+    def read() -> int:
+        with opened(str(path)) as bitstream:
+            return len(bitstream.read())
+
+    looked, took = peak(look)
+    assert took < LOOKING
+    if looked is None:
+        return
+    place, size = looked
+    assert not place or re.fullmatch(rf"{STORE}/[0-9a-f]{{8,40}}/[0-9a-f]{{8,40}}\.(gbs|aocx)", place)
+    if 0 < size < 2**24:
+        length, took = peak(read)
+        assert length == size
+        assert took < 2 * size + READING
+
+
+# The store
+
+NEAR_IDS = (
+    st.sampled_from([INTERFACE, NLB0, NLB3, HASH, "..", "."])
+    | st.from_regex(r"[0-9a-fA-F\-]{6,42}", fullmatch=True)
+    | st.text(alphabet="0123456789abcdef./-\0\n ٣", max_size=42)
+    | st.builds("../{}".format, st.sampled_from([NLB0, f"{INTERFACE}/{NLB0}", "outside"]))
+)
+# What lies at the place of a bitstream.
+KINDS = {
+    "file": lambda place: write(place, gbs()),
+    "directory": lambda place: place.mkdir(parents=True, exist_ok=True),
+    "a link within": lambda place: link(place, "kept"),
+    "a link to its region": lambda place: link(place, f"../{INTERFACE}/kept"),
+    "a link out": lambda place: link(place, "/outside.gbs"),
+    "a link out by steps": lambda place: link(place, "../../../../../outside.gbs"),
+    "a link of a link out": lambda place: link(place, "leaving"),
+    "a circle": lambda place: link(place, place.name),
+}
+
+
+@given(region=NEAR_IDS, afu=NEAR_IDS, kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=3, max_size=3))
+def test_no_ids_and_no_links_lead_out_of_the_store(region: str, afu: str, kinds: list[str], tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path)
+    write(tmp_path / "outside.gbs", b"secret")
+    home = tmp_path / STORE[1:]
+    write(home / INTERFACE / "kept", gbs())
+    link(home / INTERFACE / "leaving", "/outside.gbs")
+    for name, kind in zip((f"{NLB0}.gbs", f"{NLB3}.gbs", f"{HASH}.aocx"), kinds, strict=True):
+        KINDS[kind](home / INTERFACE / name)
+    try:
+        found = find(Host(tmp_path), region, afu)
+    except (IdError, StoreError, HostError) as error:
+        assert "\n" not in str(error)  # noqa: PT017 - what was found is looked at below
+        return
+    assert os.path.realpath(tmp_path / found[1:]).startswith(f"{os.path.realpath(home)}/")
+
+
+# The hook
+
+ENTRIES = st.builds(
+    "{}{}{}{}".format,
+    st.sampled_from(["FPGA_REGION_", "FPGA_AFU_", "FPGA_REGION", "PATH"]),
+    st.sampled_from(["1", "2", "3", "01", "", "9999", "99999", "x"]),
+    st.sampled_from(["=", "=", "=", "", " = "]),
+    IDS | st.text(max_size=4),
+)
+CONFIGS = st.fixed_dictionaries(
+    {
+        "process": st.fixed_dictionaries(
+            {"env": st.lists(ENTRIES, max_size=3).map(
+                lambda more: [f"FPGA_REGION_1={INTERFACE}", f"FPGA_AFU_1={NLB0}", *more])}
+        ),
+        "linux": st.fixed_dictionaries(
+            {"devices": st.lists(
+                st.sampled_from(["/dev/dfl-port.0", "/dev/intel-fpga-port.1", "/dev/dfl-fme.0", "dfl-port.2", "/", ""])
+                .map(lambda path: {"path": path, "type": "c"}), max_size=3)}
+        ),
+    }
+)  # fmt: skip
+BUNDLES = st.sampled_from(["/proc/self", "/dev/null", "", ".", "bundle", "\ud800", "/\udcff", "x" * 5000]) | st.text()
+STATES = st.fixed_dictionaries(
+    {"bundle": BUNDLES, "annotations": st.dictionaries(st.just("com.intel.fpga.mode"), JUNK)}
+)
+
+
+@given(spoiled(CONFIGS))
+def test_any_configuration_asks_for_ids_and_for_no_more_than_its_ports_or_is_refused(config: Json) -> None:
+    try:
+        found = parse_config(json.dumps(config).encode(), "config.json")
+    except FpgaError as error:
+        assert str(error).isprintable()  # noqa: PT017 - what was understood is looked at below
+        return
+    assert 1 <= len(found.pairs) <= len(found.ports)
+    assert all(re.fullmatch("[0-9a-f]{8,40}", each) for pair in found.pairs for each in (pair.region, pair.afu))
+    assert all(re.fullmatch(r"(dfl-port\.|intel-fpga-port\.)[0-9]+", port) for port in found.ports)
+
+
+@given(state=spoiled(STATES), config=spoiled(CONFIGS), mode=st.booleans())
+def test_any_state_leads_to_a_request_or_to_one_line(state: Json, config: Json, mode: bool, tmp_path: Path) -> None:
+    if state.get("bundle") == "bundle":
+        state["bundle"] = str(tmp_path)
+        write(tmp_path / "config.json", json.dumps(config))
+    text = json.dumps(state).encode()
+    try:
+        parse_state(text)
+        read_request(text, require_mode=mode)
+    except FpgaError as error:
+        assert str(error).isprintable()  # noqa: PT017 - that nothing else comes is what matters
+
+
+# Pods, and what their namespace gives
+
+PREFIX = "fpga.intel.com/"
+OTHER = "9926ab6d6c925a68aabca7d84c545738"
+INTERFACES = st.sampled_from([INTERFACE, INTERFACE, OTHER, "12345678", "", "A" * 32, "f" * 63])
+AFUS = st.sampled_from([NLB0, NLB0, NLB3, HASH, "123456789", "", "x"])
+WORDS = st.sampled_from(["a", "b", "c", "r", f"region-{INTERFACE}", "", "x/y~1"])
+METADATAS = st.fixed_dictionaries({"name": WORDS, "namespace": st.just("n")})
+FUNCTIONS = st.fixed_dictionaries(
+    {
+        "metadata": METADATAS,
+        "spec": st.fixed_dictionaries(
+            {"afuId": AFUS, "interfaceId": INTERFACES, "mode": st.sampled_from(["af", "region", "region", "afx", ""])}
+        ),
+    }
+)
+REGIONS = st.fixed_dictionaries({"metadata": METADATAS, "spec": st.fixed_dictionaries({"interfaceId": INTERFACES})})
+NAMESPACES = st.tuples(
+    *(
+        st.lists(each, max_size=4, unique_by=lambda found: found["metadata"]["name"])  # as the API server sees to it
+        for each in (FUNCTIONS, REGIONS)
+    )
+)
+
+ASKED = st.dictionaries(
+    st.sampled_from(
+        [f"{PREFIX}{name}" for name in ("a", "b", "c", "r", "", "x/y~1", f"region-{INTERFACE}", f"region-{OTHER}")]
+        + [f"{PREFIX}{af_type(INTERFACE, NLB0)}", "cpu", "fpga.intel.company/a"]
+    ),
+    st.sampled_from([1, 1, "1", "2", 2, 0, "1000m", "3e0", 1.5, -1, "1k", "many", "1e999999999", 10**30]),
+    max_size=3,
+)
+VARIABLES = st.fixed_dictionaries(
+    {"name": st.sampled_from(["FPGA_REGION_1", "FPGA_AFU_1", "FPGA_REGION_2", "FPGA_AFU_2", "FPGA_AFU", "V", "W", ""])},
+    optional={
+        "value": st.sampled_from([INTERFACE, OTHER, NLB0, NLB3, "$(V)"]),
+        "valueFrom": st.just({"fieldRef": {"fieldPath": "metadata.name"}}),
+    },
+)
+CONTAINERS = st.fixed_dictionaries(
+    {
+        "name": st.just("c"),
+        "resources": ASKED.map(lambda asked: {"limits": asked, "requests": asked})
+        | st.fixed_dictionaries({"limits": ASKED, "requests": ASKED}),
+    },
+    optional={"env": st.lists(VARIABLES, max_size=4), "envFrom": st.just([{"configMapRef": {"name": "m"}}])},
+)
+PODS = st.fixed_dictionaries(
+    {
+        "metadata": st.fixed_dictionaries({"name": st.just("p")}, optional={"namespace": st.just("n")}),
+        "spec": st.fixed_dictionaries(
+            {"containers": st.lists(CONTAINERS, min_size=1, max_size=2)},
+            optional={"initContainers": st.lists(CONTAINERS, max_size=1)},
+        ),
+    }
+)
+
+
+def named(functions: list[Json], regions: list[Json]) -> Names:
+    return names_of(msgspec.convert(functions, list[AcceleratorFunction]), msgspec.convert(regions, list[FpgaRegion]))
+
+
+def given_by(functions: list[Json], regions: list[Json]) -> tuple[set[str], set[tuple[str, str]]]:
+    """What these objects let a pod have: resources, and what may be programmed into which region."""
+    resources: set[str] = set()
+    for each in (*functions, *regions):
+        spec = each["spec"]
+        try:
+            made = af_type(spec["interfaceId"], spec["afuId"]) if spec.get("mode") == "af" else None
+            resources.add(f"{PREFIX}{made or region_type(spec['interfaceId'])}")
+        except IdError:
+            continue
+    specs = [each["spec"] for each in functions if each["spec"]["mode"] == "region"]
+    return resources, {(spec["interfaceId"], spec["afuId"]) for spec in specs}
+
+
+def reviewed(hook: Mutator[Any] | Validator[Any], of: Any, kind: str = "Pod") -> Json:
+    """The response to a review, with its patch decoded."""
+    asked = {"uid": "u", "kind": {"kind": kind}, "namespace": "n", "operation": "CREATE", "object": of}
+    body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked}).encode()
+    answer = AdmissionServer([hook]).answer(Request("POST", hook.path, "application/json", body))
+    response = json.loads(answer.body)["response"]
+    assert response["allowed"] or response["status"]["code"] == 400
+    assert response["allowed"] or "\n" not in response["status"]["message"]
+    return {**response, "patch": json.loads(base64.b64decode(response.get("patch", "")) or b"[]")}
+
+
+def containers_of(pod: Json) -> list[Json]:
+    spec = pod.get("spec", {})
+    return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+
+
+def asked_for(container: Json, field: str) -> Mapping[str, Any]:
+    found = ((container.get("resources") or {}).get(field)) or {}
+    return {name: units for name, units in found.items() if name.startswith(PREFIX)}
+
+
+def is_ours(variable: Json) -> bool:
+    name = variable.get("name")
+    return isinstance(name, str) and name.startswith(("FPGA_REGION", "FPGA_AFU"))
+
+
+def env_of(container: Json) -> list[Json]:
+    return container.get("env") or []
+
+
+def is_mixed(container: Json, names: Names) -> bool:
+    """A region by its own name beside a function to be programmed: more regions than pairs, as nobody else may ask."""
+    asked = asked_for(container, "limits")
+    return any(name in names.resources for name in asked) and any(
+        name in names.targets and names.targets[name].pair for name in asked if name not in names.resources
+    )
+
+
+@given(namespace=NAMESPACES, pod=spoiled(PODS))
+def test_no_pod_gets_what_its_namespace_does_not_give_and_a_second_look_changes_nothing(
+    namespace: tuple[list[Json], list[Json]], pod: Json
+) -> None:
+    names = named(*namespace)
+    resources, pairs = given_by(*namespace)
+    hook = fpga.mutator(lambda _namespace: names)
+    first = reviewed(hook, pod)
+    if not first["allowed"]:
+        return
+    after = applied(pod, first["patch"])
+    for old, new in zip(containers_of(pod), containers_of(after), strict=True):
+        asked = asked_for(new, "limits")
+        assert set(asked) <= resources
+        assert set(asked) == set(asked_for(new, "requests"))
+        told = {each["name"]: each.get("value") for each in env_of(new) if is_ours(each)}
+        count = len(told) // 2
+        assert set(told) == {f"FPGA_{what}_{n}" for what in ("REGION", "AFU") for n in range(1, count + 1)}
+        for n in range(1, count + 1):
+            pair = (told[f"FPGA_REGION_{n}"], told[f"FPGA_AFU_{n}"])
+            assert pair in pairs
+            assert f"{PREFIX}region-{pair[0]}" in asked
+        assert [each for each in env_of(new) if not is_ours(each)] == [
+            each for each in env_of(old) if not is_ours(each)
+        ]
+        strangers = (old.get("resources") or {}).get("limits") or {}
+        for name in strangers:
+            assert name.startswith(PREFIX) or new["resources"]["limits"][name] == strangers[name]
+    if not any(is_mixed(each, names) for each in containers_of(pod)):
+        second = reviewed(hook, after)
+        assert second["allowed"], second
+        assert not second["patch"]
+
+
+@given(NAMESPACES)
+def test_any_objects_give_names_that_a_kubelet_takes_and_pairs_of_their_own(
+    namespace: tuple[list[Json], list[Json]],
+) -> None:
+    names = named(*namespace)
+    resources, pairs = given_by(*namespace)
+    assert names.resources == resources
+    assert all(re.fullmatch(rf"{PREFIX}[a-z0-9][A-Za-z0-9_.\-]{{0,61}}[A-Za-z0-9]", name) for name in names.resources)
+    assert {target.resource for target in names.targets.values()} <= resources
+    assert {(pair.interface_id, pair.afu_id) for found in names.programmable.values() for pair in found} <= pairs
+    assert not set(names.targets) & set(names.faulty)
+    written = [f"{PREFIX}{each['metadata']['name']}" for group in namespace for each in group]
+    assert {*names.targets, *names.faulty} == set(written)
+
+
+@given(spoiled(FUNCTIONS, 3), st.sampled_from(["default", "legacy63"]))
+def test_any_function_may_be_stored_and_is_warned_of_where_it_is_of_no_use(function: Json, naming: Any) -> None:
+    response = reviewed(checker(naming), function, "AcceleratorFunction")
+    assert not response["patch"]
+    assert all(text.isprintable() for text in response.get("warnings", ()))
+    assert response["allowed"] or "cannot be decoded" in response["status"]["message"]
+
+
+@given(st.integers(0, 3000), st.sampled_from([("[", "]"), ('{"a":', "}")]), st.integers(0, 1))
+def test_no_depth_of_nesting_is_too_deep_for_an_answer(depth: int, brackets: tuple[str, str], missing: int) -> None:
+    deep = f"{brackets[0] * depth}1{brackets[1] * (depth - missing)}"
+    container = f'{{"name": "c", "env": [{{"name": "V", "value": {deep}}}, {{"name": "FPGA_AFU_1"}}]}}'
+    asked = f'{{"uid": "u", "kind": {{"kind": "Pod"}}, "object": {{"spec": {{"containers": [{container}]}}}}}}'
+    body = f'{{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {asked}}}'.encode()
+    server = AdmissionServer([fpga.mutator(lambda _namespace: Names())])
+    with contextlib.suppress(HttpError):
+        server.answer(Request("POST", fpga.PATH, "application/json", body))
+    for act in (
+        lambda: parse_state(f'{{"bundle": {deep}}}'.encode()),
+        lambda: parse_config(f'{{"process": {{"env": {deep}}}}}'.encode(), "config.json"),
+        lambda: parse(gbs(f'{{"afu-image": {deep}}}'.encode()[:4095]), "x.gbs"),
+        lambda: parse(gbs(metadata("INTERFACE").replace(b'"INTERFACE"', deep.encode())[:4095]), "x.gbs"),
+    ):
+        with contextlib.suppress(FpgaError):
+            act()
