@@ -1,4 +1,5 @@
-"""`python -m benchmarks.reviewer PORT CONNECTIONS REVIEWS`: asks a webhook as the API server would, without a pause.
+"""`python -m benchmarks.reviewer PORT SGX|FPGA CONNECTIONS REVIEWS`: asks a webhook as the API server would, without a
+pause.
 
 Each connection sends its next review as soon as it has the answer to the last. It does the least that TLS asks for, so
 that it takes little of the time that it measures. Standard output: how long each review took, and all of them.
@@ -15,24 +16,29 @@ import msgspec
 
 from benchmarks.figures import Rounds
 
-PATH = "/mutate--v1-pod"
+NAMESPACE = "default"
+# Where reviews are sent, and what the pod asks for.
+ASKED = {
+    "SGX": ("/mutate--v1-pod", {"sgx.intel.com/epc": "512Ki"}),
+    "FPGA": ("/pods", {"fpga.intel.com/arria10.dcp1.1-nlb0-orchestrated": "1"}),
+}
 
 
 def main() -> None:
-    port, connections, reviews = (int(word) for word in sys.argv[1:4])
+    port, connections, reviews = (int(sys.argv[place]) for place in (1, 3, 4))
+    message = request(sys.argv[2])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # Whom it talks to is no question here.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     sockets = [context.wrap_socket(socket.create_connection(("127.0.0.1", port))) for _ in range(connections)]
-    ask(sockets, max(200, connections))
-    took, seconds = ask(sockets, reviews)
+    ask(sockets, message, max(200, connections))
+    took, seconds = ask(sockets, message, reviews)
     sys.stdout.buffer.write(msgspec.json.encode(Rounds(took=took, seconds=seconds)))
 
 
-def ask(sockets: list[ssl.SSLSocket], reviews: int) -> tuple[list[float], float]:
+def ask(sockets: list[ssl.SSLSocket], message: bytes, reviews: int) -> tuple[list[float], float]:
     """Microseconds of each review, and the seconds of all."""
-    message = request()
     took: list[float] = []
     begun: dict[ssl.SSLSocket, float] = {}
     selector = selectors.DefaultSelector()
@@ -47,6 +53,7 @@ def ask(sockets: list[ssl.SSLSocket], reviews: int) -> tuple[list[float], float]
             assert isinstance(one, ssl.SSLSocket)
             answer = one.recv(65536)
             assert answer.startswith(b"HTTP/1.1 200 "), answer[:200]
+            assert b"JSONPatch" in answer, answer
             now = time.perf_counter()
             took.append((now - begun[one]) * 1e6)
             begun[one] = now
@@ -58,17 +65,18 @@ def ask(sockets: list[ssl.SSLSocket], reviews: int) -> tuple[list[float], float]
     return took, seconds
 
 
-def request() -> bytes:
-    """A pod that uses EPC, created by a controller, as the API server asks about it."""
+def request(what: str) -> bytes:
+    """A pod that uses an accelerator, created by a controller, as the API server asks about it."""
+    path, asked_for = ASKED[what]
     names = {f"f:field{number}": {} for number in range(30)}
-    resources = {"sgx.intel.com/epc": "512Ki", "cpu": "500m", "memory": "256Mi"}
+    resources = {**asked_for, "cpu": "500m", "memory": "256Mi"}
     token = {"name": "kube-api-access-abcde", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "generateName": "enclave-5d59d67564-",
-            "namespace": "default",
+            "namespace": NAMESPACE,
             "labels": {"app": "enclave", "pod-template-hash": "5d59d67564"},
             "managedFields": [{"manager": "kube-controller-manager", "operation": "Update", "fieldsV1": names}],
         },
@@ -92,7 +100,7 @@ def request() -> bytes:
         "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
         "kind": {"group": "", "version": "v1", "kind": "Pod"},
         "resource": {"group": "", "version": "v1", "resource": "pods"},
-        "namespace": "default",
+        "namespace": NAMESPACE,
         "operation": "CREATE",
         "userInfo": {"username": "system:serviceaccount:kube-system:replicaset-controller"},
         "object": pod,
@@ -101,7 +109,7 @@ def request() -> bytes:
     }
     body = json.dumps({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": asked}).encode()
     head = (
-        f"POST {PATH}?timeout=10s HTTP/1.1\r\nHost: hooks.system.svc:443\r\nUser-Agent: kube-apiserver-admission"
+        f"POST {path}?timeout=10s HTTP/1.1\r\nHost: hooks.system.svc:443\r\nUser-Agent: kube-apiserver-admission"
         f"\r\nContent-Length: {len(body)}\r\nAccept: application/json, */*\r\nContent-Type: application/json\r\n"
         "Accept-Encoding: gzip\r\n\r\n"
     )
