@@ -94,9 +94,9 @@ class EmulatedKernel:
         self.do("unplug", bdf=address)
 
 
-def supervised(*command: Argument, python: Argument = sys.executable) -> list[Argument]:
+def supervised(*command: Argument) -> list[Argument]:
     """The command line that has the emulated kernel of the machine answer the command's ioctls."""
-    return [python, "-c", SUPERVISOR, IOCTLS, *command]
+    return [sys.executable, "-c", SUPERVISOR, IOCTLS, *command]
 
 
 def emulated(description: NodeSpec, *, openable: bool = True) -> Callable[[Machine], None]:

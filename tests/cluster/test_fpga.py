@@ -7,7 +7,9 @@ node a script stands in front of the hook and starts it there.
 
 from __future__ import annotations
 
+import errno
 import http
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +26,7 @@ from accelplane.simulate.offload import FpgaSpec
 from .build import ClusterError
 from .cluster import Cluster, Node, NodePlan
 from .conftest import running_cluster
-from .emulated import emulated, kernel_of, supervised
+from .emulated import IOCTLS, emulated, kernel_of, supervised
 from .machine import REPOSITORY, wait_until
 from .objects import Object, pod
 from .product_image import product_image
@@ -106,9 +108,11 @@ class Fpga:
         """What the administrator has written at the node."""
         annotation = "fpga.intel.com/device-plugin-mode"
         self.cluster.kubectl("annotate", "node", self.node.name, f"{annotation}={mode}")
-        self.wait_offered(*resources)
-        yield
-        self.cluster.kubectl("annotate", "node", self.node.name, f"{annotation}-")
+        try:
+            self.wait_offered(*resources)
+            yield
+        finally:
+            self.cluster.kubectl("annotate", "node", self.node.name, f"{annotation}-")
         self.wait_offered(REGION)
 
     # The node
@@ -133,6 +137,30 @@ class Fpga:
         self.tool("-b", self.write("/root/bitstream.gbs", bitstream(afu)), "-d", "dfl-port.0", "pr")
         assert self.afu == afu
 
+    @contextmanager
+    def tool_running(self, *words: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+        """Meanwhile the tool runs on the host."""
+        command = self.node.enter(supervised(SOFTWARE / "fpga_tool", *words))
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self.node.environment()) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def card(self, **what: object) -> None:
+        """What becomes of attempts to program the card."""
+        kernel_of(self.node).do("fpga", bdf=CARD, **what)
+
+    def is_busy(self) -> bool:
+        try:
+            return not self.afu
+        except OSError as error:
+            return error.errno == errno.EBUSY
+
+    def hook_runs(self) -> bool:
+        """Whether a hook of a container, in the node's namespaces, is there; it may wait."""
+        return bool(self.node.run("pgrep", "-f", f"^{GENUINE}", check=False).stdout)
+
     def empty_the_store(self) -> None:
         self.node.run("rm", "-rf", STORE)
 
@@ -147,12 +175,12 @@ class Fpga:
         self.cluster.wait_pod(name, "Succeeded", namespace=TEAM, timeout=90)
         return self.cluster.kubectl("logs", name, f"--namespace={TEAM}").split()
 
-    def refused(self, name: str, *words: str) -> None:
+    def refused(self, name: str, words: str) -> None:
         """The container was not started, and users are told why."""
         seen = self.cluster.wait_pod(name, "Failed", namespace=TEAM, timeout=90)
         (status,) = seen["status"]["containerStatuses"]
         assert status["state"]["terminated"]["reason"] == "StartError", status
-        wanted = f"stderr: intel-fpga-crihook: {' '.join(words)}"
+        wanted = f"stderr: intel-fpga-crihook: {words}"
         told = ""
 
         def said() -> bool:
@@ -195,3 +223,112 @@ def test_the_function_that_a_pod_asks_for_by_name_is_programmed_before_it_starts
     fpga.cluster.apply(asking("programmed", ORCHESTRATED[NLB3]))
     assert fpga.ran("programmed") == [NLB3, "/dev/dfl-port.0"]
     assert fpga.afu == NLB3
+
+
+def test_a_function_that_is_in_the_region_already_needs_no_bitstream(fpga: Fpga) -> None:
+    fpga.program(NLB3)
+    fpga.empty_the_store()
+    fpga.cluster.apply(asking("there-already", ORCHESTRATED[NLB3]))
+    assert fpga.ran("there-already") == [NLB3, "/dev/dfl-port.0"]
+
+
+OTHER = "ce48969398f05f33946d560708be108a"
+WRONG = {
+    "missing": (None, f"no bitstream for AFU {NLB0} in region {INTERFACE}: neither {STORE}/{NLB0}.gbs nor"),
+    "renamed": (bitstream(NLB3), f"{STORE}/{NLB0}.gbs: is the bitstream of {NLB3} by its content, expected {NLB0};"),
+    "other-card": (
+        bitstream(NLB0, OTHER),
+        f"{STORE}/{NLB0}.gbs: made for regions with interface id {OTHER}, that of dfl-port.0 is {INTERFACE}",
+    ),
+    "torn": (bitstream(NLB0)[:40], f"{STORE}/{NLB0}.gbs: ends within its metadata, is the file complete?"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_without_the_right_bitstream_the_container_does_not_start(fpga: Fpga, wrong: str) -> None:
+    content, told = WRONG[wrong]
+    fpga.program(NLB3)
+    fpga.empty_the_store()
+    if content is not None:
+        fpga.write(STORE / f"{NLB0}.gbs", content)
+    fpga.cluster.apply(asking(wrong, ORCHESTRATED[NLB0]))
+    fpga.refused(wrong, f"FPGA_AFU_1 in dfl-port.0: {told}")
+    assert fpga.afu == NLB3
+
+
+def test_when_the_card_refuses_to_be_programmed_the_container_does_not_start(fpga: Fpga) -> None:
+    fpga.program(NLB3)
+    fpga.install(NLB0)
+    fpga.card(outcomes=["EIO"])
+    fpga.cluster.apply(asking("refused", ORCHESTRATED[NLB0]))
+    fpga.refused("refused", "FPGA_AFU_1 in dfl-port.0: /dev/dfl-fme.0: programming failed: Input/output error (EIO)")
+    # Nothing stays behind: the next one can have it.
+    fpga.cluster.apply(asking("not-refused", ORCHESTRATED[NLB0]))
+    assert fpga.ran("not-refused") == [NLB0, "/dev/dfl-port.0"]
+
+
+def test_pods_that_race_for_a_region_have_it_one_after_the_other(fpga: Fpga) -> None:
+    for afu in (NLB0, NLB3):
+        fpga.install(afu)
+    look = f"cat {PORT}/afu_id"
+    looks = ("sh", "-c", f"{look}; sleep 1; {look}")
+    racers = {"race-0": NLB0, "race-3": NLB3}
+    fpga.cluster.apply(*(asking(name, ORCHESTRATED[afu], *looks) for name, afu in racers.items()))
+    assert {name: fpga.ran(name) for name in racers} == {name: [afu, afu] for name, afu in racers.items()}
+
+
+def test_a_hook_waits_for_whoever_programs_the_card(fpga: Fpga) -> None:
+    fpga.program(NLB0)
+    fpga.install(NLB3)
+    fpga.card(outcomes=["hang"])
+    path = fpga.write("/root/other.gbs", bitstream(NLB0))
+    with fpga.tool_running("-b", path, "-d", "dfl-port.0", "pr") as tool:
+        wait_until(fpga.is_busy, "the card: being programmed", 60)
+        fpga.cluster.apply(asking("patient", ORCHESTRATED[NLB3]))
+        wait_until(fpga.hook_runs, "the hook: running", 60)
+        fpga.card(go_on=True)
+        assert tool.wait(60) == 0
+    assert fpga.ran("patient") == [NLB3, "/dev/dfl-port.0"]
+
+
+def test_a_function_that_is_programmed_by_somebody_is_offered_in_place_of_the_other(fpga: Fpga) -> None:
+    fpga.program(NLB0)
+    with fpga.mode("af", WITH[NLB0]):
+        fpga.program(NLB3)
+        fpga.wait_offered(WITH[NLB3])
+        fpga.cluster.apply(asking("preprogrammed", PREPROGRAMMED[NLB3]), asking("gone", PREPROGRAMMED[NLB0]))
+        assert fpga.ran("preprogrammed") == [NLB3, "/dev/dfl-port.0"]
+        # It waits until somebody programs that again.
+        seen = fpga.cluster.pod("gone", TEAM)
+        assert seen
+        assert seen["status"]["phase"] == "Pending"
+        fpga.program(NLB0)
+        assert fpga.ran("gone") == [NLB0, "/dev/dfl-port.0"]
+        fpga.wait_offered(WITH[NLB0])
+
+
+# Supervision is for the emulated card's sake; the tool is the one that hosts have.
+DEVELOPER = """
+import pathlib, sys
+from accelplane.simulate.seccomp import run
+afu = pathlib.Path(sys.argv[1])
+print(*sorted(pathlib.Path("/dev").glob("dfl-*")), afu.read_text(), flush=True)
+status = run(sys.argv[3:], sys.argv[2])
+print(afu.read_text())
+sys.exit(status)
+"""
+
+
+def test_a_pod_programs_its_region_itself(fpga: Fpga) -> None:
+    fpga.program(NLB0)
+    path = fpga.write("/opt/team/nlb3.gbs", bitstream(NLB3))
+    tool = (str(SOFTWARE / "fpga_tool"), "-b", str(path), "-d", "dfl-port.0", "-q", "pr")
+    more: dict[str, Any] = {
+        "image": PLUGIN_IMAGE,
+        "host_paths": (IOCTLS, str(SOFTWARE), str(path.parent)),
+        "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}},
+    }
+    with fpga.mode("regiondevel", REGION):
+        words = ("python3.11", "-c", DEVELOPER, f"{PORT}/afu_id", IOCTLS, *tool)
+        fpga.cluster.apply(asking("developer", CARDS, *words, **more))
+        assert fpga.ran("developer") == ["/dev/dfl-fme.0", "/dev/dfl-port.0", NLB0, NLB3]
