@@ -1,4 +1,4 @@
-"""The emulated kernel on a machine: QAT, DSA, IAA, DLB and SGX at the real paths, reacting to writes as Linux does.
+"""The emulated kernel on a machine: what is no GPU or NPU, at the real paths, reacting to writes as Linux does.
 
     plan = NodePlan(hardware=[emulated(NodeSpec(qats=[QatSpec()]))])     # at every boot
     kernel = kernel_of(node)
