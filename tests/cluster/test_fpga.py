@@ -180,6 +180,10 @@ class Fpga:
         seen = self.cluster.wait_pod(name, "Failed", namespace=TEAM, timeout=90)
         (status,) = seen["status"]["containerStatuses"]
         assert status["state"]["terminated"]["reason"] == "StartError", status
+        self.wait_told(name, words)
+
+    def wait_told(self, name: str, words: str) -> None:
+        """Until the pod's events say so in the hook's name."""
         wanted = f"stderr: intel-fpga-crihook: {words}"
         told = ""
 
@@ -190,7 +194,7 @@ class Fpga:
             return bool(heading) and wanted in events
 
         try:
-            wait_until(said, f"events of {name} with: {wanted}", 30)
+            wait_until(said, f"events of {name} with: {wanted}", 60)
         except ClusterError as error:
             raise AssertionError(f"{error}\n{told}") from None
 
@@ -254,6 +258,15 @@ def test_without_the_right_bitstream_the_container_does_not_start(fpga: Fpga, wr
     fpga.cluster.apply(asking(wrong, ORCHESTRATED[NLB0]))
     fpga.refused(wrong, f"FPGA_AFU_1 in dfl-port.0: {told}")
     assert fpga.afu == NLB3
+
+
+def test_the_container_starts_once_the_bitstream_is_installed(fpga: Fpga) -> None:
+    fpga.program(NLB0)
+    fpga.empty_the_store()
+    fpga.cluster.apply(asking("tries-again", ORCHESTRATED[NLB3], restart="OnFailure"))
+    fpga.wait_told("tries-again", f"FPGA_AFU_1 in dfl-port.0: no bitstream for AFU {NLB3} in region {INTERFACE}")
+    fpga.install(NLB3)
+    assert fpga.ran("tries-again") == [NLB3, "/dev/dfl-port.0"]
 
 
 def test_when_the_card_refuses_to_be_programmed_the_container_does_not_start(fpga: Fpga) -> None:
