@@ -129,7 +129,9 @@ def test_a_resource_asked_for_by_both_names_is_asked_for_once() -> None:
     assert one["resources"] == {"limits": {AF: "3"}, "requests": {AF: "3"}}
 
 
-@pytest.mark.parametrize("resources", [{"a": 1}, {"a": 2, "b": 1}, {"set": 1}, {"r": 3}, {"a": "1000m"}, {"a": 0}])
+@pytest.mark.parametrize(
+    "resources", [{"a": 1}, {"a": 2, "b": 1}, {"set": 1}, {"r": 3}, {"a": "1000m"}, {"a": 0}, {"a": 999, "b": 1}]
+)
 def test_a_mutated_pod_passes_unchanged(resources: Mapping[str, Any]) -> None:
     changed = mutated(pod(container(resources, env=[{"name": "V", "value": "1"}])))
     assert decided(changed) == Decision()
@@ -153,6 +155,7 @@ def test_pods_without_fpgas_are_let_through() -> None:
         (pod(container({"a": -1})), "-1 is not a whole number"),
         (pod(container({"a": "many"})), "'many' is not a quantity"),
         (pod(container({"a": "10G"})), "not a whole number from 0 to 1000"),
+        (pod(container({"a": 1, "b": "1k"})), "it asks for 1001 FPGA resources in all, expected at most 1000"),
         (pod({"name": "c", "resources": {"limits": {"fpga.intel.com/a": 1}}}), "limits and requests have to be the"),
         (
             pod({"name": "c", "resources": {"limits": {"fpga.intel.com/a": 1}, "requests": {"fpga.intel.com/a": 2}}}),

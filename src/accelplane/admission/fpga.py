@@ -131,6 +131,8 @@ def _requested(resources: Resources) -> dict[str, int]:
         if number.denominator != 1 or not 0 <= number <= _MOST_UNITS:
             raise _Refused(f"{_shown(name)}: {_quantity(limit)} is not a whole number from 0 to {_MOST_UNITS}")
         found[name] = int(number)
+    if (total := sum(found.values())) > _MOST_UNITS:
+        raise _Refused(f"it asks for {total} FPGA resources in all, expected at most {_MOST_UNITS}")
     return found
 
 
