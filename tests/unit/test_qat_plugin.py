@@ -194,7 +194,12 @@ async def test_status_is_what_adf_ctl_prints(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("script", "problem"),
-    [("echo no driver; exit 3", r"failed with 3: 'no driver\\n'"), ("exec yes", "more than 65536 bytes")],
+    [
+        ("echo no driver; exit 3", r"failed with 3: 'no driver\\n'"),
+        ("exec yes", "more than 65536 bytes"),
+        ("yes & yes", "more than 65536 bytes"),
+    ],
+    ids=["fails", "endless", "endless children"],
 )
 async def test_an_adf_ctl_that_fails_is_told(tmp_path: Path, script: str, problem: str) -> None:
     with pytest.raises(ScanError, match=problem):

@@ -5,8 +5,11 @@ may use each section (in that driver's words). A section with `LimitDevAccess` g
 device (it is pinned), any other gives each process instances of all devices.
 """
 
+import contextlib
 import itertools
+import os
 import re
+import signal
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -61,7 +64,12 @@ async def status(program: str = "adf_ctl") -> str:
 
     try:
         process = await asyncio.create_subprocess_exec(
-            program, "status", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+            program,
+            "status",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
         )
     except OSError as error:
         raise ScanError(f"{program} status: {error.strerror or error}, expected it in PATH") from None
@@ -75,7 +83,11 @@ async def status(program: str = "adf_ctl") -> str:
         code = await process.wait()
     finally:
         if process.returncode is None:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            # asyncio takes a process for ended once its output has been read to the end.
+            while await process.stdout.read(_OUTPUT_LIMIT):
+                pass
             await process.wait()
     text = output.decode(errors="replace")
     if code:
