@@ -26,7 +26,7 @@ demo: $(ready)
 ## test: every test but the cluster's, in parallel; fails below 90 % coverage. ARGS=… run a part, without coverage
 test: $(ready)
 	rm -f .coverage .coverage.*
-	$(PY) -m pytest --numprocesses auto --maxprocesses 8 -m "not cluster" \
+	$(PY) -m pytest --numprocesses auto --maxprocesses 8 --timeout 180 -m "not cluster" \
 		$(or $(ARGS),--cov --cov-report term-missing:skip-covered --cov-fail-under 90)
 
 # What a stranger may bring to a node with FPGAs gets the most.
