@@ -16,8 +16,8 @@ pytestmark = pytest.mark.cluster
 DEPLOY = REPOSITORY / "deploy"
 VALIDATED = ("--dry-run=server", "--validate=strict")
 # NFD's own tree lies elsewhere, and its rules are of a kind that comes with it; samples are of kinds of the operator,
-# and `manifests` has them; what leaves out a kind is no tree. Kinds of cert-manager are not known here either, but trees
-# that have some have much besides.
+# and `manifests` has them; what leaves out a kind is no tree. Kinds of cert-manager are not known here either, but
+# trees that have some have much besides.
 TREES = sorted(
     file.parent
     for file in DEPLOY.rglob("kustomization.yaml")
