@@ -1,23 +1,18 @@
 """`intel_fpga_admissionwebhook` as a process: what it follows, what it answers, and what keeps it from running."""
 
-import asyncio
 import base64
 import json
-import re
-import ssl
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from cluster.pki import Authority
 from jsonpatching import applied
 from kubeapi import KubeApi
 from processes import Process
 from waiting import until
+from webhookprograms import files, port_of, review
 
-AUTHORITY = Authority("tests")
 INTERFACE = "69528db6eb31577a8c3668f9faa081f6"
 NLB0 = "d8424dc4a4a3c413f89e433683f9040b"
 
@@ -26,20 +21,11 @@ Start = Callable[..., Process]
 
 @pytest.fixture
 async def start(api: KubeApi, tmp_path: Path) -> AsyncGenerator[Start]:
-    pair = AUTHORITY.server("localhost", "localhost")
-    (tmp_path / "tls.crt").write_bytes(pair.certificate)
-    (tmp_path / "tls.key").write_bytes(pair.key)
-    config = {
-        "clusters": [{"name": "c", "cluster": {"server": api.url}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c"}}],
-        "current-context": "x",
-    }
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
-    files = (f"-kubeconfig={tmp_path / 'kubeconfig'}", f"-cert-dir={tmp_path}")
+    given = files(api, tmp_path)
     started: list[Process] = []
 
     def go(*arguments: str) -> Process:
-        command = ("-m", "accelplane", "webhook", "fpga", *files, "-port=0")
+        command = ("-m", "accelplane", "webhook", "fpga", *given, "-port=0")
         started.append(Process("python", *command, *arguments, log=tmp_path / f"log{len(started)}"))
         return started[-1]
 
@@ -52,30 +38,12 @@ async def start(api: KubeApi, tmp_path: Path) -> AsyncGenerator[Start]:
 async def asked(process: Process, pod: dict[str, Any]) -> dict[str, Any]:
     """The response to the creation of this pod."""
     await process.said("all caches are synced")
-    found = re.search(r"webhooks at port (\d+)", process.log())
-    assert found
-    request = {
-        "uid": "u",
-        "operation": "CREATE",
-        "kind": {"version": "v1", "kind": "Pod"},
-        "namespace": "n",
-        "object": pod,
-    }
-    body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
-    context = ssl.create_default_context(cadata=AUTHORITY.credentials.certificate.decode())
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(found[1]), ssl=context, server_hostname="localhost")
-    head = f"POST /pods HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode() + body)
-    async with asyncio.timeout(10):
-        answer = await reader.read()
-    writer.close()
-    await writer.wait_closed()
-    return json.loads(answer.partition(b"\r\n\r\n")[2])["response"]
+    return await review(await port_of(process), "/pods", pod, "Pod")
 
 
 def asking(name: str) -> dict[str, Any]:
     resources = {field: {f"fpga.intel.com/{name}": "1"} for field in ("limits", "requests")}
-    return {"metadata": {}, "spec": {"containers": [{"name": "a", "resources": resources}]}}
+    return {"metadata": {"namespace": "n"}, "spec": {"containers": [{"name": "a", "resources": resources}]}}
 
 
 def put(api: KubeApi, name: str, mode: str) -> None:

@@ -1,57 +1,35 @@
 """`intel_deviceplugin_operator` as a process: flags, webhooks, probes, election, end."""
 
-import asyncio
 import base64
 import json
-import re
-import ssl
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from cluster.pki import Authority
 from customresources import resource
 from jsonpatching import applied
 from kubeapi import KubeApi
 from processes import Process
 from waiting import until
+from webhookprograms import files, page, port_of, review
 
 from accelplane.cli import operator
 from accelplane.cli.goflags import parse
 
-AUTHORITY = Authority("tests")
 IMAGE = "intel/intel-gpu-plugin:0.31.1"
 
 Start = Callable[..., Process]
 
 
 @pytest.fixture
-def certificates(tmp_path: Path) -> Path:
-    pair = AUTHORITY.server("localhost", "localhost")
-    (tmp_path / "tls.crt").write_bytes(pair.certificate)
-    (tmp_path / "tls.key").write_bytes(pair.key)
-    return tmp_path
-
-
-@pytest.fixture
-async def start(api: KubeApi, certificates: Path, tmp_path: Path) -> AsyncGenerator[Start]:
+async def start(api: KubeApi, tmp_path: Path) -> AsyncGenerator[Start]:
     started: list[Process] = []
-    config = tmp_path / "kubeconfig"
-    config.write_text(
-        yaml.safe_dump(
-            {
-                "clusters": [{"name": "c", "cluster": {"server": api.url}}],
-                "contexts": [{"name": "x", "context": {"cluster": "c", "namespace": "system"}}],
-                "current-context": "x",
-            }
-        )
-    )
+    given = files(api, tmp_path)
 
     def go(*arguments: str, **environment: str) -> Process:
         addresses = ("-metrics-bind-address=0", "-health-probe-bind-address=0", "-port=0")
-        command = ("-m", "accelplane.cli.operator", f"-kubeconfig={config}", f"-cert-dir={certificates}", *addresses)
+        command = ("-m", "accelplane.cli.operator", *given, *addresses)
         log = tmp_path / f"log{len(started)}"
         started.append(Process("python", *command, *arguments, log=log, env=environment))
         return started[-1]
@@ -60,45 +38,6 @@ async def start(api: KubeApi, certificates: Path, tmp_path: Path) -> AsyncGenera
     for one in started:
         one.kill()
         await one.exit_code()
-
-
-async def port_of(process: Process, server: str = "webhooks") -> int:
-    await process.said(f"{server} at port")
-    found = re.search(rf"{server} at port (\d+)", process.log())
-    assert found
-    return int(found[1])
-
-
-def trusting() -> ssl.SSLContext:
-    return ssl.create_default_context(cadata=AUTHORITY.credentials.certificate.decode())
-
-
-async def page(port: int, path: str, *, bearer: str = "", secure: bool = False) -> tuple[int, str]:
-    """A page's status and text."""
-    told = {"ssl": trusting(), "server_hostname": "localhost"} if secure else {}
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, **told)
-    field = f"Authorization: Bearer {bearer}\r\n" if bearer else ""
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{field}\r\n".encode())
-    async with asyncio.timeout(10):
-        answer = (await reader.read()).decode()
-    writer.close()
-    return int(answer.split(" ")[1]), answer.partition("\r\n\r\n")[2]
-
-
-async def review(port: int, path: str, thing: dict[str, Any], kind: str = "") -> dict[str, Any]:
-    """The response to a review of this object, or the bare status of HTTP."""
-    asked = {"uid": "u", "operation": "CREATE", "kind": {"kind": kind}, "name": "mine", "object": thing}
-    body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked}).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(), server_hostname="localhost")
-    head = f"POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode() + body)
-    async with asyncio.timeout(10):
-        answer = await reader.read()
-    writer.close()
-    await writer.wait_closed()
-    top, _, text = answer.partition(b"\r\n\r\n")
-    status = int(top.split(b" ")[1])
-    return json.loads(text)["response"] if status == 200 else {"http": status}
 
 
 async def test_it_manages_hosts_and_ends_at_sigterm(api: KubeApi, start: Start) -> None:

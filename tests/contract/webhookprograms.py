@@ -1,0 +1,68 @@
+"""Programs that serve webhooks, as processes against the API server's double: what they are given, and asking them."""
+
+import asyncio
+import json
+import re
+import ssl
+from pathlib import Path
+from typing import Any
+
+import yaml
+from cluster.pki import Authority
+from kubeapi import KubeApi
+from processes import Process
+
+AUTHORITY = Authority("tests")
+
+
+def files(api: KubeApi, directory: Path) -> tuple[str, str]:
+    """Flags for the way to the API server and for a certificate, whose files are made in `directory`."""
+    pair = AUTHORITY.server("localhost", "localhost")
+    (directory / "tls.crt").write_bytes(pair.certificate)
+    (directory / "tls.key").write_bytes(pair.key)
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": api.url}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "namespace": "system"}}],
+        "current-context": "x",
+    }
+    (directory / "kubeconfig").write_text(yaml.safe_dump(config))
+    return f"-kubeconfig={directory / 'kubeconfig'}", f"-cert-dir={directory}"
+
+
+async def port_of(process: Process, server: str = "webhooks") -> int:
+    await process.said(f"{server} at port")
+    found = re.search(rf"{server} at port (\d+)", process.log())
+    assert found
+    return int(found[1])
+
+
+def trusting() -> ssl.SSLContext:
+    return ssl.create_default_context(cadata=AUTHORITY.credentials.certificate.decode())
+
+
+async def page(port: int, path: str, *, bearer: str = "", secure: bool = False) -> tuple[int, str]:
+    """A page's status and text."""
+    told = {"ssl": trusting(), "server_hostname": "localhost"} if secure else {}
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, **told)
+    field = f"Authorization: Bearer {bearer}\r\n" if bearer else ""
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{field}\r\n".encode())
+    async with asyncio.timeout(10):
+        answer = (await reader.read()).decode()
+    writer.close()
+    return int(answer.split(" ")[1]), answer.partition("\r\n\r\n")[2]
+
+
+async def review(port: int, path: str, thing: dict[str, Any], kind: str = "") -> dict[str, Any]:
+    """The response to a review of this object, or the bare status of HTTP."""
+    asked = {"uid": "u", "operation": "CREATE", "kind": {"kind": kind}, "name": "mine", "object": thing}
+    body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(), server_hostname="localhost")
+    head = f"POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode() + body)
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    top, _, text = answer.partition(b"\r\n\r\n")
+    status = int(top.split(b" ")[1])
+    return json.loads(text)["response"] if status == 200 else {"http": status}
