@@ -91,9 +91,9 @@ fpga-host: $(ready)
 kube: $(ready)
 	$(PY) -m tests.cluster.build
 
-## test-cluster: the tests on a real cluster; as root. ARGS=… are pytest's own
+## test-cluster: the tests on real clusters, two at once, for they mostly wait; as root. ARGS=… are pytest's own
 test-cluster: kube
-	$(PY) -m pytest -m cluster $(ARGS)
+	$(PY) -m pytest --numprocesses 2 --dist loadfile -m cluster $(ARGS)
 
 ## cluster: starts a real cluster with simulated GPUs and our images in it, to try things in; as root
 cluster: kube

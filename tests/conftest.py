@@ -1,4 +1,5 @@
 """How much hypothesis tries: little by default; with `ACCELPLANE_FUZZ=20000` in the environment so many inputs each.
+And what the report tells of tests that passed only when they were run again.
 
 Every test that hypothesis feeds has the marker `fuzz`, and with that variable set the end of the report says how many
 inputs there were (`make fuzz`). Tests that say a number of their own, for an input of theirs takes long, keep to it.
@@ -60,6 +61,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
+    # A test that passed at its second run has a fault all the same, which cannot be found without its words.
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"run again: {report.nodeid} ({report.when})", sep="_")
+        terminalreporter.write_line(report.longreprtext)
     if _ASKED is None:
         return
     reports = [report for found in terminalreporter.stats.values() for report in found]
