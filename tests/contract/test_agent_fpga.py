@@ -13,6 +13,7 @@ from bitstreams import INTERFACE, NLB0, NLB3
 from conftest import Run, Start
 from fpgatrees import Card, one_port
 from kubelets import Counts, Kubelet, embedded_only
+from mountpoints import mounted_for_test
 from node_api import NodeApi, node_api
 from peer import Peer, refusal
 from tls_peer import TOKEN
@@ -27,8 +28,6 @@ from accelplane.plugins.fpga import FpgaPlugin
 from accelplane.plugins.fpga.config import FpgaConfig
 from accelplane.plugins.fpga.nodemode import ANNOTATION
 from accelplane.simulate import Kernel, NodeSpec
-from accelplane.simulate.kernel.fuse import FuseUnavailable
-from accelplane.simulate.kernel.mounting import mounted
 from accelplane.simulate.offload import FpgaSpec
 
 # Longer than any test: what is noticed is noticed by an event, or because the plugin reads again.
@@ -65,16 +64,8 @@ def kernel() -> Kernel:
 
 @pytest.fixture
 def root(kernel: Kernel, tmp_path: Path) -> Iterator[Path]:
-    """`kernel`, mounted; the test is skipped, and says why, where nothing can be."""
-    mounts = mounted(kernel, tmp_path)
-    try:
-        where = mounts.__enter__()
-    except FuseUnavailable as error:
-        pytest.skip(f"no FUSE: {error}")
-    try:
-        yield Path(where)
-    finally:
-        mounts.__exit__(None, None, None)
+    with mounted_for_test(kernel, tmp_path) as where:
+        yield where
 
 
 # Cards as an emulated kernel has them, which tells nobody what becomes of their ids.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from bitstreams import INTERFACE, NLB0, NLB3, gbs, metadata
 from fpgatrees import one_port
+from mountpoints import mounted_for_test
 
 from accelplane.fpga.bitstream import opened
 from accelplane.fpga.drivers import DFL
@@ -15,8 +16,6 @@ from accelplane.fpga.program import Patience, TimedOut, program
 from accelplane.fpga.sysfs import afu_id, interface_of, read_port, scan
 from accelplane.host import Host, HostError
 from accelplane.simulate import Kernel, NodeSpec
-from accelplane.simulate.kernel.fuse import FuseUnavailable
-from accelplane.simulate.kernel.mounting import mounted
 
 AFU = "/sys/class/fpga_region/region0/dfl-port.0/afu_id"
 
@@ -42,18 +41,10 @@ def kernel(tmp_path: Path) -> Kernel:
 
 @pytest.fixture
 def root(kernel: Kernel, tmp_path: Path) -> Iterator[Path]:
-    """`kernel`, mounted; the test is skipped, and says why, where nothing can be."""
-    mounts = mounted(kernel, tmp_path)
-    try:
-        where = mounts.__enter__()
-    except FuseUnavailable as error:
-        pytest.skip(f"no FUSE: {error}")
-    try:
+    with mounted_for_test(kernel, tmp_path) as where:
         for node in ("dfl-port.0", "dfl-fme.0"):
             (tmp_path / "dev" / node).touch()
-        yield Path(where)
-    finally:
-        mounts.__exit__(None, None, None)
+        yield where
 
 
 def test_while_a_port_is_programmed_nobody_knows_its_afu(kernel: Kernel, root: Path) -> None:

@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 import pytest
 from bitstreams import INTERFACE, NLB0, NLB3, gbs, metadata
+from mountpoints import mounted_for_test
 from waiting import until
 
 from accelplane.simulate import Kernel
 from accelplane.simulate.kernel.fpga import Outcome
-from accelplane.simulate.kernel.fuse import FuseUnavailable
 from accelplane.simulate.kernel.ioctls import answered
-from accelplane.simulate.kernel.mounting import mounted
 from accelplane.simulate.offload import FpgaSpec
 from accelplane.simulate.specs import NodeSpec
 
@@ -97,17 +96,12 @@ def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
 def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
     """A node with one card; parametrized by what is special about it. Skipped where nothing can be mounted."""
     kernel = Kernel(NodeSpec(fpgas=[getattr(request, "param", FpgaSpec())]))
-    mounts = mounted(kernel, tmp_path)
-    try:
-        root = Path(mounts.__enter__())
-    except FuseUnavailable as error:
-        pytest.skip(f"no FUSE: {error}")
-    try:
-        with answered(kernel, str(tmp_path / "ioctls")):
-            yield Node(kernel, root)
-    finally:
-        kernel.fpga(CARD).let_go.set()
-        mounts.__exit__(None, None, None)
+    with mounted_for_test(kernel, tmp_path) as root:
+        try:
+            with answered(kernel, str(tmp_path / "ioctls")):
+                yield Node(kernel, root)
+        finally:
+            kernel.fpga(CARD).let_go.set()
 
 
 TWO_PORTS = pytest.mark.parametrize("node", [FpgaSpec(afus=(NLB0, NLB0))], indirect=True, ids=["two-ports"])

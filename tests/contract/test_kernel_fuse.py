@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mountpoints import mounted_for_test
 
 from accelplane.host import Host, HostError
 from accelplane.simulate import DlbSpec, DsaSpec, Kernel, NodeSpec, QatSpec, QueueSpec, TreeError
-from accelplane.simulate.kernel.fuse import FuseUnavailable
 from accelplane.simulate.kernel.mounting import mounted
 
 QAT = "/sys/bus/pci/devices/0000:61:00.0"
@@ -28,17 +28,8 @@ def kernel() -> Kernel:
 
 @pytest.fixture
 def root(kernel: Kernel, tmp_path: Path) -> Iterator[Path]:
-    """`kernel`, mounted; the test is skipped, and says why, where nothing can be."""
-    mounts = mounted(kernel, tmp_path)
-    try:
-        where = mounts.__enter__()
-    except FuseUnavailable as error:
-        pytest.skip(f"no FUSE: {error}")
-    try:
-        yield Path(where)
-    finally:
-        mounts.__exit__(None, None, None)
-        assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
+    with mounted_for_test(kernel, tmp_path) as where:
+        yield where
 
 
 def shell(root: Path, script: str) -> subprocess.CompletedProcess[str]:

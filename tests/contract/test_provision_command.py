@@ -10,11 +10,10 @@ from pathlib import Path
 
 import click
 import pytest
+from mountpoints import mounted_for_test
 
 from accelplane.cli.provision import provision as provision_command
 from accelplane.simulate.kernel import Kernel, write_tree
-from accelplane.simulate.kernel.fuse import FuseUnavailable
-from accelplane.simulate.kernel.mounting import mounted
 from accelplane.simulate.offload import DlbSpec, DsaSpec, IaaSpec, QatSpec
 from accelplane.simulate.specs import NodeSpec
 
@@ -72,11 +71,8 @@ def node(tmp_path: Path) -> MakeNode:
     @contextmanager
     def make(spec: NodeSpec) -> Iterator[tuple[Kernel, str]]:
         kernel = Kernel(spec)
-        try:
-            with mounted(kernel, tmp_path / "root") as root:
-                yield kernel, root
-        except FuseUnavailable as error:
-            pytest.skip(str(error))
+        with mounted_for_test(kernel, tmp_path / "root") as root:
+            yield kernel, str(root)
 
     return make
 

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kernelhost import KernelHost, snapshot
+from mountpoints import mounted_for_test
 
 from accelplane.host import Host, Refused
 from accelplane.provision.idxd import planners, read_config
 from accelplane.provision.steps import Outcome, apply, planned
 from accelplane.simulate.kernel import Kernel
-from accelplane.simulate.kernel.fuse import FuseUnavailable
-from accelplane.simulate.kernel.mounting import mounted
 from accelplane.simulate.offload import DsaSpec, IaaSpec, QueueSpec
 from accelplane.simulate.specs import NodeSpec
 
@@ -267,17 +266,14 @@ def test_a_queue_with_another_driver_than_wanted_is_given_to_the_right_one(node:
 def test_it_is_the_same_through_real_files(tmp_path: Path) -> None:
     kernel = Kernel(NodeSpec(dsas=[configured("other"), DsaSpec()]))
     config = read_config(str(tmp_path), {})
-    try:
-        with mounted(kernel, tmp_path / "root") as root:
-            for state in ("changed", "as wanted"):
-                assert {*states(list(apply(root, planners(Host(root), config)))).values()} == {state}
-            kernel.fail(f"{BUS}/drivers/user/bind", errno.EIO, times=1)
-            kernel.write(f"{BUS}/drivers/user/unbind", "wq0.1")
-            assert next(apply(root, planners(Host(root), config))).state == "put back"
-            assert kernel.read(f"{BUS}/devices/wq0.0/state") == "enabled\n"
-            assert kernel.read(f"{BUS}/devices/wq0.1/state") == "disabled\n"
-    except FuseUnavailable as error:
-        pytest.skip(str(error))
+    with mounted_for_test(kernel, tmp_path / "root") as root:
+        for state in ("changed", "as wanted"):
+            assert {*states(list(apply(str(root), planners(Host(root), config)))).values()} == {state}
+        kernel.fail(f"{BUS}/drivers/user/bind", errno.EIO, times=1)
+        kernel.write(f"{BUS}/drivers/user/unbind", "wq0.1")
+        assert next(apply(str(root), planners(Host(root), config))).state == "put back"
+        assert kernel.read(f"{BUS}/devices/wq0.0/state") == "enabled\n"
+        assert kernel.read(f"{BUS}/devices/wq0.1/state") == "disabled\n"
 
 
 # ── what is in use, or cannot be, stays as it is ──

@@ -1,0 +1,24 @@
+"""The emulated kernel's file system at a mount point, for tests that are skipped, and say why, where nothing can be
+mounted."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from accelplane.simulate import Kernel
+from accelplane.simulate.kernel.fuse import FuseUnavailable
+from accelplane.simulate.kernel.mounting import mounted
+
+
+@contextmanager
+def mounted_for_test(kernel: Kernel, directory: Path) -> Iterator[Path]:
+    """The directory below which the kernel's /sys and /dev are; nothing is mounted there any more at the end."""
+    with ExitStack() as undo:
+        try:
+            root = undo.enter_context(mounted(kernel, directory))
+        except FuseUnavailable as error:
+            pytest.skip(f"no FUSE: {error}")
+        yield Path(root)
+    assert str(directory) not in Path("/proc/self/mounts").read_text()
