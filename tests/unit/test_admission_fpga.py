@@ -155,7 +155,8 @@ def test_pods_without_fpgas_are_let_through() -> None:
         (pod(container({"a": -1})), "-1 is not a whole number"),
         (pod(container({"a": "many"})), "'many' is not a quantity"),
         (pod(container({"a": "10G"})), "not a whole number from 0 to 1000"),
-        (pod(container({"a": 1, "b": "1k"})), "it asks for 1001 FPGA resources in all, expected at most 1000"),
+        (pod(container({"a": 1, "b": "1k"})), "the pod asks for 1001 FPGA resources up to here, expected at most 1000"),
+        (pod(container({"a": 500}), initContainers=[container({"a": 501})]), "the pod asks for 1001 FPGA resources up"),
         (pod({"name": "c", "resources": {"limits": {"fpga.intel.com/a": 1}}}), "limits and requests have to be the"),
         (
             pod({"name": "c", "resources": {"limits": {"fpga.intel.com/a": 1}, "requests": {"fpga.intel.com/a": 2}}}),
@@ -179,7 +180,9 @@ def test_a_region_asked_for_by_its_own_name_may_be_programmed_with_functions_of_
     for told, units in (
         ((("FPGA_REGION_1", I), ("FPGA_AFU_1", "0" * 32)), 1),
         ((("FPGA_REGION_1", X), ("FPGA_AFU_1", X)), 1),
-        (right, 2),
+        ((*right, ("FPGA_REGION_2", I), ("FPGA_AFU_2", X)), 1),
+        ((*right, ("FPGA_REGION_3", I), ("FPGA_AFU_3", X)), 3),
+        (right, 0),
         (right[:1], 1),
         ((("FPGA_REGION_2", I), ("FPGA_AFU_2", X)), 1),
         ((*right, ("FPGA_REGION_1", I)), 1),
@@ -190,13 +193,21 @@ def test_a_region_asked_for_by_its_own_name_may_be_programmed_with_functions_of_
         assert refusal(direct(*told, units=units))
 
 
+def test_a_region_by_its_own_name_beside_a_function_makes_more_units_than_are_programmed() -> None:
+    changed = mutated(pod(container({"b": 1, f"region-{I}": 2})))
+    (one,) = changed["spec"]["containers"]
+    assert one["resources"]["limits"] == {REGION: "3"}
+    assert variables(one) == [("FPGA_REGION_1", I), ("FPGA_AFU_1", Y)]
+    assert decided(changed) == Decision()
+
+
 def test_variables_of_other_regions_than_those_asked_for_are_refused() -> None:
     other = "9926ab6d6c925a68aabca7d84c545738"
     names = names_of([function("a"), function("b", Y, interface=other)], [])
     told = [("FPGA_REGION_1", I), ("FPGA_AFU_1", X), ("FPGA_REGION_2", I), ("FPGA_AFU_2", X)]
     env = [{"name": name, "value": value} for name, value in told]
     asking = pod(container({f"region-{I}": 1, f"region-{other}": 1}, env=env))
-    assert "are not the regions that it asks for" in refusal(asking, names)
+    assert "-69528db6eb31577a8c3668f9faa081f6' 2 times, and 1 are asked for" in refusal(asking, names)
 
 
 def test_variables_from_elsewhere_are_warned_of() -> None:
@@ -229,8 +240,8 @@ def test_a_namespace_without_objects_has_no_fpga() -> None:
     [
         (function("a"), []),
         (function("a", mode="af"), []),
-        (function("a", mode="afx"), ["spec.mode: 'afx': expected one of af, region"]),
-        (function("a", mode="myregion"), ["spec.mode: 'myregion'"]),
+        (function("a", mode="afx"), ["pods that ask for it are refused: spec.mode: 'afx': expected one of af, region"]),
+        (function("a", mode="myregion"), ["pods that ask for it are refused: spec.mode: 'myregion'"]),
         (function("a", "123456789", "af"), ["pods that ask for it are refused: AcceleratorFunction 'a'"]),
     ],
     ids=["region", "af", "afx", "myregion", "odd"],
@@ -243,8 +254,19 @@ def test_whoever_makes_a_function_that_nobody_can_have_is_warned_and_not_refused
     assert [warning[: len(word)] for warning, word in zip(decision.warnings, words, strict=True)] == words
 
 
+def test_names_that_are_resources_too_stand_for_these() -> None:
+    other = "9926ab6d6c925a68aabca7d84c545738"
+    names = names_of([function("a"), function(f"region-{I}", interface=other)], [region(f"region-{other}")])
+    for name in (I, other):
+        asking = pod(container({f"region-{name}": 1}))
+        assert decided(asking, names) == Decision()
+    assert mutated(pod(container({f"region-{other}": 1})), names_of([], [region(f"region-{other}")]))["spec"][
+        "containers"
+    ][0]["resources"]["limits"] == {REGION: "1"}
+
+
 _RESOURCES = st.dictionaries(
-    st.sampled_from(["a", "b", "set", "r", "odd", f"region-{I}", "x/y~z"]),
+    st.sampled_from(["a", "b", "set", "r", "odd", f"region-{I}", AF.removeprefix("fpga.intel.com/"), "x/y~z"]),
     st.one_of(st.integers(-1, 4), st.sampled_from(["1", "1000m", "1k", "", "1e9"])),
     max_size=4,
 )
@@ -274,3 +296,24 @@ def test_whatever_is_asked_for_no_pod_is_programmed_with_what_its_namespace_does
     assert [each for each in one.get("env", ()) if each["name"] in ("V", "")] == [
         each for each in env if each["name"] in ("V", "")
     ]
+
+
+_CONTAINERS = st.lists(
+    st.builds(
+        lambda resources, env, more: container(resources, env=env, **more),
+        _RESOURCES,
+        _ENV,
+        st.sampled_from([{}, {"envFrom": [{"configMapRef": {"name": "m"}}]}]),
+    ),
+    max_size=3,
+)
+
+
+@given(_CONTAINERS, _CONTAINERS)
+def test_what_was_let_in_passes_unchanged_when_it_comes_again(containers: list[Json], initial: list[Json]) -> None:
+    asking = pod(*containers, initContainers=initial)
+    decision = decided(asking)
+    if decision.denial is not None:
+        return
+    again = decided(applied(asking, json.loads(msgspec.json.encode(decision.patch))))
+    assert (list(again.patch), again.denial, list(again.warnings)) == ([], None, list(decision.warnings))

@@ -25,7 +25,7 @@ PATH = "/pods"
 _RESERVED = (REGION_VARIABLE.rstrip("_"), AFU_VARIABLE.rstrip("_"))
 _NUMBERED = re.compile(rf"({REGION_VARIABLE}|{AFU_VARIABLE})[1-9][0-9]{{0,4}}", re.ASCII)
 _REGIONS = f"{PREFIX}region-"
-# What a pod asks for is written out as variables; no node has so many regions.
+# What a pod asks for, in all of its containers, is written out as variables; no node has so many regions.
 _MOST_UNITS = 1000
 
 
@@ -77,11 +77,18 @@ def mutate(pod: Pod, names: Names, namespace: str = "") -> Decision:
     """What becomes of a pod in a namespace of these names."""
     operations: list[Operation] = []
     warnings: list[str] = []
+    units = 0
     for field, containers in (("initContainers", pod.spec.init_containers), ("containers", pod.spec.containers)):
         for index, container in enumerate(containers or ()):
             where = ("spec", field, index)
             try:
-                operations += _mutated(container, where, names, namespace, warnings)
+                requested = _requested(container.resources) if container.resources is not None else {}
+                units += sum(requested.values())
+                if units > _MOST_UNITS:
+                    raise _Refused(
+                        f"the pod asks for {units} FPGA resources up to here, expected at most {_MOST_UNITS} in all"
+                    )
+                operations += _mutated(container, requested, where, names, namespace, warnings=warnings)
             except _Refused as error:
                 return _denied(f"container {container.name[:63]!a}: {error}")
     return Decision(operations, warnings=warnings) if operations or warnings else ALLOWED
@@ -92,11 +99,16 @@ def _denied(message: str) -> Decision:
 
 
 def _mutated(
-    container: Container, where: tuple[Word, ...], names: Names, namespace: str, warnings: list[str]
+    container: Container,
+    requested: Mapping[str, int],
+    where: tuple[Word, ...],
+    names: Names,
+    namespace: str,
+    *,
+    warnings: list[str],
 ) -> Iterator[Operation]:
     """Raises `_Refused`."""
     env = container.env or ()
-    requested = _requested(container.resources) if container.resources is not None else {}
     aliases = {name: _target(name, names, namespace) for name in sorted(requested) if name not in names.resources}
     regions = {name: units for name, units in requested.items() if name not in aliases and name.startswith(_REGIONS)}
     pairs = _pairs(aliases, requested)
@@ -111,7 +123,7 @@ def _mutated(
         yield Operation("add", pointer(*where, "env"), [*_variables(pairs), *kept])
     if container.env_from and (pairs or regions):
         warnings.append(
-            f"container {container.name[:63]!a}: {REGION_VARIABLE}… and {AFU_VARIABLE}… from envFrom make it fail to "
+            f"container {container.name[:63]!a}: {REGION_VARIABLE}… and {AFU_VARIABLE}… from envFrom may make it fail to "
             "start; what its region is programmed with is the namespace's to say"
         )
 
@@ -131,8 +143,6 @@ def _requested(resources: Resources) -> dict[str, int]:
         if number.denominator != 1 or not 0 <= number <= _MOST_UNITS:
             raise _Refused(f"{_shown(name)}: {_quantity(limit)} is not a whole number from 0 to {_MOST_UNITS}")
         found[name] = int(number)
-    if (total := sum(found.values())) > _MOST_UNITS:
-        raise _Refused(f"it asks for {total} FPGA resources in all, expected at most {_MOST_UNITS}")
     return found
 
 
@@ -189,9 +199,10 @@ def _translated(
 
 
 def _check_programmed(reserved: Sequence[Mapping[str, object]], regions: Mapping[str, int], names: Names) -> None:
-    """Whether the variables are such as this webhook sets: a function of the namespace for each unit of each region.
+    """Whether the variables are such as this webhook sets: functions of the namespace, for units that are asked for.
 
-    Raises `_Refused`.
+    There may be more units than functions: who asks for a region by its own name beside a function's, which stands for
+    the same, has the sum of both, and what was mutated so comes again. Raises `_Refused`.
     """
     values: dict[str, str] = {}
     for each in reserved:
@@ -199,22 +210,24 @@ def _check_programmed(reserved: Sequence[Mapping[str, object]], regions: Mapping
         if not _NUMBERED.fullmatch(name) or name in values or not isinstance(value, str):
             raise _Refused(f"variable {name[:63]!a} is reserved for programming FPGAs")
         values[name] = value
-    units = sum(regions.values())
-    expected = {f"{variable}{number}" for variable in (REGION_VARIABLE, AFU_VARIABLE) for number in range(1, units + 1)}
-    if set(values) != expected:
-        raise _Refused(f"{REGION_VARIABLE}n and {AFU_VARIABLE}n have to be set for n from 1 to {units}, or not at all")
-    found = [
-        Pair(values[f"{REGION_VARIABLE}{number}"], values[f"{AFU_VARIABLE}{number}"]) for number in range(1, units + 1)
-    ]
-    programmed = Counter(f"{_REGIONS}{pair.interface_id}" for pair in found)
-    for pair in found:
+    try:
+        pairs = [
+            Pair(values.pop(f"{REGION_VARIABLE}{number}"), values.pop(f"{AFU_VARIABLE}{number}"))
+            for number in range(1, len(values) // 2 + 1)
+        ]
+    except KeyError as missing:
+        raise _Refused(f"variable {missing} is not set, and others like it are: expected pairs from 1 on") from None
+    for name in values:
+        raise _Refused(f"variable {name[:63]!a} is one too many: expected pairs from 1 on")
+    for pair in pairs:
         if pair not in names.programmable.get(f"{_REGIONS}{pair.interface_id}", ()):
             raise _Refused(
                 f"no AcceleratorFunction of the namespace programs {pair.afu_id[:40]!a} into region "
                 f"{pair.interface_id[:40]!a}"
             )
-    if programmed != Counter(regions):
-        raise _Refused(f"{REGION_VARIABLE}n are not the regions that it asks for")
+    for region, number in Counter(f"{_REGIONS}{pair.interface_id}" for pair in pairs).items():
+        if number > (units := regions.get(region, 0)):
+            raise _Refused(f"{REGION_VARIABLE}n name {_shown(region)} {number} times, and {units} are asked for")
 
 
 def _name(variable: Mapping[str, object]) -> str:
