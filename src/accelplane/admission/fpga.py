@@ -123,8 +123,8 @@ def _mutated(
         yield Operation("add", pointer(*where, "env"), [*_variables(pairs), *kept])
     if container.env_from and (pairs or regions):
         warnings.append(
-            f"container {container.name[:63]!a}: {REGION_VARIABLE}… and {AFU_VARIABLE}… from envFrom may make it fail to "
-            "start; what its region is programmed with is the namespace's to say"
+            f"container {container.name[:63]!a}: {REGION_VARIABLE}… and {AFU_VARIABLE}… from envFrom may make it fail "
+            "to start; what its region is programmed with is the namespace's to say"
         )
 
 
