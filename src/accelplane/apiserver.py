@@ -309,6 +309,8 @@ async def _connected(
         if isinstance(error, TimeoutError):
             raise
         raise Unreachable(f"{request}: {error.strerror or error}") from None
+    except UnicodeError as error:  # a name that DNS cannot have
+        raise Unreachable(f"{request}: {error}") from None
     finally:
         if writer is not None:
             # Nothing is left to be said, and who does not answer would hold an orderly end.

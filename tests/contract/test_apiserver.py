@@ -235,6 +235,14 @@ async def test_nobody_there_is_told(tmp_path: Path) -> None:
         await peer.api.get(NODE, Thing)
 
 
+@pytest.mark.parametrize("host", ["a" * 64, "a..b", "."])
+async def test_what_can_be_no_name_is_told_as_nobody_there(tmp_path: Path, host: str) -> None:
+    async with serving(tmp_path, says()) as peer:
+        peer.api.host = host
+        with pytest.raises(Unreachable, match=f"{NODE}: .*label"):
+            await peer.api.get(NODE, Thing)
+
+
 async def test_a_certificate_for_another_name_is_refused(tmp_path: Path) -> None:
     async with serving(tmp_path, document({"name": "one"}), name="elsewhere") as peer:
         with pytest.raises(Unreachable, match=r"(?i)certificate"):
