@@ -238,6 +238,27 @@ class TestTool:
         assert '": FAILED\nAfter : ' in out
         assert err.startswith("fpga_tool: dfl-port.0: its AFU id is f7df405cbd7acf7222f144b0b93acd19 after programming")
 
+    def test_what_became_of_programming_is_counted_and_shown_in_json_alone(self, node: Node) -> None:
+        before = node.tool("-d", "dfl-fme.0", "fmeinfo")
+        path = node.store(NLB3)
+        node.kernel.fpga(CARD).outcomes.append("EIO")
+        assert node.hook(NLB3)[0] == 1
+        assert node.hook(NLB3) == (0, "", "")
+        record = node.root / "run/accelplane-fpga/dfl-fme.0.json"
+        assert node.tool("-d", "dfl-fme.0", "fmeinfo") == before
+        counts = json.loads(node.tool("-d", "dfl-fme.0", "-json", "fmeinfo")[1])["programmings"]
+        assert counts["outcomes"] == {"programmed": 1, "failed": 1}
+        assert counts["errors"] == {"EIO": 1}
+        assert counts["last"]["afu"] == NLB3
+        # What is none is begun anew.
+        record.write_text("junk")
+        told = "/run/accelplane-fpga/dfl-fme.0.json: not JSON, expected a record of programmings; it is begun anew\n"
+        status, _out, err = node.tool("-b", str(path), "-d", "dfl-port.0", "pr")
+        assert (status, err) == (0, f"fpga_tool: {told}")
+        record.write_text("junk")
+        node.store(NLB0)
+        assert node.hook(NLB0) == (0, "", f"intel-fpga-crihook: {told}")
+
     @TWO_PORTS
     def test_ports_go_to_virtual_functions_and_come_back(self, node: Node) -> None:
         assert node.tool("-d", "dfl-fme.0", "-n", "2", "sriov") == (

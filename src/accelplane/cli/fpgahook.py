@@ -25,16 +25,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     given = _given(words)
     seconds = float(given.get("timeout", PATIENCE.seconds))
+    host = Host(str(given.get("root", "/")))
     try:
         if not 0 < seconds <= LONGEST:
             raise HookError(f"-timeout {seconds:g}: expected more than 0 and at most {LONGEST:g} seconds")
         with limited(seconds, "reading the container's state from standard input"):
             state = sys.stdin.buffer.read(STATE_LIMIT + 1)
         request = read_request(state, require_mode=bool(given.get("require-annotation")))
-        run(Host(str(given.get("root", "/"))), request, patience=PATIENCE._replace(seconds=seconds))
+        run(host, request, patience=PATIENCE._replace(seconds=seconds))
     except (FpgaError, HostError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 1
+    finally:
+        for note in host.notes:
+            print(f"{PROGRAM}: {note}", file=sys.stderr)
     return 0
 
 

@@ -55,7 +55,7 @@ FLAGS = (
     Flag("root", "/", "find sysfs, devfs, locks and the bitstream store under this directory"),
 )
 
-Json: TypeAlias = "Mapping[str, Json] | Sequence[Json] | str | int | bool | None"
+Json: TypeAlias = "Mapping[str, Json] | Sequence[Json] | str | float | bool | None"
 
 _DEVICE_WIDTH = 33
 _BITSTREAM_WIDTH = 22
@@ -112,6 +112,7 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
     except FlagError as error:
         print(f"{error}\n{_usage(name)}", file=sys.stderr)
         return 2
+    given = Given(Host(str(flags.get("root", "/"))), flags)
     try:
         if not words:
             raise ToolError(f"no command, expected one of {', '.join(COMMANDS)}")
@@ -119,7 +120,6 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
             raise ToolError(f"command {shown(words[0])}: expected one of {', '.join(COMMANDS)}")
         if words[1:]:
             print(f"{name}: ignored: {' '.join(map(shown, words[1:]))}", file=sys.stderr)
-        given = Given(Host(str(flags.get("root", "/"))), flags)
         document = COMMANDS[words[0]](given)
         if given.has("json"):
             print(json.dumps(document, indent=2))
@@ -133,6 +133,9 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
     except (FpgaError, HostError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
+    finally:
+        for note in given.host.notes:
+            print(f"{name}: {note}", file=sys.stderr)
     return 0
 
 
@@ -193,11 +196,26 @@ def _device_info(given: Given) -> Json:
     if found is None:
         raise ToolError(f"-d {shown(text)}: neither an FME nor a port by its name")
     if found[1] == "fme":
-        return _show(given, "FME", _fme_rows(given, read_fme(given.host, text)))
+        fme = read_fme(given.host, text)
+        return {**_show(given, "FME", _fme_rows(given, fme)), **_programmings(given, fme)}
     return _show(given, "PORT", _port_rows(given, read_port(given.host, text)))
 
 
-def _show(given: Given, kind: str, rows: Sequence[Row]) -> Json:
+def _programmings(given: Given, fme: Fme) -> dict[str, Json]:
+    """For JSON only: what people and their scripts read of a table is the same since 2020."""
+    if given.has("q") or not given.has("json"):
+        return {}
+    from accelplane.fpga import record  # noqa: PLC0415 - for this alone
+
+    try:
+        found = record.read(given.host, fme.name)
+    except record.RecordError as error:
+        given.host.note(str(error))
+        found = None
+    return {"programmings": None if found is None else record.as_json(found)}
+
+
+def _show(given: Given, kind: str, rows: Sequence[Row]) -> dict[str, Json]:
     if not given.has("json"):
         print(f"//****** {kind} ******//")
         for row in rows:

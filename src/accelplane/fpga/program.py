@@ -20,7 +20,7 @@ from accelplane.fpga.bitstream import Bitstream
 from accelplane.fpga.ids import hardware_id
 from accelplane.fpga.ioctl import Call, IoctlError, PortInfo, PortRegion, system_call
 from accelplane.fpga.sysfs import Fme, Port, afu_id, interface_of, port_number
-from accelplane.host.files import Host
+from accelplane.host.files import Host, HostError
 
 LOCKS = "/run/lock/accelplane-fpga"
 
@@ -61,6 +61,7 @@ def program(
     """Programs the port and makes sure of what is in it then. Whether it was done.
 
     It is not where the port's AFU id is `unless` already, nor in a dry run, which tries everything short of it.
+    It is counted (`record`); what keeps it from being counted is a note of `host`.
     Raises `ProgramError`, `TimedOut`, `IoctlError` (the driver refused), `BitstreamError`, `IdError`, `SysfsError` or
     `HostError`.
     """
@@ -79,12 +80,14 @@ def program(
     with _locked(host, port.fme, deadline, patience):
         if unless and afu_id(host, port) == unless:
             return False
-        _program(call, port, host.local(port.fme.node), bitstream.read(), deadline=deadline, patience=patience)
-        found = _settled(host, port, deadline, patience)
-    if found != expected:
-        raise ProgramError(
-            f"{port.name}: its AFU id is {found} after programming {bitstream.path}, expected {expected}"
-        )
+        node, data = host.local(port.fme.node), bitstream.read()
+        with _recorded(host, port, interface, expected):
+            _program(call, port, node, data, deadline=deadline, patience=patience)
+            found = _settled(host, port, deadline, patience)
+            if found != expected:
+                raise ProgramError(
+                    f"{port.name}: its AFU id is {found} after programming {bitstream.path}, expected {expected}"
+                )
     return True
 
 
@@ -145,6 +148,31 @@ def limited(seconds: float, what: str) -> Generator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, remaining, interval)
         signal.signal(signal.SIGALRM, handler)
+
+
+@contextlib.contextmanager
+def _recorded(host: Host, port: Port, interface: str, afu: str) -> Generator[None]:
+    """Counts what is programmed within, however it ends."""
+    from accelplane.fpga import record  # noqa: PLC0415 - not on the way of a hook that has nothing to do
+
+    begun = time.monotonic()
+
+    def add(outcome: record.Outcome, error: str = "") -> None:
+        last = record.Last(round(time.time(), 3), port.name, interface, afu, outcome, error)
+        record.add(host, port.fme.name, last, time.monotonic() - begun)
+
+    try:
+        yield
+    except TimedOut:
+        add("timed-out")
+        raise
+    except IoctlError as error:
+        add("failed", errno.errorcode.get(error.errno, ""))
+        raise
+    except (FpgaError, HostError):
+        add("failed")
+        raise
+    add("programmed")
 
 
 def _program(call: Call, port: Port, node: str, data: "array[int]", *, deadline: float, patience: Patience) -> None:

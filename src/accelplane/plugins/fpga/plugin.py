@@ -14,6 +14,7 @@ from accelplane.logs import v
 from accelplane.plugins.base import Found, Plugin, Sample, Watch
 from accelplane.plugins.fpga.config import MODES, FpgaConfig
 from accelplane.plugins.fpga.nodemode import NodeMode
+from accelplane.plugins.fpga.programmings import programmings
 from accelplane.plugins.fpga.scan import CDI_KIND, Known, Reading, published, read, recalled
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class FpgaPlugin(Plugin[FpgaConfig]):
         self._reading = Reading()
         # With whether it has AFU ids: of the other modes it would be incomplete.
         self._known: tuple[bool, Mapping[str, Known]] = (False, {})
+        self._record_problems: frozenset[str] = frozenset()
 
     async def refresh(self, host: Host) -> None:
         """Finds the mode out, once there is a driver."""
@@ -87,6 +89,11 @@ class FpgaPlugin(Plugin[FpgaConfig]):
             yield Sample("fpga_mode", help_, {"mode": mode}, float(mode == self._node.mode))
         for fme, number in ports.items():
             yield Sample("fpga_ports", "Ports published of an FPGA", {"device": fme}, float(number))
+        found = programmings(host)
+        for problem in found.problems - self._record_problems:
+            log.warning("%s; not on the metrics page", problem)
+        self._record_problems = found.problems
+        yield from found.samples
 
     def explain(self, host: Host) -> Mapping[str, object]:
         driver = detect(host)

@@ -1,0 +1,44 @@
+"""What the hook and the tool have counted on this host (`accelplane.fpga.record`), as readings for the metrics page."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from accelplane.fpga.record import OUTCOMES, Record, RecordError, read_all
+from accelplane.host import Host
+from accelplane.plugins.base import Sample
+
+
+class Programmings(NamedTuple):
+    """The readings, and what is wrong with records that are none."""
+
+    samples: tuple[Sample, ...] = ()
+    problems: frozenset[str] = frozenset()
+
+
+def programmings(host: Host) -> Programmings:
+    """Of all FMEs that were programmed since the host's start; nothing where the records cannot be seen."""
+    samples: list[Sample] = []
+    problems: list[str] = []
+    try:
+        for fme, record in read_all(host):
+            if isinstance(record, RecordError):
+                problems.append(str(record))
+            else:
+                samples += _samples(fme, record)
+    except RecordError as error:
+        problems.append(str(error))
+    return Programmings(tuple(samples), frozenset(problems))
+
+
+def _samples(fme: str, record: Record) -> Iterator[Sample]:
+    device = {"device": fme}
+    for outcome in OUTCOMES:
+        number = float(record.outcomes.get(outcome, 0))
+        yield Sample("fpga_programmings_total", "Programmings of an FPGA", {**device, "outcome": outcome}, number)
+    for error, number in record.errors.items():
+        help_ = "Programmings that an FPGA's driver refused"
+        yield Sample("fpga_programming_errors_total", help_, {**device, "error": error}, float(number))
+    yield Sample("fpga_programming_seconds_total", "Time that programming an FPGA took", device, record.seconds)
+    if record.last is not None:
+        help_ = "When programming an FPGA ended last"
+        yield Sample("fpga_last_programming_timestamp_seconds", help_, device, record.last.time)

@@ -1,0 +1,309 @@
+"""The counts that hook and tool leave of what they have programmed."""
+
+import contextlib
+import errno
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bitstreams import INTERFACE, NLB0, NLB3, gbs, metadata
+from fpgadriver import Driver
+from fpgatrees import one_port
+from hypothesis import given
+from hypothesis import strategies as st
+from trees import link, write
+
+from accelplane.fpga import FpgaError
+from accelplane.fpga.bitstream import opened
+from accelplane.fpga.program import Patience, limited, program
+from accelplane.fpga.record import (
+    LIMIT,
+    OUTCOMES,
+    RECORDS,
+    Last,
+    Record,
+    RecordError,
+    add,
+    as_json,
+    counted,
+    parse,
+    read,
+)
+from accelplane.fpga.sysfs import read_port
+from accelplane.host import Host
+from accelplane.plugins.base import Sample
+from accelplane.plugins.fpga import FpgaPlugin
+
+QUICK = Patience(seconds=30, attempts=2, pause=0.001)
+FME = "dfl-fme.0"
+LAST = Last(1700000000.5, "dfl-port.0", INTERFACE, NLB3, "failed", "EIO")
+
+
+def place(root: Path, fme: str = FME) -> Path:
+    return root / RECORDS[1:] / f"{fme}.json"
+
+
+def run(driver: Driver, unless: str = "") -> Host:
+    """Programs the card's port once, whatever becomes of it."""
+    host = Host(driver.card.root)
+    path = write(driver.card.root / "nlb3.gbs", gbs(metadata(afu=NLB3)))
+    with opened(str(path)) as bitstream:
+        port = read_port(host, driver.card.name("port", 0))
+        with contextlib.suppress(FpgaError):
+            program(host, port, bitstream, call=driver, unless=unless, patience=QUICK)
+    return host
+
+
+def recorded(root: Path, fme: str = FME) -> Record:
+    found = read(Host(root), fme)
+    assert found is not None
+    return found
+
+
+# What is counted.
+
+
+@pytest.mark.parametrize("family", ["dfl", "opae"])
+def test_what_was_programmed_is_counted_with_where_and_what(tmp_path: Path, family: str) -> None:
+    card = one_port(tmp_path, family)
+    driver = Driver(card, NLB3)
+    run(driver)
+    run(driver)
+    found = recorded(tmp_path, card.name("fme", 0))
+    assert (found.outcomes, found.errors) == ({"programmed": 2}, {})
+    assert found.last is not None
+    assert found.last[1:] == (card.name("port", 0), INTERFACE, NLB3, "programmed", "")
+    assert found.last.time > LAST.time
+    assert found.seconds >= 0
+
+
+@pytest.mark.parametrize(
+    ("driver", "errors"),
+    [
+        ({"answers": [errno.EIO]}, {"EIO": 1}),
+        ({"answers": [errno.EBUSY] * 2}, {"EBUSY": 1}),
+        ({"answers": [4321]}, {}),
+        ({"afu": NLB0}, {}),
+    ],
+    ids=["refused", "busy", "no-errno", "another-function"],
+)
+def test_what_failed_is_counted_by_the_drivers_reason(
+    tmp_path: Path, driver: Mapping[str, Any], errors: Mapping[str, int]
+) -> None:
+    run(Driver(one_port(tmp_path), **{"afu": NLB3, **driver}))
+    found = recorded(tmp_path)
+    assert (found.outcomes, found.errors) == ({"failed": 1}, errors)
+    assert found.last is not None
+    assert (found.last.outcome, found.last.error) == ("failed", "".join(errors))
+
+
+def test_what_took_too_long_is_counted_as_that(tmp_path: Path) -> None:
+    card = one_port(tmp_path)
+    read_end, write_end = os.pipe()
+
+    class Hanging(Driver):
+        def program(self, name: str, argument: bytearray) -> None:
+            os.read(read_end, 1)
+
+    try:
+        with limited(0.1, "programming"):
+            run(Hanging(card, NLB3))
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+    assert recorded(tmp_path).outcomes == {"timed-out": 1}
+
+
+def test_what_never_reached_the_driver_is_not_counted(tmp_path: Path) -> None:
+    run(Driver(one_port(tmp_path), NLB0), unless=NLB0)
+    assert not place(tmp_path).parent.exists()
+
+
+def test_whoever_reads_metrics_may_read_it_whatever_the_runtimes_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        run(Driver(one_port(tmp_path), NLB3))
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (place(tmp_path).parent, place(tmp_path))]
+    assert modes == [0o755, 0o644]
+    assert [path.name for path in place(tmp_path).parent.iterdir()] == [f"{FME}.json"]
+
+
+# What else may be there.
+
+JUNK = {
+    "no-json": "{",
+    "another": "[]",
+    "deep": "[" * 10_000,
+    "no-count": '{"outcomes": {"failed": true}}',
+    "negative": '{"outcomes": {"failed": -1}}',
+    "huge": f'{{"errors": {{"EIO": {10**30}}}}}',
+    "endless": '{"seconds": Infinity}',
+    "nan": '{"seconds": NaN}',
+    "last": '{"last": 1}',
+    "outcome": '{"last": {"time": 1, "outcome": "perhaps"}}',
+    "control": '{"last": {"time": 1, "outcome": "failed", "port": "a\\nb"}}',
+    "long": json.dumps({"last": {"time": 1, "outcome": "failed", "afu": "f" * 65}}),
+    "large": " " * LIMIT + "{}",
+}
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_junk_is_begun_anew_and_keeps_nothing_from_being_programmed(tmp_path: Path, junk: str) -> None:
+    driver = Driver(one_port(tmp_path), NLB3)
+    write(place(tmp_path), JUNK[junk])
+    (note,) = run(driver).notes
+    assert note.startswith(f"/run/accelplane-fpga/{FME}.json: ")
+    assert note.endswith("; it is begun anew")
+    assert len(note) < 200
+    assert note.isprintable()
+    assert len(driver.programmed) == 1
+    assert recorded(tmp_path).outcomes == {"programmed": 1}
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    precious = write(tmp_path / "precious", "{}")
+    link(place(tmp_path), precious)
+    link(place(tmp_path).with_name(f".{FME}.json.new"), precious)
+    assert run(Driver(one_port(tmp_path), NLB3)).notes
+    assert not place(tmp_path).is_symlink()
+    assert recorded(tmp_path).outcomes == {"programmed": 1}
+    assert precious.read_text() == "{}"
+
+
+@pytest.mark.parametrize("what", ["record", "directory"])
+def test_where_none_can_be_written_it_is_programmed_all_the_same(tmp_path: Path, what: str) -> None:
+    driver = Driver(one_port(tmp_path), NLB3)
+    if what == "record":
+        place(tmp_path).mkdir(parents=True)
+    else:
+        write(place(tmp_path).parent, "a file")
+    notes = run(driver).notes
+    assert "a programming is not counted" in notes[-1]
+    assert len(driver.programmed) == 1
+
+
+# What is shown.
+
+
+def samples(root: Path, fpga: FpgaPlugin | None = None) -> dict[tuple[str, ...], float]:
+    found: list[Sample] = list((fpga or FpgaPlugin()).measure(Host(root), ()))
+    return {(sample.name, *sample.labels.values()): sample.value for sample in found}
+
+
+def test_the_plugin_shows_the_counts(tmp_path: Path) -> None:
+    assert samples(tmp_path) == {}
+    host = Host(tmp_path)
+    (tmp_path / "run").mkdir()
+    add(host, FME, LAST, 1.5)
+    add(host, FME, LAST._replace(outcome="programmed", error="", time=1700000001.0), 2.0)
+    add(host, "intel-fpga-fme.1", LAST._replace(outcome="timed-out", error=""), 60.0)
+    name = "intel-fpga-fme.1"
+    assert samples(tmp_path) == {
+        ("fpga_programmings_total", FME, "programmed"): 1,
+        ("fpga_programmings_total", FME, "failed"): 1,
+        ("fpga_programmings_total", FME, "timed-out"): 0,
+        ("fpga_programming_errors_total", FME, "EIO"): 1,
+        ("fpga_programming_seconds_total", FME): 3.5,
+        ("fpga_last_programming_timestamp_seconds", FME): 1700000001.0,
+        ("fpga_programmings_total", name, "programmed"): 0,
+        ("fpga_programmings_total", name, "failed"): 0,
+        ("fpga_programmings_total", name, "timed-out"): 1,
+        ("fpga_programming_seconds_total", name): 60.0,
+        ("fpga_last_programming_timestamp_seconds", name): LAST.time,
+    }
+
+
+def test_other_files_show_nothing_and_what_is_wrong_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("README", "dfl-fme.x.json", ".dfl-fme.0.json.new", "dfl-port.0.json", "..json"):
+        write(tmp_path / RECORDS[1:] / name, "{}")
+    write(place(tmp_path), "junk")
+    fpga = FpgaPlugin()
+    assert samples(tmp_path, fpga) == samples(tmp_path, fpga) == {}
+    (told,) = caplog.messages
+    assert told == f"{RECORDS}/{FME}.json: not JSON, expected a record of programmings; not on the metrics page"
+
+
+# Whatever stands there.
+
+COUNTS = st.dictionaries(st.sampled_from(["EIO", "EBUSY"]), st.integers(0, 1 << 53))
+LASTS = st.builds(
+    Last,
+    st.floats(0, 1 << 40),
+    st.text("abc.-0", max_size=64),
+    st.text("0123456789abcdef", max_size=64),
+    st.text("0123456789abcdef", max_size=64),
+    st.sampled_from(OUTCOMES),
+    st.sampled_from(["", "EIO", "EBUSY"]),
+)
+RECORDED = st.builds(
+    Record,
+    st.dictionaries(st.sampled_from(OUTCOMES), st.integers(0, 1 << 53)),
+    COUNTS,
+    st.floats(0, 1 << 40),
+    st.none() | LASTS,
+)
+
+
+def junk_in(record: Record, path: list[str], junk: object) -> bytes:
+    """The record's file with something else at that place."""
+    document = json.loads(json.dumps(as_json(record)))
+    inner = document
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = junk
+    return json.dumps(document).encode()
+
+
+@given(RECORDED)
+def test_a_record_reads_as_it_was_written(record: Record) -> None:
+    found = parse(json.dumps(as_json(record)).encode(), "a")
+    assert found._replace(seconds=record.seconds) == record
+    assert found.seconds == pytest.approx(record.seconds, abs=0.001)
+
+
+@given(RECORDED, LASTS)
+def test_one_more_is_one_more(record: Record, last: Last) -> None:
+    found = counted(record, last, 1.0)
+    assert sum(found.outcomes.values()) in (sum(record.outcomes.values()), sum(record.outcomes.values()) + 1)
+    assert parse(json.dumps(as_json(found)).encode(), "a").last == last
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=80),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=5,
+)
+PLACES = st.sampled_from(
+    [
+        ["outcomes"], ["outcomes", "failed"], ["outcomes", "?"], ["errors"], ["errors", "EIO"], ["errors", "E"],
+        ["seconds"], ["last"], ["last", "time"], ["last", "port"], ["last", "outcome"], ["last", "error"],
+    ]
+)  # fmt: skip
+
+
+@given(
+    st.binary(max_size=100)
+    | JSON.map(lambda junk: json.dumps(junk).encode())
+    | st.builds(junk_in, st.builds(Record, last=LASTS), PLACES, JSON)
+)
+def test_whatever_stands_in_a_record_is_a_record_or_refused_in_a_short_line(data: bytes) -> None:
+    refusal, found = "", Record()
+    try:
+        found = parse(data, "a")
+    except RecordError as error:
+        refusal = str(error)
+    assert len(refusal) < 300
+    assert refusal.isprintable()
+    assert {*found.outcomes} <= {*OUTCOMES}
+    assert {*found.errors} <= {*errno.errorcode.values()}
+    again = parse(json.dumps(as_json(counted(found, LAST, 1.0))).encode(), "a")
+    assert again.outcomes["failed"] >= found.outcomes.get("failed", 0)
+    assert len(json.dumps(as_json(again))) < LIMIT
