@@ -4,6 +4,7 @@ import gzip
 import os
 import random
 import struct
+import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -168,11 +169,11 @@ class TestAocx:
     @pytest.mark.parametrize(
         ("content", "problem"),
         [
-            (b"", "begins with , expected 7f 45 4c 46"),
+            (b"", "is empty, expected an ELF file"),
             (gbs(), r"begins with 58 65 6f 6e 46 50, expected 7f 45 4c 46 .*\(ELF\)"),
             (aocx()[:50], "is the file complete"),
             (aocx()[:-100], "is the file complete"),
-            (elf({".acl.fpga.bin": b""}), r"its section \.acl\.fpga\.bin begins with , expected 7f 45 4c 46"),
+            (elf({".acl.fpga.bin": b""}), r"its section \.acl\.fpga\.bin is empty, expected an ELF file"),
             (elf({".acl.fpga.bin": elf({})}), r"its section \.acl\.fpga\.bin has no section \.acl\.gbs\.gz"),
             (elf({".acl.fpga.bin": elf({".acl.gbs.gz": b"x" * 40})}), "gbs.gz cannot be unpacked: .*header"),
             (elf({".acl.fpga.bin": elf({".acl.gbs.gz": b""})}), "gbs.gz ends too early"),
@@ -278,6 +279,14 @@ class TestElf:
         ):
             sections(Window(file.fileno(), 0, len(content)), (".one",))
 
+    def test_thousands_of_long_names_cost_no_more_than_the_wanted_ones(self, tmp_path: Path) -> None:
+        count = 4096
+        header = elf({})[:40] + struct.pack("<Q", 64) + elf({})[48:60] + struct.pack("<2H", count, 0)
+        entry = struct.pack("<2I4Q2I2Q", 0, 1, 0, 0, 64 + 64 * count, 1 << 20, 0, 0, 1, 0)
+        content = header + entry * count + b"\xff" * ((1 << 20) - 1) + b"\0"
+        with Path(put(tmp_path, "x", content)).open("rb") as file:
+            assert sections(Window(file.fileno(), 0, len(content)), (".one",)) == {}
+
     def test_a_file_without_sections_has_none(self, tmp_path: Path) -> None:
         content = bytearray(elf({".one": b"first"}))
         content[60:62] = b"\0\0"
@@ -304,3 +313,23 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
             pass
     with pytest.raises(BitstreamError, match="null"), opened("a\0b.gbs"):
         pass
+
+
+def test_what_a_file_is_called_leaves_the_message_one_line() -> None:
+    with pytest.raises(BitstreamError) as caught, opened("/a\n\x1b[1m\udcff\u00e9.gbs"):
+        pass
+    assert str(caught.value) == "/a\\n\\x1b[1m\\udcff\u00e9.gbs: No such file or directory"
+
+
+def test_a_bitstream_that_does_not_fit_into_memory_is_named(tmp_path: Path) -> None:
+    path = put(tmp_path, "x.gbs", gbs())
+    os.truncate(path, 500 << 20)
+    code = (
+        "import resource, sys; from accelplane.fpga.bitstream import BitstreamError, opened\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))\n"
+        "with opened(sys.argv[1]) as bitstream:\n"
+        "    try: bitstream.read()\n"
+        "    except BitstreamError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{path}: not enough memory")

@@ -9,6 +9,11 @@ tuples.
 class FpgaError(Exception):
     """Something that an administrator can act on; the message is one line that says what was found and expected."""
 
+    def __str__(self) -> str:
+        # Whatever is in a file's name, which messages have as it is.
+        text = super().__str__()
+        return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
 
 def shown(text: str, most: int = 80) -> str:
     """Foreign text, quoted for a message: short and on one line."""

@@ -119,8 +119,11 @@ def _aocx(name: str, descriptor: int, file_size: int) -> Bitstream:
 
     def read() -> "array[int]":
         data = array("B")
-        for piece in pieces():
-            data.frombytes(piece)
+        try:
+            for piece in pieces():
+                data.frombytes(piece)
+        except MemoryError:
+            raise BitstreamError(f"{inner}: not enough memory for it, {len(data)} bytes were unpacked") from None
         del data[: header.offset]
         return data
 
@@ -146,7 +149,10 @@ def _check_size(name: str, size: int) -> None:
 
 
 def _read(name: str, descriptor: int, offset: int, size: int) -> "array[int]":
-    data = array("B", b"\0") * size
+    try:
+        data = array("B", b"\0") * size
+    except MemoryError:
+        raise BitstreamError(f"{name}: not enough memory for {size} bytes of it") from None
     view = memoryview(data)
     done = 0
     while done < size:

@@ -91,9 +91,10 @@ def sections(file: Window, wanted: Collection[str]) -> Mapping[str, Window]:
         raise ElfError(f"{strings.size} bytes of section names, at most {_STRINGS_LIMIT} are possible")
     names = file.read(strings.offset, strings.size)
     found: dict[str, Window] = {}
+    # No name is read that is longer than those: thousands of sections may have one name of a megabyte.
+    longest = max(map(len, wanted)) + 1
     for entry in entries:
-        end = names.find(b"\0", entry.name)
-        name = names[entry.name : end].decode("ascii", "replace") if end >= 0 else ""
+        name = names[entry.name : entry.name + longest].partition(b"\0")[0].decode("ascii", "replace")
         if name not in wanted or name in found or entry.kind == _NO_BITS:
             continue
         if entry.flags & _COMPRESSED:
@@ -103,6 +104,8 @@ def sections(file: Window, wanted: Collection[str]) -> Mapping[str, Window]:
 
 
 def _layout(ident: bytes) -> _Layout:
+    if not ident:
+        raise ElfError("is empty, expected an ELF file")
     if ident[:4] != b"\x7fELF" or len(ident) < 6 or ident[4] not in (1, 2) or ident[5] not in (1, 2):
         raise ElfError(f"begins with {ident[:6].hex(' ')}, expected 7f 45 4c 46 and class and byte order (ELF)")
     order = "<" if ident[5] == 1 else ">"
