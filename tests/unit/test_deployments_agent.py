@@ -28,6 +28,7 @@ VOLUMES: Volumes = {
     "debugfsdir": ("/sys/kernel/debug", "ro", ""),
     "pcidir": ("/sys/bus/pci", "rw", ""),
     "cdipath": ("/var/run/cdi", "rw", "DirectoryOrCreate"),
+    "fpga-records": ("/run/accelplane-fpga", "ro", "DirectoryOrCreate"),
     **SOCKETS,
 }
 CONFIG = {"name": "config", "configMap": {"name": NAME}}

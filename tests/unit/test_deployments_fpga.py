@@ -2,8 +2,8 @@
 field.
 
 The tables are the specification's. Beyond them are a readiness probe, namespaces that say which pods they admit, an
-account of the webhook's own, the right to watch nodes, and certificates that need no cert-manager. Nobody leads, so
-nothing may be done to leases and events. `kubectl` renders.
+account of the webhook's own, the right to watch nodes, the counts of what was programmed, and certificates that need
+no cert-manager. Nobody leads, so nothing may be done to leases and events. `kubectl` renders.
 """
 
 from copy import deepcopy
@@ -240,6 +240,8 @@ VOLUMES: Volumes = {
     "devfs": ("/dev", "ro", ""),
     "sysfs": ("/sys/class", "ro", ""),
     "cdidir": ("/var/run/cdi", "rw", "DirectoryOrCreate"),
+    # Not the original's: what the hook and the tool have counted.
+    "fpga-records": ("/run/accelplane-fpga", "ro", "DirectoryOrCreate"),
     **SOCKETS,
 }
 PROGRAMS: Volumes = {"intel-fpga-sw": ("/opt/intel/fpga-sw", "rw", "DirectoryOrCreate")}

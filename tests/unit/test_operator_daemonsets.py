@@ -60,6 +60,7 @@ FPGA_VOLUMES: Volumes = {
     "sysfs": ("/sys/class", "ro", ""),
     "kubeletsockets": ("/var/lib/kubelet/device-plugins", "rw", ""),
     "cdidir": ("/var/run/cdi", "rw", "DirectoryOrCreate"),
+    "fpga-records": ("/run/accelplane-fpga", "ro", "DirectoryOrCreate"),
 }
 
 
@@ -261,7 +262,7 @@ def test_fpga_always_has_an_init_container_between_its_volumes() -> None:
     settings = Settings(images=ImagePolicy(minimum="0.31.1", target="0.36.0"))
     assert pod("fpga", settings=settings)["initContainers"][0]["image"] == "intel/intel-fpga-initcontainer:0.36.0"
     names = [volume["name"] for volume in pod("fpga")["volumes"]]
-    assert names == ["devfs", "sysfs", "kubeletsockets", "intel-fpga-sw", "cdidir"]
+    assert names == ["devfs", "sysfs", "kubeletsockets", "fpga-records", "intel-fpga-sw", "cdidir"]
 
 
 @pytest.mark.parametrize(

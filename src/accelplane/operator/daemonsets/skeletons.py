@@ -87,6 +87,7 @@ SKELETONS: Mapping[str, Skeleton] = {
             Path("devfs", "/dev", read_only=True),
             Path("sysfs", "/sys/class", read_only=True),
             SOCKETS,
+            Path("fpga-records", "/run/accelplane-fpga", read_only=True, type="DirectoryOrCreate"),
             Path("cdidir", "/var/run/cdi", type="DirectoryOrCreate"),
         ),
         cpu="80m", memory="30Mi", most_cpu="160m", most_memory="60Mi",
