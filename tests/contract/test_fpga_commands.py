@@ -188,13 +188,30 @@ class TestHook:
         status, _out, err = ended(node.start("fpgahook", state="[" * 1_048_577))
         assert (status, err) == (1, "intel-fpga-crihook: the container's state: more than 1048576 bytes\n")
 
-    def test_a_runtime_that_says_nothing_is_not_waited_for(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("blocking", [True, False])
+    def test_a_runtime_that_says_nothing_is_not_waited_for(self, blocking: bool) -> None:
         command = [sys.executable, "-m", "accelplane.cli.fpgahook", "-timeout=0.5"]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        with process:
-            assert process.wait(60) == 1
-            assert process.stderr is not None
-            assert "reading the container's state from standard input took more than 0.5 s" in process.stderr.read()
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, blocking)
+        try:
+            done = subprocess.run(command, stdin=read_end, capture_output=True, text=True, timeout=60, check=False)
+        finally:
+            os.close(read_end)
+            os.close(write_end)
+        assert done.returncode == 1
+        assert "reading the container's state from standard input took more than 0.5 s" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("redirected", "problem"),
+        [
+            ("<&-", "the container's state: standard input: Bad file descriptor\n"),
+            ("</dev/null", "the container's state: not JSON: Expecting value: line 1 column 1 (char 0)\n"),
+        ],
+    )
+    def test_a_runtime_that_gives_no_state_is_told(self, redirected: str, problem: str) -> None:
+        command = ["sh", "-c", f'"$0" -m accelplane.cli.fpgahook {redirected}', sys.executable]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", f"intel-fpga-crihook: {problem}")
 
     def test_the_annotation_can_be_required(self, node: Node) -> None:
         assert node.hook(NLB0, words=("-require-annotation",)) == (

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,8 @@ from trees import write
 
 from accelplane.fpga.hook import HookError, Outcome, claims, read_request, run
 from accelplane.fpga.ids import CRASHED
-from accelplane.fpga.program import Patience
-from accelplane.fpga.request import Pair, Request, RequestError
+from accelplane.fpga.program import Patience, TimedOut
+from accelplane.fpga.request import Pair, Request
 from accelplane.host import Host
 
 OTHER = "ce48969398f05f33946d560708be108a"
@@ -156,6 +157,21 @@ class TestRun:
             os.close(read_end)
             os.close(write_end)
 
+    def test_a_port_that_never_answers_is_not_passed_over_for_the_next(self, tmp_path: Path) -> None:
+        one_port(tmp_path)
+        host = Host(tmp_path)
+        asked: list[str] = []
+
+        class Hanging(Host):
+            def status(self, path: str) -> os.stat_result | None:
+                asked.append(path)
+                signal.pause()
+                return host.status(path)
+
+        with pytest.raises(TimedOut, match=r"^programming for this container took more than 0\.2 s"):
+            run(Hanging(tmp_path), asking(NLB3, ports=2), patience=Patience(0.2, 1, 0.001))
+        assert asked == ["/dev/dfl-port.0"]
+
 
 class TestReadRequest:
     def state(self, bundle: Path, **more: object) -> bytes:
@@ -186,8 +202,10 @@ class TestReadRequest:
         with pytest.raises(HookError, match=r"config\.json': No such file"):
             read_request(self.state(tmp_path))
         os.mkfifo(tmp_path / "config.json")
-        with pytest.raises(RequestError, match=r"config\.json: not JSON"):
+        writer = os.open(tmp_path / "config.json", os.O_RDWR)  # who opens it and says nothing
+        with pytest.raises(HookError, match=r"config\.json': not a regular file"):
             read_request(self.state(tmp_path))
+        os.close(writer)
 
 
 def test_a_hook_with_nothing_to_do_carries_little() -> None:

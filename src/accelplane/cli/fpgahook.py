@@ -5,7 +5,9 @@ line on standard error, which ends up in `kubectl describe pod`. It runs on the 
 container, while the runtime waits: nothing is imported that is not needed.
 """
 
+import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 
 from accelplane.cli import signals
@@ -29,10 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if not 0 < seconds <= LONGEST:
             raise HookError(f"-timeout {seconds:g}: expected more than 0 and at most {LONGEST:g} seconds")
+        begun = time.monotonic()
         with limited(seconds, "reading the container's state from standard input"):
-            state = sys.stdin.buffer.read(STATE_LIMIT + 1)
+            state = _state()
         request = read_request(state, require_mode=bool(given.get("require-annotation")))
-        run(host, request, patience=PATIENCE._replace(seconds=seconds))
+        left = max(0.1, round(seconds - (time.monotonic() - begun), 1))
+        run(host, request, patience=PATIENCE._replace(seconds=left))
     except (FpgaError, HostError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 1
@@ -40,6 +44,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for note in host.notes:
             print(f"{PROGRAM}: {note}", file=sys.stderr)
     return 0
+
+
+def _state() -> bytes:
+    """What standard input has. Not by `sys.stdin`, which is None where it is closed. Raises `HookError`."""
+    try:
+        os.set_blocking(0, True)  # whoever made the pipe
+        with open(0, "rb", closefd=False) as file:
+            return file.read(STATE_LIMIT + 1)
+    except OSError as error:
+        raise HookError(f"the container's state: standard input: {error.strerror}") from None
 
 
 def _given(words: Sequence[str]) -> Mapping[str, str | int | float | bool]:

@@ -6,13 +6,14 @@ as it has regions, each time for all of them: what is in place already is left a
 """
 
 import os
+import stat
 import time
 from typing import NamedTuple
 
 from accelplane.fpga import FpgaError, shown
 from accelplane.fpga.ids import AFU_VARIABLE, CRASHED, MODE_ANNOTATION, REGION_MODE, REGION_VARIABLE
 from accelplane.fpga.ioctl import Call, system_call
-from accelplane.fpga.program import PATIENCE, Patience, limited, program
+from accelplane.fpga.program import PATIENCE, Patience, TimedOut, limited, program
 from accelplane.fpga.request import CONFIG_LIMIT, Pair, Request, parse_config, parse_state
 from accelplane.fpga.store import STORE, opened_for
 from accelplane.fpga.sysfs import Port, afu_id, interface_of, read_port
@@ -48,6 +49,8 @@ def read_request(state: bytes, *, require_mode: bool = False) -> Request:
     try:
         # O_NONBLOCK: a FIFO must not hold the runtime.
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise HookError(f"{shown(path, _LONGEST_PATH)}: not a regular file")
             data = file.read(CONFIG_LIMIT + 1)
     except OSError as error:
         raise HookError(f"{shown(path, _LONGEST_PATH)}: {error.strerror}") from None
@@ -87,6 +90,8 @@ def claims(host: Host, request: Request) -> list[tuple[Pair, Port]]:
         try:
             port = read_port(host, f"/dev/{name}")
             interface = interface_of(port)
+        except TimedOut:
+            raise  # the time for all of it is over, and nothing would end what hangs next
         except (FpgaError, HostError) as error:
             known.append(str(error))
             continue
