@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import logging
 import struct
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -142,7 +143,8 @@ async def test_a_container_of_a_region_is_programmed_by_the_hook_or_does_not_sta
         file.write_text(written.replace("crihook", "oldhook"))
         await plugin.allocate(["dfl-fme.0"])
     assert [device.name for device in container.cdi_devices] == ["intel.cdi.k8s.io/fpga=dfl-fme.0"]
-    assert [device.host_path for device in container.devices] == ["/dev/dfl-port.0"]
+    # What CDI does not give the container does not have.
+    assert list(container.devices) == []
     assert dict(container.annotations) == {"com.intel.fpga.mode": "fpga.intel.com/region"}
     assert file.read_text() == written == (
         "---\n"
@@ -150,6 +152,10 @@ async def test_a_container_of_a_region_is_programmed_by_the_hook_or_does_not_sta
         "containerEdits: {}\n"
         "devices:\n"
         "- containerEdits:\n"
+        "    deviceNodes:\n"
+        "    - hostPath: /dev/dfl-port.0\n"
+        "      path: /dev/dfl-port.0\n"
+        "      permissions: rw\n"
         "    hooks:\n"
         "    - hookName: createRuntime\n"
         "      path: /opt/intel/fpga-sw/intel-fpga-crihook\n"
@@ -197,8 +203,8 @@ def card(tmp_path: Path) -> Card:
     return one_port(tmp_path)
 
 
-def following(api: ApiServer, mode: str = "af") -> FpgaPlugin:
-    return FpgaPlugin(FpgaConfig(mode=mode, node_name="one"), api=lambda: api)
+def following(api: ApiServer, mode: str = "af", **options: Any) -> FpgaPlugin:
+    return FpgaPlugin(FpgaConfig(mode=mode, node_name="one", **options), api=lambda: api)
 
 
 @embedded_only("what the kubelet does is tested with the others")
@@ -237,6 +243,41 @@ async def test_the_nodes_annotation_is_the_mode_and_what_is_none_changes_nothing
 
 
 @embedded_only("what the kubelet does is tested with the others")
+async def test_where_the_runtime_is_too_old_to_run_the_hook_there_are_regions_only_for_those_who_need_none(
+    node: tuple[NodeApi, Server], card: Card, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    api, server = node
+    api.node["status"]["nodeInfo"] = {"containerRuntimeVersion": "containerd://1.6.20"}
+    agent = await start_agent(PATIENT, fpga=following(server.api))
+    await kubelet.until(lambda resources: resources == {REGION: (1, 0)})
+    (reason,) = {device.reason for device in agent.runners["fpga"].publisher.inventory}
+    assert reason.startswith("the node's runtime, 'containerd://1.6.20', has no CDI, so nobody would program")
+    assert any(reason in message for message in caplog.messages)
+    await api.change("metadata", "annotations", ANNOTATION, "regiondevel")
+    await kubelet.until(lambda resources: resources == {REGION: (1, 1)})
+    await api.change("metadata", "annotations", ANNOTATION, "region")
+    await kubelet.until(lambda resources: resources == {REGION: (1, 0)})
+    await api.change("status", "nodeInfo", "containerRuntimeVersion", "containerd://1.7.35")
+    await kubelet.until(lambda resources: resources == {REGION: (1, 1)})
+
+
+@embedded_only("what the kubelet does is tested with the others")
+@pytest.mark.parametrize(
+    "told",
+    [("containerd://1.6.20", "hooks.d"), ("containerd://2.1.5", "cdi"), ("containerd://1.10.0", "cdi"),
+     ("cri-o://1.6.0", "cdi"), ("containerd://unknown", "cdi"), ("", "cdi")],
+    ids=" ".join,
+)  # fmt: skip
+async def test_a_runtime_of_which_that_is_not_known_keeps_no_region_back(
+    node: tuple[NodeApi, Server], card: Card, kubelet: Kubelet, start_agent: Start, told: tuple[str, str]
+) -> None:
+    (api, server), (runtime, hook) = node, told
+    api.node["status"]["nodeInfo"] = {"containerRuntimeVersion": runtime}
+    await start_agent(PATIENT, fpga=following(server.api, hook=hook))
+    await kubelet.until(lambda resources: resources == {REGION: (1, 1)})
+
+
+@embedded_only("what the kubelet does is tested with the others")
 async def test_without_the_api_server_the_option_counts_until_it_answers(
     node: tuple[NodeApi, Server], card: Card, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -260,6 +301,18 @@ async def test_who_has_no_api_server_to_ask_is_told_so_and_serves(
     await start_agent(PATIENT, fpga=FpgaPlugin(FpgaConfig(node_name="one"), api=nobody))
     await kubelet.until(lambda resources: resources == {WITH_NLB0: (1, 1)})
     assert "node one not read, the mode is af: not in a cluster" in caplog.messages
+
+
+async def test_a_pod_without_an_account_serves_in_its_own_mode_and_is_not_troubled(
+    tmp_path: Path, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    one_port(tmp_path)
+    with caplog.at_level(logging.INFO):
+        await start_agent(PATIENT, fpga=FpgaPlugin(FpgaConfig(node_name="one", mode="region"), api=lambda: None))
+        await kubelet.until(lambda resources: resources == {REGION: (1, 1)})
+    told = f"the pod has no service account: node one's annotation {ANNOTATION} is not read, the mode is region"
+    assert told in caplog.messages
+    assert [record.message for record in caplog.records if record.levelno > logging.INFO] == []
 
 
 async def test_a_node_without_fpgas_asks_nobody(

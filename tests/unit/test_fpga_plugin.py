@@ -13,7 +13,7 @@ from trees import write
 
 from accelplane.cli import dropin as dropins
 from accelplane.cli.node import dropin
-from accelplane.devices import CdiDevice, CdiHook, Device, DeviceNode, Resource, Skipped
+from accelplane.devices import CdiDevice, CdiHook, CdiNode, Device, DeviceNode, Resource, Skipped
 from accelplane.fpga.ids import CRASHED
 from accelplane.host import Host
 from accelplane.plugins.fpga import FpgaPlugin
@@ -50,7 +50,8 @@ def names(found: Sequence[Device | Resource | Skipped]) -> list[tuple[str, str, 
 
 
 def nodes(device: Device) -> list[str]:
-    return [node.host_path.removeprefix("/dev/") for node in device.nodes]
+    given = [*device.nodes, *(device.cdi.nodes if device.cdi else ())]
+    return [node.host_path.removeprefix("/dev/") for node in given]
 
 
 def two_ports(root: Path, family: str = "dfl") -> Card:
@@ -92,14 +93,24 @@ def test_region_mode_publishes_regions_that_the_hook_programs(tmp_path: Path, fa
     card = one_port(tmp_path, family)
     (device,) = devices(look(plugin("region"), tmp_path))
     name = card.name("fme", 0)
-    assert (device.resource, device.id, nodes(device)) == (REGION, name, [card.name("port", 0)])
+    assert (device.resource, device.id) == (REGION, name)
     assert device.annotations == {"com.intel.fpga.mode": "fpga.intel.com/region"}
+    # Without CDI there is no hook, and must be no port.
+    assert device.nodes == ()
+    node = f"/dev/{card.name('port', 0)}"
     hook = CdiHook("createRuntime", "/opt/intel/fpga-sw/intel-fpga-crihook")
-    cdi = CdiDevice(kind="intel.cdi.k8s.io/fpga", name=name, hooks=(hook,))
+    cdi = CdiDevice(kind="intel.cdi.k8s.io/fpga", name=name, nodes=(CdiNode(node, node),), hooks=(hook,))
     assert device.cdi == cdi
     assert cdi.file_name == f"intel.cdi.k8s.io-fpga-{name}.yaml"
     assert cdi.indispensable
     assert (device.topology, device.mounts, device.envs) == ((1,), (), {})
+
+
+def test_where_the_hook_is_not_started_by_cdi_the_kubelet_gives_the_ports(tmp_path: Path) -> None:
+    one_port(tmp_path)
+    (device,) = devices(look(plugin("region", hook="hooks.d"), tmp_path))
+    assert (device.nodes, device.cdi) == ((DeviceNode("/dev/dfl-port.0"),), None)
+    assert device.annotations == {"com.intel.fpga.mode": "fpga.intel.com/region"}
 
 
 @pytest.mark.parametrize("family", ["dfl", "opae"])
@@ -131,6 +142,8 @@ def test_ports_whose_regions_differ_are_different_regions_of_their_fme(tmp_path:
         (REGION, "dfl-fme.0", ["dfl-port.0"]),
         (f"region-{OTHER}", "dfl-fme.0", ["dfl-port.1"]),
     ]
+    # Each has a file of its own.
+    assert [device.cdi.name for device in found if device.cdi] == [f"dfl-fme.0-{INTERFACE}", f"dfl-fme.0-{OTHER}"]
 
 
 def test_names_of_april_2020_are_to_be_had_and_fit_the_kubelets_usual_directory(tmp_path: Path) -> None:

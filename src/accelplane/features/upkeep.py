@@ -39,8 +39,13 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     annotations: Mapping[str, str] | None = None
 
 
-class NodeStatus(msgspec.Struct, frozen=True):
+class NodeInfo(msgspec.Struct, frozen=True, rename="camel"):
+    container_runtime_version: str = ""
+
+
+class NodeStatus(msgspec.Struct, frozen=True, rename="camel"):
     capacity: Mapping[str, str] | None = None
+    node_info: NodeInfo = NodeInfo()
 
 
 class Node(msgspec.Struct, frozen=True):

@@ -11,9 +11,11 @@ from accelplane.plugins.base import Config
 from accelplane.plugins.options import check_choice
 
 Mode: TypeAlias = Literal["af", "region", "regiondevel"]
+Starter: TypeAlias = Literal["cdi", "hooks.d"]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 NAMINGS: tuple[Naming, ...] = get_args(Naming)
+STARTERS: tuple[Starter, ...] = get_args(Starter)
 
 
 def as_mode(text: str) -> Mode | None:
@@ -47,6 +49,13 @@ class FpgaConfig(Config, frozen=True, kw_only=True):
     resource_naming: Annotated[
         str, Meta(description="how ports are named in mode af: default or legacy63 (April 2020); as at the webhook")
     ] = "default"
+    hook: Annotated[
+        str,
+        Meta(
+            description="who has the hook run that programs regions, in mode region: cdi, through which containers "
+            "then get their ports, too; or hooks.d (CRI-O without CDI), as at the init container"
+        ),
+    ] = "cdi"
     wait_for_driver: Annotated[
         bool, Meta(description="wait for an FPGA driver that is not loaded at the start, instead of ending")
     ] = False
@@ -54,11 +63,17 @@ class FpgaConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, MODES)
         check_choice("resource-naming", self.resource_naming, NAMINGS)
+        check_choice("hook", self.hook, STARTERS)
 
     @property
     def own_mode(self) -> Mode:
         """`mode`, which was checked to be one."""
         return as_mode(self.mode) or "af"
+
+    @property
+    def starter(self) -> Starter:
+        """`hook`, which was checked to be one."""
+        return next(starter for starter in STARTERS if starter == self.hook)
 
     @property
     def naming(self) -> Naming:

@@ -37,7 +37,7 @@ class FpgaPlugin(Plugin[FpgaConfig]):
         self,
         config: FpgaConfig | None = None,
         *,
-        api: "Callable[[], ApiServer] | None" = None,
+        api: "Callable[[], ApiServer | None] | None" = None,
         interval: float = 5.0,
     ) -> None:
         """`api` is who is asked for the node; every `interval` seconds the ids are looked at, of which nobody tells."""
@@ -67,7 +67,9 @@ class FpgaPlugin(Plugin[FpgaConfig]):
     def scan(self, host: Host) -> Found:
         mode = self._node.mode
         afus = mode == "af"
-        return published(host, read(host, afus=afus), self._known_of(afus), mode, self.config.naming)
+        config, reading = self.config, read(host, afus=afus)
+        known, obstacle = self._known_of(afus), self._node.obstacle
+        return published(host, reading, known, mode, config.naming, starter=config.starter, obstacle=obstacle)
 
     async def background(self, host: Host, look_again: Callable[[], None]) -> None:
         await self._present.wait()

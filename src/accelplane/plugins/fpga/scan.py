@@ -4,18 +4,22 @@ Resources are named after ids that change while the card is there: with every fu
 when its firmware crashes, to nothing at all while a port is programmed or does not answer. So there are three plain
 functions: `read` looks at the host, `recalled` completes that with what was known of the same ports before, and
 `published` makes devices of it. A port that crashes or cannot be read thus stays under its name, unhealthy.
+
+In mode region a container has its ports through CDI, which names the hook as well: where the runtime has no CDI, or
+has it switched off, a container is without a port rather than with one that nobody has programmed.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from accelplane.devices import HEALTHY, UNHEALTHY, CdiDevice, CdiHook, Device, DeviceNode, Skipped
+from accelplane.devices import HEALTHY, UNHEALTHY, CdiDevice, CdiHook, CdiNode, Device, DeviceNode, Skipped
 from accelplane.fpga import FpgaError, sysfs
 from accelplane.fpga.drivers import Driver, detect
 from accelplane.fpga.ids import CRASHED, MODE_ANNOTATION, REGION_MODE, IdError, Naming, af_type, region_type
 from accelplane.fpga.sysfs import Fault, Port
 from accelplane.host import Host, HostError
-from accelplane.plugins.fpga.config import Mode
+from accelplane.plugins.fpga.config import Mode, Starter
 
 CDI_KIND = "intel.cdi.k8s.io/fpga"
 HOOK = "/opt/intel/fpga-sw/intel-fpga-crihook"
@@ -97,13 +101,23 @@ def recalled(known: Mapping[str, Known], reading: Reading) -> Mapping[str, Known
 
 
 def published(
-    host: Host, reading: Reading, known: Mapping[str, Known], mode: Mode, naming: Naming
+    host: Host,
+    reading: Reading,
+    known: Mapping[str, Known],
+    mode: Mode,
+    naming: Naming,
+    *,
+    starter: Starter,
+    obstacle: str,
 ) -> Iterator[Device | Skipped]:
-    """The devices of a reading, whose ports were `known` as given before."""
+    """The devices of a reading, whose ports were `known` as given before.
+
+    `obstacle` is why nobody on this node would program a region for a container, empty where somebody does.
+    """
     ports = recalled(known, reading)
     # As sysfs lists them, whether they were read or recalled.
     in_order = sorted(ports.values(), key=lambda known: (known.container, known.port.name))
-    devices = _functions(host, in_order, naming) if mode == "af" else _regions(host, in_order, mode)
+    devices = _functions(host, in_order, naming) if mode == "af" else _regions(host, in_order, mode, starter, obstacle)
     for device in devices:
         if isinstance(device, Device) and not device.healthy:
             host.note(f"{device.id} is unhealthy: {device.reason}")
@@ -144,26 +158,36 @@ def _functions(host: Host, ports: list[Known], naming: Naming) -> Iterator[Devic
         )
 
 
-def _regions(host: Host, ports: list[Known], mode: Mode) -> Iterator[Device]:
+def _regions(host: Host, ports: list[Known], mode: Mode, starter: Starter, obstacle: str) -> Iterator[Device]:
+    programmed = mode == "region"
+    by_cdi = programmed and starter == "cdi"
     regions: dict[tuple[str, str], list[Known]] = {}
     for known in ports:
         regions.setdefault((known.port.fme.path, known.interface), []).append(known)
-    for (_path, interface), members in regions.items():
+    regions_of = Counter(path for path, _interface in regions)
+    for (path, interface), members in regions.items():
         fme = members[0].port.fme
         problem = "; ".join(dict.fromkeys(known.problem for known in members if known.problem))
-        nodes = [DeviceNode(known.port.node) for known in members]
-        if mode == "regiondevel":
-            nodes.append(DeviceNode(fme.node))
-        hook = CdiDevice(kind=CDI_KIND, name=fme.name, hooks=(CdiHook("createRuntime", HOOK),))
+        if by_cdi:
+            problem = problem or obstacle
+        nodes = [known.port.node for known in members]
+        if not programmed:
+            nodes.append(fme.node)
+        cdi = CdiDevice(
+            kind=CDI_KIND,
+            name=fme.name if regions_of[path] == 1 else f"{fme.name}-{interface}",
+            nodes=[CdiNode(node, node) for node in nodes],
+            hooks=(CdiHook("createRuntime", HOOK),),
+        )
         functions = dict.fromkeys(known.port.pci.path for known in members)
         yield Device(
             resource=region_type(interface),
             id=fme.name,
             health=UNHEALTHY if problem else HEALTHY,
             reason=problem,
-            nodes=nodes,
-            annotations={MODE_ANNOTATION: REGION_MODE} if mode == "region" else {},
-            cdi=hook if mode == "region" else None,
+            nodes=() if by_cdi else [DeviceNode(node) for node in nodes],
+            annotations={MODE_ANNOTATION: REGION_MODE} if programmed else {},
+            cdi=cdi if by_cdi else None,
             topology=host.topology_of(*functions),
             attributes={
                 "driver": fme.driver.name,
