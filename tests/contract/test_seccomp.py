@@ -1,11 +1,13 @@
 """Real processes that open and program FPGA cards which only the emulated kernel has."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -90,6 +92,78 @@ def test_the_end_of_a_command_is_its_own(kernel: Kernel, tmp_path: Path, command
     )
     with process:
         assert process.wait(60) == status
+
+
+def test_it_does_not_matter_by_which_call_a_node_is_opened(kernel: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    how = "struct.pack('QQQ', os.O_RDWR, 0, 0)"
+    node = f"b'{tmp_path}/dev/dfl-fme.0'"
+    program = f"""
+import ctypes, fcntl, os, struct
+fme = ctypes.CDLL(None, use_errno=True).syscall(437, -100, {node}, {how}, ctypes.c_size_t(24))
+print(fcntl.ioctl(fme, 0xB600, 0), os.get_inheritable(fme))
+"""
+    ended = supervised(tmp_path, sys.executable, "-c", program)
+    assert (ended.stdout, ended.stderr) == ("0 True\n", "")
+
+
+def test_a_command_does_not_outlive_a_supervisor_that_is_killed(kernel: Kernel, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RUN, str(tmp_path / "ioctls"), "sh", "-c", "echo here; read x"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"here\n"
+        process.kill()
+        assert process.stdout.read() == b""  # ends with the last one who could write
+
+
+def test_one_supervisor_in_another_is_told_of(kernel: Kernel, tmp_path: Path) -> None:
+    ended = supervised(tmp_path, sys.executable, "-c", RUN, str(tmp_path / "ioctls"), "true")
+    assert ended.returncode == 1
+    assert "SeccompUnavailable: seccomp: Device or resource busy; a supervisor has this process already" in ended.stderr
+
+
+def test_an_interrupt_from_the_terminal_comes_once(kernel: Kernel, tmp_path: Path) -> None:
+    program = """
+import signal
+told = []
+signal.signal(signal.SIGINT, lambda *_: (told.append("int"), print("got", flush=True)))
+signal.signal(signal.SIGTERM, lambda *_: told.append("term"))
+print("ready", flush=True)
+while "term" not in told:
+    signal.pause()
+print(told.count("int"), "in all", flush=True)
+"""
+    ours, theirs = pty.openpty()
+    begin = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); " + RUN
+    words = [sys.executable, "-c", begin, str(tmp_path / "ioctls"), sys.executable, "-c", program]
+    with (
+        open(ours, "rb+", buffering=0) as screen,
+        subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as supervisor,
+    ):
+        os.close(theirs)
+        read_until(screen, b"ready")
+        screen.write(b"\x03")
+        read_until(screen, b"got")
+        supervisor.terminate()  # passed on after what came before it
+        assert read_until(screen, b"in all").split()[-3:] == [b"1", b"in", b"all"]
+        assert supervisor.wait(60) == 0
+
+
+def read_until(screen: IO[bytes], word: bytes) -> bytes:
+    """What is on the terminal, up to the word."""
+    seen = b""
+    while word not in seen:
+        piece = screen.read(4096)
+        assert piece, seen
+        seen += piece
+    return seen
+
+
+def test_flags_that_there_are_not_are_no_command() -> None:
+    words = [sys.executable, "-m", "accelplane", "simulate", "fpga", "--bogus", "--", "true"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "No such option" in ended.stderr
 
 
 def test_without_an_emulated_kernel_it_says_so(tmp_path: Path) -> None:

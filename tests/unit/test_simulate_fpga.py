@@ -171,6 +171,7 @@ def test_released_ports_become_virtual_functions_and_come_back(driver: str) -> N
         return Memory(struct.pack("<i", port) if driver == "dfl" else struct.pack("<III", 12, 0, port))
 
     assert refusal(kernel, f"{PF}/sriov_numvfs", "1") == errno.EINVAL
+    assert call(kernel, node, ASSIGN[driver], which(1)) == errno.EBUSY
     kernel.hold(f"{PREFIX[driver]}port.1")
     assert call(kernel, node, RELEASE[driver], which(1)) == errno.EBUSY
     kernel.release(f"{PREFIX[driver]}port.1")

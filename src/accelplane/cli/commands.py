@@ -143,7 +143,7 @@ def simulate() -> None:
     """Run a command on hardware that is not there."""
 
 
-@simulate.command("fpga", context_settings={"ignore_unknown_options": True})
+@simulate.command("fpga", context_settings={"allow_interspersed_args": False})
 @click.option("--description", default="", metavar="FILE", help="A node's description; one card when not given.")
 @click.option(
     "--outcome",

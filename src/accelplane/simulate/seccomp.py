@@ -45,10 +45,11 @@ _MACHINES: Mapping[str, _Machine] = {
     "aarch64": _Machine(0xC00000B7, 277, 29, 56, None),
 }
 
+_OPENAT2 = 437  # on every machine
 _SET_MODE_FILTER, _NEW_LISTENER = 1, 1 << 3
-_NO_NEW_PRIVILEGES = 38
+_DEATH_SIGNAL, _NO_NEW_PRIVILEGES = 1, 38
 _ALLOW, _NOTIFY = 0x7FFF0000, 0x7FC00000
-_RECEIVE, _SEND, _ADD = 0xC0502100, 0xC0182101, 0x40182103
+_RECEIVE, _SEND, _VALID, _ADD = 0xC0502100, 0xC0182101, 0x40082102, 0x40182103
 _CONTINUE = 1
 _ADD_AND_SEND = 2
 _NOTICE = struct.Struct("<QIIiIQ6Q")
@@ -64,8 +65,9 @@ _AT_FDCWD = -100
 def run(command: Sequence[str], sockets: str, environment: Mapping[str, str] | None = None) -> int:
     """Runs the command to its end, with the emulated kernel at the socket `sockets`; returns its exit status.
 
-    That is 128 and the signal's number when a signal ended it. SIGTERM and SIGINT are passed on. Raises
-    `SeccompUnavailable`, and `OSError` when there is no such socket or no such command.
+    That is 128 and the signal's number when a signal ended it. SIGTERM and SIGINT are passed on. Processes that the
+    command leaves behind can open nothing any more. Raises `SeccompUnavailable`, and `OSError` when there is no such
+    socket or no such command.
     """
     machine = _MACHINES.get(platform.machine())
     if machine is None:
@@ -94,10 +96,20 @@ def run(command: Sequence[str], sockets: str, environment: Mapping[str, str] | N
 
 def _passing_on(child: int) -> Callable[[int, object], None]:
     def pass_on(number: int, _frame: object) -> None:
+        if number == signal.SIGINT and _is_in_foreground():
+            return  # the terminal has sent it to the child as well
         with suppress(ProcessLookupError):
             os.kill(child, number)
 
     return pass_on
+
+
+def _is_in_foreground() -> bool:
+    try:
+        with open("/dev/tty", "rb", buffering=0) as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
 
 
 # In the child, before it becomes the command.
@@ -113,7 +125,8 @@ def _become(
         try:
             listener = install()
         except OSError as error:
-            parent.send(f"seccomp: {error.strerror}".encode())
+            why = "; a supervisor has this process already" if error.errno == errno.EBUSY else ""
+            parent.send(f"seccomp: {error.strerror}{why}".encode())
             os._exit(126)
         parent.sendmsg([b"ok"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [listener]))])
         os.close(listener)
@@ -130,8 +143,13 @@ def _installer(machine: _Machine) -> Callable[[], int]:
     library = ctypes.CDLL(None, use_errno=True)
     program = _filter(machine)
     instructions = ctypes.create_string_buffer(program, len(program))
+    parent = os.getpid()
 
     def install() -> int:
+        # Nobody would answer it any more.
+        library.prctl(_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(126)
         described = struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions))
         pointer = ctypes.create_string_buffer(described, len(described))
         if os.getuid():
@@ -147,7 +165,7 @@ def _installer(machine: _Machine) -> Callable[[], int]:
 def _filter(machine: _Machine) -> bytes:
     """The program in classic BPF: notify for opens, and for ioctls with the magic of one of the drivers."""
     load, equal, give, shift, mask = 0x20, 0x15, 0x06, 0x74, 0x54
-    opens = [number for number in (machine.openat, machine.open) if number is not None]
+    opens = [number for number in (machine.openat, _OPENAT2, machine.open) if number is not None]
     magics = [layout.magic for layout in LAYOUTS.values()]
     body: list[tuple[int, int | str, int | str, int]] = [
         (load, 0, 0, 4),
@@ -193,14 +211,17 @@ class _Notice(NamedTuple):
 
 
 class _ProcessMemory:
-    """The memory of a process that waits."""
+    """The memory of a process that waits. Once it has been killed, its number may be another's: that is looked at."""
 
-    def __init__(self, pid: int) -> None:
-        self._path = f"/proc/{pid}/mem"
+    def __init__(self, listener: int, notice: _Notice) -> None:
+        self._path = f"/proc/{notice.pid}/mem"
+        self._listener = listener
+        self._id = struct.pack("<Q", notice.id)
 
     def read(self, address: int, length: int) -> bytes:
         try:
             with open(self._path, "rb", buffering=0) as memory:
+                fcntl.ioctl(self._listener, _VALID, self._id)
                 pieces = bytearray()
                 while len(pieces) < length:
                     piece = os.pread(memory.fileno(), length - len(pieces), address + len(pieces))
@@ -214,6 +235,7 @@ class _ProcessMemory:
     def write(self, address: int, data: bytes) -> None:
         try:
             with open(self._path, "r+b", buffering=0) as memory:
+                fcntl.ioctl(self._listener, _VALID, self._id)
                 os.pwrite(memory.fileno(), data, address)
         except (OSError, OverflowError):
             raise OSError(errno.EFAULT, os.strerror(errno.EFAULT)) from None
@@ -274,6 +296,12 @@ class _Supervisor:
         at, path, flags = notice.arguments[:3]
         if notice.number == self._machine.open:
             at, path, flags = _AT_FDCWD, *notice.arguments[:2]
+        elif notice.number == _OPENAT2:  # a structure, and the flags are its first field
+            try:
+                flags = int.from_bytes(self._memory(notice).read(flags, 8), "little")
+            except OSError:
+                self._say(notice, go_on=True)
+                return
         node = self._node(notice, at, path)
         if node is None:
             self._say(notice, go_on=True)
@@ -289,7 +317,7 @@ class _Supervisor:
     def _node(self, notice: _Notice, at: int, address: int) -> str | None:
         """The emulated node that is to be opened, if it is one."""
         try:
-            path = _ProcessMemory(notice.pid).text(address)
+            path = self._memory(notice).text(address)
         except OSError:
             return None
         if not path.startswith("/"):
@@ -300,7 +328,7 @@ class _Supervisor:
             except OSError:
                 return None
         found = _NODE.fullmatch(os.path.normpath(path))
-        return found[1] if found and self._ask(Known(found[1]), _ProcessMemory(notice.pid)) == (1, 0) else None
+        return found[1] if found and self._ask(Known(found[1]), self._memory(notice)) == (1, 0) else None
 
     def _ioctl(self, notice: _Notice) -> None:
         descriptor, request, argument = notice.arguments[:3]
@@ -313,8 +341,11 @@ class _Supervisor:
             self._say(notice, go_on=True)
             return
         asked = Call(found[1], request & 0xFFFFFFFF, argument)
-        value, number = self._ask(asked, _ProcessMemory(notice.pid))
+        value, number = self._ask(asked, self._memory(notice))
         self._say(notice, value, number)
+
+    def _memory(self, notice: _Notice) -> _ProcessMemory:
+        return _ProcessMemory(self._listener, notice)
 
     def _ask(self, request: Call | Known, memory: _ProcessMemory) -> tuple[int, int]:
         """What the emulated kernel returns, and the errno."""

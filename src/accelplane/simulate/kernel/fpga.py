@@ -317,7 +317,7 @@ class FpgaDriver(PciDriver):
             port.released = True
         else:
             if not port.released or function.virtual:
-                raise oserror(errno.EBUSY if function.virtual else errno.EINVAL)
+                raise oserror(errno.EBUSY)
             port.released = False
             self._show_port(card, port, self._containers[function.name])
 
