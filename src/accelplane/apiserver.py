@@ -116,6 +116,12 @@ class _Head(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]
 
 
+def without_account(environment: Mapping[str, str] | None = None, directory: str = SERVICE_ACCOUNT) -> bool:
+    """Whether this is a pod that is to ask the server nothing (`automountServiceAccountToken: false`)."""
+    variables = os.environ if environment is None else environment
+    return bool(variables.get("KUBERNETES_SERVICE_HOST")) and not os.path.isdir(directory)
+
+
 class ApiServer:
     """Where the server is, and who asks. The files are read anew for each request."""
 

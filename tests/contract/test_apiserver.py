@@ -28,6 +28,7 @@ from accelplane.apiserver import (
     Refused,
     Unreachable,
     object_path,
+    without_account,
 )
 
 
@@ -412,6 +413,13 @@ def test_a_pod_is_told_where_the_server_is(host: str, port: str, address: str) -
 def test_outside_of_a_pod_that_is_said(host: str, port: str) -> None:
     with pytest.raises(NoApiServer):
         ApiServer.in_cluster({"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port})
+
+
+def test_a_pod_is_without_an_account_where_there_is_nothing_of_one(tmp_path: Path) -> None:
+    in_pod = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+    assert without_account(in_pod, str(tmp_path / "none"))
+    assert not without_account(in_pod, str(tmp_path))
+    assert not without_account({}, str(tmp_path / "none"))
 
 
 @given(st.text())
