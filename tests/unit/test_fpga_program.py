@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import signal
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -93,7 +94,7 @@ def test_a_dry_run_checks_all_and_programs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("code", [errno.EBUSY, errno.EAGAIN])
+@pytest.mark.parametrize("code", [errno.EBUSY, errno.EAGAIN, errno.EINTR])
 def test_a_driver_that_is_busy_for_a_moment_is_asked_again(tmp_path: Path, code: int) -> None:
     driver = Driver(one_port(tmp_path), NLB3, [code] * 3)
     assert run(driver.card, driver)
@@ -204,6 +205,28 @@ class TestLock:
         with pytest.raises(ProgramError, match=r"^/run/lock/accelplane-fpga/dfl-fme\.0\.lock: cannot be locked: "):
             run(driver.card, driver)
         assert driver.calls == []
+
+    def test_it_is_where_nobody_else_can_write(self, tmp_path: Path) -> None:
+        driver = Driver(one_port(tmp_path), NLB3)
+        directory = tmp_path / LOCKS[1:]
+        directory.mkdir(parents=True)
+        directory.chmod(0o777)
+        with pytest.raises(
+            ProgramError, match=r"^/run/lock/accelplane-fpga: a directory of user \d+ with mode 777, exp"
+        ):
+            run(driver.card, driver)
+        assert driver.calls == []
+        assert list(directory.iterdir()) == []
+
+
+def test_whoever_started_us_may_have_blocked_the_alarm() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    try:
+        with pytest.raises(TimedOut), limited(0.1, "waiting"):
+            signal.pause()
+        assert signal.SIGALRM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def test_a_driver_that_never_answers_is_left(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from accelplane.host.files import Host, HostError
 
 LOCKS = "/run/lock/accelplane-fpga"
 
-_TRANSIENT = (errno.EBUSY, errno.EAGAIN)
+_TRANSIENT = (errno.EBUSY, errno.EAGAIN, errno.EINTR)
 _REGIONS_LIMIT = 64
 _PORTS_LIMIT = 1 << 31
 
@@ -142,11 +142,13 @@ def limited(seconds: float, what: str) -> Generator[None]:
         raise TimedOut(f"{what} took more than {seconds:g} s; see the kernel's log (dmesg) for the FPGA's driver")
 
     handler = signal.signal(signal.SIGALRM, ring)
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])  # it may be, by whoever started us
     remaining, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, remaining, interval)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         signal.signal(signal.SIGALRM, handler)
 
 
@@ -212,11 +214,7 @@ def _locked(host: Host, fme: Fme, deadline: float, patience: Patience) -> Genera
 
     path = f"{LOCKS}/{fme.name}.lock"
     try:
-        directory = host.local(LOCKS)
-        os.makedirs(directory, mode=0o755, exist_ok=True)
-        descriptor = os.open(
-            f"{directory}/{fme.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-        )
+        descriptor = _lock_file(host, f"{fme.name}.lock")
     except OSError as error:
         advice = "; expected to run as root" if error.errno in (errno.EACCES, errno.EPERM) else ""
         raise ProgramError(f"{path}: cannot be locked: {error.strerror}{advice}") from None
@@ -230,10 +228,29 @@ def _locked(host: Host, fme: Fme, deadline: float, patience: Patience) -> Genera
                     raise TimedOut(
                         f"{fme.name}: somebody else has been programming it for {patience.seconds:g} s ({path})"
                     ) from None
+            except OSError as error:
+                raise ProgramError(f"{path}: cannot be locked: {error.strerror}") from None
             _pause(deadline, patience)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock_file(host: Host, name: str) -> int:
+    """The lock, open. On many hosts everybody can make a directory, or a link, where the locks' directory belongs."""
+    directory = host.local(LOCKS)
+    os.makedirs(directory, mode=0o755, exist_ok=True)
+    place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(place)
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            raise ProgramError(
+                f"{LOCKS}: a directory of user {status.st_uid} with mode {status.st_mode & 0o7777:o}, expected one "
+                "that only root can write; remove it"
+            )
+        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=place)
+    finally:
+        os.close(place)
 
 
 def _pause(deadline: float, patience: Patience) -> None:
