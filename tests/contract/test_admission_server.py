@@ -170,6 +170,13 @@ async def test_a_pod_that_asks_for_epc_gets_its_devices_and_keeps_what_nobody_he
     assert after["resources"]["limits"] == {"sgx.intel.com/epc": "1Mi", "sgx.intel.com/enclave": "1"}
 
 
+async def test_reviews_of_the_older_version_are_answered_in_it() -> None:
+    async with world() as one:
+        older = await one.ask(post(review().replace(b"k8s.io/v1", b"k8s.io/v1beta1")))
+        newer = await one.ask(post(review()))
+    assert json.loads(older.body) == {**json.loads(newer.body), "apiVersion": "admission.k8s.io/v1beta1"}
+
+
 async def test_what_needs_no_change_is_allowed_without_a_patch() -> None:
     async with world() as one:
         plain = await one.ask(post(review({"metadata": {}, "spec": {"containers": []}})))
@@ -244,7 +251,7 @@ async def test_validators_say_yes_or_no_and_never_patch() -> None:
         (f"PUT {PATH} HTTP/1.1\r\nContent-Length: 0\r\n\r\n".encode(), 405),
         (post(review(), content_type="text/plain"), 415),
         (post(b"{"), 400),
-        (post(b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1beta1", "request": {"uid": "x"}}'), 400),
+        (post(b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v2", "request": {"uid": "x"}}'), 400),
         (post(b'{"request": {"uid": "x"}}'), 400),
         (post(b"[" * 100_000), 400),
         (f"POST {PATH} HTTP/1.1\r\n\r\n".encode(), 411),

@@ -1,4 +1,4 @@
-"""Admission of objects: AdmissionReview (`admission.k8s.io/v1`) in and out, over HTTPS.
+"""Admission of objects: AdmissionReview (`admission.k8s.io`, v1 or v1beta1) in and out, over HTTPS.
 
 Whoever decides writes a function of the review and of the object, decoded as a type that has only the fields that
 matter: a `Mutator` answers with a patch, a `Validator` with a yes or no. A whole object is never built, so what is
@@ -105,10 +105,12 @@ class _Asked(Struct, frozen=True, rename="camel"):
 
 class _Answered(Struct, frozen=True, rename="camel"):
     response: _Response
-    api_version: str = "admission.k8s.io/v1"
+    api_version: str
     kind: str = "AdmissionReview"
 
 
+# Whoever configures a webhook may ask for the older one, which has the same fields.
+_VERSIONS = ("admission.k8s.io/v1", "admission.k8s.io/v1beta1")
 _ASKED = msgspec.json.Decoder(_Asked)
 _ENCODER = msgspec.json.Encoder()
 _OK = _Status(200)
@@ -186,28 +188,32 @@ def refusing(path: str, message: str) -> Validator[Raw]:
     return Validator(path, Raw, lambda _review, _object: deny(message))
 
 
-def respond(review: Review, decision: Decision) -> bytes:
-    """The AdmissionReview that carries the decision."""
+def _respond(asked: _Asked, decision: Decision) -> bytes:
+    """The AdmissionReview that carries the decision, of the version that was asked."""
+    return _ENCODER.encode(_Answered(_response(asked.request.uid, decision), asked.api_version))
+
+
+def _response(uid: str, decision: Decision) -> _Response:
     warnings = [_short(text, _MAX_WARNING) for text in decision.warnings[:_MAX_WARNINGS]] or UNSET
     if decision.denial is not None:
         denial = decision.denial
         status = _Status(denial.code, denial.reason, denial.message)
-        return _ENCODER.encode(_Answered(_Response(review.uid, False, status, warnings=warnings)))
+        return _Response(uid, False, status, warnings=warnings)
     if not decision.patch:
-        return _ENCODER.encode(_Answered(_Response(review.uid, True, _OK, warnings=warnings)))
+        return _Response(uid, True, _OK, warnings=warnings)
     patch = base64.b64encode(_ENCODER.encode(decision.patch)).decode("ascii")
-    return _ENCODER.encode(_Answered(_Response(review.uid, True, _OK, "JSONPatch", patch, warnings)))
+    return _Response(uid, True, _OK, "JSONPatch", patch, warnings)
 
 
-def read_review(body: bytes | bytearray) -> Review:
-    """The request in an AdmissionReview. Raises `HttpError`: without its uid there is nothing to answer."""
+def _read(body: bytes | bytearray) -> _Asked:
+    """An AdmissionReview with a request. Raises `HttpError`: without its uid there is nothing to answer."""
     try:
         asked = _ASKED.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HttpError(400, f"expected an AdmissionReview: {error}") from error
-    if asked.kind != "AdmissionReview" or asked.api_version != "admission.k8s.io/v1":
+    if asked.kind != "AdmissionReview" or asked.api_version not in _VERSIONS:
         raise HttpError(400, f"{asked.kind[:64]!a} of {asked.api_version[:64]!a}: expected AdmissionReview of v1")
-    return asked.request
+    return asked
 
 
 Page = Callable[[], tuple[int, str]]
@@ -277,15 +283,15 @@ class AdmissionServer:
         start = time.perf_counter()
         outcome, code = "error", 500
         try:
-            review, decision = _judged(webhook, request)
-            answer = Answer(200, respond(review, decision))
+            asked, decision = _judged(webhook, request)
+            answer = Answer(200, _respond(asked, decision))
             outcome, code = _outcome(decision), 200
         except HttpError as error:
             code = error.status
             raise
         finally:
             self._count(webhook.path, outcome, code, time.perf_counter() - start)
-        _tell(webhook.path, review, decision)
+        _tell(webhook.path, asked.request, decision)
         return answer
 
     def _count(self, path: str, outcome: str, code: int, seconds: float) -> None:
@@ -297,12 +303,12 @@ class AdmissionServer:
             self._observe(path, code, seconds)
 
 
-def _judged(webhook: Hook, request: Request) -> tuple[Review, Decision]:
+def _judged(webhook: Hook, request: Request) -> tuple[_Asked, Decision]:
     """Raises `HttpError`."""
     if request.content_type != "application/json":
         raise HttpError(415, "expected application/json")
-    review = read_review(request.body)
-    return review, webhook.judge(review)
+    asked = _read(request.body)
+    return asked, webhook.judge(asked.request)
 
 
 def _tell(path: str, review: Review, decision: Decision) -> None:
