@@ -1,6 +1,7 @@
 """The trees of the one agent for all families render to a DaemonSet that sees what the families' own see together."""
 
-from pathlib import PurePosixPath
+import os
+from pathlib import Path, PurePosixPath
 
 import msgspec
 import pytest
@@ -38,7 +39,9 @@ TREES = {
     "accelplane_node/base": False,
     "accelplane_node/overlays/config": True,
 }
-FAMILIES = ("gpu", "npu", "qat", "dsa", "iaa", "dlb", "sgx")
+WITH_FPGAS = "accelplane_node/overlays/fpga"
+COMPONENT = "accelplane_node/components/fpga"
+FAMILIES = ("gpu", "npu", "qat", "dsa", "iaa", "dlb", "sgx", "fpga")
 
 
 def expected_daemonset(*, configured: bool) -> Object:
@@ -66,16 +69,65 @@ def test_a_tree_renders_to_its_daemonset_and_nothing_else(directory: str) -> Non
 
 def test_every_kustomization_is_in_the_table() -> None:
     there = {str(file.parent.relative_to(DEPLOY)) for file in (DEPLOY / NAME.replace("-", "_")).rglob("kust*.yaml")}
-    assert there == set(TREES)
+    assert there == {*TREES, WITH_FPGAS, COMPONENT}
+
+
+# What FPGAs take besides.
+
+
+def with_fpgas(objects: list[Object]) -> tuple[dict[str, Object], Object]:
+    """The objects besides the DaemonSet by their kinds, and its pod."""
+    by_kind = {each["kind"]: each for each in objects}
+    assert len(by_kind) == len(objects)
+    return by_kind, by_kind.pop("DaemonSet")["spec"]["template"]["spec"]
+
+
+def of_the_fpga_plugin() -> tuple[dict[str, Object], Object]:
+    return with_fpgas(render(DEPLOY / "fpga_plugin/base"))
+
+
+def combined(directory: Path) -> list[Object]:
+    """What users write who want both: the configuration file and FPGAs, in a namespace of their own."""
+    content = {
+        "namespace": "accelerators",
+        "resources": [os.path.relpath(DEPLOY / "accelplane_node/overlays/config", directory)],
+        "components": [os.path.relpath(DEPLOY / COMPONENT, directory)],
+    }
+    (directory / "kustomization.yaml").write_text(yaml.safe_dump(content))
+    return render(directory)
+
+
+@pytest.mark.parametrize("configured", [False, True], ids=["alone", "with-the-configuration-file"])
+def test_with_fpgas_the_agent_has_their_programs_installed_and_may_read_nodes(tmp_path: Path, configured: bool) -> None:
+    objects, pod = with_fpgas(combined(tmp_path) if configured else render(DEPLOY / WITH_FPGAS))
+    others, plugin = of_the_fpga_plugin()
+    # The same as with the FPGAs' own plugin, but for an account of the agent's own.
+    assert pod["initContainers"] == plugin["initContainers"]
+    assert objects["ClusterRole"]["rules"] == others["ClusterRole"]["rules"]
+    namespace = "accelerators" if configured else "kube-system"
+    account = {"name": NAME, "namespace": namespace}
+    assert objects["ServiceAccount"]["metadata"] == account
+    assert objects["ClusterRoleBinding"]["subjects"] == [{"kind": "ServiceAccount", **account}]
+    assert objects["ClusterRoleBinding"]["roleRef"]["name"] == objects["ClusterRole"]["metadata"]["name"]
+    assert objects.keys() == {"ServiceAccount", "ClusterRole", "ClusterRoleBinding"}
+    # And nothing else is different from the agent without.
+    expected = expected_daemonset(configured=configured)["spec"]["template"]["spec"]
+    expected |= {"serviceAccountName": NAME, "automountServiceAccountToken": True}
+    expected["initContainers"] = plugin["initContainers"]
+    expected["volumes"] += [volume for volume in plugin["volumes"] if volume["name"] == "intel-fpga-sw"]
+    assert in_order(pod) == in_order(expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_agent_sees_what_the_plugin_of_a_family_sees(family: str) -> None:
     """Of sysfs every container has a view that is read-only, so only what is writable or no sysfs need be mounted."""
-    (daemonset,) = render(DEPLOY / f"{family}_plugin/base")
+    (daemonset,) = (each for each in render(DEPLOY / f"{family}_plugin/base") if each["kind"] == "DaemonSet")
     pod = daemonset["spec"]["template"]["spec"]
-    writable = {each["mountPath"] for each in pod["containers"][0]["volumeMounts"] if not each.get("readOnly")}
+    mounted = {each["name"]: each for each in pod["containers"][0]["volumeMounts"]}
+    writable = {each["mountPath"] for each in mounted.values() if not each.get("readOnly")}
     for volume in pod["volumes"]:
+        if volume["name"] not in mounted:
+            continue
         path = volume["hostPath"]["path"]
         if path.startswith("/sys/") and path not in writable and not path.startswith("/sys/kernel/debug"):
             continue
