@@ -1,6 +1,7 @@
 """`fpga_tool`: what it prints of files and trees, and what it refuses."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,10 @@ from fpgatrees import Card, class_device, fme, function, one_port, with_vf
 from trees import link, write
 
 from accelplane.cli.fpgatool import COMMANDS, main
-from accelplane.fpga.sriov import SriovError, State, Step, plan
+from accelplane.fpga.program import Patience
+from accelplane.fpga.sriov import SriovError, State, Step, apply, plan
+from accelplane.fpga.sysfs import read_fme
+from accelplane.host import Host
 
 STORE = f"/srv/intel.com/fpga/{INTERFACE}"
 
@@ -265,3 +269,21 @@ def test_a_card_without_virtual_functions_says_so(capsys: pytest.CaptureFixture[
     status, _out, err = tool(capsys, tmp_path, "-d", "dfl-fme.0", "-n", "1", "sriov")
     assert status == 1
     assert "sriov_totalvfs: No such file or directory" in err
+
+
+def test_a_card_that_hangs_on_the_way_back_too_is_left(tmp_path: Path) -> None:
+    fme = read_fme(Host(tmp_path), one_port(tmp_path).name("fme", 0))
+    requests: list[int] = []
+
+    def call(_node: str, request: int, _argument: bytearray | int) -> int:
+        requests.append(request)
+        if len(requests) > 1:
+            signal.pause()
+        return 0
+
+    with pytest.raises(
+        SriovError,
+        match=r"^making virtual functions took more than 0\.1 s; .*; not taken back: release port 0 \(taking it back ",
+    ):
+        apply(Host(tmp_path), fme, [Step("release", 0), Step("release", 1)], call=call, patience=Patience(0.1))
+    assert [request & 0xFF for request in requests] == [0x81, 0x81, 0x82]

@@ -20,6 +20,7 @@ from accelplane.fpga.bitstream import extra, opened
 from accelplane.fpga.drivers import kind_of
 from accelplane.fpga.program import (
     PATIENCE,
+    TimedOut,
     api_version,
     assign,
     limited,
@@ -227,7 +228,8 @@ def _show(given: Given, kind: str, rows: Sequence[Row]) -> dict[str, Json]:
 def _shown_value(value: Json) -> str:
     if isinstance(value, dict):
         return " / ".join(str(part) for part in value.values())
-    return "" if value is None else str(value)
+    text = "" if value is None else str(value)
+    return text if text.isprintable() else shown(text)
 
 
 def _fme_rows(given: Given, fme: Fme) -> list[Row]:
@@ -325,9 +327,10 @@ def _program(given: Given) -> Json:
         given.say(f'Programming {json.dumps(bitstream.path)} to port "{port.name}": ', end="")
         try:
             done = program(host, port, bitstream, dry_run=dry_run)
-        except (FpgaError, HostError):
+        except (FpgaError, HostError) as error:
             given.say("FAILED")
-            given.say(f"After : {_told(_ids(host, port))}")
+            if not isinstance(error, TimedOut):  # there is no time left for what may hang
+                given.say(f"After : {_told(_ids(host, port))}")
             raise
         given.say("OK" if done else "OK (dry run, nothing was programmed)")
         after = _ids(host, port)
@@ -339,6 +342,8 @@ def _ids(host: Host, port: Port) -> dict[str, str]:
     """Empty where the card does not say: what has become of it is wanted most when something is wrong with it."""
     try:
         return {"interfaceId": interface_of(port), "acceleratorId": afu_id(host, port) or ""}
+    except TimedOut:
+        raise
     except (FpgaError, HostError):
         return {"interfaceId": "", "acceleratorId": ""}
 
@@ -379,12 +384,11 @@ def _sriov(given: Given) -> Json:
     steps = sriov.plan(sriov.read_state(host, fme), wanted)
     if not steps:
         given.say(f"{fme.name}: {wanted} virtual functions already")
-    elif dry_run:
-        for step in steps:
-            given.say(f"Would {step}")
-    else:
-        with limited(PATIENCE.seconds, "making virtual functions"):
-            sriov.apply(host, fme, steps, told=lambda step: given.say(str(step).capitalize()))
+    # All of it before the first step: that nobody reads must not end it half way.
+    for step in steps:
+        given.say(f"Would {step}" if dry_run else str(step).capitalize())
+    if steps and not dry_run:
+        sriov.apply(host, fme, steps)
     return {
         "fme": fme.name,
         "virtualFunctions": wanted,

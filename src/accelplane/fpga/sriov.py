@@ -9,12 +9,12 @@ are released, no file says: they are those that the physical function lacks once
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from accelplane.fpga import FpgaError, shown
 from accelplane.fpga.ioctl import Call, system_call
-from accelplane.fpga.program import assign, release
+from accelplane.fpga.program import PATIENCE, Patience, assign, limited, release
 from accelplane.fpga.sysfs import Fme, SysfsError
 from accelplane.host.files import Host, HostError
 
@@ -101,26 +101,30 @@ def apply(
     steps: Sequence[Step],
     *,
     call: Call = system_call,
-    told: Callable[[Step], None] = lambda _step: None,
+    patience: Patience = PATIENCE,
 ) -> None:
-    """Takes the steps, or none of them: when one fails those before it are taken back. Raises `SriovError`."""
+    """Takes the steps, or none of them: when one fails those before it are taken back. Raises `SriovError`.
+
+    Neither the steps nor the way back takes longer than `patience`. Only in the main thread.
+    """
     done: list[Step] = []
     try:
-        for step in steps:
-            told(step)
-            _take(host, fme, step, call)
-            done.append(step)
+        with limited(patience.seconds, "making virtual functions"):
+            for step in steps:
+                _take(host, fme, step, call)
+                done.append(step)
     except (FpgaError, HostError) as error:
-        left = _undo(host, fme, reversed(done), call)
+        left = _undo(host, fme, done[::-1], call, patience)
         raise SriovError(f"{error}; {left or 'all is as before'}") from error
 
 
-def _undo(host: Host, fme: Fme, done: Iterable[Step], call: Call) -> str:
+def _undo(host: Host, fme: Fme, done: Sequence[Step], call: Call, patience: Patience) -> str:
     """Empty, or what could not be taken back, and why."""
     problems: list[str] = []
     for step in done:
         try:
-            _take(host, fme, step.undone(), call)
+            with limited(patience.seconds / len(done), "taking it back"):
+                _take(host, fme, step.undone(), call)
         except (FpgaError, HostError) as error:
             problems.append(f"not taken back: {step} ({error})")
     return "; ".join(problems)
