@@ -27,9 +27,11 @@ from manifests import (
     resources,
 )
 
+from accelplane.cli import fpgainit
 from accelplane.cli.fpgawebhook import FLAGS
-from accelplane.cli.goflags import parse
+from accelplane.cli.goflags import flags_of, parse
 from accelplane.fpga.ids import af_type, resource
+from accelplane.plugins.fpga.config import FpgaConfig
 
 PLUGIN, WEBHOOK = DEPLOY / "fpga_plugin", DEPLOY / "fpga_admissionwebhook"
 MAPPINGS = "mappings-collection.yaml"
@@ -245,10 +247,14 @@ VOLUMES: Volumes = {
     **SOCKETS,
 }
 PROGRAMS: Volumes = {"intel-fpga-sw": ("/opt/intel/fpga-sw", "rw", "DirectoryOrCreate")}
+HOOKS: Volumes = {"hooks-dir": ("/etc/containers/oci/hooks.d", "rw", "DirectoryOrCreate")}
+MODES = ("af", "region", "regiondevel")
+WITHOUT_CDI = "overlays/region-hooks.d"
 
 
-def plugin(namespace: str, prefix: str, mode: str = "af") -> list[Object]:
+def plugin(namespace: str, prefix: str, mode: str = "af", *, cdi: bool = True) -> list[Object]:
     """The DaemonSet, its namespace, and the right to read the node's annotation."""
+    installed = PROGRAMS if cdi else PROGRAMS | HOOKS
     init = {
         "name": "intel-fpga-initcontainer",
         "image": "accelplane/intel-fpga-initcontainer:devel",
@@ -258,15 +264,17 @@ def plugin(namespace: str, prefix: str, mode: str = "af") -> list[Object]:
             "capabilities": {"drop": ["ALL"]},
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "volumeMounts": mounts(PROGRAMS),
+        "volumeMounts": mounts(installed),
     }
+    if not cdi:
+        init["args"] = ["-enable=hooks.d"]
     container = {
         **plugin_container("intel-fpga-plugin", VOLUMES, resources(("30Mi", "80m"), ("60Mi", "160m"))),
-        "args": [f"-mode={mode}"],
+        "args": [f"-mode={mode}"] if cdi else [f"-mode={mode}", "-hook=hooks.d"],
         "env": from_fields(NODE_NAME="spec.nodeName"),
         "terminationMessagePath": "/tmp/termination-log",
     }
-    pod = {"initContainers": [init], "containers": [container], "volumes": host_paths(VOLUMES | PROGRAMS)}
+    pod = {"initContainers": [init], "containers": [container], "volumes": host_paths(VOLUMES | installed)}
     daemonset = plugin_daemonset("intel-fpga-plugin", pod)
     daemonset["metadata"].update(name=f"{prefix}intel-fpga-plugin", namespace=namespace)
     rule = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "watch"]}
@@ -281,10 +289,8 @@ def plugin(namespace: str, prefix: str, mode: str = "af") -> list[Object]:
 PLUGIN_TREES = {
     ".": plugin(*PLACEHOLDERS),
     "base": plugin(*PLACEHOLDERS),
-    **{
-        f"overlays/{mode}": [*plugin(*OF_PLUGIN, mode), *webhook_with_own_certificate(OF_PLUGIN)]
-        for mode in ("af", "region", "regiondevel")
-    },
+    **{f"overlays/{mode}": [*plugin(*OF_PLUGIN, mode), *webhook_with_own_certificate(OF_PLUGIN)] for mode in MODES},
+    WITHOUT_CDI: [*plugin(*OF_PLUGIN, "region", cdi=False), *webhook_with_own_certificate(OF_PLUGIN)],
 }
 TREES = {WEBHOOK / path: objects for path, objects in WEBHOOK_TREES.items()}
 TREES |= {PLUGIN / path: objects for path, objects in PLUGIN_TREES.items()}
@@ -308,7 +314,7 @@ def test_every_fpga_tree_is_in_a_table() -> None:
 
 INSTALLED = {
     **{WEBHOOK / path: OF_WEBHOOK for path in ("default", CERT_MANAGER, OWN_CERTIFICATES)},
-    **{PLUGIN / f"overlays/{mode}": OF_PLUGIN for mode in ("af", "region", "regiondevel")},
+    **{PLUGIN / path: OF_PLUGIN for path in (*(f"overlays/{mode}" for mode in MODES), WITHOUT_CDI)},
 }
 
 
@@ -332,6 +338,18 @@ def test_the_webhook_is_told_names_that_are_there(tree: Path) -> None:
     # Where it is asked whether it is ready, it answers.
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert values["health-probe-bind-address"] == f":{ports[container['readinessProbe']['httpGet']['port']]}"
+
+
+def test_without_cdi_plugin_and_init_container_agree_who_runs_the_hook() -> None:
+    found = by_name(render(PLUGIN / WITHOUT_CDI))
+    pod = found["DaemonSet", f"{OF_PLUGIN[1]}intel-fpga-plugin"]["spec"]["template"]["spec"]
+    (container,), (init,) = pod["containers"], pod["initContainers"]
+    told, _ = parse(flags_of(FpgaConfig), container["args"])
+    config = FpgaConfig.of(told)
+    assert (config.own_mode, config.starter) == ("region", "hooks.d")
+    values = {flag.name: flag.default for flag in fpgainit.FLAGS} | parse(fpgainit.FLAGS, init["args"])[0]
+    assert values["enable"] == "hooks.d"
+    assert {mount["mountPath"] for mount in init["volumeMounts"]} == {values["target"], values["hooks-dir"]}
 
 
 def test_the_example_mappings_are_those_of_the_operators_samples() -> None:
