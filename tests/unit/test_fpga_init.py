@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -104,7 +107,11 @@ def test_that_directory_need_not_be_mounted(host: Path) -> None:
     assert content(host / "fpga-sw") == PROGRAMS
 
 
-@pytest.mark.parametrize("theirs", ['{"hook": "/usr/bin/theirs"}', "no JSON", "[]"])
+@pytest.mark.parametrize(
+    "theirs",
+    ['{"hook": "/usr/bin/theirs"}', "no JSON", "[]", '{"a":' + "[" * 9000 + "]" * 9000 + "}"],
+    ids=["theirs", "no JSON", "a list", "deep"],
+)
 def test_a_definition_of_somebody_else_stays(host: Path, theirs: str) -> None:
     (host / "hooks.d" / DEFINITION).write_text(theirs)
     assert init(host) == 0
@@ -134,3 +141,32 @@ def test_a_file_that_cannot_be_replaced_is_named(host: Path, capsys: pytest.Capt
     err = capsys.readouterr().err
     assert "fpga-sw/fpga_tool" in err
     assert "Is a directory" in err
+
+
+@pytest.mark.parametrize("made", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_where_a_definition_may_be_stays(host: Path, made: Callable[[Path], None]) -> None:
+    made(host / "hooks.d" / DEFINITION)
+    assert init(host) == 0
+    assert (host / "hooks.d" / DEFINITION).exists()
+
+
+def test_what_does_not_fit_leaves_nothing_behind(host: Path) -> None:
+    put(host / "image", bytes(1 << 20))
+    words = [f"-source={host / 'image'}", f"-target={host / 'fpga-sw'}", f"-hooks-dir={host / 'hooks.d'}"]
+    code = (
+        "import resource, sys; from accelplane.cli.fpgainit import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.endswith("fpga-sw/.fpga_tool.accelplane-new: File too large\n")
+    assert content(host / "fpga-sw") == {}
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_what_cannot_be_told_is_an_error_of_its_own(host: Path) -> None:
+    words = [f"-source={host / 'image'}", f"-target={host / 'fpga-sw'}", f"-hooks-dir={host / 'hooks.d'}"]
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "accelplane.cli.fpgainit", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "accelplane-fpga-init: standard output: No space left on device\n")

@@ -12,6 +12,7 @@ import filecmp
 import json
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Generator, Mapping, Sequence
 
@@ -57,8 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _run({flag.name: flag.default for flag in FLAGS} | given)
     except (InitError, OSError) as error:
-        problem = f"{error.filename2 or error.filename}: {error.strerror}" if isinstance(error, OSError) else error
-        print(f"{PROGRAM}: {problem}", file=sys.stderr)
+        if isinstance(error, OSError):
+            error = f"{error.filename2 or error.filename or 'standard output'}: {error.strerror}"
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 1
     return 0
 
@@ -92,14 +94,13 @@ def _install(source: str, target: str) -> None:
         first = installed.setdefault((status.st_dev, status.st_ino), path)
         if _same(origin, path):
             continue
-        new = _passing(path)
-        if first != path:
-            os.link(first, new)
-        else:
-            shutil.copyfile(origin, new)
-            os.chmod(new, 0o755)  # noqa: S103 - all may look at cards, as with any program
-            _settle(new)
-        os.replace(new, path)
+        with _replacing(path) as new:
+            if first != path:
+                os.link(first, new)
+            else:
+                shutil.copyfile(origin, new)
+                os.chmod(new, 0o755)  # noqa: S103 - all may look at cards, as with any program
+                _settle(new)
         print(f"{path}: installed", flush=True)
 
 
@@ -113,25 +114,28 @@ def _same(origin: str, path: str) -> bool:
 
 
 def _write(path: str, data: bytes) -> None:
-    with open(new := _passing(path), "wb") as file:
-        file.write(data)
-        os.fchmod(file.fileno(), 0o644)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
+    with _replacing(path) as new:
+        with open(new, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), 0o644)
+        _settle(new)
     print(f"{path}: written", flush=True)
 
 
 def _link(to: str, path: str) -> None:
-    os.symlink(to, new := _passing(path))
-    os.replace(new, path)
+    with _replacing(path) as new:
+        os.symlink(to, new)
     print(f"{path}: leads to {to}", flush=True)
 
 
 def _forget(path: str) -> None:
     """Removes a definition of the hook, or a link to it, and nothing that somebody else may have put there."""
     try:
-        ours = os.readlink(path) == f"{HOME}/{DEFINITION}" if os.path.islink(path) else _runs_the_hook(path)
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            ours = os.readlink(path) == f"{HOME}/{DEFINITION}"
+        else:
+            ours = stat.S_ISREG(status.st_mode) and _runs_the_hook(path)
     except FileNotFoundError:
         return
     if ours:
@@ -146,17 +150,24 @@ def _runs_the_hook(path: str) -> bool:
         text = file.read(_DEFINITION_LIMIT)
     try:
         return msgspec.json.decode(text, type=_Definition).hook == HOOK
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return False
 
 
-def _passing(path: str) -> str:
+@contextlib.contextmanager
+def _replacing(path: str) -> Generator[str]:
     """A name for a new file until it is renamed. One that an earlier start left behind is removed."""
     directory, name = os.path.split(path)
     new = os.path.join(directory, f".{name}.accelplane-new")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new)
-    return new
+    try:
+        yield new
+        os.replace(new, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+        raise error if error.filename else InitError(f"{new}: {error.strerror}") from None
 
 
 def _settle(path: str) -> None:
@@ -164,6 +175,8 @@ def _settle(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        raise InitError(f"{path}: {error.strerror}") from None
     finally:
         os.close(descriptor)
 
