@@ -143,8 +143,7 @@ async def test_a_container_of_a_region_is_programmed_by_the_hook_or_does_not_sta
         file.write_text(written.replace("crihook", "oldhook"))
         await plugin.allocate(["dfl-fme.0"])
     assert [device.name for device in container.cdi_devices] == ["intel.cdi.k8s.io/fpga=dfl-fme.0"]
-    # What CDI does not give the container does not have.
-    assert list(container.devices) == []
+    assert [device.host_path for device in container.devices] == ["/dev/dfl-port.0"]
     assert dict(container.annotations) == {"com.intel.fpga.mode": "fpga.intel.com/region"}
     assert file.read_text() == written == (
         "---\n"
@@ -152,10 +151,6 @@ async def test_a_container_of_a_region_is_programmed_by_the_hook_or_does_not_sta
         "containerEdits: {}\n"
         "devices:\n"
         "- containerEdits:\n"
-        "    deviceNodes:\n"
-        "    - hostPath: /dev/dfl-port.0\n"
-        "      path: /dev/dfl-port.0\n"
-        "      permissions: rw\n"
         "    hooks:\n"
         "    - hookName: createRuntime\n"
         "      path: /opt/intel/fpga-sw/intel-fpga-crihook\n"
@@ -264,16 +259,16 @@ async def test_where_the_runtime_is_too_old_to_run_the_hook_there_are_regions_on
 @embedded_only("what the kubelet does is tested with the others")
 @pytest.mark.parametrize(
     "told",
-    [("containerd://1.6.20", "hooks.d"), ("containerd://2.1.5", "cdi"), ("containerd://1.10.0", "cdi"),
-     ("cri-o://1.6.0", "cdi"), ("containerd://unknown", "cdi"), ("", "cdi")],
+    [("containerd://1.6.20", "off"), ("containerd://2.1.5", "auto"), ("containerd://1.10.0", "only"),
+     ("cri-o://1.6.0", "auto"), ("containerd://unknown", "auto"), ("", "auto")],
     ids=" ".join,
 )  # fmt: skip
 async def test_a_runtime_of_which_that_is_not_known_keeps_no_region_back(
     node: tuple[NodeApi, Server], card: Card, kubelet: Kubelet, start_agent: Start, told: tuple[str, str]
 ) -> None:
-    (api, server), (runtime, hook) = node, told
+    (api, server), (runtime, cdi) = node, told
     api.node["status"]["nodeInfo"] = {"containerRuntimeVersion": runtime}
-    await start_agent(PATIENT, fpga=following(server.api, hook=hook))
+    await start_agent(PATIENT, fpga=following(server.api, cdi=cdi))
     await kubelet.until(lambda resources: resources == {REGION: (1, 1)})
 
 

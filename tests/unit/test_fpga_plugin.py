@@ -95,20 +95,27 @@ def test_region_mode_publishes_regions_that_the_hook_programs(tmp_path: Path, fa
     name = card.name("fme", 0)
     assert (device.resource, device.id) == (REGION, name)
     assert device.annotations == {"com.intel.fpga.mode": "fpga.intel.com/region"}
-    # Without CDI there is no hook, and must be no port.
-    assert device.nodes == ()
-    node = f"/dev/{card.name('port', 0)}"
+    assert nodes(device) == [card.name("port", 0)]
     hook = CdiHook("createRuntime", "/opt/intel/fpga-sw/intel-fpga-crihook")
-    cdi = CdiDevice(kind="intel.cdi.k8s.io/fpga", name=name, nodes=(CdiNode(node, node),), hooks=(hook,))
+    cdi = CdiDevice(kind="intel.cdi.k8s.io/fpga", name=name, hooks=(hook,))
     assert device.cdi == cdi
     assert cdi.file_name == f"intel.cdi.k8s.io-fpga-{name}.yaml"
     assert cdi.indispensable
     assert (device.topology, device.mounts, device.envs) == ((1,), (), {})
 
 
+def test_where_cdi_gives_the_ports_there_is_none_without_the_hook(tmp_path: Path) -> None:
+    one_port(tmp_path)
+    (device,) = devices(look(plugin("region", cdi="only"), tmp_path))
+    assert device.nodes == ()
+    hook = CdiHook("createRuntime", "/opt/intel/fpga-sw/intel-fpga-crihook")
+    node = CdiNode("/dev/dfl-port.0", "/dev/dfl-port.0")
+    assert device.cdi == CdiDevice(kind="intel.cdi.k8s.io/fpga", name="dfl-fme.0", nodes=(node,), hooks=(hook,))
+
+
 def test_where_the_hook_is_not_started_by_cdi_the_kubelet_gives_the_ports(tmp_path: Path) -> None:
     one_port(tmp_path)
-    (device,) = devices(look(plugin("region", hook="hooks.d"), tmp_path))
+    (device,) = devices(look(plugin("region", cdi="off"), tmp_path))
     assert (device.nodes, device.cdi) == ((DeviceNode("/dev/dfl-port.0"),), None)
     assert device.annotations == {"com.intel.fpga.mode": "fpga.intel.com/region"}
 
@@ -142,6 +149,7 @@ def test_ports_whose_regions_differ_are_different_regions_of_their_fme(tmp_path:
         (REGION, "dfl-fme.0", ["dfl-port.0"]),
         (f"region-{OTHER}", "dfl-fme.0", ["dfl-port.1"]),
     ]
+    found = devices(look(plugin("region", cdi="only"), tmp_path))
     # Each has a file of its own.
     assert [device.cdi.name for device in found if device.cdi] == [f"dfl-fme.0-{INTERFACE}", f"dfl-fme.0-{OTHER}"]
 

@@ -11,11 +11,11 @@ from accelplane.plugins.base import Config
 from accelplane.plugins.options import check_choice
 
 Mode: TypeAlias = Literal["af", "region", "regiondevel"]
-Starter: TypeAlias = Literal["cdi", "hooks.d"]
+CdiUse: TypeAlias = Literal["auto", "only", "off"]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 NAMINGS: tuple[Naming, ...] = get_args(Naming)
-STARTERS: tuple[Starter, ...] = get_args(Starter)
+CDI_USES: tuple[CdiUse, ...] = get_args(CdiUse)
 
 
 def as_mode(text: str) -> Mode | None:
@@ -49,13 +49,13 @@ class FpgaConfig(Config, frozen=True, kw_only=True):
     resource_naming: Annotated[
         str, Meta(description="how ports are named in mode af: default or legacy63 (April 2020); as at the webhook")
     ] = "default"
-    hook: Annotated[
+    cdi: Annotated[
         str,
         Meta(
-            description="who has the hook run that programs regions, in mode region: cdi, through which containers "
-            "then get their ports, too; or hooks.d (CRI-O without CDI), as at the init container"
+            description="what containers get through CDI in mode region: the hook (auto); only together with it the "
+            "ports, too (only); or nothing, for CRI-O runs the hook by hooks.d (off), as told to the init container"
         ),
-    ] = "cdi"
+    ] = "auto"
     wait_for_driver: Annotated[
         bool, Meta(description="wait for an FPGA driver that is not loaded at the start, instead of ending")
     ] = False
@@ -63,7 +63,7 @@ class FpgaConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, MODES)
         check_choice("resource-naming", self.resource_naming, NAMINGS)
-        check_choice("hook", self.hook, STARTERS)
+        check_choice("cdi", self.cdi, CDI_USES)
 
     @property
     def own_mode(self) -> Mode:
@@ -71,9 +71,9 @@ class FpgaConfig(Config, frozen=True, kw_only=True):
         return as_mode(self.mode) or "af"
 
     @property
-    def starter(self) -> Starter:
-        """`hook`, which was checked to be one."""
-        return next(starter for starter in STARTERS if starter == self.hook)
+    def cdi_use(self) -> CdiUse:
+        """`cdi`, which was checked to be one."""
+        return next(use for use in CDI_USES if use == self.cdi)
 
     @property
     def naming(self) -> Naming:

@@ -120,7 +120,7 @@ class NodeMode:
 def _obstacle(runtime: str) -> str:
     return (
         f"the node's runtime, {shown(runtime)}, has no CDI, so nobody would program the region; expected containerd "
-        "1.7 or newer, mode af or regiondevel, or -hook=hooks.d where something else runs the hook"
+        "1.7 or newer, mode af or regiondevel, or -cdi=off where something else runs the hook"
     )
 
 

@@ -69,7 +69,7 @@ class FpgaPlugin(Plugin[FpgaConfig]):
         afus = mode == "af"
         config, reading = self.config, read(host, afus=afus)
         known, obstacle = self._known_of(afus), self._node.obstacle
-        return published(host, reading, known, mode, config.naming, starter=config.starter, obstacle=obstacle)
+        return published(host, reading, known, mode, config.naming, cdi_use=config.cdi_use, obstacle=obstacle)
 
     async def background(self, host: Host, look_again: Callable[[], None]) -> None:
         await self._present.wait()

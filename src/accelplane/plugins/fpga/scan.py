@@ -5,8 +5,9 @@ when its firmware crashes, to nothing at all while a port is programmed or does 
 functions: `read` looks at the host, `recalled` completes that with what was known of the same ports before, and
 `published` makes devices of it. A port that crashes or cannot be read thus stays under its name, unhealthy.
 
-In mode region a container has its ports through CDI, which names the hook as well: where the runtime has no CDI, or
-has it switched off, a container is without a port rather than with one that nobody has programmed.
+In mode region the hook that programs reaches the runtime through CDI. A runtime that has it switched off starts the
+container without a word; who gives the ports through CDI only, too, has a container without a port there, rather than
+with one that nobody has programmed.
 """
 
 from collections import Counter
@@ -19,7 +20,7 @@ from accelplane.fpga.drivers import Driver, detect
 from accelplane.fpga.ids import CRASHED, MODE_ANNOTATION, REGION_MODE, IdError, Naming, af_type, region_type
 from accelplane.fpga.sysfs import Fault, Port
 from accelplane.host import Host, HostError
-from accelplane.plugins.fpga.config import Mode, Starter
+from accelplane.plugins.fpga.config import CdiUse, Mode
 
 CDI_KIND = "intel.cdi.k8s.io/fpga"
 HOOK = "/opt/intel/fpga-sw/intel-fpga-crihook"
@@ -107,7 +108,7 @@ def published(
     mode: Mode,
     naming: Naming,
     *,
-    starter: Starter,
+    cdi_use: CdiUse,
     obstacle: str,
 ) -> Iterator[Device | Skipped]:
     """The devices of a reading, whose ports were `known` as given before.
@@ -117,7 +118,7 @@ def published(
     ports = recalled(known, reading)
     # As sysfs lists them, whether they were read or recalled.
     in_order = sorted(ports.values(), key=lambda known: (known.container, known.port.name))
-    devices = _functions(host, in_order, naming) if mode == "af" else _regions(host, in_order, mode, starter, obstacle)
+    devices = _functions(host, in_order, naming) if mode == "af" else _regions(host, in_order, mode, cdi_use, obstacle)
     for device in devices:
         if isinstance(device, Device) and not device.healthy:
             host.note(f"{device.id} is unhealthy: {device.reason}")
@@ -159,9 +160,10 @@ def _functions(host: Host, ports: list[Known], naming: Naming) -> Iterator[Devic
         )
 
 
-def _regions(host: Host, ports: list[Known], mode: Mode, starter: Starter, obstacle: str) -> Iterator[Device]:
+def _regions(host: Host, ports: list[Known], mode: Mode, cdi_use: CdiUse, obstacle: str) -> Iterator[Device]:
     programmed = mode == "region"
-    by_cdi = programmed and starter == "cdi"
+    hooked = programmed and cdi_use != "off"
+    by_cdi = programmed and cdi_use == "only"
     regions: dict[tuple[str, str], list[Known]] = {}
     for known in ports:
         regions.setdefault((known.port.fme.path, known.interface), []).append(known)
@@ -169,15 +171,15 @@ def _regions(host: Host, ports: list[Known], mode: Mode, starter: Starter, obsta
     for (path, interface), members in regions.items():
         fme = members[0].port.fme
         problem = "; ".join(dict.fromkeys(known.problem for known in members if known.problem))
-        if by_cdi:
+        if hooked:
             problem = problem or obstacle
         nodes = [known.port.node for known in members]
         if not programmed:
             nodes.append(fme.node)
         cdi = CdiDevice(
             kind=CDI_KIND,
-            name=fme.name if regions_of[path] == 1 else f"{fme.name}-{interface}",
-            nodes=[CdiNode(node, node) for node in nodes],
+            name=f"{fme.name}-{interface}" if by_cdi and regions_of[path] > 1 else fme.name,
+            nodes=[CdiNode(node, node) for node in nodes if by_cdi],
             hooks=(CdiHook("createRuntime", HOOK),),
         )
         functions = dict.fromkeys(known.port.pci.path for known in members)
@@ -188,7 +190,7 @@ def _regions(host: Host, ports: list[Known], mode: Mode, starter: Starter, obsta
             reason=problem,
             nodes=() if by_cdi else [DeviceNode(node) for node in nodes],
             annotations={MODE_ANNOTATION: REGION_MODE} if programmed else {},
-            cdi=cdi if by_cdi else None,
+            cdi=cdi if hooked else None,
             topology=host.topology_of(*functions),
             attributes={
                 "driver": fme.driver.name,
