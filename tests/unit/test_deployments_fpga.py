@@ -270,7 +270,7 @@ def plugin(namespace: str, prefix: str, mode: str = "af", *, cdi: bool = True) -
         init["args"] = ["-enable=hooks.d"]
     container = {
         **plugin_container("intel-fpga-plugin", VOLUMES, resources(("30Mi", "80m"), ("60Mi", "160m"))),
-        "args": [f"-mode={mode}"] if cdi else [f"-mode={mode}", "-hook=hooks.d"],
+        "args": [f"-mode={mode}"] if cdi else [f"-mode={mode}", "-cdi=off"],
         "env": from_fields(NODE_NAME="spec.nodeName"),
         "terminationMessagePath": "/tmp/termination-log",
     }
@@ -346,7 +346,7 @@ def test_without_cdi_plugin_and_init_container_agree_who_runs_the_hook() -> None
     (container,), (init,) = pod["containers"], pod["initContainers"]
     told, _ = parse(flags_of(FpgaConfig), container["args"])
     config = FpgaConfig.of(told)
-    assert (config.own_mode, config.starter) == ("region", "hooks.d")
+    assert (config.own_mode, config.cdi_use) == ("region", "off")
     values = {flag.name: flag.default for flag in fpgainit.FLAGS} | parse(fpgainit.FLAGS, init["args"])[0]
     assert values["enable"] == "hooks.d"
     assert {mount["mountPath"] for mount in init["volumeMounts"]} == {values["target"], values["hooks-dir"]}
