@@ -169,6 +169,12 @@ def test_what_cannot_be_is_refused_in_words_for_its_user(document: Json, words: 
     assert refusal(document).startswith("container 'c': ")
 
 
+@pytest.mark.parametrize("one", [container({"a": 0}), container(env=[{"name": "FPGA_AFU"}])], ids=["none", "reserved"])
+def test_a_pod_that_takes_thousands_of_changes_is_refused(one: Json) -> None:
+    assert decided(pod(*[one] * 1000)).denial is None
+    assert refusal(pod(*[one] * 10_001)) == "container 'c': the pod takes more than 10000 changes up to here"
+
+
 def direct(*told: tuple[str, Any], units: int = 1, resource: str = REGION) -> Json:
     env = [{"name": name, "value": value} for name, value in told]
     return pod(container({resource.removeprefix("fpga.intel.com/"): units}, env=env))

@@ -27,6 +27,8 @@ _NUMBERED = re.compile(rf"({REGION_VARIABLE}|{AFU_VARIABLE})[1-9][0-9]{{0,4}}", 
 _REGIONS = f"{PREFIX}region-"
 # What a pod asks for, in all of its containers, is written out as variables; no node has so many regions.
 _MOST_UNITS = 1000
+# What a pod of 3 MB can ask for holds a server up for seconds.
+_MOST_OPERATIONS = 10_000
 
 
 class Resources(Struct, frozen=True):
@@ -89,6 +91,8 @@ def mutate(pod: Pod, names: Names, namespace: str = "") -> Decision:
                         f"the pod asks for {units} FPGA resources up to here, expected at most {_MOST_UNITS} in all"
                     )
                 operations += _mutated(container, requested, where, names, namespace, warnings=warnings)
+                if len(operations) > _MOST_OPERATIONS:
+                    raise _Refused(f"the pod takes more than {_MOST_OPERATIONS} changes up to here")
             except _Refused as error:
                 return _denied(f"container {container.name[:63]!a}: {error}")
     return Decision(operations, warnings=warnings) if operations or warnings else ALLOWED
