@@ -93,7 +93,7 @@ kube: $(ready)
 
 ## test-cluster: the tests on real clusters, two at once, for they mostly wait; as root. ARGS=… are pytest's own
 test-cluster: kube
-	$(PY) -m pytest --numprocesses 2 --dist loadfile -m cluster $(ARGS)
+	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m cluster $(ARGS)
 
 ## cluster: starts a real cluster with simulated GPUs and our images in it, to try things in; as root
 cluster: kube

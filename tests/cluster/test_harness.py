@@ -12,7 +12,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -398,20 +398,24 @@ def _machines(name: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Traces:
-    """What a running cluster has on this computer, remembered so that it can be looked for afterwards."""
+    """What a running cluster has on this computer, remembered so that it can be looked for afterwards.
+
+    `namespaces` are its machines' process namespaces, held open: other clusters come and go meanwhile, and the kernel
+    gives the numbers of what is gone to what is new.
+    """
 
     claim: state.Claim
-    namespaces: frozenset[str]
+    namespaces: Mapping[str, int]
 
     @classmethod
     def of(cls, claim: state.Claim | None) -> Traces:
         assert claim
-        own = {str(path.readlink()) for path in Path("/proc/self/ns").iterdir()}
-        seen: set[str] = set()
+        held: dict[str, int] = {}
         for parent in claim.machines().values():
             for first in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-                seen |= {str(path.readlink()) for path in Path(f"/proc/{first}/ns").iterdir()}
-        return cls(claim, frozenset(seen - own))
+                namespace = Path(f"/proc/{first}/ns/pid")
+                held[str(namespace.readlink())] = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+        return cls(claim, held)
 
     def processes(self) -> dict[str, str]:
         """Processes that are in one of the namespaces, or have the directory in their command line."""
@@ -419,7 +423,7 @@ class Traces:
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 command = (process / "cmdline").read_bytes().decode(errors="replace")
-                inside = {str(path.readlink()) for path in (process / "ns").iterdir()} & self.namespaces
+                inside = str((process / "ns/pid").readlink()) in self.namespaces
                 if inside or f"{self.claim.directory}/" in command:
                     found[process.name] = command.replace("\0", " ")
         return found
@@ -438,4 +442,7 @@ class Traces:
         assert self.namespaces
         with suppress(ClusterError):
             wait_until(lambda: not self.remains(), "the end")
-        assert self.remains() == []
+        remains = self.remains()
+        for descriptor in self.namespaces.values():
+            os.close(descriptor)
+        assert remains == []
