@@ -274,6 +274,9 @@ class KubeApi:
             changed = _reapplied(known, self._applied.get(whose, {}), asked.body)
             self._applied[whose] = asked.body
         elif asked.method == "PATCH":
+            version = asked.body.get("metadata", {}).get("resourceVersion")
+            if version and version != known["metadata"]["resourceVersion"]:
+                raise Answer(409, "the object has been modified")
             changed = _merged(known, asked.body)
         else:
             changed = known
@@ -430,5 +433,18 @@ def _without_version(thing: Object) -> Object:
 
 def _selected(thing: Object, parameters: dict[str, str]) -> bool:
     labels = thing["metadata"].get("labels") or {}
-    wanted = [part.partition("=") for part in parameters.get("labelSelector", "").split(",") if part]
-    return all(labels.get(name) == value for name, _, value in wanted)
+    by_label, by_field = (
+        [part.partition("=") for part in parameters.get(f"{what}Selector", "").split(",") if part]
+        for what in ("label", "field")
+    )
+    return all(labels.get(name) == value for name, _, value in by_label) and all(
+        _field(thing, path) == value for path, _, value in by_field
+    )
+
+
+def _field(thing: Object, path: str) -> str:
+    """What a field selector sees: the text of a field, empty for none."""
+    found: Any = thing
+    for name in path.split("."):
+        found = found.get(name) or {}
+    return str(found or "")

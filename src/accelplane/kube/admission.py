@@ -231,7 +231,8 @@ class Tally:
 class AdmissionServer:
     """Serves webhooks over HTTPS; `pages` are plain text for `GET`, such as `/healthz`.
 
-    `observe` is told of each review: its path, the status of HTTP that it gets, and the seconds that it took.
+    `observe` is told of each review: its path, its outcome (as in a `Tally`), the status of HTTP that it gets, and the
+    seconds that it took.
     """
 
     def __init__(
@@ -239,7 +240,7 @@ class AdmissionServer:
         webhooks: Iterable[Hook] = (),
         pages: Mapping[str, Page] | None = None,
         limits: HttpLimits | None = None,
-        observe: Callable[[str, int, float], None] | None = None,
+        observe: Callable[[str, str, int, float], None] | None = None,
     ) -> None:
         self.webhooks: dict[str, Hook] = {}
         self.tallies: dict[str, Tally] = {}
@@ -300,7 +301,7 @@ class AdmissionServer:
         tally.codes[code] += 1
         tally.seconds += seconds
         if self._observe is not None:
-            self._observe(path, code, seconds)
+            self._observe(path, outcome, code, seconds)
 
 
 def _judged(webhook: Hook, request: Request) -> tuple[_Asked, Decision]:

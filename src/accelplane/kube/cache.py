@@ -12,6 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
+from http import HTTPStatus
 from typing import Generic, TypeVar
 
 import msgspec
@@ -140,6 +141,29 @@ class Cache(Generic[T]):
         delay = min(patience.first_delay * 2 ** min(self._failures, 60), patience.max_delay)
         self._failures += 1
         await asyncio.sleep(max(at_least, delay * (0.5 + random.random())))  # noqa: S311 no secret
+
+    async def run_when_allowed(self, refused: Callable[[Refused], None], *, again: float) -> None:
+        """The same from when the account may list: roles are not there, or are changed, without a word to it.
+
+        `refused` is told of the refusal, once; after `again` seconds it is asked anew.
+        """
+        told = False
+        while (error := await self._refusal()) is not None:
+            if not told:
+                refused(error)
+                told = True
+            await asyncio.sleep(again)
+        await self.run()
+
+    async def _refusal(self) -> Refused | None:
+        selection = msgspec.structs.replace(self.selection, fields="metadata.name=none")
+        try:
+            await self._client.list(self.kind, selection)
+        except Refused as error:
+            return error if error.code == HTTPStatus.FORBIDDEN else None
+        except ApiError as error:
+            log.debug("%s", error)
+        return None
 
     async def _list(self) -> None:
         listing = await self._client.list(self.kind, self.selection, keep=self._keep)

@@ -10,6 +10,7 @@ server take them, nor does `kubectl describe` look there.
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import time
 import uuid
@@ -23,7 +24,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.events_v1 import Event
 
 from .client import Client
-from .errors import ApiError, NotFound, Refused
+from .errors import AlreadyExists, ApiError, NotFound, Refused
 from .objects import Object, api_of, metadata_of, micro_time
 
 log = logging.getLogger(__name__)
@@ -45,8 +46,9 @@ class _Key(NamedTuple):
 
 
 class _Known:
-    def __init__(self, event: Event) -> None:
+    def __init__(self, event: Event, *, once: bool) -> None:
         self.event = event
+        self.once = once
         self.count = 0
         self.written = 0
         self.last = 0.0
@@ -77,8 +79,13 @@ class Recorder:
         note: str,
         *,
         action: str = "Reconcile",
+        once: bool = False,
     ) -> None:
-        """Notes that something happened to an object. Never waits, never fails."""
+        """Notes that something happened to an object. Never waits, never fails.
+
+        What is to be said `once` is not counted, and has a name by which it is known who else said it: another
+        replica, or this one before it was started again.
+        """
         metadata = metadata_of(regarding)
         resource = api_of(type(regarding)).resource
         if len(note.encode()) > _MAX_NOTE:
@@ -86,12 +93,16 @@ class Recorder:
         now = time.monotonic()
         key = _Key(metadata.uid or "", f"{resource.kind}/{metadata.name}", kind, reason, action, note)
         known = self._known.get(key)
+        if known is not None and once:
+            known.last = now
+            return
         if known is None or now - known.last > _SERIES:
+            unique = hashlib.sha256("\0".join(key).encode()).hexdigest() if once else uuid.uuid4().hex
+            # no name is longer than 253, the object's or the event's
+            name = (metadata.name or "")[:236].rstrip("-.")
             known = self._known[key] = _Known(
                 Event(
-                    metadata=ObjectMeta(
-                        name=f"{metadata.name}.{uuid.uuid4().hex[:16]}", namespace=metadata.namespace or "default"
-                    ),
+                    metadata=ObjectMeta(name=f"{name}.{unique[:16]}", namespace=metadata.namespace or "default"),
                     eventTime=micro_time(datetime.now(UTC)),
                     type=kind,
                     reason=reason,
@@ -107,7 +118,8 @@ class Recorder:
                         uid=metadata.uid,
                         resourceVersion=metadata.resourceVersion,
                     ),
-                )
+                ),
+                once=once,
             )
         known.count += 1
         known.last = now
@@ -180,4 +192,8 @@ class Recorder:
                 log.debug("event %s: expired, made anew", metadata.name)
         if count > 1:
             known.event.series = EventSeries(count=count, lastObservedTime=micro_time(datetime.now(UTC)))
-        await self._client.create(known.event)
+        try:
+            await self._client.create(known.event)
+        except AlreadyExists:
+            if not known.once:
+                raise

@@ -1,6 +1,6 @@
 """What can be counted about controllers, under the names that dashboards for controllers expect.
 
-The names and labels are controller-runtime's and client-go's.
+The names and labels are controller-runtime's and client-go's; `accelplane_webhook_reviews` is our own.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -47,6 +47,9 @@ class Metrics:
             "Admission requests by status",
             ["webhook", "code"],
             registry=registry,
+        )
+        self.webhook_reviews = Counter(
+            "accelplane_webhook_reviews", "Reviews by what was decided", ["webhook", "outcome"], registry=registry
         )
         self.webhook_seconds = Histogram(
             "controller_runtime_webhook_latency_seconds",

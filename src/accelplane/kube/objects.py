@@ -58,6 +58,17 @@ class Metadata(msgspec.Struct, omit_defaults=True, kw_only=True):
     deletionTimestamp: str | None = None
 
 
+class Identity(msgspec.Struct, kw_only=True, gc=False):
+    """The metadata of what there are thousands of: as little as a cache needs."""
+
+    name: str | None = None
+    namespace: str | None = None
+    uid: str | None = None
+    generation: int | None = None
+    resourceVersion: str | None = None
+    ownerReferences: Sequence[OwnerReference] | None = None
+
+
 class Request(NamedTuple):
     """Which object to look at: the key of caches and queues. The namespace is empty for kinds that have none."""
 

@@ -51,8 +51,9 @@ def _certify(manager: Manager, certificate: Certificate, tls: ServingTls) -> Non
     manager.background(Trust(store, tls, settings).run)
 
 
-def _observed(metrics: Metrics) -> Callable[[str, int, float], None]:
-    def observe(path: str, code: int, seconds: float) -> None:
+def _observed(metrics: Metrics) -> Callable[[str, str, int, float], None]:
+    def observe(path: str, outcome: str, code: int, seconds: float) -> None:
+        metrics.webhook_reviews.labels(path, outcome).inc()
         metrics.webhook_requests.labels(path, str(code)).inc()
         metrics.webhook_seconds.labels(path).observe(seconds)
 

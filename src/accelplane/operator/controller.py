@@ -10,14 +10,13 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from http import HTTPStatus
 
 import msgspec
 
 from accelplane.kube.cache import Cache
-from accelplane.kube.client import Client, Selection
+from accelplane.kube.client import Selection
 from accelplane.kube.controller import Result, Terminal
-from accelplane.kube.errors import ApiError, Conflict, NotFound, Refused, Unreachable
+from accelplane.kube.errors import Conflict, NotFound, Refused, Unreachable
 from accelplane.kube.manager import Manager
 from accelplane.kube.objects import Request, request_of
 from accelplane.kube.owners import controller_of, owner_request
@@ -335,31 +334,14 @@ def controllers(
     manager.background(config_maps.run)
     # None of the manager's: not everybody's role allows to list nodes, and the rest works without.
     nodes = Cache(manager.client, Node, keep=labels_only, patience=manager.patience)
-    manager.background(lambda: _keep_nodes(manager.client, nodes))
+    manager.background(lambda: nodes.run_when_allowed(_without_nodes, again=_NODES_AGAIN))
     for family in families:
         made[family] = PluginController(manager, family, settings, config_maps, nodes)
     return made
 
 
-async def _keep_nodes(client: Client, nodes: Cache[Node]) -> None:
-    """Keeps the nodes from when it may: roles are not there, or are changed, without a word to whom they are for."""
-    told = False
-    while not await _may_list_nodes(client):
-        if not told:
-            log.info("nodes may not be listed: where two resources of a kind select the same ones is not told")
-            told = True
-        await asyncio.sleep(_NODES_AGAIN)
-    await nodes.run()
-
-
-async def _may_list_nodes(client: Client) -> bool:
-    try:
-        await client.list(Node, Selection(fields="metadata.name=none"))
-    except Refused as error:
-        return error.code != HTTPStatus.FORBIDDEN
-    except ApiError as error:
-        log.debug("%s", error)
-    return True
+def _without_nodes(_error: Refused) -> None:
+    log.info("nodes may not be listed: where two resources of a kind select the same ones is not told")
 
 
 def _asked(resource: CustomResource) -> tuple[str | None, int | None]:

@@ -13,7 +13,7 @@ from lightkube.core.resource import GlobalResource, NamespacedResourceG
 from lightkube.models.meta_v1 import OwnerReference
 from msgspec.structs import astuple
 
-from accelplane.kube.objects import Metadata, api, document_of
+from accelplane.kube.objects import Identity, Metadata, api, document_of
 from accelplane.operator import models
 from accelplane.operator.jsontypes import JsonObject
 
@@ -90,17 +90,6 @@ class DaemonSet(NamespacedResourceG, msgspec.Struct, kw_only=True, omit_defaults
     def document(self) -> JsonObject:
         """The DaemonSet as an object."""
         return msgspec.json.decode(msgspec.json.encode(document_of(self)))
-
-
-class Identity(msgspec.Struct, kw_only=True, gc=False):
-    """The metadata of what there are thousands of: as little as a cache needs."""
-
-    name: str | None = None
-    namespace: str | None = None
-    uid: str | None = None
-    generation: int | None = None
-    resourceVersion: str | None = None
-    ownerReferences: Sequence[OwnerReference] | None = None
 
 
 class PodPlace(msgspec.Struct, gc=False):
