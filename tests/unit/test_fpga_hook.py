@@ -1,6 +1,7 @@
 """What the OCI hook does with a container's request."""
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from trees import write
 
 from accelplane.fpga.hook import HookError, Outcome, claims, read_request, run
 from accelplane.fpga.ids import CRASHED
-from accelplane.fpga.program import Patience, TimedOut
+from accelplane.fpga.program import LOCKS, Patience, TimedOut
 from accelplane.fpga.request import Pair, Request
 from accelplane.host import Host
 
@@ -157,6 +158,17 @@ class TestRun:
             os.close(read_end)
             os.close(write_end)
 
+    def test_who_waits_for_others_until_the_end_says_so(self, tmp_path: Path) -> None:
+        one_port(tmp_path)
+        stored(tmp_path, NLB3)
+        lock = write(tmp_path / LOCKS[1:] / "dfl-fme.0.lock", "")
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with pytest.raises(
+                HookError, match=r"0: dfl-fme\.0: somebody else has been programming it for \S+ s \(/run"
+            ):
+                run(Host(tmp_path), asking(NLB3), patience=Patience(2, 1, 60))
+
     def test_a_port_that_never_answers_is_not_passed_over_for_the_next(self, tmp_path: Path) -> None:
         one_port(tmp_path)
         host = Host(tmp_path)
@@ -206,6 +218,19 @@ class TestReadRequest:
         with pytest.raises(HookError, match=r"config\.json': not a regular file"):
             read_request(self.state(tmp_path))
         os.close(writer)
+
+
+def test_a_hook_without_memory_says_so(tmp_path: Path) -> None:
+    with open(tmp_path / "config.json", "wb") as file:
+        file.truncate(16 << 20)
+    code = (
+        "import resource, sys; from accelplane.cli.fpgahook import main\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20),) * 2); sys.exit(main())"
+    )
+    state = json.dumps({"bundle": str(tmp_path)})
+    done = subprocess.run([sys.executable, "-c", code], input=state, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "intel-fpga-crihook: not enough memory\n")
 
 
 def test_a_hook_with_nothing_to_do_carries_little() -> None:

@@ -37,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         request = read_request(state, require_mode=bool(given.get("require-annotation")))
         left = max(0.1, round(seconds - (time.monotonic() - begun), 1))
         run(host, request, patience=PATIENCE._replace(seconds=left))
-    except (FpgaError, HostError) as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+    except (FpgaError, HostError, MemoryError) as error:
+        print(f"{PROGRAM}: {str(error) or 'not enough memory'}", file=sys.stderr)
         return 1
     finally:
         for note in host.notes:

@@ -131,8 +131,8 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
         if not isinstance(error, BrokenPipeError):
             print(f"{name}: standard output: {error.strerror}", file=sys.stderr)
         return 1
-    except (FpgaError, HostError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
+    except (FpgaError, HostError, MemoryError) as error:
+        print(f"{name}: {str(error) or 'not enough memory'}", file=sys.stderr)
         return 1
     finally:
         for note in given.host.notes:

@@ -49,9 +49,10 @@ def read_request(state: bytes, *, require_mode: bool = False) -> Request:
     try:
         # O_NONBLOCK: a FIFO must not hold the runtime.
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise HookError(f"{shown(path, _LONGEST_PATH)}: not a regular file")
-            data = file.read(CONFIG_LIMIT + 1)
+            data = file.read(min(status.st_size, CONFIG_LIMIT) + 1)
     except OSError as error:
         raise HookError(f"{shown(path, _LONGEST_PATH)}: {error.strerror}") from None
     return parse_config(data, path)

@@ -194,11 +194,10 @@ def _program(call: Call, port: Port, node: str, data: "array[int]", *, deadline:
 
 
 def _settled(host: Host, port: Port, deadline: float, patience: Patience) -> str:
-    while (found := afu_id(host, port)) is None:
-        if time.monotonic() >= deadline:
-            raise TimedOut(f"{port.name}: still disabled {patience.seconds:g} s after its programming was begun")
-        _pause(deadline, patience)
-    return found
+    with _in_vain(f"{port.name}: still disabled {patience.seconds:.3g} s after its programming was begun"):
+        while (found := afu_id(host, port)) is None:
+            _wait(deadline, patience)
+        return found
 
 
 def _move(host: Host, fme: Fme, operation: ioctl.Operation, number: int, *, call: Call, patience: Patience) -> None:
@@ -210,8 +209,6 @@ def _move(host: Host, fme: Fme, operation: ioctl.Operation, number: int, *, call
 
 @contextlib.contextmanager
 def _locked(host: Host, fme: Fme, deadline: float, patience: Patience) -> Generator[None]:
-    import fcntl  # noqa: PLC0415 - not on the way of a hook that has nothing to do
-
     path = f"{LOCKS}/{fme.name}.lock"
     try:
         descriptor = _lock_file(host, f"{fme.name}.lock")
@@ -219,21 +216,24 @@ def _locked(host: Host, fme: Fme, deadline: float, patience: Patience) -> Genera
         advice = "; expected to run as root" if error.errno in (errno.EACCES, errno.EPERM) else ""
         raise ProgramError(f"{path}: cannot be locked: {error.strerror}{advice}") from None
     try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise TimedOut(
-                        f"{fme.name}: somebody else has been programming it for {patience.seconds:g} s ({path})"
-                    ) from None
-            except OSError as error:
-                raise ProgramError(f"{path}: cannot be locked: {error.strerror}") from None
-            _pause(deadline, patience)
+        with _in_vain(f"{fme.name}: somebody else has been programming it for {patience.seconds:.3g} s ({path})"):
+            while not _taken(descriptor, path):
+                _wait(deadline, patience)
         yield
     finally:
         os.close(descriptor)
+
+
+def _taken(descriptor: int, path: str) -> bool:
+    import fcntl  # noqa: PLC0415 - not on the way of a hook that has nothing to do
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise ProgramError(f"{path}: cannot be locked: {error.strerror}") from None
 
 
 def _lock_file(host: Host, name: str) -> int:
@@ -251,6 +251,22 @@ def _lock_file(host: Host, name: str) -> int:
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=place)
     finally:
         os.close(place)
+
+
+@contextlib.contextmanager
+def _in_vain(problem: str) -> Generator[None]:
+    """Says what was waited for, whichever comes first, our own deadline or the alarm of `limited`."""
+    try:
+        yield
+    except TimedOut:
+        raise TimedOut(problem) from None
+
+
+def _wait(deadline: float, patience: Patience) -> None:
+    """Pauses. Raises `TimedOut`."""
+    if time.monotonic() >= deadline:
+        raise TimedOut("the time is over")
+    _pause(deadline, patience)
 
 
 def _pause(deadline: float, patience: Patience) -> None:
