@@ -157,6 +157,7 @@ async def test_it_is_ready_when_its_webhooks_can_be_reached(start: Start) -> Non
         (["-devices=gpu", "-devices=tpu"], 1, "-devices: 'tpu': expected one of dlb, dsa"),
         (["-devices=gpu", "-devices=gpu"], 1, "-devices: 'gpu': is there twice"),
         (["-image-upgrade=yes"], 1, "-image-upgrade: 'yes': expected one of spec, daemonset, off"),
+        (["-fpga-resource-naming=old"], 1, "-fpga-resource-naming: 'old': expected one of default, legacy63"),
         (["-image-minimum=new"], 1, "-image-minimum: 'new': expected a version"),
         (
             ["-metrics-bind-address=x"],
@@ -192,6 +193,7 @@ def test_flags_and_environment_say_what_go_s_operator_would_read() -> None:
     given, _ = parse(operator.FLAGS, ["--devices=qat", "-devices", "npu", "--deviceplugin-namespace=n", "-v=2"])
     values = {flag.name: flag.default for flag in operator.FLAGS} | given
     assert operator.options(values | {"name-prefix": "mine-"}, {}).settings.prefix == "mine-"
+    assert operator.options(values | {"fpga-resource-naming": "legacy63"}, {}).settings.fpga_naming == "legacy63"
     found = operator.options(values, {"DEVICEPLUGIN_SECRET": "s", "INTEL_GPU_PLUGIN_SHA": "x@sha256:0", "HOME": "/"})
     assert found.families == ["qat", "npu"]
     assert (found.settings.namespace, found.settings.pull_secret) == ("n", "s")

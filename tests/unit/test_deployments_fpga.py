@@ -2,10 +2,12 @@
 field.
 
 The tables are the specification's. Beyond them are a readiness probe, namespaces that say which pods they admit, an
-account of the webhook's own, the right to watch nodes, the counts of what was programmed, and certificates that need
-no cert-manager. Nobody leads, so nothing may be done to leases and events. `kubectl` renders.
+account of the webhook's own, the right to watch nodes, the counts of what was programmed, certificates that need no
+cert-manager, and rights to write statuses and events and to see whom they are about. Nobody leads, so nothing may be
+done to leases. `kubectl` renders.
 """
 
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 
@@ -51,15 +53,20 @@ def one(api: str, kind: str, name: str, namespace: str = "", **fields: object) -
     return {"apiVersion": api, "kind": kind, "metadata": metadata, **fields}
 
 
-def role(kind: str, names: tuple[str, str], rule: Object, account: tuple[str, str]) -> list[Object]:
-    """A role of one rule, and the binding that gives it to an account, which is a namespace and a name."""
+def role(kind: str, names: tuple[str, str], rules: list[Object], account: tuple[str, str]) -> list[Object]:
+    """A role, and the binding that gives it to an account, which is a namespace and a name."""
     namespace = account[0] if kind == "Role" else ""
     reference = {"apiGroup": RBAC, "kind": kind, "name": names[0]}
     subject = {"kind": "ServiceAccount", "name": account[1], "namespace": account[0]}
     return [
-        one(f"{RBAC}/v1", kind, names[0], namespace, rules=[rule]),
+        one(f"{RBAC}/v1", kind, names[0], namespace, rules=rules),
         one(f"{RBAC}/v1", f"{kind}Binding", names[1], namespace, roleRef=reference, subjects=[subject]),
     ]
+
+
+def allowed(group: str, resources: Sequence[str], verbs: str) -> Object:
+    """A rule of a role."""
+    return {"apiGroups": [group], "resources": [*resources], "verbs": verbs.split()}
 
 
 def definitions() -> list[Object]:
@@ -157,14 +164,17 @@ def deployment(namespace: str, prefix: str, *, own_certificate: bool = False) ->
 
 
 def rights(namespace: str, prefix: str) -> list[Object]:
-    rule = {
-        "apiGroups": ["fpga.intel.com"],
-        "resources": ["acceleratorfunctions", "fpgaregions"],
-        "verbs": ["list", "watch"],
-    }
+    kinds = ("acceleratorfunctions", "fpgaregions")
+    rules = [
+        allowed("fpga.intel.com", kinds, "list watch"),
+        # The original's is without these.
+        allowed("fpga.intel.com", [f"{kind}/status" for kind in kinds], "patch"),
+        allowed("", ("nodes", "pods"), "list watch"),
+        allowed("events.k8s.io", ("events",), "create patch"),
+    ]
     account = f"{prefix}webhook"
     names = (f"{prefix}manager-role", f"{prefix}manager-rolebinding")
-    return [one("v1", "ServiceAccount", account, namespace), *role("ClusterRole", names, rule, (namespace, account))]
+    return [one("v1", "ServiceAccount", account, namespace), *role("ClusterRole", names, rules, (namespace, account))]
 
 
 def certificates(namespace: str, prefix: str) -> list[Object]:
@@ -194,8 +204,8 @@ def own_certificates(namespace: str, prefix: str) -> list[Object]:
     }
     return [
         one("v1", "Secret", name, namespace, type="Opaque"),
-        *role("Role", (name, name), secret, account),
-        *role("ClusterRole", (name, name), trust, account),
+        *role("Role", (name, name), [secret], account),
+        *role("ClusterRole", (name, name), [trust], account),
     ]
 
 
@@ -281,7 +291,7 @@ def plugin(namespace: str, prefix: str, mode: str = "af", *, cdi: bool = True) -
     labels = {f"{POD_SECURITY}/{what}": "privileged" for what in ("enforce", "audit", "warn")}
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}},
-        *role("ClusterRole", (f"{prefix}node-getter", f"{prefix}get-nodes"), rule, (namespace, "default")),
+        *role("ClusterRole", (f"{prefix}node-getter", f"{prefix}get-nodes"), [rule], (namespace, "default")),
         daemonset,
     ]
 

@@ -62,8 +62,8 @@ COMMON = {
     "ServiceAccount": "controller-manager plugins",
     "Role": "leader-election-role manager-role plugins-scc-role",
     "RoleBinding": "leader-election-rolebinding manager-rolebinding plugins-scc-rolebinding",
-    "ClusterRole": "manager-role metrics-reader proxy-role",
-    "ClusterRoleBinding": "manager-rolebinding proxy-rolebinding",
+    "ClusterRole": "fpga-names-role manager-role metrics-reader proxy-role",
+    "ClusterRoleBinding": "fpga-names-rolebinding manager-rolebinding proxy-rolebinding",
     "Service": "webhook-service",
     "Deployment": "controller-manager",
     "MutatingWebhookConfiguration": "mutating-webhook-configuration",
@@ -414,11 +414,18 @@ CERTIFY = grants(".", "", ["secrets"], "get patch", [f"{PREFIX}own-certificate"]
 )  # fmt: skip
 # To know which nodes selectors mean.
 SEE_NODES = grants("", "", ["nodes"], "list watch")
+# To tell who may have an FPGA by a name, how many nodes have it, and why a pod waits for ever.
+TELL_OF_FPGAS = (
+    grants("", "fpga.intel.com", ["acceleratorfunctions/status", "fpgaregions/status"], "patch")
+    | SEE_NODES
+    | TELL_ANYWHERE
+)
 MORE = {
-    DEFAULT: BIND | TELL | CERTIFY,
-    CERT_MANAGER: BIND | TELL,
-    OCP: TELL_ANYWHERE,
+    DEFAULT: BIND | TELL | CERTIFY | TELL_OF_FPGAS,
+    CERT_MANAGER: BIND | TELL | TELL_OF_FPGAS,
+    OCP: TELL_OF_FPGAS,
     **dict.fromkeys(DEVICES, BIND | TELL | CERTIFY),
+    "device/fpga": BIND | TELL | CERTIFY | TELL_OF_FPGAS,
     "overlays/node-overlaps": SEE_NODES,
 }
 
@@ -452,11 +459,13 @@ def test_it_can_be_applied_over_the_original() -> None:
     assert operator_of(DEFAULT)["spec"]["selector"] == {"matchLabels": LABELS}
 
 
-def test_rights_that_the_original_has_and_nobody_needs_are_gone() -> None:
-    found = granted(render(TREE / DEFAULT), f"{PREFIX}controller-manager")
+@pytest.mark.parametrize("directory", [DEFAULT, "device/qat"])
+def test_rights_that_the_original_has_and_nobody_needs_are_gone(directory: str) -> None:
+    found = granted(render(TREE / directory), f"{PREFIX}controller-manager")
     for grant in (
         Grant("", "", "nodes/proxy", "", "get"),
-        Grant("", "", "pods", "", "list"),
+        # Pods that wait for an FPGA may be anywhere.
+        *([] if directory == DEFAULT else [Grant("", "", "pods", "", "list")]),
         Grant("", "", "serviceaccounts", "", "create"),
         Grant("", "apps", "daemonsets", "", "patch"),
         Grant("", "security.openshift.io", "securitycontextconstraints", "privileged", "use"),

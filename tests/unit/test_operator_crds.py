@@ -1,14 +1,19 @@
 """The custom resource definitions are made from the types, and are those of Go's operator, field by field."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from customresources import SAMPLES, sample
 
+from accelplane.admission.mapping_status import MappingStatus
+from accelplane.kube.conditions import condition
 from accelplane.operator import crds, models
+from accelplane.operator.schemas import violations
 
 BASES = Path(__file__).parents[2] / "deploy" / "operator" / "crd" / "bases"
 Schema = dict[str, Any]
@@ -85,7 +90,8 @@ DEFINITIONS: dict[str, Any] = {each["spec"]["names"]["kind"]: each for each in c
 
 
 def version_of(kind: str) -> Schema:
-    (version,) = DEFINITIONS[kind]["spec"]["versions"]
+    """The version that is stored."""
+    (version,) = (each for each in DEFINITIONS[kind]["spec"]["versions"] if each["storage"])
     return version
 
 
@@ -169,12 +175,11 @@ def test_a_mapping_of_fpgas_is_as_ever(kind: str, short: str, fields: dict[str, 
     assert definition["metadata"] == {"name": f"{kind.lower()}s.fpga.intel.com"}
     assert definition["spec"]["scope"] == "Namespaced"
     assert definition["spec"]["names"]["shortNames"] == [short]
-    assert version["name"] == "v2"
-    assert "subresources" not in version
-    assert "additionalPrinterColumns" not in version
+    assert (version["name"], version["served"]) == ("v2", True)
     top = plain(version["schema"]["openAPIV3Schema"])
     assert top["required"] == ["spec"]
-    assert top["properties"]["status"] == {"type": "object"}
+    assert top["properties"]["status"]["type"] == "object"
+    assert "required" not in top["properties"]["status"]
     assert top["properties"]["spec"] == {
         "type": "object",
         "required": sorted(fields),
@@ -182,8 +187,41 @@ def test_a_mapping_of_fpgas_is_as_ever(kind: str, short: str, fields: dict[str, 
     }
 
 
+# Beyond the original's, which serves v2 alone, shows the name and the age, and has a status without fields.
+COLUMNS_OF_MAPPINGS = [
+    ("Resource", "string", ".status.resource"),
+    ("Mode", "string", ".spec.mode"),
+    ("Nodes", "integer", ".status.nodes"),
+    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
+    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason'),
+    ("Age", "date", ".metadata.creationTimestamp"),
+]
+
+
+@pytest.mark.parametrize("kind", ["AcceleratorFunction", "FpgaRegion"])
+def test_a_mapping_of_fpgas_has_a_status_columns_and_the_version_of_2020(kind: str) -> None:
+    spec = DEFINITIONS[kind]["spec"]
+    assert (spec["conversion"], spec["preserveUnknownFields"]) == ({"strategy": "None"}, False)
+    stored, old = spec["versions"]
+    assert (old["name"], old["served"], old["storage"], old["deprecated"]) == ("v1", True, False, True)
+    assert f"fpga.intel.com/v1 {kind} is deprecated: write fpga.intel.com/v2 {kind}" in old["deprecationWarning"]
+    for field in ("schema", "subresources", "additionalPrinterColumns"):
+        assert old[field] == stored[field]
+    assert stored["subresources"] == {"status": {}}
+    columns = [each for each in COLUMNS_OF_MAPPINGS if kind == "AcceleratorFunction" or each[0] != "Mode"]
+    assert [(each["name"], each["type"], each["jsonPath"]) for each in stored["additionalPrinterColumns"]] == columns
+
+
+@pytest.mark.parametrize("kind", ["AcceleratorFunction", "FpgaRegion"])
+def test_the_status_of_a_mapping_is_what_is_written(kind: str) -> None:
+    status = version_of(kind)["schema"]["openAPIV3Schema"]["properties"]["status"]
+    assert {*status["properties"]} == {*MappingStatus.__struct_encode_fields__}
+    written = MappingStatus("fpga.intel.com/x", 3, 1, [condition("Ready", True, "Offered", "said", generation=1)])
+    assert [*violations(json.loads(msgspec.json.encode(written)), status)] == []
+
+
 def test_every_field_and_kind_says_what_it_is() -> None:
-    for kind in models.BY_KIND:
+    for kind in DEFINITIONS:
         top = version_of(kind)["schema"]["openAPIV3Schema"]
         assert top["description"].endswith(".")
         for part in ("spec", "status"):

@@ -258,6 +258,11 @@ def test_without_an_init_image_there_is_no_init_container(family: str) -> None:
     assert pod(family)["volumes"] == plain["volumes"]
 
 
+def test_an_fpga_plugin_is_told_of_names_that_are_not_the_usual_ones() -> None:
+    (container,) = pod("fpga", settings=Settings(fpga_naming="legacy63"))["containers"]
+    assert container["args"] == ["-v", "0", "-mode", "af", "-resource-naming", "legacy63"]
+
+
 def test_fpga_always_has_an_init_container_between_its_volumes() -> None:
     settings = Settings(images=ImagePolicy(minimum="0.31.1", target="0.36.0"))
     assert pod("fpga", settings=settings)["initContainers"][0]["image"] == "intel/intel-fpga-initcontainer:0.36.0"

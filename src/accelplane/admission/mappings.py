@@ -10,7 +10,7 @@ A namespace's names follow from its objects alone: they are made anew after each
 from collections.abc import Iterable, Mapping, Sequence
 
 from lightkube.core.resource import NamespacedResourceG
-from msgspec import Struct, field
+from msgspec import Raw, Struct, field
 
 from accelplane.fpga.ids import NAMESPACE, IdError, Naming, af_type, region_type, resource
 from accelplane.kube.admission import ALLOWED, Decision, Review, Validator
@@ -23,6 +23,9 @@ FUNCTION_PATH = "/validate-fpga-intel-com-v2-acceleratorfunction"
 MODES = ("af", "region")
 
 _PLACE = "namespace"
+_NOTHING = Raw(b"null")
+# What may stand behind the slash in what a pod asks for; the names of objects may be longer.
+_LONGEST_NAME = 63
 
 
 class FunctionSpec(Struct, frozen=True, rename="camel"):
@@ -36,10 +39,11 @@ class RegionSpec(Struct, frozen=True, rename="camel"):
 
 
 class AcceleratorFunction(NamespacedResourceG, Struct, kw_only=True):
-    """A function for pods of its namespace, with the fields that decide."""
+    """A function for pods of its namespace, with the fields that decide. The status is what was said of it last."""
 
     metadata: Metadata
     spec: FunctionSpec = field(default_factory=FunctionSpec)
+    status: Raw = _NOTHING
     _api_info = api(GROUP, "v2", "AcceleratorFunction", "acceleratorfunctions")
 
 
@@ -48,6 +52,7 @@ class FpgaRegion(NamespacedResourceG, Struct, kw_only=True):
 
     metadata: Metadata
     spec: RegionSpec = field(default_factory=RegionSpec)
+    status: Raw = _NOTHING
     _api_info = api(GROUP, "v2", "FpgaRegion", "fpgaregions")
 
 
@@ -66,15 +71,25 @@ class Target(Struct, frozen=True):
     pair: Pair | None = None
 
 
+class Fault(Struct, frozen=True):
+    """Why a name stands for nothing: in a word for programs, and for people."""
+
+    reason: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class Names(Struct, frozen=True):
     """What pods of one namespace may ask for.
 
-    `faulty` are names that stand for nothing, with the reason. `programmable` are the pairs that a pod which names its
+    `faulty` are names that stand for nothing, and why. `programmable` are the pairs that a pod which names its
     region itself may carry, by the region's resource.
     """
 
     targets: Mapping[str, Target] = {}
-    faulty: Mapping[str, str] = {}
+    faulty: Mapping[str, Fault] = {}
     resources: frozenset[str] = frozenset()
     programmable: Mapping[str, frozenset[Pair]] = {}
 
@@ -87,29 +102,31 @@ def names_of(
 ) -> Names:
     """What these objects, which are all of one namespace, stand for."""
     targets: dict[str, Target] = {}
-    faulty: dict[str, str] = {}
+    faulty: dict[str, Fault] = {}
     found: list[Target] = []
     for each in functions:
         name = f"{PREFIX}{each.metadata.name}"
         try:
-            targets[name] = _function(each.spec, naming)
+            targets[name] = target_of(each, naming)
         except IdError as error:
-            faulty[name] = f"AcceleratorFunction {each.metadata.name!a}: {error}"
+            faulty[name] = Fault("NoResourceName", f"AcceleratorFunction {each.metadata.name!a}: {error}")
         else:
             found.append(targets[name])
     for each in regions:
         name = f"{PREFIX}{each.metadata.name}"
         twice = name in targets or name in faulty
         try:
-            target = Target(resource(region_type(each.spec.interface_id)), "regiondevel")
+            target = target_of(each, naming)
         except IdError as error:
-            faulty[name] = f"FpgaRegion {each.metadata.name!a}: {error}"
+            faulty[name] = Fault("NoResourceName", f"FpgaRegion {each.metadata.name!a}: {error}")
         else:
             found.append(target)
             targets[name] = target
         if twice:
             targets.pop(name, None)
-            faulty[name] = f"there is an AcceleratorFunction and a FpgaRegion of the name {each.metadata.name!a}"
+            faulty[name] = Fault(
+                "NameConflict", f"there is an AcceleratorFunction and a FpgaRegion of the name {each.metadata.name!a}"
+            )
     programmable: dict[str, set[Pair]] = {}
     for target in found:
         if target.pair is not None:
@@ -122,31 +139,33 @@ def names_of(
     )
 
 
-def _function(spec: FunctionSpec, naming: Naming) -> Target:
-    """Raises `IdError`."""
+def target_of(thing: AcceleratorFunction | FpgaRegion, naming: Naming = "default") -> Target:
+    """What one object stands for by itself. Raises `IdError`."""
+    spec = thing.spec
+    if isinstance(spec, RegionSpec):
+        return Target(resource(region_type(spec.interface_id)), "regiondevel")
     if spec.mode == "af":
         return Target(resource(af_type(spec.interface_id, spec.afu_id, naming)), "af")
     pair = Pair(spec.interface_id, spec.afu_id) if spec.mode == "region" else None
     return Target(resource(region_type(spec.interface_id)), spec.mode, pair)
 
 
+def fault_of(thing: AcceleratorFunction | FpgaRegion, names: Names) -> Fault | None:
+    """Why pods that ask for this object, which is one of those that have these names, are refused."""
+    name = thing.metadata.name or ""
+    if isinstance(thing, AcceleratorFunction) and thing.spec.mode not in MODES:
+        return Fault("UnknownMode", f"spec.mode: {thing.spec.mode[:40]!a}: expected one of {', '.join(MODES)}")
+    if len(name) > _LONGEST_NAME:
+        return Fault("NameTooLong", f"its name has {len(name)} characters, pods can ask for at most {_LONGEST_NAME}")
+    return names.faulty.get(f"{PREFIX}{name}")
+
+
 def checker(naming: Naming = "default") -> Validator[AcceleratorFunction]:
     """The webhook that warns of functions no pod will get. It refuses none: those that are stored stay editable."""
 
     def decide(_review: Review, function: AcceleratorFunction) -> Decision:
-        mode = function.spec.mode
-        if mode not in MODES:
-            return Decision(
-                warnings=[
-                    f"spec.mode: {mode[:40]!a}: expected one of {', '.join(MODES)}; pods that ask for it are refused"
-                ]
-            )
-        faulty = names_of([function], [], naming).faulty
-        return (
-            Decision(warnings=[f"pods that ask for it are refused: {why}" for why in faulty.values()])
-            if faulty
-            else ALLOWED
-        )
+        fault = fault_of(function, names_of([function], [], naming))
+        return Decision(warnings=[f"pods that ask for it are refused: {fault}"]) if fault else ALLOWED
 
     return Validator(FUNCTION_PATH, AcceleratorFunction, decide)
 
@@ -157,9 +176,9 @@ class Mappings:
     def __init__(
         self, functions: Cache[AcceleratorFunction], regions: Cache[FpgaRegion], naming: Naming = "default"
     ) -> None:
-        self._functions = functions
-        self._regions = regions
-        self._naming: Naming = naming
+        self.functions = functions
+        self.regions = regions
+        self.naming: Naming = naming
         self._known: dict[str, Names] = {}
         functions.add_index(_PLACE, _namespace)
         regions.add_index(_PLACE, _namespace)
@@ -170,17 +189,23 @@ class Mappings:
         """What pods of a namespace may ask for."""
         known = self._known.get(namespace)
         if known is None:
-            functions = self._functions.by_index(_PLACE, namespace)
-            regions = self._regions.by_index(_PLACE, namespace)
+            functions = self.functions.by_index(_PLACE, namespace)
+            regions = self.regions.by_index(_PLACE, namespace)
             if not functions and not regions:
                 return NONE
-            known = self._known[namespace] = names_of(functions, regions, self._naming)
+            known = self._known[namespace] = names_of(functions, regions, self.naming)
         return known
 
     def _forget(self, *changed: AcceleratorFunction | FpgaRegion | None) -> None:
         for each in changed:
             if each is not None:
                 self._known.pop(each.metadata.namespace or "", None)
+
+
+def own(thing: AcceleratorFunction | FpgaRegion) -> None:
+    """Keeps of an object what decides, and its status, in memory of their own."""
+    thing.metadata.annotations = thing.metadata.labels = None
+    thing.status = thing.status.copy()
 
 
 def _namespace(thing: AcceleratorFunction | FpgaRegion) -> Sequence[str]:

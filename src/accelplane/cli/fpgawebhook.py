@@ -2,7 +2,7 @@
 alone in a process.
 
 It follows the AcceleratorFunctions and FpgaRegions of all namespaces, and serves once it has them: every replica has
-them, so nobody has to lead.
+them, so nobody has to lead. Their statuses are kept too, where the account's role allows that.
 """
 
 import sys
@@ -45,11 +45,11 @@ def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     return run_in_cluster(program, FLAGS, words, _run, lenient=True)
 
 
-def naming_of(text: str) -> Naming:
-    """Raises `ValueError`."""
+def naming_of(text: str, flag: str = "-resource-naming") -> Naming:
+    """What the value of a flag says. Raises `ValueError`."""
     known: Mapping[str, Naming] = {one: one for one in get_args(Naming)}
     if text not in known:
-        raise ValueError(f"-resource-naming: {text!a}: expected one of {', '.join(known)}")
+        raise ValueError(f"{flag}: {text!a}: expected one of {', '.join(known)}")
     return known[text]
 
 
@@ -65,8 +65,7 @@ async def _run(values: Values) -> None:
 
 def _manager(client: "Client", values: Values) -> "Manager":
     """Raises `CertificateError` and `ValueError`."""
-    from accelplane.admission.fpga import mutator  # noqa: PLC0415
-    from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Mappings, checker  # noqa: PLC0415
+    from accelplane.admission.mapping_controller import hosted  # noqa: PLC0415
     from accelplane.kube.manager import OFF, Manager, split_address  # noqa: PLC0415
     from accelplane.kube.tls import ServingTls, TlsSettings  # noqa: PLC0415
     from accelplane.kube.webhooks import Certificate, serve  # noqa: PLC0415
@@ -83,7 +82,6 @@ def _manager(client: "Client", values: Values) -> "Manager":
             raise ValueError(f"-{flag}-bind-address: {address!a}: expected host:port, :port or 0") from None
     manager = Manager(client, health_address=health, metrics_address=metrics)
     naming = naming_of(str(values["resource-naming"]))
-    names = Mappings(manager.cache(AcceleratorFunction), manager.cache(FpgaRegion), naming)
     certificate = Certificate(
         directory=str(values["cert-dir"]),
         secret=str(values["certificate-secret"]),
@@ -91,7 +89,7 @@ def _manager(client: "Client", values: Values) -> "Manager":
         configurations={"MutatingWebhookConfiguration": [str(values["webhook-configuration"])]},
     )
     tls = ServingTls(TlsSettings(newer=bool(values["tls-1.3"])))
-    serve(manager, [mutator(names.of), checker(naming)], certificate, tls, port=port)
+    serve(manager, hosted(manager, naming), certificate, tls, port=port)
     return manager
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from accelplane.cli import logflags, sgxwebhook
+from accelplane.cli import fpgawebhook, logflags, sgxwebhook
 from accelplane.cli.clusterprogram import Values, run_in_cluster
 from accelplane.cli.goflags import Flag, Value
 from accelplane.operator.models import KINDS
@@ -42,6 +42,8 @@ FLAGS = (
     Flag("image-vendor", "intel", "what stands before the names of images that are filled in"),
     Flag("image-older-warns", False, "admit older images with a warning, as they are replaced, instead of refusing"),
     Flag("plugin-service-account", "", "service account of the plugins' pods; the namespace's default when not given"),
+    Flag("fpga-resource-naming", "default", "names of FPGA functions that are programmed already: default, or legacy63 "
+         "as in April 2020; plugins are told so"),
     Flag("port", 9443, "port of the webhooks"),
     Flag("cert-dir", "/tmp/k8s-webhook-server/serving-certs",  # noqa: S108 - where existing manifests mount it
          "directory of tls.crt and tls.key, which are read again when they change"),
@@ -90,6 +92,7 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
             service_account=_name(given, "-plugin-service-account"),
             prefix=prefix,
             images=_images(values, environment),
+            fpga_naming=fpgawebhook.naming_of(given["-fpga-resource-naming"], "-fpga-resource-naming"),
         ),
         certificate=Certificate(
             directory=str(values["cert-dir"]),

@@ -11,6 +11,7 @@ Rules about several fields are held by the API server where it can (CEL), so tha
 refuse nothing that every release of Go's operator let pass, and `validation` says the same in its own order.
 """
 
+import copy
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -94,6 +95,17 @@ _COLUMNS: tuple[Mapping[str, str], ...] = (
 )
 
 
+# Of the names for FPGAs; a region has no mode.
+_RESOLVED = ({"name": "Resource", "type": "string", "jsonPath": ".status.resource"},)
+_MODE = ({"name": "Mode", "type": "string", "jsonPath": ".spec.mode"},)
+_OFFERED = (
+    {"name": "Nodes", "type": "integer", "jsonPath": ".status.nodes"},
+    {"name": "Ready", "type": "string", "jsonPath": '.status.conditions[?(@.type=="Ready")].status'},
+    {"name": "Reason", "type": "string", "jsonPath": '.status.conditions[?(@.type=="Ready")].reason'},
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+)
+
+
 def definitions() -> list[JsonObject]:
     """The definitions of all kinds."""
     plugins = [_plugin(model) for model in models.KINDS.values()]
@@ -103,8 +115,14 @@ def definitions() -> list[JsonObject]:
             models.AcceleratorFunction,
             "af",
             "A name for an accelerator function of an FPGA, to ask for in pods of its namespace.",
+            (*_RESOLVED, *_MODE, *_OFFERED),
         ),
-        _mapping(models.FpgaRegion, "fpga", "A name for a region of an FPGA, to ask for in pods of its namespace."),
+        _mapping(
+            models.FpgaRegion,
+            "fpga",
+            "A name for a region of an FPGA, to ask for in pods of its namespace.",
+            (*_RESOLVED, *_OFFERED),
+        ),
     ]
 
 
@@ -160,39 +178,64 @@ def _plugin(model: type[models.DevicePlugin]) -> JsonObject:
         model.__name__,
         models.GROUP,
         scope="Cluster",
-        version={
-            "name": models.VERSION,
-            "served": True,
-            "storage": True,
-            "subresources": {"status": {}},
-            "additionalPrinterColumns": [dict[str, Json](column) for column in _COLUMNS],
-            "schema": {"openAPIV3Schema": schema_of(model)},
-        },
+        versions=[_version(models.VERSION, _COLUMNS, schema_of(model))],
     )
 
 
 def _mapping(
-    model: type[models.AcceleratorFunction] | type[models.FpgaRegion], short_name: str, about: str
+    model: type[models.AcceleratorFunction] | type[models.FpgaRegion],
+    short_name: str,
+    about: str,
+    columns: tuple[Mapping[str, str], ...],
 ) -> JsonObject:
+    """Served as of April 2020, too: the fields are the same, and what is stored as such can be read."""
     fields = {field.encode_name: field.type for field in _struct(model).fields}
-    top = _object(about, {"spec": _schema(fields["spec"]), "status": {"type": "object"}})
+    status = _schema(fields["status"])
+    status["description"] = "What it stands for, and who has that, as it was seen last."
+    top = _object(about, {"spec": _schema(fields["spec"]), "status": status})
     top["required"] = ["spec"]
+    kind = model.__name__
+    old, new = (f"{models.FPGA_GROUP}/{version} {kind}" for version in (models.FPGA_OLD_VERSION, models.FPGA_VERSION))
+    deprecated: JsonObject = {
+        "deprecated": True,
+        "deprecationWarning": f"{old} is deprecated: write {new}, its fields are the same",
+    }
     return _definition(
         model.__name__,
         models.FPGA_GROUP,
         scope="Namespaced",
-        version={
-            "name": models.FPGA_VERSION,
-            "served": True,
-            "storage": True,
-            "schema": {"openAPIV3Schema": top},
-        },
+        versions=[
+            _version(models.FPGA_VERSION, columns, top),
+            # A copy, lest it be written as a reference.
+            _version(models.FPGA_OLD_VERSION, columns, copy.deepcopy(top), stored=False) | deprecated,
+        ],
         short_names=[short_name],
+        # The definition of 2020, of an API that is gone, has it otherwise, and would keep that when this is applied.
+        more={"conversion": {"strategy": "None"}, "preserveUnknownFields": False},
     )
 
 
+def _version(
+    name: str, columns: tuple[Mapping[str, str], ...], schema: JsonObject, *, stored: bool = True
+) -> JsonObject:
+    return {
+        "name": name,
+        "served": True,
+        "storage": stored,
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": [dict[str, Json](column) for column in columns],
+        "schema": {"openAPIV3Schema": schema},
+    }
+
+
 def _definition(
-    kind: str, group: str, *, scope: str, version: JsonObject, short_names: list[Json] | None = None
+    kind: str,
+    group: str,
+    *,
+    scope: str,
+    versions: list[Json],
+    short_names: list[Json] | None = None,
+    more: JsonObject | None = None,
 ) -> JsonObject:
     names: JsonObject = {"kind": kind, "listKind": f"{kind}List", "plural": _plural(kind), "singular": kind.lower()}
     if short_names:
@@ -201,7 +244,7 @@ def _definition(
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {"name": f"{_plural(kind)}.{group}"},
-        "spec": {"group": group, "names": names, "scope": scope, "versions": [version]},
+        "spec": {"group": group, "names": names, "scope": scope, "versions": versions, **(more or {})},
     }
 
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 from accelplane.operator.jsontypes import JsonObject
 
 GROUP, VERSION = "deviceplugin.intel.com", "v1"
-FPGA_GROUP, FPGA_VERSION = "fpga.intel.com", "v2"
+FPGA_GROUP, FPGA_VERSION, FPGA_OLD_VERSION = "fpga.intel.com", "v2", "v1"
 
 Count = Annotated[int, Meta(ge=1)]
 Int32 = Annotated[int, Meta(extra_json_schema={"format": "int32"})]
@@ -413,14 +413,33 @@ class FpgaRegionSpec(Wire, frozen=True):
     interface_id: InterfaceId
 
 
+class MappingStatus(Wire, frozen=True):
+    """As `admission.mapping_status` writes it."""
+
+    resource: Annotated[str, Meta(description="What pods that ask for it get.")] = ""
+    nodes: Annotated[Int32 | None, Meta(description="How many nodes offer that.")] = None
+    observed_generation: Annotated[
+        int, Meta(description="The generation that this is said of.", extra_json_schema={"format": "int64"})
+    ] = 0
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Meta(
+            description="Whether pods may ask for it, and whether some node has it.",
+            extra_json_schema={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        ),
+    ] = ()
+
+
 class AcceleratorFunction(Wire, frozen=True):
     spec: AcceleratorFunctionSpec
     metadata: Metadata = Metadata()
+    status: MappingStatus | None = None
 
 
 class FpgaRegion(Wire, frozen=True):
     spec: FpgaRegionSpec
     metadata: Metadata = Metadata()
+    status: MappingStatus | None = None
 
 
 def effective_selector(plugin: DevicePlugin) -> dict[str, str]:

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 from lightkube.config.kubeconfig import SingleConfig
 
-from accelplane.admission import fpga, sgx
-from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Mappings, checker
+from accelplane.admission import sgx
+from accelplane.admission.mapping_controller import hosted
+from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion
 from accelplane.admission.sgx import SgxOptions
 from accelplane.kube.admission import Hook
 from accelplane.kube.client import Client, Selection
@@ -101,6 +102,5 @@ def _hooks(manager: Manager, made: Mapping[str, PluginController], options: Opti
     if "sgx" in made:
         yield sgx.mutator(options.sgx)
     if named:
-        # Every replica has all names before it is ready, whether or not it leads.
-        yield fpga.mutator(Mappings(manager.cache(AcceleratorFunction), manager.cache(FpgaRegion)).of)
-        yield checker()
+        # Every replica has all names before it is ready, whether or not it leads; the leader keeps their statuses.
+        yield from hosted(manager, options.settings.fpga_naming)

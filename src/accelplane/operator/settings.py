@@ -5,6 +5,8 @@ from typing import Literal
 
 import msgspec
 
+from accelplane.fpga.ids import Naming
+
 # The oldest release whose images and manifests are taken, and what an image is upgraded to when nothing else is said.
 OLDEST = "0.31.1"
 
@@ -39,7 +41,8 @@ class ImagePolicy(msgspec.Struct, frozen=True, kw_only=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """`pull_secret` (`DEVICEPLUGIN_SECRET`) and `service_account` are of the plugins' pods, empty for none.
 
-    `prefix` stands before the names of the installation's own objects.
+    `prefix` stands before the names of the installation's own objects. `fpga_naming` is how plugins and webhook call
+    functions of FPGAs that are programmed already.
     """
 
     namespace: str = "kube-system"
@@ -47,6 +50,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     service_account: str = ""
     prefix: str = "inteldeviceplugins-"
     images: ImagePolicy = ImagePolicy()
+    fpga_naming: Naming = "default"
 
 
 def overrides(environment: Mapping[str, str]) -> dict[str, str]:

@@ -14,15 +14,16 @@ from accelplane.operator.models import (
     QatSpec,
     SgxSpec,
 )
+from accelplane.operator.settings import Settings
 
 VF_DRIVERS = ("c6xxvf", "4xxxvf")
 # From here on DSA's plugin knows `-driver`.
 _DRIVER_SINCE = "0.36.0"
 
 
-def arguments(spec: PluginSpec) -> tuple[str, ...]:
+def arguments(spec: PluginSpec, settings: Settings) -> tuple[str, ...]:
     """The arguments of the plugin's container."""
-    return ("-v", str(spec.log_level or 0), *_own(spec))
+    return ("-v", str(spec.log_level or 0), *_own(spec, settings))
 
 
 def vf_drivers(spec: QatSpec) -> tuple[str, ...]:
@@ -30,7 +31,7 @@ def vf_drivers(spec: QatSpec) -> tuple[str, ...]:
     return spec.kernel_vf_drivers or VF_DRIVERS
 
 
-def _own(spec: PluginSpec) -> tuple[str, ...]:
+def _own(spec: PluginSpec, settings: Settings) -> tuple[str, ...]:
     match spec:
         case DsaSpec():
             # An older image would not start with it, and has what it asks for anyway.
@@ -39,7 +40,8 @@ def _own(spec: PluginSpec) -> tuple[str, ...]:
         case IaaSpec() | NpuSpec():
             return _shared(spec.shared_dev_num)
         case FpgaSpec():
-            return ("-mode", spec.mode or "af")
+            naming = "" if settings.fpga_naming == "default" else settings.fpga_naming
+            return ("-mode", spec.mode or "af", *_valued("-resource-naming", naming))
         case GpuSpec():
             return _gpu(spec)
         case QatSpec():

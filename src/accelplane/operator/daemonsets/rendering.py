@@ -101,7 +101,7 @@ def _pod(made: PodSpec, plugin: DevicePlugin, settings: Settings) -> PodSpec:
     container, volumes = _with_driver(container, made.volumes, spec)
     container = replace(
         container,
-        args=arguments(spec),
+        args=arguments(spec, settings),
         volume_mounts=(*container.volume_mounts, *parts.mounts),
         resources=spec.resources or container.resources,
     )

@@ -1,0 +1,114 @@
+"""Which nodes offer which FPGA resources: of each node, the counts in its status that begin with fpga.intel.com/.
+
+A node tells of itself every few minutes, and there may be thousands of them. Nothing follows from that unless what a
+node offers has changed, and of a node without FPGAs its name is kept and nothing else. Not every account may list
+nodes: without them all else goes on.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from lightkube.core.resource import GlobalResource
+from msgspec import Struct, field
+
+from accelplane.admission.mappings import PREFIX
+from accelplane.admission.quantities import Quantity, number_of
+from accelplane.kube.cache import Cache, Patience
+from accelplane.kube.client import Client
+from accelplane.kube.errors import Refused
+from accelplane.kube.objects import Identity, api
+
+log = logging.getLogger(__name__)
+
+
+class NodeStatus(Struct, gc=False):
+    allocatable: dict[str, Quantity] = {}
+
+
+class Node(GlobalResource, Struct, kw_only=True):
+    """A node: what pods may have of it."""
+
+    metadata: Identity
+    status: NodeStatus = field(default_factory=NodeStatus)
+    _api_info = api("", "v1", "Node", "nodes")
+
+
+_NONE = NodeStatus()
+
+
+def fpgas_only(node: Node) -> None:
+    """Keeps of a node its name and its FPGAs."""
+    node.metadata.uid = None
+    found = {sys.intern(name): number for name, number in node.status.allocatable.items() if name.startswith(PREFIX)}
+    node.status = NodeStatus(found) if found else _NONE
+
+
+class Offers:
+    """How many nodes offer each resource. `settled` is set once that is known, or is known to take longer."""
+
+    def __init__(self, client: Client, patience: Patience, *, again: float, wait: float = 10.0) -> None:
+        self.settled = asyncio.Event()
+        self._counts: Counter[str] = Counter()
+        self._listing: Counter[str] = Counter()
+        self._again = again
+        self._wait = wait
+        self._subscribers: list[Callable[[Iterable[str] | None], None]] = []
+        self._nodes = Cache(client, Node, keep=fpgas_only, patience=patience)
+        self._nodes.subscribe(self._node_changed)
+
+    @property
+    def counts(self) -> Mapping[str, int] | None:
+        """By resource; None while nobody knows."""
+        return self._counts if self._nodes.synced.is_set() else None
+
+    def subscribe(self, changed: Callable[[Iterable[str] | None], None]) -> None:
+        """Has `changed` told of resources that more or fewer nodes offer; None is all of them, at once."""
+        self._subscribers.append(changed)
+
+    async def run(self) -> None:
+        """Follows the nodes until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._nodes.run_when_allowed(self._refused, again=self._again))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._wait):
+                    await self._nodes.synced.wait()
+            self._settle()
+            await self._nodes.synced.wait()
+            self._tell(None)
+
+    def _refused(self, error: Refused) -> None:
+        log.warning("how many nodes offer an FPGA is not told, and whether a pod asks for what none has: %s", error)
+        self._settle()
+
+    def _settle(self) -> None:
+        if not self.settled.is_set():
+            self.settled.set()
+            self._tell(None)
+
+    def _tell(self, resources: Iterable[str] | None) -> None:
+        for changed in self._subscribers:
+            changed(resources)
+
+    def lists(self, resource: str) -> bool:
+        """Whether some node has the resource, be it none of it at present: a plugin that restarts leaves that."""
+        return self._listing[resource] > 0
+
+    def _node_changed(self, old: Node | None, new: Node | None) -> None:
+        before, after = _allocatable(old), _allocatable(new)
+        if before == after:
+            return
+        self._listing.subtract(before.keys())
+        self._listing.update(after.keys())
+        had, has = ({name for name, number in each.items() if number_of(number)} for each in (before, after))
+        self._counts.subtract(had)
+        self._counts.update(has)
+        if had != has:
+            self._tell(had ^ has)
+
+
+def _allocatable(node: Node | None) -> Mapping[str, Quantity]:
+    return node.status.allocatable if node is not None else {}

@@ -1,0 +1,206 @@
+"""Who keeps the statuses of AcceleratorFunctions and FpgaRegions, and everything about FPGAs that a program hosts.
+
+    hooks = hosted(manager)     # the webhooks; statuses and events come along
+
+Admission stands by itself: it needs the two kinds and nothing else. Statuses, counts of nodes and events need rights
+and definitions that an older installation does not have. What is refused there is said once in the log, and is tried
+again every few minutes, as nobody tells a program that its role has changed.
+
+Nodes and pods are followed from when there is a first object: most clusters have no FPGAs. Where several replicas do
+this, the first one writes; to the others its write is a conflict, and then nothing is left to do.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from http import HTTPStatus
+from typing import Generic, TypeVar
+
+from prometheus_client import Gauge
+
+from accelplane.admission import fpga
+from accelplane.admission.fpga_offers import Offers
+from accelplane.admission.mapping_status import MappingStatus, patch, status_before, status_of
+from accelplane.admission.mappings import (
+    AcceleratorFunction,
+    Fault,
+    FpgaRegion,
+    Mappings,
+    checker,
+    fault_of,
+    own,
+    target_of,
+)
+from accelplane.admission.pending import PendingPods
+from accelplane.fpga.ids import IdError, Naming
+from accelplane.kube.admission import Hook
+from accelplane.kube.cache import Cache, UnreadableObject
+from accelplane.kube.controller import Result
+from accelplane.kube.errors import NotFound, Refused
+from accelplane.kube.manager import Manager
+from accelplane.kube.objects import Request, api_of, request_of
+
+log = logging.getLogger(__name__)
+
+M = TypeVar("M", AcceleratorFunction, FpgaRegion)
+O = TypeVar("O", AcceleratorFunction, FpgaRegion)  # noqa: E741 - the other one
+
+_AGAIN = 300.0
+_RESOURCE = "resource"
+# A thousand plugins start one by one, and each status tells of how many did.
+_SETTLE = 2.0
+_GONE_BY_THEN = 1.0
+
+
+def hosted(manager: Manager, naming: Naming = "default", *, again: float = _AGAIN, settle: float = 10.0) -> list[Hook]:
+    """The webhooks for pods and mappings, with the names of all namespaces and with what is told of these.
+
+    What an account may not do is tried `again` after so many seconds; a pod is looked at when it has waited for
+    `settle` seconds.
+    """
+    mappings = Mappings(manager.cache(AcceleratorFunction, keep=own), manager.cache(FpgaRegion, keep=own), naming)
+    offers = Offers(manager.client, manager.patience, again=again)
+    StatusController(manager, mappings.functions, mappings, offers, again=again).with_others(mappings.regions)
+    StatusController(manager, mappings.regions, mappings, offers, again=again).with_others(mappings.functions)
+    pods = PendingPods(manager, mappings, offers, again=again, settle=settle)
+    begun = asyncio.Event()
+    for work in (offers.run, pods.run):
+        manager.background(_after(begun, work), leader_only=True)
+
+    def seen(_old: AcceleratorFunction | FpgaRegion | None, new: AcceleratorFunction | FpgaRegion | None) -> None:
+        if new is not None:
+            begun.set()
+
+    mappings.functions.subscribe(seen)
+    mappings.regions.subscribe(seen)
+    _count(manager, mappings)
+    return [fpga.mutator(mappings.of), checker(naming)]
+
+
+def _after(
+    begun: asyncio.Event, work: Callable[[], Coroutine[object, object, None]]
+) -> Callable[[], Coroutine[object, object, None]]:
+    async def run() -> None:
+        await begun.wait()
+        await work()
+
+    return run
+
+
+def _count(manager: Manager, mappings: Mappings) -> None:
+    gauge = Gauge(
+        "accelplane_fpga_mappings", "AcceleratorFunctions and FpgaRegions", ["kind", "state"],
+        registry=manager.metrics.registry,
+    )  # fmt: skip
+
+    def counting(cache: Iterable[AcceleratorFunction | FpgaRegion], *, faulty: bool) -> Callable[[], float]:
+        def count() -> float:
+            faults = (fault_of(each, mappings.of(each.metadata.namespace or "")) for each in cache)
+            return sum((fault is not None) == faulty for fault in faults)
+
+        return count
+
+    for kind, cache in (("AcceleratorFunction", mappings.functions), ("FpgaRegion", mappings.regions)):
+        gauge.labels(kind, "accepted").set_function(counting(cache, faulty=False))
+        gauge.labels(kind, "faulty").set_function(counting(cache, faulty=True))
+
+
+class StatusController(Generic[M]):
+    """Keeps the statuses of one of the kinds, and records an event of each object that pods cannot ask for."""
+
+    def __init__(self, manager: Manager, cache: Cache[M], mappings: Mappings, offers: Offers, *, again: float) -> None:
+        self._client = manager.client
+        self._events = manager.events
+        self._cache = cache
+        self._mappings = mappings
+        self._offers = offers
+        self._again = again
+        self._silent_until = 0.0
+        self._not_found: dict[Request, str | None] = {}
+        self._told: dict[Request, Fault] = {}
+        self._complained: dict[Request, str] = {}
+        self._kind = api_of(cache.kind).resource.kind
+        self._controller = manager.controller(self._kind.lower(), self.reconcile).own(cache)
+        cache.add_index(_RESOURCE, self._resource)
+        offers.subscribe(self._offers_changed)
+
+    def with_others(self, others: Cache[O]) -> None:
+        """Looks at an object when one of the other kind comes or goes that has its name."""
+        self._controller.mapped(others, lambda each: [request_of(each)])
+
+    async def reconcile(self, request: Request) -> Result | None:
+        """Has one object's status be what there is to tell of it."""
+        if not self._offers.settled.is_set():
+            return None  # and is called again when it is
+        try:
+            thing = self._cache.get(request)
+        except UnreadableObject:
+            thing = None
+        if thing is None or thing.metadata.deletionTimestamp:
+            for memory in (self._not_found, self._told, self._complained):
+                memory.pop(request, None)
+            return None
+        before = status_before(thing)
+        new = status_of(thing, self._mappings.of(request.namespace), self._offers.counts)
+        result = await self._write(thing, new) if new != before else None
+        fault = new.fault
+        if fault is None:
+            self._told.pop(request, None)
+        elif fault != before.fault and self._told.get(request) != fault:
+            self._events.record(thing, "Warning", fault.reason, fault.text)
+            self._told[request] = fault
+        return result
+
+    async def _write(self, thing: M, new: MappingStatus) -> Result | None:
+        """Raises `ApiError` of what may go better the next time."""
+        request = request_of(thing)
+        if (rest := self._silent_until - time.monotonic()) > 0:
+            return Result(requeue_after=rest)
+        # With the version that it follows from: who wrote first was right, and all others read again.
+        change = {"metadata": {"resourceVersion": thing.metadata.resourceVersion}, **patch(new)}
+        try:
+            await self._client.patch(
+                self._cache.kind, request.name, change, namespace=request.namespace, subresource="status"
+            )
+        except Refused as error:
+            if not error.final:
+                raise
+            return self._refused(thing, error)
+        self._silent_until = 0.0
+        self._not_found.pop(request, None)
+        self._complained.pop(request, None)
+        return None
+
+    def _refused(self, thing: M, error: Refused) -> Result | None:
+        request, version = request_of(thing), thing.metadata.resourceVersion
+        if isinstance(error, NotFound) and self._not_found.get(request) != version:
+            # Most probably it is gone, and the news is on its way.
+            self._not_found[request] = version
+            return Result(requeue_after=_GONE_BY_THEN)
+        if isinstance(error, NotFound) or error.code == HTTPStatus.FORBIDDEN:
+            log.log(
+                logging.DEBUG if self._silent_until else logging.WARNING,
+                "the status of %s objects is not written, by the account's roles or the kind's definition: %s",
+                self._kind, error,
+            )  # fmt: skip
+            self._silent_until = time.monotonic() + self._again
+            return Result(requeue_after=self._again)
+        if self._complained.get(request) != str(error):
+            log.warning("%s %s: its status is not written: %s", self._kind, request, error)
+            self._complained[request] = str(error)
+        return None
+
+    def _resource(self, thing: M) -> Iterator[str]:
+        try:
+            yield target_of(thing, self._mappings.naming).resource
+        except IdError:
+            return
+
+    def _offers_changed(self, resources: Iterable[str] | None) -> None:
+        if resources is None:
+            found = self._cache.requests()
+        else:
+            found = [request_of(each) for name in resources for each in self._cache.by_index(_RESOURCE, name)]
+        for request in found:
+            self._controller.look_at(request, after=0.0 if resources is None else _SETTLE)

@@ -1,0 +1,87 @@
+"""What is told of an AcceleratorFunction or FpgaRegion in its status: what it stands for, and who has it.
+
+    resource            what pods that ask for it get
+    nodes               how many nodes offer that; absent where nodes may not be listed
+    observedGeneration  of which state of the object this is
+    conditions          Accepted: pods may ask for it. Ready: and some node has it. Both are always there
+
+A transition's time only changes with its condition's status, so the same state is the same status.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+from lightkube.models.meta_v1 import Condition
+from msgspec import Struct
+
+from accelplane.admission.mappings import PREFIX, AcceleratorFunction, Fault, FpgaRegion, Names, fault_of
+from accelplane.kube.conditions import condition, find_condition, with_conditions
+
+ACCEPTED, READY = "Accepted", "Ready"
+
+
+class MappingStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
+    resource: str = ""
+    nodes: int | None = None
+    observed_generation: int = 0
+    conditions: list[Condition] = []
+
+    @property
+    def fault(self) -> Fault | None:
+        """Why the object was not accepted."""
+        found = find_condition(self.conditions, ACCEPTED)
+        return Fault(found.reason, found.message) if found is not None and found.status == "False" else None
+
+
+def status_before(thing: AcceleratorFunction | FpgaRegion) -> MappingStatus:
+    """What was said last; nothing, where somebody else has written what cannot be read."""
+    try:
+        return msgspec.json.decode(thing.status, type=MappingStatus | None) or MappingStatus()
+    except msgspec.MsgspecError:
+        return MappingStatus()
+
+
+def status_of(thing: AcceleratorFunction | FpgaRegion, names: Names, offers: Mapping[str, int] | None) -> MappingStatus:
+    """The status of one of the objects that have these names.
+
+    `offers` are the nodes that have each resource, or None when nobody knows.
+    """
+    fault = fault_of(thing, names)
+    name = f"{PREFIX}{thing.metadata.name}"
+    resource = "" if fault or name not in names.targets else names.targets[name].resource
+    nodes = offers.get(resource, 0) if resource and offers is not None else None
+    generation = thing.metadata.generation
+    if fault is not None:
+        said = [
+            _Said(ACCEPTED, False, fault.reason, f"pods that ask for {name} are refused: {fault}"),
+            _Said(READY, False, fault.reason, "pods cannot ask for it"),
+        ]
+    else:
+        said = [
+            _Said(ACCEPTED, True, "Resolved", f"pods of its namespace may ask for {name}"),
+            _readiness(resource, nodes),
+        ]
+    now = [condition(*each, generation=generation) for each in said]
+    return MappingStatus(resource, nodes, generation or 0, with_conditions(status_before(thing).conditions, now))
+
+
+def patch(new: MappingStatus) -> Mapping[str, object]:
+    """A merge patch of the status: what is not there any more is taken away."""
+    fields = msgspec.json.decode(msgspec.json.encode(new), type=dict[str, object])
+    return {"status": {**dict.fromkeys(MappingStatus.__struct_encode_fields__), **fields}}
+
+
+class _Said(NamedTuple):
+    kind: str
+    holds: bool | None
+    reason: str
+    message: str
+
+
+def _readiness(resource: str, nodes: int | None) -> _Said:
+    if nodes is None:
+        return _Said(READY, None, "NodesNotKnown", f"who offers {resource} is not known: nodes may not be listed")
+    if nodes == 0:
+        return _Said(READY, False, "NoNode", f"no node offers {resource}")
+    return _Said(READY, True, "Offered", f"{nodes} {'node offers' if nodes == 1 else 'nodes offer'} {resource}")

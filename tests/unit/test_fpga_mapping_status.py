@@ -1,0 +1,214 @@
+"""What is told of names for FPGAs: in their status, and to pods whose names were not replaced."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelplane.admission.fpga_offers import Node, fpgas_only
+from accelplane.admission.mapping_status import MappingStatus, patch, status_before, status_of
+from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Names, names_of
+from accelplane.admission.pending import PendingPod, Problem, asks_only, problem_of
+
+I = "69528db6eb31577a8c3668f9faa081f6"  # noqa: E741 - as in the documents
+X = "d8424dc4a4a3c413f89e433683f9040b"
+AF = "fpga.intel.com/af-695.d84.aVKNtusxV3qMNmj5-qCB9thCTcSko8QT-J5DNoP5BAs"
+REGION = f"fpga.intel.com/region-{I}"
+MAPPINGS = (AcceleratorFunction, FpgaRegion)
+
+Mapped = AcceleratorFunction | FpgaRegion
+
+
+def read(kind: type[Mapped], name: str, spec: Mapping[str, str], status: object = None, generation: int = 3) -> Mapped:
+    metadata = {"name": name, "namespace": "n", "generation": generation}
+    document = {"metadata": metadata, "spec": spec} | ({"status": status} if status is not None else {})
+    return msgspec.json.decode(json.dumps(document), type=kind)
+
+
+def function(name: str, mode: str = "region", afu: str = X, **more: Any) -> Mapped:
+    return read(AcceleratorFunction, name, {"afuId": afu, "interfaceId": I, "mode": mode}, **more)
+
+
+def region(name: str, **more: Any) -> Mapped:
+    return read(FpgaRegion, name, {"interfaceId": I}, **more)
+
+
+def named(*things: Mapped) -> Names:
+    return names_of(
+        [each for each in things if isinstance(each, AcceleratorFunction)],
+        [each for each in things if isinstance(each, FpgaRegion)],
+    )
+
+
+def told(thing: Mapped, *others: Mapped, offers: Mapping[str, int] | None = None) -> MappingStatus:
+    return status_of(thing, named(thing, *others), offers)
+
+
+def said(status: MappingStatus) -> dict[str, tuple[str, str]]:
+    return {each.type: (each.status, each.reason) for each in status.conditions}
+
+
+def message(status: MappingStatus, kind: str) -> str:
+    return next(each.message for each in status.conditions if each.type == kind)
+
+
+@pytest.mark.parametrize(
+    ("thing", "resource"), [(function("a", "af"), AF), (function("a"), REGION), (region("a"), REGION)],
+    ids=["af", "region", "FpgaRegion"],
+)  # fmt: skip
+def test_a_status_tells_what_a_name_stands_for_and_how_many_nodes_have_it(thing: Mapped, resource: str) -> None:
+    found = told(thing, offers={resource: 2, "fpga.intel.com/other": 5})
+    assert (found.resource, found.nodes, found.observed_generation, found.fault) == (resource, 2, 3, None)
+    assert said(found) == {"Accepted": ("True", "Resolved"), "Ready": ("True", "Offered")}
+    assert message(found, "Ready") == f"2 nodes offer {resource}"
+    assert {each.observedGeneration for each in found.conditions} == {3}
+
+
+@pytest.mark.parametrize(
+    ("offers", "nodes", "ready"), [({}, 0, ("False", "NoNode")), (None, None, ("Unknown", "NodesNotKnown"))]
+)
+def test_a_name_that_nobody_is_known_to_offer_is_accepted_and_not_ready(
+    offers: Mapping[str, int] | None, nodes: int | None, ready: tuple[str, str]
+) -> None:
+    found = told(region("a"), offers=offers)
+    assert (found.resource, found.nodes) == (REGION, nodes)
+    assert said(found) == {"Accepted": ("True", "Resolved"), "Ready": ready}
+
+
+@pytest.mark.parametrize(
+    ("thing", "others", "reason", "words"),
+    [
+        (function("a"), [region("a")], "NameConflict", "an AcceleratorFunction and a FpgaRegion of the name 'a'"),
+        (region("a"), [function("a", "af")], "NameConflict", "an AcceleratorFunction and a FpgaRegion of the name 'a'"),
+        (function("a", "afx"), [], "UnknownMode", "spec.mode: 'afx': expected one of af, region"),
+        (function("a", "af", afu="123456789"), [], "NoResourceName", "expected even ones"),
+        (read(FpgaRegion, "a", {}), [], "NoResourceName", "expected at least 3 lower-case hexadecimal digits"),
+        (read(AcceleratorFunction, "a", {"mode": "af"}), [], "NoResourceName", "interface id ''"),
+        (region("a" * 64), [], "NameTooLong", "its name has 64 characters, pods can ask for at most 63"),
+    ],
+    ids=["function twice", "region twice", "mode", "odd", "nothing", "of 2020", "long"],
+)
+def test_a_name_that_stands_for_nothing_is_not_accepted_and_tells_why(
+    thing: Mapped, others: list[Mapped], reason: str, words: str
+) -> None:
+    found = told(thing, *others, offers={REGION: 1, AF: 1})
+    assert (found.resource, found.nodes) == ("", None)
+    assert said(found) == {"Accepted": ("False", reason), "Ready": ("False", reason)}
+    assert words in message(found, "Accepted")
+    assert found.fault
+    assert found.fault.reason == reason
+
+
+def written(status: MappingStatus) -> Any:
+    return json.loads(msgspec.json.encode(patch(status)))["status"]
+
+
+def test_the_same_state_is_the_same_status_and_a_time_changes_with_its_condition_alone() -> None:
+    then = "2026-01-01T00:00:00Z"
+    first = written(told(region("a"), offers={REGION: 1}))
+    for each in first["conditions"]:
+        each["lastTransitionTime"] = then
+    first["conditions"].append({"type": "Theirs", "status": "True", "reason": "R", "message": "m",
+                                "lastTransitionTime": then})  # fmt: skip
+    again = region("a", status=first)
+    assert told(again, offers={REGION: 1}) == status_before(again)
+    changed = {each["type"]: each for each in written(told(again, offers={}))["conditions"]}
+    assert (changed["Accepted"]["lastTransitionTime"], changed["Theirs"]["lastTransitionTime"]) == (then, then)
+    assert changed["Ready"]["lastTransitionTime"] != then
+
+
+def test_what_is_no_more_is_taken_out_of_the_status() -> None:
+    assert written(told(function("a", "odd")))["resource"] is None
+    assert written(told(region("a")))["nodes"] is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["conditions", "nodes", "resource", "type", "status", "reason", "message",
+                         "lastTransitionTime", "observedGeneration"]) | st.text(max_size=5), inner, max_size=5),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(JSON, st.sampled_from(["af", "region", "odd"]), st.text(max_size=45), st.booleans())
+def test_whatever_a_status_and_ids_are_a_status_comes_of_it_that_is_then_the_same(
+    status: object, mode: str, afu: str, conflicting: bool
+) -> None:
+    others = [region("a")] if conflicting else []
+    first = told(function("a", mode, afu, status=status), *others, offers={REGION: 1})
+    assert {"Accepted", "Ready"} <= {*said(first)}
+    stored = {name: value for name, value in written(first).items() if value is not None}
+    again = function("a", mode, afu, status=stored)
+    assert told(again, *others, offers={REGION: 1}) == status_before(again) == first
+
+
+def test_of_a_node_its_fpgas_are_kept_and_nothing_else() -> None:
+    document = {
+        "metadata": {"name": "node", "uid": "u", "annotations": {"a": "b"}, "managedFields": [{}]},
+        "status": {"allocatable": {"cpu": "8", REGION: "2", "gpu.intel.com/i915": "1"}, "images": [{"names": ["i"]}]},
+    }
+    node = msgspec.json.decode(json.dumps(document), type=Node)
+    fpgas_only(node)
+    assert msgspec.to_builtins(node.status) == {"allocatable": {REGION: "2"}}
+
+
+# Pods
+
+
+def waiting(*asks: str, field: str = "containers") -> PendingPod:
+    limits = {name if "/" in name else f"fpga.intel.com/{name}": "1" for name in asks}
+    container = {"name": "c", "resources": {"limits": {"cpu": "1", **limits}, "requests": limits}, "env": [{}]}
+    document = {"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {field: [{"name": "o"}, container]}}
+    pod = msgspec.json.decode(json.dumps(document), type=PendingPod)
+    asks_only(pod)
+    return pod
+
+
+NAMES = named(function("a"), function("twice"), region("twice"))
+
+
+@pytest.mark.parametrize("field", ["containers", "initContainers"])
+@pytest.mark.parametrize("name", ["a", "twice"])
+@pytest.mark.parametrize("nodes_known", [True, False])
+def test_a_pod_whose_name_was_not_replaced_is_told_so(field: str, name: str, nodes_known: bool) -> None:
+    found = problem_of(waiting(name, field=field), NAMES, (lambda _name: False) if nodes_known else None)
+    assert found
+    assert found.reason == "FpgaNameNotReplaced"
+    assert found.note.startswith(f"'fpga.intel.com/{name}' is a name of namespace n")
+    assert "Delete the pod so that it is made anew, once the webhook runs" in found.note
+
+
+def test_a_pod_with_a_name_that_nobody_has_is_told_so() -> None:
+    found = problem_of(waiting("other", REGION), NAMES, lambda _name: False)
+    assert found
+    assert found.reason == "FpgaNameUnknown"
+    assert found.note.startswith("no node has 'fpga.intel.com/other', and namespace n has no AcceleratorFunction")
+
+
+@pytest.mark.parametrize(
+    ("pod", "listed"),
+    [
+        (waiting(REGION), lambda _name: False),
+        (waiting("other"), None),
+        (waiting("other"), lambda name: name == "fpga.intel.com/other"),
+        (waiting("a"), lambda name: name == "fpga.intel.com/a"),
+        (waiting("gpu.intel.com/i915"), lambda _name: False),
+    ],
+    ids=["its region", "nodes not known", "of a node", "a node's own name", "a GPU"],
+)
+def test_a_pod_that_may_get_what_it_asks_for_is_left_alone(pod: PendingPod, listed: Any) -> None:
+    assert problem_of(pod, NAMES, listed) is None
+
+
+@given(st.lists(st.text(max_size=300), max_size=4))
+def test_a_note_is_short_and_one_line_whatever_a_pod_asks_for(asks: list[str]) -> None:
+    found = problem_of(waiting(*asks), NAMES, lambda _name: False)
+    assert isinstance(found, Problem | None)
+    if found:
+        assert len(found.note.encode()) < 1024
+        assert found.note.isprintable()
