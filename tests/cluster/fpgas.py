@@ -65,14 +65,14 @@ class Fpgas:
         self.nodes = nodes
         self.installed: Installation | None = None
 
-    def install(self, wanted: Installation, offered: Mapping[Fpga, Sequence[str]]) -> None:
+    def install(self, wanted: Installation, offered: Mapping[str, Sequence[str]]) -> None:
         """What documents say, from nothing until pods can have what the nodes offer."""
         if self.installed == wanted:
             return
         self.uninstall()
         self.apply(wanted, offered)
 
-    def apply(self, wanted: Installation, offered: Mapping[Fpga, Sequence[str]]) -> None:
+    def apply(self, wanted: Installation, offered: Mapping[str, Sequence[str]]) -> None:
         """The same, over what is there."""
         self.installed = wanted
         spaces = [each["metadata"]["name"] for each in wanted.objects if each["kind"] == "Namespace"]
@@ -81,8 +81,8 @@ class Fpgas:
         self.cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
         self.cluster.kubectl("apply", f"--namespace={TEAM}", "--filename", MAPPINGS)
         for node in self.nodes:
-            if node in offered:
-                node.wait_offered(*offered[node])
+            if node.node.name in offered:
+                node.wait_offered(*offered[node.node.name])
                 node.put_script()
         hint = f"see kubectl describe pods -n {wanted.namespace}"
         wait_until(lambda: self.asks() == REGION, "the webhook: asked about pods", 90, hint=hint)
@@ -102,10 +102,13 @@ class Fpgas:
         self.installed = None
 
     def asks(self) -> str:
-        """What a pod asks for that asked for a name, when the API server is done with it."""
+        """What a pod asks for that asked for a name, when the API server is done with it; empty if it is refused."""
         status, answer = self.cluster.request(
             "POST", f"/api/v1/namespaces/{TEAM}/pods?dryRun=All", asking("asked", ORCHESTRATED[NLB0])
         )
+        # A webhook that has just begun does not know the names yet.
+        if status in (http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.SERVICE_UNAVAILABLE):
+            return ""
         assert status == http.HTTPStatus.CREATED, answer
         (resource,) = answer["spec"]["containers"][0]["resources"]["limits"]
         return resource
@@ -166,6 +169,8 @@ class Fpga:
             if file.read(2) == b"#!":
                 return
         self.node.run("mkdir", "-p", _GENUINE)
+        # An installation that finds the same programs there links them.
+        self.node.run("rm", "-f", _GENUINE / Path(HOOK).name)
         self.node.run("mv", HOOK, _GENUINE)
         words = " ".join(f"'{word}'" for word in supervised(_GENUINE / Path(HOOK).name))
         script = self.node.path(f"{HOOK}.script")

@@ -6,16 +6,18 @@ All of it is what users deploy but for the cards, which are an emulated kernel's
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import pytest
+import yaml
 from bitstreams import INTERFACE, NLB0, NLB3
 from manifests import render
 
+from accelplane.fpga.ids import region_type
 from accelplane.simulate import NodeSpec
 from accelplane.simulate.offload import FpgaSpec
 
+from . import originals
 from .conftest import running_cluster
 from .emulated import IOCTLS
 from .fpgas import (
@@ -36,36 +38,60 @@ from .fpgas import (
     plan,
 )
 from .machine import REPOSITORY, wait_until
+from .objects import Object
 from .product_image import product_image
+from .settings import BUSYBOX_IMAGE
 
 pytestmark = pytest.mark.cluster
 
-TREE = REPOSITORY / "deploy/fpga_plugin/overlays/region"
+DEMO_IMAGE = "intel/opae-nlb-demo:devel"
 PLUGIN_IMAGE = "accelplane/intel-fpga-plugin:devel"
 
 DFL = FpgaSpec(bdf="0000:63:00.0", interface=INTERFACE, afus=[NLB0])
-
-
-@cache
-def documented() -> Installation:
-    """What docs/accelerators.md and docs/fpga-webhook.md say."""
-    return Installation("intelfpgaplugin-system", "intel-fpga-plugin", render(TREE))
+# The other driver's, after the first one of which there is a second region.
+D5005 = "bfac4d851ee856fe8c95865ce1bbaa2d"
+OTHER = "ce48969398f05f33946d560708be108a"
+OPAE = FpgaSpec(driver="opae", bdf="0000:63:00.0", interface=D5005, afus=[NLB0, NLB0])
+SECOND = FpgaSpec(driver="opae", bdf="0000:67:00.0", interface=OTHER, afus=[NLB3])
+OPAE_PORTS = [
+    "/sys/class/fpga/intel-fpga-dev.0/intel-fpga-port.0",
+    "/sys/class/fpga/intel-fpga-dev.0/intel-fpga-port.1",
+    "/sys/class/fpga/intel-fpga-dev.1/intel-fpga-port.2",
+]
+OFFERED = {"node-1": [REGION], "node-2": [f"fpga.intel.com/{region_type(each)}" for each in (D5005, OTHER)]}
 
 
 @pytest.fixture(scope="module")
 def fpgas(cluster_is_possible: None) -> Iterator[Fpgas]:
-    """A node with a card that is programmed with NLB0; nothing is in its store."""
-    with running_cluster(plan("node-1", NodeSpec(fpgas=[DFL]))) as cluster, cluster.namespace(TEAM):
+    """A node for each driver, whose cards are programmed with NLB0; nothing is in their stores."""
+    plans = plan("node-1", NodeSpec(fpgas=[DFL])), plan("node-2", NodeSpec(fpgas=[OPAE, SECOND]))
+    with running_cluster(*plans) as cluster, cluster.namespace(TEAM):
         cluster.import_image(product_image())
-        yield Fpgas(cluster, [Fpga(cluster, cluster.nodes["node-1"], DFL, PORT)])
+        nodes = [
+            Fpga(cluster, cluster.nodes["node-1"], DFL, PORT),
+            Fpga(cluster, cluster.nodes["node-2"], OPAE, OPAE_PORTS[0]),
+        ]
+        yield Fpgas(cluster, nodes)
 
 
 @pytest.fixture
-def fpga(fpgas: Fpgas) -> Fpga:
-    """The node, in mode region."""
-    (node,) = fpgas.nodes
-    fpgas.install(documented(), {node: [REGION]})
-    return node
+def deployed(fpgas: Fpgas) -> Fpgas:
+    """What docs/accelerators.md and docs/fpga-webhook.md say, in mode region."""
+    objects = render(REPOSITORY / "deploy/fpga_plugin/overlays/region")
+    fpgas.install(Installation("intelfpgaplugin-system", "intel-fpga-plugin", objects), OFFERED)
+    return fpgas
+
+
+@pytest.fixture
+def fpga(deployed: Fpgas) -> Fpga:
+    """The node of the kernel's own driver."""
+    return deployed.nodes[0]
+
+
+@pytest.fixture
+def opae(deployed: Fpgas) -> Fpga:
+    """The node of the other driver."""
+    return deployed.nodes[1]
 
 
 def test_the_function_that_a_pod_asks_for_by_name_is_programmed_before_it_starts(fpga: Fpga) -> None:
@@ -84,7 +110,6 @@ def test_a_function_that_is_in_the_region_already_needs_no_bitstream(fpga: Fpga)
 
 
 PLACE = STORE / INTERFACE / f"{NLB0}.gbs"
-OTHER = "ce48969398f05f33946d560708be108a"
 WRONG = {
     "missing": (None, f"no bitstream for AFU {NLB0} in region {INTERFACE}: neither {PLACE} nor"),
     "renamed": (
@@ -123,12 +148,64 @@ def test_the_container_starts_once_the_bitstream_is_installed(fpga: Fpga) -> Non
 def test_when_the_card_refuses_to_be_programmed_the_container_does_not_start(fpga: Fpga) -> None:
     fpga.program(NLB3)
     fpga.install(NLB0)
-    fpga.card(outcomes=["EIO"])
+    # Half of it is in the region then.
+    fpga.card(outcomes=["half"])
     fpga.cluster.apply(asking("refused", ORCHESTRATED[NLB0]))
     fpga.refused("refused", "FPGA_AFU_1 in dfl-port.0: /dev/dfl-fme.0: programming failed: Input/output error (EIO)")
     # Nothing stays behind: the next one can have it.
     fpga.cluster.apply(asking("not-refused", ORCHESTRATED[NLB0]))
     assert fpga.ran("not-refused") == [NLB0, "/dev/dfl-port.0"]
+
+
+def test_a_card_that_crashes_is_not_offered_until_it_works_again(fpga: Fpga) -> None:
+    fpga.program(NLB3)
+    fpga.install(NLB0)
+    fpga.card(outcomes=["crash"])
+    fpga.cluster.apply(asking("crashed", ORCHESTRATED[NLB0]))
+    fpga.refused("crashed", "FPGA_AFU_1 in dfl-port.0: /dev/dfl-fme.0: programming failed: Input/output error (EIO)")
+    fpga.wait_offered()
+    fpga.cluster.apply(asking("waits", ORCHESTRATED[NLB3]))
+    fpga.install(NLB3)
+    fpga.power_cycle()
+    assert fpga.ran("waits") == [NLB3, "/dev/dfl-port.0"]
+    fpga.wait_offered(REGION)
+
+
+def test_a_driver_that_does_not_answer_is_not_waited_for_without_end(fpga: Fpga) -> None:
+    fpga.program(NLB0)
+    fpga.install(NLB3)
+    fpga.card(outcomes=["hang"])
+    with fpga.hook_flags("-timeout=3"):
+        fpga.cluster.apply(asking("hanging", ORCHESTRATED[NLB3]))
+        fpga.refused(
+            "hanging", "FPGA_AFU_1 in dfl-port.0: programming for this container took more than 3 s; see the kernel"
+        )
+    fpga.card(go_on=True)
+    wait_until(lambda: not fpga.is_busy(), "the card: done", 60)
+
+
+def test_init_containers_have_their_functions_before_the_others(fpga: Fpga) -> None:
+    fpga.program(NLB3)
+    for afu in (NLB0, NLB3):
+        fpga.install(afu)
+    wanted = asking("in-turn", ORCHESTRATED[NLB3])
+    (first,) = asking("first", ORCHESTRATED[NLB0])["spec"]["containers"]
+    wanted["spec"]["initContainers"] = [{**first, "name": "first"}]
+    fpga.cluster.apply(wanted)
+    assert fpga.ran("in-turn") == [NLB0, "/dev/dfl-port.0", NLB3, "/dev/dfl-port.0"]
+
+
+def test_a_container_has_functions_in_the_regions_of_two_cards_of_the_other_driver(opae: Fpga) -> None:
+    opae.install(NLB3)
+    opae.install(NLB0, OTHER)
+    look = f"cat {' '.join(f'{port}/afu_id' for port in OPAE_PORTS)}; find /dev -name 'intel-fpga-*' | sort"
+    wanted = asking("both", "fpga.intel.com/d5005-nlb3-orchestrated", "sh", "-c", look)
+    (container,) = wanted["spec"]["containers"]
+    container["resources"]["limits"]["fpga.intel.com/arria10.dcp1.0-nlb0-orchestrated"] = "1"
+    opae.cluster.apply(wanted)
+    # The first card has another port, which nothing was asked for.
+    ports = [f"/dev/intel-fpga-port.{number}" for number in range(3)]
+    assert opae.ran("both") == [NLB3, NLB0, NLB0, *ports]
 
 
 def test_pods_that_race_for_a_region_have_it_one_after_the_other(fpga: Fpga) -> None:
@@ -196,3 +273,61 @@ def test_a_pod_programs_its_region_itself(fpga: Fpga) -> None:
         words = ("python3.11", "-c", DEVELOPER, f"{PORT}/afu_id", IOCTLS, *tool)
         fpga.cluster.apply(asking("developer", CARDS, *words, **more))
         assert fpga.ran("developer") == ["/dev/dfl-fme.0", "/dev/dfl-port.0", NLB0, NLB3]
+
+
+def test_with_the_originals_manifests_pods_have_their_functions(fpgas: Fpgas) -> None:
+    fpga = fpgas.nodes[0]
+    made = {
+        mode: Installation(originals.NAMESPACE, "intel-fpga-plugin", originals.fpga_originals(fpgas.cluster, mode))
+        for mode in ("af", "region")
+    }
+    fpgas.install(made["af"], {"node-1": [WITH[fpga.afu]]})
+    fpga.program(NLB0)
+    fpga.cluster.apply(asking("original-af", PREPROGRAMMED[NLB0]))
+    assert fpga.ran("original-af") == [NLB0, "/dev/dfl-port.0"]
+    # As an administrator goes from one of the overlays to the other.
+    fpgas.apply(made["region"], OFFERED)
+    fpga.install(NLB3)
+    fpga.node.run("ctr", "--namespace=k8s.io", "images", "tag", "--force", BUSYBOX_IMAGE, f"docker.io/{DEMO_IMAGE}")
+    fpga.cluster.apply(demo())
+    fpga.ran("test-fpga-orchestrated")
+    assert fpga.afu == NLB3
+    # It lives with the memory that it is given there.
+    webhook = f"/api/v1/namespaces/{originals.NAMESPACE}/pods?labelSelector=control-plane%3Dcontroller-manager"
+    (pod,) = (fpga.cluster.get(webhook) or {"items": ()})["items"]
+    assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+def demo() -> Object:
+    """As it is, but for the huge pages, which the tests' nodes have not; in the team's namespace."""
+    document = yaml.safe_load((REPOSITORY / "demos/test-fpga-orchestrated.yaml").read_text())
+    document["metadata"]["namespace"] = TEAM
+    (container,) = document["spec"]["containers"]
+    assert container["image"] == DEMO_IMAGE
+    del container["resources"]["limits"]["hugepages-2Mi"]
+    return document
+
+
+def test_the_operator_is_the_webhook_and_brings_the_plugin_for_as_long_as_a_resource_asks_for_it(fpgas: Fpgas) -> None:
+    fpga, opae = fpgas.nodes
+    for name in ("intel-fpga-plugin", "intel-fpga-initcontainer"):
+        names = (f"docker.io/accelplane/{name}:devel", f"docker.io/intel/{name}:0.31.1")
+        fpga.node.run("ctr", "--namespace=k8s.io", "images", "tag", "--force", *names)
+    fpga.cluster.kubectl("label", "node", "node-1", "intel.feature.node.kubernetes.io/fpga-arria10=true")
+    objects = render(REPOSITORY / "deploy/operator/default")
+    fpgas.install(Installation("inteldeviceplugins-system", "intel-fpga-plugin", objects), {})
+    sample = REPOSITORY / "deploy/operator/samples/deviceplugin_v1_fpgadeviceplugin.yaml"
+    fpga.cluster.kubectl("apply", "--filename", sample)
+    fpga.wait_offered(REGION)
+    fpga.put_script()
+    fpga.program(NLB0)
+    fpga.install(NLB3)
+    fpga.cluster.apply(asking("operated", ORCHESTRATED[NLB3]))
+    assert fpga.ran("operated") == [NLB3, "/dev/dfl-port.0"]
+    # Which nodes have such cards is told by labels.
+    opae.wait_offered()
+
+    fpga.cluster.kubectl("delete", "--filename", sample)
+    fpga.wait_offered()
+    gone = "/apis/apps/v1/namespaces/inteldeviceplugins-system/daemonsets"
+    assert (fpga.cluster.get(gone) or {})["items"] == []
