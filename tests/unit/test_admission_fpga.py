@@ -218,7 +218,7 @@ def test_variables_of_other_regions_than_those_asked_for_are_refused() -> None:
 
 def test_variables_from_elsewhere_are_warned_of() -> None:
     source = [{"configMapRef": {"name": "m"}}]
-    for resources, warned in (({"a": 1}, 1), ({f"region-{I}": 1}, 1), ({"set": 1}, 0), ({}, 0)):
+    for resources, warned in (({"a": 1}, 1), ({f"region-{I}": 1}, 1), ({"r": 1}, 1), ({"a": 0}, 0), ({"set": 1}, 0)):
         assert len(decided(pod(container(resources, envFrom=source))).warnings) == warned
 
 

@@ -125,7 +125,8 @@ def _mutated(
     if pairs or reserved:
         kept = [each for each in env if not _name(each).startswith(_RESERVED)]
         yield Operation("add", pointer(*where, "env"), [*_variables(pairs), *kept])
-    if container.env_from and (pairs or regions):
+    resources = (aliases[name].resource if name in aliases else name for name, units in requested.items() if units)
+    if container.env_from and any(resource.startswith(_REGIONS) for resource in resources):
         warnings.append(
             f"container {container.name[:63]!a}: {REGION_VARIABLE}… and {AFU_VARIABLE}… from envFrom may make it fail "
             "to start; what its region is programmed with is the namespace's to say"
