@@ -135,6 +135,30 @@ def test_a_file_that_does_not_say_where_it_belongs_is_not_installed(tmp_path: Pa
             install(host, bitstream)
 
 
+def test_a_design_that_is_damaged_further_on_is_not_installed(tmp_path: Path, host: Host) -> None:
+    content = bytearray(aocx(gbs(raw=os.urandom(1_000_000))))
+    content[content.index(b"\x1f\x8b") + 900_000] ^= 0xFF
+    for dry_run in (True, False):
+        with (
+            opened(str(write(tmp_path / "a.aocx", bytes(content)))) as bitstream,
+            pytest.raises(BitstreamError, match=r"a\.aocx: its section \.acl\.gbs\.gz cannot be unpacked"),
+        ):
+            install(host, bitstream, dry_run=dry_run)
+    assert not (tmp_path / "srv").exists()
+
+
+def test_a_link_where_a_bitstream_belongs_is_replaced_and_not_what_it_leads_to(tmp_path: Path, host: Host) -> None:
+    precious = write(tmp_path / "precious", "precious")
+    there = tmp_path / STORE / INTERFACE / f"{NLB0}.gbs"
+    link(there, "/precious")
+    with opened(str(write(tmp_path / "a.gbs", gbs()))) as bitstream:
+        with pytest.raises(AlreadyInStore):
+            install(host, bitstream)
+        install(host, bitstream, force=True)
+    assert precious.read_text() == "precious"
+    assert (there.is_symlink(), there.read_bytes()) == (False, gbs())
+
+
 def test_a_store_that_cannot_be_written_is_told(tmp_path: Path, host: Host) -> None:
     write(tmp_path / "srv", "a file where a directory should be")
     with (

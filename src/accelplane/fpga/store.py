@@ -71,7 +71,7 @@ def opened_for(host: Host, region: str, afu: str, store: str = STORE) -> Generat
 def install(host: Host, bitstream: Bitstream, store: str = STORE, *, force: bool = False, dry_run: bool = False) -> str:
     """Copies the file to its place, which is returned; what is there already is overwritten only with `force`.
 
-    Raises `AlreadyInStore`, `StoreError`.
+    Raises `AlreadyInStore`, `StoreError`, `BitstreamError` (what is packed in it is damaged).
     """
     path = install_path(bitstream, store)
     if not path:
@@ -79,8 +79,10 @@ def install(host: Host, bitstream: Bitstream, store: str = STORE, *, force: bool
             f"{bitstream.path}: cannot be installed, its interface id is {bitstream.interface!a} and its unique id "
             f"{bitstream.unique!a}; expected 8 to 40 hexadecimal digits each"
         )
+    bitstream.size()  # unpacks it to its end
     try:
-        local = host.local(path)
+        directory, _, name = path.rpartition("/")
+        local = f"{host.local(directory)}/{name}"  # the place itself, whatever a link there leads to
         if not force and os.path.lexists(local):
             raise _there(path)
         if not dry_run:
