@@ -82,7 +82,7 @@ int main(int argc, char **argv) {
     /* Nothing is put away: the kernel does that in less than the 4 ms that the interpreter would take. */
     for (int stream = 0; stream < 2; stream++) {
         PyObject *file = PySys_GetObject(stream ? "stderr" : "stdout");
-        if (file && file != Py_None && !PyObject_CallMethod(file, "flush", NULL)) status = 120;
+        if (file && file != Py_None && !PyObject_CallMethod(file, "flush", NULL) && !status) status = 1;
     }
     _exit(status);
 }
