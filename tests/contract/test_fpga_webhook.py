@@ -1,5 +1,6 @@
 """`intel_fpga_admissionwebhook` as a process: what it follows, what it answers, and what keeps it from running."""
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncGenerator, Callable
@@ -12,6 +13,10 @@ from kubeapi import KubeApi
 from processes import Process
 from waiting import until
 from webhookprograms import files, port_of, review
+
+from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Mappings
+from accelplane.kube.cache import Cache
+from accelplane.kube.client import Client
 
 INTERFACE = "69528db6eb31577a8c3668f9faa081f6"
 NLB0 = "d8424dc4a4a3c413f89e433683f9040b"
@@ -46,9 +51,9 @@ def asking(name: str) -> dict[str, Any]:
     return {"metadata": {"namespace": "n"}, "spec": {"containers": [{"name": "a", "resources": resources}]}}
 
 
-def put(api: KubeApi, name: str, mode: str) -> None:
+def put(api: KubeApi, name: str, mode: str, **more: Any) -> None:
     spec = {"afuId": NLB0, "interfaceId": INTERFACE, "mode": mode}
-    api.put("acceleratorfunctions", {"metadata": {"name": name, "namespace": "n"}, "spec": spec})
+    api.put("acceleratorfunctions", {"metadata": {"name": name, "namespace": "n"}, "spec": spec, **more})
 
 
 async def test_it_answers_by_the_objects_there_are_now(api: KubeApi, start: Start) -> None:
@@ -77,6 +82,31 @@ async def test_it_answers_by_the_objects_there_are_now(api: KubeApi, start: Star
 
     await until(forgets)
     assert await process.terminate() == 0
+
+
+async def test_a_status_that_is_written_makes_no_names_anew(api: KubeApi) -> None:
+    put(api, "a", "af")
+    client = Client(api.config, field_manager="test", timeout=1)
+    functions = Cache(client, AcceleratorFunction)
+    mappings = Mappings(functions, Cache(client, FpgaRegion))
+    running = asyncio.create_task(functions.run())
+    try:
+        await until(lambda: bool(mappings.of("n").targets))
+        before, heard = mappings.of("n"), 0
+
+        def hears(_old: AcceleratorFunction | None, _new: AcceleratorFunction | None) -> None:
+            nonlocal heard
+            heard += 1
+
+        functions.subscribe(hears)
+        put(api, "a", "af", status={"resource": "x"})
+        await until(lambda: heard == 2)
+        assert mappings.of("n") is before
+        put(api, "a", "region")
+        await until(lambda: mappings.of("n") != before)
+    finally:
+        running.cancel()
+        await client.close()
 
 
 async def test_names_of_april_2020_are_to_be_had(api: KubeApi, start: Start) -> None:

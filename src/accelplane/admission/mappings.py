@@ -196,8 +196,12 @@ class Mappings:
             known = self._known[namespace] = names_of(functions, regions, self.naming)
         return known
 
-    def _forget(self, *changed: AcceleratorFunction | FpgaRegion | None) -> None:
-        for each in changed:
+    def _forget(
+        self, old: AcceleratorFunction | FpgaRegion | None, new: AcceleratorFunction | FpgaRegion | None
+    ) -> None:
+        if old is not None and new is not None and old.spec == new.spec:
+            return  # its status was written, and as many are as there are objects
+        for each in (old, new):
             if each is not None:
                 self._known.pop(each.metadata.namespace or "", None)
 
