@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonpatching import applied
 
-from accelplane.admission.fpga import Pod, mutate
+from accelplane.admission.fpga import Pod, mutate, mutator
 from accelplane.admission.mappings import (
     AcceleratorFunction,
     FpgaRegion,
@@ -20,7 +20,7 @@ from accelplane.admission.mappings import (
     checker,
     names_of,
 )
-from accelplane.kube.admission import Decision, Review
+from accelplane.kube.admission import Decision, Kind, Review
 from accelplane.kube.objects import Metadata
 
 I = "69528db6eb31577a8c3668f9faa081f6"  # noqa: E741 - as in the documents
@@ -234,6 +234,29 @@ def test_a_function_whose_ids_make_no_name_is_told_of_where_it_is_used() -> None
     names = names_of([function("short", "123456789", "af")], [])
     assert "AcceleratorFunction 'short'" in refusal(pod(container({"short": 1})), names)
     assert names.resources == frozenset()
+
+
+def test_a_pod_that_comes_before_the_names_is_asked_to_come_again() -> None:
+    known: list[Names] = []
+    hook = mutator(lambda _namespace: known[0] if known else Names(), lambda: bool(known))
+
+    def asked(document: Json) -> Decision:
+        thing = msgspec.Raw(json.dumps(document).encode())
+        return hook.judge(Review("u", "CREATE", Kind(kind="Pod"), namespace="n", object=thing))
+
+    early = asked(pod(container({"a": 1}))).denial
+    assert early is not None
+    assert (early.code, early.reason) == (503, "ServiceUnavailable")
+    assert "try again" in early.message
+    assert asked(pod(container())).denial is None
+    known.append(NAMES)
+    assert asked(pod(container({"a": 1}))).patch
+
+
+@pytest.mark.parametrize("afu", ["", "0123456", "0" * 41, "../" + X])
+def test_a_function_that_no_hook_would_program_is_told_of_where_it_is_used(afu: str) -> None:
+    names = names_of([function("odd", afu)], [])
+    assert "AcceleratorFunction 'odd': AFU id " in refusal(pod(container({"odd": 1})), names)
 
 
 def test_a_namespace_without_objects_has_no_fpga() -> None:

@@ -63,14 +63,24 @@ class _Refused(Exception):
     """What cannot be; the text is for the user."""
 
 
-def mutator(names: Callable[[str], Names]) -> Mutator[Pod]:
-    """The webhook. `names` tells what pods of a namespace may ask for."""
+def mutator(names: Callable[[str], Names], complete: Callable[[], bool] = lambda: True) -> Mutator[Pod]:
+    """The webhook. `names` tells what pods of a namespace may ask for, `complete` whether all of them were read.
+
+    Manifests without a readiness probe have it asked before. Refusals come then from not knowing yet; whoever makes
+    pods for others tries again after one, while nobody mends what was let through.
+    """
 
     def decide(review: Review, pod: Pod) -> Decision:
         if (review.kind.group, review.kind.kind) != ("", "Pod"):
             return _denied(f"expected a Pod, found {review.kind.kind[:80]!a}")
         namespace = pod.metadata.namespace or review.namespace
-        return mutate(pod, names(namespace), namespace)
+        decision = mutate(pod, names(namespace), namespace)
+        if decision.denial is not None and not complete():
+            return deny(
+                "the names of functions and regions of FPGAs are still being read; try again in a moment",
+                code=503, reason="ServiceUnavailable",
+            )  # fmt: skip
+        return decision
 
     return Mutator(PATH, Pod, decide)
 

@@ -75,7 +75,11 @@ def hosted(manager: Manager, naming: Naming = "default", *, again: float = _AGAI
     mappings.functions.subscribe(seen)
     mappings.regions.subscribe(seen)
     _count(manager, mappings)
-    return [fpga.mutator(mappings.of), checker(naming)]
+
+    def complete() -> bool:
+        return mappings.functions.synced.is_set() and mappings.regions.synced.is_set()
+
+    return [fpga.mutator(mappings.of, complete), checker(naming)]
 
 
 def _after(

@@ -1,7 +1,7 @@
 """`accelplane webhook fpga`, and under the name of Go's program `intel_fpga_admissionwebhook`: the FPGAs' pod webhook,
 alone in a process.
 
-It follows the AcceleratorFunctions and FpgaRegions of all namespaces, and serves once it has them: every replica has
+It follows the AcceleratorFunctions and FpgaRegions of all namespaces, and is ready once it has them: every replica has
 them, so nobody has to lead. Their statuses are kept too, where the account's role allows that.
 """
 
