@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from lightkube.core.resource import NamespacedResourceG
 from msgspec import Raw, Struct, field
 
-from accelplane.fpga.ids import NAMESPACE, IdError, Naming, af_type, region_type, resource
+from accelplane.fpga.ids import NAMESPACE, IdError, Naming, af_type, region_type, resource, wanted_id
 from accelplane.kube.admission import ALLOWED, Decision, Review, Validator
 from accelplane.kube.cache import Cache
 from accelplane.kube.objects import Metadata, api
@@ -146,8 +146,11 @@ def target_of(thing: AcceleratorFunction | FpgaRegion, naming: Naming = "default
         return Target(resource(region_type(spec.interface_id)), "regiondevel")
     if spec.mode == "af":
         return Target(resource(af_type(spec.interface_id, spec.afu_id, naming)), "af")
-    pair = Pair(spec.interface_id, spec.afu_id) if spec.mode == "region" else None
-    return Target(resource(region_type(spec.interface_id)), spec.mode, pair)
+    region = resource(region_type(spec.interface_id))
+    if spec.mode != "region":
+        return Target(region, spec.mode)
+    wanted_id(spec.afu_id, "AFU id")  # which the hook would refuse
+    return Target(region, spec.mode, Pair(spec.interface_id, spec.afu_id))
 
 
 def fault_of(thing: AcceleratorFunction | FpgaRegion, names: Names) -> Fault | None:
