@@ -169,6 +169,14 @@ class TestRun:
             ):
                 run(Host(tmp_path), asking(NLB3), patience=Patience(2, 1, 60))
 
+    def test_a_driver_that_is_busy_until_the_end_is_quoted(self, tmp_path: Path) -> None:
+        driver = Driver(one_port(tmp_path), NLB3, [errno.EBUSY] * 9)
+        stored(tmp_path, NLB3)
+        with pytest.raises(
+            HookError, match=r"^FPGA_AFU_1 in dfl-port\.0: .*dfl-fme\.0: programming failed: .*\(EBUSY\)"
+        ):
+            run(Host(tmp_path), asking(NLB3), call=driver, patience=Patience(1, 9, 60))
+
     def test_a_port_that_never_answers_is_not_passed_over_for_the_next(self, tmp_path: Path) -> None:
         one_port(tmp_path)
         host = Host(tmp_path)

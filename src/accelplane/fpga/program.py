@@ -180,17 +180,20 @@ def _recorded(host: Host, port: Port, interface: str, afu: str) -> Generator[Non
 def _program(call: Call, port: Port, node: str, data: "array[int]", *, deadline: float, patience: Patience) -> None:
     number, driver = port_number(port), port.driver
     address, size = data.buffer_info()
-    attempts = 0
-    while True:
-        argument = ioctl.pack_program(driver, number, size, address)
-        try:
-            ioctl.perform(call, driver, node, "program", argument)
-            return
-        except IoctlError as error:
-            attempts += 1
-            if error.errno not in _TRANSIENT or attempts >= patience.attempts or time.monotonic() >= deadline:
-                raise
-        _pause(deadline, patience)
+    attempts, refusal = 0, ""
+    try:
+        while True:
+            argument = ioctl.pack_program(driver, number, size, address)
+            try:
+                ioctl.perform(call, driver, node, "program", argument)
+                return
+            except IoctlError as error:
+                attempts, refusal = attempts + 1, str(error)
+                if error.errno not in _TRANSIENT or attempts >= patience.attempts or time.monotonic() >= deadline:
+                    raise
+            _pause(deadline, patience)
+    except TimedOut as error:
+        raise TimedOut(f"{error}; before that {refusal}" if refusal else str(error)) from None
 
 
 def _settled(host: Host, port: Port, deadline: float, patience: Patience) -> str:
