@@ -190,7 +190,7 @@ def _counts(value: Json, where: str) -> Mapping[str, int]:
     counts: dict[str, int] = {}
     for key, number in _object({} if value is None else value, where).items():
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= _MOST:
-            raise RecordError(f"{where}: {shown(key)} is no count")
+            raise RecordError(f"{where}: {shown(key, 16)} is no count")
         counts[key] = number
     return counts
 
