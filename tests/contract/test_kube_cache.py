@@ -11,6 +11,7 @@ from waiting import until
 
 from accelplane.kube.cache import Cache, Patience, UnreadableObject
 from accelplane.kube.client import Client, Selection
+from accelplane.kube.errors import Refused
 from accelplane.kube.objects import Request
 
 ALL = Selection()
@@ -54,6 +55,21 @@ async def test_a_cache_holds_what_there_is_and_follows_it(api: KubeApi) -> None:
         api.remove("widgets", "a")
         await until(lambda: names(cache) == ["b"])
         assert cache.get(Request("a")) is None
+
+
+async def test_a_cache_that_may_not_list_begins_when_it_may_and_says_so_once(api: KubeApi, client: Client) -> None:
+    forbidden = api.fault("GET .*/widgets", 403, times=1_000_000)
+    api.put("widgets", widget("a"))
+    refused: list[Refused] = []
+    cache = Cache(client, Widget, patience=HASTE)
+    running = asyncio.create_task(cache.run_when_allowed(refused.append, again=0.02))
+    await until(lambda: api.count("GET .*/widgets") > 3)
+    assert [error.code for error in refused] == [403]
+    assert not cache.synced.is_set()
+    forbidden.times = 0
+    await synced(cache, api)
+    assert names(cache) == ["a"]
+    running.cancel()
 
 
 async def test_subscribers_hear_of_each_change_once_with_what_was_before(api: KubeApi) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -315,6 +316,20 @@ async def test_events_of_other_objects_and_words_are_others(world: World) -> Non
     notes = [one["note"] for one in world.api.all("events")]
     assert len(notes) == 4
     assert max(len(note.encode()) for note in notes) <= 1024
+
+
+async def test_what_is_to_be_said_once_is_one_event_whoever_says_it(world: World) -> None:
+    regarding = await thing(world, f"{'w' * 235}.{'x' * 17}")
+    for instance in ("here", "there"):
+        recorder = Recorder(world.client, "tests", instance)
+        for _ in range(2):
+            recorder.record(regarding, "Warning", "Waits", "for ever", once=True)
+            await recorder.flush()
+        recorder.record(regarding, "Warning", "Waits", "for me", once=True)
+        await recorder.flush()
+    assert sorted(one["note"] for one in world.api.all("events")) == ["for ever", "for me"]
+    assert not [one for one in world.api.all("events") if "series" in one]
+    assert all(re.fullmatch(r"w{235}\.[0-9a-f]{16}", one["metadata"]["name"]) for one in world.api.all("events"))
 
 
 async def test_events_that_cannot_be_written_hold_nobody_up(world: World, caplog: pytest.LogCaptureFixture) -> None:

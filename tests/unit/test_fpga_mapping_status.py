@@ -85,12 +85,13 @@ def test_a_name_that_nobody_is_known_to_offer_is_accepted_and_not_ready(
         (function("a"), [region("a")], "NameConflict", "an AcceleratorFunction and a FpgaRegion of the name 'a'"),
         (region("a"), [function("a", "af")], "NameConflict", "an AcceleratorFunction and a FpgaRegion of the name 'a'"),
         (function("a", "afx"), [], "UnknownMode", "spec.mode: 'afx': expected one of af, region"),
-        (function("a", "af", afu="123456789"), [], "NoResourceName", "expected even ones"),
-        (read(FpgaRegion, "a", {}), [], "NoResourceName", "expected at least 3 lower-case hexadecimal digits"),
-        (read(AcceleratorFunction, "a", {"mode": "af"}), [], "NoResourceName", "interface id ''"),
+        (function("a", "af", afu="123456789"), [], "UnusableId", "expected even ones"),
+        (function("a", "region", afu="123"), [], "UnusableId", "expected 8 to 40 hexadecimal digits"),
+        (read(FpgaRegion, "a", {}), [], "UnusableId", "expected at least 3 lower-case hexadecimal digits"),
+        (read(AcceleratorFunction, "a", {"mode": "af"}), [], "UnusableId", "interface id ''"),
         (region("a" * 64), [], "NameTooLong", "its name has 64 characters, pods can ask for at most 63"),
     ],
-    ids=["function twice", "region twice", "mode", "odd", "nothing", "of 2020", "long"],
+    ids=["function twice", "region twice", "mode", "odd", "short", "nothing", "of 2020", "long"],
 )
 def test_a_name_that_stands_for_nothing_is_not_accepted_and_tells_why(
     thing: Mapped, others: list[Mapped], reason: str, words: str

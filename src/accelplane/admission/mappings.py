@@ -109,7 +109,7 @@ def names_of(
         try:
             targets[name] = target_of(each, naming)
         except IdError as error:
-            faulty[name] = Fault("NoResourceName", f"AcceleratorFunction {each.metadata.name!a}: {error}")
+            faulty[name] = Fault("UnusableId", f"AcceleratorFunction {each.metadata.name!a}: {error}")
         else:
             found.append(targets[name])
     for each in regions:
@@ -118,7 +118,7 @@ def names_of(
         try:
             target = target_of(each, naming)
         except IdError as error:
-            faulty[name] = Fault("NoResourceName", f"FpgaRegion {each.metadata.name!a}: {error}")
+            faulty[name] = Fault("UnusableId", f"FpgaRegion {each.metadata.name!a}: {error}")
         else:
             found.append(target)
             targets[name] = target

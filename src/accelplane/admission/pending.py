@@ -1,7 +1,7 @@
 """Pods that wait for an FPGA which no node will ever give them, and a word to their users about it.
 
 While the webhook is away pods are let in as they are. One that asks for a name of its namespace then goes on asking for
-it, and as no node has a resource of that name it waits for ever. It is told so once, by an event.
+it, and as no node has a resource of that name it waits for ever. It is told so by an event, one for all replicas.
 
 Only pods without a node are followed, and of each only what it asks for.
 """
@@ -24,6 +24,10 @@ from accelplane.kube.objects import Identity, Request, api, request_of
 log = logging.getLogger(__name__)
 
 NOT_REPLACED, UNKNOWN = "FpgaNameNotReplaced", "FpgaNameUnknown"
+
+
+# An event is forgotten after an hour, and the pod still waits.
+_TELL_AGAIN = 1200.0
 
 
 class _Resources(Struct, frozen=True, gc=False):
@@ -128,9 +132,10 @@ class PendingPods:
             return None
         listed = self._offers.lists if self._offers.counts is not None else None
         problem = problem_of(pod, self._mappings.of(request.namespace), listed)
-        if problem is not None:
-            self._events.record(pod, "Warning", problem.reason, problem.note, action="Schedule", once=True)
-        return None
+        if problem is None:
+            return None
+        self._events.record(pod, "Warning", problem.reason, problem.note, action="Schedule", once=True)
+        return Result(requeue_after=_TELL_AGAIN)
 
     def _pod_changed(self, old: PendingPod | None, new: PendingPod | None) -> None:
         # A name may have been made a moment before the pod, and news of it may come after: there is no hurry.
