@@ -104,6 +104,9 @@ SYSTEM_PROGRAMS = {
 }
 # Installing this one would start it as a service, so only its files are taken.
 UNPACK_ONLY = "etcd-server"
+# Nodes may run it instead of the containerd that is built here. A cluster can be without.
+OLD_CONTAINERD = "1.6"
+_OLD_CONTAINERD_PACKAGE = f"containerd={OLD_CONTAINERD}.*"
 _SYSTEM_DIRECTORIES = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni")
 
 
@@ -116,6 +119,11 @@ class Assets:
     @property
     def bin(self) -> Path:
         return self.directory / "bin"
+
+    @property
+    def old_containerd(self) -> Path:
+        """Where the programs of Debian's containerd are, if it could be had."""
+        return self.directory / f"containerd-{OLD_CONTAINERD}/usr/bin"
 
     def find(self, name: str) -> Path | None:
         places = [self.bin, self.directory / "debian/usr/bin", *os.environ.get("PATH", "").split(":")]
@@ -165,6 +173,7 @@ def build(say: Callable[[str], None] = print) -> Assets:
             _compile(result.directory, say)
             say(f"built in {time.monotonic() - started:.0f} s: {result.directory}")
         _get_system_programs(result, say)
+        _get_old_containerd(result, say)
     return result
 
 
@@ -255,6 +264,18 @@ def _get_system_programs(result: Assets, say: Callable[[str], None]) -> None:
         _unpack(UNPACK_ONLY, result.directory / "debian")
     if missing := result.missing():
         raise ClusterError("\n".join(missing))
+
+
+def _get_old_containerd(result: Assets, say: Callable[[str], None]) -> None:
+    if result.old_containerd.is_dir():
+        return
+    try:
+        if not _can_install():
+            raise ClusterError("that takes root and apt-get")
+        say(f"getting Debian's containerd {OLD_CONTAINERD}")
+        _unpack(_OLD_CONTAINERD_PACKAGE, result.old_containerd.parents[1])
+    except ClusterError as error:
+        say(f"no containerd {OLD_CONTAINERD}, the tests that need it will not run: {error}")
 
 
 def _can_install() -> bool:

@@ -37,10 +37,19 @@ Object = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """Another containerd than the cluster's own: where its programs are, and its configuration."""
+
+    programs: Path
+    configuration: Callable[[str], str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodePlan:
     """What a node is: ``hardware`` is put in at every boot, ``kubelet`` are fields of its KubeletConfiguration."""
 
     name: str = "node-1"
+    runtime: Runtime | None = None
     hardware: Sequence[Hardware] = ()
     kubelet: Mapping[str, object] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -67,12 +76,13 @@ class Node(Machine):
     """
 
     def __init__(self, cluster: Cluster, plan: NodePlan, position: int) -> None:
+        own = [plan.runtime.programs] if plan.runtime else []
         super().__init__(
             plan.name,
             cluster.directory / plan.name,
             cgroup=f"accelplane-{cluster.number}-{plan.name}",
-            path=cluster.path,
-            shares=cluster.shares,
+            path=":".join([*map(str, own), cluster.path]),
+            shares=[*cluster.shares, *own],
             owned=cluster.owned,
         )
         self.cluster = cluster
@@ -174,9 +184,11 @@ class Node(Machine):
 
     def import_image(self, archive: Path) -> None:
         """Make the image in a docker or OCI archive known to the node, under the name the archive gives it."""
+        # The one that knows --local; an older containerd takes it from any.
+        ctr = self.cluster.assets.program("ctr")
         with archive.open("rb") as content:
             done = subprocess.run(
-                self.enter(["ctr", "--namespace=k8s.io", "images", "import", "--local", "-"]),
+                self.enter([ctr, "--namespace=k8s.io", "images", "import", "--local", "-"]),
                 stdin=content,
                 capture_output=True,
                 text=True,
@@ -544,13 +556,14 @@ class Cluster:
         authority, user = self._authority, f"system:node:{plan.name}"
         node_user = authority.client(user, "system:nodes")
         proxy_user = authority.client("system:kube-proxy")
+        configuration = plan.runtime.configuration if plan.runtime else settings.containerd
         files = {
             "kubernetes/pki/ca.crt": self.authority,
             **_pair("kubernetes/pki/kubelet", authority.server(plan.name, plan.name, node.address)),
             "kubernetes/kubelet.conf": settings.kubeconfig(self.server, self.authority, node_user).encode(),
             "kubernetes/kube-proxy.conf": settings.kubeconfig(self.server, self.authority, proxy_user).encode(),
             "kubernetes/kubelet.yaml": settings.kubelet_configuration(node.cgroup, plan.kubelet).encode(),
-            "containerd/config.toml": settings.containerd(str(self.assets.program("ptp").parent)).encode(),
+            "containerd/config.toml": configuration(str(self.assets.program("ptp").parent)).encode(),
             "containerd/base-spec.json": self._base_spec().encode(),
             "containerd/runc": settings.runc().encode(),
             "cni/net.d/10-test.conflist": settings.cni(self.addresses.pods(node.position)).encode(),

@@ -210,6 +210,34 @@ state = "/run/containerd"
 """
 
 
+def containerd_1(cni_directory: str) -> str:
+    """The same for its first generation, as far as it knows it: CDI is in 1.7 only, and off unless told."""
+    return f"""\
+version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
+
+[grpc]
+  address = "{CONTAINERD_SOCKET}"
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE_IMAGE}"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{cni_directory}"
+    conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    default_runtime_name = "runc"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      base_runtime_spec = "/etc/containerd/base-spec.json"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        BinaryName = "/etc/containerd/runc"
+"""
+
+
 def base_runtime_spec(default: str) -> str:
     """containerd's default container, with the node's simulated /sys in it instead of the kernel's.
 
