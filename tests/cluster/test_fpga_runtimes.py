@@ -1,0 +1,146 @@
+"""FPGAs on a node whose container runtime is older than CDI: what works there, and that nothing runs unprogrammed.
+
+The containerd is Debian's. Other runtimes were tried by hand; docs/fpga.md tells of them.
+"""
+
+from __future__ import annotations
+
+import http
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from bitstreams import NLB0, NLB3
+from manifests import render
+
+from accelplane.simulate import NodeSpec
+
+from . import settings
+from .build import OLD_CONTAINERD, assets
+from .cluster import Runtime
+from .conftest import running_cluster
+from .emulated import IOCTLS
+from .fpgas import (
+    CARDS,
+    ORCHESTRATED,
+    PORT,
+    PREPROGRAMMED,
+    REGION,
+    SOFTWARE,
+    TEAM,
+    WITH,
+    Fpga,
+    Fpgas,
+    Installation,
+    asking,
+    bitstream,
+    plan,
+)
+from .machine import REPOSITORY, wait_until
+from .product_image import product_image
+from .test_fpga import DEVELOPER, DFL, PLUGIN_IMAGE
+
+pytestmark = pytest.mark.cluster
+
+NAMESPACE = "intelfpgaplugin-system"
+APP = "intel-fpga-plugin"
+
+
+@pytest.fixture(scope="module")
+def programs(cluster_is_possible: None) -> Runtime:
+    """That containerd, or the test is skipped; it fails where a cluster was promised."""
+    directory = assets().old_containerd
+    if not directory.is_dir():
+        problem = f"no containerd {OLD_CONTAINERD} in {directory}; make kube gets it from Debian, or says why not"
+        if os.environ.get("ACCELPLANE_CLUSTER") == "required":
+            pytest.fail(problem)
+        pytest.skip(problem)
+    return Runtime(programs=directory, configuration=settings.containerd_1)
+
+
+@pytest.fixture(scope="module")
+def fpga(programs: Runtime) -> Iterator[Fpga]:
+    """A node with it and one card, in mode regiondevel."""
+    node = replace(plan("node-1", NodeSpec(fpgas=[DFL])), runtime=programs)
+    with running_cluster(node) as cluster, cluster.namespace(TEAM):
+        cluster.import_image(product_image())
+        made = Fpga(cluster, cluster.nodes["node-1"], DFL, PORT)
+        objects = render(REPOSITORY / "deploy/fpga_plugin/overlays/regiondevel")
+        Fpgas(cluster, [made]).install(Installation(NAMESPACE, APP, objects), {"node-1": [REGION]})
+        yield made
+
+
+@pytest.fixture
+def regions(fpga: Fpga) -> Iterator[Fpga]:
+    """The same in mode region: the card is there, and nobody can have it."""
+    annotation = "fpga.intel.com/device-plugin-mode"
+    fpga.cluster.kubectl("annotate", "node", fpga.node.name, f"{annotation}=region")
+    wait_until(lambda: fpga.node.allocatable(REGION) == 0, f"{REGION}: kept back", 60)
+    yield fpga
+    fpga.cluster.kubectl("annotate", "node", fpga.node.name, f"{annotation}-")
+    fpga.wait_offered(REGION)
+
+
+@contextmanager
+def plugin_told(fpga: Fpga, *flags: str) -> Iterator[None]:
+    """The plugin's pod is made anew with these."""
+    path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/intelfpgaplugin-{APP}"
+
+    def tell(words: Sequence[str]) -> None:
+        change = {"spec": {"template": {"spec": {"containers": [{"name": APP, "args": list(words)}]}}}}
+        kind = "application/strategic-merge-patch+json"
+        status, answer = fpga.cluster.request("PATCH", path, change, content=kind)
+        assert status == http.HTTPStatus.OK, answer
+
+    found = fpga.cluster.get(path)
+    assert found
+    (before,) = found["spec"]["template"]["spec"]["containers"]
+    tell(flags)
+    try:
+        yield
+    finally:
+        tell(before["args"])
+
+
+def test_a_function_that_was_programmed_before_is_given_to_a_pod(fpga: Fpga) -> None:
+    assert fpga.node.run("containerd", "--version").stdout.split()[2].startswith(f"{OLD_CONTAINERD}.")
+    fpga.program(NLB3)
+    with fpga.mode("af", WITH[NLB3]):
+        fpga.cluster.apply(asking("preprogrammed", PREPROGRAMMED[NLB3]))
+        assert fpga.ran("preprogrammed") == [NLB3, "/dev/dfl-port.0"]
+
+
+def test_a_pod_programs_its_region_itself(fpga: Fpga) -> None:
+    fpga.program(NLB0)
+    path = fpga.write("/opt/team/nlb3.gbs", bitstream(NLB3))
+    tool = (str(SOFTWARE / "fpga_tool"), "-b", str(path), "-d", "dfl-port.0", "-q", "pr")
+    words = ("python3.11", "-c", DEVELOPER, f"{PORT}/afu_id", IOCTLS, *tool)
+    pod = asking(
+        "developer", CARDS, *words, image=PLUGIN_IMAGE, host_paths=(IOCTLS, str(SOFTWARE), str(path.parent)),
+        securityContext={"capabilities": {"add": ["SYS_ADMIN"]}},
+    )  # fmt: skip
+    fpga.cluster.apply(pod)
+    assert fpga.ran("developer") == ["/dev/dfl-fme.0", "/dev/dfl-port.0", NLB0, NLB3]
+
+
+def test_nobody_is_given_a_region_that_nobody_would_program_and_the_reason_is_told(regions: Fpga) -> None:
+    regions.cluster.apply(asking("waits", ORCHESTRATED[NLB3]))
+    pod = ("pod", "waits", f"--namespace={TEAM}")
+    wanted = f"Insufficient {REGION}"
+    wait_until(lambda: wanted in regions.cluster.kubectl("describe", *pod), "the pod: kept waiting", 60)
+    plugin = (f"--namespace={NAMESPACE}", f"--selector=app={APP}", "--tail=-1")
+    reason = f"dfl-fme.0 is unhealthy: the node's runtime, 'containerd://{OLD_CONTAINERD}."
+    wait_until(lambda: reason in regions.cluster.kubectl("logs", *plugin), "the plugin: saying why", 60)
+    regions.cluster.kubectl("delete", *pod)
+
+
+def test_a_container_whose_runtime_passes_over_cdi_has_no_port(regions: Fpga) -> None:
+    # Without a node to ask for, the plugin knows neither its runtime nor a mode.
+    with plugin_told(regions, "-mode=region", "-cdi=only", "-node-name="):
+        regions.wait_offered(REGION)
+        regions.program(NLB0)
+        regions.install(NLB3)
+        regions.cluster.apply(asking("without", ORCHESTRATED[NLB3]))
+        assert regions.ran("without") == [NLB0]
