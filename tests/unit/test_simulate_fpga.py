@@ -229,3 +229,14 @@ def test_a_crashed_card_says_ones_everywhere() -> None:
     obey(kernel, f'{{"do": "fpga", "bdf": "{CARD}", "crash": true}}')
     assert port_at(kernel, "port.0") == "f" * 32
     assert kernel.read("/sys/class/fpga_region/region1/compat_id") == "f" * 32 + "\n"
+
+
+def test_cards_of_both_drivers_are_beside_each_other() -> None:
+    kernel = Kernel(NodeSpec(fpgas=[FpgaSpec(driver="opae", afus=(NLB0, NLB3)), FpgaSpec(driver="dfl", afus=(NLB3,))]))
+    nodes = {f"intel-fpga-{name}" for name in ("fme.0", "port.0", "port.1")} | {"dfl-fme.0", "dfl-port.0"}
+    for node in nodes:
+        assert kernel.resolve(f"/dev/{node}") == f"/dev/{node}"
+        assert kernel.exists(f"/sys/bus/platform/devices/{node}/dev")
+    numbers = {kernel.read(f"/sys/bus/platform/devices/{node}/dev") for node in nodes}
+    assert len(numbers) == len(nodes)
+    assert kernel.read("/sys/class/fpga_region/region0/dfl-port.0/afu_id") == f"{NLB3}\n"

@@ -335,8 +335,7 @@ class FpgaDriver(PciDriver):
     def _show_fme(self, card: Card, container: str) -> None:
         card.fme = self._take(self.layout.fme)
         card.fme_path = f"{container}/{card.fme}"
-        numbers = Numbers(_MAJOR, _FME_MINORS + _number(card.fme))
-        self.core.add_class_device(card.fme_path, "platform", numbers, card.fme, bus=True)
+        self.core.add_class_device(card.fme_path, "platform", self._free(_FME_MINORS), card.fme, bus=True)
         self.core.tree.directory(
             card.fme_path,
             {
@@ -365,7 +364,7 @@ class FpgaDriver(PciDriver):
     def _show_port(self, card: Card, port: Port, container: str) -> None:
         port.name = self._take(self.layout.port)
         port.path = f"{container}/{port.name}"
-        self.core.add_class_device(port.path, "platform", Numbers(_MAJOR, _number(port.name)), port.name, bus=True)
+        self.core.add_class_device(port.path, "platform", self._free(0), port.name, bus=True)
         self.core.tree.directory(port.path, {"id": port.index, "afu_id": Attribute(read=port.afu_id)})
 
     def _hide_port(self, port: Port) -> None:
@@ -387,6 +386,12 @@ class FpgaDriver(PciDriver):
         self._names.add(name)
         return name
 
+    def _free(self, least: int) -> Numbers:
+        """The first device number from there that is free, of cards of both drivers."""
+        minors = range(least, least + len(self.core.tree.names("/sys/dev/char")) + 1)
+        numbers = (Numbers(_MAJOR, minor) for minor in minors)
+        return next(number for number in numbers if not self.core.tree.has(f"/sys/dev/char/{number}"))
+
     def _in_use(self, name: str) -> bool:
         return self.core.holds.users(name) > 0
 
@@ -404,10 +409,6 @@ def _region_info(argument: int, memory: Memory) -> int:
     # Reading, writing and mapping are possible; the signal tap lies behind the AFU's registers.
     memory.write(argument + 4, struct.pack("<IIIQQ", 7, index, 0, 0x40000, index * 0x40000))
     return 0
-
-
-def _number(name: str) -> int:
-    return int(name.rpartition(".")[2])
 
 
 def _last(path: str) -> str:
