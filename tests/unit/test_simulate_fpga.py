@@ -240,3 +240,9 @@ def test_cards_of_both_drivers_are_beside_each_other() -> None:
     numbers = {kernel.read(f"/sys/bus/platform/devices/{node}/dev") for node in nodes}
     assert len(numbers) == len(nodes)
     assert kernel.read("/sys/class/fpga_region/region0/dfl-port.0/afu_id") == f"{NLB3}\n"
+
+
+@pytest.mark.parametrize("seconds", [-1, 3601, float("inf"), float("nan")])
+def test_programming_takes_a_time_that_can_be_waited_for(seconds: float) -> None:
+    with pytest.raises(ValueError, match="seconds is .*, expected 0 to 3600"):
+        card(seconds=seconds)

@@ -17,7 +17,7 @@ def check(*problems: str | None) -> None:
         raise ValueError(problem)
 
 
-def bounded(key: str, value: int | None, most: int, *, least: int = 0) -> str | None:
+def bounded(key: str, value: float | None, most: int, *, least: int = 0) -> str | None:
     """What is wrong with the number, if anything."""
     if value is None or least <= value <= most:
         return None

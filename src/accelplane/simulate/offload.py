@@ -205,6 +205,7 @@ class FpgaSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid
             *(spelled("afus", afu, _FPGA_ID, "d8424dc4a4a3c413f89e433683f9040b") for afu in self.afus),
             bounded("number of afus", len(self.afus), 16, least=1),
             bounded("vfs", self.vfs, len(self.afus)),
+            bounded("seconds", self.seconds, 3600),
         )
 
 
