@@ -244,5 +244,5 @@ def test_cards_of_both_drivers_are_beside_each_other() -> None:
 
 @pytest.mark.parametrize("seconds", [-1, 3601, float("inf"), float("nan")])
 def test_programming_takes_a_time_that_can_be_waited_for(seconds: float) -> None:
-    with pytest.raises(ValueError, match="seconds is .*, expected 0 to 3600"):
+    with pytest.raises(ValueError, match=r"seconds is .*, expected 0 to 3600"):
         card(seconds=seconds)
