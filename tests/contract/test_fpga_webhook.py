@@ -12,7 +12,7 @@ from jsonpatching import applied
 from kubeapi import KubeApi
 from processes import Process
 from waiting import until
-from webhookprograms import files, port_of, review
+from webhookprograms import files, page, port_of, review
 
 from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Mappings
 from accelplane.kube.cache import Cache
@@ -107,6 +107,20 @@ async def test_a_status_that_is_written_makes_no_names_anew(api: KubeApi) -> Non
     finally:
         running.cancel()
         await client.close()
+
+
+async def test_reviews_are_counted_by_outcome_and_names_by_their_state(api: KubeApi, start: Start) -> None:
+    put(api, "a", "region")
+    put(api, "odd", "afx")
+    process = start("-metrics-bind-address=127.0.0.1:0")
+    for name in ("a", "a", "odd"):
+        await asked(process, asking(name))
+    status, text = await page(await port_of(process, "metrics"), "/metrics")
+    assert status == 200
+    assert 'accelplane_webhook_reviews_total{outcome="mutated",webhook="/pods"} 2.0' in text
+    assert 'accelplane_webhook_reviews_total{outcome="denied 400",webhook="/pods"} 1.0' in text
+    for state in ("accepted", "faulty"):
+        assert f'accelplane_fpga_mappings{{kind="AcceleratorFunction",state="{state}"}} 1.0' in text
 
 
 async def test_names_of_april_2020_are_to_be_had(api: KubeApi, start: Start) -> None:
