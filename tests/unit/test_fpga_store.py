@@ -135,6 +135,15 @@ def test_a_file_that_does_not_say_where_it_belongs_is_not_installed(tmp_path: Pa
             install(host, bitstream)
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_what_an_install_that_was_killed_left_behind_is_removed(tmp_path: Path, host: Host, force: bool) -> None:
+    half = write(tmp_path / STORE / INTERFACE / f".{NLB0}.gbs.new", gbs()[:20])
+    with opened(str(write(tmp_path / "a.gbs", gbs()))) as bitstream:
+        path = install(host, bitstream, force=force)
+    assert os.listdir(half.parent) == [f"{NLB0}.gbs"]
+    assert (tmp_path / path[1:]).read_bytes() == gbs()
+
+
 def test_a_design_that_is_damaged_further_on_is_not_installed(tmp_path: Path, host: Host) -> None:
     content = bytearray(aocx(gbs(raw=os.urandom(1_000_000))))
     content[content.index(b"\x1f\x8b") + 900_000] ^= 0xFF

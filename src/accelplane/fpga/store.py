@@ -113,31 +113,47 @@ def _make_directories(path: str) -> None:
 
 
 def _copy(source: int, path: str, *, force: bool) -> None:
-    import tempfile  # noqa: PLC0415 - for those who install; it brings a good deal with it
-
-    directory = os.path.dirname(path)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=directory)
-    try:
-        try:
-            done = 0
-            while data := os.pread(source, _COPIED_AT_ONCE, done):
-                with_rest = memoryview(data)
-                while with_rest:
-                    with_rest = with_rest[os.write(descriptor, with_rest) :]
-                done += len(data)
-            os.fchmod(descriptor, 0o644)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        if force:
-            os.replace(temporary, path)
-        else:
-            os.link(temporary, path)  # unlike a rename, never over what came there meanwhile
-    finally:
+    directory, name = os.path.split(path)
+    temporary = f"{directory}/.{name}.new"
+    with _alone(directory) as parent:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-    parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+            os.unlink(temporary)  # of one that was killed
+        try:
+            _write(source, temporary)
+            if force:
+                os.replace(temporary, path)
+            else:
+                os.link(temporary, path)  # unlike a rename, never over what came there meanwhile
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
         os.fsync(parent)
+
+
+def _write(source: int, path: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        done = 0
+        while data := os.pread(source, _COPIED_AT_ONCE, done):
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            done += len(data)
+        os.fchmod(descriptor, 0o644)
+        os.fsync(descriptor)
     finally:
-        os.close(parent)
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _alone(directory: str) -> Generator[int]:
+    """The directory, open, with nobody else who installs something there."""
+    import fcntl  # noqa: PLC0415 - for those who install
+
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # NFS does not lock directories
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
