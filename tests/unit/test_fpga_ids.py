@@ -45,7 +45,7 @@ def test_an_af_is_called_after_both_ids(interface: str, afu: str, naming: Naming
     [
         ("1", NLB0, "default", "interface id '1': expected at least 3"),
         (INTERFACE, "", "default", "AFU id '': expected at least 3"),
-        (INTERFACE, NLB0[:31], "default", "63 digits together, expected even"),
+        (INTERFACE, NLB0[:31], "default", "63 digits together, expected an even number"),
         (INTERFACE, "xyz" + NLB0[3:], "default", "AFU id 'xyz24dc4.*hexadecimal"),
         (INTERFACE.upper(), NLB0, "default", "lower-case"),
         (INTERFACE, HASH + "00000000", "default", "at most 63"),

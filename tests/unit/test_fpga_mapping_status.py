@@ -85,7 +85,7 @@ def test_a_name_that_nobody_is_known_to_offer_is_accepted_and_not_ready(
         (function("a"), [region("a")], "NameConflict", "an AcceleratorFunction and a FpgaRegion of the name 'a'"),
         (region("a"), [function("a", "af")], "NameConflict", "an AcceleratorFunction and a FpgaRegion of the name 'a'"),
         (function("a", "afx"), [], "UnknownMode", "spec.mode: 'afx': expected one of af, region"),
-        (function("a", "af", afu="123456789"), [], "UnusableId", "expected even ones"),
+        (function("a", "af", afu="123456789"), [], "UnusableId", "expected an even number"),
         (function("a", "region", afu="123"), [], "UnusableId", "expected 8 to 40 hexadecimal digits"),
         (read(FpgaRegion, "a", {}), [], "UnusableId", "expected at least 3 lower-case hexadecimal digits"),
         (read(AcceleratorFunction, "a", {"mode": "af"}), [], "UnusableId", "interface id ''"),
