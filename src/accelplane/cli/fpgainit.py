@@ -7,7 +7,6 @@ whose runtime has no CDI. Facts: oci-hooks(5) of podman and CRI-O, whose old for
 """
 
 import contextlib
-import fcntl
 import filecmp
 import json
 import os
@@ -22,6 +21,7 @@ from accelplane.cli import signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit
 from accelplane.fpga import FpgaError
 from accelplane.fpga.ids import REGION_MODE
+from accelplane.fpga.store import alone
 
 PROGRAM = "accelplane-fpga-init"
 HOME = "/opt/intel/fpga-sw"
@@ -74,7 +74,7 @@ def _run(given: Mapping[str, Value]) -> None:
             raise InitError(f"-{flag} {directory}: no such directory; is it mounted?")
     if given["enable"] == "hooks.d" and not os.path.isdir(hooks):
         raise InitError(f"-hooks-dir {hooks}: no such directory; is it mounted?")
-    with _alone(target):
+    with alone(target):
         _install(source, target)
         if given["enable"] == "hooks.d":
             _write(os.path.join(target, DEFINITION), f"{json.dumps(_TOLD, indent=4)}\n".encode())
@@ -177,16 +177,6 @@ def _settle(path: str) -> None:
         os.fsync(descriptor)
     except OSError as error:
         raise InitError(f"{path}: {error.strerror}") from None
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _alone(directory: str) -> Generator[None]:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
     finally:
         os.close(descriptor)
 

@@ -5,6 +5,10 @@ by a runtime that waits: nothing here imports more than the standard library and
 tuples.
 """
 
+from typing import TypeAlias
+
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | float | bool | None"
+
 
 class FpgaError(Exception):
     """Something that an administrator can act on; the message is one line that says what was found and expected."""

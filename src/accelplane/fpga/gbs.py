@@ -13,12 +13,10 @@ cluster's `accelerator-type-uuid`; others may hold what they like.
 import json
 import struct
 from collections.abc import Mapping
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from accelplane.fpga import FpgaError, shown
+from accelplane.fpga import FpgaError, Json, shown
 from accelplane.fpga.ids import canonical
-
-Json: TypeAlias = "dict[str, Json] | list[Json] | str | float | bool | None"
 
 MAGIC = b"XeonFPGA\xb7GBSv001"
 METADATA_LIMIT = 4095

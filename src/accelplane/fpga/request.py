@@ -8,16 +8,14 @@ user wrote: each variable is checked before anything is made of it. Pure: bytes 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from accelplane.fpga import FpgaError, shown
+from accelplane.fpga import FpgaError, Json, shown
 from accelplane.fpga.drivers import named
 from accelplane.fpga.ids import AFU_VARIABLE, MODE_ANNOTATION, REGION_VARIABLE, wanted_id
 
 STATE_LIMIT = 1024 * 1024
 CONFIG_LIMIT = 16 * 1024 * 1024
-
-Json: TypeAlias = "dict[str, Json] | list[Json] | str | float | bool | None"
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,3}")
 _STATE = "the container's state"

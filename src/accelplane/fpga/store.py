@@ -95,6 +95,20 @@ def install(host: Host, bitstream: Bitstream, store: str = STORE, *, force: bool
     return path
 
 
+@contextlib.contextmanager
+def alone(directory: str) -> Generator[int]:
+    """The directory, open, with nobody else who installs something there."""
+    import fcntl  # noqa: PLC0415 - for those who install
+
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # NFS does not lock directories
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def _there(path: str) -> AlreadyInStore:
     return AlreadyInStore(f"{path}: is there already; -force overwrites it")
 
@@ -115,7 +129,7 @@ def _make_directories(path: str) -> None:
 def _copy(source: int, path: str, *, force: bool) -> None:
     directory, name = os.path.split(path)
     temporary = f"{directory}/.{name}.new"
-    with _alone(directory) as parent:
+    with alone(directory) as parent:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)  # of one that was killed
         try:
@@ -141,19 +155,5 @@ def _write(source: int, path: str) -> None:
             done += len(data)
         os.fchmod(descriptor, 0o644)
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _alone(directory: str) -> Generator[int]:
-    """The directory, open, with nobody else who installs something there."""
-    import fcntl  # noqa: PLC0415 - for those who install
-
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):  # NFS does not lock directories
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield descriptor
     finally:
         os.close(descriptor)
