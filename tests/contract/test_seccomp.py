@@ -107,6 +107,20 @@ print(fcntl.ioctl(fme, 0xB600, 0), os.get_inheritable(fme))
     assert (ended.stdout, ended.stderr) == ("0 True\n", "")
 
 
+def test_who_has_too_many_files_open_is_told_so(kernel: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    program = f"""
+import errno, os, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))
+try:
+    while True:
+        os.open({str(tmp_path / "dev/dfl-fme.0")!r}, os.O_RDWR)
+except OSError as error:
+    print(errno.errorcode[error.errno])
+"""
+    assert supervised(tmp_path, sys.executable, "-c", program).stdout == "EMFILE\n"
+
+
 def test_a_command_does_not_outlive_a_supervisor_that_is_killed(kernel: Kernel, tmp_path: Path) -> None:
     command = [sys.executable, "-c", RUN, str(tmp_path / "ioctls"), "sh", "-c", "echo here; read x"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

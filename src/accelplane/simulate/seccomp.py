@@ -309,8 +309,9 @@ class _Supervisor:
         descriptor = os.memfd_create(f"emulated:{node}", os.MFD_CLOEXEC)
         try:
             addition = _ADDITION.pack(notice.id, _ADD_AND_SEND, descriptor, 0, flags & os.O_CLOEXEC)
-            with suppress(OSError):  # it was killed meanwhile
-                fcntl.ioctl(self._listener, _ADD, addition)
+            fcntl.ioctl(self._listener, _ADD, addition)
+        except OSError as error:  # it has too many, or was killed meanwhile
+            self._say(notice, number=error.errno or errno.EMFILE)
         finally:
             os.close(descriptor)
 
