@@ -73,7 +73,9 @@ def af_type(interface: str, afu: str, naming: Naming = "default") -> str:
         return _fitting(f"{interface[:_LEGACY_INTERFACE]}{afu}")
     digits = interface + afu
     if len(digits) % 2:
-        raise IdError(f"interface id {interface} and AFU id {afu}: {len(digits)} digits together, expected an even number")
+        raise IdError(
+            f"interface id {interface} and AFU id {afu}: {len(digits)} digits together, expected an even number"
+        )
     return _fitting(f"af-{interface[:3]}.{afu[:3]}.{_base64(bytes.fromhex(digits))}")
 
 
