@@ -120,7 +120,6 @@ WRONG = {
         bitstream(NLB0, OTHER),
         f"{PLACE}: made for regions with interface id {OTHER}, that of dfl-port.0 is {INTERFACE}",
     ),
-    "torn": (bitstream(NLB0)[:40], f"{PLACE}: ends within its metadata, is the file complete?"),
 }
 
 
