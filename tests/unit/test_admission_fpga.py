@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonpatching import applied
+from msgspec import Raw
 
-from accelplane.admission.fpga import Pod, mutate, mutator
+from accelplane.admission.fpga import Container, Pod, PodSpec, mutate, mutator
 from accelplane.admission.mappings import (
     AcceleratorFunction,
     FpgaRegion,
@@ -116,6 +117,18 @@ def test_nobody_else_sets_what_the_hook_is_told(resources: Mapping[str, Any] | N
     told = [{"name": "FPGA_AFU_1", "value": X}, {"name": "V", "value": "1"}, {"name": "FPGA_REGIONX"}]
     (one,) = mutated(pod(container(resources, env=told)))["spec"]["containers"]
     assert one["env"] == [{"name": "V", "value": "1"}]
+
+
+def test_a_name_is_reserved_however_it_is_written() -> None:
+    for name in ("FPGA_AFU_1", "\\u0046PGA_AFU_1", "FPGA\\u005fAFU"):
+        env = Raw(f'[{{"name": "{name}", "value": "x"}}, {{"name": "N", "value": 1e999}}]'.encode())
+        decision = mutate(Pod(spec=PodSpec(containers=[Container(env=env)])), NAMES)
+        assert msgspec.json.encode(decision.patch[0].value) == b'[{"name": "N", "value": 1e999}]'
+
+
+@pytest.mark.parametrize("env", [[1], "x", {}, [{"name": 1}], [{"name": "FPGA_AFU"}, None]])
+def test_variables_that_are_none_are_refused_where_they_matter(env: Any) -> None:
+    assert "its variables cannot be decoded: " in refusal(pod(container({"a": 1}, env=env)))
 
 
 def test_init_containers_and_side_cars_are_mutated_too() -> None:

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
-from msgspec import Struct
+import msgspec
+from msgspec import Raw, Struct
 
 from accelplane.admission.mappings import PREFIX, Names, Pair, Target
 from accelplane.admission.quantities import Quantity, QuantityError, parse
@@ -25,6 +26,7 @@ PATH = "/pods"
 _RESERVED = (REGION_VARIABLE.rstrip("_"), AFU_VARIABLE.rstrip("_"))
 _NUMBERED = re.compile(rf"({REGION_VARIABLE}|{AFU_VARIABLE})[1-9][0-9]{{0,4}}", re.ASCII)
 _REGIONS = f"{PREFIX}region-"
+_NOTHING = Raw(b"null")
 # What a pod asks for, in all of its containers, is written out as variables; no node has so many regions.
 _MOST_UNITS = 1000
 # What a pod of 3 MB can ask for holds a server up for seconds.
@@ -39,8 +41,8 @@ class Resources(Struct, frozen=True):
 class Container(Struct, frozen=True, rename="camel"):
     name: str = ""
     resources: Resources | None = None
-    env: Sequence[Mapping[str, object]] | None = None
-    env_from: Sequence[object] | None = None
+    env: Raw = _NOTHING
+    env_from: Raw = _NOTHING
 
 
 class PodSpec(Struct, frozen=True, rename="camel"):
@@ -53,10 +55,20 @@ class Metadata(Struct, frozen=True):
 
 
 class Pod(Struct, frozen=True):
-    """The part of a pod that decides. Variables are kept as they came, for they are written again."""
+    """The part of a pod that decides. Variables stay as they came: most are of no interest, and there may be many."""
 
     metadata: Metadata = Metadata()
     spec: PodSpec = PodSpec()
+
+
+class _Variable(Struct, frozen=True):
+    name: str = ""
+    value: Raw = _NOTHING
+
+
+_VARIABLES = msgspec.json.Decoder(list[Raw] | None)
+_VARIABLE = msgspec.json.Decoder(_Variable)
+_TEXT = msgspec.json.Decoder(str)
 
 
 class _Refused(Exception):
@@ -122,21 +134,21 @@ def _mutated(
     warnings: list[str],
 ) -> Iterator[Operation]:
     """Raises `_Refused`."""
-    env = container.env or ()
     aliases = {name: _target(name, names, namespace) for name in sorted(requested) if name not in names.resources}
     regions = {name: units for name, units in requested.items() if name not in aliases and name.startswith(_REGIONS)}
     pairs = _pairs(aliases, requested)
-    reserved = [each for each in env if _name(each).startswith(_RESERVED)]
+    reserved, kept = _variables_of(container.env) if requested or _may_be_reserved(container.env) else ([], [])
     if regions and not aliases and reserved:
         _check_programmed(reserved, regions, names)
         reserved = []
     if aliases:
         yield from _translated(where, aliases, requested)
     if pairs or reserved:
-        kept = [each for each in env if not _name(each).startswith(_RESERVED)]
         yield Operation("add", pointer(*where, "env"), [*_variables(pairs), *kept])
     resources = (aliases[name].resource if name in aliases else name for name, units in requested.items() if units)
-    if container.env_from and any(resource.startswith(_REGIONS) for resource in resources):
+    if bytes(container.env_from) not in (b"null", b"[]") and any(
+        resource.startswith(_REGIONS) for resource in resources
+    ):
         warnings.append(
             f"container {container.name[:63]!a}: {REGION_VARIABLE}… and {AFU_VARIABLE}… from envFrom may make it fail "
             "to start; what its region is programmed with is the namespace's to say"
@@ -192,6 +204,28 @@ def _pairs(aliases: Mapping[str, Target], requested: Mapping[str, int]) -> list[
     return [target.pair for name, target in aliases.items() if target.pair for _ in range(requested[name])]
 
 
+def _may_be_reserved(env: Raw) -> bool:
+    """Whether one of them may be ours, also where its letters are written as escapes, as the API server never does."""
+    text = bytes(env)
+    return b"FPGA_" in text or b"\\u" in text
+
+
+def _variables_of(env: Raw) -> tuple[list[_Variable], list[Raw]]:
+    """The reserved variables, and the others as they came. Raises `_Refused`."""
+    reserved: list[_Variable] = []
+    kept: list[Raw] = []
+    try:
+        for each in _VARIABLES.decode(env) or ():
+            variable = _VARIABLE.decode(each)
+            if variable.name.startswith(_RESERVED):
+                reserved.append(variable)
+            else:
+                kept.append(each)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _Refused(f"its variables cannot be decoded: {error}") from None
+    return reserved, kept
+
+
 def _variables(pairs: Sequence[Pair]) -> Iterator[Mapping[str, object]]:
     for number, pair in enumerate(pairs, 1):
         yield {"name": f"{REGION_VARIABLE}{number}", "value": pair.interface_id}
@@ -213,7 +247,7 @@ def _translated(
             yield Operation("add", pointer(*where, "resources", field, resource), total)
 
 
-def _check_programmed(reserved: Sequence[Mapping[str, object]], regions: Mapping[str, int], names: Names) -> None:
+def _check_programmed(reserved: Sequence[_Variable], regions: Mapping[str, int], names: Names) -> None:
     """Whether the variables are such as this webhook sets: functions of the namespace, for units that are asked for.
 
     There may be more units than functions: who asks for a region by its own name beside a function's, which stands for
@@ -221,8 +255,8 @@ def _check_programmed(reserved: Sequence[Mapping[str, object]], regions: Mapping
     """
     values: dict[str, str] = {}
     for each in reserved:
-        name, value = _name(each), each.get("value")
-        if not _NUMBERED.fullmatch(name) or name in values or not isinstance(value, str):
+        name, value = each.name, _text(each.value)
+        if not _NUMBERED.fullmatch(name) or name in values or value is None:
             raise _Refused(f"variable {name[:63]!a} is reserved for programming FPGAs")
         values[name] = value
     try:
@@ -245,9 +279,11 @@ def _check_programmed(reserved: Sequence[Mapping[str, object]], regions: Mapping
             raise _Refused(f"{REGION_VARIABLE}n name {_shown(region)} {number} times, and {units} are asked for")
 
 
-def _name(variable: Mapping[str, object]) -> str:
-    name = variable.get("name")
-    return name if isinstance(name, str) else ""
+def _text(value: Raw) -> str | None:
+    try:
+        return _TEXT.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _quantity(quantity: Quantity | None) -> str:
