@@ -274,6 +274,32 @@ def test_a_pod_programs_its_region_itself(fpga: Fpga) -> None:
         assert fpga.ran("developer") == ["/dev/dfl-fme.0", "/dev/dfl-port.0", NLB0, NLB3]
 
 
+def test_the_operator_is_the_webhook_and_brings_the_plugin_for_as_long_as_a_resource_asks_for_it(fpgas: Fpgas) -> None:
+    fpga, opae = fpgas.nodes
+    for name in ("intel-fpga-plugin", "intel-fpga-initcontainer"):
+        names = (f"docker.io/accelplane/{name}:devel", f"docker.io/intel/{name}:0.31.1")
+        fpga.node.run("ctr", "--namespace=k8s.io", "images", "tag", "--force", *names)
+    fpga.cluster.kubectl("label", "node", "node-1", "intel.feature.node.kubernetes.io/fpga-arria10=true")
+    objects = render(REPOSITORY / "deploy/operator/default")
+    fpgas.install(Installation("inteldeviceplugins-system", "intel-fpga-plugin", objects), {})
+    sample = REPOSITORY / "deploy/operator/samples/deviceplugin_v1_fpgadeviceplugin.yaml"
+    fpga.cluster.kubectl("apply", "--filename", sample)
+    fpga.wait_offered(REGION)
+    fpga.put_script()
+    fpga.program(NLB0)
+    fpga.install(NLB3)
+    fpga.cluster.apply(asking("operated", ORCHESTRATED[NLB3]))
+    assert fpga.ran("operated") == [NLB3, "/dev/dfl-port.0"]
+    # Which nodes have such cards is told by labels.
+    opae.wait_offered()
+
+    fpga.cluster.kubectl("delete", "--filename", sample)
+    fpga.wait_offered()
+    gone = "/apis/apps/v1/namespaces/inteldeviceplugins-system/daemonsets"
+    assert (fpga.cluster.get(gone) or {})["items"] == []
+
+
+# It is in the namespace of our own tree, which takes its time to go: meanwhile there was the operator.
 def test_with_the_originals_manifests_pods_have_their_functions(fpgas: Fpgas) -> None:
     fpga = fpgas.nodes[0]
     made = {
@@ -305,28 +331,3 @@ def demo() -> Object:
     assert container["image"] == DEMO_IMAGE
     del container["resources"]["limits"]["hugepages-2Mi"]
     return document
-
-
-def test_the_operator_is_the_webhook_and_brings_the_plugin_for_as_long_as_a_resource_asks_for_it(fpgas: Fpgas) -> None:
-    fpga, opae = fpgas.nodes
-    for name in ("intel-fpga-plugin", "intel-fpga-initcontainer"):
-        names = (f"docker.io/accelplane/{name}:devel", f"docker.io/intel/{name}:0.31.1")
-        fpga.node.run("ctr", "--namespace=k8s.io", "images", "tag", "--force", *names)
-    fpga.cluster.kubectl("label", "node", "node-1", "intel.feature.node.kubernetes.io/fpga-arria10=true")
-    objects = render(REPOSITORY / "deploy/operator/default")
-    fpgas.install(Installation("inteldeviceplugins-system", "intel-fpga-plugin", objects), {})
-    sample = REPOSITORY / "deploy/operator/samples/deviceplugin_v1_fpgadeviceplugin.yaml"
-    fpga.cluster.kubectl("apply", "--filename", sample)
-    fpga.wait_offered(REGION)
-    fpga.put_script()
-    fpga.program(NLB0)
-    fpga.install(NLB3)
-    fpga.cluster.apply(asking("operated", ORCHESTRATED[NLB3]))
-    assert fpga.ran("operated") == [NLB3, "/dev/dfl-port.0"]
-    # Which nodes have such cards is told by labels.
-    opae.wait_offered()
-
-    fpga.cluster.kubectl("delete", "--filename", sample)
-    fpga.wait_offered()
-    gone = "/apis/apps/v1/namespaces/inteldeviceplugins-system/daemonsets"
-    assert (fpga.cluster.get(gone) or {})["items"] == []
