@@ -55,6 +55,7 @@ def usable(api: ApiServer) -> str:
         ({"certificate-authority-data": "", "certificate-authority": "ca.crt"}, CERTIFICATE),
         ({}, {"client-certificate": "client.crt", "client-key": "client.key"}),
         ({"server": "https://one:6443/"}, {**CERTIFICATE, "token": "t"}),
+        ({"proxy-url": None, "insecure-skip-tls-verify": None}, {**CERTIFICATE, "token": None, "exec": None}),
     ],
 )
 def test_tokens_and_certificates_are_taken_inline_and_from_files_beside_it(

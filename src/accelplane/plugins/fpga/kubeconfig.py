@@ -69,6 +69,18 @@ class _Config(msgspec.Struct):
     contexts: Sequence[_NamedContext] = ()
 
 
+class _Texts(yaml.BaseLoader):
+    """Everything is text to it, so no tag makes anything, or fails to. What is null is left out."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        node.value = [(key, value) for key, value in node.value if not _is_null(value)]
+        return super().construct_mapping(node, deep)
+
+
+def _is_null(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.style is None and node.value in ("", "~", "null", "Null", "NULL")
+
+
 T = TypeVar("T")
 
 
@@ -110,8 +122,7 @@ def _loaded(path: str) -> _Config:
             data = file.read(_MOST + 1)
         if len(data) > _MOST:
             raise NoApiServer(f"{path}: more than {_MOST} bytes")
-        # Everything is text to this loader, so no tag makes anything, or fails to.
-        return msgspec.convert(yaml.load(data, yaml.BaseLoader), _Config, strict=False)  # noqa: S506
+        return msgspec.convert(yaml.load(data, _Texts), _Config, strict=False)  # noqa: S506
     except OSError as error:
         raise NoApiServer(f"{path}: {error.strerror}; expected a kubeconfig") from None
     except (yaml.YAMLError, msgspec.ValidationError, RecursionError) as error:
