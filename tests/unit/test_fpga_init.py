@@ -151,11 +151,12 @@ def test_what_is_no_file_where_a_definition_may_be_stays(host: Path, made: Calla
 
 
 def test_what_does_not_fit_leaves_nothing_behind(host: Path) -> None:
-    put(host / "image", bytes(1 << 20))
+    put(host / "image", bytes(1 << 22))
     words = [f"-source={host / 'image'}", f"-target={host / 'fpga-sw'}", f"-hooks-dir={host / 'hooks.d'}"]
+    # What is measured of the tests' coverage is to fit.
     code = (
         "import resource, sys; from accelplane.cli.fpgainit import main\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); sys.exit(main())"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)); sys.exit(main())"
     )
     done = subprocess.run([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
