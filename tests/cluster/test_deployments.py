@@ -16,12 +16,12 @@ pytestmark = pytest.mark.cluster
 DEPLOY = REPOSITORY / "deploy"
 VALIDATED = ("--dry-run=server", "--validate=strict")
 # NFD's own tree lies elsewhere, and its rules are of a kind that comes with it; samples are of kinds of the operator,
-# and `manifests` has them; what leaves out a kind is no tree. Kinds of cert-manager are not known here either, but
-# trees that have some have much besides.
+# and `manifests` has them; what leaves out a kind is no tree, nor is a component. Kinds of cert-manager are not known
+# here either, but trees that have some have much besides.
 TREES = sorted(
     file.parent
     for file in DEPLOY.rglob("kustomization.yaml")
-    if not {"nfd", "samples", "certmanager", "manifests", "without"} & {*file.relative_to(DEPLOY).parts}
+    if not {"nfd", "samples", "certmanager", "manifests", "without", "components"} & {*file.relative_to(DEPLOY).parts}
 )
 # The API server wants to know this of pods that name it.
 KATA = {
