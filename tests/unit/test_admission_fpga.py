@@ -131,6 +131,11 @@ def test_variables_that_are_none_are_refused_where_they_matter(env: Any) -> None
     assert "its variables cannot be decoded: " in refusal(pod(container({"a": 1}, env=env)))
 
 
+@pytest.mark.parametrize("env", [True, "FOO", 7, {"name": "FOO"}])
+def test_variables_that_are_no_list_are_refused_everywhere(env: Any) -> None:
+    assert "its variables cannot be decoded: " in refusal(pod(container({}, env=env)))
+
+
 def test_init_containers_and_side_cars_are_mutated_too() -> None:
     changed = mutated(pod(container({"a": 1}), initContainers=[container({"b": 1}, restartPolicy="Always")]))
     assert variables(changed["spec"]["initContainers"][0]) == [("FPGA_REGION_1", I), ("FPGA_AFU_1", Y)]

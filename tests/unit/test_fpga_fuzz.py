@@ -408,7 +408,8 @@ def is_ours(variable: Json) -> bool:
 
 
 def env_of(container: Json) -> list[Json]:
-    return container.get("env") or []
+    """The variables; what is none stays as it is where nothing of FPGAs is in it."""
+    return [each for each in container.get("env") or [] if isinstance(each, dict)]
 
 
 @given(namespace=NAMESPACES, pod=PODS | spoiled(PODS))

@@ -205,9 +205,12 @@ def _pairs(aliases: Mapping[str, Target], requested: Mapping[str, int]) -> list[
 
 
 def _may_be_reserved(env: Raw) -> bool:
-    """Whether one of them may be ours, also where its letters are written as escapes, as the API server never does."""
+    """Whether one of them may be ours, also where its letters are written as escapes, as the API server never does.
+
+    What is no list may be anything.
+    """
     text = bytes(env)
-    return b"FPGA_" in text or b"\\u" in text
+    return b"FPGA_" in text or b"\\u" in text or not text.startswith((b"[", b"null"))
 
 
 def _variables_of(env: Raw) -> tuple[list[_Variable], list[Raw]]:
