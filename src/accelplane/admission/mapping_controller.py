@@ -44,7 +44,7 @@ from accelplane.kube.objects import Request, api_of, request_of
 log = logging.getLogger(__name__)
 
 M = TypeVar("M", AcceleratorFunction, FpgaRegion)
-O = TypeVar("O", AcceleratorFunction, FpgaRegion)  # noqa: E741 - the other one
+Other = TypeVar("Other", AcceleratorFunction, FpgaRegion)
 
 _AGAIN = 300.0
 _RESOURCE = "resource"
@@ -129,7 +129,7 @@ class StatusController(Generic[M]):
         cache.add_index(_RESOURCE, self._resource)
         offers.subscribe(self._offers_changed)
 
-    def with_others(self, others: Cache[O]) -> None:
+    def with_others(self, others: Cache[Other]) -> None:
         """Looks at an object when one of the other kind comes or goes that has its name."""
         self._controller.mapped(others, lambda each: [request_of(each)])
 

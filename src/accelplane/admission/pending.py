@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 NOT_REPLACED, UNKNOWN = "FpgaNameNotReplaced", "FpgaNameUnknown"
 
-
 # An event is forgotten after an hour, and the pod still waits.
 _TELL_AGAIN = 1200.0
 
