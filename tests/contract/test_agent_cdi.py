@@ -60,9 +60,9 @@ def peer(directory: str) -> Peer:
 
 async def look(agent: Agent) -> None:
     runner = agent.runners["table"]
-    scans = runner.scans
-    runner.look_again()
-    await until(lambda: runner.scans > scans and not runner._publishing.locked())
+    scans = runner.scan.count
+    runner.scan.request()
+    await until(lambda: runner.scan.count > scans and not runner._publishing.locked())
 
 
 async def test_files_are_whole_before_the_kubelet_hears_of_the_devices(

@@ -219,7 +219,7 @@ async def test_a_directory_that_becomes_unwritable_is_reported_and_waited_out(
     await until(own.exists)
     plugins.chmod(0o555)
     own.unlink()
-    await process.said(f"cannot make the socket {own}: Permission denied", 20)
+    await process.said(f"cannot create the socket {own}: Permission denied", 20)
     plugins.chmod(0o755)
     (plugins / "wake").touch()
     await until(own.exists)

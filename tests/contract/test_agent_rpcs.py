@@ -91,7 +91,7 @@ def server(agent: Agent) -> ResourceServer:
 
 def found(agent: Agent, plugin: Table, *devices: Device | Resource) -> None:
     plugin.found = devices
-    agent.runners["table"].look_again()
+    agent.runners["table"].scan.request()
 
 
 # Options
@@ -137,9 +137,9 @@ async def test_every_change_is_a_new_complete_list_and_no_change_is_none(serve: 
         assert await lists.next() == {"a": "Healthy"}
         found(agent, plugin, *gadgets("a", "b"))
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
-        scans = agent.runners["table"].scans
+        scans = agent.runners["table"].scan.count
         found(agent, plugin, *gadgets("b", "a"))
-        await until(lambda: agent.runners["table"].scans > scans)
+        await until(lambda: agent.runners["table"].scan.count > scans)
         found(agent, plugin, gadget("a"), gadget("b", health=UNHEALTHY))
         assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}
         # One field of one device that the kubelet is not told of makes a new list too: Allocate gives it out.
@@ -169,7 +169,7 @@ async def test_a_device_that_returns_at_once_stays(serve: Serve) -> None:
 
 
 class Staying(Table):
-    linger: ClassVar[float] = math.inf
+    removal_delay: ClassVar[float] = math.inf
 
 
 async def test_devices_of_a_plugin_that_has_them_linger_stay_unhealthy_until_they_are_back(serve: Serve) -> None:
@@ -181,16 +181,16 @@ async def test_devices_of_a_plugin_that_has_them_linger_stay_unhealthy_until_the
         code, text = await refusal(peer.allocate(["a"]))
         assert code == "UNKNOWN"
         assert "gone from the host" in text
-        scans = agent.runners["table"].scans
+        scans = agent.runners["table"].scan.count
         found(agent, plugin, gadget("b"), gadget("c"))
         assert await lists.next() == {"a": "Unhealthy", "b": "Healthy", "c": "Healthy"}
         found(agent, plugin, *gadgets("a", "b", "c"))
         assert await lists.next() == {"a": "Healthy", "b": "Healthy", "c": "Healthy"}
-        assert agent.runners["table"].scans == scans + 2, "nothing but what happened made it look"
+        assert agent.runners["table"].scan.count == scans + 2, "nothing but what happened made it look"
 
 
 class Leaving(Table):
-    linger: ClassVar[float] = 0.0
+    removal_delay: ClassVar[float] = 0.0
 
 
 async def test_devices_of_a_plugin_that_has_none_linger_leave_the_list_at_once(serve: Serve) -> None:
@@ -244,9 +244,9 @@ async def test_a_stream_that_does_not_read_gets_only_the_latest_list_in_the_end(
         await call.initial_metadata()
         sent = server(agent).counters
         for turn in range(1, 11):
-            scans = agent.runners["table"].scans
+            scans = agent.runners["table"].scan.count
             found(agent, plugin, *shelf(turn))
-            await until(lambda before=scans: agent.runners["table"].scans > before)
+            await until(lambda before=scans: agent.runners["table"].scan.count > before)
         assert sent.lists_sent < 6
         turns: list[set[str]] = []
         while not turns or turns[-1] != {"10"}:

@@ -62,7 +62,7 @@ def get(port: int) -> Get:
 
 async def looking(agent: Agent) -> None:
     """Returns when the agent has its pages up and has looked once."""
-    await until(lambda: "meters" in agent.runners and agent.runners["meters"].looked.is_set())
+    await until(lambda: "meters" in agent.runners and agent.runners["meters"].scan.completed.is_set())
 
 
 async def test_the_metrics_page_counts_devices_registrations_lists_and_allocations(
@@ -104,8 +104,8 @@ async def test_readiness_follows_registration_and_scans(
 
     await until(ready)
     plugin.blind = True
-    agent.runners["meters"].look_again()
-    await until(lambda: agent.runners["meters"].blind)
+    agent.runners["meters"].scan.request()
+    await until(lambda: agent.runners["meters"].scan.failing)
     assert await get("/readyz") == (503, "meters: scan fails: the lamp is out\n")
     assert await get("/healthz") == (200, "ok\n"), "a restart would not mend a failing scan"
     await idle_kubelet.kill()
@@ -193,7 +193,7 @@ async def test_measurements_that_are_none_cost_the_page_nothing_else(  # noqa: P
     start_agent: Start, get: Get, port: int, caplog: pytest.LogCaptureFixture, reading: Sample | Exception, problem: str
 ) -> None:
     agent = await start_agent({"http_address": f"127.0.0.1:{port}"}, odd=Odd(reading), meters=Meters())
-    await until(lambda: [runner.looked.is_set() for runner in agent.runners.values()] == [True, True])
+    await until(lambda: [runner.scan.completed.is_set() for runner in agent.runners.values()] == [True, True])
     for _ in range(2):
         code, page = await get("/metrics")
         assert code == 200
@@ -206,7 +206,7 @@ async def test_measurements_that_are_none_cost_the_page_nothing_else(  # noqa: P
 async def test_a_measurement_that_hangs_is_not_begun_again(start_agent: Start, get: Get, port: int) -> None:
     odd = Odd(None)
     agent = await start_agent({"http_address": f"127.0.0.1:{port}"}, odd=odd)
-    await until(lambda: [runner.looked.is_set() for runner in agent.runners.values()] == [True])
+    await until(lambda: [runner.scan.completed.is_set() for runner in agent.runners.values()] == [True])
     asked = [asyncio.create_task(get("/metrics")) for _ in range(3)]
     await until(lambda: odd.asked == 1)
     odd.released.set()
@@ -218,7 +218,7 @@ async def test_connections_beyond_a_number_are_ended_at_once_and_leave_the_agent
     start_agent: Start, port: int
 ) -> None:
     agent = await start_agent({"http_address": f"127.0.0.1:{port}"}, meters=Meters())
-    await until(lambda: [runner.looked.is_set() for runner in agent.runners.values()] == [True])
+    await until(lambda: [runner.scan.completed.is_set() for runner in agent.runners.values()] == [True])
     async with contextlib.AsyncExitStack() as stack:
         idle: list[asyncio.StreamReader] = []
         for _ in range(100):

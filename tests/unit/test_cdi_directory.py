@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from trees import link, write
 
 from accelplane.devices import CdiDevice, CdiNode
-from accelplane.node.cdi import CdiDirectory, CdiWriteError
+from accelplane.node.publishers.cdi_directory import CdiDirectory, CdiWriteError
 
 CARD = CdiDevice(kind="a.com/gpu", name="card0", nodes=[CdiNode("/dev/dri/card0", "/dev/dri/card0")])
 OTHER = replace(CARD, name="card1")

@@ -18,7 +18,7 @@ from accelplane.cli.goflags import Value, flags_of, parse_or_exit
 from accelplane.devices import CdiDevice, CdiMount, Device, DeviceNode, Inventory, Skipped
 from accelplane.host import Host
 from accelplane.host.epc import CpuSgx, Epc
-from accelplane.node.runner import explained
+from accelplane.node.scan_loop import explanation
 from accelplane.plugins.sgx import (
     DEFAULT_LIMIT,
     ENCLAVE,
@@ -197,7 +197,7 @@ def test_two_scans_give_the_same_devices_and_build_them_once(tmp_path: Path) -> 
 
 
 def test_ids_of_a_node_that_vanished_stay_for_ever() -> None:
-    assert SgxPlugin.linger == math.inf
+    assert SgxPlugin.removal_delay == math.inf
 
 
 # Nodes that are not what they seem
@@ -289,7 +289,7 @@ def test_it_explains_what_it_found(tmp_path: Path) -> None:
     tree(tmp_path, (ENCLAVE,))
     write(tmp_path / "proc/cpuinfo", "flags\t: sgx sgx_lc\n")
     write(tmp_path / "sys/devices/system/node/node1/x86/sgx_total_bytes", "8192\n")
-    told = json.loads(explained(SgxPlugin(SgxConfig(enclave_limit=7)), Host(tmp_path)))
+    told = json.loads(explanation(SgxPlugin(SgxConfig(enclave_limit=7)), Host(tmp_path)))
     assert told["options"]["enclave-limit"] == 7
     assert told["limit-by-default"] == "110 (PODS_PER_CORE not set)"
     assert told["device-nodes"] == {ENCLAVE: "usable", PROVISION: "no such device node", VEPC: "no such device node"}
@@ -302,7 +302,7 @@ def test_it_explains_what_it_found(tmp_path: Path) -> None:
 def test_what_is_odd_is_part_of_the_explanation(tmp_path: Path) -> None:
     (tmp_path / ENCLAVE[1:]).mkdir(parents=True)
     write(tmp_path / "sys/devices/system/node/node0/x86/sgx_total_bytes", "much\n")
-    problems = json.loads(explained(SgxPlugin(), Host(tmp_path)))["problems"]
+    problems = json.loads(explanation(SgxPlugin(), Host(tmp_path)))["problems"]
     assert problems == [
         f"{ENCLAVE}: not a character device, published all the same",
         "/sys/devices/system/node/node0/x86/sgx_total_bytes: 'much', expected a number of bytes",

@@ -68,8 +68,11 @@ class Plugin(Generic[ConfigT_co]):
     namespace: str
     config_type: ClassVar[type[Config]] = Config
     watch: Watch = Watch()
-    # Seconds that a device which vanished stays in the kubelet's list, unhealthy; for ever with `math.inf`.
-    linger: ClassVar[float] = 1.0
+    # Seconds that a device which vanished stays listed as Unhealthy at least. It stays while a container holds it.
+    removal_delay: ClassVar[float] = 1.0
+    # Whether no other plugin on a node serves resources of this namespace. IDs that containers hold then stay listed
+    # after an agent restart even if the resource has no device left.
+    owns_namespace: ClassVar[bool] = False
     # Kinds whose CDI files are this plugin's own: those without a device are removed when no pod uses them.
     cdi_kinds: ClassVar[Sequence[str]] = ()
 

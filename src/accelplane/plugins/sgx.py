@@ -97,7 +97,7 @@ class SgxPlugin(Plugin[SgxConfig]):
     namespace = "sgx.intel.com"
     config_type = SgxConfig
     watch = Watch(frozenset(("misc",)))
-    linger: ClassVar[float] = math.inf
+    removal_delay: ClassVar[float] = math.inf
     cdi_kinds = (CDI_KIND,)
 
     def __init__(self, config: SgxConfig | None = None) -> None:
