@@ -5,7 +5,7 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, ClassVar
 
@@ -31,7 +31,7 @@ SICK = gadget("sick", health=UNHEALTHY, reason="too hot")
 
 class Chooser(Table):
     async def preferred_allocation(
-        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
         if size < 0:
             raise ValueError(f"{size} devices cannot be had")

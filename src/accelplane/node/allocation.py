@@ -1,6 +1,7 @@
 """Answers to the kubelet for one resource, from memory: the devices as last published, the plugin's hooks, CDI."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -49,15 +50,21 @@ class ResourceAllocator:
         return allocation
 
     async def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
-        """The plugin's choice; ids that are not this resource's are left out of the question."""
+        """The plugin's choice. IDs of `available` and `must_include` that the resource doesn't have are ignored."""
         if not self.prefers:
             raise AllocationError(f"{self.resource}: this plugin has no preferred allocation")
         free, fixed = set(available), set(must_include)
+        in_use = Counter(
+            device.unit
+            for id_, device in self.devices.items()
+            if device.healthy and id_ not in free and id_ not in fixed
+        )
         try:
             return await self.plugin.preferred_allocation(
                 [device for id_, device in self.devices.items() if id_ in free],
                 [device for id_, device in self.devices.items() if id_ in fixed],
                 size,
+                in_use,
             )
         except ValueError as error:
             raise AllocationError(str(error)) from error

@@ -127,9 +127,14 @@ class Plugin(Generic[ConfigT_co]):
         return HealthPolicy()
 
     async def preferred_allocation(
-        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
-        """The ids that a container asking for `size` devices gets best; both lists are in natural order."""
+        """Returns the `size` ids that a container should get; `ValueError` refuses with its text.
+
+        `available` and `must_include` are in the order of the inventory, whatever the order of the kubelet's request.
+        `in_use` maps a unit to the number of its healthy ids that are allocated: listed, but not available.
+        `accelplane.plugins.policies.preferred` implements the usual policies.
+        """
         raise NotImplementedError
 
     async def allocate(self, devices: Sequence[Device]) -> Allocation | None:

@@ -11,7 +11,11 @@ Prefix = Annotated[
 ]
 SharedDevNum = Annotated[int, Meta(description="number of containers that may share one device")]
 AllocationPolicy = Annotated[
-    str, Meta(description="which devices a container gets best: none (different ones), balanced or packed")
+    str,
+    Meta(
+        description="which devices a container gets: none (the least used ones), balanced (those with most available "
+        "shares) or packed (as few as possible)"
+    ),
 ]
 CdiMode = Annotated[
     str,

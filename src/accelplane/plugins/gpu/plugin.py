@@ -81,9 +81,9 @@ class GpuPlugin(Plugin[GpuConfig]):
         return HealthPolicy(bad_verdicts=self.config.health_bad_verdicts, fail_closed=self.config.health_fail_closed)
 
     async def preferred_allocation(
-        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
-        return preferred(self.config.allocation_policy, available, must_include, size)
+        return preferred(self.config.allocation_policy, available, must_include, size, in_use)
 
     async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:
         indices = {int(device.envs[AFFINITY_MASK]) for device in devices if AFFINITY_MASK in device.envs}

@@ -29,8 +29,8 @@ class QatConfig(Config, frozen=True, kw_only=True):
     allocation_policy: Annotated[
         str,
         Meta(
-            description="which devices a container gets best: none (as they come), balanced (of different physical "
-            "functions) or packed (of one)"
+            description="which virtual functions a container gets: none (of the least used physical functions), "
+            "balanced (of those with most available ones) or packed (of one physical function)"
         ),
     ] = "none"
     max_num_devices_by: Annotated[

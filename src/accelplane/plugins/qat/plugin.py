@@ -57,13 +57,9 @@ class QatPlugin(Plugin[QatConfig]):
         return HealthPolicy(bad_verdicts=1, good_verdicts=1)
 
     async def preferred_allocation(
-        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
-        ids = preferred(self.config.allocation_policy, available, must_include, size)
-        if self.config.allocation_policy == "none":
-            # As the kubelet offers them: that they come from different units, other families' default, is `balanced`.
-            ids = list(dict.fromkeys(device.id for device in (*must_include, *available)))[:size]
-        return ids
+        return preferred(self.config.allocation_policy, available, must_include, size, in_use)
 
     async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:
         if self._kernel_mode:
