@@ -38,9 +38,7 @@ class IaaConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.shared_dev_num < 1:
-            raise ValueError(
-                f"shared-dev-num is {self.shared_dev_num}, the number of containers sharing a work queue is at least 1"
-            )
+            raise ValueError(f"shared-dev-num is {self.shared_dev_num}, expected 1 or more")
 
 
 class DsaConfig(IaaConfig, frozen=True, kw_only=True):

@@ -39,6 +39,6 @@ def normal_prefix(prefix: str) -> str:
 
 
 def check_choice(option: str, value: str, choices: Iterable[str]) -> None:
-    """Raises `ValueError` naming the option and what it may be."""
+    """Raises `ValueError` if the value is none of the choices. The text begins as that of the Go implementation."""
     if value not in choices:
-        raise ValueError(f"invalid value for {option}: {value!a}, valid values: {', '.join(choices)}")
+        raise ValueError(f"invalid value for {option}, valid values: {', '.join(choices)}; found {value!a}")

@@ -88,7 +88,7 @@ class SgxConfig(Config, frozen=True, kw_only=True):
         for name in ("enclave_limit", "provision_limit", "vepc_limit"):
             if getattr(self, name) > _MOST:
                 option = name.replace("_", "-")
-                raise ValueError(f"{option} is {getattr(self, name)}, a kubelet takes no more than {_MOST} ids")
+                raise ValueError(f"{option} is {getattr(self, name)}, expected {_MOST} or less")
 
 
 class SgxPlugin(Plugin[SgxConfig]):

@@ -51,7 +51,8 @@ class QatConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         try:
-            check_choice("mode (unknown mode)", self.mode, ("dpdk", "kernel"))
+            if self.mode not in ("dpdk", "kernel"):
+                raise ValueError(f"unknown mode {self.mode!a}, valid values: dpdk, kernel")
             check_choice("dpdk-driver", self.dpdk_driver, (VFIO_PCI, IGB_UIO))
             for driver in self.vf_drivers:
                 check_choice("kernel-vf-drivers", driver, BY_VF_DRIVER)
