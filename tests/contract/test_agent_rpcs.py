@@ -169,10 +169,10 @@ async def test_a_device_that_returns_at_once_stays(serve: Serve) -> None:
 
 
 class Staying(Table):
-    linger: ClassVar[float] = math.inf
+    removal_delay: ClassVar[float] = math.inf
 
 
-async def test_devices_of_a_plugin_that_has_them_linger_stay_unhealthy_until_they_are_back(serve: Serve) -> None:
+async def test_vanished_devices_stay_unhealthy_for_ever_with_an_infinite_removal_delay(serve: Serve) -> None:
     plugin = Staying(gadgets("a", "b"))
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
@@ -190,10 +190,10 @@ async def test_devices_of_a_plugin_that_has_them_linger_stay_unhealthy_until_the
 
 
 class Leaving(Table):
-    linger: ClassVar[float] = 0.0
+    removal_delay: ClassVar[float] = 0.0
 
 
-async def test_devices_of_a_plugin_that_has_none_linger_leave_the_list_at_once(serve: Serve) -> None:
+async def test_vanished_devices_leave_the_list_at_once_without_a_removal_delay(serve: Serve) -> None:
     plugin = Leaving(gadgets("a", "b"))
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}

@@ -197,7 +197,7 @@ def test_two_scans_give_the_same_devices_and_build_them_once(tmp_path: Path) -> 
 
 
 def test_ids_of_a_node_that_vanished_stay_for_ever() -> None:
-    assert SgxPlugin.linger == math.inf
+    assert SgxPlugin.removal_delay == math.inf
 
 
 # Nodes that are not what they seem

@@ -79,7 +79,7 @@ class PluginRunner:
         self._publishing = asyncio.Lock()
         self._blind_since: float | None = None
         self._retry = _FIRST_RETRY
-        self._linger = plugin.linger
+        self._removal_delay = plugin.removal_delay
         self._farewells: dict[tuple[str, str], float] = {}
         self._touched: frozenset[str] = frozenset()
         self._skipped: frozenset[Skipped] = frozenset()
@@ -124,7 +124,7 @@ class PluginRunner:
             log.info("plugin %s has new options", self.name)
             self.plugin = plugin
             # What the new options no longer want did not vanish.
-            self._linger = Plugin.linger
+            self._removal_delay = Plugin.removal_delay
             self._farewells.clear()
             self.publisher.replace_plugin(plugin)
             self._start_background()
@@ -206,7 +206,7 @@ class PluginRunner:
         start = time.monotonic()
         await self._publish()
         if plugin is self.plugin:
-            self._linger = plugin.linger
+            self._removal_delay = plugin.removal_delay
         return work + time.monotonic() - start
 
     async def _refresh(self, plugin: Plugin[Config], host: Host) -> None:
@@ -339,7 +339,7 @@ class PluginRunner:
             key = (device.resource, device.id)
             if device.id in view.resources.get(device.resource, {}):
                 continue
-            until = self._farewells.get(key, now + self._linger)
+            until = self._farewells.get(key, now + self._removal_delay)
             if now < until:
                 farewells[key] = until
                 gone.append(replace(device, health=UNHEALTHY, reason="gone from the host"))

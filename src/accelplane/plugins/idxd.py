@@ -60,6 +60,7 @@ ConfigT = TypeVar("ConfigT", bound=IaaConfig)
 class _QueuePlugin(Plugin[ConfigT]):
     """What the two families share: `device` is what the kernel calls their devices, `nodes` where their files are."""
 
+    owns_namespace = True
     device: str
     nodes: str
 

@@ -95,9 +95,10 @@ class SgxPlugin(Plugin[SgxConfig]):
     """Publishes `sgx.intel.com/enclave` and `provision`; where asked to also `qe`, `registration` and `vepc`."""
 
     namespace = "sgx.intel.com"
+    owns_namespace = True
     config_type = SgxConfig
     watch = Watch(frozenset(("misc",)))
-    linger: ClassVar[float] = math.inf
+    removal_delay: ClassVar[float] = math.inf
     cdi_kinds = (CDI_KIND,)
 
     def __init__(self, config: SgxConfig | None = None) -> None:

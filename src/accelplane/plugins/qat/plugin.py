@@ -7,7 +7,7 @@ from functools import partial
 from accelplane.devices import Allocation, Device, HealthPolicy, Verdict, natural
 from accelplane.host import Host
 from accelplane.host.blocking import in_thread
-from accelplane.plugins.base import Found, Plugin, Sample, Watch
+from accelplane.plugins.base import Plugin, Sample, ScanResult, Watch
 from accelplane.plugins.policies import preferred
 from accelplane.plugins.qat import health, kernelmode
 from accelplane.plugins.qat.binding import Binder
@@ -20,6 +20,7 @@ class QatPlugin(Plugin[QatConfig]):
     """Publishes `qat.intel.com/cy`, `/dc`, `/sym`, `/asym-dc`, `/generic` and so on."""
 
     namespace = "qat.intel.com"
+    owns_namespace = True
     config_type = QatConfig
     watch = Watch(frozenset(("pci", "drivers")))
 
@@ -39,7 +40,7 @@ class QatPlugin(Plugin[QatConfig]):
             vfs, _skipped = discover(host, self.config)
             self._binder.bind(host, [vf.address for vf in vfs])
 
-    def scan(self, host: Host) -> Found:
+    def scan(self, host: Host) -> ScanResult:
         if self._kernel_mode:
             return kernelmode.scan(host, self._status)
         return scan(host, self.config, partial(self._binder.problem, host))
