@@ -5,7 +5,7 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, ClassVar
 
@@ -31,7 +31,7 @@ SICK = gadget("sick", health=UNHEALTHY, reason="too hot")
 
 class Chooser(Table):
     async def preferred_allocation(
-        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
         if size < 0:
             raise ValueError(f"{size} devices cannot be had")
@@ -172,7 +172,7 @@ class Staying(Table):
     removal_delay: ClassVar[float] = math.inf
 
 
-async def test_devices_of_a_plugin_that_has_them_linger_stay_unhealthy_until_they_are_back(serve: Serve) -> None:
+async def test_vanished_devices_stay_unhealthy_for_ever_with_an_infinite_removal_delay(serve: Serve) -> None:
     plugin = Staying(gadgets("a", "b"))
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
@@ -193,7 +193,7 @@ class Leaving(Table):
     removal_delay: ClassVar[float] = 0.0
 
 
-async def test_devices_of_a_plugin_that_has_none_linger_leave_the_list_at_once(serve: Serve) -> None:
+async def test_vanished_devices_leave_the_list_at_once_without_a_removal_delay(serve: Serve) -> None:
     plugin = Leaving(gadgets("a", "b"))
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}

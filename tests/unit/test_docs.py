@@ -8,6 +8,7 @@ import shlex
 import sys
 import tomllib
 import types
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -269,8 +270,9 @@ def test_the_table_of_policies_shows_what_containers_get() -> None:
     told = {row[0].strip("`"): row[2:] for row in rows(section(USERS, "Sharing and allocation policies"))}
     given: dict[str, list[str]] = {}
     for policy in POLICIES:
-        first = preferred(policy, free, (), 2)
-        second = preferred(policy, [device for device in free if device.id not in first], (), 2)
+        first = preferred(policy, free, (), 2, {})
+        in_use = Counter(device.unit for device in free if device.id in first)
+        second = preferred(policy, [device for device in free if device.id not in first], (), 2, in_use)
         given[policy] = [", ".join(f"`{id_}`" for id_ in ids) for ids in (first, second)]
     assert told == given
 

@@ -164,7 +164,10 @@ async def test_a_container_gets_different_queues_rather_than_shares_of_one(tmp_p
     queue(tmp_path, "wq0.1", mode="shared")
     plugin = DsaPlugin(DsaConfig(shared_dev_num=4))
     devices, _ = found(plugin, tmp_path)
-    assert await plugin.preferred_allocation(devices, (), 2) == ["wq-user-shared-wq0.0-0", "wq-user-shared-wq0.1-0"]
+    assert await plugin.preferred_allocation(devices, (), 2, {}) == [
+        "wq-user-shared-wq0.0-0",
+        "wq-user-shared-wq0.1-0",
+    ]
 
 
 VFIO = DsaConfig(driver="vfio-pci")

@@ -165,7 +165,7 @@ async def test_shares_are_spread_over_npus(tmp_path: Path) -> None:
     npu(tmp_path, 0)
     npu(tmp_path, 1)
     devices, _skipped = scan(tmp_path, shared_dev_num=2)
-    assert await NpuPlugin().preferred_allocation(devices, [], 2) == ["accel0-0", "accel1-0"]
+    assert await NpuPlugin().preferred_allocation(devices, [], 2, {}) == ["accel0-0", "accel1-0"]
 
 
 def test_busy_time_is_measured_in_seconds_once_per_npu(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from trees import write
 
 from accelplane.node.plugins import installed
 from accelplane.node.settings import ConfigurationError
+from accelplane.plugins import Plugin
 from accelplane.plugins.gpu import GpuPlugin
 from accelplane.plugins.npu import NpuPlugin
 
@@ -43,6 +44,11 @@ def test_the_built_in_families_come_through_the_door() -> None:
     assert found["gpu"] is GpuPlugin
     assert found["npu"] is NpuPlugin
     assert list(found) == sorted(found)
+
+
+def test_built_in_families_own_their_namespaces_and_other_plugins_do_not() -> None:
+    assert all(plugin.owns_namespace for plugin in installed().values())
+    assert not Plugin.owns_namespace
 
 
 def test_only_those_named_are_loaded() -> None:

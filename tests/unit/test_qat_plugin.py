@@ -26,13 +26,14 @@ def devices(*ids: str) -> list[Device]:
 @pytest.mark.parametrize(
     ("policy", "must", "size", "chosen"),
     [
-        ("none", [], 3, ["06:00.4", "03:00.0", "03:00.1"]),
-        ("none", ["04:00.1"], 3, ["04:00.1", "06:00.4", "03:00.0"]),
+        ("none", [], 3, ["03:00.0", "04:00.0", "05:00.0"]),
+        ("none", ["04:00.1"], 3, ["04:00.1", "03:00.0", "05:00.0"]),
         ("packed", [], 4, ["03:00.0", "03:00.1", "03:00.2", "03:00.3"]),
         ("balanced", [], 4, ["03:00.0", "04:00.0", "05:00.0", "06:00.0"]),
         ("packed", ["05:00.2"], 3, ["05:00.2", "05:00.0", "05:00.1"]),
         ("balanced", ["03:00.0"], 4, ["03:00.0", "04:00.0", "05:00.0", "06:00.0"]),
         ("balanced", [], 0, []),
+        ("none", [], 0, []),
     ],
 )
 async def test_the_policy_chooses_and_includes_what_it_must(
@@ -40,14 +41,14 @@ async def test_the_policy_chooses_and_includes_what_it_must(
 ) -> None:
     plugin = QatPlugin(QatConfig(allocation_policy=policy))
     available = devices(VFS[-1], *VFS[:-1])
-    answer = await plugin.preferred_allocation(available, devices(*(f"0000:{id_}" for id_ in must)), size)
+    answer = await plugin.preferred_allocation(available, devices(*(f"0000:{id_}" for id_ in must)), size, {})
     assert answer == [f"0000:{id_}" for id_ in chosen]
 
 
 @pytest.mark.parametrize("policy", ["none", "packed", "balanced"])
 async def test_more_than_there_are_is_refused(policy: str) -> None:
     with pytest.raises(ValueError, match=r"AllocationSize \(21\) is greater"):
-        await QatPlugin(QatConfig(allocation_policy=policy)).preferred_allocation(devices(*VFS), [], 21)
+        await QatPlugin(QatConfig(allocation_policy=policy)).preferred_allocation(devices(*VFS), [], 21, {})
 
 
 async def test_a_container_gets_its_addresses_in_the_order_asked_for(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ Documentation/ABI/stable/sysfs-driver-dma-idxd, Documentation/arch/x86/iax.
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 from msgspec import Meta
@@ -38,9 +38,7 @@ class IaaConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.shared_dev_num < 1:
-            raise ValueError(
-                f"shared-dev-num is {self.shared_dev_num}, the number of containers sharing a work queue is at least 1"
-            )
+            raise ValueError(f"shared-dev-num is {self.shared_dev_num}, expected 1 or more")
 
 
 class DsaConfig(IaaConfig, frozen=True, kw_only=True):
@@ -62,6 +60,7 @@ ConfigT = TypeVar("ConfigT", bound=IaaConfig)
 class _QueuePlugin(Plugin[ConfigT]):
     """What the two families share: `device` is what the kernel calls their devices, `nodes` where their files are."""
 
+    owns_namespace = True
     device: str
     nodes: str
 
@@ -75,9 +74,9 @@ class _QueuePlugin(Plugin[ConfigT]):
                 yield Skipped(queue, str(error), warning=True)
 
     async def preferred_allocation(
-        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
-        return preferred("none", available, must_include, size)
+        return preferred("none", available, must_include, size, in_use, group=_device_of)
 
     def _queue(self, host: Host, path: str, queue: str) -> Iterator[Device | Skipped]:
         """The ids of one work queue. Raises `HostError`."""
@@ -146,6 +145,11 @@ class IaaPlugin(_QueuePlugin[IaaConfig]):
     config_type = IaaConfig
     device, nodes = "iax", "/dev/iax"
     watch = Watch(frozenset(("dsa", "pci")), ("/dev/iax", "/dev/char"))
+
+
+def _device_of(unit: str) -> str:
+    """Returns the same text for all queues of one device: `wq0` for `wq0.1`."""
+    return unit.partition(".")[0]
 
 
 def _queue_nodes(host: Host, path: str) -> tuple[DeviceNode, ...]:

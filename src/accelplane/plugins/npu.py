@@ -5,7 +5,7 @@ busy time is from Documentation/ABI/testing/sysfs-driver-intel_vpu.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated
 
 from msgspec import Meta
@@ -59,6 +59,7 @@ class NpuPlugin(Plugin[NpuConfig]):
     """Publishes `npu.intel.com/accel`."""
 
     namespace = "npu.intel.com"
+    owns_namespace = True
     config_type = NpuConfig
     cdi_kinds = (CDI_KIND,)
 
@@ -88,9 +89,9 @@ class NpuPlugin(Plugin[NpuConfig]):
                 yield from found
 
     async def preferred_allocation(
-        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
-        return preferred(self.config.allocation_policy, available, must_include, size)
+        return preferred(self.config.allocation_policy, available, must_include, size, in_use)
 
     def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
         for name in sorted({device.unit for device in devices}, key=natural):

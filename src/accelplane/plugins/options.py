@@ -11,7 +11,11 @@ Prefix = Annotated[
 ]
 SharedDevNum = Annotated[int, Meta(description="number of containers that may share one device")]
 AllocationPolicy = Annotated[
-    str, Meta(description="which devices a container gets best: none (different ones), balanced or packed")
+    str,
+    Meta(
+        description="which devices a container gets: none (the least used ones), balanced (those with most available "
+        "shares) or packed (as few as possible)"
+    ),
 ]
 CdiMode = Annotated[
     str,
@@ -35,6 +39,6 @@ def normal_prefix(prefix: str) -> str:
 
 
 def check_choice(option: str, value: str, choices: Iterable[str]) -> None:
-    """Raises `ValueError` naming the option and what it may be."""
+    """Raises `ValueError` if the value is none of the choices. The text begins as that of the Go implementation."""
     if value not in choices:
-        raise ValueError(f"invalid value for {option}: {value!a}, valid values: {', '.join(choices)}")
+        raise ValueError(f"invalid value for {option}, valid values: {', '.join(choices)}; found {value!a}")

@@ -88,13 +88,14 @@ class SgxConfig(Config, frozen=True, kw_only=True):
         for name in ("enclave_limit", "provision_limit", "vepc_limit"):
             if getattr(self, name) > _MOST:
                 option = name.replace("_", "-")
-                raise ValueError(f"{option} is {getattr(self, name)}, a kubelet takes no more than {_MOST} ids")
+                raise ValueError(f"{option} is {getattr(self, name)}, expected {_MOST} or less")
 
 
 class SgxPlugin(Plugin[SgxConfig]):
     """Publishes `sgx.intel.com/enclave` and `provision`; where asked to also `qe`, `registration` and `vepc`."""
 
     namespace = "sgx.intel.com"
+    owns_namespace = True
     config_type = SgxConfig
     watch = Watch(frozenset(("misc",)))
     removal_delay: ClassVar[float] = math.inf

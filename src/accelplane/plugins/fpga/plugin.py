@@ -11,7 +11,7 @@ from accelplane.fpga.ids import NAMESPACE
 from accelplane.host import Host, HostError
 from accelplane.host.blocking import in_thread
 from accelplane.logs import v
-from accelplane.plugins.base import Found, Plugin, Sample, Watch
+from accelplane.plugins.base import Plugin, Sample, ScanResult, Watch
 from accelplane.plugins.fpga.config import MODES, FpgaConfig
 from accelplane.plugins.fpga.nodemode import NodeMode
 from accelplane.plugins.fpga.programmings import programmings
@@ -29,6 +29,7 @@ class FpgaPlugin(Plugin[FpgaConfig]):
     """Publishes `fpga.intel.com/af-…`, or `/region-…`."""
 
     namespace = NAMESPACE
+    owns_namespace = True
     config_type = FpgaConfig
     watch = Watch(frozenset(("fpga", "fpga_region", "platform", "pci")))
     cdi_kinds = (CDI_KIND,)
@@ -64,18 +65,18 @@ class FpgaPlugin(Plugin[FpgaConfig]):
         self._reading = read(host, afus=afus)
         self._known = (afus, recalled(self._known_of(afus), self._reading))
 
-    def scan(self, host: Host) -> Found:
+    def scan(self, host: Host) -> ScanResult:
         mode = self._node.mode
         afus = mode == "af"
         config, reading = self.config, read(host, afus=afus)
         known, obstacle = self._known_of(afus), self._node.obstacle
         return published(host, reading, known, mode, config.naming, cdi_use=config.cdi_use, obstacle=obstacle)
 
-    async def background(self, host: Host, look_again: Callable[[], None]) -> None:
+    async def background(self, host: Host, request_scan: Callable[[], None]) -> None:
         await self._present.wait()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._node.follow(look_again))
-            group.create_task(self._keep_reading(host, look_again))
+            group.create_task(self._node.follow(request_scan))
+            group.create_task(self._keep_reading(host, request_scan))
 
     def socket_name(self, resource: str) -> str:
         # With the namespace in front, names of April 2020 leave no room for the kubelet's usual directory.
@@ -114,7 +115,7 @@ class FpgaPlugin(Plugin[FpgaConfig]):
     def _known_of(self, afus: bool) -> Mapping[str, Known]:
         return self._known[1] if self._known[0] == afus else {}
 
-    async def _keep_reading(self, host: Host, look_again: Callable[[], None]) -> None:
+    async def _keep_reading(self, host: Host, request_scan: Callable[[], None]) -> None:
         """The kernel says nothing when a port is programmed or the firmware crashes."""
         while True:
             busy = any(seen.afu is None for seen in self._reading.ports)
@@ -124,7 +125,7 @@ class FpgaPlugin(Plugin[FpgaConfig]):
             except HostError:
                 continue  # for the scan to tell
             if now != self._reading:
-                look_again()
+                request_scan()
 
 
 _ABSENCE = (

@@ -29,8 +29,8 @@ class QatConfig(Config, frozen=True, kw_only=True):
     allocation_policy: Annotated[
         str,
         Meta(
-            description="which devices a container gets best: none (as they come), balanced (of different physical "
-            "functions) or packed (of one)"
+            description="which virtual functions a container gets: none (of the least used physical functions), "
+            "balanced (of those with most available ones) or packed (of one physical function)"
         ),
     ] = "none"
     max_num_devices_by: Annotated[
@@ -51,7 +51,8 @@ class QatConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         try:
-            check_choice("mode (unknown mode)", self.mode, ("dpdk", "kernel"))
+            if self.mode not in ("dpdk", "kernel"):
+                raise ValueError(f"unknown mode {self.mode!a}, valid values: dpdk, kernel")
             check_choice("dpdk-driver", self.dpdk_driver, (VFIO_PCI, IGB_UIO))
             for driver in self.vf_drivers:
                 check_choice("kernel-vf-drivers", driver, BY_VF_DRIVER)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from accelplane.devices import Allocation, Device, DeviceNode, Skipped
 from accelplane.host import Host, HostError, pci_address
-from accelplane.plugins.base import Found, ScanError
+from accelplane.plugins.base import ScanError, ScanResult
 from accelplane.plugins.qat.services import sections
 
 _OUTPUT_LIMIT = 64 * 1024
@@ -105,7 +105,7 @@ def endpoints(text: str) -> list[Endpoint]:
     return found
 
 
-def scan(host: Host, text: str) -> Found:
+def scan(host: Host, text: str) -> ScanResult:
     """Devices of all sections, from what `adf_ctl status` printed. Raises `HostError`."""
     iommu = bool(host.names("/sys/class/iommu"))
     configured: dict[Endpoint, dict[str, Section]] = {}
