@@ -247,8 +247,8 @@ async def test_a_labeller_in_trouble_leaves_the_agent_alone(run: Run) -> None:
     clean = {"KUBERNETES_SERVICE_HOST": "", "NODE_NAME": "one"}
     process = run("accelplane", "node", "--labels=node", "--plugins=npu", env=clean)
     await process.said("accelplane labels: not in a cluster")
-    await process.said("labels: ended with 1, starting it again in 1 s")
-    await process.said("starting it again in 2 s")
+    await process.said("labels: exited with 1, restarting it in 1 s")
+    await process.said("restarting it in 2 s")
     assert await process.terminate() == 0
 
 

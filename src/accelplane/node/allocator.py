@@ -61,7 +61,8 @@ class ResourceAllocator:
             raise AllocationError(f"{self.resource}: this plugin has no preferred allocation")
         offered, required = set(available), set(must_include)
         devices = self.devices()
-        in_use = Counter(device.unit for device in devices.values() if device.healthy and device.id not in offered)
+        free = offered | required
+        in_use = Counter(device.unit for device in devices.values() if device.healthy and device.id not in free)
         with self._calls.unanswered(offered):
             try:
                 return await plugin.preferred_allocation(

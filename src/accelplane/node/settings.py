@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import force_setattr
+from msgspec.structs import replace
 
 
 class ConfigurationError(Exception):
@@ -14,7 +14,7 @@ class ConfigurationError(Exception):
 
 
 class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """Each field with a description is a flag. Times are in seconds. Directories are made absolute.
+    """Each field with a description is a flag. Times are in seconds, directories are absolute paths.
 
     Every plugin scans after `safety_interval` without an event, or after `unwatched_interval` where inotify or uevents
     are not available.
@@ -46,25 +46,23 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
     safety_interval: float = 600.0
     unwatched_interval: float = 60.0
 
-    def __post_init__(self) -> None:
-        if self.health_interval != 0 and not 1 <= self.health_interval <= 3600:
-            raise ValueError(f"health-interval: found {self.health_interval:g}, expected 0 or 1 to 3600 seconds")
-        if not 0 <= self.scan_grace <= 3600:
-            raise ValueError(f"scan-grace: found {self.scan_grace:g}, expected 0 to 3600 seconds")
-        for name in ("root", "kubelet_dir", "cdi_dir", "nfd_dir"):
-            path = getattr(self, name)
-            if path:
-                force_setattr(self, name, os.path.abspath(path))
-            elif name != "nfd_dir":
-                raise ValueError(f"{name.replace('_', '-')}: found nothing, expected a directory")
-
     @classmethod
     def of(cls, options: Mapping[str, object], source: str) -> "Settings":
-        """From options by name. Raises `ConfigurationError` that names `source` and the option."""
+        """From options by name, with absolute paths. Raises `ConfigurationError` that names `source` and the option."""
         try:
-            return msgspec.convert(options, cls)
+            settings = msgspec.convert(options, cls)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"{source}{error}") from error
+        if settings.health_interval != 0 and not 1 <= settings.health_interval <= 3600:
+            found = f"{settings.health_interval:g}"
+            raise ConfigurationError(f"{source}health-interval: found {found}, expected 0 or 1 to 3600 seconds")
+        if not 0 <= settings.scan_grace <= 3600:
+            raise ConfigurationError(f"{source}scan-grace: found {settings.scan_grace:g}, expected 0 to 3600 seconds")
+        paths = {name: getattr(settings, name) for name in ("root", "kubelet_dir", "cdi_dir", "nfd_dir")}
+        for name, path in paths.items():
+            if not path and name != "nfd_dir":
+                raise ConfigurationError(f"{source}{name.replace('_', '-')}: found nothing, expected a directory")
+        return replace(settings, **{name: os.path.abspath(path) for name, path in paths.items() if path})
 
     @property
     def sockets_dir(self) -> str:
