@@ -20,8 +20,8 @@ from jsonpatching import applied
 from waiting import until
 
 from accelplane.admission.sgx import PATH, SgxOptions, mutator
+from accelplane.http import HttpError, HttpLimits, Request
 from accelplane.kube.admission import AdmissionServer, Decision, Hook, Mutator, Review, Validator, deny, refusing
-from accelplane.kube.http1 import HttpError, HttpLimits, Request
 from accelplane.kube.jsonpatch import Operation
 from accelplane.kube.tls import CertificateError, ServingTls, TlsSettings
 
@@ -412,7 +412,7 @@ async def test_who_does_not_take_the_answers_is_cut_off_and_holds_little() -> No
 
 
 async def test_there_is_an_end_to_connections_and_to_what_they_send_at_once() -> None:
-    async with world(limits=HttpLimits(connections=2, unfinished=1_000_000)) as one:
+    async with world(limits=HttpLimits(connections=2, buffered=1_000_000)) as one:
         first, second = await one.caller(), await one.caller()
         assert (await first.ask(post(review()))).status == 200
         with pytest.raises(OSError):  # noqa: PT011 - reset or refused, as the kernel likes

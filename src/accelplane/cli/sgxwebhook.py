@@ -16,9 +16,8 @@ from accelplane.admission.sgx import SgxOptions, SocketVolume, mutator
 from accelplane.apiserver import SERVICE_ACCOUNT, ApiError, ApiServer
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.http import HttpError, HttpLimits, HttpServer, Request, Response
 from accelplane.kube.admission import AdmissionServer
-from accelplane.kube.http1 import Answer, HttpError, HttpLimits, Request
-from accelplane.kube.https import HttpServer
 from accelplane.kube.tls import CertificateError, ServingTls, TlsSettings
 
 log = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ FLAGS = (
 )  # fmt: skip
 
 # What manifests give the process is 30 MiB, of which it needs half for itself.
-_LIMITS = HttpLimits(connections=128, unfinished=4 * 1024 * 1024)
+_LIMITS = HttpLimits(connections=128, buffered=4 * 1024 * 1024)
 
 
 class Fatal(Exception):
@@ -153,10 +152,10 @@ async def _metrics(address: str, server: AdmissionServer) -> AsyncGenerator[None
     if not colon or not port.isdecimal():
         raise Fatal(f"-metrics-bind-address: {address!a}: expected host:port, :port or 0")
 
-    def page(request: Request) -> Answer:
+    def page(request: Request) -> Response:
         if request.path != "/metrics":
             raise HttpError(404, "there is /metrics")
-        return Answer(200, metrics_text(server).encode(), "text/plain; version=0.0.4; charset=utf-8")
+        return Response(200, metrics_text(server).encode(), "text/plain; version=0.0.4; charset=utf-8")
 
     pages = HttpServer(page)
     try:
