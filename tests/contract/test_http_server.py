@@ -9,7 +9,7 @@ import pytest
 from cluster.pki import Authority
 from waiting import until
 
-from accelplane.http import HttpError, HttpLimits, HttpServer, PendingResponse, Request, Response
+from accelplane.http import HttpError, HttpLimits, HttpServer, PendingResponse, Request, Response, split_address
 from accelplane.kube.tls import ServingTls
 
 SERVER = Authority("tests").server("localhost", "localhost")
@@ -212,3 +212,16 @@ async def test_every_address_of_a_host_is_served(monkeypatch: pytest.MonkeyPatch
         assert await reply(reader) == (200, "/now")
         writer.close()
     await server.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("address", "found"), [(":8080", (None, 8080)), ("1.2.3.4:1", ("1.2.3.4", 1)), ("[::1]:2", ("::1", 2))]
+)
+def test_addresses_have_the_syntax_of_go_programs(address: str, found: tuple[str | None, int]) -> None:
+    assert split_address(address) == found
+
+
+@pytest.mark.parametrize("address", ["", "8080", ":", ":x", ":65536", ":-1"])
+def test_an_invalid_address_is_rejected(address: str) -> None:
+    with pytest.raises(ValueError, match="expected host:port"):
+        split_address(address)

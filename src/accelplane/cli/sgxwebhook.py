@@ -16,7 +16,7 @@ from accelplane.admission.sgx import SgxOptions, SocketVolume, mutator
 from accelplane.apiserver import SERVICE_ACCOUNT, ApiError, ApiServer
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit
-from accelplane.http import HttpError, HttpLimits, HttpServer, Request, Response
+from accelplane.http import HttpError, HttpLimits, HttpServer, Request, Response, split_address
 from accelplane.kube.admission import AdmissionServer
 from accelplane.kube.tls import CertificateError, ServingTls, TlsSettings
 
@@ -148,9 +148,6 @@ async def _metrics(address: str, server: AdmissionServer) -> AsyncGenerator[None
     if address == "0":
         yield
         return
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal():
-        raise Fatal(f"-metrics-bind-address: {address!a}: expected host:port, :port or 0")
 
     def page(request: Request) -> Response:
         if request.path != "/metrics":
@@ -159,8 +156,10 @@ async def _metrics(address: str, server: AdmissionServer) -> AsyncGenerator[None
 
     pages = HttpServer(page)
     try:
-        await pages.start(host.strip("[]") or None, int(port))
-    except (OSError, OverflowError) as error:
+        await pages.start(*split_address(address))
+    except ValueError:
+        raise Fatal(f"-metrics-bind-address: {address!a}: expected host:port, :port or 0") from None
+    except OSError as error:
         raise Fatal(f"-metrics-bind-address: {address!a}: {error}") from error
     try:
         yield

@@ -25,6 +25,7 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     fields: int = 64
     cached_heads: int = 256  # parsed heads; with 0 none is cached, nor a credential in it
     connections: int = 512
+    backlog: int = 1024  # connections that wait to be accepted, and that are accepted at once
     buffered: int = 32 * 1024 * 1024  # incomplete requests of all connections together
     handshake: float = 10
     request: float = 15  # to receive a request, from its first byte; also to compute and to send the response

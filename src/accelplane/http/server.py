@@ -77,7 +77,9 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         try:
             for each in listening:
-                server = await loop.create_server(lambda: _Connection(self, context), sock=each, backlog=1024)
+                server = await loop.create_server(
+                    lambda: _Connection(self, context), sock=each, backlog=self.limits.backlog
+                )
                 self._servers.append(server)
         except BaseException:
             for server in self._servers:
@@ -144,6 +146,14 @@ class HttpServer:
             connection.on_deadline()
         loop = asyncio.get_running_loop()
         self._sweep_timer = loop.call_later(self._sweep_interval, self._sweep) if self.connections else None
+
+
+def split_address(address: str) -> tuple[str | None, int]:
+    """Host and port of `host:port` as in Go; an empty host means every address. Raises `ValueError`."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"address {address!a}: expected host:port, for example :8080")
+    return host.removeprefix("[").removesuffix("]") or None, int(port)
 
 
 def _bind(host: str | None, port: int) -> list[socket.socket]:

@@ -24,7 +24,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from accelplane.http import Handler, HttpError, HttpLimits, HttpServer, PendingResponse, Request, Response
+from accelplane.http import (
+    Handler,
+    HttpError,
+    HttpLimits,
+    HttpServer,
+    PendingResponse,
+    Request,
+    Response,
+    split_address,
+)
 
 from .authorized import Authorized
 from .cache import Cache, Patience
@@ -292,14 +301,6 @@ class Manager:
         Stats(self._profile, stream=text).sort_stats("cumulative").print_stats(80)
         self._profile = None
         return text.getvalue()
-
-
-def split_address(address: str) -> tuple[str | None, int]:
-    """`host:port` as Go programs take it, an empty host being all. Raises `ValueError`."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"address {address!a}: expected host:port, for example :8080")
-    return host.removeprefix("[").removesuffix("]") or None, int(port)
 
 
 def _tasks() -> str:
