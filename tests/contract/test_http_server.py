@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import tracemalloc
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -225,3 +226,41 @@ def test_addresses_have_the_syntax_of_go_programs(address: str, found: tuple[str
 def test_an_invalid_address_is_rejected(address: str) -> None:
     with pytest.raises(ValueError, match="expected host:port"):
         split_address(address)
+
+
+async def test_heads_of_clients_cannot_fill_the_memory() -> None:
+    server = HttpServer(Pages())
+    port = await server.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(300):
+        writer.write(get("/now", field=f"X-Padding: {number:015000}\r\n"))
+        assert (await reply(reader))[0] == 200
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    writer.close()
+    await server.stop(0)
+    assert grown < 500_000
+
+
+async def test_credentials_are_not_cached_with_the_head() -> None:
+    pages = Pages()
+    pages.released.set()
+    async with serving(pages) as (server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for path, field in (("/public", ""), ("/private", "Authorization: Bearer secret\r\n")):
+            writer.write(get(path, field=field))
+            assert (await reply(reader))[0] == 200
+        assert [head.path for head in server.cached_heads.values()] == ["/public"]
+        writer.close()
+
+
+async def test_a_full_cache_of_heads_replaces_the_oldest() -> None:
+    async with serving(Pages(), HttpLimits(cached_heads=2)) as (server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for number in range(3):
+            writer.write(get("/now", field=f"X: {number}\r\n"))
+            assert await reply(reader) == (200, "/now")
+        assert len(server.cached_heads) == 2
+        writer.close()

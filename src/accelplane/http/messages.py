@@ -23,7 +23,8 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     body: int = 3 * 1024 * 1024  # the API server's own limit
     head: int = 16 * 1024
     fields: int = 64
-    cached_heads: int = 256  # parsed heads; with 0 none is cached, nor a credential in it
+    cached_heads: int = 256  # number of parsed heads that are cached, each of `cached_head` bytes at most
+    cached_head: int = 512
     connections: int = 512
     backlog: int = 1024  # connections that wait to be accepted, and that are accepted at once
     buffered: int = 32 * 1024 * 1024  # incomplete requests of all connections together

@@ -6,7 +6,6 @@ our own are in docs/decisions/0013-admission-over-own-http.md.
 
 import asyncio
 import contextlib
-import functools
 import logging
 import socket
 import ssl
@@ -52,9 +51,8 @@ class HttpServer:
         self.recv_buffer = memoryview(bytearray(_RECV_BUFFER))
         self.buffered = 0
         self.closing = False
-        # Parsing a head takes about as long as an admission review. The heads of one client differ in their length.
-        cached = functools.lru_cache(self.limits.cached_heads)
-        self.parse_head = cached(functools.partial(parse_head, limits=self.limits, methods=methods))
+        self.cached_heads: dict[bytes, Head] = {}
+        self._methods = methods
         self._servers: list[asyncio.Server] = []
         self._secure = False
         self._no_connections = asyncio.Event()
@@ -138,6 +136,21 @@ class HttpServer:
         self.connections.discard(connection)
         if not self.connections:
             self._no_connections.set()
+
+    def parse_head(self, text: bytes) -> Head:
+        """Parses a head, or returns it from the cache. Raises `HttpError`.
+
+        Parsing takes about as long as an admission review, and the heads of one client differ in their length only.
+        Long heads and credentials are not cached: clients could fill the memory, and passwords would stay in it.
+        """
+        head = self.cached_heads.get(text)
+        if head is None:
+            head = parse_head(text, self.limits, self._methods)
+            if self.limits.cached_heads and len(text) <= self.limits.cached_head and not head.authorization:
+                if len(self.cached_heads) >= self.limits.cached_heads:
+                    del self.cached_heads[next(iter(self.cached_heads))]
+                self.cached_heads[text] = head
+        return head
 
     def _sweep(self) -> None:
         """Ends connections whose deadline has passed. One timer for all, and none without connections."""
