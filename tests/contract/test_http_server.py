@@ -264,3 +264,51 @@ async def test_a_full_cache_of_heads_replaces_the_oldest() -> None:
             assert await reply(reader) == (200, "/now")
         assert len(server.cached_heads) == 2
         writer.close()
+
+
+async def test_a_new_connection_replaces_the_one_that_waits_longest() -> None:
+    async with serving(Pages(), HttpLimits(connections=2)) as (server, port):
+        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await until(lambda: len(server.connections) == 2)
+        # The first client is active after the second one, so the second one waits longest.
+        clients[0][1].write(get("/now"))
+        assert await reply(clients[0][0]) == (200, "/now")
+        clients.append(await asyncio.open_connection("127.0.0.1", port))
+        for reader, writer in (clients[0], clients[2]):
+            writer.write(get("/now"))
+            assert await reply(reader) == (200, "/now")
+        with contextlib.suppress(ConnectionResetError):
+            assert await clients[1][0].read() == b""
+        assert len(server.connections) == 2
+        for _, writer in clients:
+            writer.close()
+
+
+@pytest.mark.parametrize("received", [b"", b"GET /now HTTP/1.1\r\n", b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n1"])
+async def test_connections_without_a_complete_request_do_not_block_new_ones(received: bytes) -> None:
+    async with serving(Pages(), HttpLimits(connections=8)) as (server, port):
+        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        for _, writer in clients:
+            writer.write(received)
+        await until(lambda: len(server.connections) == 8)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(get("/now"))
+        assert await reply(reader) == (200, "/now")
+        for _, each in (*clients, (reader, writer)):
+            each.close()
+
+
+async def test_a_connection_whose_response_is_pending_is_not_replaced() -> None:
+    pages = Pages()
+    async with serving(pages, HttpLimits(connections=1)) as (server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(get("/later"))
+        await until(lambda: pages.requests == ["/later"])
+        other, another = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.suppress(ConnectionResetError):
+            assert await other.read() == b""
+        pages.released.set()
+        assert await reply(reader) == (200, "/later ")
+        assert len(server.connections) == 1
+        writer.close()
+        another.close()

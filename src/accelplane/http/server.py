@@ -122,13 +122,24 @@ class HttpServer:
             self._sweep_timer.cancel()
 
     def add(self, connection: "_Connection") -> bool:
-        """Returns whether the connection is accepted."""
-        if self.closing or len(self.connections) >= self.limits.connections:
+        """Returns whether the connection is accepted. At the limit it replaces the one that waits longest."""
+        if self.closing or (len(self.connections) >= self.limits.connections and not self._evict()):
             return False
         self.connections.add(connection)
         self._no_connections.clear()
         if self._sweep_timer is None:
             self._sweep()
+        return True
+
+    def _evict(self) -> bool:
+        """Closes the connection that waits longest for its client; returns whether there is one."""
+        waiting = [each for each in self.connections if each.waits_for_client]
+        if not waiting:
+            return False
+        longest = min(waiting, key=lambda each: each.active_at)
+        log.log(_V2, "%d connections: the one that waits longest for its client is closed", len(self.connections))
+        self.connections.discard(longest)
+        longest.abort()
         return True
 
     def remove(self, connection: "_Connection") -> None:
@@ -220,7 +231,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._buffered = 0
         self._write_paused = False
         self._closing = False
-        self.deadline = time.monotonic() + (self._limits.idle if context is None else self._limits.handshake)
+        self._set_deadline(self._limits.idle if context is None else self._limits.handshake)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if not isinstance(transport, asyncio.Transport) or not self._server.add(self):
@@ -250,8 +261,14 @@ class _Connection(asyncio.BufferedProtocol):
         self._received += data
         self._process()
 
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether nothing happens before the client sends or receives data."""
+        return self._response_task is None
+
     def _set_deadline(self, timeout: float) -> None:
-        self.deadline = time.monotonic() + timeout
+        self.active_at = time.monotonic()
+        self.deadline = self.active_at + timeout
 
     def _decrypt(self, tls: TlsSession, data: memoryview) -> bytes:
         """The plain text in `data`. Continues the handshake and answers a close_notify alert."""
