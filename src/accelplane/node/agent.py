@@ -17,6 +17,14 @@ from accelplane.kubelet import sockets
 from accelplane.kubelet.server import KUBELET_SOCKET
 from accelplane.node.runner import PluginRunner
 from accelplane.node.settings import ConfigurationError, Settings
+from accelplane.node.status import (
+    NodeStatus,
+    PluginStatus,
+    ResourceCounters,
+    ResourceStatus,
+    ScanStatus,
+    UnitHealth,
+)
 from accelplane.node.watch import Watcher
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
@@ -64,9 +72,17 @@ class Agent:
         self._config_changed = asyncio.Event()
         self._config_read = self._config_stamp()
 
-    def ended_plugins(self) -> list[str]:
-        """Plugins whose runner has ended by a fault and waits to be started again."""
-        return [name for name, task in self._tasks.items() if task.done()]
+    def status(self) -> NodeStatus:
+        """The current state of all plugins."""
+        return NodeStatus(
+            version=__version__,
+            root=self.settings.root,
+            kubelet_dir=self.settings.kubelet_dir,
+            config_problem=self.config_problem,
+            plugins={
+                name: plugin_status(runner, crashed=self._tasks[name].done()) for name, runner in self.runners.items()
+            },
+        )
 
     def stop(self) -> None:
         """Ends `run`: own sockets are removed, the kubelet sees every stream end."""
@@ -83,9 +99,16 @@ class Agent:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 if self.settings.http_address:
-                    from accelplane.node.pages import serving  # noqa: PLC0415 - several MB, needed only when asked for
+                    # Imported on demand, for the memory of agents without pages.
+                    from accelplane.node.measurements import Measurements  # noqa: PLC0415
+                    from accelplane.node.pages import serving  # noqa: PLC0415
 
-                    await stack.enter_async_context(serving(self, self.settings.http_address))
+                    measurements = Measurements(
+                        lambda: {name: (runner.plugin, runner.inventory) for name, runner in self.runners.items()},
+                        self.settings.root,
+                    )
+                    stack.push_async_callback(measurements.close)
+                    await stack.enter_async_context(serving(self.settings.http_address, self.status, measurements.take))
                 self._watcher.directories("kubelet", (self.settings.sockets_dir,), self._kubelet_directory_changed)
                 companions = [asyncio.create_task(self._accompany(*each)) for each in self._companions.items()]
                 stack.push_async_callback(_end_tasks, companions)
@@ -213,6 +236,50 @@ class Agent:
                 self._start(name, plugin)
             else:
                 runner.reconfigure(plugin, settings)
+
+
+def plugin_status(runner: PluginRunner, *, crashed: bool) -> PluginStatus:
+    """The current state of one plugin."""
+    resources: dict[str, ResourceStatus] = {}
+    for name, served in runner.publisher.served.items():
+        server, counters = served.server, served.server.counters
+        resources[name] = ResourceStatus(
+            name=server.resource,
+            stage=server.stage,
+            problem=server.problem,
+            devices=runner.publisher.inventory.resources.get(name, {}),
+            counters=ResourceCounters(
+                registrations=counters.registrations,
+                registration_failures=dict(counters.registration_failures),
+                lists_sent=counters.lists_sent,
+                last_list_time=counters.last_list_time,
+                allocations=counters.allocations,
+                allocation_failures=counters.allocation_failures,
+                allocation_buckets=tuple(map(int, counters.allocation_seconds)),
+                allocation_seconds_sum=counters.allocation_seconds_sum,
+            ),
+        )
+    return PluginStatus(
+        name=runner.name,
+        namespace=runner.plugin.namespace,
+        crashed=crashed,
+        scan=ScanStatus(
+            completed=runner.looked.is_set(),
+            failing=runner.blind,
+            problem=runner.problem,
+            count=runner.scans,
+            failures=runner.scan_failures,
+            seconds=runner.scan_seconds,
+        ),
+        resources=resources,
+        health={
+            unit: UnitHealth(phase=state.phase, reason=state.reason, unknown=runner.health.unknown.get(unit, ""))
+            for unit, state in runner.health.states.items()
+        },
+        skipped=tuple(runner.inventory.skipped),
+        cdi_writes=runner.cdi.writes,
+        cdi_write_failures=runner.cdi.write_failures,
+    )
 
 
 async def _end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
