@@ -143,7 +143,7 @@ async def _serve(agent: Agent) -> None:
             from accelplane.node import measurements, pages  # noqa: PLC0415 - memory of agents without pages
 
             readings = measurements.Measurements(agent.inventories, agent.settings.root)
-            stack.callback(readings.close)
+            stack.push_async_callback(readings.close)
             await stack.enter_async_context(pages.serving(agent.settings.http_address, agent.status, readings.take))
         await agent.run()
 
