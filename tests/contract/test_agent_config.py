@@ -221,7 +221,7 @@ class Clinging(Plugin[Config]):
     def scan(self, host: Host) -> Iterator[Device]:
         yield Device(resource="limpet", id="l0", topology=None)
 
-    async def background(self, host: Host, look_again: Callable[[], None]) -> None:
+    async def background(self, host: Host, request_scan: Callable[[], None]) -> None:
         try:
             await asyncio.Event().wait()
         finally:

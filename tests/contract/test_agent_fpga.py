@@ -233,6 +233,8 @@ async def test_the_nodes_annotation_is_the_mode_and_what_is_none_changes_nothing
     assert [device.host_path for device in container.devices] == ["/dev/dfl-port.0", "/dev/dfl-fme.0"]
     assert container.cdi_devices == ()
     await api.change("metadata", "annotations", ANNOTATION, None)
+    await kubelet.until(shows({REGION: (1, 0), WITH_NLB0: (1, 1)}))
+    await kubelet.delete_pod("pod")
     await kubelet.until(shows({WITH_NLB0: (1, 1)}))
     assert [caplog.messages.count(message) for message in told] == [1, 1]
 

@@ -180,7 +180,7 @@ async def test_vanished_devices_stay_unhealthy_for_ever_with_an_infinite_removal
         assert await lists.next() == {"a": "Unhealthy", "b": "Unhealthy"}
         code, text = await refusal(peer.allocate(["a"]))
         assert code == "UNKNOWN"
-        assert "gone from the host" in text
+        assert "not found by the last scan" in text
         scans = agent.runners["table"].scan.count
         found(agent, plugin, gadget("b"), gadget("c"))
         assert await lists.next() == {"a": "Unhealthy", "b": "Healthy", "c": "Healthy"}
@@ -198,6 +198,7 @@ async def test_vanished_devices_leave_the_list_at_once_without_a_removal_delay(s
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
         found(agent, plugin, gadget("a"))
+        assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}, "until it is known that no container holds it"
         assert await lists.next() == {"a": "Healthy"}
 
 
@@ -348,7 +349,7 @@ async def test_a_device_is_answered_for_until_it_has_left_the_list_and_not_after
         found(agent, plugin, gadget("a"))
         await lists.until({"a": "Healthy", "b": "Unhealthy"})
         assert await refusal(peer.allocate(["b"])) == (
-            "UNKNOWN", "example.com/gadget: unhealthy device 'b (gone from the host)' requested",
+            "UNKNOWN", "example.com/gadget: unhealthy device 'b (not found by the last scan)' requested",
         )  # fmt: skip
         await lists.until({"a": "Healthy"})
         assert await refusal(peer.allocate(["b"])) == ("UNKNOWN", "example.com/gadget: unknown device 'b' requested")
@@ -457,7 +458,7 @@ async def test_hooks_that_a_plugin_does_not_have_are_refused(serve: Serve) -> No
             "UNKNOWN", "example.com/gadget: this plugin has no preferred allocation",
         )  # fmt: skip
         assert (await refusal(peer.pre_start(["a"]))) == (
-            "UNKNOWN", "example.com/gadget: this plugin does nothing before a container starts",
+            "UNKNOWN", "example.com/gadget: this plugin has no action before a container starts",
         )  # fmt: skip
 
 

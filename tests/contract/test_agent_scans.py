@@ -38,7 +38,7 @@ async def test_a_scan_that_fails_keeps_what_was_found_last_and_its_cause_is_logg
     )  # fmt: skip
     told = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert told == [
-        "table: scan failed: /sys/class/gadget: Input/output error; what was found last stays advertised for 30 s"
+        "table: scan failed: /sys/class/gadget: Input/output error; the devices found last stay advertised for 30 s"
     ]
 
 

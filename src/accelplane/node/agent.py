@@ -228,12 +228,16 @@ class Agent:
 
 
 async def _end_tasks(*tasks: asyncio.Task[None]) -> None:
-    """Cancels tasks and waits for their end."""
+    """Cancels tasks and waits for their end.
+
+    No task is cancelled twice, also if this function is cancelled (as by `asyncio.gather`): that would interrupt the
+    cleanup that the first cancellation has started.
+    """
     for task in tasks:
-        # A second cancellation would interrupt the cleanup that the first one has started.
         if not task.cancelling():
             task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    if tasks:
+        await asyncio.wait(tasks)
 
 
 def check_kubelet_directory(settings: Settings) -> None:

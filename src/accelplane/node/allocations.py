@@ -59,11 +59,12 @@ class AllocationReader:
             return self._last
 
     async def read_at_start(self) -> Reading:
-        """A reading that does not wait for the kubelet if there is a checkpoint."""
+        """The first reading. It asks the kubelet only if the checkpoint cannot be read."""
         async with self._lock:
             if self._last is None:
-                reading = await self._read(ask_kubelet=False)
-                self._last = reading if reading.source == "kubelet" else await self._read(ask_kubelet=True)
+                self._last = await self._read(ask_kubelet=False)
+                if self._last.source == "unreadable":
+                    self._last = await self._read(ask_kubelet=True)
             return self._last
 
     async def _read(self, *, ask_kubelet: bool) -> Reading:
