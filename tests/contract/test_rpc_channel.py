@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -28,7 +30,7 @@ from http2 import (
     serving,
     setting,
 )
-from hyperframe.frame import GoAwayFrame, HeadersFrame, RstStreamFrame, WindowUpdateFrame
+from hyperframe.frame import GoAwayFrame, HeadersFrame, PingFrame, RstStreamFrame, SettingsFrame, WindowUpdateFrame
 from waiting import until
 
 from accelplane.rpc import Channel, RpcError
@@ -359,12 +361,138 @@ async def test_no_more_calls_are_made_at_a_time_than_the_server_takes(double: Do
         assert await asyncio.gather(call(channel), call(channel)) == [b"fine"] * 2
 
 
-async def test_closing_a_channel_fails_its_calls(double: Double, channel: Channel) -> None:
+# A closed channel
+
+
+CLOSED = ("UNAVAILABLE", "the channel is closed")
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_close_fails_calls_in_progress(double: Double, channel: Channel) -> None:
     double.scripts.append(saying())
     task = asyncio.create_task(failure(channel))
     await until(lambda: bool(double.raws) and bool(double.raws[0].seen))
     channel.close()
-    assert await task == ("UNAVAILABLE", "the channel was closed")
+    assert await task == CLOSED
+
+
+async def test_close_fails_a_call_that_waits_for_a_stream_slot(double: Double, channel: Channel) -> None:
+    async def script(raw: Raw) -> None:
+        await raw.send(setting((3, 1)))
+        while await raw.next() is not None:
+            pass
+
+    double.scripts.append(script)
+    first = asyncio.create_task(failure(channel))
+    await until(lambda: bool(double.raws) and any(isinstance(one, SettingsFrame) for one in double.raws[0].seen[1:]))
+    second = asyncio.create_task(failure(channel))
+    await asyncio.sleep(0)
+    channel.close()
+    assert await asyncio.gather(first, second) == [CLOSED, CLOSED]
+
+
+async def test_calls_and_streams_after_close_fail_without_a_connection(double: Double, channel: Channel) -> None:
+    double.scripts.append(saying(good()))
+    assert await call(channel) == b"fine"
+    channel.close()
+    assert await failure(channel) == CLOSED
+    with pytest.raises(RpcError, match="UNAVAILABLE: the channel is closed"):
+        await anext(aiter(channel.stream("/t.T/Watch", BytesValue(), BytesValue)))
+    assert len(double.raws) == 1
+
+
+async def test_closed_channels_leave_no_descriptor_and_no_task(directory: str) -> None:
+    async with serving(f"{directory}/s"):
+        descriptors, tasks = open_descriptors(), asyncio.all_tasks()
+        for _ in range(20):
+            channel = Channel(f"{directory}/s")
+            assert await call(channel, b"a") == b"a"
+            channel.close()
+            assert await failure(channel) == CLOSED
+        await until(lambda: open_descriptors() == descriptors)
+        assert asyncio.all_tasks() == tasks
+
+
+@pytest.mark.parametrize("rounds", range(6))
+async def test_close_while_connecting_leaves_no_descriptor(directory: str, rounds: int) -> None:
+    async with serving(f"{directory}/s"):
+        descriptors, tasks = open_descriptors(), asyncio.all_tasks()
+        channel = Channel(f"{directory}/s")
+        calls = [asyncio.create_task(call(channel)) for _ in range(3)]
+        for _ in range(rounds):  # iterations of the event loop, each a step of the connect
+            await asyncio.sleep(0)
+        answered = sum(task.done() for task in calls)
+        channel.close()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [str(result) for result in results[answered:]] == ["UNAVAILABLE: the channel is closed"] * (3 - answered)
+        assert await failure(channel) == CLOSED
+        await until(lambda: open_descriptors() == descriptors)
+        assert asyncio.all_tasks() == tasks
+
+
+async def test_leaving_the_channels_block_while_connecting_waits_for_the_descriptor(directory: str) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{directory}/s")
+        listening.listen()
+        descriptors = open_descriptors()
+        async with Channel(f"{directory}/s") as channel:
+            task = asyncio.create_task(failure(channel))
+            await asyncio.sleep(0)
+            assert open_descriptors() > descriptors
+        assert open_descriptors() == descriptors
+        assert await task == CLOSED
+
+
+async def test_close_ends_calls_on_a_connection_that_the_server_has_left(double: Double, channel: Channel) -> None:
+    async def leave(raw: Raw) -> None:
+        await raw.send(setting())
+        await raw.until(lambda one: one.stream_id == 1 and "END_STREAM" in one.flags)
+        await raw.send(frame(GOAWAY, 0, 0, number(1) + number(0)), frame(PING, 0, 0, b"12345678"))
+        while await raw.next() is not None:
+            pass
+
+    double.scripts += [leave, saying(good())]
+    first = asyncio.create_task(failure(channel))
+    await until(lambda: bool(double.raws) and any(isinstance(one, PingFrame) for one in double.raws[0].seen))
+    assert await call(channel) == b"fine"
+    channel.close()
+    assert await first == CLOSED
+
+
+async def test_a_deadline_while_connecting_leaves_no_descriptor(directory: str) -> None:
+    async with serving(f"{directory}/s"):
+        descriptors, tasks = open_descriptors(), asyncio.all_tasks()
+        async with Channel(f"{directory}/s") as channel:
+            for deadline in (0, 0, 1e-9, 1e-6):
+                with contextlib.suppress(RpcError):
+                    await call(channel, deadline=deadline)
+            assert await call(channel, b"a") == b"a"
+        await until(lambda: open_descriptors() == descriptors)
+        assert asyncio.all_tasks() == tasks
+
+
+async def test_a_server_that_reads_nothing_and_breaks_the_rules_costs_one_descriptor(
+    double: Double, channel: Channel
+) -> None:
+    async def script(raw: Raw) -> None:
+        await raw.send(setting())
+        await raw.until(lambda one: isinstance(one, HeadersFrame))
+        raw.writer.transport.pause_reading()
+        windows = setting((4, 2**31 - 1)) + frame(WINDOW_UPDATE, 0, 0, number(2**30))
+        await raw.send(windows, frame(PING, 0, 1, b"12345678"))
+        await finished.wait()
+
+    finished = asyncio.Event()
+    double.scripts.append(script)
+    descriptors = open_descriptors()
+    for _ in range(5):
+        with pytest.raises(RpcError, match="UNAVAILABLE"):
+            await call(channel, b"x" * 3_000_000)
+    assert open_descriptors() - descriptors == 6  # the server's five, and the client's last one
+    finished.set()
 
 
 # Streams

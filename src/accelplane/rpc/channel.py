@@ -17,6 +17,7 @@ from accelplane.rpc.messages import MAX_MESSAGE, framed
 from accelplane.rpc.methods import Response
 from accelplane.rpc.stream import Stream
 
+_CLOSED = "the channel is closed"
 _HELLO = frames.PREFACE + frames.settings({Setting.ENABLE_PUSH: 0, Setting.MAX_HEADER_LIST_SIZE: MAX_HEADERS})
 _BEFORE_PATH = NO_TABLE + literal(b":method", b"POST") + literal(b":scheme", b"http")
 _AFTER_PATH = (
@@ -30,21 +31,24 @@ class Channel:
     def __init__(self, path: str, *, max_message: int = MAX_MESSAGE) -> None:
         self._path = path
         self._max_message = max_message
-        self._connection: ClientConnection | None = None
+        self._connections: list[ClientConnection] = []  # the last one takes calls, the others finish theirs
         self._connecting = asyncio.Lock()
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
-        await asyncio.sleep(0)  # the transport's own end comes with the loop's next round
+        async with self._connecting:  # a connect in progress ends first
+            await asyncio.sleep(0)  # the event loop closes transports in its next iteration
 
     def close(self) -> None:
-        """Ends the connection; calls that go on fail."""
-        if self._connection is not None:
-            self._connection.end("the channel was closed", now=True)
-            self._connection = None
+        """Closes the connections for good. Calls in progress and all later ones raise `RpcError` (UNAVAILABLE)."""
+        self._closed = True
+        for connection in self._connections:
+            connection.end(_CLOSED, now=True)
+        self._connections.clear()
 
     async def call(self, method: str, request: Message, response_type: type[Response], *, deadline: float) -> Response:
         """The response to one request. Raises `RpcError`, also when `deadline` seconds pass."""
@@ -75,13 +79,28 @@ class Channel:
             answer.give_up()
 
     async def _connected(self) -> "ClientConnection":
-        """A connection that takes another stream."""
+        """A connection that takes another stream. Raises `RpcError` or `OSError`."""
         async with self._connecting:
-            if self._connection is None or self._connection.ended or self._connection.leaving:
-                loop = asyncio.get_running_loop()
-                _, self._connection = await loop.create_unix_connection(ClientConnection, self._path)
-            connection = self._connection
+            if self._closed:
+                raise RpcError("UNAVAILABLE", _CLOSED)
+            connection = self._connections[-1] if self._connections else None
+            if connection is None or connection.ended or connection.leaving:
+                connection = await self._connect()
         await connection.room()
+        return connection
+
+    async def _connect(self) -> "ClientConnection":
+        for old in self._connections:
+            if old.ended:
+                old.end("connection ended", now=True)  # a server that reads nothing would keep the descriptor open
+        connection = ClientConnection()
+        # Listed before it is connected, so that `close` ends it; its transport is then aborted when it is made.
+        self._connections = [*(old for old in self._connections if not old.ended), connection]
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: connection, self._path)
+        except BaseException:
+            connection.end("connect failed")
+            raise
         return connection
 
 
@@ -92,6 +111,7 @@ class ClientConnection(Connection["_Answer"]):
         super().__init__(_HELLO, b"")
         self.last_stream = -1
         self._room = asyncio.Event()
+        self._end_reason = ""
 
     def open(self, method: str, message: bytes, deadline: float | None, max_message: int) -> "_Answer":
         """Makes a call."""
@@ -112,13 +132,14 @@ class ClientConnection(Connection["_Answer"]):
             self._room.clear()
             await self._room.wait()
         if self.ended or self.leaving or self.last_stream >= MAX_WINDOW - 1:
-            raise RpcError("UNAVAILABLE", "connection lost")
+            raise RpcError("UNAVAILABLE", self._end_reason or "connection lost")
 
     def forget(self, stream: Stream) -> None:
         super().forget(stream)
         self._room.set()
 
     def end(self, text: str, *, now: bool = False) -> None:
+        self._end_reason = self._end_reason or text
         super().end(text, now=now)
         self._room.set()
 
