@@ -562,3 +562,26 @@ async def test_both_ends_of_ours_understand_each_other(directory: str) -> None:
         await until(lambda: methods.running == 100)
         methods.release.set()
         assert len(await waiting) == 150
+
+
+async def test_calls_to_a_server_that_reads_nothing_do_not_grow_the_write_buffer(
+    double: Double, channel: Channel
+) -> None:
+    async def script(raw: Raw) -> None:
+        raw.writer.transport.pause_reading()
+        await raw.send(setting((4, 2**31 - 1)), frame(WINDOW_UPDATE, 0, 0, number(2**30)))
+        await resumed.wait()
+        raw.writer.transport.resume_reading()
+        while (found := await raw.next()) is not None:
+            if "END_STREAM" in found.flags and not raw.answers[found.stream_id].reset:
+                await raw.send(good(found.stream_id))
+
+    resumed = asyncio.Event()
+    double.scripts.append(script)
+    with pytest.raises(RpcError, match="DEADLINE_EXCEEDED"):
+        await call(channel, b"x" * 3_000_000, deadline=0.2)
+    calls = [failure(channel, deadline=0.05) for _ in range(20)]
+    assert {code for code, _ in await asyncio.gather(*calls)} == {"DEADLINE_EXCEEDED"}
+    resumed.set()
+    assert await call(channel) == b"fine"
+    assert sorted(stream for stream in double.raws[0].answers if stream) == [1, 3]

@@ -127,12 +127,20 @@ class ClientConnection(Connection["_Answer"]):
         return answer
 
     async def room(self) -> None:
-        """Waits until the server takes another stream. Raises `RpcError`."""
-        while not self.ended and not self.leaving and len(self.streams) >= self.peer_streams:
+        """Waits until the server reads and takes another stream. Raises `RpcError`."""
+        while (
+            not self.ended
+            and not self.leaving
+            and (self.outbox.write_paused or len(self.streams) >= self.peer_streams)
+        ):
             self._room.clear()
             await self._room.wait()
         if self.ended or self.leaving or self.last_stream >= MAX_WINDOW - 1:
             raise RpcError("UNAVAILABLE", self._end_reason or "connection lost")
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._room.set()
 
     def forget(self, stream: Stream) -> None:
         super().forget(stream)

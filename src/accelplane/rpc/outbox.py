@@ -22,7 +22,7 @@ class Outbox:
         self._frames: list[bytes] = []
         self._size = 0
         self._held = False
-        self._full = False
+        self.write_paused = False
         self._closed = False
 
     def open(self, transport: asyncio.Transport) -> None:
@@ -45,12 +45,12 @@ class Outbox:
 
     def pause(self) -> None:
         """The peer does not read. So nothing is read from it either, or the answers to it would fill the memory."""
-        self._full = True
+        self.write_paused = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        self._full = False
+        self.write_paused = False
         if self._transport is not None:
             self._transport.resume_reading()
         self.send_waiting()
@@ -81,7 +81,7 @@ class Outbox:
     def send(self, stream: Stream, data: bytes, *, before: bytes = b"", after: bytes = b"") -> bool:
         """Sends data between other frames, as the windows allow. Whether all is sent; else `stream.sent` is called."""
         size = len(data)
-        if size <= MAX_FRAME and size <= stream.send_window and size <= self._window and not self._full:
+        if size <= MAX_FRAME and size <= stream.send_window and size <= self._window and not self.write_paused:
             stream.send_window -= size
             self._window -= size
             self._patience.earn()
@@ -118,7 +118,7 @@ class Outbox:
 
     def _send_part(self, stream: Stream) -> bool:
         size = min(len(stream.unsent), stream.send_window, self._window, MAX_FRAME)
-        if size <= 0 or self._full:
+        if size <= 0 or self.write_paused:
             return False
         stream.send_window -= size
         self._window -= size
