@@ -1,7 +1,9 @@
 """The rules of HTTP/2 and gRPC, one by one, against the server: which frames end a stream, a connection, or nothing."""
 
 import asyncio
+import contextlib
 import logging
+import os
 import struct
 from collections.abc import AsyncIterator
 
@@ -540,3 +542,20 @@ async def test_a_message_that_waits_for_its_reader_is_whole_before_the_stream_en
 async def test_a_client_that_leaves_has_its_calls_answered(methods: Methods, raw: Raw) -> None:
     await raw.send(call(1, b"abc"), frame(GOAWAY, 0, 0, number(0) * 2))
     assert (await raw.answer()).data == message(b"abc")
+
+
+@pytest.mark.parametrize("rounds", range(8))
+async def test_a_connection_accepted_while_the_server_stops_is_closed(path: str, rounds: int) -> None:
+    async with serving(path) as methods:
+        descriptors = len(os.listdir("/proc/self/fd"))
+        connecting = asyncio.create_task(asyncio.open_unix_connection(path))
+        for _ in range(rounds):  # iterations of the event loop, each a step of the accept
+            await asyncio.sleep(0)
+        await methods.server.stop()
+        with contextlib.suppress(ConnectionError):  # refused, or reset
+            reader, writer = await connecting
+            writer.close()
+            async with asyncio.timeout(10):
+                await reader.read()
+                await writer.wait_closed()
+        await until(lambda: len(os.listdir("/proc/self/fd")) == descriptors - 1)  # the listening socket

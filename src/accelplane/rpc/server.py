@@ -37,12 +37,19 @@ class RpcServer:
         """
         if self._server is None:
             return
-        self._server.close()
+        loop = asyncio.get_running_loop()
+        for listener in self._server.sockets:
+            loop.remove_reader(listener)
         try:
+            # A connection accepted in this iteration of the event loop has no transport yet. It gets one now: a closed
+            # server refuses, and asyncio leaves the accepted socket open.
+            await asyncio.sleep(0)
+            self._server.close()
             for connection in tuple(self._life.connections):
                 connection.farewell()
             await self._life.over(_FAREWELL)
         finally:
+            self._server.close()
             for connection in tuple(self._life.connections):
                 connection.end("the server has stopped", now=True)
         await asyncio.sleep(0)  # the transports' own end comes with the loop's next round
