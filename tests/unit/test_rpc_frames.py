@@ -5,7 +5,7 @@ import struct
 import pytest
 from hpack import Decoder, Encoder
 from hyperframe.frame import Frame, GoAwayFrame, RstStreamFrame, SettingsFrame, WindowUpdateFrame
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from accelplane.rpc import frames, headers
@@ -104,6 +104,7 @@ def test_settings_and_goodbyes_are_read() -> None:
         st.tuples(st.from_regex(rb"[a-z][a-z0-9-]{0,200}", fullmatch=True), st.binary(max_size=300)), max_size=20
     )
 )
+@example(fields=[(b"x", b"y" * length) for length in (126, 127, 128, 254, 255, 16_510, 16_511)])
 def test_literals_are_read_by_others_without_a_table(fields: list[tuple[bytes, bytes]]) -> None:
     decoder = Decoder()
     decoder.max_allowed_table_size = 0
@@ -126,8 +127,23 @@ def test_a_block_of_indices_means_something_else_after_the_table_has_changed() -
     assert indices == b"\xbe"
     assert [decoder.decode(indices) for _ in range(3)] == [{b"x": b"1"}] * 3
     decoder.decode(encoder.encode([("x", "2")]))
+    assert decoder.decode(b"") == {}
     assert decoder.decode(indices) == {b"x": b"2"}
     assert decoder.decode(b"") == {}
+
+
+@pytest.mark.parametrize(
+    ("block", "field"),
+    [
+        (b"\x40\x01x\x011", (b"x", b"1")),
+        (b"\x41\x81\xf3", (b":authority", b"x")),  # no byte below 0x40, as in a block of indices
+    ],
+    ids=["new name", "indexed name"],
+)
+def test_a_repeated_literal_is_added_to_the_table_each_time(block: bytes, field: tuple[bytes, bytes]) -> None:
+    decoder = HeaderDecoder()
+    assert decoder.decode(block) == decoder.decode(block) == dict([field])
+    assert decoder.decode(b"\xbf") == dict([field])  # the older of the two entries
 
 
 def test_headers_that_are_too_much_end_the_connection() -> None:
@@ -199,7 +215,7 @@ def test_a_status_comes_back_with_its_text(code: str, text: str) -> None:
     ("text", "told"),
     [
         ("x" * 3000, "x" * 2048 + "…"), ("\u2603" * 1000, "\u2603" * 682 + "…"), ("a\udcffb", "a\\udcffb"),
-        ("%41\r\n\0", "%41\r\n\0"),
+        ("%41\r\n\0\x7f", "%41\r\n\0\x7f"),
     ],
     ids=["long", "long when encoded", "no text", "control characters"],
 )  # fmt: skip
@@ -221,6 +237,15 @@ def test_a_text_that_is_wrongly_escaped_is_read_as_well_as_can_be(given: bytes, 
     found = headers.read_status({b"grpc-status": b"1", b"grpc-message": given})
     assert found is not None
     assert found.text == text
+
+
+@pytest.mark.parametrize(
+    ("given", "code"), [(b"16", "UNAUTHENTICATED"), (b"17", "UNKNOWN"), (b"005", "NOT_FOUND"), (b"0005", "UNKNOWN")]
+)
+def test_an_unknown_status_number_reads_as_unknown(given: bytes, code: str) -> None:
+    found = headers.read_status({b"grpc-status": given})
+    assert found is not None
+    assert found.code == code
 
 
 # Messages

@@ -54,14 +54,14 @@ class HeaderDecoder:
 
     def __init__(self) -> None:
         self._decoder = Decoder(max_header_list_size=MAX_HEADERS)
-        self._last_block = b""
+        self._last_block: bytes | None = None
         self._last: Headers = {}
 
     def decode(self, block: bytes) -> Headers:
         """Raises `ConnectionFault` when nothing can be decoded any more, `StreamFault` for a malformed list."""
-        if block == self._last_block and block:
+        if block == self._last_block:
             return self._last
-        self._last_block = b""
+        self._last_block = None
         try:
             fields = self._decoder.decode(block, raw=True)
         except HPACKError as error:
@@ -78,8 +78,8 @@ class HeaderDecoder:
             elif ordinary or name not in _PSEUDO or name in headers:
                 raise StreamFault(Code.PROTOCOL_ERROR, "a pseudo-header that is unknown, late or there twice")
             headers[name] = value
-        # Indices below 127 only: decoded again it gives the same, until another block changes the table.
-        if block and min(block) >= 0x80 and max(block) < 0xFF:
+        # Indexed fields only, which leave the table unchanged (an index above 126 ends with a byte below 0x80).
+        if block and min(block) >= 0x80:
             self._last_block, self._last = block, headers
         return headers
 
