@@ -129,9 +129,7 @@ class ClientConnection(Connection["_Answer"]):
     async def room(self) -> None:
         """Waits until the server reads and takes another stream. Raises `RpcError`."""
         while (
-            not self.ended
-            and not self.leaving
-            and (self.outbox.write_paused or len(self.streams) >= self.peer_streams)
+            not self.ended and not self.leaving and (self.outbox.write_paused or len(self.streams) >= self.peer_streams)
         ):
             self._room.clear()
             await self._room.wait()
