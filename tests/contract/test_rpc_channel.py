@@ -128,7 +128,7 @@ async def failure(channel: Channel, deadline: float = 10) -> tuple[str, str]:
 # What a call sends
 
 
-async def test_a_call_is_headers_and_a_message_with_its_deadline(double: Double, channel: Channel) -> None:
+async def test_a_call_sends_headers_deadline_and_message(double: Double, channel: Channel) -> None:
     double.scripts.append(saying(good()))
     assert await call(channel, b"abc", deadline=2.5) == b"fine"
     (answer,) = [found for stream, found in double.raws[0].answers.items() if stream == 1]
@@ -139,7 +139,7 @@ async def test_a_call_is_headers_and_a_message_with_its_deadline(double: Double,
     }  # fmt: skip
 
 
-async def test_a_long_request_waits_for_windows(double: Double, channel: Channel) -> None:
+async def test_a_long_request_waits_for_window_updates(double: Double, channel: Channel) -> None:
     async def script(raw: Raw) -> None:
         await raw.send(setting((4, 0), (1, 0)))
         raw.decoder.max_allowed_table_size = 0
@@ -157,9 +157,7 @@ async def test_a_long_request_waits_for_windows(double: Double, channel: Channel
     assert int(await call(channel, b"x" * 300_000)) == len(message(b"x" * 300_000))
 
 
-async def test_an_answer_before_the_whole_request_is_taken_and_the_rest_not_sent(
-    double: Double, channel: Channel
-) -> None:
+async def test_a_response_before_the_whole_request_stops_the_request(double: Double, channel: Channel) -> None:
     async def script(raw: Raw) -> None:
         await raw.send(setting((4, 0)))
         await raw.until(lambda one: isinstance(one, HeadersFrame))
@@ -193,17 +191,18 @@ async def test_an_answer_before_the_whole_request_is_taken_and_the_rest_not_sent
         "a status that is no number": (end(block=BEGIN + fields(("grpc-status", "bad"))), "UNKNOWN", ""),
         "no status": (begin() + frame(DATA, END_STREAM, 1, message()), "UNKNOWN", "ended without a status"),
         "no status in trailers": (begin() + end(block=fields(("x", "y"))), "UNKNOWN", "ended without a status"),
-        "no message": (begin() + end(), "INTERNAL", "no message in the answer"),
+        "no message": (begin() + end(), "INTERNAL", "no message in the response"),
         "two messages": (begin() + frame(DATA, 0, 1, message() * 2) + end(), "INTERNAL", "more than one message"),
         "half a message": (begin() + frame(DATA, 0, 1, message(b"abc")[:-1]) + end(), "INTERNAL", "within a message"),
         "no BytesValue": (
-            begin() + frame(DATA, 0, 1, b"\0\0\0\0\1\xff") + end(), "INTERNAL", "the answer cannot be read",
+            begin() + frame(DATA, 0, 1, b"\0\0\0\0\1\xff") + end(), "INTERNAL", "cannot decode the response",
         ),
         "a compressed message": (
             begin() + frame(DATA, 0, 1, message(compressed=1)) + end(), "UNIMPLEMENTED", "compressed",
         ),
         "a long message": (
-            begin() + frame(DATA, 0, 1, struct.pack(">BI", 0, 1001)), "RESOURCE_EXHAUSTED", "1001 bytes, at most 1000",
+            begin() + frame(DATA, 0, 1, struct.pack(">BI", 0, 1001)),
+            "RESOURCE_EXHAUSTED", "1001 bytes, expected at most 1000",
         ),
         "another page": (
             frame(HEADERS, END_HEADERS, 1, fields((":status", "404"), ("content-type", "text/html"))),
@@ -220,7 +219,7 @@ async def test_an_answer_before_the_whole_request_is_taken_and_the_rest_not_sent
         "headers thrice": (begin() + begin(), "INTERNAL", "PROTOCOL_ERROR"),
     }.values(),
 )  # fmt: skip
-async def test_an_answer_that_is_none_fails_its_call_only(
+async def test_an_invalid_response_fails_only_its_call(
     double: Double, channel: Channel, data: bytes, code: str, text: str
 ) -> None:
     async def script(raw: Raw) -> None:
@@ -254,7 +253,7 @@ async def test_an_answer_that_is_none_fails_its_call_only(
         "unknown frames": frame(0xEE) + frame(0xEF, 1, 1, b"?") + good(),
     }.values(),
 )
-async def test_an_answer_may_come_with_much_around_it(double: Double, channel: Channel, data: bytes) -> None:
+async def test_a_response_between_other_frames_is_received(double: Double, channel: Channel, data: bytes) -> None:
     double.scripts.append(saying(data))
     assert await call(channel) == b"fine"
 
@@ -271,7 +270,7 @@ async def test_an_answer_may_come_with_much_around_it(double: Double, channel: C
         "pings without end": (frame(PING, 0, 0, b"12345678") * 5000, 11),
     }.values(),
 )
-async def test_a_server_that_breaks_the_rules_is_left_and_tried_again(
+async def test_a_protocol_error_of_the_server_closes_the_connection_and_reconnects(
     double: Double, channel: Channel, data: bytes, code: int
 ) -> None:
     double.scripts += [saying(data), saying(good())]
@@ -284,14 +283,12 @@ async def test_a_server_that_breaks_the_rules_is_left_and_tried_again(
 # Servers that are not there
 
 
-async def test_no_socket_is_unavailable_and_says_why(directory: str) -> None:
+async def test_a_missing_socket_is_unavailable(directory: str) -> None:
     async with Channel(f"{directory}/none") as channel:
         assert await failure(channel) == ("UNAVAILABLE", "No such file or directory")
 
 
-async def test_a_server_that_goes_fails_its_calls_and_is_found_when_it_is_back(
-    double: Double, channel: Channel
-) -> None:
+async def test_a_lost_connection_fails_its_calls_and_the_next_call_reconnects(double: Double, channel: Channel) -> None:
     async def go(raw: Raw) -> None:
         await raw.until(lambda one: "END_STREAM" in one.flags)
 
@@ -303,7 +300,7 @@ async def test_a_server_that_goes_fails_its_calls_and_is_found_when_it_is_back(
     assert await call(channel) == b"fine"
 
 
-async def test_a_goodbye_fails_what_the_server_has_not_looked_at(double: Double, channel: Channel) -> None:
+async def test_goaway_fails_unprocessed_calls(double: Double, channel: Channel) -> None:
     async def script(raw: Raw) -> None:
         await raw.send(setting())
         await raw.until(lambda one: one.stream_id == 3 and "END_STREAM" in one.flags)
@@ -314,20 +311,18 @@ async def test_a_goodbye_fails_what_the_server_has_not_looked_at(double: Double,
     double.scripts += [script, saying(good())]
     one, three = await asyncio.gather(call(channel), call(channel), return_exceptions=True)
     assert one == b"last"
-    assert str(three) == "UNAVAILABLE: the server leaves: NO_ERROR for lunch"
+    assert str(three) == "UNAVAILABLE: the server closes the connection: NO_ERROR for lunch"
     assert await call(channel) == b"fine"
     assert len(double.raws) == 2
 
 
-async def test_a_deadline_that_passes_resets_the_stream(double: Double, channel: Channel) -> None:
+async def test_an_exceeded_deadline_resets_the_stream(double: Double, channel: Channel) -> None:
     double.scripts.append(saying())
-    assert await failure(channel, deadline=0.02) == ("DEADLINE_EXCEEDED", "no answer within 0.02 s")
+    assert await failure(channel, deadline=0.02) == ("DEADLINE_EXCEEDED", "no response within 0.02 s")
     await until(lambda: double.raws[0].answers[1].reset == 8)
 
 
-async def test_a_call_that_is_cancelled_resets_the_stream_and_what_comes_late_is_passed_over(
-    double: Double, channel: Channel
-) -> None:
+async def test_a_cancelled_call_resets_the_stream_and_ignores_a_late_response(double: Double, channel: Channel) -> None:
     async def script(raw: Raw) -> None:
         await raw.send(setting())
         await raw.until(lambda one: isinstance(one, RstStreamFrame))
@@ -345,7 +340,7 @@ async def test_a_call_that_is_cancelled_resets_the_stream_and_what_comes_late_is
     assert await call(channel) == b"fine"
 
 
-async def test_no_more_calls_are_made_at_a_time_than_the_server_takes(double: Double, channel: Channel) -> None:
+async def test_concurrent_calls_are_limited_by_the_servers_settings(double: Double, channel: Channel) -> None:
     async def script(raw: Raw) -> None:
         await raw.send(setting((3, 1)))
         for stream in (1, 3, 5):
@@ -433,7 +428,7 @@ async def test_close_while_connecting_leaves_no_descriptor(directory: str, round
         assert asyncio.all_tasks() == tasks
 
 
-async def test_leaving_the_channels_block_while_connecting_waits_for_the_descriptor(directory: str) -> None:
+async def test_leaving_the_context_while_connecting_waits_for_the_descriptor(directory: str) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{directory}/s")
         listening.listen()
@@ -446,7 +441,7 @@ async def test_leaving_the_channels_block_while_connecting_waits_for_the_descrip
         assert await task == CLOSED
 
 
-async def test_close_ends_calls_on_a_connection_that_the_server_has_left(double: Double, channel: Channel) -> None:
+async def test_close_ends_calls_on_a_draining_connection(double: Double, channel: Channel) -> None:
     async def leave(raw: Raw) -> None:
         await raw.send(setting())
         await raw.until(lambda one: one.stream_id == 1 and "END_STREAM" in one.flags)
@@ -474,7 +469,7 @@ async def test_a_deadline_while_connecting_leaves_no_descriptor(directory: str) 
         assert asyncio.all_tasks() == tasks
 
 
-async def test_a_server_that_reads_nothing_and_breaks_the_rules_costs_one_descriptor(
+async def test_reconnecting_to_a_server_that_does_not_read_keeps_one_descriptor(
     double: Double, channel: Channel
 ) -> None:
     async def script(raw: Raw) -> None:
@@ -498,7 +493,7 @@ async def test_a_server_that_reads_nothing_and_breaks_the_rules_costs_one_descri
 # Streams
 
 
-async def test_a_server_that_sends_faster_than_is_read_is_held_up(double: Double, channel: Channel) -> None:
+async def test_flow_control_stops_a_server_that_sends_faster_than_is_read(double: Double, channel: Channel) -> None:
     one = message(b"x" * 900)
 
     async def script(raw: Raw) -> None:
@@ -526,7 +521,7 @@ async def test_a_server_that_sends_faster_than_is_read_is_held_up(double: Double
     assert received == 500 * 900
 
 
-async def test_a_server_that_ignores_the_window_of_a_stream_loses_it(double: Double, channel: Channel) -> None:
+async def test_a_stream_that_exceeds_its_window_is_reset(double: Double, channel: Channel) -> None:
     double.scripts.append(saying(begin(), frame(DATA, 0, 1, message(b"x" * 900)) * 200))
     received = 0
 
@@ -541,7 +536,7 @@ async def test_a_server_that_ignores_the_window_of_a_stream_loses_it(double: Dou
     assert received < 100
 
 
-async def test_leaving_a_stream_ends_it_for_the_server(directory: str) -> None:
+async def test_closing_a_stream_cancels_its_handler(directory: str) -> None:
     async with serving(f"{directory}/s") as methods, Channel(f"{directory}/s") as channel:
         stream = channel.stream("/t.T/Watch", BytesValue(value=b"a"), BytesValue)
         assert (await anext(aiter(stream))).value == b"a"
@@ -549,7 +544,7 @@ async def test_leaving_a_stream_ends_it_for_the_server(directory: str) -> None:
         await until(lambda: methods.cancelled == 1)
 
 
-async def test_both_ends_of_ours_understand_each_other(directory: str) -> None:
+async def test_client_and_server_interoperate(directory: str) -> None:
     async with serving(f"{directory}/s") as methods, Channel(f"{directory}/s") as channel:
         big = BytesValue(value=b"x" * 3_000_000)
         assert await channel.call("/t.T/Echo", big, BytesValue, deadline=10) == big
