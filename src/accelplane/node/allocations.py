@@ -23,7 +23,7 @@ from accelplane.node.settings import Settings
 log = logging.getLogger(__name__)
 
 # The kubelet records an allocation a moment after it has received the answer.
-_RECORDING_TIME = 10.0
+_RECORDING_TIME = 3.0
 
 Key = tuple[str, str]  # qualified resource name, device ID
 
