@@ -239,7 +239,7 @@ def test_a_node_without_a_driver_is_not_published(tmp_path: Path) -> None:
     published, skipped = scan(tmp_path)
     assert published == {}
     assert {path: skip.warning for path, skip in skipped.items()} == {ENCLAVE: True}
-    assert "no driver for it any more" in skipped[ENCLAVE].reason
+    assert "sysfs shows no driver for it" in skipped[ENCLAVE].reason
 
 
 def test_a_file_that_is_no_device_node_is_noted_and_published(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_file_that_is_no_device_node_is_noted_and_published(tmp_path: Path) ->
         (tmp_path / node[1:]).mkdir(parents=True)
     host = Host(tmp_path)
     assert len(list(SgxPlugin(SgxConfig(enclave_limit=1, provision_limit=1)).scan(host))) == 2
-    assert host.notes == [f"{node}: not a character device, published all the same" for node in BOTH]
+    assert host.notes == [f"{node}: not a character device, but published" for node in BOTH]
 
 
 @pytest.mark.parametrize("target", ["sgx_enclave", "../../outside", "missing"])
@@ -267,17 +267,17 @@ CPU = CpuSgx(present=True, flexible=True, sgx1=True)
     ("epc", "faulty", "cause"),
     [
         (Epc(), (), ""),
-        (Epc(cpu=CPU, cpu_flags=("sgx", "sgx_lc")), (PROVISION,), "the driver offers /dev/sgx_provision"),
-        (Epc(), BOTH, "not known"),
-        (Epc(cpu=CpuSgx()), BOTH, "this CPU has no SGX"),
-        (Epc(cpu=CpuSgx(), cpu_flags=()), BOTH, "this CPU has no SGX"),
-        (Epc(cpu=CPU, cpu_flags=()), BOTH, "SGX is not in use: the firmware (BIOS) disables it, or the kernel"),
-        (Epc(cpu_flags=()), BOTH, "SGX is not in use: the CPU has none, or the firmware"),
-        (Epc(cpu=CPU, cpu_flags=("sgx",)), BOTH, "flexible launch control is locked"),
-        (Epc(cpu_flags=("sgx",)), BOTH, "flexible launch control is locked"),
-        (Epc(cpu=CpuSgx(present=True)), BOTH, "flexible launch control is locked"),
-        (Epc(cpu=CPU, cpu_flags=("sgx", "sgx_lc")), BOTH, "SGX is on: the driver"),
-        (Epc(cpu=CPU), (ENCLAVE,), "SGX is on: the driver"),
+        (Epc(cpu=CPU, cpu_flags=("sgx", "sgx_lc")), (PROVISION,), "the driver makes /dev/sgx_provision"),
+        (Epc(), BOTH, "unknown: "),
+        (Epc(cpu=CpuSgx()), BOTH, "the CPU has no SGX"),
+        (Epc(cpu=CpuSgx(), cpu_flags=()), BOTH, "the CPU has no SGX"),
+        (Epc(cpu=CPU, cpu_flags=()), BOTH, "SGX is disabled: the firmware (BIOS) disables it, or the kernel"),
+        (Epc(cpu_flags=()), BOTH, "SGX is disabled: the CPU has none, or the firmware"),
+        (Epc(cpu=CPU, cpu_flags=("sgx",)), BOTH, "the firmware (BIOS) locks flexible launch control"),
+        (Epc(cpu_flags=("sgx",)), BOTH, "the firmware (BIOS) locks flexible launch control"),
+        (Epc(cpu=CpuSgx(present=True)), BOTH, "the firmware (BIOS) locks flexible launch control"),
+        (Epc(cpu=CPU, cpu_flags=("sgx", "sgx_lc")), BOTH, "SGX is enabled: the driver"),
+        (Epc(cpu=CPU), (ENCLAVE,), "SGX is enabled: the driver"),
     ],
 )
 def test_likely_cause_by_cpu_features(epc: Epc, faulty: Sequence[str], cause: str) -> None:
@@ -296,7 +296,7 @@ def test_explain_reports_facts_and_options(tmp_path: Path) -> None:
     assert (told["cpu-flags"], told["cpu"]) == (["sgx", "sgx_lc"], None)
     assert (told["epc-bytes"], told["epc-source"], told["epc-bytes-by-numa-node"]) == (8192, "sysfs", {"1": 8192})
     assert told["problems"] == []
-    assert told["likely-cause"].startswith("the driver offers /dev/sgx_provision")
+    assert told["likely-cause"].startswith("the driver makes /dev/sgx_provision")
 
 
 def test_explain_reports_problems(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_explain_reports_problems(tmp_path: Path) -> None:
     write(tmp_path / "sys/devices/system/node/node0/x86/sgx_total_bytes", "much\n")
     problems = json.loads(explained(SgxPlugin(), Host(tmp_path)))["problems"]
     assert problems == [
-        f"{ENCLAVE}: not a character device, published all the same",
+        f"{ENCLAVE}: not a character device, but published",
         "/sys/devices/system/node/node0/x86/sgx_total_bytes: 'much', expected a number of bytes",
     ]
 
