@@ -248,7 +248,7 @@ async def test_where_the_runtime_is_too_old_to_run_the_hook_there_are_regions_on
     agent = await start_agent(PATIENT, fpga=following(server.api))
     await kubelet.until(lambda resources: resources == {REGION: (1, 0)})
     (reason,) = {device.reason for device in agent.runners["fpga"].publisher.inventory}
-    assert reason.startswith("the node's runtime, 'containerd://1.6.20', has no CDI, so nobody would program")
+    assert reason.startswith("the container runtime 'containerd://1.6.20' has no CDI, so no hook would program")
     assert any(reason in message for message in caplog.messages)
     await api.change("metadata", "annotations", ANNOTATION, "regiondevel")
     await kubelet.until(lambda resources: resources == {REGION: (1, 1)})

@@ -257,7 +257,7 @@ class TestEnsure:
         directory = CdiDirectory(str(tmp_path / "file/cdi"))
         with pytest.raises(CdiWriteError, match=f"cannot write {tmp_path}/file/cdi/{CARD.file_name}: Not a directory"):
             directory.ensure(CARD)
-        with pytest.raises(CdiWriteError, match="changes nothing"):
+        with pytest.raises(CdiWriteError, match="has no container edits"):
             directory.ensure(CdiDevice(kind="a/b", name="c"))
         assert directory.write_failures == 2
 

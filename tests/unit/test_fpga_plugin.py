@@ -362,7 +362,7 @@ def test_the_command_does_not_begin_without_a_driver(tmp_path: Path, capfd: pyte
     assert dropin("intel_fpga_device_plugin", FpgaPlugin, "fpga", arguments, absence=FpgaPlugin.absence) == 1
     told = capfd.readouterr().err
     assert told.startswith("intel_fpga_device_plugin: no FPGA driver: neither /sys/class/fpga (OPAE) nor ")
-    assert "/sys/class/fpga_region (DFL) is there" in told
+    assert "/sys/class/fpga_region (DFL) exists" in told
     assert FpgaPlugin(FpgaConfig(wait_for_driver=True)).absence(Host(tmp_path)) == ""
     (tmp_path / "sys/class/fpga").mkdir(parents=True)
     assert FpgaPlugin().absence(Host(tmp_path)) == ""

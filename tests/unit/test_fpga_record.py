@@ -229,7 +229,7 @@ def test_other_files_show_nothing_and_what_is_wrong_is_told_once(
     fpga = FpgaPlugin()
     assert samples(tmp_path, fpga) == samples(tmp_path, fpga) == {}
     (told,) = caplog.messages
-    assert told == f"{STATE_DIRECTORY}/{FME}.json: not JSON, expected a record of programmings; not on the metrics page"
+    assert told == f"{STATE_DIRECTORY}/{FME}.json: not JSON, expected a record of programmings; its metrics are missing"
 
 
 # Whatever stands there.

@@ -148,7 +148,7 @@ def test_a_pinned_section_is_a_device_for_each_process_of_each_device(tmp_path: 
         (SSL.format(cy=1, processes=1, pinned=1), SSL.format(cy=1, processes=1, pinned=0), "LimitDevAccess differs"),
         (SSL.format(cy=1, processes=1, pinned=0), SSL.format(cy=1, processes=2, pinned=0), "NumProcesses differs"),
         (SSL.format(cy=1, processes=1, pinned=1), SSL.format(cy=2, processes=1, pinned=1), "instances differ"),
-        (SSL.format(cy=1, processes=1, pinned=1), "[GENERAL]", "only 1 of 2 have it"),
+        (SSL.format(cy=1, processes=1, pinned=1), "[GENERAL]", "only 1 of 2 devices have the section"),
     ],
 )
 def test_a_section_that_devices_disagree_on_is_skipped_and_the_others_stay(
@@ -171,10 +171,10 @@ def test_devices_that_processes_cannot_use_are_told(tmp_path: Path) -> None:
     machine(tmp_path, (0, SSL), iommu=True)
     seen = Seen(tmp_path, LINES)
     assert {subject.split()[0]: reason.partition(":")[0] for subject, reason in seen.skipped.items()} == {
-        "dev0": "processes cannot use a physical function while the IOMMU is on",
+        "dev0": "physical functions are unusable while the IOMMU is enabled",
         "dev1": "/sys/bus/pci/drivers/c6xxvf/0000",
-        "dev2": "is down",
-        "dev3": "cannot be used in kernel mode, but in dpdk mode",
+        "dev2": "state is down, expected up",
+        "dev3": "unsupported in kernel mode, use dpdk mode",
     }
 
 
