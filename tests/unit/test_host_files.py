@@ -52,6 +52,21 @@ class TestText:
         write(tmp_path / "attribute", content)
         assert host.text(name("attribute")) == text
 
+    @pytest.mark.parametrize("under_a_root", [False, True])
+    def test_a_seq_file_is_read_to_its_end(self, under_a_root: bool) -> None:
+        stop = "import mmap, os, signal; maps = [mmap.mmap(-1, 4096) for _ in range(99)]; os.kill(0, signal.SIGSTOP)"
+        with subprocess.Popen([sys.executable, "-c", stop], process_group=0) as child:
+            try:
+                os.waitpid(child.pid, os.WUNTRACED)  # a stopped process keeps its mappings
+                directory = f"/proc/{child.pid}"
+                expected = Path(f"{directory}/maps").read_text()
+                host, path = (Host(directory), "/maps") if under_a_root else (Host(), f"{directory}/maps")
+                found = host.raw_text(path)
+            finally:
+                child.kill()
+        assert len(expected) > os.sysconf("SC_PAGE_SIZE")
+        assert found == expected
+
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"\x80", b"ok until \xc3", bytes(range(256))])
     def test_refuses_what_is_no_text(self, see: Seen, tmp_path: Path, content: bytes) -> None:
         host, name = see

@@ -311,7 +311,12 @@ class Host:
             if not stat.S_ISREG(mode):
                 code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
                 raise OSError(code, os.strerror(code) if stat.S_ISDIR(mode) else "not a regular file")
-            return os.read(descriptor, ATTRIBUTE_LIMIT + 1)
+            # A seq_file returns at most a page per read, whatever is asked for.
+            data = piece = os.read(descriptor, ATTRIBUTE_LIMIT + 1)
+            while piece and len(data) <= ATTRIBUTE_LIMIT:
+                piece = os.read(descriptor, ATTRIBUTE_LIMIT + 1 - len(data))
+                data += piece
+            return data
         finally:
             os.close(descriptor)
 
