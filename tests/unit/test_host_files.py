@@ -263,6 +263,27 @@ class TestLinks:
         assert host.exists(path)
 
     @pytest.mark.parametrize(
+        ("target", "path"),
+        [
+            ("{root}/inside", "/link"),
+            ("{root}", "/link/inside"),
+            ("{root}/", "/link/inside"),
+            ("{root}/deep/../inside", "/link"),
+            ("{root}/../../inside", "/link"),
+        ],
+    )
+    def test_to_the_roots_real_path_are_followed_inside_the_root(self, tmp_path: Path, target: str, path: str) -> None:
+        root = tmp_path / "root"
+        write(tmp_path / "inside", "outside!")
+        write(root / "inside", "inside")
+        (root / "deep").mkdir()
+        link(root / "link", target.format(root=root))
+        host = Host(root)
+        assert host.text(path) == "inside"
+        assert host.resolve(path) == "/inside"
+        assert host.exists(path)
+
+    @pytest.mark.parametrize(
         "target", ["{canary}", "../canary", "../../../../../../../../../../{canary}", "/../canary"]
     )
     def test_never_lead_out_of_the_root(self, tmp_path: Path, target: str) -> None:
@@ -362,12 +383,11 @@ class TestStatus:
         assert status is not None
         assert status.st_size == 5
 
-    def test_plain_files_stand_for_devices_only_in_a_tree_of_their_own(self, tmp_path: Path) -> None:
-        write(tmp_path / "dev/dri/card0", "")
-        status = os.stat(tmp_path / "dev/dri/card0")
-        assert Host(tmp_path).is_plain_stand_in(status)
-        assert not Host().is_plain_stand_in(status)
-        assert not Host(tmp_path).is_plain_stand_in(os.stat(tmp_path))
+    def test_plain_files_and_directories_replace_device_nodes_only_below_a_root(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "fifo")
+        for path, replaces in ((write(tmp_path / "card0", ""), True), (tmp_path, True), (tmp_path / "fifo", False)):
+            assert Host(tmp_path).is_plain_stand_in(os.stat(path)) is replaces
+            assert not Host().is_plain_stand_in(os.stat(path))
 
 
 class TestGlob:

@@ -243,8 +243,9 @@ def test_a_node_that_stayed_behind_is_not_published(tmp_path: Path) -> None:
 
 
 def test_what_is_no_device_node_is_noted_and_published_as_ever(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
     for node in BOTH:
-        (tmp_path / node[1:]).mkdir(parents=True)
+        os.mkfifo(tmp_path / node[1:])
     host = Host(tmp_path)
     assert len(list(SgxPlugin(SgxConfig(enclave_limit=1, provision_limit=1)).scan(host))) == 2
     assert host.notes == [f"{node}: not a character device, published all the same" for node in BOTH]
@@ -300,7 +301,8 @@ def test_it_explains_what_it_found(tmp_path: Path) -> None:
 
 
 def test_what_is_odd_is_part_of_the_explanation(tmp_path: Path) -> None:
-    (tmp_path / ENCLAVE[1:]).mkdir(parents=True)
+    (tmp_path / "dev").mkdir()
+    os.mkfifo(tmp_path / ENCLAVE[1:])
     write(tmp_path / "sys/devices/system/node/node0/x86/sgx_total_bytes", "much\n")
     problems = json.loads(explained(SgxPlugin(), Host(tmp_path)))["problems"]
     assert problems == [

@@ -5,7 +5,8 @@ which directories it looked into (`touched`, no links in their paths), which is 
 A write makes it forget the links, for the kernel moves them.
 
 Under a root other than `/`, links are followed inside that root only, absolute ones included, as if the process had
-changed its root there; a device node may then be a plain file, because trees without hardware have no others.
+changed its root there. An absolute link to the root's own real path leads to the same place as one without that prefix.
+A device node may then be a plain file or a directory, because trees without hardware have no others.
 """
 
 import errno
@@ -237,8 +238,8 @@ class Host:
         return topology.of_nodes(self, nodes, self._hints)
 
     def is_plain_stand_in(self, status: os.stat_result) -> bool:
-        """Whether a plain file stands for a device node here: only in a tree that is not the machine's own."""
-        return bool(self._prefix) and stat.S_ISREG(status.st_mode)
+        """Whether a plain file or a directory stands for a device node: only in a tree that is not the machine's own."""
+        return bool(self._prefix) and (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode))
 
     def note(self, text: str) -> None:
         """Remembers something odd for the log; the agent prints it once, not at every scan."""
@@ -292,6 +293,8 @@ class Host:
                 raise Unreadable(path, f"more than {_MAX_LINKS} symbolic links, do they loop?")
             if target.startswith("/"):
                 done = ""
+                if self._prefix and f"{target}/".startswith(f"{self._prefix}/"):
+                    target = target[len(self._prefix) :]  # as `ln -s $TREE/sys/devices/x` makes it
             pending.extend(reversed(target.split("/")))
         return done
 

@@ -68,10 +68,10 @@ def sysfs_device(host: "Host", node: str) -> str:
     if host.is_plain_stand_in(status):
         # Without device numbers only the name tells: /dev/dri/card0 is /sys/class/drm/card0.
         name = node.rpartition("/")[2]
-        for subsystem in _entries(host, "/sys/class"):
+        for subsystem in _entries(host, "/sys/class") if name else ():
             if host.exists(f"{subsystem}/{name}"):
                 return host.resolve(f"{subsystem}/{name}")
-        raise files.Missing(node, f"a plain file, and no /sys/class/*/{name}")
+        raise files.Missing(node, f"not a device node, and no /sys/class/*/{name}")
     if stat.S_ISCHR(status.st_mode):
         kind, number = "char", status.st_rdev
     else:
