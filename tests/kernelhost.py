@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 
-from accelplane.host import Host, Missing, Refused, Unreadable
+from accelplane.host import Host, Missing, Unreadable, WriteError
 from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.kernel.model import Attribute, Link
 
@@ -54,14 +54,14 @@ class KernelHost(Host):
         for refusal in self.refused:
             if refusal[:2] == (path, text):
                 self.refused.remove(refusal)
-                raise Refused(path, f"{os.strerror(refusal[2])} (writing {text!a})", refusal[2])
+                raise WriteError(path, f"{os.strerror(refusal[2])} (writing {text!a})", refusal[2])
         try:
             self.kernel.write(path, text)
         except OSError as error:
             problem = self._why(path, error)
             if isinstance(problem, Missing):
                 raise problem from None
-            raise Refused(path, f"{problem.problem} (writing {text!a})", problem.errno) from None
+            raise WriteError(path, f"{problem.problem} (writing {text!a})", problem.errno) from None
         self.writes.append((path, text))
 
     def local(self, path: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from kernelhost import KernelHost
 from trees_qat import vf
 
-from accelplane.host import Host, Missing, Refused, Unreadable
+from accelplane.host import Host, Missing, Unreadable, WriteError
 from accelplane.host.drivers import BindError, bind, driver_of, vfio_group, vfio_group_is_open
 from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.offload import QatSpec
@@ -29,7 +29,7 @@ class MountedHost(KernelHost):
 
     def write(self, path: str, text: str) -> None:
         if self.resolve(path).startswith(self.read_only):
-            raise Refused(path, os.strerror(errno.EROFS), errno.EROFS)
+            raise WriteError(path, os.strerror(errno.EROFS), errno.EROFS)
         super().write(path, text)
 
     def local(self, path: str) -> str:

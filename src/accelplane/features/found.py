@@ -168,7 +168,7 @@ def _content(host: Host, path: str) -> bytes | None:
     """The file's content, for those that are longer than a `Host` reads as one text, or come by the page."""
     try:
         place = host.local(path)
-        host.touched.add(host.resolve(path.rpartition("/")[0]))
+        host.directories_read.add(host.resolve(path.rpartition("/")[0]))
         descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except (OSError, HostError, ValueError) as error:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):

@@ -20,7 +20,7 @@ from accelplane.fpga.bitstream import Bitstream
 from accelplane.fpga.ids import hardware_id
 from accelplane.fpga.ioctl import Call, IoctlError, PortInfo, PortRegion, system_call
 from accelplane.fpga.sysfs import Fme, Port, afu_id, interface_of, port_number
-from accelplane.host.files import Host, HostError
+from accelplane.host import Host, HostError
 
 LOCKS = "/run/lock/accelplane-fpga"
 

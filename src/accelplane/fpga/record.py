@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from accelplane.fpga import FpgaError, shown
 from accelplane.fpga.drivers import DRIVERS
-from accelplane.host.files import Host, HostError, Missing
+from accelplane.host import Host, HostError, Missing
 
 RECORDS = "/run/accelplane-fpga"
 LIMIT = 16 * 1024

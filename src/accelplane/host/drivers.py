@@ -9,12 +9,9 @@ import errno
 import os
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from accelplane.host import files
-
-if TYPE_CHECKING:
-    from accelplane.host.files import Host
+from accelplane.host.errors import HostError, Missing, Unreadable, WriteError
+from accelplane.host.host import Host
 
 VFIO_PCI = "vfio-pci"
 
@@ -27,7 +24,7 @@ _DENYLIST = frozenset(("0x0435", "0x0443", "0x19e2", "0x19e3", "0x37c8", "0x37c9
 _GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-class BindError(files.HostError):
+class BindError(HostError):
     """A function could not be given to a driver; the message says what to do about it.
 
     `tried` tells whether it was taken from its driver for the attempt, of which uevents tell everybody.
@@ -38,15 +35,15 @@ class BindError(files.HostError):
         self.tried = tried
 
 
-def driver_of(host: "Host", address: str) -> str:
+def driver_of(host: Host, address: str) -> str:
     """The name of the driver that has the function, empty when none has."""
     try:
         return host.driver(f"{_DEVICES}/{address}")
-    except files.HostError:
+    except HostError:
         return ""
 
 
-def bind(host: "Host", address: str, driver: str, *, new_id: bool = False) -> None:
+def bind(host: Host, address: str, driver: str, *, new_id: bool = False) -> None:
     """Gives the function to `driver`, taking it from the one that has it. Nothing happens when it is there already.
 
     With `new_id`, where the function's `driver_override` cannot be written, the driver is told its id instead, for as
@@ -65,11 +62,11 @@ def bind(host: "Host", address: str, driver: str, *, new_id: bool = False) -> No
             host.write(f"{_DRIVERS}/{before}/unbind", address)
         try:
             host.write(f"{_DRIVERS}/{driver}/bind", address)
-        except files.HostError as error:
+        except HostError as error:
             if override or not new_id or error.errno != errno.ENODEV:
                 raise
             _bind_by_id(host, device, address, driver)
-    except files.HostError as error:
+    except HostError as error:
         now = driver_of(host, address)
         if now == driver:
             return  # somebody else was quicker, such as udev with a module that came just then
@@ -84,7 +81,7 @@ def bind(host: "Host", address: str, driver: str, *, new_id: bool = False) -> No
         raise BindError(device, f"cannot be bound to {driver}: {problem}", error.errno, tried=True) from None
 
 
-def foreseen(host: "Host", address: str, driver: str) -> str:
+def foreseen(host: Host, address: str, driver: str) -> str:
     """Why `bind` would not even try; empty when it would, or has nothing to do. Nothing is written."""
     before = driver_of(host, address)
     try:
@@ -95,17 +92,17 @@ def foreseen(host: "Host", address: str, driver: str) -> str:
     return ""
 
 
-def vfio_group(host: "Host", address: str) -> str:
+def vfio_group(host: Host, address: str) -> str:
     """The name of the function's node below `/dev/vfio`. Raises `Missing` when it has no IOMMU group, `Unreadable`."""
     link = f"{_DEVICES}/{address}/iommu_group"
     group = host.link(link).rstrip("/").rpartition("/")[2]
     if not _GROUP.fullmatch(group):
-        raise files.Unreadable(link, f"leads to {group[:40]!a}, expected a group's number")
+        raise Unreadable(link, f"leads to {group[:40]!a}, expected a group's number")
     name = _text(host, f"{link}/name")
     return f"noiommu-{group}" if name == "vfio-noiommu" else group
 
 
-def vfio_group_is_open(host: "Host", address: str) -> bool:
+def vfio_group_is_open(host: Host, address: str) -> bool:
     """Whether somebody has the function's VFIO group open; nobody else can open it then.
 
     Where this process may not try, it counts as open: unbinding one that is hangs in the kernel.
@@ -115,25 +112,25 @@ def vfio_group_is_open(host: "Host", address: str) -> bool:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:
         return error.errno in (errno.EBUSY, errno.EPERM, errno.EACCES)
-    except files.HostError:
+    except HostError:
         return False
     return False
 
 
-def iommu_is_on(host: "Host") -> bool:
+def iommu_is_on(host: Host) -> bool:
     """Whether the kernel uses an IOMMU."""
     try:
         return bool(host.names("/sys/class/iommu"))
-    except files.HostError:
+    except HostError:
         return False
 
 
-def likely_obstacles(host: "Host", address: str, driver: str) -> list[str]:
+def likely_obstacles(host: Host, address: str, driver: str) -> list[str]:
     """What probably keeps the driver from taking the function, as far as that can be seen."""
     return _obstacles(host, address, driver, ("N", ""))
 
 
-def _check(host: "Host", address: str, before: str, driver: str) -> None:
+def _check(host: Host, address: str, before: str, driver: str) -> None:
     """Raises `BindError` for what is known to fail, so that it is not even tried."""
     device = f"{_DEVICES}/{address}"
     if not host.exists(f"{_DRIVERS}/{driver}"):
@@ -145,7 +142,7 @@ def _check(host: "Host", address: str, before: str, driver: str) -> None:
         raise BindError(device, f"{driver} would not take it, so it was left alone: {'; '.join(certain)}")
 
 
-def _obstacles(host: "Host", address: str, driver: str, parameter: Sequence[str]) -> list[str]:
+def _obstacles(host: Host, address: str, driver: str, parameter: Sequence[str]) -> list[str]:
     """What keeps the driver from taking the function where the module's parameter that allows it has such a text."""
     reasons: list[str] = []
     if driver != VFIO_PCI:
@@ -158,30 +155,30 @@ def _obstacles(host: "Host", address: str, driver: str, parameter: Sequence[str]
     return reasons
 
 
-def _override_of(host: "Host", device: str) -> str:
+def _override_of(host: Host, device: str) -> str:
     """The driver that the function is kept for, empty for none."""
     return _text(host, f"{device}/driver_override").replace("(null)", "")
 
 
-def _override(host: "Host", device: str, driver: str) -> bool:
+def _override(host: Host, device: str, driver: str) -> bool:
     """Whether the function could be told to take no other driver."""
     try:
         host.write(f"{device}/driver_override", driver)
-    except files.Missing:
+    except Missing:
         return False
-    except files.Refused as error:
+    except WriteError as error:
         if error.errno in _NOT_WRITABLE:
             return False
         raise BindError(device, f"{error.problem} to driver_override", error.errno) from None
     return True
 
 
-def _bind_by_id(host: "Host", device: str, address: str, driver: str) -> None:
+def _bind_by_id(host: Host, device: str, address: str, driver: str) -> None:
     ids = f"{_id(host, device, 'vendor')} {_id(host, device, 'device')}"
     told = True
     try:
         host.write(f"{_DRIVERS}/{driver}/new_id", ids)
-    except files.HostError as error:
+    except HostError as error:
         if error.errno != errno.EEXIST:
             raise
         told = False
@@ -193,20 +190,20 @@ def _bind_by_id(host: "Host", device: str, address: str, driver: str) -> None:
             _try(host, f"{_DRIVERS}/{driver}/remove_id", ids)
 
 
-def _id(host: "Host", device: str, attribute: str) -> str:
+def _id(host: Host, device: str, attribute: str) -> str:
     return host.text(f"{device}/{attribute}").removeprefix("0x")
 
 
-def _text(host: "Host", path: str) -> str:
+def _text(host: Host, path: str) -> str:
     """The file's text, empty when there is none to be read."""
     try:
         return host.text(path)
-    except files.HostError:
+    except HostError:
         return ""
 
 
-def _try(host: "Host", path: str, text: str) -> None:
+def _try(host: Host, path: str, text: str) -> None:
     try:
         host.write(path, text)
-    except files.HostError as error:
+    except HostError as error:
         host.note(f"while undoing: {error}")

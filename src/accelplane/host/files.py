@@ -1,12 +1,12 @@
-"""`Host`: one look at a node's file trees.
+"""The files of a node below a root: read, listed, written.
 
-A `Host` is made anew for every scan: it remembers what it resolved (links, topology) for the length of that scan, and
-which directories it looked into (`touched`, no links in their paths), which is what the agent then watches for change.
-A write makes it forget the links, for the kernel moves them.
+A `HostFiles` is made for one scan. It caches what links lead to, and records the directories that it read
+(`directories_read`, without links in their paths), which the agent then watches. A write drops the cache, because the
+kernel moves links.
 
-Under a root other than `/`, links are followed inside that root only, absolute ones included, as if the process had
-changed its root there. An absolute link to the root's own real path leads to the same place as one without that prefix.
-A device node may then be a plain file or a directory, because trees without hardware have no others.
+Below a root other than `/`, links are followed inside that root, absolute ones included, as after chroot(2). An absolute
+link to the root's own real path leads to the same place as one without that prefix. A device node may be a plain file or
+a directory there, because trees without hardware have no others.
 """
 
 import errno
@@ -14,42 +14,15 @@ import fnmatch
 import itertools
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from accelplane.host import pci, topology
+from accelplane.host.errors import HostError, Missing, Unreadable, WriteError, host_error
 
 # sysfs never gives more than a page for a text attribute; binary ones are not read here.
 ATTRIBUTE_LIMIT = 64 * 1024
 DIRECTORY_LIMIT = 65_536
 _MAX_LINKS = 40  # as the kernel's own limit (path_resolution(7))
-
-_MISSING = frozenset((errno.ENOENT, errno.ENODEV, errno.ENXIO))
-
-
-class HostError(Exception):
-    """Something on the node could not be read or written. The message names the file, what was found or tried.
-
-    `errno` is the kernel's reason, 0 where it was not the kernel that refused.
-    """
-
-    def __init__(self, path: str, problem: str, errno: int = 0) -> None:
-        super().__init__(f"{path if path.isprintable() else ascii(path)}: {problem}")
-        self.path = path
-        self.problem = problem
-        self.errno = errno
-
-
-class Missing(HostError):
-    """The file or directory is not there."""
-
-
-class Unreadable(HostError):
-    """It is there and cannot be used: no permission, an I/O error, too large, not text, links that loop."""
-
-
-class Refused(HostError):
-    """The kernel did not take what was written."""
 
 
 class SysfsDevice(NamedTuple):
@@ -59,18 +32,16 @@ class SysfsDevice(NamedTuple):
     path: str
 
 
-class Host:
+class HostFiles:
     """The node below `root`. Every path given or returned is the host's own, without the root."""
 
     def __init__(self, root: str | os.PathLike[str] = "/") -> None:
         self.root = os.path.realpath(root)
-        self.touched: set[str] = set()
+        self.directories_read: set[str] = set()
         self.notes: list[str] = []
         self._prefix = "" if self.root == "/" else self.root
         self._links: dict[str, str | None] = {}
         self._ways: dict[str, str] = {}
-        self._hints: topology.Cache = {}
-        self._places: dict[tuple[str, ...], tuple[int, ...] | None] = {}
 
     def local(self, path: str) -> str:
         """Where the host's `path` is found by this process, links resolved inside the root.
@@ -98,11 +69,11 @@ class Host:
         """The file's text as it is. Raises as `text` does."""
         directory, _, name = path.rpartition("/")
         directory = self._directory(directory)
-        self.touched.add(directory)
+        self.directories_read.add(directory)
         try:
             data = self._read(f"{directory}/{name}")
         except (OSError, ValueError) as error:
-            raise _explained(path, error) from None
+            raise host_error(path, error) from None
         if len(data) > ATTRIBUTE_LIMIT:
             raise Unreadable(path, f"more than {ATTRIBUTE_LIMIT} bytes, expected a short text")
         try:
@@ -113,7 +84,7 @@ class Host:
     def write(self, path: str, text: str) -> None:
         """Writes `text` as it is into the file, in one piece as attributes want it.
 
-        Raises `Missing`, or `Refused` with the kernel's reason. In a tree of plain files a missing one is made.
+        Raises `Missing`, or `WriteError` with the kernel's reason. In a tree of plain files a missing one is made.
         """
         data = text.encode()
         try:
@@ -125,22 +96,19 @@ class Host:
             finally:
                 os.close(descriptor)
         except FileNotFoundError as error:
-            raise _explained(path, error) from None
+            raise host_error(path, error) from None
         except (OSError, ValueError, HostError) as error:
-            problem = error if isinstance(error, HostError) else _explained(path, error)
-            raise Refused(path, f"{problem.problem} (writing {text[:80]!a})", problem.errno) from None
+            problem = error if isinstance(error, HostError) else host_error(path, error)
+            raise WriteError(path, f"{problem.problem} (writing {text[:80]!a})", problem.errno) from None
         finally:
-            self._links.clear()
-            self._ways.clear()
-            self._hints.clear()
-            self._places.clear()
+            self.forget()
         if written != len(data):
-            raise Refused(path, f"only {written} of {len(data)} bytes taken (writing {text[:80]!a})")
+            raise WriteError(path, f"only {written} of {len(data)} bytes taken (writing {text[:80]!a})")
 
     def names(self, path: str) -> list[str]:
         """The directory's entries in byte-wise order. Raises `Missing` or `Unreadable`."""
         directory = self._directory(path)
-        self.touched.add(directory)
+        self.directories_read.add(directory)
         try:
             with os.scandir(self._prefix + directory) as entries:
                 found: list[str] = []
@@ -149,7 +117,7 @@ class Host:
                     if len(found) > DIRECTORY_LIMIT:
                         raise Unreadable(path, f"more than {DIRECTORY_LIMIT} entries")
         except (OSError, ValueError) as error:
-            raise _explained(path, error) from None
+            raise host_error(path, error) from None
         # As text and as bytes only names that are no UTF-8 sort differently.
         found.sort(key=None if "".join(found).isascii() else os.fsencode)
         return found
@@ -163,7 +131,7 @@ class Host:
         directory, _, name = path.rpartition("/")
         try:
             directory = self._directory(directory)
-            self.touched.add(directory)
+            self.directories_read.add(directory)
             if not self._prefix or name in ("", ".", ".."):
                 return os.stat(self.local(path))
             found = os.lstat(f"{self._prefix}{directory}/{name}")
@@ -175,13 +143,13 @@ class Host:
         """The text of the symbolic link `path`, as stored. Raises `Missing` or `Unreadable` (not a link)."""
         directory, _, name = path.rpartition("/")
         directory = self._directory(directory)
-        self.touched.add(directory)
+        self.directories_read.add(directory)
         try:
             return os.readlink(f"{self._prefix}{directory}/{name}")
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno == errno.EINVAL:
                 raise Unreadable(path, "not a symbolic link") from None
-            raise _explained(path, error) from None
+            raise host_error(path, error) from None
 
     def glob(self, pattern: str) -> Iterator[str]:
         """Existing paths that match `pattern`, component by component, in byte-wise order, links followed.
@@ -201,49 +169,18 @@ class Host:
         except Missing:
             return []
 
-    def pci_devices(self, vendor: str | None = None) -> list["pci.PciDevice"]:
-        """The PCI functions, those of one vendor (`0x8086`) if given; unreadable ones are noted and left out."""
-        return pci.functions(self, vendor)
-
-    def driver(self, device: str) -> str:
-        """The name of the driver bound to the sysfs device directory. Raises `Missing` or `Unreadable`."""
-        return self.link(f"{device}/driver").rstrip("/").rpartition("/")[2]
-
-    def vf_count(self, device: str) -> str:
-        """The text of `sriov_numvfs` of the sysfs device directory, `-1` when there is none to read."""
-        try:
-            return self.text(f"{device}/sriov_numvfs")
-        except HostError:
-            return "-1"
-
-    def is_pf_with_vfs(self, device: str) -> bool:
-        """Whether the PCI function has virtual functions enabled (anything but 0 and -1 counts, also an empty file)."""
-        return self.vf_count(device) not in ("-1", "0")
-
-    def is_vf(self, device: str) -> bool:
-        """Whether the PCI function is a virtual one."""
-        return self.exists(f"{device}/physfn")
-
-    def topology_of(self, *devices: str) -> tuple[int, ...] | None:
-        """The NUMA nodes near the sysfs devices (directories or class links), ascending; None when they have none.
-
-        What cannot be read is noted; what could be read is returned all the same.
-        """
-        if devices not in self._places:
-            self._places[devices] = topology.of_sysfs(self, devices, self._hints)
-        return self._places[devices]
-
-    def topology_of_nodes(self, nodes: Sequence[str]) -> tuple[int, ...] | None:
-        """As `topology_of`, for files under `/dev` (or any file: then for the disk it lies on)."""
-        return topology.of_nodes(self, nodes, self._hints)
-
     def is_plain_stand_in(self, status: os.stat_result) -> bool:
-        """Whether a plain file or a directory stands for a device node: only in a tree that is not the machine's own."""
+        """Whether a plain file or a directory stands for a device node: only below a root other than `/`."""
         return bool(self._prefix) and (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode))
 
     def note(self, text: str) -> None:
         """Remembers something odd for the log; the agent prints it once, not at every scan."""
         self.notes.append(text)
+
+    def forget(self) -> None:
+        """Drops what is cached: a write moves links, and with them what they lead to."""
+        self._links.clear()
+        self._ways.clear()
 
     def _link(self, path: str) -> str | None:
         if path in self._links:
@@ -253,7 +190,7 @@ class Host:
         except (OSError, ValueError):
             target = None
         else:
-            self.touched.add(path.rpartition("/")[0] or "/")
+            self.directories_read.add(path.rpartition("/")[0] or "/")
         self._links[path] = target
         return target
 
@@ -355,11 +292,3 @@ class Host:
                     yield from self._glob(f"{base}/{name}", rest)
                 elif self.exists(f"{base}/{name}"):
                     yield f"{base}/{name}"
-
-
-def _explained(path: str, error: OSError | ValueError) -> HostError:
-    if isinstance(error, ValueError):  # a zero byte, read from a file that names others
-        return Unreadable(path, f"no path: {error}")
-    reason = error.strerror or str(error)
-    number = error.errno or 0
-    return Missing(path, reason, number) if number in _MISSING else Unreadable(path, reason, number)

@@ -61,7 +61,7 @@ def _watch(name: str, host: Host, watcher: Watcher, changed: asyncio.Event) -> N
     """Below a root of its own there are no uevents, and inotify tells; the machine's sysfs and procfs know none."""
     own_tree = host.root != "/"
     directories: list[str] = []
-    for path in host.touched:
+    for path in host.directories_read:
         if own_tree or not path.startswith(("/sys/", "/proc/")):
             with contextlib.suppress(HostError):
                 directories.append(host.local(path))

@@ -268,13 +268,13 @@ class PluginRunner:
     def _watch(self, host: Host, *, seen: bool) -> None:
         """Watches what the scan read: of a scan that failed half way also what the one before it read."""
         watch = self.plugin.watch
-        touched = frozenset(host.touched).union(watch.directories)
+        touched = frozenset(host.directories_read).union(watch.directories)
         self._touched = touched if seen else touched | self._touched
         own_tree = self._settings.root != "/"
         # The kernel reports changes in sysfs by uevents only; in a tree of plain files there are none.
         prefix = host.root.rstrip("/")
         directories = [
-            f"{prefix}{path}" if path in host.touched else _place(host, path)
+            f"{prefix}{path}" if path in host.directories_read else _place(host, path)
             for path in self._touched
             if own_tree or not path.startswith(("/sys/", "/proc/"))
         ]

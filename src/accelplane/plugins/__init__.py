@@ -19,7 +19,7 @@ from accelplane.devices import (
     Skipped,
     Verdict,
 )
-from accelplane.host import Host, HostError, Missing, Refused, Unreadable
+from accelplane.host import Host, HostError, Missing, Unreadable, WriteError
 from accelplane.plugins.base import Config, Found, Plugin, Sample, ScanError, Watch
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "Missing",
     "Mount",
     "Plugin",
-    "Refused",
     "Resource",
     "Sample",
     "ScanError",
@@ -47,4 +46,5 @@ __all__ = [
     "Unreadable",
     "Verdict",
     "Watch",
+    "WriteError",
 ]
