@@ -1,12 +1,14 @@
 """`Host` under a root and at `/`: what it reads, what it refuses, and in which words."""
 
+import contextlib
 import errno
 import os
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -366,6 +368,67 @@ class TestLinks:
         host = Host(tmp_path / "root")
         assert not host.exists("/link")
         assert not host.exists("/other")
+
+
+class TestRacingTree:
+    """Others replace a directory of the tree by a link that leads out of it, between or during calls."""
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        for place, content in (("root/sys/device", "inside"), ("outside", "canary")):
+            write(tmp_path / place / "attribute", content)
+            write(tmp_path / place / content, "")
+            link(tmp_path / place / "driver", content)
+        return tmp_path / "root"
+
+    def swap(self, root: Path) -> None:
+        (root / "sys/device").rename(root / "sys/real")
+        link(root / "sys/device", root.parent / "outside")
+
+    def swap_back(self, root: Path) -> None:
+        (root / "sys/device").unlink()
+        (root / "sys/real").rename(root / "sys/device")
+
+    def test_a_swap_after_the_path_was_resolved_leads_to_nothing_outside(self, root: Path) -> None:
+        host = Host(root)
+        assert host.text("/sys/device/attribute") == "inside"
+        self.swap(root)
+        assert host.text("/sys/device/attribute") == "inside"
+        assert host.names("/sys/device") == ["attribute", "driver", "inside"]
+        assert host.link("/sys/device/driver") == "inside"
+        assert not host.exists("/sys/device/canary")
+        with pytest.raises(Missing):
+            Host(root).text("/sys/device/attribute")
+
+    def test_a_concurrent_swap_never_leads_to_reads_or_writes_outside(self, root: Path, tmp_path: Path) -> None:
+        done = threading.Event()
+
+        def swap_again_and_again() -> None:
+            while not done.is_set():
+                self.swap(root)
+                self.swap_back(root)
+
+        calls: Sequence[Callable[[Host], object]] = (
+            lambda host: host.text("/sys/device/attribute"),
+            lambda host: host.names("/sys/device"),
+            lambda host: host.link("/sys/device/driver"),
+            lambda host: host.resolve("/sys/device/driver"),
+            lambda host: host.exists("/sys/device/canary") and "canary",
+            lambda host: host.write("/sys/device/attribute", "inside"),
+        )
+        thread = threading.Thread(target=swap_again_and_again)
+        thread.start()
+        answers: list[str] = []
+        try:
+            for number in range(6_000):
+                with contextlib.suppress(HostError):
+                    answers.append(str(calls[number % len(calls)](Host(root))))
+        finally:
+            done.set()
+            thread.join()
+        assert not [answer for answer in answers if "canary" in answer]
+        assert "inside" in answers
+        assert (tmp_path / "outside/attribute").read_text() == "canary"
 
 
 class TestStatus:

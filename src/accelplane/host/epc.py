@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from accelplane.host.files import Host, HostError, Missing
+from accelplane.host import Host, HostError, Missing
 
 # Who told the size: the kernel, the CPU, the CPU through the kernel's device, or nobody.
 Source: TypeAlias = Literal["sysfs", "cpuid", "cpuid-device", "none"]
