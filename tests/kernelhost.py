@@ -64,10 +64,10 @@ class KernelHost(Host):
             raise WriteError(path, f"{problem.problem} (writing {text!a})", problem.errno) from None
         self.writes.append((path, text))
 
-    def local(self, path: str) -> str:
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int:
         if path in self.held:
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))  # what open(2) says of a group that is open
-        return super().local(path)
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))  # of open(2) for a group that is open
+        return super().open(path, flags, mode)
 
     def names(self, path: str) -> list[str]:
         try:

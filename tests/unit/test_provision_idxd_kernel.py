@@ -651,7 +651,7 @@ def test_a_function_whose_queues_are_used_stays_with_idxd(node: MakeNode) -> Non
     machine = node(DsaSpec(index=0, model="11fb", queues=[QueueSpec()]))
     machine.kernel.hold("wq0.0")
     outcome = only(machine.apply(VFIO))
-    assert (outcome.state, outcome.reason) == ("left alone", "in use: 1 client of wq0.0, it stays with idxd")
+    assert (outcome.state, outcome.reason) == ("left alone", "in use: 1 client of wq0.0; it stays bound to idxd")
     assert machine.read("wq0.0/state") == "enabled"
 
 

@@ -116,7 +116,7 @@ class Trouble(NamedTuple):
         Trouble({(B, "1"): errno.EIO}, "put back", "b: /sys/b: no"),
         Trouble({(A, "1"): errno.EIO}, "failed", "a: /sys/a: no"),
         Trouble({(A, "1"): errno.EBUSY}, "left alone", "in use: a: /sys/a: no"),
-        Trouble({(A, "1"): errno.EROFS}, "left alone", "a: /sys/a: no", more={"leaves": (errno.EROFS,)}),
+        Trouble({(A, "1"): errno.EROFS}, "left alone", "a: /sys/a: no", more={"skip_on": (errno.EROFS,)}),
         Trouble({(B, "1"): errno.EBUSY}, "put back", "b: /sys/b: no"),
         Trouble({(A, "1"): errno.EIO}, "failed", "it is raining", more={"explain": explain}),
         Trouble({}, "put back", "/sys/b: took '1', to no effect", ignore=(B,)),

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from accelplane.host import pci, topology
-from accelplane.host.errors import HostError
+from accelplane.host.errors import HostError, Missing
 from accelplane.host.files import HostFiles
 
 
@@ -25,10 +25,16 @@ class Host(HostFiles):
         return self.link(f"{device}/driver").rstrip("/").rpartition("/")[2]
 
     def vf_count(self, device: str) -> str:
-        """The text of `sriov_numvfs` of the sysfs device directory, `-1` if it cannot be read."""
+        """The text of `sriov_numvfs` of the sysfs device directory; `-1` if there is none, as of a virtual function.
+
+        An error is noted, and the result is `-1`.
+        """
         try:
             return self.text(f"{device}/sriov_numvfs")
-        except HostError:
+        except Missing:
+            return "-1"
+        except HostError as error:
+            self.note(f"virtual functions unknown: {error}")
             return "-1"
 
     def is_vf(self, device: str) -> bool:
