@@ -292,23 +292,24 @@ class PluginRunner:
 
     async def _judge_newcomers(self) -> None:
         if not self.plugin.overrides("health"):
-            self.health.keep(())
+            self.health.retain(())
             return
         units = {device.unit: device for device in self.inventory}
-        self.health.keep(units)
+        self.health.retain(units)
         newcomers = [device for unit, device in units.items() if unit not in self.health.states]
         if newcomers:
-            await self.health.judge(self.plugin, Host(self._settings.root), newcomers, _FIRST_VERDICT_DEADLINE)
+            await self.health.check(self.plugin, Host(self._settings.root), newcomers, _FIRST_VERDICT_DEADLINE)
 
     async def _keep_judging(self) -> None:
         """Asks for everybody's health from time to time, and soon again where one verdict awaits a second."""
         while True:
-            judges = self.plugin.overrides("health")
-            await self._health_wake.wait(self.health.next_look(self._settings.health_interval) if judges else None)
+            interval = self._settings.health_interval or self.plugin.health_policy.interval
+            checks = self.plugin.overrides("health")
+            await self._health_wake.wait(self.health.next_check_in(interval) if checks else None)
             if not self.plugin.overrides("health") or not len(self.inventory):
                 continue
             before = dict(self.health.states)
-            await self.health.judge(self.plugin, Host(self._settings.root), self.inventory)
+            await self.health.check(self.plugin, Host(self._settings.root), self.inventory)
             if self.health.states != before:
                 await self._publish()
 
@@ -332,7 +333,7 @@ class PluginRunner:
             reason = f"cannot be seen: {self.problem}"
             view = view.replaced(replace(device, health=UNHEALTHY, reason=reason) for device in view)
         elif self.health.states:
-            view = view.replaced(self.health.applied(device) for device in view)
+            view = view.replaced(self.health.apply(device) for device in view)
         gone: list[Device] = []
         farewells: dict[tuple[str, str], float] = {}
         for device in self.publisher.inventory:

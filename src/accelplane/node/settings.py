@@ -12,7 +12,8 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     `root` holds the host's file trees; `nfd_dir` is where label files go, none are written when empty. With
     `keep_cdi` the CDI files outlive the agent, for containers that restart while it is away. Every plugin looks again
-    after `safety_interval` without any event, or after `blind_interval` where not all events can be had.
+    after `safety_interval` without any event, or after `blind_interval` where not all events can be had. Health is
+    checked every `health_interval`; if None, at the interval of the plugin's health policy.
     """
 
     root: str = "/"
@@ -21,7 +22,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     keep_cdi: bool = True
     nfd_dir: str = ""
     http_address: str = ""
-    health_interval: float = 30.0
+    health_interval: float | None = None
     scan_grace: float = 30.0
     safety_interval: float = 600.0
     blind_interval: float = 60.0

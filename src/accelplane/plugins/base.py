@@ -6,7 +6,7 @@ has a default here. The agent calls the hooks; a plugin never calls the agent.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -56,6 +56,20 @@ class Watch(msgspec.Struct, frozen=True):
 
     subsystems: frozenset[str] = frozenset()
     directories: Sequence[str] = ()
+
+
+class HealthSource(Protocol):
+    """A service or a set of files that shows the health of devices. A plugin delegates its hooks to it."""
+
+    policy: HealthPolicy
+
+    async def verdicts(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
+        """As `Plugin.health`."""
+        ...
+
+    async def run(self, host: Host, request_scan: Callable[[], None]) -> None:
+        """Follows the service until cancelled, then closes the connection. As `Plugin.background`."""
+        ...
 
 
 class Plugin(Generic[ConfigT_co]):
@@ -111,10 +125,10 @@ class Plugin(Generic[ConfigT_co]):
         `accelplane inspect`).
         """
 
-    async def background(self, host: Host, look_again: Callable[[], None]) -> None:
+    async def background(self, host: Host, request_scan: Callable[[], None]) -> None:
         """Runs beside the agent as long as the plugin does, for services that tell by themselves.
 
-        `look_again()` asks for a scan and a look at the health, soon.
+        `request_scan()` requests a scan and a health check.
         """
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:

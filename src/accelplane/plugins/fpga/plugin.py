@@ -71,11 +71,11 @@ class FpgaPlugin(Plugin[FpgaConfig]):
         known, obstacle = self._known_of(afus), self._node.obstacle
         return published(host, reading, known, mode, config.naming, cdi_use=config.cdi_use, obstacle=obstacle)
 
-    async def background(self, host: Host, look_again: Callable[[], None]) -> None:
+    async def background(self, host: Host, request_scan: Callable[[], None]) -> None:
         await self._present.wait()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._node.follow(look_again))
-            group.create_task(self._keep_reading(host, look_again))
+            group.create_task(self._node.follow(request_scan))
+            group.create_task(self._keep_reading(host, request_scan))
 
     def socket_name(self, resource: str) -> str:
         # With the namespace in front, names of April 2020 leave no room for the kubelet's usual directory.
@@ -114,7 +114,7 @@ class FpgaPlugin(Plugin[FpgaConfig]):
     def _known_of(self, afus: bool) -> Mapping[str, Known]:
         return self._known[1] if self._known[0] == afus else {}
 
-    async def _keep_reading(self, host: Host, look_again: Callable[[], None]) -> None:
+    async def _keep_reading(self, host: Host, request_scan: Callable[[], None]) -> None:
         """The kernel says nothing when a port is programmed or the firmware crashes."""
         while True:
             busy = any(seen.afu is None for seen in self._reading.ports)
@@ -124,7 +124,7 @@ class FpgaPlugin(Plugin[FpgaConfig]):
             except HostError:
                 continue  # for the scan to tell
             if now != self._reading:
-                look_again()
+                request_scan()
 
 
 _ABSENCE = (
