@@ -182,7 +182,7 @@ async def test_a_message_that_cannot_be_decoded_makes_health_unknown(root: Path)
     cards, daemon = Cards(root), Daemon()
 
     async def refused() -> bool:
-        return "cannot be read" in (await cards.verdict()).reason
+        return "cannot decode the response" in (await cards.verdict()).reason
 
     async with daemon.listening(cards.socket), cards.listening():
         daemon.messages.put_nowait(b"\xff" * 9)

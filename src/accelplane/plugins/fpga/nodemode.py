@@ -16,7 +16,7 @@ from accelplane.plugins.fpga.config import MODES, FpgaConfig, Mode, as_mode
 
 if TYPE_CHECKING:
     from accelplane.apiserver import ApiServer
-    from accelplane.features.upkeep import Node
+    from accelplane.features.node_reconciler import Node
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class NodeMode:
             return
         # Nodes without FPGAs do without its memory.
         from accelplane.apiserver import ApiError, object_path  # noqa: PLC0415
-        from accelplane.features.upkeep import NODES, Node  # noqa: PLC0415
+        from accelplane.features.node_reconciler import NODES, Node  # noqa: PLC0415
 
         try:
             api = self._find_api()
@@ -76,7 +76,7 @@ class NodeMode:
         if not self._config.node_name:
             return
         from accelplane.apiserver import ApiError  # noqa: PLC0415
-        from accelplane.features import upkeep  # noqa: PLC0415
+        from accelplane.features import node_reconciler  # noqa: PLC0415
 
         async def settle(node: "Node") -> bool:
             if self._take(node):
@@ -89,7 +89,7 @@ class NodeMode:
             return  # `ask` has told
         if api is None:
             return
-        await upkeep.keep(api, self._config.node_name, settle, interval=_WATCH)
+        await node_reconciler.run(api, self._config.node_name, settle, interval=_WATCH)
 
     def _take(self, node: "Node") -> bool:
         """Whether the node has changed what is published."""
