@@ -264,16 +264,16 @@ async def _good(cards: Cards) -> bool:
     return (await cards.verdicts())["card0"].answer == "good"
 
 
-async def test_a_call_whose_connection_is_lost_fails_at_once_and_is_not_cancelled(root: Path, socket: Path) -> None:
+async def test_a_query_whose_connection_is_lost_fails_at_once_and_is_not_cancelled(root: Path, socket: Path) -> None:
     service = Service()
     service.hanging.add("0000:03:00.0")
     client = LevelZero(str(socket), deadline=60)
     async with service.listening(socket):
-        call = asyncio.create_task(client.health("0000:03:00.0"))
+        query = asyncio.create_task(client.readings(["0000:03:00.0"]))
         await until(lambda: bool(service.queried))
-    with pytest.raises(LevelZeroError, match=r"UNAVAILABLE"):
-        await call
-    assert call.cancelling() == 0
+    (readings,) = await query
+    assert "UNAVAILABLE" in readings.problem
+    assert query.cancelling() == 0
     client.close()
 
 
@@ -362,18 +362,18 @@ async def test_a_response_that_cannot_be_decoded_is_an_error(socket: Path) -> No
     server.add_insecure_port(f"unix:{socket}")
     await server.start()
     client = LevelZero(str(socket))
-    with pytest.raises(LevelZeroError, match="GetDeviceHealth: INTERNAL"):
-        await client.health("0000:03:00.0")
-    with pytest.raises(LevelZeroError, match="UNIMPLEMENTED"):
-        await client.temperatures("0000:03:00.0")
+    (readings,) = await client.readings(["0000:03:00.0"])
+    assert "GetDeviceHealth: INTERNAL" in readings.problem
+    with pytest.raises(LevelZeroError, match="GetIntelIndices: UNIMPLEMENTED"):
+        await client.indices()
     client.close()
     await server.stop(None)
 
 
 async def test_a_socket_path_that_is_too_long_is_an_error_that_names_it(tmp_path: Path) -> None:
     client = LevelZero(f"{tmp_path}/{'long' * 30}.sock")
-    with pytest.raises(LevelZeroError, match="longlong"):
-        await client.health("0000:03:00.0")
+    (readings,) = await client.readings(["0000:03:00.0"])
+    assert "longlong" in readings.problem
     client.close()
 
 
@@ -384,8 +384,8 @@ async def test_special_characters_in_a_path_are_not_interpreted(root: Path) -> N
     socket.parent.mkdir(exist_ok=True)
     server = grpc.aio.server()
     handlers = {
-        "GetDeviceHealth": grpc.unary_unary_rpc_method_handler(
-            service.get_health, pb.DeviceId.FromString, pb.DeviceHealth.SerializeToString
+        "GetIntelIndices": grpc.unary_unary_rpc_method_handler(
+            service.get_indices, pb.GetIntelIndicesMessage.FromString, pb.DeviceIndices.SerializeToString
         )
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Levelzero", handlers),))
@@ -393,6 +393,6 @@ async def test_special_characters_in_a_path_are_not_interpreted(root: Path) -> N
     server.add_insecure_port(f"unix:{plain}")
     await server.start()
     socket.symlink_to(plain)
-    assert (await client.health("0000:03:00.0")).failed == ()
+    assert await client.indices() == []
     client.close()
     await server.stop(None)

@@ -4,7 +4,8 @@ Contract: proto/levelzero.proto. The service responds to every call; values that
 code and a harmless default (true, -999.0), so that the other values of the response can be used.
 """
 
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from google.protobuf.message import Message
 
@@ -13,8 +14,8 @@ from accelplane.sidecars import levelzero_pb2 as pb
 
 MAX_INDICES = 1024
 _MAX_MESSAGE = 1024 * 1024
-
-_Response = TypeVar("_Response", bound=Message)
+_SERVICE = "/Levelzero/"
+_READ_DELAY = 0.05  # most services respond within this time; then one read returns all responses
 
 
 class LevelZeroError(Exception):
@@ -22,7 +23,7 @@ class LevelZeroError(Exception):
 
 
 class ReadError(NamedTuple):
-    """Why the service could not read a value: a ze_result_t of the Level-Zero specification, 0 for success."""
+    """Why the service could not read a value: a ze_result_t of the Level-Zero specification."""
 
     code: int
     text: str
@@ -31,18 +32,17 @@ class ReadError(NamedTuple):
         return self.text or f"error 0x{self.code:X}"
 
 
-class DeviceHealth(NamedTuple):
-    """The parts of a device that are not ok."""
+class Readings(NamedTuple):
+    """The readings of one device.
 
-    failed: tuple[str, ...]
-    error: ReadError
+    `failed_parts` are those of memory, bus and SoC that are not ok. `temperatures` are degrees Celsius of the sensors
+    global, gpu and memory, -999.0 if one is missing or failed. `problem` is why a call failed, empty if none did.
+    """
 
-
-class Temperatures(NamedTuple):
-    """Degrees Celsius of the sensors global, gpu and memory; -999.0 if a sensor is missing or failed."""
-
-    values: tuple[float, float, float]
-    error: ReadError
+    failed_parts: tuple[str, ...]
+    temperatures: tuple[float, float, float] | None
+    errors: tuple[ReadError, ...]
+    problem: str
 
 
 class LevelZero:
@@ -54,42 +54,54 @@ class LevelZero:
         self._deadline = deadline
         self._channel = rpc.Channel(socket, max_message=_MAX_MESSAGE)
 
-    async def health(self, bdf: str) -> DeviceHealth:
-        """Of the device at a PCI address. Raises `LevelZeroError`."""
-        response = await self._call("GetDeviceHealth", pb.DeviceId(bdfAddress=bdf), pb.DeviceHealth)
-        parts = (("memory", response.memory_ok), ("bus", response.bus_ok), ("SoC", response.soc_ok))
-        return DeviceHealth(tuple(part for part, ok in parts if not ok), _read_error(response.error))
-
-    async def temperatures(self, bdf: str) -> Temperatures:
-        """Of the device at a PCI address. Raises `LevelZeroError`."""
-        response = await self._call("GetDeviceTemperature", pb.DeviceId(bdfAddress=bdf), pb.DeviceTemperature)
-        values = (getattr(response, "global"), response.gpu, response.memory)
-        return Temperatures(values, _read_error(response.error))
+    async def readings(self, bdfs: Sequence[str]) -> list[Readings]:
+        """The readings of the devices at these PCI addresses, queried concurrently."""
+        requests = [pb.DeviceId(bdfAddress=bdf) for bdf in bdfs]
+        calls: list[tuple[str, Message, type[pb.DeviceHealth | pb.DeviceTemperature]]] = [
+            *((f"{_SERVICE}GetDeviceHealth", request, pb.DeviceHealth) for request in requests),
+            *((f"{_SERVICE}GetDeviceTemperature", request, pb.DeviceTemperature) for request in requests),
+        ]
+        try:
+            responses = await self._channel.call_all(calls, deadline=self._deadline, read_delay=_READ_DELAY)
+        except rpc.RpcError as error:
+            responses = [error] * len(calls)
+        return [self._readings(responses[number :: len(requests)]) for number in range(len(requests))]
 
     async def indices(self) -> list[int]:
         """The positions of Intel's devices among all that Level-Zero sees, ascending. Raises `LevelZeroError`."""
-        response = await self._call("GetIntelIndices", pb.GetIntelIndicesMessage(), pb.DeviceIndices)
+        try:
+            response = await self._channel.call(
+                f"{_SERVICE}GetIntelIndices", pb.GetIntelIndicesMessage(), pb.DeviceIndices, deadline=self._deadline
+            )
+        except rpc.RpcError as error:
+            raise self._error("GetIntelIndices", str(error)) from None
         indices = sorted(set(response.indices))
         if len(indices) > MAX_INDICES:
             raise self._error("GetIntelIndices", f"found {len(indices)} devices, expected at most {MAX_INDICES}")
         return indices
 
     def close(self) -> None:
-        """Closes the connection for good: later calls fail."""
+        """Closes the connection for good. Later calls fail."""
         self.closed = True
         self._channel.close()
 
-    async def _call(self, call: str, request: Message, response_type: type[_Response]) -> _Response:
-        if self.closed:
-            raise self._error(call, "UNAVAILABLE: the channel is closed")
-        try:
-            return await self._channel.call(f"/Levelzero/{call}", request, response_type, deadline=self._deadline)
-        except rpc.RpcError as error:
-            raise self._error(call, str(error)) from None
+    def _readings(self, responses: Sequence[pb.DeviceHealth | pb.DeviceTemperature | rpc.RpcError]) -> Readings:
+        failed_parts: tuple[str, ...] = ()
+        temperatures: tuple[float, float, float] | None = None
+        errors: list[ReadError] = []
+        problem = ""
+        for call, response in zip(("GetDeviceHealth", "GetDeviceTemperature"), responses, strict=True):
+            if isinstance(response, rpc.RpcError):
+                problem = problem or str(self._error(call, str(response)))
+                continue
+            if isinstance(response, pb.DeviceHealth):
+                parts = (("memory", response.memory_ok), ("bus", response.bus_ok), ("SoC", response.soc_ok))
+                failed_parts = tuple(part for part, ok in parts if not ok)
+            else:
+                temperatures = (getattr(response, "global"), response.gpu, response.memory)
+            if response.error.errorcode:
+                errors.append(ReadError(response.error.errorcode, " ".join(response.error.description.split())[:200]))
+        return Readings(failed_parts, temperatures, tuple(dict.fromkeys(errors)), problem)
 
     def _error(self, call: str, problem: str) -> LevelZeroError:
         return LevelZeroError(f"Level-Zero service at {self._socket}: {call}: {' '.join(problem.split())[:300]}")
-
-
-def _read_error(error: pb.Error) -> ReadError:
-    return ReadError(error.errorcode, " ".join(error.description.split())[:200])

@@ -6,18 +6,16 @@ would follow the load. xpumd evaluates by itself.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from accelplane.devices import Device, HealthPolicy, Verdict
 from accelplane.host import Host
 from accelplane.plugins.base import HealthSource, ScanError
 from accelplane.plugins.gpu.config import GpuConfig
 from accelplane.plugins.gpu.scan import MONITORING_ID
-from accelplane.sidecars.levelzero import DeviceHealth, LevelZero, LevelZeroError, ReadError, Temperatures
+from accelplane.sidecars.levelzero import LevelZero, LevelZeroError, Readings
 from accelplane.sidecars.xpumd import Xpumd
-
-T = TypeVar("T")
 
 LEVELZERO_SOCKET = "/var/lib/levelzero/server.sock"
 WSL_RETRY = 3.0
@@ -94,15 +92,11 @@ class LevelZeroSource:
 
     async def verdicts(self, host: Host, devices: Sequence[Device]) -> dict[str, Verdict]:
         """By card name. All cards are queried concurrently, so that one that hangs does not delay the others."""
-        client = self._connect(host)
         cards = _pci_addresses(devices)
-        async with asyncio.TaskGroup() as group:
-            health = {bdf: group.create_task(_reading(client.health(bdf))) for bdf in cards.values() if bdf}
-            temperatures = {bdf: group.create_task(_reading(client.temperatures(bdf))) for bdf in health}
+        bdfs = [bdf for bdf in cards.values() if bdf]
+        readings = dict(zip(bdfs, await self._connect(host).readings(bdfs), strict=True))
         return {
-            name: self._verdict(host, name, bdf, health[bdf].result(), temperatures[bdf].result())
-            if bdf
-            else _no_address(name)
+            name: self._verdict(host, name, bdf, readings[bdf]) if bdf else _no_address(name)
             for name, bdf in cards.items()
         }
 
@@ -136,36 +130,23 @@ class LevelZeroSource:
             self._client = LevelZero(host.local(LEVELZERO_SOCKET))
         return self._client
 
-    def _verdict(
-        self,
-        host: Host,
-        name: str,
-        bdf: str,
-        health: DeviceHealth | LevelZeroError,
-        temperatures: Temperatures | LevelZeroError,
-    ) -> Verdict:
+    def _verdict(self, host: Host, name: str, bdf: str, readings: Readings) -> Verdict:
         """A problem in one response counts although the other call failed."""
-        problems: list[str] = []
-        errors: list[ReadError] = []
-        if not isinstance(health, LevelZeroError):
-            problems += (f"{part} not ok" for part in health.failed)
-            errors.append(health.error)
-        if not isinstance(temperatures, LevelZeroError):
+        problems = [f"{part} not ok" for part in readings.failed_parts]
+        if readings.temperatures is not None:
             state = self._temperatures.get(bdf, TemperatureState()).after(
-                temperatures.values, self._limits, self.policy.bad_verdicts
+                readings.temperatures, self._limits, self.policy.bad_verdicts
             )
             self._temperatures[bdf] = state
             problems += state.problems
-            errors.append(temperatures.error)
-        for error in dict.fromkeys(errors):
+        for error in readings.errors:
             if error.code in _FATAL:
                 problems.append(str(error))
-            elif error.code:
+            else:
                 host.note(f"{name}: the Level-Zero service could not read everything: {error}")
         if problems:
             return Verdict("bad", ", ".join(problems))
-        failed = next((reading for reading in (health, temperatures) if isinstance(reading, LevelZeroError)), None)
-        return Verdict("unknown", str(failed)) if failed else Verdict("good")
+        return Verdict("unknown", readings.problem) if readings.problem else Verdict("good")
 
 
 class XpumdSource:
@@ -196,13 +177,6 @@ class XpumdSource:
 def _pci_addresses(devices: Sequence[Device]) -> dict[str, str]:
     """PCI addresses by card name, empty if there is none. The monitoring device has no health."""
     return {device.unit: device.attributes.get("bdf", "") for device in devices if device.id != MONITORING_ID}
-
-
-async def _reading(call: Awaitable[T]) -> T | LevelZeroError:
-    try:
-        return await call
-    except LevelZeroError as error:
-        return error
 
 
 def _no_address(name: str) -> Verdict:
