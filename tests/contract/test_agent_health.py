@@ -4,11 +4,13 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from gadgets import WithHealth, gadget, gadgets
 from peer import Lists, Peer, refusal
+from trees import gpu_card
 from waiting import until
 
 from accelplane.devices import Device, HealthPolicy, Phase, Verdict
@@ -16,6 +18,9 @@ from accelplane.host import Host
 from accelplane.node.agent import Agent
 from accelplane.node.runner import PluginRunner
 from accelplane.node.settings import Settings
+from accelplane.plugins import Plugin
+from accelplane.plugins.gpu import GpuConfig, GpuPlugin
+from accelplane.simulate.levelzero import LevelZeroService
 
 GOOD = Verdict("good")
 HOT = Verdict("bad", "too hot")
@@ -29,13 +34,15 @@ def running(directory: str) -> Running:
     """`async with running(plugin) as (runner, peer, lists)`; by default health is checked every 0.1 s."""
 
     @asynccontextmanager
-    async def run(plugin: WithHealth, **more: Any) -> AsyncIterator[tuple[PluginRunner, Peer, Lists]]:
+    async def run(
+        plugin: Plugin[Any], resource: str = "gadget", **more: Any
+    ) -> AsyncIterator[tuple[PluginRunner, Peer, Lists]]:
         settings = {"health_interval": 0.1, "safety_interval": 3600.0, **more}
         agent = Agent(
             Settings(root=directory, kubelet_dir=directory, cdi_dir=f"{directory}/cdi", **settings), {"test": plugin}
         )
         task = asyncio.create_task(agent.run())
-        path = f"{directory}/device-plugins/example.com-gadget.sock"
+        path = f"{directory}/device-plugins/{plugin.socket_name(resource)}"
         try:
             await until(lambda: os.path.exists(path))
             async with Peer(path) as peer, peer.watch() as lists:
@@ -137,6 +144,27 @@ async def test_without_a_setting_the_policy_of_the_plugin_determines_the_interva
         assert await lists.next() == {"a": "Unhealthy"}
 
 
+async def test_with_defaults_a_failing_gpu_is_unhealthy_after_one_round_of_queries_and_recovers_after_two(
+    running: Running, directory: str
+) -> None:
+    for index in range(4):
+        gpu_card(Path(directory), index)
+    healthy = {f"card{index}-0": "Healthy" for index in range(4)}
+    service = LevelZeroService(f"{directory}/var/lib/levelzero/server.sock")
+    plugin = GpuPlugin(GpuConfig(health_management=True))
+    async with service, running(plugin, "i915", health_interval=None) as (_runner, peer, lists):
+        assert await lists.next() == healthy
+        queries = service.calls["GetDeviceHealth"]
+        service.set_health("0000:04:00.0", memory=False)
+        assert await lists.next() == {**healthy, "card1-0": "Unhealthy"}
+        assert service.calls["GetDeviceHealth"] - queries == 4
+        assert "memory not ok" in (await refusal(peer.allocate(["card1-0"])))[1]
+        queries = service.calls["GetDeviceHealth"]
+        service.set_health("0000:04:00.0")
+        assert await lists.next() == healthy
+        assert service.calls["GetDeviceHealth"] - queries == 8
+
+
 async def test_all_shares_of_a_unit_become_unhealthy_together_and_the_unit_is_checked_once(running: Running) -> None:
     plugin = WithHealth([gadget(f"card{card}-{share}", unit=f"card{card}") for card in (0, 1) for share in (0, 1)])
     plugin.verdicts = {"card0": HOT, "card1": GOOD}
@@ -157,7 +185,7 @@ async def test_units_without_a_verdict_have_the_health_that_the_scan_found(runni
 
 
 async def test_units_without_a_verdict_are_healthy_again_after_a_failure_of_the_source(running: Running) -> None:
-    plugin = WithHealth(gadgets("a", "b"), HealthPolicy(fail_closed=True))
+    plugin = WithHealth(gadgets("a", "b"), HealthPolicy(fail_closed=True, recovery_delay=0.1))
     plugin.verdicts = {"a": ConnectionError("gone")}
     async with running(plugin) as (_runner, _peer, lists):
         assert await lists.next() == {"a": "Unhealthy", "b": "Unhealthy"}
@@ -238,7 +266,7 @@ async def test_a_note_of_a_check_is_logged_once_until_it_is_obsolete(
 async def test_with_fail_closed_devices_of_unknown_health_are_unhealthy(
     running: Running, source: Verdict | Exception
 ) -> None:
-    plugin = WithHealth(gadgets("a"), HealthPolicy(fail_closed=True))
+    plugin = WithHealth(gadgets("a"), HealthPolicy(fail_closed=True, recovery_delay=0.1))
     plugin.verdicts = {"a": GOOD}
     async with running(plugin) as (_runner, _peer, lists):
         assert await lists.next() == {"a": "Healthy"}
