@@ -56,6 +56,8 @@ class LevelZero:
 
     async def readings(self, bdfs: Sequence[str]) -> list[Readings]:
         """The readings of the devices at these PCI addresses, queried concurrently."""
+        if not bdfs:
+            return []
         requests = [pb.DeviceId(bdfAddress=bdf) for bdf in bdfs]
         calls: list[tuple[str, Message, type[pb.DeviceHealth | pb.DeviceTemperature]]] = [
             *((f"{_SERVICE}GetDeviceHealth", request, pb.DeviceHealth) for request in requests),

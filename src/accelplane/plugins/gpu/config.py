@@ -60,7 +60,7 @@ class GpuConfig(Config, frozen=True, kw_only=True):
     health_fail_closed: Annotated[
         bool, Meta(description="count a health source that does not answer as bad health")
     ] = False
-    health_bad_verdicts: Annotated[int, Meta(description="bad readings in a row that make a GPU unhealthy")] = 1
+    health_bad_verdicts: Annotated[int, Meta(description="consecutive bad verdicts that make a GPU unhealthy")] = 1
     temperature_margin: Annotated[
         float, Meta(description="degrees below its limit to which an overheated GPU must cool to be healthy again")
     ] = 5.0
