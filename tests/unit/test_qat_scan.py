@@ -368,6 +368,7 @@ async def judged(root: Path) -> dict[str, str]:
     devices = [device for device in plugin.scan(host) if isinstance(device, Device)]
     assert devices
     assert plugin.health_policy.bad_verdicts == 1
+    assert plugin.health_policy.interval < 10
     return {unit: verdict.answer for unit, verdict in (await plugin.health(host, devices)).items()}
 
 
