@@ -17,8 +17,6 @@ from accelplane.host import Host
     ("operation", "dfl", "opae"),
     [
         ("api-version", 0xB600, 0xB500),
-        ("check-extension", 0xB601, 0xB501),
-        ("port-reset", 0xB640, 0xB540),
         ("port-info", 0xB641, 0xB541),
         ("port-region", 0xB642, 0xB542),
         ("program", 0xB680, 0xB580),
@@ -106,10 +104,10 @@ def test_a_real_call_opens_the_node_and_fills_the_structure(tmp_path: Path) -> N
     assert waiting == b"\x07\0\0\0"
     plain = write(tmp_path / "dfl-port.0", "")
     with pytest.raises(OSError, match="Inappropriate ioctl") as caught:
-        ioctl.system_call(str(plain), ioctl.request(DFL, "port-reset"), 0)
+        ioctl.system_call(str(plain), ioctl.request(DFL, "api-version"), 0)
     assert caught.value.errno == errno.ENOTTY
     with pytest.raises(FileNotFoundError):
-        ioctl.system_call(str(tmp_path / "none"), ioctl.request(DFL, "port-reset"), 0)
+        ioctl.system_call(str(tmp_path / "none"), ioctl.request(DFL, "api-version"), 0)
     os.close(read_end)
     os.close(write_end)
 

@@ -30,16 +30,7 @@ from accelplane.fpga.program import (
     release,
 )
 from accelplane.fpga.store import install, install_path
-from accelplane.fpga.sysfs import (
-    Fme,
-    Pci,
-    Port,
-    afu_id,
-    interface_of,
-    platform_devices,
-    read_fme,
-    read_port,
-)
+from accelplane.fpga.sysfs import Fme, Pci, Port, afu_id, interface_of, platform_devices, read_fme, read_port
 from accelplane.host.files import Host, HostError
 
 PROGRAM = "fpga_tool"

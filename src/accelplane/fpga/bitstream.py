@@ -73,17 +73,9 @@ def _gbs(name: str, descriptor: int, file_size: int) -> Bitstream:
     size = file_size - header.offset
     _check_size(name, size)
     return Bitstream(
-        name,
-        ".gbs",
-        header.interface,
-        header.accelerator,
-        header.accelerator,
-        {},
-        programmable=True,
-        descriptor=descriptor,
-        size=lambda: size,
-        read=lambda: _read(name, descriptor, header.offset, size),
-    )
+        name, ".gbs", header.interface, header.accelerator, header.accelerator, {}, programmable=True,
+        descriptor=descriptor, size=lambda: size, read=lambda: _read(name, descriptor, header.offset, size),
+    )  # fmt: skip
 
 
 def _aocx(name: str, descriptor: int, file_size: int) -> Bitstream:
@@ -128,17 +120,9 @@ def _aocx(name: str, descriptor: int, file_size: int) -> Bitstream:
         return data
 
     return Bitstream(
-        name,
-        ".aocx",
-        header.interface,
-        header.accelerator,
-        file.texts["Hash"],
-        file.texts,
-        programmable=packed is not None,
-        descriptor=descriptor,
-        size=size,
-        read=read,
-    )
+        name, ".aocx", header.interface, header.accelerator, file.texts["Hash"], file.texts,
+        programmable=packed is not None, descriptor=descriptor, size=size, read=read,
+    )  # fmt: skip
 
 
 def _check_size(name: str, size: int) -> None:

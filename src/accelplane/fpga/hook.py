@@ -59,12 +59,7 @@ def read_request(state: bytes, *, require_mode: bool = False) -> Request:
 
 
 def run(
-    host: Host,
-    request: Request,
-    *,
-    call: Call = system_call,
-    store: str = STORE,
-    retry: RetryPolicy = DEFAULT_RETRY,
+    host: Host, request: Request, *, call: Call = system_call, store: str = STORE, retry: RetryPolicy = DEFAULT_RETRY
 ) -> tuple[PairResult, ...]:
     """Programs the pairs in their order. Only in the main thread. Raises `HookError`.
 

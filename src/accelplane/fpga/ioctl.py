@@ -25,28 +25,14 @@ from accelplane.fpga.drivers import DFL, OPAE, Driver
 # which the driver may modify. Returns the driver's result. Raises `OSError`.
 Call: TypeAlias = Callable[[str, int, bytearray | int], int]
 
-Operation: TypeAlias = Literal[
-    "api-version", "check-extension", "port-reset", "port-info", "port-region", "program", "release", "assign"
-]
-_NUMBERS: dict[Operation, int] = {
-    "api-version": 0x00,
-    "check-extension": 0x01,
-    "port-reset": 0x40,
-    "port-info": 0x41,
-    "port-region": 0x42,
-    "program": 0x80,
-    "release": 0x81,
-    "assign": 0x82,
-}
-_WORDS: dict[Operation, str] = {
-    "api-version": "reading the API version",
-    "check-extension": "checking an extension",
-    "port-reset": "resetting the port",
-    "port-info": "reading the port's properties",
-    "port-region": "reading a region of the port",
-    "program": "programming",
-    "release": "releasing the port",
-    "assign": "assigning the port",
+Operation: TypeAlias = Literal["api-version", "port-info", "port-region", "program", "release", "assign"]
+_OPERATIONS: dict[Operation, tuple[int, str]] = {
+    "api-version": (0x00, "reading the API version"),
+    "port-info": (0x41, "reading the port's properties"),
+    "port-region": (0x42, "reading a region of the port"),
+    "program": (0x80, "programming"),
+    "release": (0x81, "releasing the port"),
+    "assign": (0x82, "assigning the port"),
 }
 _IOW = 1 << 30
 
@@ -60,14 +46,8 @@ _PORT_OPAE = struct.Struct("<3I")
 
 # Bits of the status that OPAE's driver returns if the hardware rejects a bitstream (EIO).
 _PROGRAM_ERRORS = (
-    "operation",
-    "CRC",
-    "incompatible bitstream",
-    "IP protocol",
-    "FIFO overflow",
-    "timeout",
-    "secure load",
-)
+    "operation", "CRC", "incompatible bitstream", "IP protocol", "FIFO overflow", "timeout", "secure load",
+)  # fmt: skip
 
 
 class PortInfo(NamedTuple):
@@ -97,7 +77,7 @@ class IoctlError(FpgaError):
         if bitmap:
             bits = [word for place, word in enumerate(_PROGRAM_ERRORS) if bitmap >> place & 1] or ["unknown"]
             reason += f", hardware errors {bitmap:#x} ({', '.join(bits)})"
-        super().__init__(f"{node}: {_WORDS[operation]} failed: {reason}{_advice(operation, number)}")
+        super().__init__(f"{node}: {_OPERATIONS[operation][1]} failed: {reason}{_advice(operation, number)}")
         self.node = node
         self.operation = operation
         self.errno = number
@@ -117,7 +97,7 @@ def system_call(node: str, request: int, argument: bytearray | int) -> int:
 
 def request(driver: Driver, operation: Operation) -> int:
     """Returns the number of the ioctl."""
-    number = driver.magic << 8 | _NUMBERS[operation]
+    number = driver.magic << 8 | _OPERATIONS[operation][0]
     if driver is DFL and operation in ("release", "assign"):
         number |= _IOW | _PORT_DFL.size << 16
     return number

@@ -102,11 +102,6 @@ def assign(host: Host, fme: Fme, number: int, *, call: Call = system_call, retry
     _move(host, fme, "assign", number, call=call, retry=retry)
 
 
-def reset(host: Host, port: Port, *, call: Call = system_call) -> None:
-    """Resets the port. Raises `IoctlError`."""
-    ioctl.perform(call, port.driver, host.local(port.node), "port-reset")
-
-
 def api_version(host: Host, device: Port | Fme, *, call: Call = system_call) -> int:
     """Returns the API version of the driver. Raises `IoctlError`."""
     return ioctl.perform(call, device.driver, host.local(device.node), "api-version")

@@ -93,12 +93,7 @@ def plan(state: State, vfs: int) -> tuple[Step, ...]:
 
 
 def apply(
-    host: Host,
-    fme: Fme,
-    steps: Sequence[Step],
-    *,
-    call: Call = system_call,
-    retry: RetryPolicy = DEFAULT_RETRY,
+    host: Host, fme: Fme, steps: Sequence[Step], *, call: Call = system_call, retry: RetryPolicy = DEFAULT_RETRY
 ) -> None:
     """Performs the steps. If one fails, rolls back those before it and raises `SriovError`.
 
