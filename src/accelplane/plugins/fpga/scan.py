@@ -132,7 +132,7 @@ def published(
             yield Skipped(seen.port.name, "it is being programmed, and what was in it before is not known")
     for name in reading.unused:
         if name not in kept:
-            yield Skipped(name, "none of its ports is to be seen: released, or not usable")
+            yield Skipped(name, "no usable port: all ports are released or skipped")
 
 
 def _functions(host: Host, ports: list[Known], naming: Naming) -> Iterator[Device | Skipped]:
