@@ -160,7 +160,7 @@ def test_each_node_and_each_device_may_have_a_file_of_its_own(node: MakeNode) ->
     assert states(outcomes)["dsa10"] == "applied"
     assert machine.read("wq10.0/name") == "shared10"
     assert outcomes[0].state == "skipped"
-    assert outcomes[0].reason.endswith("/dsa.conf says nothing of it")
+    assert outcomes[0].reason.endswith("/dsa.conf does not describe it")
 
 
 def test_all_that_a_template_can_say_comes_to_be(node: MakeNode) -> None:
@@ -310,7 +310,7 @@ def test_a_device_that_does_not_say_whether_it_is_in_use_is_left_alone(node: Mak
     machine.kernel.fail(f"{BUS}/devices/wq0.0/clients", errno.EIO, on="read")
     outcome = only(machine.apply())
     assert outcome.state == "skipped"
-    assert "in use: wq0.0 does not say by how many" in outcome.reason
+    assert "in use: wq0.0 does not report its clients" in outcome.reason
 
 
 def test_a_locked_queue_is_left_alone_even_by_force(node: MakeNode) -> None:
@@ -357,7 +357,10 @@ LARGE = SHARED.replace('"size": 32', '"size": 33')
         (SHARED.replace("groupX.0", "groupX.4"), "it has no group0.4 (max_groups is 4)"),
         (SHARED.replace("33", "1025"), "wq0.0 max_batch_size is 2048, expected at most 1024"),
         (SHARED.replace("65536", "2147483649"), "wq0.0 max_transfer_size is 4294967296, expected at most 2147483648"),
-        (SHARED.replace('"threshold": 20', '"threshold": 20, "group_id": 9'), "wq0.0 is to be in group 9"),
+        (
+            SHARED.replace('"threshold": 20', '"threshold": 20, "group_id": 9'),
+            "wq0.0 has group_id 9, but the device has no such group",
+        ),
         (
             SHARED.replace('allowed": 8', 'allowed": 97'),
             "read_buffers_allowed, with 0 reserved for other groups, is 97",
@@ -367,7 +370,7 @@ LARGE = SHARED.replace('"size": 32', '"size": 33')
         (SHARED.replace('"dev": "dsaX",', '"dev": "dsaX", "event_log_size": 1,'), "event_log_size is 1, expected 64"),
         (
             SHARED.replace('"kernelX"', '"kernelX", "driver_name": "crypto"'),
-            "queues are to have the driver crypto, which is not there (/sys/bus/dsa/drivers/crypto)",
+            "the driver crypto of the queues is not loaded, expected /sys/bus/dsa/drivers/crypto",
         ),
     ],
 )
@@ -561,7 +564,7 @@ def test_from_any_state_a_device_comes_to_be_as_wanted_or_is_exactly_as_before(
     assert only(machine.apply()).state == "unchanged"
 
 
-def test_what_cannot_be_put_back_is_told(node: MakeNode) -> None:
+def test_a_failed_rollback_is_reported(node: MakeNode) -> None:
     machine = node(configured("one"))
     machine.kernel.fail(f"{BUS}/drivers/idxd/bind", errno.EIO)
     outcome = only(machine.apply())
@@ -602,7 +605,7 @@ def test_rollback_does_not_write_invalid_attributes(node: MakeNode, place: str) 
 
 @pytest.mark.parametrize("limit", ["configurable", "max_work_queues_size", "max_groups", "version", "state"])
 @pytest.mark.parametrize("content", [b"junk", b"\xff", b"9" * 5000])
-def test_junk_in_what_the_device_says_of_itself_is_told(node: MakeNode, limit: str, content: bytes) -> None:
+def test_invalid_limits_of_the_device_are_reported(node: MakeNode, limit: str, content: bytes) -> None:
     machine = node(DsaSpec())
     machine.kernel.say(f"{BUS}/devices/dsa0/{limit}", content)
     outcome = only(machine.apply())

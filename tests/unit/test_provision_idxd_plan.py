@@ -88,7 +88,7 @@ def test_people_are_told_what_a_device_is(tree: Callable[[NodeSpec], Path]) -> N
         "wq0.0": "enabled, user, shared, size 64, name app00, clients 0",
         "not set up": "group0.1, wq0.1",
     }
-    assert outcome.reason.startswith("cannot be as in ")
+    assert outcome.reason.startswith("cannot be set up from ")
     assert "it has no group0.2 (max_groups is 2)" in outcome.reason
 
 
