@@ -6,9 +6,9 @@ kernel moves links.
 
 Below a root other than `/`, links are followed inside that root, absolute ones included, as after chroot(2). An
 absolute link to the root's own real path leads to the same place as one without that prefix. A device node may be a
-plain file or a directory there, because trees without hardware have no others. Whoever may write to the tree may
-replace a directory by a link at any time, so every component is opened relative to the directory above it, without
-following links (openat(2), O_NOFOLLOW): nothing outside the root is read or written.
+plain file or a directory there, because trees without hardware have no others. Another process may replace a directory
+of the tree by a link at any time, so every component is opened relative to the directory above it, without following
+links (openat(2), O_NOFOLLOW): nothing outside the root is read or written.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
-"""DLB physical functions (PF): virtual functions (VF) enabled, and given their share of the PF's resources.
+"""DLB physical functions (PF): virtual functions (VF), and their share of the PF's resources.
 
-Facts: Intel's out-of-tree dlb2 driver and its guide to SR-IOV. A VF starts without resources and is of no use until it
-has some, which can be written to `vf<N>_resources/` of its PF only while no driver has it. So a VF without
-any is set up, and one that has some is unchanged.
+Facts: Intel's out-of-tree dlb2 driver and its guide to SR-IOV. A VF needs resources, which can be written to
+`vf<N>_resources/` of its PF only while no driver is bound to the VF. A VF without any is set up, and one that has some
+is not changed.
 """
 
 import errno

@@ -1,9 +1,9 @@
-"""QAT physical functions (PF): their services, their virtual functions (VF) enabled and given to vfio-pci, auto-reset.
+"""QAT physical functions (PF): their services, virtual functions (VF) and their driver, auto-reset.
 
 Facts: Documentation/ABI/testing/sysfs-driver-qat, and the drivers below drivers/crypto/intel/qat. Services can be
-written only while the device is down, which takes its VFs away; kernels read them back in an order of their own; any
-number in `sriov_numvfs` enables all VFs and restarts the device. Only the drivers of the fourth generation on have
-`qat/`. The configuration is that of both generations of the original init container.
+written only while the device is down, which disables its VFs; kernels return them in another order; any number in
+`sriov_numvfs` enables all VFs and restarts the device. Only the drivers from the fourth generation have `qat/`. The
+configuration is that of both generations of the original init container.
 """
 
 import errno
@@ -132,9 +132,9 @@ def parse(path: str, text: str) -> tuple[str, str]:
 
 def planners(host: Host, config: QatConfig) -> list[Planner]:
     """A planner for each PF that the configuration covers. Raises `Unreadable`."""
-    wanted = {f"0x{number.removeprefix('0x')}" for number in config.pf_ids}
+    desired = {f"0x{number.removeprefix('0x')}" for number in config.pf_ids}
     return [
-        partial(plan, config, device.address) for device in host.pci_devices(f"0x{VENDOR}") if device.device in wanted
+        partial(plan, config, device.address) for device in host.pci_devices(f"0x{VENDOR}") if device.device in desired
     ]
 
 

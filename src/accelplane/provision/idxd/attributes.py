@@ -40,9 +40,9 @@ class Number(NamedTuple):
             plain = int(plain)
         return str(int(plain)) if isinstance(plain, int) and self.least <= plain <= self.most else None
 
-    def same(self, wanted: str, found: str) -> bool:
+    def same(self, desired: str, found: str) -> bool:
         try:
-            return self.kept(int(wanted)) == int(found, 0)
+            return self.kept(int(desired)) == int(found, 0)
         except ValueError:
             return False
 
@@ -63,8 +63,8 @@ class Word(NamedTuple):
     def text(self, plain: Plain) -> str | None:
         return plain if isinstance(plain, str) and re.fullmatch(self.form, plain) else None
 
-    def same(self, wanted: str, found: str) -> bool:
-        return wanted == found
+    def same(self, desired: str, found: str) -> bool:
+        return desired == found
 
     def __str__(self) -> str:
         return self.expected
@@ -77,9 +77,9 @@ class Bitmap(NamedTuple):
         form = r"[0-9a-fA-F]{1,8}(,[0-9a-fA-F]{1,8}){0,7}"
         return plain if isinstance(plain, str) and re.fullmatch(form, plain, re.ASCII) else None
 
-    def same(self, wanted: str, found: str) -> bool:
+    def same(self, desired: str, found: str) -> bool:
         try:
-            return _bits(wanted) == _bits(found)
+            return _bits(desired) == _bits(found)
         except ValueError:
             return False
 
@@ -158,9 +158,9 @@ def needs_device_disabled(part: Part, attribute: str) -> bool:
     return part.kind != "wq" or attribute in _NEEDS_DEVICE_DISABLED
 
 
-def same(part: Part, attribute: str, wanted: str, found: str) -> bool:
-    """Whether the attribute reads as it does once `wanted` was written to it."""
-    return RULES[part.kind][attribute].same(wanted, found)
+def same(part: Part, attribute: str, desired: str, found: str) -> bool:
+    """Whether the attribute reads as it does once `desired` was written to it."""
+    return RULES[part.kind][attribute].same(desired, found)
 
 
 def rounded(part: Part, attribute: str, text: str) -> int:

@@ -36,7 +36,7 @@ _QUEUE_ORDER = {name: place for place, name in enumerate(RULES["wq"])}
 class _Difference(NamedTuple):
     part: Part
     attribute: str
-    wanted: str
+    desired: str
     found: str
 
 
@@ -138,12 +138,12 @@ def _differences(setup: Setup, found: Observed) -> tuple[list[_Difference], list
     open_: list[_Difference] = []
     for part, values in setup.attributes.items():
         there = found.attributes.get(part, {})
-        for name, wanted in values.items():
-            if name not in there or not _has_effect(setup, found, part, name, wanted):
+        for name, desired in values.items():
+            if name not in there or not _has_effect(setup, found, part, name, desired):
                 continue
-            if same(part, name, wanted, there[name]):
+            if same(part, name, desired, there[name]):
                 continue
-            difference = _Difference(part, name, wanted, there[name])
+            difference = _Difference(part, name, desired, there[name])
             (open_ if found.configurable or name in NEVER_FIXED else fixed).append(difference)
     for part in [part for part, name, *_ in open_ if name == "type"]:
         name = setup.attributes[part].get("name")
@@ -152,7 +152,7 @@ def _differences(setup: Setup, found: Observed) -> tuple[list[_Difference], list
     return fixed, open_
 
 
-def _has_effect(setup: Setup, found: Observed, part: Part, name: str, wanted: str) -> bool:
+def _has_effect(setup: Setup, found: Observed, part: Part, name: str, desired: str) -> bool:
     """Whether the attribute has an effect on this device."""
     if name in READ_BUFFERS and found.place.family == "iax":
         return False
@@ -161,7 +161,7 @@ def _has_effect(setup: Setup, found: Observed, part: Part, name: str, wanted: st
     if name == "use_read_buffer_limit":
         now = found.attributes[DEVICE].get("read_buffer_limit", "0")
         then = setup.attributes.get(DEVICE, {}).get("read_buffer_limit", now)
-        return then != "0" or (wanted == "0" and now != "0")
+        return then != "0" or (desired == "0" and now != "0")
     if name == "threshold":
         return setup.attributes[part].get("mode", found.attributes[part].get("mode")) != "dedicated"
     return True
@@ -170,12 +170,12 @@ def _has_effect(setup: Setup, found: Observed, part: Part, name: str, wanted: st
 def _sizes_to_release(setup: Setup, found: Observed) -> list[_Difference]:
     """Sizes that queues outside the setup must release, if all would be more than the device has."""
     most = found.limits.get("max_work_queues_size")
-    wanted = sum(int(values.get("size", "0")) for part, values in setup.attributes.items() if part.kind == "wq")
+    desired = sum(int(values.get("size", "0")) for part, values in setup.attributes.items() if part.kind == "wq")
     others = [part for part in found.parts("wq") if part not in setup.attributes]
     sizes = {part: text for part in others if (text := found.attributes[part].get("size", "")).isdecimal()}
     if found.enabled or not found.configurable or most is None:
         return []
-    if wanted + sum(int(size) for size in sizes.values()) <= most:
+    if desired + sum(int(size) for size in sizes.values()) <= most:
         return []
     differences = [_Difference(part, "size", "0", size) for part, size in sizes.items() if size != "0"]
     return differences + [
@@ -201,8 +201,8 @@ def _to_disable(host: Host, setup: Setup, found: Observed, differences: Sequence
 
 
 def _has_driver(host: Host, setup: Setup, found: Observed, queue: Part) -> bool:
-    wanted = driver_path(host, found.place.bus, setup.queues[queue]).rpartition("/")[2]
-    return found.drivers.get(queue, wanted) == wanted
+    desired = driver_path(host, found.place.bus, setup.queues[queue]).rpartition("/")[2]
+    return found.drivers.get(queue, desired) == desired
 
 
 def _driver(found: Observed, queue: Part) -> str:
@@ -230,13 +230,13 @@ def _writing(setup: Setup, found: Observed, differences: Sequence[_Difference]) 
     crowded = _crowding_engines(found, differences)
     moves = [_Difference(part, "group_id", "-1", found.attributes[part]["group_id"]) for part in crowded]
     back = [
-        _Difference(part, "group_id", wanted, "-1")
+        _Difference(part, "group_id", desired, "-1")
         for part, now in ((move.part, move.found) for move in moves)
-        if (wanted := setup.attributes.get(part, {}).get("group_id", now)) != "-1"
+        if (desired := setup.attributes.get(part, {}).get("group_id", now)) != "-1"
     ]
     rest = [difference for difference in differences if difference.part not in crowded]
     for difference in (*moves, *_in_order(setup, found, rest), *back):
-        if difference.attribute == "threshold" and difference.wanted == "0":
+        if difference.attribute == "threshold" and difference.desired == "0":
             # Zero is rejected; a queue that becomes dedicated loses its threshold.
             for mode in ("dedicated", "shared"):
                 yield _write(found, _Difference(difference.part, "mode", mode, ""))
@@ -250,11 +250,11 @@ def _crowding_engines(found: Observed, differences: Sequence[_Difference]) -> li
     The kernel requires four for each engine, but only at the time of the write.
     """
     crowding: list[Part] = []
-    for part, attribute, wanted, _found in differences:
+    for part, attribute, desired, _found in differences:
         if attribute == "read_buffers_allowed":
             group = str(part.number)
             engines = [one for one in found.parts("engine") if found.attributes[one].get("group_id") == group]
-            if int(wanted) < 4 * len(engines):
+            if int(desired) < 4 * len(engines):
                 crowding += engines
     return crowding
 
@@ -266,20 +266,20 @@ def _in_order(setup: Setup, found: Observed, differences: Iterable[_Difference])
 
 def _rank(setup: Setup, limit: str, difference: _Difference) -> tuple[int, int, int]:
     """The sort key of a write; writes that release something precede those that take it."""
-    part, attribute, wanted, found = difference
+    part, attribute, desired, found = difference
     if part.kind == "device":
         return 1, 0, 0
     if part.kind == "group":
         if attribute == "use_read_buffer_limit":
-            return (0 if wanted == "0" and limit != "0" else 4), part.number, 0
+            return (0 if desired == "0" and limit != "0" else 4), part.number, 0
         if attribute == "read_buffers_reserved":
-            return (2 if _less(wanted, found) else 3), part.number, 0
+            return (2 if _less(desired, found) else 3), part.number, 0
         return 4, part.number, 0
     if part.kind == "wq":
         if part not in setup.attributes:
             return 5, part.number, 0
         if attribute == "size":
-            return (6 if _less(wanted, found) else 7), part.number, 0
+            return (6 if _less(desired, found) else 7), part.number, 0
         return 8, part.number, _QUEUE_ORDER[attribute]
     return 9, part.number, 0
 
@@ -292,7 +292,7 @@ def _write(found: Observed, difference: _Difference) -> Step:
     return Step(
         what=_what(found, difference),
         path=found.files[difference.part][difference.attribute],
-        text=difference.wanted or "\n",  # an empty write is ignored
+        text=difference.desired or "\n",  # an empty write is ignored
         explain=partial(explained, found.place.path),
     )
 
@@ -316,14 +316,14 @@ def _enabling(host: Host, found: Observed, part: Part, driver: str) -> Step:
 
 
 def _what(found: Observed, difference: _Difference) -> str:
-    part, attribute, wanted, now = difference
-    return f"{found.place.part_name(part)} {attribute} {now[:_MAX_SHOWN] or 'none'} -> {wanted or 'none'}"
+    part, attribute, desired, now = difference
+    return f"{found.place.part_name(part)} {attribute} {now[:_MAX_SHOWN] or 'none'} -> {desired or 'none'}"
 
 
 def _format_fixed(found: Observed, differences: Sequence[_Difference]) -> str:
     return ", ".join(
-        f"{found.place.part_name(part)} {attribute} stays {now[:_MAX_SHOWN]} (not {wanted})"
-        for part, attribute, wanted, now in differences
+        f"{found.place.part_name(part)} {attribute} stays {now[:_MAX_SHOWN]} (not {desired})"
+        for part, attribute, desired, now in differences
     )
 
 
