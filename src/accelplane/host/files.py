@@ -6,9 +6,9 @@ kernel moves links.
 
 Below a root other than `/`, links are followed inside that root, absolute ones included, as after chroot(2). An
 absolute link to the root's own real path leads to the same place as one without that prefix. A device node may be a
-plain file or a directory there, because trees without hardware have no others. Whoever may write to the tree may
-replace a directory by a link at any time, so every component is opened relative to the directory above it, without
-following links (openat(2), O_NOFOLLOW): nothing outside the root is read or written.
+plain file or a directory there, because trees without hardware have no others. Another process may replace a directory
+of the tree by a link at any time, so every component is opened relative to the directory above it, without following
+links (openat(2), O_NOFOLLOW): nothing outside the root is read or written.
 """
 
 import contextlib
@@ -144,7 +144,7 @@ class HostFiles:
             problem = error if isinstance(error, HostError) else host_error(path, error)
             raise WriteError(path, f"{problem.problem} (writing {text[:80]!a})", problem.errno) from None
         finally:
-            self.forget()
+            self._forget()
         if written != len(data):
             raise WriteError(path, f"only {written} of {len(data)} bytes written (writing {text[:80]!a})")
 
@@ -217,7 +217,7 @@ class HostFiles:
         """Remembers something odd for the log; the agent prints it once, not at every scan."""
         self.notes.append(text)
 
-    def forget(self) -> None:
+    def _forget(self) -> None:
         """Drops what is cached: a write moves links, and with them what they lead to."""
         self._links.clear()
         self._canonical.clear()
