@@ -12,8 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from accelplane.devices import UNHEALTHY, Device, natural
 from accelplane.kubelet.server import AllocationError
-from accelplane.node.allocation import ResourceAllocator
-from accelplane.node.cdi import CdiDirectory
+from accelplane.node.allocations import AllocationReader, CallRecord
+from accelplane.node.allocator import ResourceAllocator
+from accelplane.node.context import PluginContext
+from accelplane.node.publishers.cdi import CdiPublisher
+from accelplane.node.settings import Settings
 from accelplane.plugins import Plugin
 from accelplane.plugins.gpu import GpuConfig, GpuPlugin
 from accelplane.plugins.idxd import DsaPlugin, IaaPlugin
@@ -162,20 +165,23 @@ class Node:
     """A resource whose IDs are offered in random order; counts the allocated IDs of each unit."""
 
     def __init__(self, plugin: Plugin[Any], listed: Iterable[Device], order: random.Random) -> None:
-        self.allocator = ResourceAllocator("example.com/gadget", plugin, CdiDirectory("/nonexistent"))
-        self.allocator.devices = {device.id: device for device in sorted(listed, key=lambda device: natural(device.id))}
+        settings = Settings(kubelet_dir="/nonexistent", cdi_dir="/nonexistent")
+        context = PluginContext("gadgets", plugin, settings)
+        cdi = CdiPublisher(context, AllocationReader(settings))
+        self.devices = {device.id: device for device in sorted(listed, key=lambda device: natural(device.id))}
+        self.allocator = ResourceAllocator("example.com/gadget", context, cdi, CallRecord(), lambda: self.devices)
         self.allocated: set[str] = set()
         self._order = order
 
     @property
     def offer(self) -> list[str]:
-        free = [key for key, device in self.allocator.devices.items() if device.healthy and key not in self.allocated]
+        free = [key for key, device in self.devices.items() if device.healthy and key not in self.allocated]
         return self._order.sample(free, len(free))
 
     @property
     def use(self) -> dict[str, int]:
-        counts = Counter(self.allocator.devices[key].unit for key in self.allocated)
-        return {unit: counts[unit] for unit in dict.fromkeys(device.unit for device in self.allocator.devices.values())}
+        counts = Counter(self.devices[key].unit for key in self.allocated)
+        return {unit: counts[unit] for unit in dict.fromkeys(device.unit for device in self.devices.values())}
 
     async def admit(self, size: int = 1, must: Iterable[str] = ()) -> list[str]:
         answer = list(await self.allocator.preferred(self.offer, list(must), size))

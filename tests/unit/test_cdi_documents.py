@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from accelplane.devices import CdiDevice, CdiError, CdiHook, CdiMount, CdiNode
-from accelplane.node.cdi import CdiDirectory
+from accelplane.node.publishers.cdi_directory import CdiDirectory
 
 HOOK = CdiHook("createRuntime", "/bin/my-hook")
 

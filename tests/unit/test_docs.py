@@ -28,9 +28,8 @@ from accelplane.devices import Device, DeviceNode
 from accelplane.host import Host
 from accelplane.node import config as configuration
 from accelplane.node import metrics
-from accelplane.node.agent import Agent
 from accelplane.node.plugins import installed
-from accelplane.node.settings import Settings
+from accelplane.node.status import NodeStatus
 from accelplane.plugins import Plugin
 from accelplane.plugins.fpga.config import FpgaConfig
 from accelplane.plugins.gpu import GpuConfig
@@ -259,7 +258,7 @@ def test_the_table_of_the_configuration_file_holds_every_key() -> None:
 
 
 def test_the_table_of_metrics_holds_every_metric() -> None:
-    page = metrics.page(Agent(Settings(), {}), ()).decode()
+    page = metrics.page(NodeStatus(version="", root="/", kubelet_dir=""), ()).decode()
     names = set(re.findall(r"^# TYPE (accelplane_\w+)", page, re.MULTILINE))
     told = {row[0].strip("`") for row in rows(section(USERS, "Metrics")) if row[0].startswith("`accelplane_")}
     assert told == names

@@ -18,7 +18,7 @@ from accelplane.cli.goflags import Value, flags_of, parse_or_exit
 from accelplane.devices import CdiDevice, CdiMount, Device, DeviceNode, Inventory, Skipped
 from accelplane.host import Host
 from accelplane.host.epc import CpuSgx, Epc
-from accelplane.node.runner import explained
+from accelplane.node.scan_loop import explanation
 from accelplane.plugins.sgx import (
     DEFAULT_LIMIT,
     ENCLAVE,
@@ -243,8 +243,9 @@ def test_a_node_without_a_driver_is_not_published(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_device_node_is_noted_and_published(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
     for node in BOTH:
-        (tmp_path / node[1:]).mkdir(parents=True)
+        os.mkfifo(tmp_path / node[1:])
     host = Host(tmp_path)
     assert len(list(SgxPlugin(SgxConfig(enclave_limit=1, provision_limit=1)).scan(host))) == 2
     assert host.notes == [f"{node}: not a character device, but published" for node in BOTH]
@@ -289,7 +290,7 @@ def test_explain_reports_facts_and_options(tmp_path: Path) -> None:
     tree(tmp_path, (ENCLAVE,))
     write(tmp_path / "proc/cpuinfo", "flags\t: sgx sgx_lc\n")
     write(tmp_path / "sys/devices/system/node/node1/x86/sgx_total_bytes", "8192\n")
-    told = json.loads(explained(SgxPlugin(SgxConfig(enclave_limit=7)), Host(tmp_path)))
+    told = json.loads(explanation(SgxPlugin(SgxConfig(enclave_limit=7)), Host(tmp_path)))
     assert told["options"]["enclave-limit"] == 7
     assert told["limit-by-default"] == "110 (PODS_PER_CORE not set)"
     assert told["device-nodes"] == {ENCLAVE: "usable", PROVISION: "no such device node", VEPC: "no such device node"}
@@ -300,9 +301,10 @@ def test_explain_reports_facts_and_options(tmp_path: Path) -> None:
 
 
 def test_explain_reports_problems(tmp_path: Path) -> None:
-    (tmp_path / ENCLAVE[1:]).mkdir(parents=True)
+    (tmp_path / "dev").mkdir()
+    os.mkfifo(tmp_path / ENCLAVE[1:])
     write(tmp_path / "sys/devices/system/node/node0/x86/sgx_total_bytes", "much\n")
-    problems = json.loads(explained(SgxPlugin(), Host(tmp_path)))["problems"]
+    problems = json.loads(explanation(SgxPlugin(), Host(tmp_path)))["problems"]
     assert problems == [
         f"{ENCLAVE}: not a character device, but published",
         "/sys/devices/system/node/node0/x86/sgx_total_bytes: 'much', expected a number of bytes",

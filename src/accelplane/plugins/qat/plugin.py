@@ -12,7 +12,7 @@ from accelplane.plugins.policies import preferred
 from accelplane.plugins.qat import health, kernelmode
 from accelplane.plugins.qat.binding import Binder
 from accelplane.plugins.qat.config import QatConfig
-from accelplane.plugins.qat.scan import discover, scan
+from accelplane.plugins.qat.scan import Discovery, discover, scan
 from accelplane.plugins.vfio import numbered
 
 
@@ -29,6 +29,7 @@ class QatPlugin(Plugin[QatConfig]):
         self._kernel_mode = self.config.mode == "kernel"
         self._status = ""
         self._binder = Binder(self.config)
+        self._prepared: tuple[Host, Discovery] | None = None  # what `prepare` read for the scan after it
         self._unknown: Mapping[str, bool] = {}
 
     async def refresh(self, host: Host) -> None:
@@ -37,13 +38,17 @@ class QatPlugin(Plugin[QatConfig]):
 
     def prepare(self, host: Host) -> None:
         if not self._kernel_mode:
-            vfs, _skipped = discover(host, self.config)
-            self._binder.bind(host, [vf.address for vf in vfs])
+            found = discover(host, self.config)
+            self._binder.bind(host, [vf.address for vf in found.vfs])
+            self._prepared = host, found
 
     def scan(self, host: Host) -> ScanResult:
         if self._kernel_mode:
             return kernelmode.scan(host, self._status)
-        return scan(host, self.config, partial(self._binder.problem, host))
+        (prepared, found), self._prepared = self._prepared or (None, None), None
+        if prepared is not host or found is None:
+            found = discover(host, self.config)
+        return scan(host, self.config, found, partial(self._binder.problem, host))
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
         if self._kernel_mode:
