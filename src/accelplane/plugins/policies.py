@@ -22,7 +22,7 @@ POLICIES = ("none", "balanced", "packed")
 
 
 class _Unit(Struct):
-    """A unit during one decision: how many IDs are in use and chosen, and which are available, in natural order."""
+    """A unit during one decision: how many IDs are in use and chosen, and which are available."""
 
     group: str
     used: int
@@ -55,10 +55,11 @@ def preferred(
     for name, count in in_use.items():
         group_use[group(name)] += count
     near = frozenset[int]()
-    units: dict[str, _Unit] = {}
     devices = {device.id: device for device in (*available, *must_include)}.values()
-    for device in sorted(devices, key=lambda device: (natural(device.unit), natural(device.id))):
-        unit = units.setdefault(device.unit, _Unit(group(device.unit), in_use.get(device.unit, 0)))
+    names = sorted({device.unit for device in devices}, key=natural)
+    units = {name: _Unit(group(name), in_use.get(name, 0)) for name in names}
+    for device in devices:
+        unit = units[device.unit]
         if isinstance(device.topology, tuple):
             unit.numa |= frozenset(device.topology)
         if device.id not in chosen:
@@ -72,7 +73,9 @@ def preferred(
         if not candidates:
             break
         unit = min(candidates, key=lambda unit: rule(unit, not unit.numa & near, group_use[unit.group]))
-        chosen[unit.available.pop(0)] = None
+        key = min(unit.available, key=natural)
+        unit.available.remove(key)
+        chosen[key] = None
         unit.chosen += 1
         group_use[unit.group] += 1
         near |= unit.numa
