@@ -107,7 +107,7 @@ class TestVirtualMachine:
         seen = Seen(tmp_path)
         assert list(seen.devices) == ["0000:00:05.0", "0000:00:06.0", "0000:00:09.0"]
         assert seen.resources == {"generic"}
-        assert "not visible in a virtual machine" in seen.notes
+        assert "a virtual machine does not see" in seen.notes
 
     def test_another_vendors_function_with_such_an_id_is_left_alone(self, tmp_path: Path) -> None:
         vf(tmp_path, "0000:00:05.0", vendor="0x1234")
@@ -120,7 +120,7 @@ class TestVirtualMachine:
         vf(tmp_path, "0000:00:06.0")
         seen = Seen(tmp_path)
         assert list(seen.devices) == ["0000:00:06.0"]
-        assert "0000:00:05.0 skipped" in seen.notes
+        assert "0000:00:05.0 left out" in seen.notes
 
     def test_a_physical_function_without_driver_still_groups_them(self, tmp_path: Path) -> None:
         function = pf(tmp_path, vfs=[0, 1])
@@ -265,7 +265,7 @@ class TestServices:
         seen = Seen(tmp_path)
         assert seen.resources == {resource}
         assert note in seen.notes
-        assert seen.notes.count("virtual functions of 0000:6b:00.0 have resource") == bool(note)
+        assert seen.notes.count("virtual functions of 0000:6b:00.0 are") == bool(note)
 
     @pytest.mark.parametrize("attribute", ["state", "cfg_services"])
     def test_what_cannot_be_read_is_generic_with_the_reason(self, tmp_path: Path, attribute: str) -> None:

@@ -129,7 +129,7 @@ def published(
             yield Skipped(fault.name, fault.problem, warning=True)
     for seen in reading.ports:
         if seen.port.name not in ports:
-            yield Skipped(seen.port.name, "programming in progress, previous function unknown")
+            yield Skipped(seen.port.name, "it is being programmed, and what was in it before is not known")
     for name in reading.unused:
         if name not in kept:
             yield Skipped(name, "none of its ports is to be seen: released, or not usable")

@@ -140,12 +140,12 @@ def _passed_through(host: Host, models: Sequence[QatModel], skipped: list[Skippe
                 continue
             vendor = _optional(host, f"{path}/vendor")
         except HostError as error:
-            host.note(f"PCI function {name} skipped: {error}")
+            host.note(f"PCI function {name} left out: {error}")
             continue
         if vendor in ("", f"0x{VENDOR}"):
             found.append((name, Vf(name, physical_function(host, name))))
         else:
-            skipped.append(Skipped(name, f"device id of QAT, but vendor is {vendor[:20]!a}, expected 0x{VENDOR}"))
+            skipped.append(Skipped(name, f"has the device id of a QAT, but the vendor is {vendor[:20]!a}"))
     return found
 
 
@@ -164,7 +164,7 @@ def _device(host: Host, config: QatConfig, facts: _Facts, vf: Vf, problem: str) 
     resource = GENERIC
     if model is not None and model.detects_services:
         if vf.pf is None:
-            host.note(f"the configured services are not visible in a virtual machine, using resource {GENERIC}")
+            host.note(f"a virtual machine does not see what QAT is configured for, so it is {GENERIC}")
         else:
             resource = facts.service(vf.pf)
     mounts: tuple[Mount, ...] = ()
@@ -198,7 +198,7 @@ def _configured(host: Host, pf: Pf) -> str:
     except (HostError, ValueError) as error:
         found = Service(GENERIC, str(error))
     if found.problem:
-        host.note(f"virtual functions of {pf.address} have resource {found.resource}: {found.problem}")
+        host.note(f"virtual functions of {pf.address} are {found.resource}: {found.problem}")
     return found.resource
 
 
@@ -228,7 +228,7 @@ def _vfio(host: Host, vf: Vf, *, iommufd: bool) -> tuple[DeviceNode, ...]:
         return nodes
     more = iommufd_nodes(host, vf.address)
     if not more:
-        host.note(f"{vf.address}: no IOMMUFD node, using only the node of its group ({nodes[0].host_path})")
+        host.note(f"{vf.address}: no IOMMUFD node, the one of its group ({nodes[0].host_path}) has to do")
     return (*nodes, *more)
 
 
