@@ -24,9 +24,10 @@ demo: $(ready)
 	$(VENV)/bin/accelplane demo
 
 ## test: every test but the cluster's, in parallel, two for each core; fails below 90 % coverage. ARGS=… run a part, without coverage
+test: export PYTHONDONTWRITEBYTECODE :=  # without compiled modules every process compiles them anew
 test: $(ready)
 	rm -f .coverage .coverage.*
-	$(PY) -m pytest --numprocesses "$$((2 * $$(nproc)))" --maxprocesses 8 --timeout 180 -m "not cluster" \
+	$(PY) -m pytest --numprocesses "$$((2 * $$(nproc)))" --maxprocesses 8 --dist worksteal --timeout 180 -m "not cluster" \
 		$(or $(ARGS),--cov --cov-report term-missing:skip-covered --cov-fail-under 90)
 
 # What a stranger may bring to a node with FPGAs gets the most.

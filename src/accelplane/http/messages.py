@@ -27,7 +27,7 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     cached_head: int = 512
     connections: int = 512
     backlog: int = 1024  # connections that wait to be accepted, and that are accepted at once
-    buffered: int = 32 * 1024 * 1024  # incomplete requests of all connections together
+    buffered: int = 8 * 1024 * 1024  # incomplete requests of all connections together; fits programs of 60 MiB
     handshake: float = 10
     request: float = 15  # to receive a request, from its first byte; also to compute and to send the response
     idle: float = 180  # longer than the API server keeps a connection, so the client closes first
