@@ -211,7 +211,7 @@ def test_wrong_descriptions_are_refused_with_status_1(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "-json names the description and is missing"),
+        ([], "-json is missing; it names the file with the description"),
         (["-json"], "flag needs an argument"),
         (["-json", "absent.json"], "'absent.json': cannot be read: No such file"),
         (["-jsn", "x"], "not defined: -jsn"),
