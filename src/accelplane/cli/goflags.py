@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
-    from accelplane.plugins.base import Config
+    from msgspec import Struct
 
 Value = str | int | float | bool
 Kind = Literal["string", "int", "uint", "float", "bool"]
@@ -53,7 +53,7 @@ class Flag(NamedTuple):
         return "uint" if self.unsigned else _KINDS[type(self.default)]
 
 
-def flags_of(config: "type[Config]") -> list[Flag]:
+def flags_of(config: "type[Struct]") -> list[Flag]:
     """Returns a flag for each field of type str, int, float or bool. Integers with a minimum of 0 are unsigned."""
     import msgspec  # noqa: PLC0415 - not available in the FPGA hook and tool
 
