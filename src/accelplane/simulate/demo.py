@@ -30,7 +30,7 @@ DSA, DSA_SHARED, IAA = (
 DLB_PF, DLB_VF = "dlb.intel.com/pf", "dlb.intel.com/vf"
 ENCLAVE, PROVISION = "sgx.intel.com/enclave", "sgx.intel.com/provision"
 
-_STEP_TIMEOUT = 10.0
+_STEP_TIMEOUT = 20.0
 _CONFIG = """\
 plugins:
   gpu:
