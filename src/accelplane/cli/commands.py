@@ -162,8 +162,8 @@ accelplane.add_command(provision)
 
 
 def _require_simulate() -> None:
-    """Raises `click.ClickException` if grpcio is missing: simulated services use it, nodes do not need it."""
+    """Raises `ClickException` without grpcio: the simulated peers use the reference implementation of gRPC."""
     if importlib.util.find_spec("grpc") is None:
-        raise click.ClickException("the package grpcio is missing; run pip install 'accelplane[simulate]'")
+        raise click.ClickException("grpcio is not installed: pip install 'accelplane[simulate]'")
     # grpcio logs every lost connection unless this is set before the import.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

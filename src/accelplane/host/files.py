@@ -144,7 +144,7 @@ class HostFiles:
             problem = error if isinstance(error, HostError) else host_error(path, error)
             raise WriteError(path, f"{problem.problem} (writing {text[:80]!a})", problem.errno) from None
         finally:
-            self.forget()
+            self._forget()
         if written != len(data):
             raise WriteError(path, f"only {written} of {len(data)} bytes written (writing {text[:80]!a})")
 
@@ -217,7 +217,7 @@ class HostFiles:
         """Remembers something odd for the log; the agent prints it once, not at every scan."""
         self.notes.append(text)
 
-    def forget(self) -> None:
+    def _forget(self) -> None:
         """Drops what is cached: a write moves links, and with them what they lead to."""
         self._links.clear()
         self._canonical.clear()

@@ -54,7 +54,7 @@ class Host(HostFiles):
         """As `topology_of`, for files under `/dev` (of any other file: for its disk)."""
         return topology.of_nodes(self, nodes, self._hints)
 
-    def forget(self) -> None:
-        super().forget()
+    def _forget(self) -> None:
+        super()._forget()
         self._hints.clear()
         self._numa_nodes.clear()

@@ -49,9 +49,9 @@ def towards(host: Host, setup: Setup, found: Observed, *, force: bool = False) -
     down = _to_disable(host, setup, found, differences)
     if down:
         if refusal := _locked(found):
-            return msgspec.structs.replace(plan, refusal=refusal)
+            return msgspec.structs.replace(plan, skip_reason=refusal)
         if not force and (told := users(found)):
-            return msgspec.structs.replace(plan, refusal=f"in use: {', '.join(told)}")
+            return msgspec.structs.replace(plan, skip_reason=f"in use: {', '.join(told)}")
         changes = [_what(found, difference) for difference in _in_order(setup, found, differences)]
         later = [*changes, *_to_come(setup, found, down)]
         return msgspec.structs.replace(plan, steps=[_disabling(found, part) for part in down], later=later)
@@ -219,7 +219,7 @@ def _locked(found: Observed) -> str:
 def _unless_locked(plan: Plan, found: Observed, steps: Sequence[Step], later: Iterable[str]) -> Plan:
     refusal = _locked(found) if steps else ""
     return (
-        msgspec.structs.replace(plan, refusal=refusal)
+        msgspec.structs.replace(plan, skip_reason=refusal)
         if refusal
         else msgspec.structs.replace(plan, steps=steps, later=list(later))
     )

@@ -47,11 +47,11 @@ def _device_plan(place: Place, config: IdxdConfig, host: Host) -> Plan:
     file, setup = config.setup(place.number)
     now = described(setup, found)
     if setup is None:
-        return Plan(device=place.name, now=now, refusal=f"{file} says nothing of it")
+        return Plan(device=place.name, now=now, skip_reason=f"{file} says nothing of it")
     if wrong := list(problems(host, setup, found)):
         return Plan(device=place.name, now=now, failure=f"cannot be as in {file}: {'; '.join(wrong)}")
     plan = towards(host, setup, found, force=config.force)
-    return msgspec.structs.replace(plan, now=now, back=partial(_device_back, place, as_it_is(found)))
+    return msgspec.structs.replace(plan, now=now, rollback=partial(_device_back, place, as_it_is(found)))
 
 
 def _device_back(place: Place, before: Setup, host: Host) -> Plan:
@@ -70,21 +70,21 @@ def _function_plan(address: str, config: IdxdConfig, host: Host) -> Plan:
     if not is_loaded(host, driver):
         missing = f"the driver {driver} is not loaded (modprobe {driver})"
         if driver == IDXD:
-            return msgspec.structs.replace(plan, refusal=missing)
+            return msgspec.structs.replace(plan, skip_reason=missing)
         return msgspec.structs.replace(plan, failure=missing)
     if before == VFIO_PCI and vfio_group_is_open(host, address):
-        return msgspec.structs.replace(plan, refusal=f"in use: its VFIO group is open; it stays bound to {before}")
+        return msgspec.structs.replace(plan, skip_reason=f"in use: its VFIO group is open; it stays bound to {before}")
     try:
         found = [observe(host, place) for place in places(host, "dsa") if _function(host, place) == address]
     except HostError as error:
         return msgspec.structs.replace(plan, failure=str(error))
     used = [told for device in found for told in users(device)]
     if used and not config.force:
-        return msgspec.structs.replace(plan, refusal=f"in use: {', '.join(used)}; it stays bound to {before}")
+        return msgspec.structs.replace(plan, skip_reason=f"in use: {', '.join(used)}; it stays bound to {before}")
     steps = list(bind_steps(host, address, driver, f"driver {before or 'none'} -> {driver}"))
     setups = [(device.place, as_it_is(device)) for device in found]
     back = partial(_function_back, address, before, driver_override(host, address), setups)
-    return msgspec.structs.replace(plan, steps=steps, back=back)
+    return msgspec.structs.replace(plan, steps=steps, rollback=back)
 
 
 def _function_back(address: str, driver: str, override: str, setups: Sequence[tuple[Place, Setup]], host: Host) -> Plan:
@@ -101,7 +101,7 @@ def _function_back(address: str, driver: str, override: str, setups: Sequence[tu
         return Plan(device=address, steps=steps)
     for place, setup in setups:
         plan = _device_back(place, setup, host)
-        if plan.steps or plan.failure or plan.refusal:
+        if plan.steps or plan.failure or plan.skip_reason:
             return plan
     return Plan(device=address)
 
