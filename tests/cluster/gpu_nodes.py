@@ -52,6 +52,9 @@ class KubeletProcess:
             raise AssertionError(f"{self._node.name}: the kubelet crashed\n{trace}")
         assert self._node.kubelet.pid == self._pid, f"{self._node.name}: another kubelet runs"
 
+    def found(self, pattern: str) -> list[Any]:
+        return re.findall(pattern, self.log())
+
     def logged(self, pattern: str) -> bool:
         return re.search(pattern, self.log()) is not None
 
