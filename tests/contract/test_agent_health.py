@@ -49,7 +49,7 @@ def ward(directory: str) -> Ward:
 
 
 def phase(runner: PluginRunner, unit: str = "a") -> Phase:
-    return runner.health.states[unit].phase
+    return runner.health.tracker.states[unit].phase
 
 
 def told_of_the_source(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -66,7 +66,7 @@ async def test_newcomers_are_judged_before_they_are_first_published(ward: Ward) 
         )  # fmt: skip
         plugin.verdicts = {"c": HOT}
         plugin.found = gadgets("a", "b", "c")
-        runner.look_again()
+        runner.scan.request()
         assert await lists.next() == {"a": "Unhealthy", "b": "Healthy", "c": "Unhealthy"}
         assert plugin.asked[-1] == ("c",), "only the newcomer is asked about"
 
@@ -77,7 +77,7 @@ async def test_one_bad_reading_makes_a_device_suspect_and_not_unhealthy(ward: Wa
     async with ward(plugin, health_interval=3600.0) as (runner, peer, lists):
         assert await lists.next() == {"a": "Healthy"}
         plugin.verdicts = {"a": HOT}
-        runner._look_and_judge()
+        runner.request_check()
         await until(lambda: phase(runner) == Phase.SUSPECT)
         assert len(await peer.allocate(["a"])) == 1
         plugin.verdicts = {"a": GOOD}
@@ -113,7 +113,7 @@ async def test_a_suspicion_is_confirmed_soon_and_not_at_the_next_regular_look(wa
     async with ward(plugin, health_interval=3600.0) as (runner, _peer, lists):
         assert await lists.next() == {"a": "Healthy"}
         plugin.verdicts = {"a": HOT}
-        runner._look_and_judge()
+        runner.request_check()
         assert await lists.next() == {"a": "Unhealthy"}
 
 
@@ -133,7 +133,7 @@ async def test_units_that_are_not_judged_are_as_healthy_as_the_scan_found_them(w
     async with ward(plugin) as (runner, peer, lists):
         assert await lists.next() == {"a": "Healthy", "b": "Unhealthy", "c": "Healthy"}
         assert "'b (burnt)'" in (await refusal(peer.allocate(["b"])))[1]
-        assert set(runner.health.states) == {"b", "c"}
+        assert set(runner.health.tracker.states) == {"b", "c"}
 
 
 async def test_units_that_are_not_judged_do_not_stay_sick_after_a_failure_of_the_source(ward: Ward) -> None:
@@ -154,7 +154,7 @@ async def test_a_source_that_fails_leaves_the_health_as_it_was(ward: Ward, caplo
         plugin.verdicts = {"a": ConnectionError("the daemon is gone")}
         asked = len(plugin.asked)
         await until(lambda: len(plugin.asked) > asked + 3)
-        assert {unit: state.usable for unit, state in runner.health.states.items()} == {"a": False, "b": True}
+        assert {unit: state.usable for unit, state in runner.health.tracker.states.items()} == {"a": False, "b": True}
         plugin.verdicts = {"a": GOOD, "b": GOOD}
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
     assert told_of_the_source(caplog) == [
@@ -172,10 +172,10 @@ async def test_a_source_without_a_verdict_is_told_once_and_when_it_has_one_again
     async with ward(plugin) as (runner, _peer, lists):
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
         await until(lambda: len(plugin.asked) > 3)
-        assert runner.health.unknown.get("a", "") == "no answer"
+        assert runner.health.tracker.unknown.get("a", "") == "no answer"
         plugin.verdicts["a"] = HOT
         assert await lists.next() == {"a": "Unhealthy", "b": "Healthy"}
-        assert runner.health.unknown.get("a", "") == ""
+        assert runner.health.tracker.unknown.get("a", "") == ""
     assert told_of_the_source(caplog) == ["ward: health of a unknown: no answer", "ward: health of a known again"]
 
 
@@ -204,7 +204,7 @@ async def test_what_a_plugin_notes_while_it_judges_is_told_once_until_it_is_over
         assert await lists.next() == {"a": "Healthy"}
         await judged()
         plugin.found = gadgets("a", "b")
-        runner.look_again()
+        runner.scan.request()
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
         await judged()
         plugin.odd = ""
@@ -243,7 +243,7 @@ async def test_a_source_that_hangs_holds_up_the_first_list_for_a_second_only(
         assert await lists.next() == {"a": health}
         # A change of the devices is published while the source hangs.
         plugin.found = gadgets("a", "b")
-        runner.look_again()
+        runner.scan.request()
         assert await lists.next() == {"a": health, "b": health}
         if not fail_closed:
             assert len(await peer.allocate(["b"])) == 1
@@ -265,7 +265,7 @@ async def test_answers_that_are_no_verdicts_count_as_a_source_that_fails(ward: W
         assert len(await peer.allocate(["a"])) == 1
         plugin.answer = {"a": HOT}
         assert await lists.next() == {"a": "Unhealthy"}
-        assert not runner.health.states["a"].usable
+        assert not runner.health.tracker.states["a"].usable
 
 
 async def test_a_unit_that_left_and_comes_back_is_judged_anew(ward: Ward) -> None:
@@ -274,11 +274,11 @@ async def test_a_unit_that_left_and_comes_back_is_judged_anew(ward: Ward) -> Non
     async with ward(plugin, health_interval=3600.0) as (runner, _peer, lists):
         await lists.until({"a": "Unhealthy", "b": "Healthy"})
         plugin.found = gadgets("b")
-        runner.look_again()
+        runner.scan.request()
         await lists.until({"b": "Healthy"})
         plugin.verdicts = {"a": GOOD, "b": GOOD}
         plugin.found = gadgets("a", "b")
-        runner.look_again()
+        runner.scan.request()
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
 
 
@@ -297,5 +297,5 @@ async def test_what_a_plugin_once_thought_is_forgotten_when_it_judges_no_more(wa
     async with ward(plugin) as (runner, _peer, lists):
         assert await lists.next() == {"a": "Unhealthy"}
         plugin.cares = False
-        runner.look_again()
+        runner.scan.request()
         assert await lists.next() == {"a": "Healthy"}

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -28,7 +30,7 @@ from http2 import (
     serving,
     setting,
 )
-from hyperframe.frame import GoAwayFrame, HeadersFrame, RstStreamFrame, WindowUpdateFrame
+from hyperframe.frame import GoAwayFrame, HeadersFrame, PingFrame, RstStreamFrame, SettingsFrame, WindowUpdateFrame
 from waiting import until
 
 from accelplane.rpc import Channel, RpcError
@@ -126,7 +128,7 @@ async def failure(channel: Channel, deadline: float = 10) -> tuple[str, str]:
 # What a call sends
 
 
-async def test_a_call_is_headers_and_a_message_with_its_deadline(double: Double, channel: Channel) -> None:
+async def test_a_call_sends_headers_deadline_and_message(double: Double, channel: Channel) -> None:
     double.scripts.append(saying(good()))
     assert await call(channel, b"abc", deadline=2.5) == b"fine"
     (answer,) = [found for stream, found in double.raws[0].answers.items() if stream == 1]
@@ -137,7 +139,7 @@ async def test_a_call_is_headers_and_a_message_with_its_deadline(double: Double,
     }  # fmt: skip
 
 
-async def test_a_long_request_waits_for_windows(double: Double, channel: Channel) -> None:
+async def test_a_long_request_waits_for_window_updates(double: Double, channel: Channel) -> None:
     async def script(raw: Raw) -> None:
         await raw.send(setting((4, 0), (1, 0)))
         raw.decoder.max_allowed_table_size = 0
@@ -155,9 +157,7 @@ async def test_a_long_request_waits_for_windows(double: Double, channel: Channel
     assert int(await call(channel, b"x" * 300_000)) == len(message(b"x" * 300_000))
 
 
-async def test_an_answer_before_the_whole_request_is_taken_and_the_rest_not_sent(
-    double: Double, channel: Channel
-) -> None:
+async def test_a_response_before_the_whole_request_stops_the_request(double: Double, channel: Channel) -> None:
     async def script(raw: Raw) -> None:
         await raw.send(setting((4, 0)))
         await raw.until(lambda one: isinstance(one, HeadersFrame))
@@ -191,17 +191,18 @@ async def test_an_answer_before_the_whole_request_is_taken_and_the_rest_not_sent
         "a status that is no number": (end(block=BEGIN + fields(("grpc-status", "bad"))), "UNKNOWN", ""),
         "no status": (begin() + frame(DATA, END_STREAM, 1, message()), "UNKNOWN", "ended without a status"),
         "no status in trailers": (begin() + end(block=fields(("x", "y"))), "UNKNOWN", "ended without a status"),
-        "no message": (begin() + end(), "INTERNAL", "no message in the answer"),
+        "no message": (begin() + end(), "INTERNAL", "no message in the response"),
         "two messages": (begin() + frame(DATA, 0, 1, message() * 2) + end(), "INTERNAL", "more than one message"),
         "half a message": (begin() + frame(DATA, 0, 1, message(b"abc")[:-1]) + end(), "INTERNAL", "within a message"),
         "no BytesValue": (
-            begin() + frame(DATA, 0, 1, b"\0\0\0\0\1\xff") + end(), "INTERNAL", "the answer cannot be read",
+            begin() + frame(DATA, 0, 1, b"\0\0\0\0\1\xff") + end(), "INTERNAL", "cannot decode the response",
         ),
         "a compressed message": (
             begin() + frame(DATA, 0, 1, message(compressed=1)) + end(), "UNIMPLEMENTED", "compressed",
         ),
         "a long message": (
-            begin() + frame(DATA, 0, 1, struct.pack(">BI", 0, 1001)), "RESOURCE_EXHAUSTED", "1001 bytes, at most 1000",
+            begin() + frame(DATA, 0, 1, struct.pack(">BI", 0, 1001)),
+            "RESOURCE_EXHAUSTED", "1001 bytes, expected at most 1000",
         ),
         "another page": (
             frame(HEADERS, END_HEADERS, 1, fields((":status", "404"), ("content-type", "text/html"))),
@@ -218,7 +219,7 @@ async def test_an_answer_before_the_whole_request_is_taken_and_the_rest_not_sent
         "headers thrice": (begin() + begin(), "INTERNAL", "PROTOCOL_ERROR"),
     }.values(),
 )  # fmt: skip
-async def test_an_answer_that_is_none_fails_its_call_only(
+async def test_an_invalid_response_fails_only_its_call(
     double: Double, channel: Channel, data: bytes, code: str, text: str
 ) -> None:
     async def script(raw: Raw) -> None:
@@ -252,7 +253,7 @@ async def test_an_answer_that_is_none_fails_its_call_only(
         "unknown frames": frame(0xEE) + frame(0xEF, 1, 1, b"?") + good(),
     }.values(),
 )
-async def test_an_answer_may_come_with_much_around_it(double: Double, channel: Channel, data: bytes) -> None:
+async def test_a_response_between_other_frames_is_received(double: Double, channel: Channel, data: bytes) -> None:
     double.scripts.append(saying(data))
     assert await call(channel) == b"fine"
 
@@ -269,7 +270,7 @@ async def test_an_answer_may_come_with_much_around_it(double: Double, channel: C
         "pings without end": (frame(PING, 0, 0, b"12345678") * 5000, 11),
     }.values(),
 )
-async def test_a_server_that_breaks_the_rules_is_left_and_tried_again(
+async def test_a_protocol_error_of_the_server_closes_the_connection_and_reconnects(
     double: Double, channel: Channel, data: bytes, code: int
 ) -> None:
     double.scripts += [saying(data), saying(good())]
@@ -282,14 +283,12 @@ async def test_a_server_that_breaks_the_rules_is_left_and_tried_again(
 # Servers that are not there
 
 
-async def test_no_socket_is_unavailable_and_says_why(directory: str) -> None:
+async def test_a_missing_socket_is_unavailable(directory: str) -> None:
     async with Channel(f"{directory}/none") as channel:
         assert await failure(channel) == ("UNAVAILABLE", "No such file or directory")
 
 
-async def test_a_server_that_goes_fails_its_calls_and_is_found_when_it_is_back(
-    double: Double, channel: Channel
-) -> None:
+async def test_a_lost_connection_fails_its_calls_and_the_next_call_reconnects(double: Double, channel: Channel) -> None:
     async def go(raw: Raw) -> None:
         await raw.until(lambda one: "END_STREAM" in one.flags)
 
@@ -301,7 +300,7 @@ async def test_a_server_that_goes_fails_its_calls_and_is_found_when_it_is_back(
     assert await call(channel) == b"fine"
 
 
-async def test_a_goodbye_fails_what_the_server_has_not_looked_at(double: Double, channel: Channel) -> None:
+async def test_goaway_fails_unprocessed_calls(double: Double, channel: Channel) -> None:
     async def script(raw: Raw) -> None:
         await raw.send(setting())
         await raw.until(lambda one: one.stream_id == 3 and "END_STREAM" in one.flags)
@@ -312,20 +311,18 @@ async def test_a_goodbye_fails_what_the_server_has_not_looked_at(double: Double,
     double.scripts += [script, saying(good())]
     one, three = await asyncio.gather(call(channel), call(channel), return_exceptions=True)
     assert one == b"last"
-    assert str(three) == "UNAVAILABLE: the server leaves: NO_ERROR for lunch"
+    assert str(three) == "UNAVAILABLE: the server closes the connection: NO_ERROR for lunch"
     assert await call(channel) == b"fine"
     assert len(double.raws) == 2
 
 
-async def test_a_deadline_that_passes_resets_the_stream(double: Double, channel: Channel) -> None:
+async def test_an_exceeded_deadline_resets_the_stream(double: Double, channel: Channel) -> None:
     double.scripts.append(saying())
-    assert await failure(channel, deadline=0.02) == ("DEADLINE_EXCEEDED", "no answer within 0.02 s")
+    assert await failure(channel, deadline=0.02) == ("DEADLINE_EXCEEDED", "no response within 0.02 s")
     await until(lambda: double.raws[0].answers[1].reset == 8)
 
 
-async def test_a_call_that_is_cancelled_resets_the_stream_and_what_comes_late_is_passed_over(
-    double: Double, channel: Channel
-) -> None:
+async def test_a_cancelled_call_resets_the_stream_and_ignores_a_late_response(double: Double, channel: Channel) -> None:
     async def script(raw: Raw) -> None:
         await raw.send(setting())
         await raw.until(lambda one: isinstance(one, RstStreamFrame))
@@ -343,7 +340,7 @@ async def test_a_call_that_is_cancelled_resets_the_stream_and_what_comes_late_is
     assert await call(channel) == b"fine"
 
 
-async def test_no_more_calls_are_made_at_a_time_than_the_server_takes(double: Double, channel: Channel) -> None:
+async def test_concurrent_calls_are_limited_by_the_servers_settings(double: Double, channel: Channel) -> None:
     async def script(raw: Raw) -> None:
         await raw.send(setting((3, 1)))
         for stream in (1, 3, 5):
@@ -359,18 +356,144 @@ async def test_no_more_calls_are_made_at_a_time_than_the_server_takes(double: Do
         assert await asyncio.gather(call(channel), call(channel)) == [b"fine"] * 2
 
 
-async def test_closing_a_channel_fails_its_calls(double: Double, channel: Channel) -> None:
+# A closed channel
+
+
+CLOSED = ("UNAVAILABLE", "the channel is closed")
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_close_fails_calls_in_progress(double: Double, channel: Channel) -> None:
     double.scripts.append(saying())
     task = asyncio.create_task(failure(channel))
     await until(lambda: bool(double.raws) and bool(double.raws[0].seen))
     channel.close()
-    assert await task == ("UNAVAILABLE", "the channel was closed")
+    assert await task == CLOSED
+
+
+async def test_close_fails_a_call_that_waits_for_a_stream_slot(double: Double, channel: Channel) -> None:
+    async def script(raw: Raw) -> None:
+        await raw.send(setting((3, 1)))
+        while await raw.next() is not None:
+            pass
+
+    double.scripts.append(script)
+    first = asyncio.create_task(failure(channel))
+    await until(lambda: bool(double.raws) and any(isinstance(one, SettingsFrame) for one in double.raws[0].seen[1:]))
+    second = asyncio.create_task(failure(channel))
+    await asyncio.sleep(0)
+    channel.close()
+    assert await asyncio.gather(first, second) == [CLOSED, CLOSED]
+
+
+async def test_calls_and_streams_after_close_fail_without_a_connection(double: Double, channel: Channel) -> None:
+    double.scripts.append(saying(good()))
+    assert await call(channel) == b"fine"
+    channel.close()
+    assert await failure(channel) == CLOSED
+    with pytest.raises(RpcError, match="UNAVAILABLE: the channel is closed"):
+        await anext(aiter(channel.stream("/t.T/Watch", BytesValue(), BytesValue)))
+    assert len(double.raws) == 1
+
+
+async def test_closed_channels_leave_no_descriptor_and_no_task(directory: str) -> None:
+    async with serving(f"{directory}/s"):
+        descriptors, tasks = open_descriptors(), asyncio.all_tasks()
+        for _ in range(20):
+            channel = Channel(f"{directory}/s")
+            assert await call(channel, b"a") == b"a"
+            channel.close()
+            assert await failure(channel) == CLOSED
+        await until(lambda: open_descriptors() == descriptors)
+        assert asyncio.all_tasks() == tasks
+
+
+@pytest.mark.parametrize("rounds", range(6))
+async def test_close_while_connecting_leaves_no_descriptor(directory: str, rounds: int) -> None:
+    async with serving(f"{directory}/s"):
+        descriptors, tasks = open_descriptors(), asyncio.all_tasks()
+        channel = Channel(f"{directory}/s")
+        calls = [asyncio.create_task(call(channel)) for _ in range(3)]
+        for _ in range(rounds):  # iterations of the event loop, each a step of the connect
+            await asyncio.sleep(0)
+        answered = sum(task.done() for task in calls)
+        channel.close()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [str(result) for result in results[answered:]] == ["UNAVAILABLE: the channel is closed"] * (3 - answered)
+        assert await failure(channel) == CLOSED
+        await until(lambda: open_descriptors() == descriptors)
+        assert asyncio.all_tasks() == tasks
+
+
+async def test_leaving_the_context_while_connecting_waits_for_the_descriptor(directory: str) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{directory}/s")
+        listening.listen()
+        descriptors = open_descriptors()
+        async with Channel(f"{directory}/s") as channel:
+            task = asyncio.create_task(failure(channel))
+            await asyncio.sleep(0)
+            assert open_descriptors() > descriptors
+        assert open_descriptors() == descriptors
+        assert await task == CLOSED
+
+
+async def test_close_ends_calls_on_a_draining_connection(double: Double, channel: Channel) -> None:
+    async def leave(raw: Raw) -> None:
+        await raw.send(setting())
+        await raw.until(lambda one: one.stream_id == 1 and "END_STREAM" in one.flags)
+        await raw.send(frame(GOAWAY, 0, 0, number(1) + number(0)), frame(PING, 0, 0, b"12345678"))
+        while await raw.next() is not None:
+            pass
+
+    double.scripts += [leave, saying(good())]
+    first = asyncio.create_task(failure(channel))
+    await until(lambda: bool(double.raws) and any(isinstance(one, PingFrame) for one in double.raws[0].seen))
+    assert await call(channel) == b"fine"
+    channel.close()
+    assert await first == CLOSED
+
+
+async def test_a_deadline_while_connecting_leaves_no_descriptor(directory: str) -> None:
+    async with serving(f"{directory}/s"):
+        descriptors, tasks = open_descriptors(), asyncio.all_tasks()
+        async with Channel(f"{directory}/s") as channel:
+            for deadline in (0, 0, 1e-9, 1e-6):
+                with contextlib.suppress(RpcError):
+                    await call(channel, deadline=deadline)
+            assert await call(channel, b"a") == b"a"
+        await until(lambda: open_descriptors() == descriptors)
+        assert asyncio.all_tasks() == tasks
+
+
+async def test_reconnecting_to_a_server_that_does_not_read_keeps_one_descriptor(
+    double: Double, channel: Channel
+) -> None:
+    async def script(raw: Raw) -> None:
+        await raw.send(setting())
+        await raw.until(lambda one: isinstance(one, HeadersFrame))
+        raw.writer.transport.pause_reading()
+        windows = setting((4, 2**31 - 1)) + frame(WINDOW_UPDATE, 0, 0, number(2**30))
+        await raw.send(windows, frame(PING, 0, 1, b"12345678"))
+        await finished.wait()
+
+    finished = asyncio.Event()
+    double.scripts.append(script)
+    descriptors = open_descriptors()
+    for _ in range(5):
+        with pytest.raises(RpcError, match="UNAVAILABLE"):
+            await call(channel, b"x" * 3_000_000)
+    assert open_descriptors() - descriptors == 6  # the server's five, and the client's last one
+    finished.set()
 
 
 # Streams
 
 
-async def test_a_server_that_sends_faster_than_is_read_is_held_up(double: Double, channel: Channel) -> None:
+async def test_flow_control_stops_a_server_that_sends_faster_than_is_read(double: Double, channel: Channel) -> None:
     one = message(b"x" * 900)
 
     async def script(raw: Raw) -> None:
@@ -398,7 +521,7 @@ async def test_a_server_that_sends_faster_than_is_read_is_held_up(double: Double
     assert received == 500 * 900
 
 
-async def test_a_server_that_ignores_the_window_of_a_stream_loses_it(double: Double, channel: Channel) -> None:
+async def test_a_stream_that_exceeds_its_window_is_reset(double: Double, channel: Channel) -> None:
     double.scripts.append(saying(begin(), frame(DATA, 0, 1, message(b"x" * 900)) * 200))
     received = 0
 
@@ -413,7 +536,7 @@ async def test_a_server_that_ignores_the_window_of_a_stream_loses_it(double: Dou
     assert received < 100
 
 
-async def test_leaving_a_stream_ends_it_for_the_server(directory: str) -> None:
+async def test_closing_a_stream_cancels_its_handler(directory: str) -> None:
     async with serving(f"{directory}/s") as methods, Channel(f"{directory}/s") as channel:
         stream = channel.stream("/t.T/Watch", BytesValue(value=b"a"), BytesValue)
         assert (await anext(aiter(stream))).value == b"a"
@@ -421,7 +544,7 @@ async def test_leaving_a_stream_ends_it_for_the_server(directory: str) -> None:
         await until(lambda: methods.cancelled == 1)
 
 
-async def test_both_ends_of_ours_understand_each_other(directory: str) -> None:
+async def test_client_and_server_interoperate(directory: str) -> None:
     async with serving(f"{directory}/s") as methods, Channel(f"{directory}/s") as channel:
         big = BytesValue(value=b"x" * 3_000_000)
         assert await channel.call("/t.T/Echo", big, BytesValue, deadline=10) == big
@@ -434,3 +557,26 @@ async def test_both_ends_of_ours_understand_each_other(directory: str) -> None:
         await until(lambda: methods.running == 100)
         methods.release.set()
         assert len(await waiting) == 150
+
+
+async def test_calls_to_a_server_that_reads_nothing_do_not_grow_the_write_buffer(
+    double: Double, channel: Channel
+) -> None:
+    async def script(raw: Raw) -> None:
+        raw.writer.transport.pause_reading()
+        await raw.send(setting((4, 2**31 - 1)), frame(WINDOW_UPDATE, 0, 0, number(2**30)))
+        await resumed.wait()
+        raw.writer.transport.resume_reading()
+        while (found := await raw.next()) is not None:
+            if "END_STREAM" in found.flags and not raw.answers[found.stream_id].reset:
+                await raw.send(good(found.stream_id))
+
+    resumed = asyncio.Event()
+    double.scripts.append(script)
+    with pytest.raises(RpcError, match="DEADLINE_EXCEEDED"):
+        await call(channel, b"x" * 3_000_000, deadline=0.2)
+    calls = [failure(channel, deadline=0.05) for _ in range(20)]
+    assert {code for code, _ in await asyncio.gather(*calls)} == {"DEADLINE_EXCEEDED"}
+    resumed.set()
+    assert await call(channel) == b"fine"
+    assert sorted(stream for stream in double.raws[0].answers if stream) == [1, 3]

@@ -40,7 +40,7 @@ from wire import Wire
 
 from accelplane.rpc.channel import ClientConnection
 from accelplane.rpc.errors import RpcError
-from accelplane.rpc.server import Life, ServerConnection
+from accelplane.rpc.server import ConnectionTracker, ServerConnection
 
 # Bytes
 
@@ -143,11 +143,11 @@ async def astray() -> AsyncIterator[list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("reads", [True, False], ids=["reads", "reads nothing"])
 @given(chunks=cut(ANYTHING), greeting=st.sampled_from([PREFACE + setting()] * 5 + [PREFACE, b""]))
-async def test_a_server_bears_any_client(
+async def test_a_server_survives_any_client(
     astray: list[Any], chunks: list[bytes], greeting: bytes, *, reads: bool
 ) -> None:
-    methods, life = Methods(), Life()
-    connection = ServerConnection({path.encode(): method for path, method in methods.table.items()}, life)
+    methods, tracker = Methods(), ConnectionTracker()
+    connection = ServerConnection({path.encode(): method for path, method in methods.table.items()}, tracker)
     wire = Wire(connection, reads=reads)
     await wire.feed([greeting, *chunks])
     for _ in range(5):
@@ -155,7 +155,7 @@ async def test_a_server_bears_any_client(
     wire.check()
     connection.connection_lost(None)
     await until(lambda: methods.running == 0)
-    await life.over(5)
+    await tracker.wait_closed(5)
     assert connection.streams == {}
     assert astray == []
 
@@ -181,26 +181,26 @@ def replies(draw: st.DrawFn) -> bytes:
     chunks=cut(st.one_of(st.lists(FRAMES, max_size=30).map(b"".join), changed(replies()), st.binary(max_size=300))),
     greeting=st.sampled_from([setting()] * 5 + [b"", frame(SETTINGS, 0, 0, b"?")]),
 )
-async def test_a_client_bears_any_server(astray: list[Any], chunks: list[bytes], greeting: bytes) -> None:
+async def test_a_client_survives_any_server(astray: list[Any], chunks: list[bytes], greeting: bytes) -> None:
     connection = ClientConnection()
     wire = Wire(connection, reads=True)
 
     async def consume(size: int) -> str:
-        answer = connection.open("/t.T/Echo", message(b"x" * size), 10.0, 1000)
+        answer = connection.open_call("/t.T/Echo", message(b"x" * size), 10.0, 1000)
         try:
-            while (data := await answer.next()) is not None:
+            while (data := await answer.receive()) is not None:
                 BytesValue.FromString(data)
         except RpcError as error:
             return error.code
         finally:
-            answer.give_up()
+            answer.cancel()
         return "OK"
 
     tasks = [asyncio.create_task(consume(size)) for size in (0, 100, 100_000)]
     await asyncio.sleep(0)
     wire.written = wire.written.removeprefix(PREFACE)
     await wire.feed([greeting, *chunks])
-    if not connection.leaving:
+    if not connection.draining:
         wire.check()
     connection.connection_lost(None)
     done, _pending = await asyncio.wait(tasks, timeout=5)

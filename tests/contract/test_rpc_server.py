@@ -1,7 +1,9 @@
 """The rules of HTTP/2 and gRPC, one by one, against the server: which frames end a stream, a connection, or nothing."""
 
 import asyncio
+import contextlib
 import logging
+import os
 import struct
 from collections.abc import AsyncIterator
 
@@ -39,7 +41,7 @@ from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, WindowUpdateF
 from waiting import until
 from wire import Wire
 
-from accelplane.rpc.server import Life, ServerConnection
+from accelplane.rpc.server import ConnectionTracker, ServerConnection
 
 NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR = 0, 1, 3, 5, 6
 REFUSED_STREAM, CANCEL, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 8, 9, 11
@@ -121,7 +123,7 @@ async def raw(methods: Methods, path: str) -> AsyncIterator[Raw]:
     }.items(),
     ids=lambda case: case if isinstance(case, str) else "",
 )  # fmt: skip
-async def test_a_broken_rule_is_told_when_the_connection_ends(raw: Raw, data: str, code: tuple[bytes, int]) -> None:
+async def test_a_connection_error_is_sent_in_goaway(raw: Raw, data: str, code: tuple[bytes, int]) -> None:
     sent, expected = code
     await raw.send(sent)
     assert await raw.goodbye() == expected
@@ -135,9 +137,7 @@ async def test_a_broken_rule_is_told_when_the_connection_ends(raw: Raw, data: st
     ],
     ids=["HTTP/1", "half a preface", "ping", "acknowledgement", "call"],
 )  # fmt: skip
-async def test_who_does_not_begin_with_preface_and_settings_is_sent_away(
-    methods: Methods, path: str, first: bytes
-) -> None:
+async def test_a_connection_without_preface_and_settings_is_closed(methods: Methods, path: str, first: bytes) -> None:
     async with Raw.to(path, first) as raw:
         assert await raw.goodbye() == PROTOCOL_ERROR
 
@@ -169,7 +169,7 @@ async def test_who_does_not_begin_with_preface_and_settings_is_sent_away(
     }.items(),
     ids=lambda case: case if isinstance(case, str) else "",
 )  # fmt: skip
-async def test_a_broken_rule_of_a_stream_resets_that_one(
+async def test_a_stream_error_resets_only_its_stream(
     methods: Methods, raw: Raw, data: str, code: tuple[bytes, int]
 ) -> None:
     sent, expected = code
@@ -213,7 +213,7 @@ async def test_a_broken_rule_of_a_stream_resets_that_one(
     }.values(),
 )
 @pytest.mark.parametrize("step", [1, 7, 100_000], ids=["byte by byte", "seven by seven", "at once"])
-async def test_a_call_is_answered_however_it_is_cut(raw: Raw, data: bytes, step: int) -> None:
+async def test_a_call_is_answered_for_any_segmentation(raw: Raw, data: bytes, step: int) -> None:
     for at in range(0, len(data), step):
         await raw.send(data[at : at + step])
         await asyncio.sleep(0)
@@ -223,9 +223,11 @@ async def test_a_call_is_answered_however_it_is_cut(raw: Raw, data: bytes, step:
     await raw.goes_on()
 
 
-async def test_a_unary_answer_is_one_write() -> None:
+async def test_a_unary_response_is_one_write() -> None:
     methods = Methods()
-    connection = ServerConnection({path.encode(): method for path, method in methods.table.items()}, Life())
+    connection = ServerConnection(
+        {path.encode(): method for path, method in methods.table.items()}, ConnectionTracker()
+    )
     wire = Wire(connection, reads=True)
     await wire.feed([PREFACE + setting()])
     before = wire.writes
@@ -235,7 +237,7 @@ async def test_a_unary_answer_is_one_write() -> None:
     assert [type(one) for one in wire.frames()[-3:]] == [HeadersFrame, DataFrame, HeadersFrame]
 
 
-async def test_headers_are_literals_that_need_no_table(methods: Methods, path: str) -> None:
+async def test_response_headers_use_no_dynamic_table(methods: Methods, path: str) -> None:
     async with Raw.to(path, PREFACE, setting((1, 0))) as raw:
         raw.decoder.max_allowed_table_size = 0
         await raw.send(call(), call(3, path="/t.T/Refuse"), call(5, path="/t.T/Nothing"))
@@ -244,7 +246,7 @@ async def test_headers_are_literals_that_need_no_table(methods: Methods, path: s
         assert (await raw.answer(5)).status == "12"
 
 
-async def test_the_same_indexed_headers_follow_a_table_that_changes(raw: Raw) -> None:
+async def test_repeated_indexed_headers_follow_table_changes(raw: Raw) -> None:
     encoder = Encoder()
     first = encoder.encode(CALL)
     later = encoder.encode(CALL)
@@ -267,7 +269,7 @@ async def test_the_same_indexed_headers_follow_a_table_that_changes(raw: Raw) ->
         ({"grpc_timeout": "-1S"}, "400", "13"),
     ],
 )  # fmt: skip
-async def test_headers_that_are_no_call_are_refused_in_words(
+async def test_invalid_call_headers_are_rejected_with_a_message(
     raw: Raw, changes: dict[str, str | None], status: str, code: str
 ) -> None:
     wanted = {name.replace("-", "_"): value for name, value in changes.items()}
@@ -284,19 +286,23 @@ async def test_headers_that_are_no_call_are_refused_in_words(
         (frame(DATA, END_STREAM, 1), "3", "no message in the request"),
         (frame(DATA, END_STREAM, 1, message(b"abc")[:-1]), "13", "the stream ended within a message"),
         (frame(DATA, END_STREAM, 1, message() * 2), "13", "more than one message in the request"),
-        (frame(DATA, 0, 1, message(compressed=1)), "12", "compressed messages are not understood"),
-        (frame(DATA, 0, 1, b"\0\0\x40\0\1"), "8", "a message of 4194305 bytes, at most 4194304 are taken"),
-        (frame(DATA, END_STREAM, 1, struct.pack(">BI", 0, 1) + b"\xff"), "3", "the request is no BytesValue"),
+        (frame(DATA, 0, 1, message(compressed=1)), "12", "compressed messages are not supported"),
+        (frame(DATA, 0, 1, b"\0\0\x40\0\1"), "8", "message of 4194305 bytes, expected at most 4194304"),
+        (
+            frame(DATA, END_STREAM, 1, struct.pack(">BI", 0, 1) + b"\xff"),
+            "3",
+            "cannot decode the request, expected BytesValue",
+        ),
     ],
 )
-async def test_messages_that_are_none_are_refused_in_words(raw: Raw, data: bytes, code: str, text: str) -> None:
+async def test_invalid_messages_are_rejected_with_a_message(raw: Raw, data: bytes, code: str, text: str) -> None:
     await raw.send(OPEN, data)
     answer = await raw.answer()
     assert (answer.status, answer.headers["grpc-message"]) == (code, text)
     await raw.goes_on()
 
 
-async def test_who_still_sends_when_the_answer_is_there_is_told_to_stop(raw: Raw) -> None:
+async def test_a_response_before_the_end_of_the_request_resets_the_stream(raw: Raw) -> None:
     await raw.send(OPEN, frame(DATA, 0, 1, message(compressed=1)))
     await raw.answer()
     reset = await raw.until(lambda one: one.stream_id == 1)
@@ -308,14 +314,14 @@ async def test_who_still_sends_when_the_answer_is_there_is_told_to_stop(raw: Raw
 # Errors and deadlines
 
 
-async def test_an_error_is_a_status_whose_text_is_escaped(raw: Raw) -> None:
+async def test_a_status_message_is_percent_encoded(raw: Raw) -> None:
     await raw.send(call(1, "50 % of «this»\n".encode(), path="/t.T/Refuse"))
     answer = await raw.answer()
     assert answer.status == "5"
     assert answer.headers["grpc-message"] == "50 %25 of %C2%ABthis%C2%BB%0A"
 
 
-async def test_an_exception_is_logged_and_not_told(raw: Raw, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_handlers_exception_is_logged_and_not_sent(raw: Raw, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         await raw.send(call(path="/t.T/Fail"))
         answer = await raw.answer()
@@ -323,7 +329,7 @@ async def test_an_exception_is_logged_and_not_told(raw: Raw, caplog: pytest.LogC
     assert "a secret" in caplog.text
 
 
-async def test_a_deadline_ends_the_call_and_its_handler(methods: Methods, raw: Raw) -> None:
+async def test_an_exceeded_deadline_cancels_the_handler(methods: Methods, raw: Raw) -> None:
     await raw.send(call(path="/t.T/Wait", grpc_timeout="20m"))
     assert (await raw.answer()).status == "4"
     await until(lambda: methods.cancelled == 1)
@@ -344,7 +350,7 @@ async def test_a_reset_or_a_lost_connection_cancels_handlers(methods: Methods, p
     await until(lambda: methods.cancelled == 3)
 
 
-async def test_a_call_that_is_reset_before_it_began_never_begins(methods: Methods, raw: Raw) -> None:
+async def test_a_call_that_is_reset_before_its_start_never_starts(methods: Methods, raw: Raw) -> None:
     await raw.send(call(path="/t.T/Wait"), frame(RST_STREAM, 0, 1, number(CANCEL)))
     await raw.goes_on()
     assert (methods.running, methods.cancelled) == (0, 0)
@@ -353,7 +359,7 @@ async def test_a_call_that_is_reset_before_it_began_never_begins(methods: Method
 # Windows
 
 
-async def test_an_answer_waits_for_the_streams_window(raw: Raw) -> None:
+async def test_a_response_waits_for_the_streams_window(raw: Raw) -> None:
     await raw.send(setting((4, 10)), call(1, b"100", path="/t.T/Big"), call(3, b"100", path="/t.T/Big"))
     expected = message(b"x" * 100)
     await raw.got(1, 10)
@@ -372,7 +378,7 @@ async def test_an_answer_waits_for_the_streams_window(raw: Raw) -> None:
     assert (answer.status, answer.data) == ("0", expected)
 
 
-async def test_an_answer_waits_for_the_connections_window_and_streams_take_turns(raw: Raw) -> None:
+async def test_responses_share_the_connections_window_in_turn(raw: Raw) -> None:
     await raw.send(setting((4, 2**31 - 1)))
     for stream in (1, 3):
         await raw.send(call(stream, b"100000", path="/t.T/Big"))
@@ -391,7 +397,7 @@ async def test_an_answer_waits_for_the_connections_window_and_streams_take_turns
     assert {(await raw.answer(stream)).status for stream in (1, 3)} == {"0"}
 
 
-async def test_a_stream_waits_with_its_next_message_until_the_last_is_sent(methods: Methods, raw: Raw) -> None:
+async def test_a_stream_sends_its_next_message_after_the_last_is_sent(methods: Methods, raw: Raw) -> None:
     await raw.send(call(path="/t.T/Flood"))
     assert await raw.got(1, 65535) == 65535
     await raw.goes_on()
@@ -402,7 +408,7 @@ async def test_a_stream_waits_with_its_next_message_until_the_last_is_sent(metho
     await until(lambda: methods.cancelled == 1)
 
 
-async def test_a_long_request_gets_its_window_back(raw: Raw) -> None:
+async def test_a_long_request_is_acknowledged_by_window_updates(raw: Raw) -> None:
     whole = message(b"y" * 1_000_000)
     await raw.send(setting((4, 2**31 - 1)), frame(WINDOW_UPDATE, 0, 0, number(2**30)), OPEN)
     await upload(raw, 1, whole, end=True)
@@ -412,7 +418,7 @@ async def test_a_long_request_gets_its_window_back(raw: Raw) -> None:
 # Limits
 
 
-async def test_no_more_than_a_hundred_calls_run_at_a_time(methods: Methods, raw: Raw) -> None:
+async def test_at_most_a_hundred_calls_run_concurrently(methods: Methods, raw: Raw) -> None:
     await raw.send(*(call(2 * turn + 1, path="/t.T/Wait") for turn in range(101)))
     assert (await raw.answer(201)).reset == REFUSED_STREAM
     methods.release.set()
@@ -429,7 +435,7 @@ async def test_no_more_than_a_hundred_calls_run_at_a_time(methods: Methods, raw:
     ],
     ids=["ping", "settings", "priority", "unknown", "window"],
 )  # fmt: skip
-async def test_a_flood_of_frames_that_bring_nothing_ends_the_connection(raw: Raw, nuisance: bytes) -> None:
+async def test_a_flood_of_frames_without_data_ends_the_connection(raw: Raw, nuisance: bytes) -> None:
     await raw.send(nuisance * 900)
     await raw.goes_on()
     await raw.send(nuisance * 5000)
@@ -441,7 +447,7 @@ async def test_a_flood_of_empty_data_ends_the_connection(raw: Raw) -> None:
     assert await raw.goodbye() == ENHANCE_YOUR_CALM
 
 
-async def test_a_flood_of_calls_that_are_reset_at_once_ends_the_connection(methods: Methods, raw: Raw) -> None:
+async def test_a_flood_of_reset_calls_ends_the_connection(methods: Methods, raw: Raw) -> None:
     for turn in range(5000):
         stream = 2 * turn + 1
         await raw.send(call(stream, path="/t.T/Wait"), frame(RST_STREAM, 0, stream, number(CANCEL)))
@@ -451,7 +457,7 @@ async def test_a_flood_of_calls_that_are_reset_at_once_ends_the_connection(metho
     await until(lambda: methods.running == 0)
 
 
-async def test_a_client_that_pings_with_each_call_is_no_nuisance(raw: Raw) -> None:
+async def test_a_ping_with_each_call_is_accepted(raw: Raw) -> None:
     ping, window = frame(PING, 0, 0, b"12345678"), frame(WINDOW_UPDATE, 0, 0, number(100))
     for turn in range(2000):
         await raw.send(call(2 * turn + 1), ping, window)
@@ -459,7 +465,7 @@ async def test_a_client_that_pings_with_each_call_is_no_nuisance(raw: Raw) -> No
     await raw.goes_on()
 
 
-async def test_unfinished_requests_may_hold_some_megabytes_only(raw: Raw) -> None:
+async def test_the_memory_of_unfinished_requests_is_limited(raw: Raw) -> None:
     size = 4 * 1024 * 1024 - 100
     for stream in range(1, 9, 2):
         await raw.send(frame(HEADERS, END_HEADERS, stream, block()))
@@ -499,7 +505,7 @@ def updates(found: object, stream: int) -> bool:
 # Ends
 
 
-async def test_a_server_that_stops_says_so_and_lets_calls_end(methods: Methods, path: str) -> None:
+async def test_a_stopping_server_sends_goaway_and_finishes_unary_calls(methods: Methods, path: str) -> None:
     async with Raw.to(path) as raw:
         await raw.send(call(path="/t.T/Wait"), call(3, path="/t.T/Watch"), frame(HEADERS, END_HEADERS, 5, block()))
         await until(lambda: methods.running == 2)
@@ -516,7 +522,7 @@ async def test_a_server_that_stops_says_so_and_lets_calls_end(methods: Methods, 
         await stopping
 
 
-async def test_a_call_that_does_not_end_is_cut_off_when_the_server_stops(methods: Methods, path: str) -> None:
+async def test_stop_cancels_a_call_that_does_not_end(methods: Methods, path: str) -> None:
     async with Raw.to(path) as raw:
         await raw.send(call(path="/t.T/Wait"))
         await until(lambda: methods.running == 1)
@@ -525,7 +531,7 @@ async def test_a_call_that_does_not_end_is_cut_off_when_the_server_stops(methods
         assert await raw.goodbye() == NO_ERROR
 
 
-async def test_a_message_that_waits_for_its_reader_is_whole_before_the_stream_ends(methods: Methods, path: str) -> None:
+async def test_stop_finishes_a_message_before_it_ends_the_stream(methods: Methods, path: str) -> None:
     async with Raw.to(path, PREFACE, setting((4, 10))) as raw:
         await raw.send(call(1, b"x" * 100, path="/t.T/Watch"))
         assert await raw.got(1, 10) == 10
@@ -537,6 +543,23 @@ async def test_a_message_that_waits_for_its_reader_is_whole_before_the_stream_en
         await stopping
 
 
-async def test_a_client_that_leaves_has_its_calls_answered(methods: Methods, raw: Raw) -> None:
+async def test_calls_are_answered_after_the_clients_goaway(methods: Methods, raw: Raw) -> None:
     await raw.send(call(1, b"abc"), frame(GOAWAY, 0, 0, number(0) * 2))
     assert (await raw.answer()).data == message(b"abc")
+
+
+@pytest.mark.parametrize("rounds", range(8))
+async def test_a_connection_accepted_while_the_server_stops_is_closed(path: str, rounds: int) -> None:
+    async with serving(path) as methods:
+        descriptors = len(os.listdir("/proc/self/fd"))
+        connecting = asyncio.create_task(asyncio.open_unix_connection(path))
+        for _ in range(rounds):  # iterations of the event loop, each a step of the accept
+            await asyncio.sleep(0)
+        await methods.server.stop()
+        with contextlib.suppress(ConnectionError):  # refused, or reset
+            reader, writer = await connecting
+            writer.close()
+            async with asyncio.timeout(10):
+                await reader.read()
+                await writer.wait_closed()
+        await until(lambda: len(os.listdir("/proc/self/fd")) == descriptors - 1)  # the listening socket

@@ -181,7 +181,7 @@ async def test_what_is_no_message_is_not_believed(root: Path) -> None:
     cards, daemon = Cards(root), Daemon()
 
     async def refused() -> bool:
-        return "cannot be read" in (await cards.verdict()).reason
+        return "cannot decode the response" in (await cards.verdict()).reason
 
     async with daemon.listening(cards.socket), cards.listening():
         daemon.messages.put_nowait(b"\xff" * 9)

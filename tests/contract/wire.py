@@ -73,4 +73,4 @@ class Wire(asyncio.Transport):
             assert isinstance(found[-1], GoAwayFrame)
             assert found[-1].error_code
         assert len(self.written) < 4 * HIGH_WATER or self._reads
-        assert sum(stream.kept for stream in self._connection.streams.values()) < 20_000_000
+        assert sum(stream.buffered_bytes for stream in self._connection.streams.values()) < 20_000_000

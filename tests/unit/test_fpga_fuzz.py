@@ -34,8 +34,8 @@ from accelplane.fpga.ids import IdError, af_type, region_type, wanted_id
 from accelplane.fpga.request import parse_config, parse_state
 from accelplane.fpga.store import STORE, StoreError, find, install_path
 from accelplane.host import Host, HostError
+from accelplane.http import HttpError, Request
 from accelplane.kube.admission import AdmissionServer, Mutator, Validator
-from accelplane.kube.http1 import HttpError, Request
 
 T = TypeVar("T")
 Json = dict[str, Any]

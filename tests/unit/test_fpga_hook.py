@@ -17,8 +17,9 @@ from trees import write
 
 from accelplane.fpga.hook import HookError, Outcome, claims, read_request, run
 from accelplane.fpga.ids import CRASHED
-from accelplane.fpga.program import LOCKS, Patience, TimedOut
+from accelplane.fpga.program import Patience, TimedOut
 from accelplane.fpga.request import Pair, Request
+from accelplane.fpga.statedir import STATE_DIRECTORY
 from accelplane.host import Host
 
 OTHER = "ce48969398f05f33946d560708be108a"
@@ -161,7 +162,7 @@ class TestRun:
     def test_who_waits_for_others_until_the_end_says_so(self, tmp_path: Path) -> None:
         one_port(tmp_path)
         stored(tmp_path, NLB3)
-        lock = write(tmp_path / LOCKS[1:] / "dfl-fme.0.lock", "")
+        lock = write(tmp_path / STATE_DIRECTORY[1:] / "dfl-fme.0.lock", "")
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             with pytest.raises(

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import signal
+import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,6 @@ from accelplane.fpga.bitstream import Bitstream, BitstreamError, opened
 from accelplane.fpga.ids import IdError
 from accelplane.fpga.ioctl import IoctlError, PortInfo, PortRegion
 from accelplane.fpga.program import (
-    LOCKS,
     Patience,
     ProgramError,
     TimedOut,
@@ -32,6 +32,7 @@ from accelplane.fpga.program import (
     release,
     reset,
 )
+from accelplane.fpga.statedir import STATE_DIRECTORY, StateDirectoryError
 from accelplane.fpga.sysfs import read_fme, read_port
 from accelplane.host import Host
 
@@ -172,7 +173,7 @@ def test_a_bitstream_that_cannot_be_read_reaches_no_driver(tmp_path: Path) -> No
 class TestLock:
     def test_whoever_programs_an_fme_holds_its_lock(self, tmp_path: Path) -> None:
         card = one_port(tmp_path)
-        lock = tmp_path / LOCKS[1:] / "dfl-fme.0.lock"
+        lock = tmp_path / STATE_DIRECTORY[1:] / "dfl-fme.0.lock"
 
         class Looking(Driver):
             def program(self, name: str, argument: bytearray) -> None:
@@ -187,7 +188,7 @@ class TestLock:
 
     def test_whoever_waits_in_vain_says_for_what(self, tmp_path: Path) -> None:
         driver = Driver(one_port(tmp_path), NLB3)
-        lock = write(tmp_path / LOCKS[1:] / "dfl-fme.0.lock", "")
+        lock = write(tmp_path / STATE_DIRECTORY[1:] / "dfl-fme.0.lock", "")
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             with pytest.raises(TimedOut, match=r"dfl-fme\.0: somebody else has been programming it for 0\.01 s"):
@@ -195,28 +196,64 @@ class TestLock:
         assert driver.calls == []
 
     @pytest.mark.parametrize("made", ["a link", "a directory"])
-    def test_it_is_a_file_of_its_own(self, tmp_path: Path, made: str) -> None:
+    def test_the_lock_is_a_regular_file(self, tmp_path: Path, made: str) -> None:
         driver = Driver(one_port(tmp_path), NLB3)
-        lock = tmp_path / LOCKS[1:] / "dfl-fme.0.lock"
+        lock = tmp_path / STATE_DIRECTORY[1:] / "dfl-fme.0.lock"
         if made == "a link":
             link(lock, write(tmp_path / "precious", ""))
         else:
             lock.mkdir(parents=True)
-        with pytest.raises(ProgramError, match=r"^/run/lock/accelplane-fpga/dfl-fme\.0\.lock: cannot be locked: "):
+        with pytest.raises(ProgramError, match=r"^/run/accelplane-fpga/dfl-fme\.0\.lock: cannot be locked: "):
             run(driver.card, driver)
         assert driver.calls == []
 
-    def test_it_is_where_nobody_else_can_write(self, tmp_path: Path) -> None:
+    def test_its_directory_is_outside_directories_that_every_user_can_write(self, tmp_path: Path) -> None:
+        shared = tmp_path / "run/lock"
+        shared.mkdir(parents=True)
+        shared.chmod(0o1777)
         driver = Driver(one_port(tmp_path), NLB3)
-        directory = tmp_path / LOCKS[1:]
+        before = os.umask(0)
+        try:
+            assert run(driver.card, driver)
+        finally:
+            os.umask(before)
+        assert list(shared.iterdir()) == []
+        (directory,) = (path for path in (tmp_path / "run").iterdir() if path != shared)
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert stat.S_IMODE((directory / "dfl-fme.0.lock").stat().st_mode) == 0o600
+
+    def test_a_directory_that_others_can_write_is_refused(self, tmp_path: Path) -> None:
+        driver = Driver(one_port(tmp_path), NLB3)
+        directory = tmp_path / STATE_DIRECTORY[1:]
         directory.mkdir(parents=True)
         directory.chmod(0o777)
         with pytest.raises(
-            ProgramError, match=r"^/run/lock/accelplane-fpga: a directory of user \d+ with mode 777, exp"
+            StateDirectoryError,
+            match=r"^/run/accelplane-fpga: found a directory of user \d+ with mode 777, expected one that only root",
         ):
             run(driver.card, driver)
         assert driver.calls == []
         assert list(directory.iterdir()) == []
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory away")
+    def test_a_directory_of_another_user_is_refused(self, tmp_path: Path) -> None:
+        driver = Driver(one_port(tmp_path), NLB3)
+        directory = tmp_path / STATE_DIRECTORY[1:]
+        directory.mkdir(parents=True, mode=0o700)
+        os.chown(directory, 65534, 65534)
+        with pytest.raises(StateDirectoryError, match=r"found a directory of user 65534 with mode 700"):
+            run(driver.card, driver)
+        assert driver.calls == []
+
+    def test_a_link_to_a_directory_is_refused(self, tmp_path: Path) -> None:
+        driver = Driver(one_port(tmp_path), NLB3)
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir(mode=0o700)
+        link(tmp_path / STATE_DIRECTORY[1:], elsewhere)
+        with pytest.raises(ProgramError, match="cannot be locked: Not a directory"):
+            run(driver.card, driver)
+        assert driver.calls == []
+        assert list(elsewhere.iterdir()) == []
 
 
 def test_whoever_started_us_may_have_blocked_the_alarm() -> None:
@@ -251,7 +288,7 @@ def test_a_driver_that_never_answers_is_left(tmp_path: Path) -> None:
         os.close(read_end)
         os.close(write_end)
     assert calls == [0xB680]
-    with (tmp_path / LOCKS[1:] / "dfl-fme.0.lock").open("rb") as file:
+    with (tmp_path / STATE_DIRECTORY[1:] / "dfl-fme.0.lock").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

@@ -24,7 +24,6 @@ from accelplane.fpga.program import Patience, limited, program
 from accelplane.fpga.record import (
     LIMIT,
     OUTCOMES,
-    RECORDS,
     Last,
     Record,
     RecordError,
@@ -34,6 +33,7 @@ from accelplane.fpga.record import (
     parse,
     read,
 )
+from accelplane.fpga.statedir import STATE_DIRECTORY
 from accelplane.fpga.sysfs import read_port
 from accelplane.host import Host
 from accelplane.plugins.base import Sample
@@ -45,7 +45,7 @@ LAST = Last(1700000000.5, "dfl-port.0", INTERFACE, NLB3, "failed", "EIO")
 
 
 def place(root: Path, fme: str = FME) -> Path:
-    return root / RECORDS[1:] / f"{fme}.json"
+    return root / STATE_DIRECTORY[1:] / f"{fme}.json"
 
 
 def run(driver: Driver, unless: str = "") -> Host:
@@ -114,7 +114,7 @@ def test_what_took_too_long_is_counted_as_that(tmp_path: Path) -> None:
 
 def test_what_never_reached_the_driver_is_not_counted(tmp_path: Path) -> None:
     run(Driver(one_port(tmp_path), NLB0), unless=NLB0)
-    assert not place(tmp_path).parent.exists()
+    assert not place(tmp_path).exists()
 
 
 def test_whoever_reads_metrics_may_read_it_whatever_the_runtimes_umask(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_whoever_reads_metrics_may_read_it_whatever_the_runtimes_umask(tmp_path:
     finally:
         os.umask(before)
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (place(tmp_path).parent, place(tmp_path))]
-    assert modes == [0o755, 0o644]
-    assert [path.name for path in place(tmp_path).parent.iterdir()] == [f"{FME}.json"]
+    assert modes == [0o700, 0o644]
+    assert [path.name for path in place(tmp_path).parent.iterdir() if path.suffix != ".lock"] == [f"{FME}.json"]
 
 
 # What else may be there.
@@ -170,16 +170,23 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     assert precious.read_text() == "{}"
 
 
-@pytest.mark.parametrize("what", ["record", "directory"])
-def test_where_none_can_be_written_it_is_programmed_all_the_same(tmp_path: Path, what: str) -> None:
+def test_a_record_that_cannot_be_written_does_not_fail_programming(tmp_path: Path) -> None:
     driver = Driver(one_port(tmp_path), NLB3)
-    if what == "record":
-        place(tmp_path).mkdir(parents=True)
-    else:
-        write(place(tmp_path).parent, "a file")
-    notes = run(driver).notes
-    assert "a programming is not counted" in notes[-1]
+    place(tmp_path).mkdir(parents=True)
+    assert "a programming is not counted" in run(driver).notes[-1]
     assert len(driver.programmed) == 1
+
+
+@pytest.mark.parametrize("found", ["a file", "a directory of others"])
+def test_a_directory_that_cannot_be_used_is_a_note(tmp_path: Path, found: str) -> None:
+    host, directory = Host(tmp_path), place(tmp_path).parent
+    if found == "a file":
+        write(directory, "")
+    else:
+        directory.mkdir(parents=True)
+        directory.chmod(0o777)
+    add(host, FME, LAST, 1.5)
+    assert "a programming is not counted" in host.notes[-1]
 
 
 # What is shown.
@@ -217,12 +224,12 @@ def test_other_files_show_nothing_and_what_is_wrong_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("README", "dfl-fme.x.json", ".dfl-fme.0.json.new", "dfl-port.0.json", "..json"):
-        write(tmp_path / RECORDS[1:] / name, "{}")
+        write(tmp_path / STATE_DIRECTORY[1:] / name, "{}")
     write(place(tmp_path), "junk")
     fpga = FpgaPlugin()
     assert samples(tmp_path, fpga) == samples(tmp_path, fpga) == {}
     (told,) = caplog.messages
-    assert told == f"{RECORDS}/{FME}.json: not JSON, expected a record of programmings; not on the metrics page"
+    assert told == f"{STATE_DIRECTORY}/{FME}.json: not JSON, expected a record of programmings; its metrics are missing"
 
 
 # Whatever stands there.

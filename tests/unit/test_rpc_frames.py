@@ -5,15 +5,15 @@ import struct
 import pytest
 from hpack import Decoder, Encoder
 from hyperframe.frame import Frame, GoAwayFrame, RstStreamFrame, SettingsFrame, WindowUpdateFrame
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from accelplane.rpc import frames, headers
-from accelplane.rpc.errors import STATUSES, Code, ConnectionFault, RpcError, StreamFault, named, reset_error
+from accelplane.rpc.errors import STATUSES, Code, ConnectionFault, RpcError, StreamFault, code_name, reset_error
+from accelplane.rpc.flood_limit import FloodLimit
 from accelplane.rpc.frames import PADDED, WITH_PRIORITY, FrameReader, Setting
-from accelplane.rpc.headers import HeaderDecoder, Refusal, Request
+from accelplane.rpc.headers import HeaderDecoder, Rejection, Request
 from accelplane.rpc.messages import MessageReader, framed
-from accelplane.rpc.patience import Patience
 
 # Frames
 
@@ -26,7 +26,7 @@ def parsed(data: bytes) -> Frame:
     return found
 
 
-def test_frames_are_what_others_read() -> None:
+def test_encoded_frames_are_read_by_hyperframe() -> None:
     settings = parsed(frames.settings({Setting.MAX_CONCURRENT_STREAMS: 100, Setting.ENABLE_PUSH: 0}))
     assert isinstance(settings, SettingsFrame)
     assert settings.settings == {3: 100, 2: 0}
@@ -47,9 +47,7 @@ FRAMES = st.lists(
 
 
 @given(given=FRAMES, steps=st.lists(st.integers(1, 40), min_size=1), preface=st.sampled_from([b"", frames.PREFACE]))
-def test_frames_come_out_as_they_went_in_however_they_are_cut(
-    given: list[frames.Frame], steps: list[int], preface: bytes
-) -> None:
+def test_frames_survive_any_segmentation(given: list[frames.Frame], steps: list[int], preface: bytes) -> None:
     reader = FrameReader(preface)
     data = preface + b"".join(frames.frame(*one) for one in given)
     found: list[frames.Frame] = []
@@ -60,16 +58,16 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(
     assert found == given
 
 
-def test_a_frame_is_refused_by_its_head_when_it_is_too_long() -> None:
+def test_a_too_long_frame_is_rejected_by_its_header() -> None:
     assert list(FrameReader().feed(frames.frame(0, 0, 1, b"x" * 16384)))
-    with pytest.raises(ConnectionFault, match="FRAME_SIZE_ERROR: a frame of 16385 bytes"):
+    with pytest.raises(ConnectionFault, match="FRAME_SIZE_ERROR: frame of 16385 bytes"):
         list(FrameReader().feed(frames.frame(0, 0, 1, b"x" * 16385)[:9]))
 
 
-def test_another_preface_is_refused_with_its_first_wrong_byte() -> None:
+def test_an_unknown_preface_is_rejected_at_its_first_wrong_byte() -> None:
     reader = FrameReader(frames.PREFACE)
     assert list(reader.feed(b"PRI * HTTP")) == []
-    with pytest.raises(ConnectionFault, match="not HTTP/2"):
+    with pytest.raises(ConnectionFault, match="expected HTTP/2"):
         list(reader.feed(b"/1"))
 
 
@@ -82,7 +80,7 @@ def test_another_preface_is_refused_with_its_first_wrong_byte() -> None:
         (PADDED | WITH_PRIORITY, b"\x0112345", None),
     ],
 )  # fmt: skip
-def test_padding_and_priority_are_taken_off_headers(flags: int, payload: bytes, fragment: bytes | None) -> None:
+def test_padding_and_priority_are_removed_from_headers(flags: int, payload: bytes, fragment: bytes | None) -> None:
     if fragment is None:
         with pytest.raises(ConnectionFault):
             frames.header_fragment(flags, payload)
@@ -90,7 +88,7 @@ def test_padding_and_priority_are_taken_off_headers(flags: int, payload: bytes, 
         assert frames.header_fragment(flags, payload) == fragment
 
 
-def test_settings_and_goodbyes_are_read() -> None:
+def test_settings_and_goaway_are_parsed() -> None:
     payload = struct.pack(">HIHIHI", 4, 2**31 - 1, 5, 16384, 99, 2**32 - 1)
     assert list(frames.read_settings(payload)) == [(4, 2**31 - 1), (5, 16384), (99, 2**32 - 1)]
     assert frames.read_goaway(struct.pack(">II", 2**31 + 5, 11) + b"too_many_pings\xff") == (5, 11, "too_many_pings�")
@@ -104,14 +102,15 @@ def test_settings_and_goodbyes_are_read() -> None:
         st.tuples(st.from_regex(rb"[a-z][a-z0-9-]{0,200}", fullmatch=True), st.binary(max_size=300)), max_size=20
     )
 )
-def test_literals_are_read_by_others_without_a_table(fields: list[tuple[bytes, bytes]]) -> None:
+@example(fields=[(b"x", b"y" * length) for length in (126, 127, 128, 254, 255, 16_510, 16_511)])
+def test_literals_are_decoded_by_hpack_without_a_dynamic_table(fields: list[tuple[bytes, bytes]]) -> None:
     decoder = Decoder()
     decoder.max_allowed_table_size = 0
-    block = headers.NO_TABLE + b"".join(headers.literal(name, value) for name, value in fields)
+    block = headers.EMPTY_TABLE + b"".join(headers.literal(name, value) for name, value in fields)
     assert [tuple(field) for field in decoder.decode(block, raw=True)] == fields
 
 
-def test_headers_are_decoded_with_huffman_codes_and_a_table() -> None:
+def test_headers_with_huffman_codes_and_a_dynamic_table_are_decoded() -> None:
     encoder, decoder = Encoder(), HeaderDecoder()
     for turn in range(5):
         pairs = [(":path", "/a"), ("te", "trailers"), ("x", str(turn // 2))]
@@ -119,24 +118,39 @@ def test_headers_are_decoded_with_huffman_codes_and_a_table() -> None:
         assert decoder.decode(encoder.encode(pairs, huffman=turn % 2 == 0)) == expected
 
 
-def test_a_block_of_indices_means_something_else_after_the_table_has_changed() -> None:
+def test_a_repeated_block_of_indices_follows_table_changes() -> None:
     encoder, decoder = Encoder(), HeaderDecoder()
     decoder.decode(encoder.encode([("x", "1")]))
     indices = encoder.encode([("x", "1")])
     assert indices == b"\xbe"
     assert [decoder.decode(indices) for _ in range(3)] == [{b"x": b"1"}] * 3
     decoder.decode(encoder.encode([("x", "2")]))
+    assert decoder.decode(b"") == {}
     assert decoder.decode(indices) == {b"x": b"2"}
     assert decoder.decode(b"") == {}
 
 
-def test_headers_that_are_too_much_end_the_connection() -> None:
+@pytest.mark.parametrize(
+    ("block", "field"),
+    [
+        (b"\x40\x01x\x011", (b"x", b"1")),
+        (b"\x41\x81\xf3", (b":authority", b"x")),  # no byte below 0x40, as in a block of indices
+    ],
+    ids=["new name", "indexed name"],
+)
+def test_a_repeated_literal_is_added_to_the_table_each_time(block: bytes, field: tuple[bytes, bytes]) -> None:
+    decoder = HeaderDecoder()
+    assert decoder.decode(block) == decoder.decode(block) == dict([field])
+    assert decoder.decode(b"\xbf") == dict([field])  # the older of the two entries
+
+
+def test_too_long_headers_are_a_connection_error() -> None:
     with pytest.raises(ConnectionFault, match="COMPRESSION_ERROR"):
         HeaderDecoder().decode(Encoder().encode([("x" * 10_000, "y" * 10_000)], huffman=True))
 
 
 @given(blocks=st.lists(st.one_of(st.binary(max_size=60), st.binary(max_size=60).map(lambda data: b"@\1x" + data))))
-def test_any_bytes_are_headers_or_one_of_two_faults(blocks: list[bytes]) -> None:
+def test_any_bytes_decode_to_headers_or_a_fault(blocks: list[bytes]) -> None:
     decoder = HeaderDecoder()
     for block in blocks:
         try:
@@ -163,7 +177,7 @@ GRPC = {
 def test_a_timeout_is_a_number_and_a_unit(given: bytes, seconds: float | None) -> None:
     found = headers.read_request({**GRPC, b"grpc-timeout": given})
     if seconds is None:
-        assert found == Refusal(b"400", "INTERNAL", "malformed grpc-timeout")
+        assert found == Rejection(b"400", "INTERNAL", "malformed grpc-timeout")
     else:
         assert isinstance(found, Request)
         assert found.timeout == pytest.approx(seconds)
@@ -176,21 +190,21 @@ def test_a_timeout_is_a_number_and_a_unit(given: bytes, seconds: float | None) -
         (1e6, "1000000S"), (1e9, "99999999S"),
     ],
 )  # fmt: skip
-def test_a_deadline_is_told_as_precisely_as_eight_digits_can(seconds: float, text: str) -> None:
+def test_a_deadline_is_encoded_in_the_smallest_unit_of_eight_digits(seconds: float, text: str) -> None:
     ((name, value),) = Decoder().decode(headers.timeout_field(seconds))
     assert (name, value) == ("grpc-timeout", text)
 
 
 @pytest.mark.parametrize("left_out", [b":method", b":scheme", b":path"])
-def test_a_request_without_its_first_words_is_malformed(left_out: bytes) -> None:
+def test_a_request_without_a_required_pseudo_header_is_malformed(left_out: bytes) -> None:
     with pytest.raises(StreamFault):
         headers.read_request({name: value for name, value in GRPC.items() if name != left_out})
 
 
 @given(code=st.sampled_from(STATUSES[1:]), text=st.text(max_size=600))
-def test_a_status_comes_back_with_its_text(code: str, text: str) -> None:
+def test_status_and_message_survive_encoding(code: str, text: str) -> None:
     fields = Decoder().decode(headers.status_fields(code, text), raw=True)
-    found = headers.read_status({bytes(name): bytes(value) for name, value in fields})
+    found = headers.status_error({bytes(name): bytes(value) for name, value in fields})
     assert isinstance(found, RpcError)
     assert (found.code, found.text) == (code, text)
 
@@ -199,17 +213,17 @@ def test_a_status_comes_back_with_its_text(code: str, text: str) -> None:
     ("text", "told"),
     [
         ("x" * 3000, "x" * 2048 + "…"), ("\u2603" * 1000, "\u2603" * 682 + "…"), ("a\udcffb", "a\\udcffb"),
-        ("%41\r\n\0", "%41\r\n\0"),
+        ("%41\r\n\0\x7f", "%41\r\n\0\x7f"),
     ],
     ids=["long", "long when encoded", "no text", "control characters"],
 )  # fmt: skip
-def test_a_text_that_fits_no_status_is_made_fit(text: str, told: str) -> None:
+def test_an_invalid_status_message_is_escaped_or_truncated(text: str, told: str) -> None:
     fields = {
         bytes(name): bytes(value) for name, value in Decoder().decode(headers.status_fields("OK?", text), raw=True)
     }
     assert all(0x20 <= byte <= 0x7E for byte in fields[b"grpc-message"])
     assert len(fields[b"grpc-message"]) < 8192
-    found = headers.read_status(fields)
+    found = headers.status_error(fields)
     assert found is not None
     assert (found.code, found.text) == ("UNKNOWN", told)
 
@@ -217,17 +231,26 @@ def test_a_text_that_fits_no_status_is_made_fit(text: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("given", "text"), [(b"%", "%"), (b"%4", "%4"), (b"%zz%41", "%zzA"), (b"%ff", "�"), (b"a\xffb", "a�b")]
 )
-def test_a_text_that_is_wrongly_escaped_is_read_as_well_as_can_be(given: bytes, text: str) -> None:
-    found = headers.read_status({b"grpc-status": b"1", b"grpc-message": given})
+def test_a_status_message_with_invalid_escapes_is_decoded(given: bytes, text: str) -> None:
+    found = headers.status_error({b"grpc-status": b"1", b"grpc-message": given})
     assert found is not None
     assert found.text == text
+
+
+@pytest.mark.parametrize(
+    ("given", "code"), [(b"16", "UNAUTHENTICATED"), (b"17", "UNKNOWN"), (b"005", "NOT_FOUND"), (b"0005", "UNKNOWN")]
+)
+def test_an_unknown_status_number_reads_as_unknown(given: bytes, code: str) -> None:
+    found = headers.status_error({b"grpc-status": given})
+    assert found is not None
+    assert found.code == code
 
 
 # Messages
 
 
 @given(given=st.lists(st.binary(max_size=50), max_size=8), step=st.integers(1, 60))
-def test_messages_come_out_as_they_went_in_however_they_are_cut(given: list[bytes], step: int) -> None:
+def test_messages_survive_any_segmentation(given: list[bytes], step: int) -> None:
     reader = MessageReader(50)
     data = b"".join(framed(message) for message in given)
     found: list[bytes] = []
@@ -240,7 +263,7 @@ def test_messages_come_out_as_they_went_in_however_they_are_cut(given: list[byte
     ("head", "code"),
     [(b"\1\0\0\0\0", "UNIMPLEMENTED"), (b"\xff\0\0\0\0", "UNIMPLEMENTED"), (b"\0\0\0\0\x33", "RESOURCE_EXHAUSTED")],
 )
-def test_a_message_that_cannot_be_taken_is_refused_by_its_head(head: bytes, code: str) -> None:
+def test_an_unsupported_message_is_rejected_by_its_header(head: bytes, code: str) -> None:
     reader = MessageReader(50)
     assert reader.feed(framed(b"first") + head[:4]) == [b"first"]
     with pytest.raises(RpcError) as caught:
@@ -251,23 +274,23 @@ def test_a_message_that_cannot_be_taken_is_refused_by_its_head(head: bytes, code
 # Errors and credit
 
 
-def test_codes_have_names() -> None:
-    assert [named(code) for code in (0, 11, 4711)] == ["NO_ERROR", "ENHANCE_YOUR_CALM", "error 4711"]
+def test_error_codes_have_names() -> None:
+    assert [code_name(code) for code in (0, 11, 4711)] == ["NO_ERROR", "ENHANCE_YOUR_CALM", "error 4711"]
     assert [reset_error(code).code for code in (7, 8, 11, 2, 4711)] == [
         "UNAVAILABLE", "CANCELLED", "RESOURCE_EXHAUSTED", "INTERNAL", "INTERNAL",
     ]  # fmt: skip
     assert STATUSES[16] == "UNAUTHENTICATED"
 
 
-def test_credit_ends_and_work_brings_it_back() -> None:
-    patience = Patience()
+def test_flood_limit_is_refilled_by_sent_data() -> None:
+    flood_limit = FloodLimit()
 
-    def spend(count: int) -> None:
+    def consume(count: int) -> None:
         for _ in range(count):
-            patience.spend()
+            flood_limit.consume()
 
-    spend(1000)
-    patience.earn()
-    spend(10)
+    consume(1000)
+    flood_limit.refill()
+    consume(10)
     with pytest.raises(ConnectionFault, match="ENHANCE_YOUR_CALM"):
-        spend(1000)
+        consume(1000)

@@ -20,9 +20,9 @@ from accelplane.cli.goflags import Flag, Value, parse_or_exit
 from accelplane.features import Outcome, judged, look, upkeep
 from accelplane.features.upkeep import Node
 from accelplane.host import Host
-from accelplane.node.looks import looks
-from accelplane.node.nfd import LabelFile
-from accelplane.node.watch import Watcher
+from accelplane.node.periodic_scan import periodic_scan
+from accelplane.node.publishers.labels import LabelFile
+from accelplane.node.watcher import Watcher
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ async def _follow(plan: Plan, api: ApiServer | None) -> None:
     watcher = Watcher()
     watcher.start()
     try:
-        outcomes = looks("labels", plan.root, found, watcher, subsystems=SUBSYSTEMS, interval=SAFETY_INTERVAL)
+        outcomes = periodic_scan("labels", plan.root, found, watcher, subsystems=SUBSYSTEMS, interval=SAFETY_INTERVAL)
         async with contextlib.aclosing(outcomes):
             if api is None:
                 await _follow_into_file(outcomes, _file(plan), epc=plan.epc)
@@ -184,7 +184,7 @@ async def _follow(plan: Plan, api: ApiServer | None) -> None:
 async def into_file(root: str, directory: str, watcher: Watcher) -> None:
     """Keeps a feature file in `directory` as the host below `root` is, for the agent; it is removed at the end."""
     file = LabelFile(os.path.join(directory, FEATURE_FILE))
-    outcomes = looks("labels", root, found, watcher, subsystems=SUBSYSTEMS, interval=SAFETY_INTERVAL)
+    outcomes = periodic_scan("labels", root, found, watcher, subsystems=SUBSYSTEMS, interval=SAFETY_INTERVAL)
     try:
         async with contextlib.aclosing(outcomes):
             await _follow_into_file(outcomes, file, epc=False)

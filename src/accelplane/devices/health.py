@@ -34,6 +34,7 @@ class HealthPolicy(Struct, frozen=True, kw_only=True):
     bad_verdicts: int = 2
     good_verdicts: int = 2
     fail_closed: bool = False
+    interval: float = 30.0
 
 
 class HealthState(Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Programming a port, and what else is done through the device nodes. Here hardware changes; nothing else here decides.
 
 Programming goes through the FME's node, with the port's number. Two that do so at once would each find the other's
-function in the port, so whoever programs holds a lock, a file for each FME below `/run/lock`; whoever waits for it
+function in the port, so whoever programs holds a lock, a file for each FME in `statedir`; whoever waits for it
 looks again what is in the port before doing anything. Drivers refuse for a moment while the node is open elsewhere
 (EBUSY, EAGAIN), and the port says nothing of its AFU id while it is disabled; both are waited for, but not forever.
 """
@@ -19,10 +19,9 @@ from accelplane.fpga import FpgaError, ioctl
 from accelplane.fpga.bitstream import Bitstream
 from accelplane.fpga.ids import hardware_id
 from accelplane.fpga.ioctl import Call, IoctlError, PortInfo, PortRegion, system_call
+from accelplane.fpga.statedir import STATE_DIRECTORY, open_state_directory
 from accelplane.fpga.sysfs import Fme, Port, afu_id, interface_of, port_number
 from accelplane.host.files import Host, HostError
-
-LOCKS = "/run/lock/accelplane-fpga"
 
 _TRANSIENT = (errno.EBUSY, errno.EAGAIN, errno.EINTR)
 _REGIONS_LIMIT = 64
@@ -212,9 +211,14 @@ def _move(host: Host, fme: Fme, operation: ioctl.Operation, number: int, *, call
 
 @contextlib.contextmanager
 def _locked(host: Host, fme: Fme, deadline: float, patience: Patience) -> Generator[None]:
-    path = f"{LOCKS}/{fme.name}.lock"
+    path = f"{STATE_DIRECTORY}/{fme.name}.lock"
     try:
-        descriptor = _lock_file(host, f"{fme.name}.lock")
+        directory = open_state_directory(host)
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(f"{fme.name}.lock", flags, 0o600, dir_fd=directory)
+        finally:
+            os.close(directory)
     except OSError as error:
         advice = "; expected to run as root" if error.errno in (errno.EACCES, errno.EPERM) else ""
         raise ProgramError(f"{path}: cannot be locked: {error.strerror}{advice}") from None
@@ -237,23 +241,6 @@ def _taken(descriptor: int, path: str) -> bool:
         return False
     except OSError as error:
         raise ProgramError(f"{path}: cannot be locked: {error.strerror}") from None
-
-
-def _lock_file(host: Host, name: str) -> int:
-    """The lock, open. On many hosts everybody can make a directory, or a link, where the locks' directory belongs."""
-    directory = host.local(LOCKS)
-    os.makedirs(directory, mode=0o755, exist_ok=True)
-    place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        status = os.fstat(place)
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-            raise ProgramError(
-                f"{LOCKS}: a directory of user {status.st_uid} with mode {status.st_mode & 0o7777:o}, expected one "
-                "that only root can write; remove it"
-            )
-        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=place)
-    finally:
-        os.close(place)
 
 
 @contextlib.contextmanager

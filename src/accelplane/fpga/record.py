@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from accelplane.fpga import FpgaError, shown
 from accelplane.fpga.drivers import DRIVERS
+from accelplane.fpga.statedir import STATE_DIRECTORY, StateDirectoryError, open_state_directory
 from accelplane.host.files import Host, HostError, Missing
 
-RECORDS = "/run/accelplane-fpga"
 LIMIT = 16 * 1024
 
 Outcome: TypeAlias = Literal["programmed", "failed", "timed-out"]
@@ -81,11 +81,11 @@ def add(host: Host, fme: str, last: Last, seconds: float) -> None:
 
 def read(host: Host, fme: str) -> Record | None:
     """The FME's record, None where there is none. Raises `RecordError`."""
-    path = f"{RECORDS}/{fme}{_SUFFIX}"
+    path = f"{STATE_DIRECTORY}/{fme}{_SUFFIX}"
     # O_NONBLOCK: a FIFO must not hold anybody.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY
     try:
-        descriptor = os.open(f"{host.local(RECORDS)}/{fme}{_SUFFIX}", flags)
+        descriptor = os.open(f"{host.local(STATE_DIRECTORY)}/{fme}{_SUFFIX}", flags)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise RecordError(f"{path}: not a regular file, expected a record of programmings")
@@ -104,7 +104,7 @@ def read(host: Host, fme: str) -> Record | None:
 def read_all(host: Host) -> Iterator[tuple[str, Record | RecordError]]:
     """The host's records by the FMEs' names, or why one is none. Raises `RecordError` when they cannot be listed."""
     try:
-        names = host.names(RECORDS)
+        names = host.names(STATE_DIRECTORY)
     except Missing:
         return
     except HostError as error:
@@ -152,23 +152,23 @@ def as_json(record: Record) -> Json:
 
 def _write(host: Host, fme: str, record: Record) -> None:
     """Raises `RecordError`."""
-    path = f"{RECORDS}/{fme}{_SUFFIX}"
+    path = f"{STATE_DIRECTORY}/{fme}{_SUFFIX}"
+    name, temporary = f"{fme}{_SUFFIX}", f".{fme}{_SUFFIX}.new"
     try:
-        directory = host.local(RECORDS)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(directory)
-            os.chmod(directory, 0o755)  # noqa: S103 - whatever the runtime's umask: the plugin is to read it
-        new = f"{directory}/.{fme}{_SUFFIX}.new"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(new)  # of one that died
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        with open(os.open(new, flags, 0o600), "wb") as file:
-            file.write(f"{json.dumps(as_json(record), indent=1)}\n".encode())
-            os.fchmod(file.fileno(), 0o644)
-        os.replace(new, f"{directory}/{fme}{_SUFFIX}")
+        directory = open_state_directory(host)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=directory)  # of a killed process
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            with open(os.open(temporary, flags, 0o600, dir_fd=directory), "wb") as file:
+                file.write(f"{json.dumps(as_json(record), indent=1)}\n".encode())
+                os.fchmod(file.fileno(), 0o644)
+            os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+        finally:
+            os.close(directory)
     except OSError as error:
         raise RecordError(f"{path}: cannot be written, a programming is not counted: {error.strerror}") from None
-    except HostError as error:
+    except (HostError, StateDirectoryError) as error:
         raise RecordError(f"{error}; a programming is not counted") from None
 
 

@@ -34,17 +34,17 @@ class HealthTracker:
         """Whether some unit awaits a second verdict, which should not take as long as a first one."""
         return any(not state.settled for state in self.states.values())
 
-    def next_look(self, interval: float) -> float:
+    def next_check_in(self, interval: float) -> float:
         """Seconds until the plugin should be asked again."""
         return min(_CONFIRM_AFTER, interval) if self.unsettled else interval
 
-    def keep(self, units: Collection[str]) -> None:
+    def retain(self, units: Collection[str]) -> None:
         """Forgets every unit but `units`, also those that a question under way is about."""
         self._kept = units
         for unit in self.states.keys() - set(units):
             self._forget(unit)
 
-    async def judge(
+    async def check(
         self, plugin: Plugin[Config], host: Host, devices: Iterable[Device], deadline: float = ASK_DEADLINE
     ) -> None:
         """Asks the plugin about the devices' units and moves their states. Notes in `host`, a new one, are logged.
@@ -74,7 +74,7 @@ class HealthTracker:
             self.states[unit] = new
             self._tell(unit, old or HealthState(), new)
 
-    def applied(self, device: Device) -> Device:
+    def apply(self, device: Device) -> Device:
         """The device with its unit's health; one that the scan itself found unhealthy stays so."""
         state = self.states.get(device.unit)
         if state is None or state.usable or not device.healthy:

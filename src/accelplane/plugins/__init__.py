@@ -20,7 +20,7 @@ from accelplane.devices import (
     Verdict,
 )
 from accelplane.host import Host, HostError, Missing, Refused, Unreadable
-from accelplane.plugins.base import Config, Found, Plugin, Sample, ScanError, Watch
+from accelplane.plugins.base import Config, Plugin, Sample, ScanError, ScanResult, Watch
 
 __all__ = [
     "Allocation",
@@ -31,7 +31,6 @@ __all__ = [
     "Config",
     "Device",
     "DeviceNode",
-    "Found",
     "HealthPolicy",
     "Host",
     "HostError",
@@ -43,6 +42,7 @@ __all__ = [
     "Resource",
     "Sample",
     "ScanError",
+    "ScanResult",
     "Skipped",
     "Unreadable",
     "Verdict",

@@ -1,9 +1,9 @@
-"""gRPC on Unix sockets for the node's processes: HTTP/2 and gRPC's framing in one thread, with nothing periodic.
+"""gRPC on Unix sockets for the node's processes: HTTP/2 and gRPC's framing in one thread, without periodic work.
 
-What a node needs, no more: one request a call, one response or a stream of them, no compression, no metadata. Facts:
-RFC 9113, RFC 7541 and gRPC's "gRPC over HTTP2". Modules, from the bottom: `errors`, `frames`, `headers`, `messages`
-and `patience` are values and rules; `stream`, `outbox` and `connection` what both ends share; `methods`, `call` and
-`server` one end, `channel` the other.
+Supports what a node needs: one request per call, one response or a stream of them; neither compression nor metadata.
+Specifications: RFC 9113, RFC 7541 and gRPC's "gRPC over HTTP2". Modules, from the bottom: `errors`, `frames`,
+`headers`, `messages` and `flood_limit` are values and rules; `stream`, `outbox` and `connection` are shared by client
+and server; `methods`, `call` and `server` are the server, `channel` is the client.
 """
 
 from accelplane.rpc.channel import Channel

@@ -1,8 +1,8 @@
-"""What can go wrong: for the caller of a method one error, below it HTTP/2's two, of a stream and of a connection."""
+"""Errors: `RpcError` for callers of a method; below it HTTP/2's errors of a stream and of a connection."""
 
 from enum import IntEnum
 
-# By number, as grpc-status says them.
+# Indexed by the number in grpc-status.
 STATUSES = (
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
     "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
@@ -11,7 +11,7 @@ STATUSES = (
 
 
 class Code(IntEnum):
-    """Why a stream or a connection ends (RFC 9113, section 7)."""
+    """Error codes of HTTP/2 (RFC 9113, section 7)."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -37,7 +37,7 @@ _RESETS: dict[int, str] = {
 
 
 class RpcError(Exception):
-    """A call failed: `code` is gRPC's name of the status (`UNAVAILABLE`), the text what the other side said of it."""
+    """A call failed: `code` is the name of gRPC's status code (`UNAVAILABLE`), `text` the status message."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(f"{code}: {text}")
@@ -46,7 +46,7 @@ class RpcError(Exception):
 
 
 class ConnectionFault(Exception):
-    """The peer broke a rule that a connection stands on: it is told in a GOAWAY, and the connection ends."""
+    """A connection error (RFC 9113, section 5.4.1): GOAWAY is sent, and the connection ends."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(f"{code.name}: {text}")
@@ -55,15 +55,15 @@ class ConnectionFault(Exception):
 
 
 class StreamFault(Exception):
-    """The peer broke a rule in one stream, which is reset; the connection goes on."""
+    """A stream error (RFC 9113, section 5.4.2): the stream is reset, and the connection stays open."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(f"{code.name}: {text}")
         self.code = code
 
 
-def named(code: int) -> str:
-    """HTTP/2's name of an error code, or its number."""
+def code_name(code: int) -> str:
+    """Returns the name of an HTTP/2 error code, or its number if it is unknown."""
     try:
         return Code(code).name
     except ValueError:
@@ -71,5 +71,5 @@ def named(code: int) -> str:
 
 
 def reset_error(code: int) -> RpcError:
-    """What a call comes to whose stream was reset."""
-    return RpcError(_RESETS.get(code, "INTERNAL"), f"stream reset: {named(code)}")
+    """Returns the error of a call whose stream the peer reset."""
+    return RpcError(_RESETS.get(code, "INTERNAL"), f"stream reset: {code_name(code)}")

@@ -1,6 +1,6 @@
-"""HTTP/2's frames, taken apart and put together: no state but the bytes of a frame that has not come whole.
+"""Parsing and encoding of HTTP/2 frames. The only state is the start of an incomplete frame.
 
-Facts: RFC 9113, sections 3.4, 4 and 6. What a frame means for a connection is `connection`'s matter.
+Specification: RFC 9113, sections 3.4, 4 and 6. `connection` handles the frames.
 """
 
 import struct
@@ -16,20 +16,20 @@ PADDED = 0x8
 WITH_PRIORITY = 0x20
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-# The least that every peer takes, and all that we ever send or take: larger frames would gain nothing here.
+# Every peer accepts this size. Larger frames are neither sent nor accepted.
 MAX_FRAME = 16384
 DEFAULT_WINDOW = 65535
 MAX_WINDOW = 2**31 - 1
 
 Frame = tuple[int, int, int, bytes]  # type, flags, stream, payload
-_HEAD = struct.Struct(">HBBBI")
+_HEADER = struct.Struct(">HBBBI")
 _NUMBER = struct.Struct(">I")
 _SETTING = struct.Struct(">HI")
-_GOODBYE = struct.Struct(">II")
+_GOAWAY = struct.Struct(">II")
 
 
 class Setting(IntEnum):
-    """What a peer may ask for, by number."""
+    """Identifiers in a SETTINGS frame."""
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
@@ -40,24 +40,24 @@ class Setting(IntEnum):
 
 
 class FrameReader:
-    """Makes frames of bytes, however these are cut. `preface` is what has to come before the first."""
+    """Splits a stream of bytes into frames, after `preface`."""
 
     def __init__(self, preface: bytes = b"") -> None:
         self._preface = preface
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that `data` completes; to be taken to the end. Raises `ConnectionFault`."""
+        """Yields the frames that `data` completes; must be iterated to the end. Raises `ConnectionFault`."""
         if self._preface:
             data = self._after_preface(data)
         if self._rest:
             data = self._rest + data
         position, size = 0, len(data)
         while size - position >= 9:
-            high, low, kind, flags, stream = _HEAD.unpack_from(data, position)
+            high, low, kind, flags, stream = _HEADER.unpack_from(data, position)
             length = high << 8 | low
             if length > MAX_FRAME:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"a frame of {length} bytes, expected {MAX_FRAME} at most")
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"frame of {length} bytes, expected at most {MAX_FRAME}")
             start = position + 9
             if size - start < length:
                 break
@@ -68,14 +68,14 @@ class FrameReader:
     def _after_preface(self, data: bytes) -> bytes:
         expected = self._preface[: len(data)]
         if not data.startswith(expected):
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "not HTTP/2: another preface")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "unknown connection preface, expected HTTP/2")
         self._preface = self._preface[len(expected) :]
         return data[len(expected) :]
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     length = len(payload)
-    return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream) + payload
+    return _HEADER.pack(length >> 8, length & 0xFF, kind, flags, stream) + payload
 
 
 def settings(values: dict[Setting, int]) -> bytes:
@@ -91,46 +91,46 @@ def rst_stream(stream: int, code: Code) -> bytes:
 
 
 def goaway(last_stream: int, code: Code, text: str = "") -> bytes:
-    return frame(GOAWAY, 0, 0, _GOODBYE.pack(last_stream, code) + text.encode()[:200])
+    return frame(GOAWAY, 0, 0, _GOAWAY.pack(last_stream, code) + text.encode()[:200])
 
 
 def unpadded(flags: int, payload: bytes) -> bytes:
-    """The payload of DATA or HEADERS without padding. Raises `ConnectionFault` when that is too long."""
+    """Returns the payload of DATA or HEADERS without padding. Raises `ConnectionFault` for invalid padding."""
     if not flags & PADDED:
         return payload
     if not payload:
-        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "padding without its length")
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "padded frame without payload")
     if payload[0] >= len(payload):
         raise ConnectionFault(Code.PROTOCOL_ERROR, "more padding than payload")
     return payload[1 : len(payload) - payload[0]]
 
 
 def header_fragment(flags: int, payload: bytes) -> bytes:
-    """What a HEADERS frame holds of a header block; priorities are skipped. Raises `ConnectionFault`."""
+    """Returns the part of a header block in a HEADERS frame, without the priority. Raises `ConnectionFault`."""
     fragment = unpadded(flags, payload)
     if not flags & WITH_PRIORITY:
         return fragment
     if len(fragment) < 5:
-        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "headers shorter than their priority")
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "HEADERS shorter than its priority")
     return fragment[5:]
 
 
 def read_settings(payload: bytes) -> Iterator[tuple[int, int]]:
-    """Numbers and values. Raises `ConnectionFault` for what no peer may ask for; unknown numbers are passed on."""
+    """Yields identifiers, also unknown ones, and values. Raises `ConnectionFault` for an invalid value."""
     if len(payload) % 6:
-        raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"settings of {len(payload)} bytes, expected a multiple of 6")
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes, expected a multiple of 6")
     for key, value in _SETTING.iter_unpack(payload):
         if key == Setting.INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
-            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, f"an initial window of {value}")
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, f"initial window of {value}, expected at most {MAX_WINDOW}")
         if key == Setting.MAX_FRAME_SIZE and not MAX_FRAME <= value < 2**24:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, f"frames of at most {value} bytes")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, f"maximum frame size of {value}, expected 16384 to 16777215")
         if key == Setting.ENABLE_PUSH and value > 1:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, f"push enabled with {value}, expected 0 or 1")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}, expected 0 or 1")
         yield key, value
 
 
 def read_number(payload: bytes, what: str) -> int:
-    """The one number that RST_STREAM or WINDOW_UPDATE holds. Raises `ConnectionFault`."""
+    """Returns the number in a RST_STREAM or WINDOW_UPDATE frame. Raises `ConnectionFault`."""
     if len(payload) != 4:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"{what} of {len(payload)} bytes, expected 4")
     (number,) = _NUMBER.unpack(payload)
@@ -138,8 +138,8 @@ def read_number(payload: bytes, what: str) -> int:
 
 
 def read_goaway(payload: bytes) -> tuple[int, int, str]:
-    """The last stream that was looked at, the error, and words for people. Raises `ConnectionFault`."""
+    """Returns the last processed stream, the error code and the debug data. Raises `ConnectionFault`."""
     if len(payload) < 8:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes, expected at least 8")
-    last, code = _GOODBYE.unpack_from(payload)
+    last, code = _GOAWAY.unpack_from(payload)
     return last & MAX_WINDOW, code, payload[8:208].decode("utf-8", "replace")

@@ -1,6 +1,6 @@
-"""Headers: decoded with hpack and checked, encoded as plain literals, and the few that gRPC gives a meaning.
+"""Headers: decoding and validation, encoding as plain literals, and the headers that gRPC defines.
 
-Ours use neither Huffman codes nor the dynamic table, so that writing them needs no state. Facts: RFC 7541, RFC 9113
+Encoding uses neither Huffman codes nor the dynamic table, and so needs no state. Specifications: RFC 7541, RFC 9113
 (section 8), and gRPC's "gRPC over HTTP2".
 """
 
@@ -14,20 +14,20 @@ from accelplane.rpc.errors import STATUSES, Code, ConnectionFault, RpcError, Str
 
 Headers = Mapping[bytes, bytes]
 
-# Compressed and decoded. hpack copies what is left of a block for each literal, so that more would cost too much time.
+# Limit on a block, compressed and decoded. hpack copies the rest of a block for each literal: time grows quadratically.
 MAX_HEADERS = 16384
-# Three times as much when encoded; headers of 8 KiB are what every peer takes.
+# Percent-encoding makes it up to three times as long, and every peer accepts headers of 8 KiB.
 _MAX_STATUS_TEXT = 2048
 
 _NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
-_NOT_IN_VALUES = re.compile(rb"[\0\r\n]")
-_OF_CONNECTIONS = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
+_INVALID_IN_VALUE = re.compile(rb"[\0\r\n]")
+_CONNECTION_HEADERS = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 _COLON = 0x3A
-_PSEUDO = {b":method", b":scheme", b":path", b":authority", b":status"}
+_PSEUDO_HEADERS = {b":method", b":scheme", b":path", b":authority", b":status"}
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})")
-# What a status of HTTP means where there is none of gRPC.
+# Status codes for a response without grpc-status.
 _HTTP_STATUSES = {
     b"400": "INTERNAL", b"401": "UNAUTHENTICATED", b"403": "PERMISSION_DENIED", b"404": "UNIMPLEMENTED",
     b"429": "UNAVAILABLE", b"502": "UNAVAILABLE", b"503": "UNAVAILABLE", b"504": "UNAVAILABLE",
@@ -35,14 +35,14 @@ _HTTP_STATUSES = {
 
 
 class Request(NamedTuple):
-    """What a client's headers ask for."""
+    """The headers of a call."""
 
     path: bytes
     timeout: float | None  # seconds
 
 
-class Refusal(NamedTuple):
-    """Why a client's headers are no call."""
+class Rejection(NamedTuple):
+    """The response to headers that are not a valid call."""
 
     http_status: bytes
     code: str
@@ -50,92 +50,92 @@ class Refusal(NamedTuple):
 
 
 class HeaderDecoder:
-    """Decodes the header blocks of one connection, in their order."""
+    """Decodes the header blocks of one connection, in the order of their arrival."""
 
     def __init__(self) -> None:
         self._decoder = Decoder(max_header_list_size=MAX_HEADERS)
-        self._last_block = b""
+        self._last_block: bytes | None = None
         self._last: Headers = {}
 
     def decode(self, block: bytes) -> Headers:
-        """Raises `ConnectionFault` when nothing can be decoded any more, `StreamFault` for a malformed list."""
-        if block == self._last_block and block:
+        """Raises `ConnectionFault` if the block cannot be decoded, `StreamFault` if its headers are malformed."""
+        if block == self._last_block:
             return self._last
-        self._last_block = b""
+        self._last_block = None
         try:
             fields = self._decoder.decode(block, raw=True)
         except HPACKError as error:
-            raise ConnectionFault(
-                Code.COMPRESSION_ERROR, f"headers cannot be decoded: {type(error).__name__}"
-            ) from error
+            raise ConnectionFault(Code.COMPRESSION_ERROR, f"cannot decode headers: {type(error).__name__}") from error
         headers: dict[bytes, bytes] = {}
-        ordinary = False
+        regular_seen = False
         for name, value in fields:
-            if not _NAME.fullmatch(name) or name in _OF_CONNECTIONS or _NOT_IN_VALUES.search(value):
-                raise StreamFault(Code.PROTOCOL_ERROR, "a header that HTTP/2 does not allow")
+            if not _NAME.fullmatch(name) or name in _CONNECTION_HEADERS or _INVALID_IN_VALUE.search(value):
+                raise StreamFault(Code.PROTOCOL_ERROR, "invalid header")
             if name[0] != _COLON:
-                ordinary = True
-            elif ordinary or name not in _PSEUDO or name in headers:
-                raise StreamFault(Code.PROTOCOL_ERROR, "a pseudo-header that is unknown, late or there twice")
+                regular_seen = True
+            elif regular_seen or name not in _PSEUDO_HEADERS or name in headers:
+                raise StreamFault(Code.PROTOCOL_ERROR, "unknown, repeated or misplaced pseudo-header")
             headers[name] = value
-        # Indices below 127 only: decoded again it gives the same, until another block changes the table.
-        if block and min(block) >= 0x80 and max(block) < 0xFF:
+        # Indexed fields only, which leave the table unchanged (an index above 126 ends with a byte below 0x80).
+        if block and min(block) >= 0x80:
             self._last_block, self._last = block, headers
         return headers
 
 
-def read_request(headers: Headers) -> Request | Refusal:
-    """What a client wants, or why not. Raises `StreamFault` for headers that are no request."""
+def read_request(headers: Headers) -> Request | Rejection:
+    """Validates the headers of a call. Raises `StreamFault` for headers that are not an HTTP request."""
     if b":status" in headers or not (b":method" in headers and b":scheme" in headers and headers.get(b":path")):
-        raise StreamFault(Code.PROTOCOL_ERROR, "no request: method, scheme and path are needed")
+        raise StreamFault(Code.PROTOCOL_ERROR, "invalid request, expected :method, :scheme and :path")
     if headers[b":method"] != b"POST":
-        return Refusal(b"405", "UNIMPLEMENTED", "calls are made with POST")
+        return Rejection(b"405", "UNIMPLEMENTED", "unexpected method, expected POST")
     if not _is_grpc(headers):
-        return Refusal(b"415", "UNKNOWN", "expected a content-type of application/grpc")
+        return Rejection(b"415", "UNKNOWN", "unexpected content-type, expected application/grpc")
     if headers.get(b"te") != b"trailers":
-        return Refusal(b"400", "INTERNAL", "expected te: trailers")
-    given = headers.get(b"grpc-timeout")
-    if given is None:
+        return Rejection(b"400", "INTERNAL", "missing header, expected te: trailers")
+    text = headers.get(b"grpc-timeout")
+    if text is None:
         return Request(headers[b":path"], None)
-    timeout = _TIMEOUT.fullmatch(given)
+    timeout = _TIMEOUT.fullmatch(text)
     if not timeout:
-        return Refusal(b"400", "INTERNAL", "malformed grpc-timeout")
+        return Rejection(b"400", "INTERNAL", "malformed grpc-timeout")
     return Request(headers[b":path"], int(timeout[1]) * _SECONDS[timeout[2]])
 
 
-def read_refusal(headers: Headers) -> RpcError | None:
-    """Why the first headers of an answer bring none of gRPC's."""
+def response_error(headers: Headers) -> RpcError | None:
+    """Returns an error if the first headers of a response are not gRPC's."""
     status = headers.get(b":status", b"")
     if b"grpc-status" in headers or (status == b"200" and _is_grpc(headers)):
         return None
     if status != b"200":
         code = _HTTP_STATUSES.get(status, "UNKNOWN")
         return RpcError(code, f"HTTP status {status[:20].decode('latin-1') or 'missing'}")
-    return RpcError("UNKNOWN", f"the answer's content-type is {headers.get(b'content-type', b'')[:100]!r}")
+    return RpcError(
+        "UNKNOWN", f"content-type is {headers.get(b'content-type', b'')[:100]!r}, expected application/grpc"
+    )
 
 
-def read_status(trailers: Headers) -> RpcError | None:
-    """How a call ended, None when all went well."""
-    given = trailers.get(b"grpc-status")
-    if given is None:
-        return RpcError("UNKNOWN", "the answer ended without a status")
-    number = int(given) if given.isdigit() and len(given) < 4 else 2
+def status_error(trailers: Headers) -> RpcError | None:
+    """Returns the error of a call's trailers, None for status OK."""
+    text = trailers.get(b"grpc-status")
+    if text is None:
+        return RpcError("UNKNOWN", "the response ended without a status")
+    number = int(text) if text.isdigit() and len(text) < 4 else STATUSES.index("UNKNOWN")
     if number == 0:
         return None
-    text = _ESCAPE.sub(lambda escape: bytes((int(escape[1], 16),)), trailers.get(b"grpc-message", b""))
-    return RpcError(STATUSES[number] if number < len(STATUSES) else "UNKNOWN", text.decode("utf-8", "replace"))
+    message = _ESCAPE.sub(lambda escape: bytes((int(escape[1], 16),)), trailers.get(b"grpc-message", b""))
+    return RpcError(STATUSES[number] if number < len(STATUSES) else "UNKNOWN", message.decode("utf-8", "replace"))
 
 
 def _is_grpc(headers: Headers) -> bool:
     return headers.get(b"content-type", b"").startswith(b"application/grpc")
 
 
-# In front of every block: we use no dynamic table. Says so before a peer that wants a smaller one must insist.
-NO_TABLE = b"\x20"
+# A dynamic table size update to 0, which starts every block: valid for every limit that the peer sets.
+EMPTY_TABLE = b"\x20"
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A header as a literal without indexing."""
+    """Encodes a header as a literal without indexing."""
     return b"\0" + _length(name) + name + _length(value) + value
 
 
@@ -153,14 +153,14 @@ def _length(text: bytes) -> bytes:
 
 
 def status_fields(code: str, text: str) -> bytes:
-    """`grpc-status` and `grpc-message`, encoded; a name that gRPC does not know is `UNKNOWN`."""
+    """Encodes `grpc-status` and `grpc-message`. An unknown status name becomes `UNKNOWN`."""
     number = STATUSES.index(code) if code in STATUSES else STATUSES.index("UNKNOWN")
     status = literal(b"grpc-status", str(number).encode())
-    return status + literal(b"grpc-message", _sendable(text)) if text else status
+    return status + literal(b"grpc-message", _status_message(text)) if text else status
 
 
-def _sendable(text: str) -> bytes:
-    """As a status can carry it: a peer drops headers that are too long, and only some characters are allowed."""
+def _status_message(text: str) -> bytes:
+    """Percent-encodes the text, and truncates it because peers reject headers that are too long."""
     data = text.encode("utf-8", "backslashreplace")
     if len(data) > _MAX_STATUS_TEXT:
         data = (data[:_MAX_STATUS_TEXT].decode("utf-8", "ignore") + "…").encode()
@@ -168,7 +168,7 @@ def _sendable(text: str) -> bytes:
 
 
 def timeout_field(seconds: float) -> bytes:
-    """`grpc-timeout`, encoded: in the finest unit that 8 digits suffice for."""
+    """Encodes `grpc-timeout` in the smallest unit that needs at most 8 digits."""
     for unit, size in ((b"u", 1e-6), (b"m", 1e-3), (b"S", 1.0)):
         if (number := max(1, round(seconds / size))) < 10**8:
             return literal(b"grpc-timeout", str(number).encode() + unit)

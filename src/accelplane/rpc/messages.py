@@ -1,4 +1,4 @@
-"""gRPC's messages in a stream of bytes: each has a flag and its length in front."""
+"""gRPC's message framing: a flag and the length precede each message in a stream of bytes."""
 
 import struct
 
@@ -13,7 +13,7 @@ def framed(message: bytes) -> bytes:
 
 
 class MessageReader:
-    """Makes messages of at most `limit` bytes from what DATA frames hold."""
+    """Splits the content of DATA frames into messages of at most `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -21,11 +21,11 @@ class MessageReader:
 
     @property
     def pending(self) -> int:
-        """How many bytes of an unfinished message are kept."""
+        """The number of buffered bytes of an incomplete message."""
         return len(self._rest)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that `data` completes. Raises `RpcError` as soon as one is compressed or longer than allowed."""
+        """Returns the messages that `data` completes. Raises `RpcError` for a compressed message or one too long."""
         rest = self._rest
         rest += data
         found: list[bytes] = []
@@ -33,9 +33,9 @@ class MessageReader:
         while len(rest) - position >= 5:
             compressed, length = _HEAD.unpack_from(rest, position)
             if compressed:
-                raise RpcError("UNIMPLEMENTED", "compressed messages are not understood")
+                raise RpcError("UNIMPLEMENTED", "compressed messages are not supported")
             if length > self._limit:
-                raise RpcError("RESOURCE_EXHAUSTED", f"a message of {length} bytes, at most {self._limit} are taken")
+                raise RpcError("RESOURCE_EXHAUSTED", f"message of {length} bytes, expected at most {self._limit}")
             end = position + 5 + length
             if end > len(rest):
                 break

@@ -1,4 +1,4 @@
-"""What a server's methods are made of: functions over protobuf messages, made into functions over bytes."""
+"""Methods of a server: functions over protobuf messages, wrapped as functions over bytes."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -15,12 +15,12 @@ Send = Callable[[bytes], Awaitable[None]]
 
 
 class Method(Struct, frozen=True):
-    """Answers a request's bytes: sends what responses there are, but returns the last one if it knows that it is.
+    """A method's handler: sends responses with `Send`, and may return the last one, which saves a write.
 
-    `streams` says that it may go on for ever, so that nobody waits for its end.
+    A method that `streams` may run without end, so server shutdown does not wait for it.
     """
 
-    answer: Callable[[bytes, Send], Awaitable[bytes | None]]
+    handler: Callable[[bytes, Send], Awaitable[bytes | None]]
     streams: bool
 
 
@@ -41,7 +41,7 @@ def streaming(
     response_type: type[Response],
     answer: Callable[[Request], AsyncGenerator[Response, None]],
 ) -> Method:
-    """A method with one request and a stream of responses; the iterator is closed when the client goes away."""
+    """A method with one request and a stream of responses. The generator is closed when the call ends."""
 
     async def handle(data: bytes, send: Send) -> None:
         async with contextlib.aclosing(answer(_parsed(data, request_type))) as responses:
@@ -55,4 +55,5 @@ def _parsed(data: bytes, request_type: type[Request]) -> Request:
     try:
         return request_type.FromString(data)
     except DecodeError as error:
-        raise RpcError("INVALID_ARGUMENT", f"the request is no {request_type.DESCRIPTOR.name}") from error
+        text = f"cannot decode the request, expected {request_type.DESCRIPTOR.name}"
+        raise RpcError("INVALID_ARGUMENT", text) from error

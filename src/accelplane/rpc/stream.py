@@ -1,4 +1,4 @@
-"""What a connection knows of one call."""
+"""The state of a stream that client and server share."""
 
 from abc import ABC, abstractmethod
 
@@ -7,41 +7,41 @@ from accelplane.rpc.messages import MessageReader
 
 
 class Stream(ABC):
-    """A stream of HTTP/2 that carries a call. Server and client say what is to be done with what comes."""
+    """An HTTP/2 stream that carries a call. Server and client implement what happens on each event."""
 
-    __slots__ = ("after", "id", "reader", "remote_ended", "send_window", "unreturned", "unsent")
+    __slots__ = ("id", "reader", "remote_ended", "send_window", "trailing_frames", "unacked_bytes", "unsent")
 
     def __init__(self, stream_id: int, send_window: int, max_message: int) -> None:
         self.id = stream_id
         self.send_window = send_window
-        self.unreturned = 0  # bytes of the peer's window that it has not got back
+        self.unacked_bytes = 0  # received, and not yet acknowledged by a WINDOW_UPDATE
         self.remote_ended = False
         self.reader = MessageReader(max_message)
         self.unsent = memoryview(b"")
-        self.after = b""  # frames that follow what is unsent
+        self.trailing_frames = b""  # sent after `unsent`
 
     @property
-    def kept(self) -> int:
-        """How many bytes are in memory for it."""
+    def buffered_bytes(self) -> int:
+        """The size of the stream's data in memory."""
         return self.reader.pending + len(self.unsent)
 
     @property
-    def takes_more(self) -> bool:
-        """Whether the peer may send more than a window."""
+    def accepts_data(self) -> bool:
+        """Whether the peer gets a WINDOW_UPDATE for data that it sent."""
         return True
 
     @abstractmethod
-    def took(self, messages: list[bytes]) -> None:
-        """Messages have come; the last ones, when `remote_ended`."""
+    def on_messages(self, messages: list[bytes]) -> None:
+        """Messages were received; the last ones if `remote_ended`."""
 
     @abstractmethod
-    def sent(self) -> None:
-        """All that was unsent is sent."""
+    def on_sent(self) -> None:
+        """All of `unsent` is sent."""
 
     @abstractmethod
     def fail(self, error: RpcError) -> None:
-        """What the peer sent cannot be taken."""
+        """Ends the call because received data is invalid."""
 
     @abstractmethod
-    def lost(self, error: RpcError) -> None:
-        """The stream is over for the connection, which has forgotten it."""
+    def on_closed(self, error: RpcError) -> None:
+        """The stream was reset, or its connection ended; the connection has removed it."""

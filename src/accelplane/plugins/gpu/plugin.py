@@ -24,6 +24,7 @@ class GpuPlugin(Plugin[GpuConfig]):
     """Publishes `gpu.intel.com/i915`, `/xe`, `/dxg` and the monitoring resources."""
 
     namespace = "gpu.intel.com"
+    owns_namespace = True
     config_type = GpuConfig
     cdi_kinds = (CDI_KIND,)
 
@@ -54,13 +55,13 @@ class GpuPlugin(Plugin[GpuConfig]):
         except LevelZeroError as error:
             raise ScanError(str(error)) from error
 
-    async def background(self, host: Host, look_again: Callable[[], None]) -> None:
+    async def background(self, host: Host, request_scan: Callable[[], None]) -> None:
         config = self.config
         try:
             if config.xpumd_endpoint:
-                await self._ask_xpumd().follow(look_again)
+                await self._ask_xpumd().follow(request_scan)
             elif config.health_management or config.wsl:
-                await self._ask_levelzero(host).follow(look_again)
+                await self._ask_levelzero(host).follow(request_scan)
         finally:
             self._close()
 
@@ -81,9 +82,9 @@ class GpuPlugin(Plugin[GpuConfig]):
         return HealthPolicy(bad_verdicts=self.config.health_bad_verdicts, fail_closed=self.config.health_fail_closed)
 
     async def preferred_allocation(
-        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
-        return preferred(self.config.allocation_policy, available, must_include, size)
+        return preferred(self.config.allocation_policy, available, must_include, size, in_use)
 
     async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:
         indices = {int(device.envs[AFFINITY_MASK]) for device in devices if AFFINITY_MASK in device.envs}

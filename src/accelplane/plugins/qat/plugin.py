@@ -7,7 +7,7 @@ from functools import partial
 from accelplane.devices import Allocation, Device, HealthPolicy, Verdict, natural
 from accelplane.host import Host
 from accelplane.host.blocking import in_thread
-from accelplane.plugins.base import Found, Plugin, Sample, Watch
+from accelplane.plugins.base import Plugin, Sample, ScanResult, Watch
 from accelplane.plugins.policies import preferred
 from accelplane.plugins.qat import health, kernelmode
 from accelplane.plugins.qat.binding import Binder
@@ -20,6 +20,7 @@ class QatPlugin(Plugin[QatConfig]):
     """Publishes `qat.intel.com/cy`, `/dc`, `/sym`, `/asym-dc`, `/generic` and so on."""
 
     namespace = "qat.intel.com"
+    owns_namespace = True
     config_type = QatConfig
     watch = Watch(frozenset(("pci", "drivers")))
 
@@ -39,7 +40,7 @@ class QatPlugin(Plugin[QatConfig]):
             vfs, _skipped = discover(host, self.config)
             self._binder.bind(host, [vf.address for vf in vfs])
 
-    def scan(self, host: Host) -> Found:
+    def scan(self, host: Host) -> ScanResult:
         if self._kernel_mode:
             return kernelmode.scan(host, self._status)
         return scan(host, self.config, partial(self._binder.problem, host))
@@ -57,13 +58,9 @@ class QatPlugin(Plugin[QatConfig]):
         return HealthPolicy(bad_verdicts=1, good_verdicts=1)
 
     async def preferred_allocation(
-        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
-        ids = preferred(self.config.allocation_policy, available, must_include, size)
-        if self.config.allocation_policy == "none":
-            # As the kubelet offers them: that they come from different units, other families' default, is `balanced`.
-            ids = list(dict.fromkeys(device.id for device in (*must_include, *available)))[:size]
-        return ids
+        return preferred(self.config.allocation_policy, available, must_include, size, in_use)
 
     async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:
         if self._kernel_mode:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from accelplane.devices import HEALTHY, UNHEALTHY, Device, DeviceNode, Mount, Skipped, natural
 from accelplane.host import Host, HostError, Missing, pci_address
-from accelplane.plugins.base import Found
+from accelplane.plugins.base import ScanResult
 from accelplane.plugins.qat.config import IGB_UIO, QatConfig
 from accelplane.plugins.qat.models import BY_VF_DRIVER, VENDOR, QatModel, model_of_vf
 from accelplane.plugins.qat.services import GENERIC, Service, sections, service
@@ -61,7 +61,7 @@ def discover(host: Host, config: QatConfig) -> tuple[list[Vf], list[Skipped]]:
     return vfs[:most], skipped
 
 
-def scan(host: Host, config: QatConfig, unbound: Callable[[str], str]) -> Found:
+def scan(host: Host, config: QatConfig, unbound: Callable[[str], str]) -> ScanResult:
     """Devices of the VFs to publish. `unbound` says why the driver does not get the one at the address, if so."""
     vfs, skipped = discover(host, config)
     yield from skipped

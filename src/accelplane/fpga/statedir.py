@@ -1,0 +1,34 @@
+"""The directory of locks and records, `/run/accelplane-fpga`: only root can create or open files there.
+
+It isn't below `/run/lock`, where every user can create files, and thereby could keep root from programming.
+"""
+
+import os
+
+from accelplane.fpga import FpgaError
+from accelplane.host.files import Host
+
+STATE_DIRECTORY = "/run/accelplane-fpga"
+
+
+class StateDirectoryError(FpgaError):
+    """Somebody other than root can write the directory."""
+
+
+def open_state_directory(host: Host) -> int:
+    """Returns a descriptor of the directory, which is created if missing.
+
+    Raises `OSError` (also for a symbolic link), `HostError` or `StateDirectoryError`.
+    """
+    parent, name = os.path.split(STATE_DIRECTORY)
+    path = f"{host.local(parent)}/{name}"  # the name itself: a link is refused also below a root of its own
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    status = os.fstat(descriptor)
+    if status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022:
+        return descriptor
+    os.close(descriptor)
+    raise StateDirectoryError(
+        f"{STATE_DIRECTORY}: found a directory of user {status.st_uid} with mode {status.st_mode & 0o7777:o}, "
+        "expected one that only root can write; remove it"
+    )
