@@ -27,7 +27,7 @@ MANIFESTS = "/etc/kubernetes/manifests"
 # A change of devices shows in the node's status at once; pods in files are for nodes without an API server.
 KUBELET = {"nodeStatusUpdateFrequency": "200ms", "staticPodPath": MANIFESTS}
 
-_PANIC = re.compile(r"^panic: .*|^goroutine \d+ .*|.*nil pointer dereference.*", re.MULTILINE)
+_PANIC = re.compile(r"^panic: |nil pointer dereference", re.MULTILINE)
 
 
 class KubeletProcess:
@@ -123,7 +123,7 @@ class GpuNode:
         status = (self.cluster.get(f"/api/v1/nodes/{self.node.name}") or {"status": {}})["status"]
         return tuple(int(status.get(each, {}).get(resource, "0")) for each in ("capacity", "allocatable"))  # type: ignore[return-value]
 
-    def wait_counts(self, capacity: int, allocatable: int, resource: str = I915, timeout: float = 40) -> None:
+    def wait_counts(self, capacity: int, allocatable: int, resource: str = I915, timeout: float = 60) -> None:
         try:
             wait_until(lambda: self.counts(resource) == (capacity, allocatable), "", timeout)
         except ClusterError:
