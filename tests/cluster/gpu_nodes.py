@@ -33,10 +33,11 @@ _PANIC = re.compile(r"^panic: |nil pointer dereference", re.MULTILINE)
 class KubeletProcess:
     """The kubelet's process from now on: it has to live, and it must not panic."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, start: int | None = None) -> None:
+        """Its log begins at the byte `start` of the file, at the file's end by default."""
         self._node = node
         self._pid = node.kubelet.pid
-        self._start = node.kubelet.log.stat().st_size
+        self._start = node.kubelet.log.stat().st_size if start is None else start
 
     def log(self) -> str:
         """What the kubelet has logged since."""
@@ -65,7 +66,11 @@ class KubeletProcess:
             self.check()
             return self.logged(pattern)
 
-        wait_until(logged, f"{self._node.name}: kubelet log with {pattern}", timeout)
+        try:
+            wait_until(logged, f"{self._node.name}: kubelet log with {pattern}", timeout)
+        except ClusterError as error:
+            lines = re.findall(r".*(?:dmission|TopologyHint|Processed device|SyncLoop).*", self.log())
+            raise ClusterError("\n".join([str(error), *lines[-20:]])) from None
 
 
 class GpuNode:
@@ -114,9 +119,11 @@ class GpuNode:
         return self.start("gpu-plugin", PLUGIN, "-v=3", *flags)
 
     def restart_kubelet(self) -> KubeletProcess:
-        self.node.kubelet.stop()
+        if self.node.kubelet.running:
+            self.node.kubelet.stop()
+        start = self.node.kubelet.log.stat().st_size
         self.node.kubelet.start(wait=False)
-        return KubeletProcess(self.node)
+        return KubeletProcess(self.node, start)
 
     def counts(self, resource: str = I915) -> tuple[int, int]:
         """Capacity and allocatable in the node's status."""

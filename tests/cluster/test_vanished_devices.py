@@ -110,8 +110,6 @@ def test_kubelet_starts_without_the_api_server_and_gets_its_pods_later(nodes: li
         kubelet.wait_log(RENEWED.format(pod=holder))
         gpus.wait_counts(2, 1)
         assert gpus.container(holder) == container
-        gpus.delete(holder)
-        gpus.wait_counts(1, 1)
         kubelet.check()
 
     on_all(nodes, scenario)
@@ -131,8 +129,6 @@ def test_kubelet_restarts_without_the_api_server_while_a_static_pod_holds_an_unp
         gpus.node.connect()
         gpus.wait_counts(2, 1)
         assert gpus.container(holder) == container
-        gpus.remove_manifests()
-        gpus.wait_counts(1, 1)
         kubelet.check()
 
     on_all(nodes, scenario)
@@ -155,8 +151,6 @@ def test_first_list_after_an_agent_restart_has_the_held_id(nodes: list[GpuNode],
         kubelet = restart_and_renew_hints(gpus, holder)
         gpus.wait_counts(shares + 1, shares)
         assert gpus.container(holder) == container
-        gpus.delete(holder)
-        gpus.wait_counts(shares, shares)
         kubelet.check()
 
     on_all(nodes, scenario)
@@ -175,13 +169,10 @@ def test_agent_starts_while_the_kubelet_is_down(nodes: list[GpuNode]) -> None:
         (held,) = gpus.held(holder)
         gpus.unplug(held.partition("-")[0])
         plugin.start()
-        gpus.node.kubelet.start(wait=False)
-        kubelet = KubeletProcess(gpus.node)
+        kubelet = gpus.restart_kubelet()
         kubelet.wait_log(ADMITTED.format(pod=holder))
         gpus.wait_counts(CARDS, CARDS - 1)
         assert gpus.container(holder) == container
-        gpus.delete(holder)
-        gpus.wait_counts(CARDS - 1, CARDS - 1)
         kubelet.check()
 
     on_all(nodes, scenario)
