@@ -124,10 +124,7 @@ def parse_or_exit(
         if words and not lenient:
             raise FlagError(f"unexpected argument {words[0]!r}: flags only, booleans as -flag or -flag=true")
         if words:
-            print(
-                f"{program}: ignored: {' '.join(words)} (booleans are -flag or -flag=false)",
-                file=sys.stderr,
-            )
+            print(f"{program}: ignored: {' '.join(words)} (booleans are -flag or -flag=false)", file=sys.stderr)
     except HelpRequested:
         print(usage(program, flags), file=sys.stderr)
         raise SystemExit(0) from None

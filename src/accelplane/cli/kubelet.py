@@ -61,10 +61,8 @@ async def _run(kubelet: EmbeddedKubelet) -> int:
         _print(f"kubelet started; plugins register at {kubelet.plugin_directory}/kubelet.sock ('help' lists commands)")
         if sys.__stdin__ is not None:
             _read_lines(sys.__stdin__.fileno(), loop, lines)
-        tasks = [
-            loop.create_task(work)
-            for work in (_print_events(kubelet), _run_commands(kubelet, lines, ended), ended.wait())
-        ]
+        work = (_print_events(kubelet), _run_commands(kubelet, lines, ended), ended.wait())
+        tasks = [loop.create_task(each) for each in work]
         # An exception of a task is a bug and must be visible.
         done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in others:

@@ -155,10 +155,7 @@ class Demo:
             os.close(log)
         cdi = os.path.join(self.directory, "cdi")
         await self._wait_until(lambda: len(_listing(cdi)) == 5, "no CDI files")
-        files = len(_listing(cdi))
-        return (
-            f"process {self.agent.pid}, 2 shares per GPU; {files} CDI files are written, the agent waits for a kubelet"
-        )
+        return f"process {self.agent.pid}, 2 shares per GPU; the agent has written 5 CDI files and waits for a kubelet"
 
     async def _start_kubelet(self) -> str:
         start = time.monotonic()
@@ -339,15 +336,10 @@ class Demo:
 def _describe(spec: NodeSpec) -> str:
     gpu_vfs, qat_vfs = sum(gpu.vfs for gpu in spec.gpus), sum(qat.vfs for qat in spec.qats)
     queues = sum(len(device.queues) for device in (*spec.dsas, *spec.iaas))
-    counts = (
-        f"{len(spec.gpus)} GPUs with {gpu_vfs} virtual functions",
-        f"{len(spec.npus)} NPU",
-        f"{len(spec.qats)} QAT devices with {qat_vfs} virtual functions",
-        f"{len(spec.dsas)} DSA and {len(spec.iaas)} IAA with {queues} work queues",
-        f"{len(spec.dlbs)} DLB devices",
-        "SGX",
+    return (
+        f"{len(spec.gpus)} GPUs with {gpu_vfs} VFs, {len(spec.npus)} NPU, {len(spec.qats)} QAT with {qat_vfs} VFs, "
+        f"{len(spec.dsas)} DSA and {len(spec.iaas)} IAA with {queues} queues, {len(spec.dlbs)} DLB, SGX"
     )
-    return ", ".join(counts)
 
 
 def _write(path: str, text: str) -> None:

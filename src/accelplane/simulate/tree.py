@@ -1,8 +1,7 @@
 """A simulated sysfs and devfs below a directory, in the layout of the kernel.
 
 Sources: Documentation/ABI/testing/sysfs-bus-pci and sysfs-class-drm, the i915, xe and ivpu drivers' sysfs code, udev's
-60-drm.rules. Every device has a directory below `/sys/devices/pci…`. The links of classes, buses and
-device numbers point there.
+60-drm.rules. Every device has a directory below `/sys/devices/pci…`, the target of class, bus and number links.
 
     node = SimulatedNode(tmp_path)
     card = node.plug_gpu(GpuSpec(driver="xe"))     # "card0"

@@ -107,8 +107,6 @@ def _check(answer: bytes, what: str) -> None:
     kind = _HEADER.unpack_from(answer)[1] if len(answer) >= _HEADER.size + 4 else 0
     code = -struct.unpack_from("=i", answer, _HEADER.size)[0] if kind == _ERROR else errno.EPROTO
     if code in (errno.EPERM, errno.EACCES):
-        raise UeventError(
-            f"{what}: {os.strerror(code)}; CAP_SYS_ADMIN in this network namespace is required; run as root"
-        )
+        raise UeventError(f"{what}: {os.strerror(code)}; CAP_SYS_ADMIN is required in this network namespace (root)")
     if code:
         raise UeventError(f"{what}: {os.strerror(code)}")
