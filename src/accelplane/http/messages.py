@@ -34,6 +34,10 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     linger: float = 1  # between an error response and the close, so that the client can read the response
 
 
+# For pages of metrics and health: GET requests of scrapers, which connect about every 30 s.
+PAGE_LIMITS = HttpLimits(body=0, cached_heads=0, connections=64, backlog=64, buffered=1024 * 1024, idle=30, linger=0.2)
+
+
 class Request(Struct, frozen=True):
     """A request; `path` is without its query."""
 
