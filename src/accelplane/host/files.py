@@ -124,6 +124,13 @@ class HostFiles:
         """
         return self.raw_text(path).strip()
 
+    def optional_text(self, path: str) -> str | None:
+        """As `text`, but None if the file does not exist. Raises `Unreadable`."""
+        try:
+            return self.text(path)
+        except Missing:
+            return None
+
     def write(self, path: str, text: str) -> None:
         """Writes `text` as it is into the file, with one write(2) as attributes want it.
 

@@ -1,4 +1,4 @@
-"""Verdicts on physical functions, which fall sick with all their virtual functions.
+"""Verdicts on physical functions, which become unhealthy with all their virtual functions.
 
 The driver asks the firmware for its heartbeat when `heartbeat/status` in debugfs is read, and answers 0, or -1 when
 there was none (Documentation/ABI/testing/debugfs-driver-qat).
@@ -12,7 +12,7 @@ from accelplane.plugins.qat.scan import Pf, debugfs, physical_function
 
 
 def verdicts(host: Host, devices: Iterable[Device]) -> dict[str, Verdict]:
-    """By the devices' units; in a virtual machine, where no physical function is to be seen, there are none."""
+    """By the devices' units; in a virtual machine, which has no physical functions, there are none."""
     found: dict[str, Verdict] = {}
     for device in devices:
         pf = physical_function(host, device.id)
@@ -29,13 +29,8 @@ def _verdict(host: Host, pf: Pf) -> Verdict:
     except HostError as error:
         return Verdict("unknown", str(error))
     try:
-        if host.text(f"{pf.path}/qat/state") == "down":
+        if host.optional_text(f"{pf.path}/qat/state") == "down":  # Linux 6.0 or newer
             return Verdict("bad", f"{pf.address} is down (qat/state)")
-    except Missing:
-        pass  # the file is there since Linux 6.0
-    except HostError as error:
-        return Verdict("unknown", str(error))
-    try:
         # The answer ends in a newline and a zero byte; stripping both would make others look like it.
         line = host.raw_text(f"{directory}/heartbeat/status").partition("\n")[0]
     except HostError as error:
