@@ -10,7 +10,7 @@ import time
 from accelplane.host import Host
 from accelplane.node.agent import Agent
 from accelplane.node.plugins import installed
-from accelplane.node.runner import scanned
+from accelplane.node.scan_loop import scan
 from accelplane.node.settings import Settings
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
@@ -59,12 +59,12 @@ def _offload() -> dict[str, Plugin[Config]]:
 
 
 def _times(plugin: Plugin[Config], here: World, count: int, expected: int) -> list[float]:
-    found = len(scanned(plugin, Host(here.root)))
+    found = len(scan(plugin, Host(here.root)))
     assert found == expected, f"{plugin.namespace}: {found} devices found, expected {expected}"
     times: list[float] = []
     for _ in range(count):
         start = time.perf_counter()
-        scanned(plugin, Host(here.root))
+        scan(plugin, Host(here.root))
         times.append((time.perf_counter() - start) * 1e3)
     return times
 
@@ -77,14 +77,14 @@ async def _looks(here: World, count: int) -> Figure:
     await asyncio.sleep(1)
     times: list[float] = []
     while len(times) < count:
-        before = {name: runner.scans for name, runner in agent.runners.items()}
+        before = {name: runner.scan.count for name, runner in agent.runners.items()}
         start = time.process_time()
         for runner in agent.runners.values():
-            runner.look_again()
+            runner.scan.request()
         await asyncio.sleep(_PAUSE)
         took = (time.process_time() - start) * 1e3
         # Uevents of this machine may have made some look twice.
-        if {runner.scans - before[name] for name, runner in agent.runners.items()} == {1}:
+        if {runner.scan.count - before[name] for name, runner in agent.runners.items()} == {1}:
             times.append(took)
     agent.stop()
     await running

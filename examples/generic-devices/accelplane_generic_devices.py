@@ -6,7 +6,7 @@ nodes, hot-plug. The options are those of the agent's YAML file under `plugins.g
 
 from typing import Annotated, Literal
 
-from accelplane.plugins import Config, Device, DeviceNode, Found, Host, Meta, Mount, Plugin
+from accelplane.plugins import Config, Device, DeviceNode, Host, Meta, Mount, Plugin, ScanResult
 
 
 class Path(Config, frozen=True):
@@ -37,7 +37,7 @@ class GenericConfig(Config, frozen=True):
 class GenericPlugin(Plugin[GenericConfig]):
     """Publishes what matches."""
 
-    def scan(self, host: Host) -> Found:
+    def scan(self, host: Host) -> ScanResult:
         for name, group in ((name, group) for name, groups in self.config.devices.items() for group in groups):
             found = [(path, [*host.glob(path.path)] * path.limit) for path in group.paths]
             columns = [[(path, file) for file in files] for path, files in found if files or not path.optional]

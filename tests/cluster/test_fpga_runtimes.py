@@ -131,7 +131,7 @@ def test_nobody_is_given_a_region_that_nobody_would_program_and_the_reason_is_to
     wanted = f"Insufficient {REGION}"
     wait_until(lambda: wanted in regions.cluster.kubectl("describe", *pod), "the pod: kept waiting", 60)
     plugin = (f"--namespace={NAMESPACE}", f"--selector=app={APP}", "--tail=-1")
-    reason = f"dfl-fme.0 is unhealthy: the node's runtime, 'containerd://{OLD_CONTAINERD}."
+    reason = f"dfl-fme.0 is unhealthy: the container runtime 'containerd://{OLD_CONTAINERD}."
     wait_until(lambda: reason in regions.cluster.kubectl("logs", *plugin), "the plugin: saying why", 60)
     regions.cluster.kubectl("delete", *pod)
 

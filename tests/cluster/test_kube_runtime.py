@@ -24,13 +24,13 @@ from lightkube.resources.core_v1 import ConfigMap
 from lightkube.resources.core_v1 import Namespace as NamespaceObject
 from waiting import until
 
+from accelplane.http import HttpError, Response
+from accelplane.http import Request as HttpRequest
 from accelplane.kube.authorized import Authorized
 from accelplane.kube.cache import Cache, Patience
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.errors import Conflict, Gone, Refused
 from accelplane.kube.events import Recorder
-from accelplane.kube.http1 import Answer, HttpError
-from accelplane.kube.http1 import Request as HttpRequest
 from accelplane.kube.leader import Election, LeaderElector
 from accelplane.kube.objects import Request
 
@@ -360,7 +360,7 @@ async def test_pages_are_for_those_whom_the_clusters_roles_let_read_them(api: Cl
     )
 
     async def status(client: Client, token: str) -> int:
-        page = Authorized(client, lambda _request: Answer(200, b""))
+        page = Authorized(client, lambda _request: Response(200, b""))
         try:
             return (await page(HttpRequest("GET", "/metrics", "", b"", f"Bearer {token}"))).status
         except HttpError as error:

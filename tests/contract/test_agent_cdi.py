@@ -60,9 +60,9 @@ def peer(directory: str) -> Peer:
 
 async def look(agent: Agent) -> None:
     runner = agent.runners["table"]
-    scans = runner.scans
-    runner.look_again()
-    await until(lambda: runner.scans > scans and not runner._publishing.locked())
+    scans = runner.scan.count
+    runner.scan.request()
+    await until(lambda: runner.scan.count > scans and not runner._publishing.locked())
 
 
 async def test_files_are_whole_before_the_kubelet_hears_of_the_devices(
@@ -178,7 +178,7 @@ async def test_a_definition_of_somebody_else_is_used_and_not_doubled(
     for _ in range(3):
         await look(agent)
     told = [record.message for record in caplog.records if "defined in" in record.message]
-    assert told == [f"CDI device example.com/gadget=a is defined in {files}/theirs.json already, that file is used"]
+    assert told == [f"CDI device example.com/gadget=a is already defined in {files}/theirs.json; that file is used"]
     (files / "theirs.json").unlink()
     async with peer(kubelet.directory) as plugin:
         await plugin.allocate(["a"])
@@ -274,11 +274,11 @@ async def test_the_file_of_a_device_that_is_gone_stays_while_a_pod_uses_it_and_g
     kept, gone = [key for key in "abc" if key != held]
     plugin.found = [*listed(kept), monitor]
     await look(agent)
-    await kubelet.until(lambda resources: resources[GADGET] == (1, 1))
+    await kubelet.until(lambda resources: resources[GADGET] == (2, 1))
     await until(lambda: file_of(gone) not in names(files))
     assert names(files) == sorted([file_of(held), file_of(kept)])
     await kubelet.delete_pod("pod")
-    await look(agent)
+    await kubelet.until(lambda resources: resources[GADGET] == (1, 1))
     await until(lambda: names(files) == [file_of(kept)])
 
 

@@ -92,10 +92,10 @@ async def test_a_config_map_is_followed_through_its_swapped_links(run: Run, kube
         ("plugins: {gpu: {shared-dev-num: 0}}", "plugins.gpu: "),
         (
             "plugins: {tpu: {}}",
-            "plugins.tpu: no such plugin is installed; there are: dlb, dsa, fpga, gpu, iaa, npu, qat, sgx",
+            "plugins.tpu: no such plugin is installed, expected one of dlb, dsa, fpga, gpu, iaa, npu, qat, sgx",
         ),
-        ("enabled: [tpu]", "no plugin named 'tpu' is installed; there are: dlb, dsa, fpga, gpu, iaa, npu, qat, sgx"),
-        ("health-interval: 0", "`$.health-interval`"),
+        ("enabled: [tpu]", "no plugin named 'tpu' is installed, expected dlb, dsa, fpga, gpu, iaa, npu, qat, sgx"),
+        ("health-interval: 0.5", "health-interval: found 0.5, expected 0 or 1 to 3600 seconds"),
         ("enable: [gpu]", "unknown field `enable`"),
         ("- gpu", "Expected `object`, got `array`"),
         ("plugins: {gpu: [", "not YAML: "),
@@ -110,7 +110,7 @@ async def test_a_wrong_configuration_is_refused_and_the_old_one_stays(
     process = run("accelplane", "node", f"--config={config}")
     await kubelet.until(lambda resources: resources == {I915: (2, 2), ACCEL: (1, 1)})
     config.write_text(text)
-    await process.said("new configuration refused, the old one stays in force: ")
+    await process.said("new configuration rejected, the present one stays in force: ")
     told = process.log().split("stays in force: ")[1]
     assert message in told
     assert "Traceback" not in told
@@ -221,7 +221,7 @@ class Clinging(Plugin[Config]):
     def scan(self, host: Host) -> Iterator[Device]:
         yield Device(resource="limpet", id="l0", topology=None)
 
-    async def background(self, host: Host, look_again: Callable[[], None]) -> None:
+    async def background(self, host: Host, request_scan: Callable[[], None]) -> None:
         try:
             await asyncio.Event().wait()
         finally:

@@ -84,10 +84,10 @@ async def test_a_port_keeps_its_resource_while_it_is_programmed_and_then_has_ano
     programming.start()
     try:
         await until(lambda: card.attempts == 1)
-        before = agent.runners["fpga"].scans
+        before = agent.runners["fpga"].scan.count
         # Somebody looks again, and the port does not say what is in it.
-        agent.runners["fpga"].look_again()
-        await until(lambda: agent.runners["fpga"].scans > before and not agent.runners["fpga"].blind)
+        agent.runners["fpga"].scan.request()
+        await until(lambda: agent.runners["fpga"].scan.count > before and not agent.runners["fpga"].scan.failing)
         assert card.ports[0].disabled
         assert kubelet.resources() == {WITH_NLB0: (2, 2)}
     finally:
@@ -233,6 +233,8 @@ async def test_the_nodes_annotation_is_the_mode_and_what_is_none_changes_nothing
     assert [device.host_path for device in container.devices] == ["/dev/dfl-port.0", "/dev/dfl-fme.0"]
     assert container.cdi_devices == ()
     await api.change("metadata", "annotations", ANNOTATION, None)
+    await kubelet.until(shows({REGION: (1, 0), WITH_NLB0: (1, 1)}))
+    await kubelet.delete_pod("pod")
     await kubelet.until(shows({WITH_NLB0: (1, 1)}))
     assert [caplog.messages.count(message) for message in told] == [1, 1]
 
@@ -246,7 +248,7 @@ async def test_where_the_runtime_is_too_old_to_run_the_hook_there_are_regions_on
     agent = await start_agent(PATIENT, fpga=following(server.api))
     await kubelet.until(lambda resources: resources == {REGION: (1, 0)})
     (reason,) = {device.reason for device in agent.runners["fpga"].publisher.inventory}
-    assert reason.startswith("the node's runtime, 'containerd://1.6.20', has no CDI, so nobody would program")
+    assert reason.startswith("the container runtime 'containerd://1.6.20' has no CDI, so no hook would program")
     assert any(reason in message for message in caplog.messages)
     await api.change("metadata", "annotations", ANNOTATION, "regiondevel")
     await kubelet.until(lambda resources: resources == {REGION: (1, 1)})
@@ -315,7 +317,7 @@ async def test_a_node_without_fpgas_asks_nobody(
 ) -> None:
     _api, server = node
     agent = await start_agent(PATIENT, fpga=following(server.api))
-    await asyncio.wait_for(agent.runners["fpga"].looked.wait(), 10)
+    await asyncio.wait_for(agent.runners["fpga"].scan.completed.wait(), 10)
     assert server.requests == []
     one_port(tmp_path)
     await kubelet.until(lambda resources: resources == {REGION: (1, 1)})

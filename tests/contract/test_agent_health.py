@@ -56,7 +56,7 @@ def running(directory: str) -> Running:
 
 
 def phase(runner: PluginRunner, unit: str = "a") -> Phase:
-    return runner.health.states[unit].phase
+    return runner.health.tracker.states[unit].phase
 
 
 def source_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -73,7 +73,7 @@ async def test_new_devices_are_checked_before_they_are_listed(running: Running) 
         )  # fmt: skip
         plugin.verdicts = {"c": HOT}
         plugin.found = gadgets("a", "b", "c")
-        runner.look_again()
+        runner.scan.request()
         assert await lists.next() == {"a": "Unhealthy", "b": "Healthy", "c": "Unhealthy"}
         assert plugin.checks[-1] == ("c",), "only the new device is checked"
 
@@ -84,7 +84,7 @@ async def test_with_several_bad_verdicts_required_one_makes_a_device_suspect(run
     async with running(plugin, health_interval=3600.0) as (runner, peer, lists):
         assert await lists.next() == {"a": "Healthy"}
         plugin.verdicts = {"a": HOT}
-        runner._look_and_judge()
+        runner.request_check()
         await until(lambda: phase(runner) == Phase.SUSPECT)
         assert len(await peer.allocate(["a"])) == 1
         plugin.verdicts = {"a": GOOD}
@@ -121,7 +121,7 @@ async def test_a_suspect_device_is_checked_again_before_the_interval_ends(runnin
     async with running(plugin, health_interval=3600.0) as (runner, _peer, lists):
         assert await lists.next() == {"a": "Healthy"}
         plugin.verdicts = {"a": HOT}
-        runner._look_and_judge()
+        runner.request_check()
         assert await lists.next() == {"a": "Unhealthy"}
 
 
@@ -131,7 +131,7 @@ async def test_a_recovering_device_is_checked_again_before_the_interval_ends(run
     async with running(plugin, health_interval=3600.0) as (runner, _peer, lists):
         assert await lists.next() == {"a": "Unhealthy"}
         plugin.verdicts = {"a": GOOD}
-        runner._look_and_judge()
+        runner.request_check()
         assert await lists.next() == {"a": "Healthy"}
 
 
@@ -181,7 +181,7 @@ async def test_units_without_a_verdict_have_the_health_that_the_scan_found(runni
     async with running(plugin) as (runner, peer, lists):
         assert await lists.next() == {"a": "Healthy", "b": "Unhealthy", "c": "Healthy"}
         assert "'b (burnt)'" in (await refusal(peer.allocate(["b"])))[1]
-        assert set(runner.health.states) == {"b", "c"}
+        assert set(runner.health.tracker.states) == {"b", "c"}
 
 
 async def test_units_without_a_verdict_are_healthy_again_after_a_failure_of_the_source(running: Running) -> None:
@@ -202,7 +202,7 @@ async def test_a_source_that_fails_changes_no_health(running: Running, caplog: p
         plugin.verdicts = {"a": ConnectionError("the daemon is gone")}
         count = len(plugin.checks)
         await until(lambda: len(plugin.checks) > count + 3)
-        assert {unit: state.usable for unit, state in runner.health.states.items()} == {"a": False, "b": True}
+        assert {unit: state.usable for unit, state in runner.health.tracker.states.items()} == {"a": False, "b": True}
         plugin.verdicts = {"a": GOOD, "b": GOOD}
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
     assert source_messages(caplog) == [
@@ -220,10 +220,10 @@ async def test_unknown_health_is_logged_once_and_again_when_it_is_known(
     async with running(plugin) as (runner, _peer, lists):
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
         await until(lambda: len(plugin.checks) > 3)
-        assert runner.health.unknown.get("a", "") == "no answer"
+        assert runner.health.tracker.unknown.get("a", "") == "no answer"
         plugin.verdicts["a"] = HOT
         assert await lists.next() == {"a": "Unhealthy", "b": "Healthy"}
-        assert runner.health.unknown.get("a", "") == ""
+        assert runner.health.tracker.unknown.get("a", "") == ""
     assert source_messages(caplog) == ["test: health of a unknown: no answer", "test: health of a known again"]
 
 
@@ -252,7 +252,7 @@ async def test_a_note_of_a_check_is_logged_once_until_it_is_obsolete(
         assert await lists.next() == {"a": "Healthy"}
         await checked()
         plugin.found = gadgets("a", "b")
-        runner.look_again()
+        runner.scan.request()
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
         await checked()
         plugin.message = ""
@@ -291,7 +291,7 @@ async def test_a_source_that_hangs_delays_the_first_list_by_one_second_at_most(
         assert await lists.next() == {"a": health}
         # New devices are listed while the source hangs.
         plugin.found = gadgets("a", "b")
-        runner.look_again()
+        runner.scan.request()
         assert await lists.next() == {"a": health, "b": health}
         if not fail_closed:
             assert len(await peer.allocate(["b"])) == 1
@@ -313,7 +313,7 @@ async def test_results_that_are_no_verdicts_count_as_a_source_that_fails(running
         assert len(await peer.allocate(["a"])) == 1
         plugin.answer = {"a": HOT}
         assert await lists.next() == {"a": "Unhealthy"}
-        assert not runner.health.states["a"].usable
+        assert not runner.health.tracker.states["a"].usable
 
 
 async def test_a_unit_that_returns_is_checked_as_a_new_one(running: Running) -> None:
@@ -322,11 +322,11 @@ async def test_a_unit_that_returns_is_checked_as_a_new_one(running: Running) -> 
     async with running(plugin, health_interval=3600.0) as (runner, _peer, lists):
         await lists.until({"a": "Unhealthy", "b": "Healthy"})
         plugin.found = gadgets("b")
-        runner.look_again()
+        runner.scan.request()
         await lists.until({"b": "Healthy"})
         plugin.verdicts = {"a": GOOD, "b": GOOD}
         plugin.found = gadgets("a", "b")
-        runner.look_again()
+        runner.scan.request()
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
 
 
@@ -345,5 +345,5 @@ async def test_health_is_forgotten_when_the_plugin_has_none_any_more(running: Ru
     async with running(plugin) as (runner, _peer, lists):
         assert await lists.next() == {"a": "Unhealthy"}
         plugin.enabled = False
-        runner.look_again()
+        runner.scan.request()
         assert await lists.next() == {"a": "Healthy"}

@@ -62,7 +62,7 @@ async def test_resources_are_registered_when_the_kubelet_and_its_directory_appea
 ) -> None:
     shutil.rmtree(idle_kubelet.directory)
     agent = await start_agent(table=Table(gadgets("a", "b")), other=Other(gadgets("c")))
-    await until(lambda: "table" in agent.runners and agent.runners["table"].looked.is_set())
+    await until(lambda: "table" in agent.runners and agent.runners["table"].scan.completed.is_set())
     await idle_kubelet.start()
     await idle_kubelet.until(lambda resources: resources == {GADGET: (2, 2), OTHER: (1, 1)})
     await idle_kubelet.kill()
@@ -89,7 +89,7 @@ async def test_after_a_kubelet_restart_the_same_devices_are_back_and_pods_get_mo
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
     container = await kubelet.run_pod("after", {GADGET: 1})
     assert len(container.devices) == 1
-    assert table.runners["table"].scans == 1, "a restart of the kubelet needs no new look at the hardware"
+    assert table.runners["table"].scan.count == 1, "a restart of the kubelet needs no new look at the hardware"
 
 
 async def test_resources_come_back_each_time_when_the_kubelet_restarts_often(kubelet: Kubelet, table: Agent) -> None:
@@ -232,7 +232,7 @@ async def test_a_directory_at_the_own_path_is_reported_and_the_socket_made_when_
     os.mkdir(own_socket(directory))
     agent = await start_agent(table=Table(gadgets("a")), other=Other(gadgets("b")))
     await kubelet.until(lambda resources: resources == {OTHER: (1, 1)})
-    await until(lambda: server(agent).problem.startswith(f"cannot make the socket {own_socket(directory)}: Is a dir"))
+    await until(lambda: server(agent).problem.startswith(f"cannot create the socket {own_socket(directory)}: Is a dir"))
     os.rmdir(own_socket(directory))
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1), OTHER: (1, 1)})
 
@@ -309,24 +309,24 @@ async def test_resources_come_and_go_with_what_is_found(directory: str, kubelet:
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
     assert os.path.exists(own_socket(directory, "example.com/widget")), "announced, though it has no device"
     plugin.found = [Resource("widget")]
-    agent.runners["table"].look_again()
+    agent.runners["table"].scan.request()
     await kubelet.until(lambda resources: resources == {})
     await until(lambda: not os.path.exists(own_socket(directory)))
     plugin.found = gadgets("b", "c")
-    agent.runners["table"].look_again()
+    agent.runners["table"].scan.request()
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
 
 
 async def test_a_resource_that_flickers_ends_up_as_it_is_last(kubelet: Kubelet, start_agent: Start) -> None:
     plugin = Table()
     agent = await start_agent(table=plugin)
-    await until(agent.runners["table"].looked.is_set)
+    await until(agent.runners["table"].scan.completed.is_set)
     runner = agent.runners["table"]
     for turn in range(10):
         plugin.found = gadgets("a", "b") if turn % 2 else []
-        scans = runner.scans
-        runner.look_again()
-        await until(lambda before=scans: runner.scans > before)
+        scans = runner.scan.count
+        runner.scan.request()
+        await until(lambda before=scans: runner.scan.count > before)
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
 
 
@@ -354,7 +354,7 @@ async def test_a_plugin_whose_scan_raises_does_not_stop_the_others(
 ) -> None:
     agent = await start_agent(table=Table(fault), other=Other(gadgets("b")))
     await kubelet.until(lambda resources: resources == {OTHER: (1, 1)})
-    await until(lambda: agent.runners["table"].blind)
+    await until(lambda: agent.runners["table"].scan.failing)
     told = [record for record in caplog.records if "scan failed" in record.message]
     assert len(told) == 1
     assert "table: scan failed" in told[0].message
@@ -428,7 +428,7 @@ async def test_a_file_that_appears_in_the_place_of_the_directory_ends_the_agent_
     settings = Settings(root=directory, kubelet_dir=path, cdi_dir=f"{directory}/cdi")
     agent = Agent(settings, {"table": Table(gadgets("a"))})
     task = asyncio.create_task(agent.run())
-    await until(lambda: bool(agent.runners) and agent.runners["table"].looked.is_set())
+    await until(lambda: bool(agent.runners) and agent.runners["table"].scan.completed.is_set())
     os.mkdir(path)
     Path(path, "device-plugins").write_text("")
     async with asyncio.timeout(10):

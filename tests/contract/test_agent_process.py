@@ -63,7 +63,7 @@ async def test_a_signal_ends_the_process_with_0_and_its_sockets_are_gone(
 async def test_a_signal_ends_a_process_that_waits_for_a_kubelet(run: Run, directory: str, tree: Path) -> None:
     shutil.rmtree(directory)
     process = run("accelplane", "node")
-    await process.said(f"{directory} does not exist, waiting for the kubelet to make it")
+    await process.said(f"{directory} does not exist, waiting for the kubelet to create it")
     assert await process.terminate() == 0
 
 
@@ -158,10 +158,10 @@ async def test_the_socket_of_a_process_is_for_its_owner_alone(run: Run, kubelet:
     [
         (["--kubelet-dir=/dev/null"], 1, "accelplane-node: /dev/null: not a directory, expected the kubelet's"),
         (["--kubelet-dir=/" + "x" * 100], 1, f"/{'x' * 100}/device-plugins/kubelet.sock: a socket path of 129 bytes"),
-        (["--root=/nowhere"], 1, "-root: /nowhere: not a directory, expected one with sys/ and dev/ in it"),
-        (["--root="], 1, "-root: empty, expected a directory"),
-        (["--kubelet-dir="], 1, "-kubelet-dir: empty, expected a directory"),
-        (["--cdi-dir="], 1, "-cdi-dir: empty, expected a directory"),
+        (["--root=/nowhere"], 1, "-root: /nowhere: not a directory, expected one with sys/ and dev/"),
+        (["--root="], 1, "-root: found nothing, expected a directory"),
+        (["--kubelet-dir="], 1, "-kubelet-dir: found nothing, expected a directory"),
+        (["--cdi-dir="], 1, "-cdi-dir: found nothing, expected a directory"),
         (
             ["--logtostderr=false", "--log_file=/nowhere/log"],
             1,
@@ -170,11 +170,11 @@ async def test_the_socket_of_a_process_is_for_its_owner_alone(run: Run, kubelet:
         (
             ["--plugins=gpu,tpu"],
             1,
-            "no plugin named 'tpu' is installed; there are: dlb, dsa, fpga, gpu, iaa, npu, qat, sgx",
+            "no plugin named 'tpu' is installed, expected dlb, dsa, fpga, gpu, iaa, npu, qat, sgx",
         ),
         (["--config=/nowhere/config.yaml"], 1, "/nowhere/config.yaml: No such file or directory"),
-        (["--health-interval=0"], 1, "-health-interval: 0: expected 1 to 3600 seconds"),
-        (["--scan-grace=-1"], 1, "-scan-grace: -1: expected 0 to 3600 seconds"),
+        (["--health-interval=0.5"], 1, "-health-interval: found 0.5, expected 0 or 1 to 3600 seconds"),
+        (["--scan-grace=-1"], 1, "-scan-grace: found -1, expected 0 to 3600 seconds"),
         (["--log-format=xml"], 1, "-log-format: 'xml': expected text or json"),
         (["--no-such-flag"], 2, "flag provided but not defined: -no-such-flag"),
         (["word"], 2, "unexpected argument 'word'"),
@@ -204,7 +204,9 @@ async def test_a_directory_that_the_user_may_not_write_is_refused_by_name(run: R
     plugins.mkdir(mode=0o555)
     process = run("intel_gpu_device_plugin", powerless=True)
     assert await process.exit_code() == 1
-    assert process.log().endswith(f"{plugins}: not writable by uid {os.geteuid()}; a plugin makes its sockets there\n")
+    assert process.log().endswith(
+        f"{plugins}: not writable by uid {os.geteuid()}; a plugin creates its sockets there\n"
+    )
 
 
 async def test_a_directory_that_becomes_unwritable_is_reported_and_waited_out(
@@ -219,7 +221,7 @@ async def test_a_directory_that_becomes_unwritable_is_reported_and_waited_out(
     await until(own.exists)
     plugins.chmod(0o555)
     own.unlink()
-    await process.said(f"cannot make the socket {own}: Permission denied", 20)
+    await process.said(f"cannot create the socket {own}: Permission denied", 20)
     plugins.chmod(0o755)
     (plugins / "wake").touch()
     await until(own.exists)
@@ -252,7 +254,7 @@ async def test_a_plugin_that_cannot_be_loaded_is_left_out_unless_it_was_asked_fo
     env = installed_plugin(tmp_path / "site", "broken", "raise ImportError('no libgadget here')")
     process = run("accelplane", "node", env=env)
     await kubelet.until(lambda resources: resources == {I915: (1, 1), ACCEL: (1, 1)})
-    await process.said("plugin broken cannot be loaded and is left out")
+    await process.said("plugin broken cannot be loaded and is skipped")
     assert await process.terminate() == 0
     process = run("accelplane", "node", "--plugins=broken", env=env)
     assert await process.exit_code() == 1
@@ -434,7 +436,7 @@ async def test_a_plugin_that_cannot_explain_itself_works_all_the_same(
     for name in ("a", "broken"):
         (tmp_path / "tree/dev" / name).touch()
     process = run("accelplane", "node", "--plugins=told", env=told)
-    await process.said("told: cannot explain itself: Encoding objects of type object is unsupported")
+    await process.said("told: explain failed: Encoding objects of type object is unsupported")
     await kubelet.until(lambda resources: resources == {"told.example.com/gadget": (1, 1)})
 
 

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, ClassVar
 
@@ -31,7 +31,7 @@ SICK = gadget("sick", health=UNHEALTHY, reason="too hot")
 
 class Chooser(Table):
     async def preferred_allocation(
-        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
         if size < 0:
             raise ValueError(f"{size} devices cannot be had")
@@ -91,7 +91,7 @@ def server(agent: Agent) -> ResourceServer:
 
 def found(agent: Agent, plugin: Table, *devices: Device | Resource) -> None:
     plugin.found = devices
-    agent.runners["table"].look_again()
+    agent.runners["table"].scan.request()
 
 
 # Options
@@ -137,9 +137,9 @@ async def test_every_change_is_a_new_complete_list_and_no_change_is_none(serve: 
         assert await lists.next() == {"a": "Healthy"}
         found(agent, plugin, *gadgets("a", "b"))
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
-        scans = agent.runners["table"].scans
+        scans = agent.runners["table"].scan.count
         found(agent, plugin, *gadgets("b", "a"))
-        await until(lambda: agent.runners["table"].scans > scans)
+        await until(lambda: agent.runners["table"].scan.count > scans)
         found(agent, plugin, gadget("a"), gadget("b", health=UNHEALTHY))
         assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}
         # One field of one device that the kubelet is not told of makes a new list too: Allocate gives it out.
@@ -169,10 +169,10 @@ async def test_a_device_that_returns_at_once_stays(serve: Serve) -> None:
 
 
 class Staying(Table):
-    linger: ClassVar[float] = math.inf
+    removal_delay: ClassVar[float] = math.inf
 
 
-async def test_devices_of_a_plugin_that_has_them_linger_stay_unhealthy_until_they_are_back(serve: Serve) -> None:
+async def test_vanished_devices_stay_unhealthy_for_ever_with_an_infinite_removal_delay(serve: Serve) -> None:
     plugin = Staying(gadgets("a", "b"))
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
@@ -180,24 +180,25 @@ async def test_devices_of_a_plugin_that_has_them_linger_stay_unhealthy_until_the
         assert await lists.next() == {"a": "Unhealthy", "b": "Unhealthy"}
         code, text = await refusal(peer.allocate(["a"]))
         assert code == "UNKNOWN"
-        assert "gone from the host" in text
-        scans = agent.runners["table"].scans
+        assert "not found by the last scan" in text
+        scans = agent.runners["table"].scan.count
         found(agent, plugin, gadget("b"), gadget("c"))
         assert await lists.next() == {"a": "Unhealthy", "b": "Healthy", "c": "Healthy"}
         found(agent, plugin, *gadgets("a", "b", "c"))
         assert await lists.next() == {"a": "Healthy", "b": "Healthy", "c": "Healthy"}
-        assert agent.runners["table"].scans == scans + 2, "nothing but what happened made it look"
+        assert agent.runners["table"].scan.count == scans + 2, "nothing but what happened made it look"
 
 
 class Leaving(Table):
-    linger: ClassVar[float] = 0.0
+    removal_delay: ClassVar[float] = 0.0
 
 
-async def test_devices_of_a_plugin_that_has_none_linger_leave_the_list_at_once(serve: Serve) -> None:
+async def test_vanished_devices_leave_the_list_at_once_without_a_removal_delay(serve: Serve) -> None:
     plugin = Leaving(gadgets("a", "b"))
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
         found(agent, plugin, gadget("a"))
+        assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}, "until it is known that no container holds it"
         assert await lists.next() == {"a": "Healthy"}
 
 
@@ -244,9 +245,9 @@ async def test_a_stream_that_does_not_read_gets_only_the_latest_list_in_the_end(
         await call.initial_metadata()
         sent = server(agent).counters
         for turn in range(1, 11):
-            scans = agent.runners["table"].scans
+            scans = agent.runners["table"].scan.count
             found(agent, plugin, *shelf(turn))
-            await until(lambda before=scans: agent.runners["table"].scans > before)
+            await until(lambda before=scans: agent.runners["table"].scan.count > before)
         assert sent.lists_sent < 6
         turns: list[set[str]] = []
         while not turns or turns[-1] != {"10"}:
@@ -348,7 +349,7 @@ async def test_a_device_is_answered_for_until_it_has_left_the_list_and_not_after
         found(agent, plugin, gadget("a"))
         await lists.until({"a": "Healthy", "b": "Unhealthy"})
         assert await refusal(peer.allocate(["b"])) == (
-            "UNKNOWN", "example.com/gadget: unhealthy device 'b (gone from the host)' requested",
+            "UNKNOWN", "example.com/gadget: unhealthy device 'b (not found by the last scan)' requested",
         )  # fmt: skip
         await lists.until({"a": "Healthy"})
         assert await refusal(peer.allocate(["b"])) == ("UNKNOWN", "example.com/gadget: unknown device 'b' requested")
@@ -457,7 +458,7 @@ async def test_hooks_that_a_plugin_does_not_have_are_refused(serve: Serve) -> No
             "UNKNOWN", "example.com/gadget: this plugin has no preferred allocation",
         )  # fmt: skip
         assert (await refusal(peer.pre_start(["a"]))) == (
-            "UNKNOWN", "example.com/gadget: this plugin does nothing before a container starts",
+            "UNKNOWN", "example.com/gadget: this plugin has no action before a container starts",
         )  # fmt: skip
 
 

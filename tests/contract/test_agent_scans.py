@@ -15,7 +15,7 @@ from processes import installed_plugin
 from waiting import until
 
 from accelplane.devices import Device, Resource, Skipped
-from accelplane.host import Host, Refused
+from accelplane.host import Host, WriteError
 from accelplane.plugins import ScanError
 
 PATIENT = {"safety_interval": 3600.0}
@@ -29,16 +29,16 @@ async def test_a_scan_that_fails_keeps_what_was_found_last_and_its_cause_is_logg
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
     plugin.found = ScanError("/sys/class/gadget: Input/output error")
     runner = agent.runners["table"]
-    runner.look_again()
-    await until(lambda: runner.scan_failures >= 2)
+    runner.scan.request()
+    await until(lambda: runner.scan.failures >= 2)
     assert kubelet.resources() == {GADGET: (2, 2)}
     assert len((await kubelet.run_pod("pod", {GADGET: 1})).devices) == 1
-    assert (runner.blind, runner.blind_too_long, runner.problem) == (
+    assert (runner.scan.failing, runner.scan.outdated, runner.scan.problem) == (
         True, False, "/sys/class/gadget: Input/output error",
     )  # fmt: skip
     told = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert told == [
-        "table: scan failed: /sys/class/gadget: Input/output error; what was found last stays advertised for 30 s"
+        "table: scan failed: /sys/class/gadget: Input/output error; the devices found last stay advertised for 30 s"
     ]
 
 
@@ -49,21 +49,21 @@ async def test_after_the_grace_the_devices_are_unhealthy_and_well_again_when_the
     agent = await start_agent({**PATIENT, "scan_grace": 0.5}, table=plugin)
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
     plugin.found = ScanError("no eyes")
-    agent.runners["table"].look_again()
+    agent.runners["table"].scan.request()
     await kubelet.until(lambda resources: resources == {GADGET: (2, 0)})
     async with Peer(f"{directory}/device-plugins/example.com-gadget.sock") as peer:
         assert await refusal(peer.allocate(["a"])) == (
-            "UNKNOWN", "example.com/gadget: unhealthy device 'a (cannot be seen: no eyes)' requested",
+            "UNKNOWN", "example.com/gadget: unhealthy device 'a (scan fails: no eyes)' requested",
         )  # fmt: skip
     plugin.found = gadgets("a", "b")
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
-    assert agent.runners["table"].problem == ""
+    assert agent.runners["table"].scan.problem == ""
 
 
 async def test_what_appears_in_the_first_scan_that_works_is_published(kubelet: Kubelet, start_agent: Start) -> None:
     plugin = Table(ScanError("not yet"))
     agent = await start_agent(PATIENT, table=plugin)
-    await until(lambda: agent.runners["table"].blind)
+    await until(lambda: agent.runners["table"].scan.failing)
     plugin.found = gadgets("a")
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
 
@@ -77,8 +77,8 @@ async def test_a_scan_that_raises_half_way_publishes_nothing_of_it(kubelet: Kube
     agent = await start_agent(PATIENT, table=plugin)
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
     plugin.found = half
-    agent.runners["table"].look_again()
-    await until(lambda: agent.runners["table"].blind)
+    agent.runners["table"].scan.request()
+    await until(lambda: agent.runners["table"].scan.failing)
     assert [device.id for device in agent.runners["table"].publisher.inventory] == ["a"]
 
 
@@ -86,8 +86,8 @@ async def test_what_is_no_device_at_all_counts_as_a_failed_scan(kubelet: Kubelet
     plugin = Table()
     agent = await start_agent(PATIENT, table=plugin, other=Other(gadgets("b")))
     plugin.found = ["nonsense", None]  # type: ignore[list-item]
-    agent.runners["table"].look_again()
-    await until(lambda: agent.runners["table"].blind)
+    agent.runners["table"].scan.request()
+    await until(lambda: agent.runners["table"].scan.failing)
     await kubelet.until(lambda resources: resources == {"other.example.com/gadget": (1, 1)})
 
 
@@ -110,12 +110,12 @@ async def test_a_service_that_fails_before_a_scan_counts_as_a_failed_scan(kubele
     agent = await start_agent(PATIENT, table=plugin)
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
     plugin.fault = ConnectionRefusedError(111, "Connection refused")
-    agent.runners["table"].look_again()
-    await until(lambda: agent.runners["table"].blind)
-    assert "Connection refused" in agent.runners["table"].problem
+    agent.runners["table"].scan.request()
+    await until(lambda: agent.runners["table"].scan.failing)
+    assert "Connection refused" in agent.runners["table"].scan.problem
     assert kubelet.resources() == {GADGET: (1, 1)}
     plugin.fault = None
-    await until(lambda: not agent.runners["table"].blind)
+    await until(lambda: not agent.runners["table"].scan.failing)
 
 
 async def test_a_service_that_does_not_answer_is_given_up_and_its_plugin_asks_again(
@@ -125,7 +125,7 @@ async def test_a_service_that_does_not_answer_is_given_up_and_its_plugin_asks_ag
     plugin.answers = asyncio.Event()
     agent = await start_agent(PATIENT, table=plugin, other=Other(gadgets("b")))
     await kubelet.until(lambda resources: resources == {"other.example.com/gadget": (1, 1)})
-    await until(lambda: "did not answer within 5 s" in agent.runners["table"].problem)
+    await until(lambda: "did not answer within 5 s" in agent.runners["table"].scan.problem)
     plugin.answers.set()
     await kubelet.until(lambda resources: GADGET in resources)
 
@@ -153,7 +153,7 @@ async def test_hardware_is_prepared_before_each_scan(kubelet: Kubelet, start_age
     plugin = Prepared(*gadgets("a"))
     agent = await start_agent(PATIENT, table=plugin)
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
-    agent.runners["table"].look_again()
+    agent.runners["table"].scan.request()
     await until(lambda: plugin.calls == ["prepare", "scan"] * 2)
 
 
@@ -162,11 +162,11 @@ async def test_hardware_that_cannot_be_prepared_counts_as_a_failed_scan(kubelet:
     agent = await start_agent(PATIENT, table=plugin)
     runner = agent.runners["table"]
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
-    plugin.fault = Refused("/sys/bus/pci/drivers/vfio-pci/bind", "Device or resource busy", 16)
+    plugin.fault = WriteError("/sys/bus/pci/drivers/vfio-pci/bind", "Device or resource busy", 16)
     plugin.found = gadgets("a", "b")
-    runner.look_again()
-    await until(lambda: runner.blind)
-    assert "/sys/bus/pci/drivers/vfio-pci/bind: Device or resource busy" in runner.problem
+    runner.scan.request()
+    await until(lambda: runner.scan.failing)
+    assert "/sys/bus/pci/drivers/vfio-pci/bind: Device or resource busy" in runner.scan.problem
     assert plugin.calls[-1] == "prepare"
     assert kubelet.resources() == {GADGET: (1, 1)}
     plugin.fault = None

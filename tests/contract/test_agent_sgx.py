@@ -52,7 +52,7 @@ async def test_nodes_that_appear_after_the_start_are_registered(
 ) -> None:
     (tmp_path / "dev").mkdir()
     agent = await start_agent(PATIENT, sgx=SgxPlugin())
-    await asyncio.wait_for(agent.runners["sgx"].looked.wait(), 10)
+    await asyncio.wait_for(agent.runners["sgx"].scan.completed.wait(), 10)
     assert kubelet.resources() == {}
     for name in ("sgx_enclave", "sgx_provision"):
         (tmp_path / "dev" / name).touch()

@@ -10,9 +10,9 @@ from cluster.pki import Authority
 from kubeapi import Fault, KubeApi
 from waiting import until
 
+from accelplane.http import HttpError, Request, Response
 from accelplane.kube.authorized import Authorized
 from accelplane.kube.client import Client
-from accelplane.kube.http1 import Answer, HttpError, Request
 from accelplane.kube.manager import OFF, Manager
 from accelplane.kube.tls import ServingTls
 
@@ -43,7 +43,7 @@ def wanting(whose: str = "t") -> Request:
 
 
 def gate(client: Client, clock: Clock | None = None, patience: float = 5.0) -> Authorized:
-    return Authorized(client, lambda _request: Answer(200, b"42"), clock=clock or Clock(), patience=patience)
+    return Authorized(client, lambda _request: Response(200, b"42"), clock=clock or Clock(), patience=patience)
 
 
 async def status_of(page: Authorized, request: Request) -> int:

@@ -15,7 +15,7 @@ from waiting import until
 from accelplane.kube.cache import Patience
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.leader import Election
-from accelplane.kube.manager import OFF, Manager, split_address
+from accelplane.kube.manager import OFF, Manager
 from accelplane.kube.objects import Request
 
 HASTE = Patience(first_delay=0.01, max_delay=0.1)
@@ -328,16 +328,3 @@ async def test_servers_of_others_run_from_the_beginning_to_the_end(manager: Mana
     async with running(manager):
         await until(lambda: said == ["begun"])
     assert said == ["begun", "ended"]
-
-
-@pytest.mark.parametrize(
-    ("address", "found"), [(":8080", (None, 8080)), ("1.2.3.4:1", ("1.2.3.4", 1)), ("[::1]:2", ("::1", 2))]
-)
-def test_addresses_are_as_go_programs_take_them(address: str, found: tuple[str | None, int]) -> None:
-    assert split_address(address) == found
-
-
-@pytest.mark.parametrize("address", ["", "8080", ":", ":x", ":65536", ":-1"])
-def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(ValueError, match="expected host:port"):
-        split_address(address)

@@ -20,9 +20,9 @@ from accelplane.cli import labels
 from accelplane.cli.labels import Options
 from accelplane.features import node_reconciler
 from accelplane.host import Host
-from accelplane.node.companion import accompanied
-from accelplane.node.looks import looks
-from accelplane.node.watch import Watcher
+from accelplane.node.periodic_scan import periodic_scan
+from accelplane.node.subprocess_supervisor import supervise
+from accelplane.node.watcher import Watcher
 
 GPU = "intel.feature.node.kubernetes.io/gpu"
 SGX = "intel.feature.node.kubernetes.io/sgx"
@@ -249,8 +249,8 @@ async def test_a_labeller_in_trouble_leaves_the_agent_alone(run: Run) -> None:
     clean = {"KUBERNETES_SERVICE_HOST": "", "NODE_NAME": "one"}
     process = run("accelplane", "node", "--labels=node", "--plugins=npu", env=clean)
     await process.said("accelplane labels: not in a cluster")
-    await process.said("labels: ended with 1, starting it again in 1 s")
-    await process.said("starting it again in 2 s")
+    await process.said("labels: exited with 1, restarting it in 1 s")
+    await process.said("restarting it in 2 s")
     assert await process.terminate() == 0
 
 
@@ -267,7 +267,7 @@ async def test_labels_that_cannot_be_written_are_refused(run: Run, words: list[s
 async def test_a_companion_is_started_again_and_ended_with_its_keeper(tmp_path: Path) -> None:
     log = tmp_path / "lives"
     life = f"import os, sys; open({str(log)!r}, 'a').write(f'{{os.getpid()}}\\n'); os.read(0, 1)"
-    task = asyncio.create_task(accompanied("life", [sys.executable, "-c", life]))
+    task = asyncio.create_task(supervise("life", [sys.executable, "-c", life]))
     await until(log.exists)
     await until(lambda: len(log.read_text().split()) == 1)
     os.kill(int(log.read_text().split()[0]), 9)
@@ -281,7 +281,7 @@ async def test_a_companion_is_started_again_and_ended_with_its_keeper(tmp_path: 
 
 
 async def test_a_companion_that_is_not_there_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    task = asyncio.create_task(accompanied("nobody", ["/nowhere/at-all"]))
+    task = asyncio.create_task(supervise("nobody", ["/nowhere/at-all"]))
     await until(lambda: "nobody: cannot be started" in caplog.text)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -298,7 +298,7 @@ async def test_looks_follow_what_they_read(tmp_path: Path) -> None:
 
     try:
         (tmp_path / "sys").mkdir()
-        found = looks("test", str(tmp_path), text, watcher, subsystems=frozenset(), interval=60)
+        found = periodic_scan("test", str(tmp_path), text, watcher, subsystems=frozenset(), interval=60)
         async with contextlib.aclosing(found), asyncio.timeout(10):
             assert await anext(found) == ""
             write(tmp_path / "sys/x/value", "1\n")
@@ -313,6 +313,6 @@ async def test_looks_follow_what_they_read(tmp_path: Path) -> None:
 
 async def test_looks_come_back_without_notice(tmp_path: Path) -> None:
     watcher = Watcher()
-    found = looks("test", str(tmp_path), lambda _host: 1, watcher, subsystems=frozenset(), interval=0.01)
+    found = periodic_scan("test", str(tmp_path), lambda _host: 1, watcher, subsystems=frozenset(), interval=0.01)
     async with contextlib.aclosing(found):
         assert [await anext(found) for _ in range(3)] == [1, 1, 1]

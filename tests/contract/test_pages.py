@@ -1,43 +1,62 @@
-"""The agent's HTTP pages, as a scraper, a probe and a curious administrator see them."""
+"""The agent's HTTP pages, as scrapers, probes and administrators see them."""
 
 import asyncio
 import contextlib
 import json
 import re
-import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 from conftest import Start
 from kubelets import Kubelet
 from waiting import until
 
-from accelplane.devices import Device, Resource, Skipped
+from accelplane.devices import Device, Phase, Resource, Skipped
 from accelplane.host import Host
-from accelplane.node.agent import Agent
-from accelplane.node.settings import ConfigurationError, Settings
+from accelplane.kubelet.server import Stage
+from accelplane.node import pages
+from accelplane.node.settings import ConfigurationError
+from accelplane.node.status import NodeStatus, PluginStatus, ResourceCounters, ResourceStatus, ScanStatus, UnitHealth
 from accelplane.plugins import Plugin, Sample, ScanError
 from accelplane.plugins.base import Config
 
 Get = Callable[..., Awaitable[tuple[int, str]]]
+Serve = Callable[..., AbstractAsyncContextManager[None]]
 
-
-class Meters(Plugin[Config]):
-    """Two devices, one sick, one thing passed over; counts what a device did."""
-
-    namespace = "meters.example.com"
-    blind = False
-
-    def scan(self, host: Host) -> Iterator[Device | Resource | Skipped]:
-        if self.blind:
-            raise ScanError("the lamp is out")
-        yield Device(resource="meter", id="m0", topology=None)
-        yield Device(resource="meter", id="m1", topology=None, health="Unhealthy", reason="dented")
-        yield Skipped("m2", "somebody else's")
-
-    def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
-        for device in devices:
-            yield Sample("meter_turns_total", "Turns of the wheel.", {"device": device.id}, 7)
+METERS = "meters.example.com/meter"
+DEVICES = {
+    "m0": Device(resource="meter", id="m0", topology=None, attributes={"driver": "wheel"}),
+    "m1": Device(resource="meter", id="m1", topology=None, health="Unhealthy", reason="dented"),
+}
+PLUGIN = PluginStatus(
+    name="meters",
+    namespace="meters.example.com",
+    scan=ScanStatus(completed=True, count=3, failures=1, seconds=0.1234567),
+    resources={
+        "meter": ResourceStatus(
+            name=METERS,
+            stage=Stage.REGISTERED,
+            devices=DEVICES,
+            counters=ResourceCounters(
+                registrations=2,
+                registration_failures={"UNAVAILABLE": 4},
+                lists_sent=5,
+                last_list_time=1.0,
+                allocations=3,
+                allocation_failures=1,
+                allocation_buckets=(1, 0, 0, 0, 0, 0, 0, 0, 0, 2),
+                allocation_seconds_sum=20.5,
+            ),
+        )
+    },
+    health={"m1": UnitHealth(phase=Phase.UNHEALTHY, reason="dented", unknown="no answer")},
+    skipped=(Skipped("m2", "bound to another driver"),),
+    cdi_writes=6,
+    cdi_write_failures=7,
+)
+HEALTHY = NodeStatus(version="1.2", root="/", kubelet_dir="/kubelet", plugins={"meters": PLUGIN})
 
 
 @pytest.fixture
@@ -60,178 +79,255 @@ def get(port: int) -> Get:
     return get
 
 
-async def looking(agent: Agent) -> None:
-    """Returns when the agent has its pages up and has looked once."""
-    await until(lambda: "meters" in agent.runners and agent.runners["meters"].looked.is_set())
+@pytest.fixture
+def serve(port: int) -> Serve:
+    """`async with serve(status)`: the pages of this status, and of `samples`."""
+
+    def serve(
+        status: NodeStatus | Callable[[], NodeStatus] = HEALTHY, samples: Sequence[Sample] = ()
+    ) -> AbstractAsyncContextManager[None]:
+        async def measure() -> Sequence[Sample]:
+            return samples
+
+        return pages.serving(
+            f"127.0.0.1:{port}", (lambda: status) if isinstance(status, NodeStatus) else status, measure
+        )
+
+    return serve
 
 
-async def test_the_metrics_page_counts_devices_registrations_lists_and_allocations(
-    start_agent: Start, kubelet: Kubelet, get: Get, port: int
-) -> None:
-    await start_agent({"http_address": f"127.0.0.1:{port}"}, meters=Meters())
-    await kubelet.until(lambda resources: resources.get("meters.example.com/meter") == (2, 1))
-    await kubelet.run_pod("a", {"meters.example.com/meter": 1})
-    code, text = await get("/metrics")
+def values(page: str) -> Mapping[str, float]:
+    return {name: float(value) for name, value in re.findall(r"^([a-z_]+(?:\{.*\})?) (\S+)$", page, re.MULTILINE)}
+
+
+async def test_the_metrics_page_shows_the_whole_status_and_the_measurements(serve: Serve, get: Get) -> None:
+    async with serve(samples=[Sample("meter_turns_total", "Turns of the wheel.", {"device": "m0"}, 7)]):
+        code, text = await get("/metrics")
     assert code == 200
-    values = dict(re.findall(r"^([a-z_]+(?:\{.*\})?) (\S+)$", text, re.MULTILINE))
-    resource = 'resource="meters.example.com/meter"'
-    assert values[f'accelplane_devices{{health="Healthy",{resource}}}'] == "1.0"
-    assert values[f'accelplane_devices{{health="Unhealthy",{resource}}}'] == "1.0"
-    assert values[f"accelplane_registered{{{resource}}}"] == "1.0"
-    assert values[f"accelplane_registrations_total{{{resource}}}"] == "1.0"
-    assert float(values[f"accelplane_lists_sent_total{{{resource}}}"]) >= 1
-    assert values[f"accelplane_allocation_seconds_count{{{resource}}}"] == "1.0"
-    assert values[f"accelplane_allocation_failures_total{{{resource}}}"] == "0.0"
-    assert values['accelplane_skipped{plugin="meters"}'] == "1.0"
-    assert values['meter_turns_total{device="m0"}'] == "7.0"
-    assert "process_resident_memory_bytes" in values
+    found = values(text)
+    assert found.pop(f'accelplane_last_list_age_seconds{{resource="{METERS}"}}') > 0
+    buckets = {name: found.pop(name) for name in list(found) if "_bucket" in name}
+    assert list(buckets.values()) == [1] * 9 + [3]
+    assert {name: value for name, value in found.items() if not name.startswith("process_")} == {
+        'accelplane_build_info{version="1.2"}': 1,
+        "accelplane_config_refused": 0,
+        f'accelplane_devices{{health="Healthy",resource="{METERS}"}}': 1,
+        f'accelplane_devices{{health="Unhealthy",resource="{METERS}"}}': 1,
+        'accelplane_unit_health{phase="unhealthy",plugin="meters",unit="m1"}': 1,
+        'accelplane_skipped{plugin="meters"}': 1,
+        'accelplane_scans_total{plugin="meters"}': 3,
+        'accelplane_scan_failures_total{plugin="meters"}': 1,
+        'accelplane_scan_seconds{plugin="meters"}': 0.1234567,
+        'accelplane_scan_failing{plugin="meters"}': 0,
+        'accelplane_cdi_writes_total{plugin="meters"}': 6,
+        'accelplane_cdi_write_failures_total{plugin="meters"}': 7,
+        f'accelplane_registered{{resource="{METERS}"}}': 1,
+        f'accelplane_registrations_total{{resource="{METERS}"}}': 2,
+        f'accelplane_registration_failures_total{{reason="UNAVAILABLE",resource="{METERS}"}}': 4,
+        f'accelplane_lists_sent_total{{resource="{METERS}"}}': 5,
+        f'accelplane_allocation_failures_total{{resource="{METERS}"}}': 1,
+        f'accelplane_allocation_seconds_count{{resource="{METERS}"}}': 3,
+        f'accelplane_allocation_seconds_sum{{resource="{METERS}"}}': 20.5,
+        'meter_turns_total{device="m0"}': 7,
+    }
+    assert found["process_resident_memory_bytes"] > 0
 
 
-async def test_readiness_follows_registration_and_scans(
-    start_agent: Start, idle_kubelet: Kubelet, get: Get, port: int
-) -> None:
-    plugin = Meters()
-    agent = await start_agent({"http_address": f"127.0.0.1:{port}"}, meters=plugin)
-    await looking(agent)
-    code, text = await get("/readyz")
-    assert code == 503
-    assert "meters.example.com/meter" in text
-    assert "device-plugins does not exist" in text
-    await idle_kubelet.start()
-
-    async def ready() -> bool:
-        return await get("/readyz") == (200, "ok\n")
-
-    await until(ready)
-    plugin.blind = True
-    agent.runners["meters"].look_again()
-    await until(lambda: agent.runners["meters"].blind)
-    assert await get("/readyz") == (503, "meters: scan fails: the lamp is out\n")
-    assert await get("/healthz") == (200, "ok\n"), "a restart would not mend a failing scan"
-    await idle_kubelet.kill()
-
-
-async def test_the_status_page_tells_why_something_is_not_published(
-    start_agent: Start, kubelet: Kubelet, get: Get, port: int
-) -> None:
-    await start_agent({"http_address": f"127.0.0.1:{port}"}, meters=Meters())
-    await kubelet.until(lambda resources: "meters.example.com/meter" in resources)
-    code, text = await get("/status")
+async def test_the_status_page_has_these_keys(serve: Serve, get: Get) -> None:
+    async with serve():
+        code, text = await get("/status")
     assert code == 200
-    plugin = json.loads(text)["plugins"]["meters"]
-    assert plugin["skipped"] == [{"subject": "m2", "reason": "somebody else's", "warning": False}]
-    devices = plugin["resources"]["meters.example.com/meter"]["devices"]
-    assert [(device["id"], device["health"], device["reason"]) for device in devices] == [
-        ("m0", "Healthy", ""),
-        ("m1", "Unhealthy", "dented"),
-    ]
+    assert json.loads(text) == {
+        "version": "1.2",
+        "kubelet-dir": "/kubelet",
+        "root": "/",
+        "config-problem": "",
+        "not-ready": [],
+        "plugins": {
+            "meters": {
+                "namespace": "meters.example.com",
+                "scan": {"problem": "", "scans": 3, "failures": 1, "seconds": 0.123457},
+                "resources": {
+                    METERS: {
+                        "stage": "registered",
+                        "problem": "",
+                        "devices": [
+                            {"id": "m0", "unit": "m0", "health": "Healthy", "reason": "", "numa": None,
+                             "attributes": {"driver": "wheel"}},
+                            {"id": "m1", "unit": "m1", "health": "Unhealthy", "reason": "dented",
+                             "numa": None, "attributes": {}},
+                        ],
+                    }
+                },
+                "health": {"m1": {"phase": "unhealthy", "reason": "dented", "unknown": "no answer"}},
+                "skipped": [{"subject": "m2", "reason": "bound to another driver", "warning": False}],
+            }
+        },
+    }  # fmt: skip
+
+
+def with_plugin(**changes: object) -> NodeStatus:
+    fields = {name: getattr(PLUGIN, name) for name in PLUGIN.__struct_fields__} | changes
+    return NodeStatus(version="1", root="/", kubelet_dir="/kubelet", plugins={"meters": PluginStatus(**fields)})
 
 
 @pytest.mark.parametrize(
-    ("path", "method", "code"), [("/", "GET", 404), ("/metrics/..", "GET", 404), ("/metrics", "POST", 405)]
-)
-async def test_other_questions_get_a_plain_refusal(  # noqa: PLR0917 - fixtures and the table's columns
-    start_agent: Start, get: Get, port: int, path: str, method: str, code: int
-) -> None:
-    await looking(await start_agent({"http_address": f"127.0.0.1:{port}"}, meters=Meters()))
-    assert (await get(path, method))[0] == code
-
-
-async def test_a_head_request_gets_no_body(start_agent: Start, get: Get, port: int) -> None:
-    await looking(await start_agent({"http_address": f"127.0.0.1:{port}"}, meters=Meters()))
-    assert await get("/healthz", "HEAD") == (200, "")
-
-
-async def test_junk_and_endless_headers_are_refused_and_the_agent_goes_on(
-    start_agent: Start, get: Get, port: int
-) -> None:
-    await looking(await start_agent({"http_address": f"127.0.0.1:{port}"}, meters=Meters()))
-    assert (await get("", raw=b"\x00\xff\r\n\r\n"))[0] == 400
-    with contextlib.suppress(ConnectionResetError):  # the refusal is lost where the rest is not read any more
-        assert (await get("", raw=b"GET / HTTP/1.1\r\nX: " + b"x" * 200_000))[0] == 400
-    assert await get("/healthz") == (200, "ok\n")
-
-
-@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:99999", "127.0.0.1:port", "192.0.2.1:1"])
-async def test_an_address_that_cannot_be_had_ends_the_agent_with_its_name(directory: str, address: str) -> None:
-    agent = Agent(Settings(kubelet_dir=directory, http_address=address), {})
-    with pytest.raises(ConfigurationError, match=f"-http-address: '?{address}"):
-        await agent.run()
-
-
-class Odd(Meters):
-    """Measures what a test puts into `reading`: raises, or waits until `released`."""
-
-    namespace = "odd.example.com"
-
-    def __init__(self, reading: Sample | Exception | None) -> None:
-        super().__init__()
-        self.reading = reading
-        self.released = threading.Event()
-        self.asked = 0
-
-    def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
-        self.asked += 1
-        if isinstance(self.reading, Exception):
-            raise self.reading
-        if self.reading is None:
-            self.released.wait(60)
-        else:
-            yield self.reading
-
-
-@pytest.mark.parametrize(
-    ("reading", "problem"),
+    ("status", "healthy", "ready"),
     [
-        (ZeroDivisionError("no turns"), "ZeroDivisionError: no turns"),
-        (Sample("", "Wrong.", {}, 1.0), "ValueError: metric name cannot be empty"),
-        (Sample("wheel_turns", "Wrong.", {}, None), "ValidationError: Expected `float`, got `null`"),  # type: ignore[arg-type]
+        (HEALTHY, (200, "ok\n"), (200, "ok\n")),
+        (with_plugin(crashed=True), (503, "plugin meters crashed\n"), (200, "ok\n")),
+        (with_plugin(scan=ScanStatus()), (200, "ok\n"), (503, "meters: first scan not done\n")),
+        (
+            with_plugin(scan=ScanStatus(completed=True, failing=True, problem="no light")),
+            (200, "ok\n"),
+            (503, "meters: scan fails: no light\n"),
+        ),
+        (
+            with_plugin(resources={"meter": ResourceStatus(name=METERS, problem="no kubelet")}),
+            (200, "ok\n"),
+            (503, f"{METERS}: waiting: no kubelet\n"),
+        ),
     ],
-    ids=["raises", "name", "value"],
+    ids=["healthy", "crashed", "no-scan", "failing-scan", "unregistered"],
 )
-async def test_measurements_that_are_none_cost_the_page_nothing_else(  # noqa: PLR0917 - fixtures and the table's columns
-    start_agent: Start, get: Get, port: int, caplog: pytest.LogCaptureFixture, reading: Sample | Exception, problem: str
+async def test_health_and_readiness_name_each_problem(
+    serve: Serve, get: Get, status: NodeStatus, healthy: tuple[int, str], ready: tuple[int, str]
 ) -> None:
-    agent = await start_agent({"http_address": f"127.0.0.1:{port}"}, odd=Odd(reading), meters=Meters())
-    await until(lambda: [runner.looked.is_set() for runner in agent.runners.values()] == [True, True])
+    async with serve(status):
+        assert await get("/healthz") == healthy
+        assert await get("/readyz") == ready
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "code"),
+    [("/", "GET", 404), ("/metrics/..", "GET", 404), ("/metrics", "POST", 405), ("/status", "DELETE", 405)],
+)
+async def test_other_requests_get_an_error_status(serve: Serve, get: Get, path: str, method: str, code: int) -> None:
+    async with serve():
+        assert (await get(path, method))[0] == code
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/status", "/healthz", "/readyz"])
+async def test_a_head_request_gets_no_body(serve: Serve, get: Get, path: str) -> None:
+    async with serve():
+        assert await get(path, "HEAD") == (200, "")
+
+
+async def test_invalid_requests_and_endless_heads_are_rejected_and_the_pages_stay_available(
+    serve: Serve, get: Get
+) -> None:
+    async with serve():
+        assert (await get("", raw=b"\x00\xff\r\n\r\n"))[0] == 400
+        with contextlib.suppress(ConnectionResetError):  # the response is lost if the rest of the request is not read
+            assert (await get("", raw=b"GET / HTTP/1.1\r\nX: " + b"x" * 200_000))[0] == 431
+        assert await get("/healthz") == (200, "ok\n")
+
+
+async def test_an_exception_while_a_page_is_rendered_becomes_a_500(serve: Serve, get: Get) -> None:
+    calls = 0
+
+    def status() -> NodeStatus:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ZeroDivisionError
+        return HEALTHY
+
+    async with serve(status):
+        assert (await get("/status"))[0] == 500
+        assert (await get("/status"))[0] == 200
+
+
+@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:99999", "127.0.0.1:port", "192.0.2.1:1", ""])
+async def test_an_address_that_cannot_be_bound_is_a_configuration_error(serve: Serve, address: str) -> None:
+    async def measure() -> Sequence[Sample]:
+        return ()
+
+    with pytest.raises(ConfigurationError, match=f"^-http-address: '?{address}'?: "):
+        async with pages.serving(address, lambda: HEALTHY, measure):
+            pass
+
+
+async def test_the_pages_can_be_served_again_at_once_after_they_end(serve: Serve, get: Get) -> None:
     for _ in range(2):
-        code, page = await get("/metrics")
-        assert code == 200
-        assert 'meter_turns_total{device="m0"} 7.0' in page
-    told = [record.message for record in caplog.records if "measurements" in record.message]
-    assert len(told) == 1
-    assert told[0].startswith(f"odd: its measurements are not on the metrics page: {problem}")
+        async with serve():
+            assert await get("/healthz") == (200, "ok\n")
 
 
-async def test_a_measurement_that_hangs_is_not_begun_again(start_agent: Start, get: Get, port: int) -> None:
-    odd = Odd(None)
-    agent = await start_agent({"http_address": f"127.0.0.1:{port}"}, odd=odd)
-    await until(lambda: [runner.looked.is_set() for runner in agent.runners.values()] == [True])
-    asked = [asyncio.create_task(get("/metrics")) for _ in range(3)]
-    await until(lambda: odd.asked == 1)
-    odd.released.set()
-    assert {code for code, _page in await asyncio.gather(*asked)} == {200}
-    assert odd.asked == 1
-
-
-async def test_connections_beyond_a_number_are_ended_at_once_and_leave_the_agent_its_descriptors(
-    start_agent: Start, port: int
+async def test_connections_beyond_the_limit_replace_idle_ones_and_keep_descriptors_free(
+    serve: Serve, get: Get, port: int
 ) -> None:
-    agent = await start_agent({"http_address": f"127.0.0.1:{port}"}, meters=Meters())
-    await until(lambda: [runner.looked.is_set() for runner in agent.runners.values()] == [True])
-    async with contextlib.AsyncExitStack() as stack:
+    async with serve(), contextlib.AsyncExitStack() as stack:
         idle: list[asyncio.StreamReader] = []
         for _ in range(100):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             stack.callback(writer.close)
             idle.append(reader)
         await until(lambda: sum(reader.at_eof() for reader in idle) == 100 - 64)
+        assert await get("/healthz") == (200, "ok\n")
 
 
 @pytest.mark.parametrize(("address", "host"), [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", r"\[::1\]")])
-async def test_the_log_tells_the_port_that_the_machine_chose(
-    start_agent: Start, caplog: pytest.LogCaptureFixture, address: str, host: str
+async def test_the_log_has_the_port_that_the_kernel_selected(
+    caplog: pytest.LogCaptureFixture, address: str, host: str
 ) -> None:
+    async def measure() -> Sequence[Sample]:
+        return ()
+
+    if "::1" in address and not socket.has_ipv6:
+        pytest.skip("no IPv6")
     caplog.set_level("INFO")
-    await start_agent({"http_address": address}, meters=Meters())
-    await until(lambda: bool(re.search(rf"pages at http://{host}:[1-9]\d*$", caplog.text, re.MULTILINE)))
+    async with pages.serving(address, lambda: HEALTHY, measure):
+        assert re.search(rf"pages at http://{host}:[1-9]\d*$", caplog.text, re.MULTILINE)
+
+
+class Meters(Plugin[Config]):
+    """Two devices, one of them unhealthy, and one that is skipped."""
+
+    namespace = "meters.example.com"
+    failing = False
+
+    def scan(self, host: Host) -> Iterator[Device | Resource | Skipped]:
+        if self.failing:
+            raise ScanError("no light")
+        yield from DEVICES.values()
+        yield from PLUGIN.skipped
+
+
+async def test_the_status_of_an_agent_counts_devices_registrations_lists_and_allocations(
+    start_agent: Start, kubelet: Kubelet, serve: Serve, get: Get
+) -> None:
+    agent = await start_agent(meters=Meters())
+    await kubelet.until(lambda resources: resources.get(METERS) == (2, 1))
+    await kubelet.run_pod("a", {METERS: 1})
+    async with serve(agent.status):
+        found = values((await get("/metrics"))[1])
+    labels = f'resource="{METERS}"'
+    assert found[f'accelplane_devices{{health="Healthy",{labels}}}'] == 1
+    assert found[f'accelplane_devices{{health="Unhealthy",{labels}}}'] == 1
+    assert found[f"accelplane_registered{{{labels}}}"] == 1
+    assert found[f"accelplane_registrations_total{{{labels}}}"] == 1
+    assert found[f"accelplane_lists_sent_total{{{labels}}}"] >= 1
+    assert found[f"accelplane_allocation_seconds_count{{{labels}}}"] == 1
+    assert found[f"accelplane_allocation_failures_total{{{labels}}}"] == 0
+    assert found['accelplane_skipped{plugin="meters"}'] == 1
+
+
+async def test_the_readiness_of_an_agent_follows_registration_and_scans(
+    start_agent: Start, idle_kubelet: Kubelet, serve: Serve, get: Get
+) -> None:
+    plugin = Meters()
+    agent = await start_agent(meters=plugin)
+    async with serve(agent.status):
+
+        async def shows(text: str) -> bool:
+            return text in (await get("/readyz"))[1]
+
+        await until(lambda: shows(f"{METERS}: waiting: "))
+        await idle_kubelet.start()
+        await until(lambda: shows("ok\n"))
+        plugin.failing = True
+        agent.runners["meters"].scan.request()
+        await until(lambda: shows("meters: scan fails: no light\n"))
+        assert await get("/healthz") == (200, "ok\n"), "a restart does not repair a failing scan"
+        await idle_kubelet.kill()

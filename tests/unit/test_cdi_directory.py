@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from trees import link, write
 
 from accelplane.devices import CdiDevice, CdiNode
-from accelplane.node.cdi import CdiDirectory, CdiWriteError
+from accelplane.node.publishers.cdi_directory import CdiDirectory, CdiWriteError
 
 CARD = CdiDevice(kind="a.com/gpu", name="card0", nodes=[CdiNode("/dev/dri/card0", "/dev/dri/card0")])
 OTHER = replace(CARD, name="card1")
@@ -105,7 +105,7 @@ class TestForeignFiles:
         directory.publish([CARD, OTHER])
         assert names(place) == sorted([name, OTHER.file_name])
         assert caplog.messages == [
-            f"CDI device a.com/gpu=card0 is defined in {place}/{name} already, that file is used"
+            f"CDI device a.com/gpu=card0 is already defined in {place}/{name}; that file is used"
         ]
         directory.ensure(CARD)
         assert names(place) == sorted([name, OTHER.file_name])
@@ -236,7 +236,7 @@ class TestOddThings:
         make(place / CARD.file_name)
         write(place / "vendor.yaml", FOREIGN)
         directory.publish([CARD])
-        directory.remove(CARD.qualified_name, CARD.file_name)
+        directory.remove({CARD.qualified_name: CARD.file_name})
         assert (place / CARD.file_name).is_dir() == (make is folder)
         assert any("cannot remove" in message for message in caplog.messages) == (make is folder)
 
@@ -257,7 +257,7 @@ class TestEnsure:
         directory = CdiDirectory(str(tmp_path / "file/cdi"))
         with pytest.raises(CdiWriteError, match=f"cannot write {tmp_path}/file/cdi/{CARD.file_name}: Not a directory"):
             directory.ensure(CARD)
-        with pytest.raises(CdiWriteError, match="changes nothing"):
+        with pytest.raises(CdiWriteError, match="has no container edits"):
             directory.ensure(CdiDevice(kind="a/b", name="c"))
         assert directory.write_failures == 2
 
@@ -282,8 +282,8 @@ class TestStale:
     def test_files_are_removed(self, directory: CdiDirectory, place: Path, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
         directory.publish([CARD])
-        directory.remove(CARD.qualified_name, CARD.file_name)
-        directory.remove(CARD.qualified_name, CARD.file_name)
+        directory.remove({CARD.qualified_name: CARD.file_name})
+        directory.remove({CARD.qualified_name: CARD.file_name})
         assert names(place) == []
         assert not directory.is_current(CARD)
         assert caplog.messages == [f"removed {place}/{CARD.file_name}, its device is gone"]

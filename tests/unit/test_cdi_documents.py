@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from accelplane.devices import CdiDevice, CdiError, CdiHook, CdiMount, CdiNode
-from accelplane.node.cdi import CdiDirectory
+from accelplane.node.publishers.cdi_directory import CdiDirectory
 
 HOOK = CdiHook("createRuntime", "/bin/my-hook")
 
@@ -16,7 +16,7 @@ def written(device: CdiDevice, directory: Path) -> str:
     return (directory / device.file_name).read_text()
 
 
-def test_the_specifications_example_is_written_byte_for_byte(tmp_path: Path) -> None:
+def test_the_example_of_the_specification_is_written(tmp_path: Path) -> None:
     device = CdiDevice(kind="intel.com/foo", name="dev1", hooks=[HOOK])
     assert written(device, tmp_path) == (
         "---\n"
@@ -32,7 +32,7 @@ def test_the_specifications_example_is_written_byte_for_byte(tmp_path: Path) -> 
     )
 
 
-def test_everything_has_its_place_with_keys_in_alphabetical_order(tmp_path: Path) -> None:
+def test_a_document_has_all_fields_with_keys_in_alphabetical_order(tmp_path: Path) -> None:
     device = CdiDevice(
         kind="intel.cdi.k8s.io/gpu",
         name="card0",
@@ -80,20 +80,20 @@ def test_everything_has_its_place_with_keys_in_alphabetical_order(tmp_path: Path
     )
 
 
-def test_texts_that_look_like_other_things_stay_texts(tmp_path: Path) -> None:
+def test_texts_that_look_like_other_yaml_types_stay_texts(tmp_path: Path) -> None:
     text = written(CdiDevice(kind="a/b", name="0", env=["A=ü\n\0", "B=: #"]), tmp_path)
     assert "  name: '0'\n" in text
     assert '"A=\\xFC\\n\\0"' in text
     assert "- 'B=: #'" in text
 
 
-def test_names_and_files_are_called_as_runtimes_expect() -> None:
+def test_qualified_names_and_file_names() -> None:
     device = CdiDevice(kind="intel.cdi.k8s.io/gpu", name="card0", env=["A=b"])
     assert device.qualified_name == "intel.cdi.k8s.io/gpu=card0"
     assert device.file_name == "intel.cdi.k8s.io-gpu-card0.yaml"
 
 
-def test_only_hooks_and_mounts_of_no_file_are_indispensable() -> None:
+def test_only_hooks_and_mounts_of_other_file_systems_are_indispensable() -> None:
     assert CdiDevice(kind="a/b", name="c", hooks=[HOOK]).indispensable
     assert CdiDevice(kind="a/b", name="c", mounts=[CdiMount("efivarfs", "/run/efivars", "efivarfs")]).indispensable
     assert not CdiDevice(kind="a/b", name="c", mounts=[CdiMount("/etc", "/etc", "none", ["bind"])]).indispensable
@@ -108,38 +108,38 @@ def test_lists_and_tuples_make_equal_devices() -> None:
 
 
 @pytest.mark.parametrize("kind", ["a/b", "intel.cdi.k8s.io/gpu", "A0_-.9/c-_9", "nvidia.com/gpu"])
-def test_kinds_of_a_vendor_and_a_class_are_right(kind: str) -> None:
+def test_valid_kinds(kind: str) -> None:
     CdiDevice(kind=kind, name="x", env=["A=b"]).check()
 
 
 @pytest.mark.parametrize("name", ["0", "a", "card0", "a_b-c.d:e", "0000:3d:00.0"])
-def test_names_with_alphanumeric_ends_are_right(name: str) -> None:
+def test_valid_names(name: str) -> None:
     CdiDevice(kind="a/b", name=name, env=["A=b"]).check()
 
 
-WRONG = [
+INVALID = [
     *((CdiDevice(kind=kind, name="x", env=["A=b"]), "expected vendor/class") for kind in
       ("", "a", "/b", "a/", "0a/b", "a-/b", "a/b/c", "a/-b", "a b/c", "a/b\n", "ä/b", "a=b/c")),
-    (CdiDevice(kind="a/b.c", name="x", env=["A=b"]), "a dot in the class needs CDI 0.6.0"),
+    (CdiDevice(kind="a/b.c", name="x", env=["A=b"]), "found a dot in the class, which needs CDI 0.6.0"),
     *((CdiDevice(kind="a/b", name=name, env=["A=b"]), "alphanumeric at both ends") for name in
       ("", "-a", "a-", "a/b", "../x", "a b", "a\n", "ä", "\udcff", "a\0")),
-    (CdiDevice(kind="a/b", name="x"), "a/b=x changes nothing in a container"),
-    *((CdiDevice(kind="a/b", name="x", env=[entry]), "is not NAME=value") for entry in ("", "A", "=b")),
-    (CdiDevice(kind="a/b", name="x", env=["A=\udcff"]), r"'A=\\udcff' is not text"),
-    (CdiDevice(kind="a/b", name="x", nodes=[CdiNode("", "/dev/x")]), "a device node has no path"),
-    (CdiDevice(kind="a/b", name="x", nodes=[CdiNode("/x", "/x", "rwx")]), "permissions 'rwx' are not of r, w, m"),
-    (CdiDevice(kind="a/b", name="x", nodes=[CdiNode("/x", "/\udcff")]), "is not text"),
-    (CdiDevice(kind="a/b", name="x", mounts=[CdiMount("", "/b")]), "lacks a path"),
-    (CdiDevice(kind="a/b", name="x", mounts=[CdiMount("/a", "")]), "lacks a path"),
-    (CdiDevice(kind="a/b", name="x", mounts=[CdiMount("/a", "/b", options=["\udcff"])]), "is not text"),
-    (CdiDevice(kind="a/b", name="x", hooks=[CdiHook("poststart ", "/b")]), "is not one of createContainer"),
-    (CdiDevice(kind="a/b", name="x", hooks=[CdiHook("poststop", "")]), "hook poststop has no path"),
-    (CdiDevice(kind="a/b", name="x", hooks=[CdiHook("poststop", "/b", ["\udcff"])]), "is not text"),
+    (CdiDevice(kind="a/b", name="x"), "a/b=x has no container edits"),
+    *((CdiDevice(kind="a/b", name="x", env=[entry]), "expected NAME=value") for entry in ("", "A", "=b")),
+    (CdiDevice(kind="a/b", name="x", env=["A=\udcff"]), r"'A=\\udcff' is not UTF-8 text"),
+    (CdiDevice(kind="a/b", name="x", nodes=[CdiNode("", "/dev/x")]), "a device node has an empty path"),
+    (CdiDevice(kind="a/b", name="x", nodes=[CdiNode("/x", "/x", "rwx")]), "permissions are 'rwx', expected letters"),
+    (CdiDevice(kind="a/b", name="x", nodes=[CdiNode("/x", "/\udcff")]), "is not UTF-8 text"),
+    (CdiDevice(kind="a/b", name="x", mounts=[CdiMount("", "/b")]), "expected two paths"),
+    (CdiDevice(kind="a/b", name="x", mounts=[CdiMount("/a", "")]), "expected two paths"),
+    (CdiDevice(kind="a/b", name="x", mounts=[CdiMount("/a", "/b", options=["\udcff"])]), "is not UTF-8 text"),
+    (CdiDevice(kind="a/b", name="x", hooks=[CdiHook("poststart ", "/b")]), "expected one of createContainer"),
+    (CdiDevice(kind="a/b", name="x", hooks=[CdiHook("poststop", "")]), "hook poststop has an empty path"),
+    (CdiDevice(kind="a/b", name="x", hooks=[CdiHook("poststop", "/b", ["\udcff"])]), "is not UTF-8 text"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("device", "why"), WRONG)
-def test_what_breaks_a_rule_is_refused_with_the_rule_and_not_written(
+@pytest.mark.parametrize(("device", "why"), INVALID)
+def test_an_invalid_device_is_refused_with_the_rule_and_not_written(
     device: CdiDevice, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(CdiError, match=why) as caught:
@@ -150,11 +150,11 @@ def test_what_breaks_a_rule_is_refused_with_the_rule_and_not_written(
     assert caplog.messages == [f"not written: {caught.value}"]
 
 
-def test_every_hook_name_of_the_specification_is_right() -> None:
+def test_every_hook_name_of_the_specification_is_valid() -> None:
     for name in ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"):
         CdiDevice(kind="a/b", name="x", hooks=[CdiHook(name, "/b")]).check()
 
 
-def test_the_rules_name_the_device() -> None:
+def test_errors_name_the_device() -> None:
     with pytest.raises(CdiError, match=re.escape("CDI device a/b=x: ")):
         CdiDevice(kind="a/b", name="x", env=["A"]).check()

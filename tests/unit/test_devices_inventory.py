@@ -24,18 +24,18 @@ NODE = DeviceNode("/dev/dri/card0")
 
 
 class TestDevice:
-    def test_is_healthy_its_own_unit_and_of_unknown_place_unless_said(self) -> None:
+    def test_defaults(self) -> None:
         device = Device(resource="i915", id="card0")
         assert device.healthy
         assert (device.unit, device.topology, device.nodes, device.mounts) == ("card0", UNSET, (), ())
         assert not Device(resource="i915", id="card0", health=UNHEALTHY).healthy
 
-    def test_container_paths_are_the_hosts_unless_said(self) -> None:
+    def test_container_paths_default_to_host_paths(self) -> None:
         assert DeviceNode("/dev/x") == DeviceNode("/dev/x", "/dev/x", "rw")
         assert Mount("/x") == Mount("/x", "/x", read_only=True)
         assert DeviceNode("/dev/x", "/dev/y").container_path == "/dev/y"
 
-    def test_is_the_same_whatever_kind_of_sequence_it_was_made_of(self) -> None:
+    def test_lists_and_tuples_make_equal_devices(self) -> None:
         mounts = [Mount("/x")]
         one = Device(resource="r", id="1", nodes=[NODE], mounts=mounts, topology=[0, 1])
         other = Device(resource="r", id="1", nodes=(NODE,), mounts=tuple(mounts), topology=(0, 1))
@@ -49,13 +49,13 @@ class TestDevice:
             {"attributes": {"a": "b"}}, {"cdi": CdiDevice(kind="a/b", name="c", env=["A=b"])},
         ],
     )  # fmt: skip
-    def test_is_another_one_when_any_field_differs(self, change: Mapping[str, object]) -> None:
+    def test_devices_differ_if_any_field_differs(self, change: Mapping[str, object]) -> None:
         fields: dict[str, object] = {"resource": "r", "id": "1", "nodes": [NODE]}
         assert Device(**fields) != Device(**{**fields, **change})  # pyright: ignore[reportArgumentType] - that of the field
 
 
 class TestAllocation:
-    def test_is_the_union_in_order_with_each_thing_once(self) -> None:
+    def test_is_the_ordered_union_without_duplicates(self) -> None:
         cdi = CdiDevice(kind="vendor.com/gpu", name="card0", nodes=[])
         render = DeviceNode("/dev/dri/renderD128")
         first = Device(resource="r", id="1", nodes=[NODE, render], envs={"A": "1", "B": "1"}, cdi=cdi)
@@ -87,11 +87,11 @@ class TestInventory:
         found = [Device(resource="r", id="1", reason="first"), Device(resource="r", id="1", reason="later")]
         assert [device.reason for device in Inventory.of("a.com", found)] == ["later"]
 
-    def test_holds_resources_without_devices(self) -> None:
+    def test_has_resources_without_devices(self) -> None:
         inventory = Inventory.of("a.com", [Resource("empty"), Device(resource="r", id="1"), Resource("r")])
         assert {name: list(devices) for name, devices in inventory.resources.items()} == {"empty": [], "r": ["1"]}
 
-    def test_keeps_what_was_skipped(self) -> None:
+    def test_has_the_skipped_hardware(self) -> None:
         skipped = Skipped("card0", "not ours")
         assert Inventory.of("a.com", [skipped]) == Inventory({}, (skipped,))
 
@@ -101,12 +101,10 @@ class TestInventory:
             (Device(resource="a/b", id="1"), "'1'", "the part after the slash"),
             (Resource("-"), "'-'", "the part after the slash"),
             (Device(resource="r", id=""), "''", "is empty"),
-            (Device(resource="r", id="\udcff\n" + "x" * 400), "\\udcff", "at most 253 fit"),
+            (Device(resource="r", id="\udcff\n" + "x" * 400), "\\udcff", "expected at most 253"),
         ],
     )
-    def test_passes_over_names_that_no_kubelet_takes_and_says_so(
-        self, item: Device | Resource, subject: str, why: str
-    ) -> None:
+    def test_skips_names_that_the_kubelet_refuses(self, item: Device | Resource, subject: str, why: str) -> None:
         inventory = Inventory.of("a.com", [item, Device(resource="r", id="good")])
         assert [device.id for device in inventory] == ["good"]
         (skip,) = inventory.skipped
@@ -115,7 +113,7 @@ class TestInventory:
         assert why in skip.reason
         assert skip.subject.isprintable()
 
-    def test_of_a_bad_namespace_is_empty(self) -> None:
+    def test_of_an_invalid_namespace_is_empty(self) -> None:
         inventory = Inventory.of("Bad", [Device(resource="r", id="1"), Device(resource="r", id="2")])
         assert not len(inventory)
         assert [skip.subject for skip in inventory.skipped] == ["'1'", "'2'"]

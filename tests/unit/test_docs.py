@@ -8,6 +8,7 @@ import shlex
 import sys
 import tomllib
 import types
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,8 @@ from accelplane.devices import Device, DeviceNode
 from accelplane.host import Host
 from accelplane.node import config as configuration
 from accelplane.node import metrics
-from accelplane.node.agent import Agent
 from accelplane.node.plugins import installed
-from accelplane.node.settings import Settings
+from accelplane.node.status import NodeStatus
 from accelplane.plugins import Plugin
 from accelplane.plugins.fpga.config import FpgaConfig
 from accelplane.plugins.gpu import GpuConfig
@@ -258,7 +258,7 @@ def test_the_table_of_the_configuration_file_holds_every_key() -> None:
 
 
 def test_the_table_of_metrics_holds_every_metric() -> None:
-    page = metrics.page(Agent(Settings(), {}), ()).decode()
+    page = metrics.page(NodeStatus(version="", root="/", kubelet_dir=""), ()).decode()
     names = set(re.findall(r"^# TYPE (accelplane_\w+)", page, re.MULTILINE))
     told = {row[0].strip("`") for row in rows(section(USERS, "Metrics")) if row[0].startswith("`accelplane_")}
     assert told == names
@@ -269,8 +269,9 @@ def test_the_table_of_policies_shows_what_containers_get() -> None:
     told = {row[0].strip("`"): row[2:] for row in rows(section(USERS, "Sharing and allocation policies"))}
     given: dict[str, list[str]] = {}
     for policy in POLICIES:
-        first = preferred(policy, free, (), 2)
-        second = preferred(policy, [device for device in free if device.id not in first], (), 2)
+        first = preferred(policy, free, (), 2, {})
+        in_use = Counter(device.unit for device in free if device.id in first)
+        second = preferred(policy, [device for device in free if device.id not in first], (), 2, in_use)
         given[policy] = [", ".join(f"`{id_}`" for id_ in ids) for ids in (first, second)]
     assert told == given
 

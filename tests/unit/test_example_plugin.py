@@ -24,7 +24,7 @@ from accelplane.host import Host
 from accelplane.kubelet.embedded import EmbeddedKubelet, Pod
 from accelplane.node import config as configuration
 from accelplane.node.agent import Agent
-from accelplane.node.runner import scanned
+from accelplane.node.scan_loop import scan
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.plugins import Plugin
 
@@ -49,7 +49,7 @@ def generic() -> Iterator[type[Plugin[Any]]]:
 
 
 def found(generic: type[Plugin[Any]], root: Path, devices: Mapping[str, object]) -> Inventory:
-    return scanned(generic(generic.config_type.of({"devices": devices})), Host(root))
+    return scan(generic(generic.config_type.of({"devices": devices})), Host(root))
 
 
 def ids(inventory: Inventory, resource: str = "thing") -> Sequence[str]:
@@ -213,7 +213,7 @@ def test_the_sample_configuration_finds_what_its_comments_say(generic: type[Plug
     files(tmp_path, "/dev/snd/pcmC1D0c", "/dev/relay0", "/dev/relay1", "/dev/relay-bus", "/etc/relay/calibration.toml")
     config = configuration.read(str(SAMPLE))
     plugin = configuration.plugins(config, {"generic": generic}, str(SAMPLE))["generic"]
-    inventory = scanned(plugin, Host(tmp_path))
+    inventory = scan(plugin, Host(tmp_path))
     assert {name: len(devices) for name, devices in inventory.resources.items()} == {
         "fuse": 50,
         "microphone": 1,
@@ -255,7 +255,7 @@ async def test_a_serial_port_that_is_plugged_in_reaches_a_container(
     plugins = configuration.plugins(configuration.read(str(config)), {"generic": generic}, str(config))
     agent = Agent(settings, plugins)
     async with running(agent):
-        await until(lambda: "generic" in agent.runners and agent.runners["generic"].looked.is_set())
+        await until(lambda: "generic" in agent.runners and agent.runners["generic"].scan.completed.is_set())
         files(root, "/dev/ttyUSB4")
         await kubelet.until(lambda k: capacity(k, "lab.example.com/serial") == 1)
         pod = await kubelet.run_pod(Pod("terminal", containers={"main": {"lab.example.com/serial": 1}}))

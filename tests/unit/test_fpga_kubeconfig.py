@@ -58,7 +58,7 @@ def usable(api: ApiServer) -> str:
         ({"proxy-url": None, "insecure-skip-tls-verify": None}, {**CERTIFICATE, "token": None, "exec": None}),
     ],
 )
-def test_tokens_and_certificates_are_taken_inline_and_from_files_beside_it(
+def test_tokens_and_certificates_are_read_inline_and_from_files(
     tmp_path: Path, cluster: dict[str, Any], user: dict[str, Any]
 ) -> None:
     (tmp_path / "ca.crt").write_bytes(AUTHORITY.credentials.certificate)
@@ -67,67 +67,67 @@ def test_tokens_and_certificates_are_taken_inline_and_from_files_beside_it(
     assert usable(api_server(kubeconfig(tmp_path, cluster, user))) == "one:6443"
 
 
-def test_another_server_may_be_given(tmp_path: Path) -> None:
+def test_master_replaces_the_server(tmp_path: Path) -> None:
     assert usable(api_server(kubeconfig(tmp_path), "https://[2001:db8::1]")) == "[2001:db8::1]:443"
 
 
 @pytest.mark.parametrize(
-    ("cluster", "user", "told"),
+    ("cluster", "user", "text"),
     [
-        ({"insecure-skip-tls-verify": True}, None, "insecure-skip-tls-verify cannot be done here"),
-        ({"proxy-url": "http://x"}, None, "proxy-url cannot be done"),
-        ({"tls-server-name": "x"}, None, "tls-server-name cannot be done"),
-        ({}, {"exec": {"command": "x"}}, "exec cannot be done"),
-        ({}, {"auth-provider": {"name": "x"}}, "auth-provider cannot be done"),
-        ({}, {"username": "x", "password": "y"}, "username cannot be done"),
-        ({}, {}, "user 'me' has no token, nor a client certificate with its key"),
-        ({}, {"client-certificate": "x"}, "user 'me' has no token, nor a client certificate with its key"),
+        ({"insecure-skip-tls-verify": True}, None, "unsupported kubeconfig field insecure-skip-tls-verify; expected"),
+        ({"proxy-url": "http://x"}, None, "unsupported kubeconfig field proxy-url; expected"),
+        ({"tls-server-name": "x"}, None, "unsupported kubeconfig field tls-server-name; expected"),
+        ({}, {"exec": {"command": "x"}}, "unsupported kubeconfig field exec; expected"),
+        ({}, {"auth-provider": {"name": "x"}}, "unsupported kubeconfig field auth-provider; expected"),
+        ({}, {"username": "x", "password": "y"}, "unsupported kubeconfig field username; expected"),
+        ({}, {}, "user 'me' has neither a token nor a client certificate with its key"),
+        ({}, {"client-certificate": "x"}, "user 'me' has neither a token nor a client certificate with its key"),
         ({"certificate-authority-data": ""}, None, "cluster 'there' has no certificate-authority"),
-        ({"certificate-authority-data": "%"}, None, "a certificate or key that is not base64"),
-        ({"server": "http://one"}, None, "server 'http://one', expected https://host:port"),
-        ({"server": "https://one/k8s"}, None, "server 'https://one/k8s', expected https://host:port"),
+        ({"certificate-authority-data": "%"}, None, "invalid base64 data of a certificate or key"),
+        ({"server": "http://one"}, None, "server is 'http://one', expected https://host:port"),
+        ({"server": "https://one/k8s"}, None, "server is 'https://one/k8s', expected https://host:port"),
         ({"server": "https://one:port"}, None, "expected https://host:port"),
         ({"server": "https://\u00f6ne"}, None, "expected https://host:port"),
-        ({"server": 7}, None, "server '7', expected https://host:port"),
-        ({"server": []}, None, "no kubeconfig: Expected `str`, got `array`"),
+        ({"server": 7}, None, "server is '7', expected https://host:port"),
+        ({"server": []}, None, "invalid kubeconfig: Expected `str`, got `array`"),
     ],
 )
-def test_what_cannot_be_done_is_named(
-    tmp_path: Path, cluster: dict[str, Any], user: dict[str, Any] | None, told: str
+def test_unsupported_and_invalid_fields_are_named(
+    tmp_path: Path, cluster: dict[str, Any], user: dict[str, Any] | None, text: str
 ) -> None:
     with pytest.raises(NoApiServer) as refused:
         api_server(kubeconfig(tmp_path, cluster, user))
     assert str(refused.value).startswith(f"{tmp_path}/kubeconfig: ")
-    assert told in str(refused.value)
+    assert text in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("content", "text"),
     [
-        ("{}", "no context ''; there are: none"),
-        ("current-context: x\ncontexts: [{name: y, context: {}}]", "no context 'x'; there are: 'y'"),
-        ("- x", "no kubeconfig"),
-        ("{", "no kubeconfig"),
-        ("\x00", "no kubeconfig"),
-        ("[" * 1500, "no kubeconfig"),
+        ("{}", "found no context '', expected one of: none"),
+        ("current-context: x\ncontexts: [{name: y, context: {}}]", "found no context 'x', expected one of: 'y'"),
+        ("- x", "invalid kubeconfig"),
+        ("{", "invalid kubeconfig"),
+        ("\x00", "invalid kubeconfig"),
+        ("[" * 1500, "invalid kubeconfig"),
         ("x" * (1 << 20 | 1), "more than 1048576 bytes"),
     ],
     ids=["empty", "context", "list", "junk", "zero", "depth", "size"],
 )
-def test_what_is_no_kubeconfig_is_told_apart(tmp_path: Path, text: str, told: str) -> None:
+def test_errors_of_invalid_kubeconfigs(tmp_path: Path, content: str, text: str) -> None:
     path = tmp_path / "kubeconfig"
-    path.write_text(text)
-    with pytest.raises(NoApiServer, match=told):
+    path.write_text(content)
+    with pytest.raises(NoApiServer, match=text):
         api_server(str(path))
 
 
-def test_one_that_is_not_there_is_named() -> None:
+def test_a_missing_kubeconfig() -> None:
     with pytest.raises(NoApiServer, match="/nowhere: No such file or directory; expected a kubeconfig"):
         api_server("/nowhere")
 
 
 @pytest.mark.parametrize(
-    ("user", "told"),
+    ("user", "text"),
     [
         ({"client-certificate": "no.crt", "client-key": "no.key"}, "no.crt: No such file"),
         ({**CERTIFICATE, "client-key-data": CERTIFICATE["client-certificate-data"]}, "no certificate with its key"),
@@ -135,17 +135,13 @@ def test_one_that_is_not_there_is_named() -> None:
     ],
     ids=["missing", "no key", "another key"],
 )
-def test_a_certificate_without_its_key_is_told_of_when_it_is_used(
-    tmp_path: Path, user: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(NoApiServer, match=told):
+def test_a_certificate_without_its_key_fails_when_it_is_used(tmp_path: Path, user: dict[str, Any], text: str) -> None:
+    with pytest.raises(NoApiServer, match=text):
         api_server(kubeconfig(tmp_path, user=user)).context()
 
 
 @given(st.binary(max_size=300))
-def test_whatever_is_in_the_file_nothing_but_that_error_comes_of_it(
-    tmp_path_factory: pytest.TempPathFactory, data: bytes
-) -> None:
+def test_any_content_raises_no_other_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "junk-kubeconfig"
     path.write_bytes(data)
     with pytest.raises(NoApiServer):

@@ -173,7 +173,7 @@ def test_an_fme_whose_ports_were_all_released_is_told_of(tmp_path: Path) -> None
     card = one_port(tmp_path)
     shutil.rmtree(card.device(0) / "dfl-port.0")
     assert look(plugin("region"), tmp_path) == [
-        Skipped("dfl-fme.0", "none of its ports is to be seen: released, or not usable")
+        Skipped("dfl-fme.0", "no usable port: its ports are released, or cannot be read")
     ]
 
 
@@ -253,6 +253,24 @@ def test_a_card_that_is_gone_is_gone(tmp_path: Path) -> None:
 
 
 # Devices that cannot be read.
+
+
+def test_prepare_and_scan_read_the_hardware_once(tmp_path: Path) -> None:
+    reads: list[str] = []
+
+    class Recording(Host):
+        def raw_text(self, path: str) -> str:
+            reads.append(path)
+            return super().raw_text(path)
+
+    two_ports(tmp_path)
+    fpga, host = plugin(), Recording(tmp_path)
+    fpga.prepare(host)
+    first = devices(list(fpga.scan(host)))
+    afu_ids = [path for path in reads if path.endswith("/afu_id")]
+    assert len(afu_ids) == len(set(afu_ids)) == len(first) == 2
+    assert devices(list(fpga.scan(host))) == first
+    assert len([path for path in reads if path.endswith("/afu_id")]) == 4
 
 
 @pytest.mark.parametrize("mode", ["af", "region"])
@@ -339,8 +357,11 @@ def test_readings_tell_the_mode_and_the_ports(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"mode": "afu"}, "invalid value for mode: 'afu', valid values: af, region, regiondevel"),
-        ({"resource-naming": "short"}, "invalid value for resource-naming: 'short', valid values: default, legacy63"),
+        ({"mode": "afu"}, "invalid value for mode, valid values: af, region, regiondevel; found 'afu'"),
+        (
+            {"resource-naming": "short"},
+            "invalid value for resource-naming, valid values: default, legacy63; found 'short'",
+        ),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, str], told: str) -> None:
@@ -359,7 +380,7 @@ def test_the_command_does_not_begin_without_a_driver(tmp_path: Path, capfd: pyte
     assert dropin("intel_fpga_device_plugin", FpgaPlugin, "fpga", arguments, absence=FpgaPlugin.absence) == 1
     told = capfd.readouterr().err
     assert told.startswith("intel_fpga_device_plugin: no FPGA driver: neither /sys/class/fpga (OPAE) nor ")
-    assert "/sys/class/fpga_region (DFL) is there" in told
+    assert "/sys/class/fpga_region (DFL) exists" in told
     assert FpgaPlugin(FpgaConfig(wait_for_driver=True)).absence(Host(tmp_path)) == ""
     (tmp_path / "sys/class/fpga").mkdir(parents=True)
     assert FpgaPlugin().absence(Host(tmp_path)) == ""

@@ -83,5 +83,5 @@ async def test_the_allocation_policy_is_the_configured_one(tmp_path: Path) -> No
     for policy in ("none", "packed"):
         plugin = GpuPlugin(GpuConfig(shared_dev_num=2, allocation_policy=policy))
         devices = [item for item in plugin.scan(Host(tmp_path)) if isinstance(item, Device)]
-        answers[policy] = list(await plugin.preferred_allocation(devices, [], 2))
+        answers[policy] = list(await plugin.preferred_allocation(devices, [], 2, {}))
     assert answers == {"none": ["card0-0", "card1-0"], "packed": ["card0-0", "card0-1"]}

@@ -11,8 +11,8 @@ from accelplane.host import Host, Unreadable
 from accelplane.plugins.gpu import GpuConfig, GpuPlugin
 
 
-class Found:
-    """What one scan said."""
+class Scan:
+    """The result of one scan."""
 
     def __init__(self, root: Path | str, **options: Any) -> None:
         host = Host(root)
@@ -39,7 +39,7 @@ def test_a_card_is_published_under_its_driver_with_nodes_links_and_a_cdi_device(
     gpu_card(tmp_path, 0, driver="xe", address="0000:00:02.0", numa=1, device_id="0x56C0")
     nodes = ("/dev/dri/card0", "/dev/dri/renderD128")
     links = ("/dev/dri/by-path/pci-0000:00:02.0-card", "/dev/dri/by-path/pci-0000:00:02.0-render")
-    assert Found(tmp_path).one == Device(
+    assert Scan(tmp_path).one == Device(
         resource="xe",
         id="card0-0",
         unit="card0",
@@ -64,10 +64,10 @@ def test_a_card_is_published_under_its_driver_with_nodes_links_and_a_cdi_device(
 
 def test_shares_of_a_card_differ_only_in_their_id(tmp_path: Path) -> None:
     gpu_card(tmp_path, 0)
-    found = Found(tmp_path, shared_dev_num=3).devices
-    assert [device.id for device in found] == ["card0-0", "card0-1", "card0-2"]
-    assert {(device.unit, device.nodes, device.mounts, device.topology) for device in found} == {
-        ("card0", found[0].nodes, found[0].mounts, (0,))
+    shares = Scan(tmp_path, shared_dev_num=3).devices
+    assert [device.id for device in shares] == ["card0-0", "card0-1", "card0-2"]
+    assert {(device.unit, device.nodes, device.mounts, device.topology) for device in shares} == {
+        ("card0", shares[0].nodes, shares[0].mounts, (0,))
     }
 
 
@@ -75,9 +75,9 @@ def test_cards_of_two_drivers_are_two_resources(tmp_path: Path) -> None:
     gpu_card(tmp_path, 0)
     gpu_card(tmp_path, 1, driver="xe")
     gpu_card(tmp_path, 10, driver=None)
-    found = Found(tmp_path)
-    assert found.names == ["i915/card0-0", "xe/card1-0", "i915/card10-0"]
-    assert any("card10: driver unknown, taken for i915" in note for note in found.notes)
+    scan = Scan(tmp_path)
+    assert scan.names == ["i915/card0-0", "xe/card1-0", "i915/card10-0"]
+    assert any("card10: driver unknown, assuming i915" in note for note in scan.notes)
 
 
 def test_connectors_render_nodes_and_the_version_file_are_not_mentioned(tmp_path: Path) -> None:
@@ -85,19 +85,19 @@ def test_connectors_render_nodes_and_the_version_file_are_not_mentioned(tmp_path
     for name in ("card0-DP-1", "renderD128", "xcard1", "card", "card1x"):
         (tmp_path / "sys/class/drm" / name).mkdir()
     write(tmp_path / "sys/class/drm/version", "drm 1.1.0 20060810\n")
-    found = Found(tmp_path)
-    assert found.names == ["i915/card0-0"]
-    assert not found.skipped
+    scan = Scan(tmp_path)
+    assert scan.names == ["i915/card0-0"]
+    assert not scan.skipped
 
 
 def test_no_drm_class_is_no_devices(tmp_path: Path) -> None:
-    assert not Found(tmp_path, enable_monitoring=True).devices
+    assert not Scan(tmp_path, enable_monitoring=True).devices
 
 
 def test_a_drm_class_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "sys/class/drm", "")
     with pytest.raises(Unreadable, match="/sys/class/drm"):
-        Found(tmp_path)
+        Scan(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -108,32 +108,34 @@ def test_a_drm_class_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
         ({"vfs": ""}, "physical function with '' virtual functions"),
     ],
 )
-def test_a_card_passed_over_by_design_is_skipped_quietly(tmp_path: Path, facts: dict[str, str], reason: str) -> None:
+def test_a_card_that_is_excluded_by_design_is_skipped_without_a_warning(
+    tmp_path: Path, facts: dict[str, str], reason: str
+) -> None:
     gpu_card(tmp_path, 0, **facts)  # pyright: ignore[reportArgumentType] - a table of keyword arguments
-    found = Found(tmp_path, enable_monitoring=True)
-    assert not found.devices
-    assert reason in found.skipped["card0"].reason
-    assert not found.skipped["card0"].warning
+    scan = Scan(tmp_path, enable_monitoring=True)
+    assert not scan.devices
+    assert reason in scan.skipped["card0"].reason
+    assert not scan.skipped["card0"].warning
 
 
 @pytest.mark.parametrize("vfs", ["0", "-1"])
 def test_a_physical_function_without_virtual_ones_is_published(tmp_path: Path, vfs: str) -> None:
     gpu_card(tmp_path, 0, vfs=vfs)
-    assert Found(tmp_path).names == ["i915/card0-0"]
+    assert Scan(tmp_path).names == ["i915/card0-0"]
 
 
-def test_virtual_functions_are_published_in_place_of_their_physical_one(tmp_path: Path) -> None:
+def test_virtual_functions_replace_their_physical_function(tmp_path: Path) -> None:
     gpu_card(tmp_path, 0, vfs="2")
     gpu_card(tmp_path, 1, physfn=True)
     gpu_card(tmp_path, 2, physfn=True)
-    found = Found(tmp_path)
-    assert found.names == ["i915/card1-0", "i915/card2-0"]
-    assert {device.attributes["function"] for device in found.devices} == {"vf"}
+    scan = Scan(tmp_path)
+    assert scan.names == ["i915/card1-0", "i915/card2-0"]
+    assert {device.attributes["function"] for device in scan.devices} == {"vf"}
 
 
-def test_a_card_without_driver_is_skipped_quietly(tmp_path: Path) -> None:
+def test_a_card_without_a_driver_is_skipped_without_a_warning(tmp_path: Path) -> None:
     write(tmp_path / "sys/class/drm/card0/device/vendor", "0x8086")
-    skipped = Found(tmp_path).skipped["card0"]
+    skipped = Scan(tmp_path).skipped["card0"]
     assert "drm does not exist" in skipped.reason
     assert not skipped.warning
 
@@ -141,71 +143,71 @@ def test_a_card_without_driver_is_skipped_quietly(tmp_path: Path) -> None:
 def test_a_card_whose_vendor_cannot_be_read_is_skipped_with_a_warning(tmp_path: Path) -> None:
     write(gpu_card(tmp_path, 0) / "vendor", b"\xff\xfe")
     gpu_card(tmp_path, 1)
-    found = Found(tmp_path)
-    assert found.names == ["i915/card1-0"]
-    assert found.skipped["card0"].warning
-    assert "vendor" in found.skipped["card0"].reason
+    scan = Scan(tmp_path)
+    assert scan.names == ["i915/card1-0"]
+    assert scan.skipped["card0"].warning
+    assert "vendor" in scan.skipped["card0"].reason
 
 
-def test_only_nodes_that_exist_are_passed_on_and_control_nodes_never(tmp_path: Path) -> None:
+def test_containers_get_existing_nodes_but_no_control_nodes(tmp_path: Path) -> None:
     gpu_card(tmp_path, 0, nodes=("card0", "controlD64", "renderD128", "renderD129"), by_path=False)
     (tmp_path / "dev/dri/renderD129").unlink()
-    assert paths(Found(tmp_path).one) == ["/dev/dri/card0", "/dev/dri/renderD128"]
+    assert paths(Scan(tmp_path).one) == ["/dev/dri/card0", "/dev/dri/renderD128"]
 
 
-def test_a_card_without_a_node_is_skipped_and_no_alarm_for_nodes_come_last(tmp_path: Path) -> None:
+def test_a_card_without_a_node_is_skipped_without_a_warning(tmp_path: Path) -> None:
     gpu_card(tmp_path, 0, nodes=())
-    skipped = Found(tmp_path).skipped["card0"]
-    assert "none of its nodes is in /dev/dri" in skipped.reason
+    skipped = Scan(tmp_path).skipped["card0"]
+    assert "no device node in /dev/dri" in skipped.reason
     assert not skipped.warning
 
 
-def test_another_cards_node_is_never_passed_on(tmp_path: Path) -> None:
+def test_containers_do_not_get_nodes_of_another_card(tmp_path: Path) -> None:
     gpu_card(tmp_path, 0, nodes=("card0", "card1"), by_path=False)
     write(tmp_path / "dev/dri/card1", "")
-    assert paths(Found(tmp_path).one) == ["/dev/dri/card0"]
+    assert paths(Scan(tmp_path).one) == ["/dev/dri/card0"]
 
 
-def test_names_that_cannot_be_told_to_the_kubelet_are_left_out(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_are_skipped(tmp_path: Path) -> None:
     function = gpu_card(tmp_path, 0, mei=("mei0", "mei\udcff"))
     (function / "drm/renderD\udcff").mkdir()
     write(tmp_path / "dev/dri/renderD\udcff", "")
     link(tmp_path / "dev/dri/by-path/pci-0000:03:00.0-\udcff", "../card0")
-    card, monitoring = Found(tmp_path, enable_monitoring=True, monitoring_mode="single").devices
+    card, monitoring = Scan(tmp_path, enable_monitoring=True, monitoring_mode="single").devices
     assert paths(monitoring) == ["/dev/dri/card0", "/dev/dri/renderD128", "/dev/mei0"]
     assert len(card.nodes) == len(card.mounts) == 2
 
 
-def test_a_tree_as_the_fake_device_generator_makes_it_is_understood(tmp_path: Path) -> None:
+def test_the_tree_of_the_fake_device_generator_is_scanned(tmp_path: Path) -> None:
     card = tmp_path / "sys/class/drm/card0"
     write(card / "device/vendor", "0x8086")
     write(card / "device/numa_node", "1")
     for node in ("card0", "renderD128"):
         (card / "device/drm" / node).mkdir(parents=True)
         write(tmp_path / "dev/dri" / node, "")
-    device = Found(tmp_path).one
+    device = Scan(tmp_path).one
     assert (device.resource, device.topology, device.mounts) == ("i915", (1,), ())
     assert device.attributes == {"driver": "i915", "function": "pf"}
 
 
 class TestPrefix:
     @pytest.mark.parametrize("prefix", ["/fake", "/fake/", "//fake/./"])
-    def test_it_is_part_of_every_path_told(self, tmp_path: Path, prefix: str) -> None:
+    def test_it_is_part_of_every_path_in_a_response(self, tmp_path: Path, prefix: str) -> None:
         gpu_card(tmp_path / "fake", 0, driver="i915", mei=("mei0",))
-        found = Found(tmp_path, prefix=prefix, enable_monitoring=True, monitoring_mode="single")
-        card, monitoring = found.devices
+        scan = Scan(tmp_path, prefix=prefix, enable_monitoring=True, monitoring_mode="single")
+        card, monitoring = scan.devices
         assert paths(card) == ["/fake/dev/dri/card0", "/fake/dev/dri/renderD128"]
         assert card.nodes[0].container_path == "/fake/dev/dri/card0"
         assert card.mounts[0] == Mount("/fake/dev/dri/by-path/pci-0000:03:00.0-card")
         assert paths(monitoring)[-1] == "/fake/dev/mei0"
 
-    def test_it_works_without_a_root_of_its_own(self, tmp_path: Path) -> None:
+    def test_it_works_with_the_root_directory_as_root(self, tmp_path: Path) -> None:
         gpu_card(tmp_path, 0)
-        device = Found("/", prefix=str(tmp_path)).one
+        device = Scan("/", prefix=str(tmp_path)).one
         assert paths(device)[0] == f"{tmp_path}/dev/dri/card0"
         assert device.mounts[0].host_path == f"{tmp_path}/dev/dri/by-path/pci-0000:03:00.0-card"
 
-    def test_it_is_what_is_watched(self) -> None:
+    def test_it_is_part_of_the_watched_directories(self) -> None:
         assert GpuPlugin(GpuConfig(prefix="/fake")).watch.directories == (
             "/fake/sys/class/drm",
             "/fake/dev/dri",
@@ -215,47 +217,45 @@ class TestPrefix:
 
 class TestByPath:
     def links(self, root: Path, **options: Any) -> list[str]:
-        return [mount.host_path.removeprefix("/dev/dri/by-path/") for mount in Found(root, **options).one.mounts]
+        return [mount.host_path.removeprefix("/dev/dri/by-path/") for mount in Scan(root, **options).one.mounts]
 
     @pytest.mark.parametrize("mode", ["single", "anything else"])
-    def test_single_is_the_links_to_the_cards_own_nodes(self, tmp_path: Path, mode: str) -> None:
+    def test_single_mounts_the_links_to_the_nodes_of_the_card(self, tmp_path: Path, mode: str) -> None:
         gpu_card(tmp_path, 0)
         link(tmp_path / "dev/dri/by-path/pci-0000:99:00.0-card", "../card0")
         assert self.links(tmp_path, bypath=mode) == ["pci-0000:03:00.0-card", "pci-0000:03:00.0-render"]
 
-    def test_none_is_no_mount(self, tmp_path: Path) -> None:
+    def test_none_mounts_nothing(self, tmp_path: Path) -> None:
         gpu_card(tmp_path, 0)
         assert self.links(tmp_path, bypath="none") == []
 
-    def test_all_is_the_directory_itself_also_for_a_card_without_links(self, tmp_path: Path) -> None:
+    def test_all_mounts_the_directory_also_for_a_card_without_links(self, tmp_path: Path) -> None:
         gpu_card(tmp_path, 0, by_path=False)
         (tmp_path / "dev/dri/by-path").mkdir()
-        assert Found(tmp_path, bypath="all").one.mounts == (Mount("/dev/dri/by-path"),)
+        assert Scan(tmp_path, bypath="all").one.mounts == (Mount("/dev/dri/by-path"),)
 
     @pytest.mark.parametrize("mode", ["single", "all", "links"])
-    def test_a_directory_that_is_not_there_is_noted_once_and_comes_into_use_when_it_is(
-        self, tmp_path: Path, mode: str
-    ) -> None:
+    def test_a_missing_directory_is_noted_once_and_used_after_it_appears(self, tmp_path: Path, mode: str) -> None:
         gpu_card(tmp_path, 0, by_path=False)
         gpu_card(tmp_path, 1, by_path=False)
-        before = Found(tmp_path, bypath=mode)
+        before = Scan(tmp_path, bypath=mode)
         link(tmp_path / "dev/dri/by-path/pci-0000:03:00.0-card", "../card0")
-        after = Found(tmp_path, bypath=mode)
+        after = Scan(tmp_path, bypath=mode)
         assert [note for note in before.notes if "no by-path links" in note] == before.notes[:1]
         assert before.devices[0] != after.devices[0]
 
     @pytest.mark.parametrize(
         "target", ["../card7", "../../nowhere", "pci-0000:03:00.0-platform-simple-framebuffer.0-card", "/etc/passwd"]
     )
-    def test_a_link_that_leads_elsewhere_is_left_out_and_named(self, tmp_path: Path, target: str) -> None:
+    def test_a_link_to_another_target_is_skipped_and_noted(self, tmp_path: Path, target: str) -> None:
         gpu_card(tmp_path, 0)
         name = "pci-0000:03:00.0-platform-simple-framebuffer.0-card"
         link(tmp_path / "dev/dri/by-path" / name, target)
-        found = Found(tmp_path)
-        assert len(found.one.mounts) == 2
-        assert [note for note in found.notes if name in note]
+        scan = Scan(tmp_path)
+        assert len(scan.one.mounts) == 2
+        assert [note for note in scan.notes if name in note]
 
-    def test_a_five_digit_domain_is_a_domain(self, tmp_path: Path) -> None:
+    def test_a_domain_of_five_digits_is_accepted(self, tmp_path: Path) -> None:
         gpu_card(tmp_path, 0, address="10000:01:00.0")
         assert self.links(tmp_path) == ["pci-10000:01:00.0-card", "pci-10000:01:00.0-render"]
 
@@ -270,7 +270,9 @@ class TestByPath:
             ("../../devices/pci0000:00/000:00:02.0", False),
         ],
     )
-    def test_the_address_is_told_by_where_the_class_link_leads(self, tmp_path: Path, target: str, known: bool) -> None:
+    def test_the_address_is_read_from_the_target_of_the_class_link(
+        self, tmp_path: Path, target: str, known: bool
+    ) -> None:
         card = tmp_path / "sys/class/drm/card0"
         link(card, target)
         real = (card.parent / target).absolute()
@@ -280,9 +282,9 @@ class TestByPath:
         link(tmp_path / "dev/dri/by-path/pci-0000:00:02.0-card", "../card0")
         assert self.links(tmp_path) == (["pci-0000:00:02.0-card"] if known else [])
 
-    def test_links_are_made_by_a_hook_that_gets_them_as_the_host_has_them(self, tmp_path: Path) -> None:
+    def test_links_mode_has_a_hook_with_the_links_of_the_host(self, tmp_path: Path) -> None:
         gpu_card(tmp_path, 0)
-        device = Found(tmp_path, bypath="links", cdi_hook="/opt/hook").one
+        device = Scan(tmp_path, bypath="links", cdi_hook="/opt/hook").one
         assert device.mounts == ()
         assert device.cdi is not None
         assert device.cdi.mounts == ()
@@ -301,9 +303,9 @@ class TestByPath:
             ),
         )
 
-    def test_a_card_without_links_needs_no_hook(self, tmp_path: Path) -> None:
+    def test_a_card_without_links_has_no_hook(self, tmp_path: Path) -> None:
         gpu_card(tmp_path, 0, by_path=False)
-        device = Found(tmp_path, bypath="links").one
+        device = Scan(tmp_path, bypath="links").one
         assert device.cdi is not None
         assert device.cdi.hooks == ()
 
@@ -329,27 +331,29 @@ class TestFilters:
         gpu_card(tmp_path, 0, device_id="0x56c0")
         gpu_card(tmp_path, 1, device_id="0x7d55", address="0000:00:02.0")
         gpu_card(tmp_path, 2, device_id="0x56c", driver="xe", physfn=True)
-        found = Found(tmp_path, **options)
-        assert [device.unit for device in found.devices] == published
-        for skipped in found.skipped.values():
+        scan = Scan(tmp_path, **options)
+        assert [device.unit for device in scan.devices] == published
+        for skipped in scan.skipped.values():
             assert skipped.reason.startswith("filtered: ")
             assert not skipped.warning
 
     @pytest.mark.parametrize("option", ["allow_ids", "deny_ids"])
-    def test_a_card_without_an_id_is_skipped_with_a_warning_when_ids_matter(self, tmp_path: Path, option: str) -> None:
+    def test_a_card_without_a_readable_id_is_skipped_with_a_warning_if_ids_are_filtered(
+        self, tmp_path: Path, option: str
+    ) -> None:
         gpu_card(tmp_path, 0, device_id=None)
-        assert Found(tmp_path).names == ["i915/card0-0"]
-        skipped = Found(tmp_path, **{option: "0x56c0"}).skipped["card0"]
+        assert Scan(tmp_path).names == ["i915/card0-0"]
+        skipped = Scan(tmp_path, **{option: "0x56c0"}).skipped["card0"]
         assert skipped.warning
         assert "device/device" in skipped.reason
 
     def test_only_the_first_line_of_an_id_counts(self, tmp_path: Path) -> None:
         gpu_card(tmp_path, 0, device_id="0x56c0\nmore")
-        assert Found(tmp_path, allow_ids="0x56c0").names == ["i915/card0-0"]
+        assert Scan(tmp_path, allow_ids="0x56c0").names == ["i915/card0-0"]
 
     def test_virtual_functions_of_an_integrated_gpu_are_integrated(self, tmp_path: Path) -> None:
         gpu_card(tmp_path, 0, address="0000:00:02.1", physfn=True)
-        assert Found(tmp_path).one.attributes["kind"] == "integrated"
+        assert Scan(tmp_path).one.attributes["kind"] == "integrated"
 
 
 class TestMonitoring:
@@ -359,8 +363,8 @@ class TestMonitoring:
         gpu_card(root, 2, vfs="1")
 
     def monitoring(self, root: Path, **options: Any) -> dict[str, Device]:
-        found = Found(root, enable_monitoring=True, **options)
-        return {device.resource: device for device in found.devices if device.id == "all"}
+        scan = Scan(root, enable_monitoring=True, **options)
+        return {device.resource: device for device in scan.devices if device.id == "all"}
 
     def test_single_is_one_resource_with_all_nodes_of_all_published_cards(self, tmp_path: Path) -> None:
         self.tree(tmp_path)
@@ -373,21 +377,21 @@ class TestMonitoring:
 
     def test_split_is_one_resource_per_driver(self, tmp_path: Path) -> None:
         self.tree(tmp_path)
-        found = self.monitoring(tmp_path, monitoring_mode="split")
-        assert {resource: paths(device)[0] for resource, device in found.items()} == {
+        resources = self.monitoring(tmp_path, monitoring_mode="split")
+        assert {resource: paths(device)[0] for resource, device in resources.items()} == {
             "i915_monitoring": "/dev/dri/card0",
             "xe_monitoring": "/dev/dri/card1",
         }
 
-    def test_without_the_flag_both_generations_find_their_resource(self, tmp_path: Path) -> None:
+    def test_the_default_publishes_the_resources_of_both_modes(self, tmp_path: Path) -> None:
         self.tree(tmp_path)
         assert set(self.monitoring(tmp_path)) == {"monitoring", "i915_monitoring", "xe_monitoring"}
 
-    def test_it_exists_only_with_a_card(self, tmp_path: Path) -> None:
+    def test_there_is_no_monitoring_resource_without_a_card(self, tmp_path: Path) -> None:
         gpu_card(tmp_path, 0, vfs="1")
         assert self.monitoring(tmp_path) == {}
 
-    def test_a_broken_management_engine_costs_only_its_own_nodes(self, tmp_path: Path) -> None:
+    def test_an_unreadable_management_engine_removes_only_its_nodes(self, tmp_path: Path) -> None:
         write(gpu_card(tmp_path, 0, mei=("mei0",)) / "xe.mei-broken.1/mei", "")
         assert paths(self.monitoring(tmp_path)["monitoring"])[-1] == "/dev/mei0"
 
@@ -395,10 +399,10 @@ class TestMonitoring:
 class TestCdi:
     def carried(self, root: Path, cdi: str) -> dict[str, tuple[bool, str]]:
         """By resource: whether there are classic nodes, and the CDI name."""
-        found = Found(root, cdi=cdi, enable_monitoring=True)
+        scan = Scan(root, cdi=cdi, enable_monitoring=True)
         return {
             device.resource: (bool(device.nodes), device.cdi.qualified_name if device.cdi else "")
-            for device in found.devices
+            for device in scan.devices
         }
 
     @pytest.mark.parametrize(
@@ -418,8 +422,8 @@ class TestCdi:
 
     @pytest.mark.parametrize("mode", ["auto", "all", "only"])
     @pytest.mark.parametrize("bypath", ["single", "all", "links", "none"])
-    def test_every_cdi_device_keeps_the_rules(self, tmp_path: Path, mode: str, bypath: str) -> None:
+    def test_every_cdi_device_is_valid(self, tmp_path: Path, mode: str, bypath: str) -> None:
         gpu_card(tmp_path, 0)
-        for device in Found(tmp_path, cdi=mode, bypath=bypath, enable_monitoring=True).devices:
+        for device in Scan(tmp_path, cdi=mode, bypath=bypath, enable_monitoring=True).devices:
             if device.cdi is not None:
                 device.cdi.check()

@@ -78,6 +78,12 @@ def test_a_node_command_carries_nothing_that_it_does_not_need(module: str) -> No
     assert NOT_ON_NODES & loaded == set()
 
 
+def test_the_pages_of_a_node_load_nothing_that_nodes_do_not_need() -> None:
+    loaded = loaded_by("import accelplane.node.pages, accelplane.node.measurements")
+    assert "accelplane.http.server" in loaded
+    assert NOT_ON_NODES & loaded == set()
+
+
 def test_the_operator_carries_nothing_that_it_does_not_need() -> None:
     loaded = loaded_by(
         "import accelplane.cli.operator, accelplane.operator.program, accelplane.kube.truststore\n"

@@ -124,7 +124,7 @@ def test_queues_of_other_types_have_no_nodes_and_can_be_left_out(tmp_path: Path,
     assert (devices, skipped.warning) == ([], False)
 
 
-def test_a_queue_without_its_node_does_not_keep_the_others(tmp_path: Path) -> None:
+def test_a_queue_without_a_node_is_skipped_and_the_others_are_published(tmp_path: Path) -> None:
     queue(tmp_path, "wq0.0", node=False)
     queue(tmp_path, "wq0.1")
     (tmp_path / "sys/devices/pci0000:6a/0000:6a:01.0/dsa0/wq0.1/type").write_text("user\n")
@@ -136,7 +136,7 @@ def test_a_queue_without_its_node_does_not_keep_the_others(tmp_path: Path) -> No
 
 
 @root_only
-def test_a_real_node_comes_with_the_link_by_its_number(tmp_path: Path) -> None:
+def test_a_character_device_is_given_with_its_link_in_dev_char(tmp_path: Path) -> None:
     queue(tmp_path, node=False)
     node = tmp_path / "dev/dsa/wq0.0"
     node.parent.mkdir(parents=True)
@@ -145,32 +145,36 @@ def test_a_real_node_comes_with_the_link_by_its_number(tmp_path: Path) -> None:
     assert skipped.reason.startswith("/dev/char/1:3: ")
     link(tmp_path / "dev/char/1:3", "../null")
     _, (skipped,) = found(DsaPlugin(), tmp_path)
-    assert skipped.reason == "/dev/char/1:3: leads to /dev/null, expected /dev/dsa/wq0.0"
+    assert skipped.reason == "/dev/char/1:3: target is /dev/null, expected /dev/dsa/wq0.0"
     (tmp_path / "dev/char/1:3").unlink()
     link(tmp_path / "dev/char/1:3", "../dsa/wq0.0")
     (device,), _ = found(DsaPlugin(), tmp_path)
     assert device.nodes == (DeviceNode("/dev/dsa/wq0.0"), DeviceNode("/dev/char/1:3"))
 
 
-def test_a_directory_in_the_place_of_a_node_is_reported(tmp_path: Path) -> None:
+def test_a_fifo_in_the_place_of_a_node_is_reported(tmp_path: Path) -> None:
     queue(tmp_path, node=False)
-    (tmp_path / "dev/dsa/wq0.0").mkdir(parents=True)
+    (tmp_path / "dev/dsa").mkdir(parents=True)
+    os.mkfifo(tmp_path / "dev/dsa/wq0.0")
     _, (skipped,) = found(DsaPlugin(), tmp_path)
     assert skipped.reason == "/dev/dsa/wq0.0: not a character device"
 
 
-async def test_a_container_gets_different_queues_rather_than_shares_of_one(tmp_path: Path) -> None:
+async def test_a_container_with_two_devices_gets_different_queues(tmp_path: Path) -> None:
     queue(tmp_path, "wq0.0", mode="shared")
     queue(tmp_path, "wq0.1", mode="shared")
     plugin = DsaPlugin(DsaConfig(shared_dev_num=4))
     devices, _ = found(plugin, tmp_path)
-    assert await plugin.preferred_allocation(devices, (), 2) == ["wq-user-shared-wq0.0-0", "wq-user-shared-wq0.1-0"]
+    assert await plugin.preferred_allocation(devices, (), 2, {}) == [
+        "wq-user-shared-wq0.0-0",
+        "wq-user-shared-wq0.1-0",
+    ]
 
 
 VFIO = DsaConfig(driver="vfio-pci")
 
 
-def test_with_vfio_functions_are_handed_out_whole(tmp_path: Path) -> None:
+def test_vfio_mode_publishes_whole_functions(tmp_path: Path) -> None:
     function(tmp_path, "0000:6a:01.0")
     function(tmp_path, "0000:6a:02.0", device="0x1212", group=8)
     devices, skipped = found(DsaPlugin(VFIO), tmp_path)
@@ -193,12 +197,12 @@ async def test_the_container_is_told_the_addresses_in_the_order_asked_for(tmp_pa
 @pytest.mark.parametrize(
     ("facts", "warning", "reason"),
     [
-        ({"driver": "idxd"}, False, "bound to idxd, not to vfio-pci"),
-        ({"driver": ""}, False, "bound to no driver, not to vfio-pci"),
+        ({"driver": "idxd"}, False, "bound to idxd, expected vfio-pci"),
+        ({"driver": ""}, False, "bound to no driver, expected vfio-pci"),
         ({"group": -1}, True, "iommu_group"),
     ],
 )
-def test_a_function_that_cannot_be_handed_out_is_told_of(
+def test_a_function_that_cannot_be_published_is_reported(
     tmp_path: Path, facts: dict[str, Any], warning: bool, reason: str
 ) -> None:
     function(tmp_path, "0000:6a:01.0", **facts)
@@ -210,12 +214,12 @@ def test_a_function_that_cannot_be_handed_out_is_told_of(
 
 
 @pytest.mark.parametrize("facts", [{"device": "0x0cfe"}, {"vendor": "0x1002"}])
-def test_other_functions_on_vfio_pci_are_none_of_ours(tmp_path: Path, facts: dict[str, str]) -> None:
+def test_other_functions_on_vfio_pci_are_ignored(tmp_path: Path, facts: dict[str, str]) -> None:
     function(tmp_path, "0000:6a:01.0", **facts)
     assert found(DsaPlugin(VFIO), tmp_path) == ([], [])
 
 
-def test_iommufd_nodes_come_when_asked_for(tmp_path: Path) -> None:
+def test_iommufd_nodes_are_given_with_the_option(tmp_path: Path) -> None:
     function(tmp_path, "0000:6a:01.0")
     (tmp_path / "sys/devices/pci0000:6a/0000:6a:01.0/vfio-dev/vfio3").mkdir(parents=True)
     (device,), _ = found(DsaPlugin(DsaConfig(driver="vfio-pci", iommufd=True)), tmp_path)
@@ -227,10 +231,10 @@ def test_iommufd_nodes_come_when_asked_for(tmp_path: Path) -> None:
     ]
 
 
-def test_a_sharing_that_does_not_count_is_noted(tmp_path: Path) -> None:
+def test_shared_dev_num_without_effect_is_noted(tmp_path: Path) -> None:
     host = Host(tmp_path)
     assert not list(DsaPlugin(DsaConfig(driver="vfio-pci", shared_dev_num=3)).scan(host))
-    assert host.notes == ["shared-dev-num 3 counts for work queues only, not with vfio-pci"]
+    assert host.notes == ["shared-dev-num 3 has no effect with driver vfio-pci"]
 
 
 @pytest.mark.parametrize(

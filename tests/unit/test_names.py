@@ -25,7 +25,7 @@ LONGEST_NAMESPACE = ("a" * 61 + ".") * 3 + "b" * 58
         (LONGEST_NAMESPACE, "x" * 63),
     ],
 )
-def test_names_that_a_kubelet_registers_are_put_together(namespace: str, resource: str) -> None:
+def test_valid_names_are_joined(namespace: str, resource: str) -> None:
     assert check_resource_name(namespace, resource) == f"{namespace}/{resource}"
 
 
@@ -43,10 +43,10 @@ def test_names_that_a_kubelet_registers_are_put_together(namespace: str, resourc
         ("größe", "x", "must be a lower-case DNS name"),
         ("a/b", "x", "must be a lower-case DNS name"),
         (LONGEST_NAMESPACE + "b", "x", "of at most 244 characters"),
-        ("kubernetes.io", "x", "belongs to Kubernetes itself"),
-        ("device.kubernetes.io", "x", "belongs to Kubernetes itself"),
-        ("mykubernetes.io", "x", "belongs to Kubernetes itself"),
-        ("requests.example.com", "x", "belongs to Kubernetes itself"),
+        ("kubernetes.io", "x", "reserved by Kubernetes"),
+        ("device.kubernetes.io", "x", "reserved by Kubernetes"),
+        ("mykubernetes.io", "x", "reserved by Kubernetes"),
+        ("requests.example.com", "x", "reserved by Kubernetes"),
         ("gpu.com", "", "1 to 63 characters"),
         ("gpu.com", "x" * 64, "1 to 63 characters"),
         ("gpu.com", "-x", "begin and end with a letter or digit"),
@@ -57,14 +57,14 @@ def test_names_that_a_kubelet_registers_are_put_together(namespace: str, resourc
         ("gpu.com", "ö", "begin and end with a letter or digit"),
     ],
 )
-def test_names_that_a_kubelet_refuses_are_refused_with_the_rule(namespace: str, resource: str, why: str) -> None:
+def test_invalid_names_are_refused_with_the_violated_rule(namespace: str, resource: str, why: str) -> None:
     with pytest.raises(ResourceNameError, match=why) as caught:
         check_resource_name(namespace, resource)
     assert str(caught.value).isprintable()
 
 
 @given(st.text(max_size=300), st.text(max_size=80))
-def test_any_two_texts_are_a_name_of_the_kubelets_form_or_refused(namespace: str, resource: str) -> None:
+def test_any_two_texts_are_a_valid_name_or_refused(namespace: str, resource: str) -> None:
     try:
         said = check_resource_name(namespace, resource)
         assert re.fullmatch(r"[a-z0-9.-]{1,244}/[A-Za-z0-9_.-]{1,63}", said)
@@ -74,23 +74,23 @@ def test_any_two_texts_are_a_name_of_the_kubelets_form_or_refused(namespace: str
 
 
 @pytest.mark.parametrize("text", ["card0", "card0-15", "0000:3d:00.0", "é", "x" * 253, "a b", "*"])
-def test_ids_that_can_be_told_are_taken(text: str) -> None:
+def test_valid_ids_are_returned(text: str) -> None:
     assert check_device_id(text) == text
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("", "is empty"), ("x" * 254, "has 254 characters"), ("a\n", "cannot be printed"), ("\0", "cannot be printed"),
-     ("\udcff", "cannot be printed"), ("\u200b", "cannot be printed")],
+    [("", "is empty"), ("x" * 254, "has 254 characters"), ("a\n", "unprintable"), ("\0", "unprintable"),
+     ("\udcff", "unprintable"), ("\u200b", "unprintable")],
 )  # fmt: skip
-def test_ids_that_cannot_be_told_are_refused(text: str, why: str) -> None:
+def test_invalid_ids_are_refused(text: str, why: str) -> None:
     with pytest.raises(DeviceIdError, match=why) as caught:
         check_device_id(text)
     assert str(caught.value).isprintable()
 
 
 @given(st.text(max_size=300))
-def test_an_id_that_is_taken_can_be_sent(text: str) -> None:
+def test_a_valid_id_can_be_encoded(text: str) -> None:
     try:
         said = check_device_id(text)
     except DeviceIdError as error:
@@ -110,7 +110,7 @@ def test_an_id_that_is_taken_can_be_sent(text: str) -> None:
         ["0000:6b:00.1", "0000:6b:00.7", "0000:6b:01.0", "0000:6b:0a.0", "0000:6b:10.0", "0000:7a:00.1"],
     ],
 )
-def test_numbers_in_names_count_as_numbers(ordered: list[str]) -> None:
+def test_natural_order(ordered: list[str]) -> None:
     names = ordered[::-1]
     names.sort(key=natural)
     assert names == ordered
@@ -125,7 +125,7 @@ TEXTS = (
 
 
 @given(TEXTS, TEXTS, TEXTS)
-def test_the_order_is_total_and_tells_any_two_texts_apart(one: str, two: str, three: str) -> None:
+def test_the_order_is_total_and_antisymmetric(one: str, two: str, three: str) -> None:
     a, b, c = natural(one), natural(two), natural(three)
     assert (a == b) == (one == two)
     assert (a < b) + (a == b) + (a > b) == 1

@@ -19,7 +19,7 @@ def scan(root: Path, **options: Any) -> tuple[list[Device], dict[str, Skipped]]:
     )
 
 
-def test_an_npu_is_published_as_often_as_it_may_be_shared(tmp_path: Path) -> None:
+def test_an_npu_has_as_many_ids_as_containers_may_share_it(tmp_path: Path) -> None:
     npu(tmp_path, 0, numa=1)
     devices, _skipped = scan(tmp_path, shared_dev_num=2)
     assert devices == [
@@ -52,14 +52,12 @@ def test_every_known_npu_is_published(tmp_path: Path, device_id: str) -> None:
     ("facts", "warning", "reason"),
     [
         ({"vendor": "0x1da3"}, False, "vendor '0x1da3' is not Intel"),
-        ({"device_id": "0x1234"}, True, "accept-unknown-ids takes it"),
-        ({"device_id": ""}, True, "PCI id '' is not a known NPU's"),
+        ({"device_id": "0x1234"}, True, "accept-unknown-ids publishes it"),
+        ({"device_id": ""}, True, "unknown PCI id ''"),
         ({"node": False}, True, "/dev/accel/accel0: no such device node"),
     ],
 )
-def test_an_accelerator_passed_over_is_reported(
-    tmp_path: Path, facts: dict[str, Any], warning: bool, reason: str
-) -> None:
+def test_a_skipped_accelerator_is_reported(tmp_path: Path, facts: dict[str, Any], warning: bool, reason: str) -> None:
     npu(tmp_path, 0, **facts)
     npu(tmp_path, 1)
     devices, skipped = scan(tmp_path)
@@ -69,7 +67,7 @@ def test_an_accelerator_passed_over_is_reported(
 
 
 @pytest.mark.parametrize("attribute", ["vendor", "device"])
-def test_an_accelerator_that_cannot_be_read_is_reported_and_costs_no_other(tmp_path: Path, attribute: str) -> None:
+def test_an_unreadable_accelerator_is_reported_and_the_others_are_published(tmp_path: Path, attribute: str) -> None:
     (npu(tmp_path, 0) / attribute).unlink()
     npu(tmp_path, 1)
     devices, skipped = scan(tmp_path)
@@ -77,7 +75,7 @@ def test_an_accelerator_that_cannot_be_read_is_reported_and_costs_no_other(tmp_p
     assert skipped["accel0"].warning
 
 
-def test_an_unknown_id_is_taken_when_the_administrator_says_so(tmp_path: Path) -> None:
+def test_an_unknown_id_is_published_with_accept_unknown_ids(tmp_path: Path) -> None:
     npu(tmp_path, 0, device_id="0x1234")
     npu(tmp_path, 1, device_id="0x1234", vendor="0x1da3")
     devices, _skipped = scan(tmp_path, accept_unknown_ids=True)
@@ -85,7 +83,7 @@ def test_an_unknown_id_is_taken_when_the_administrator_says_so(tmp_path: Path) -
     assert "product" not in devices[0].attributes
 
 
-def test_an_npu_without_driver_link_is_published_all_the_same(tmp_path: Path) -> None:
+def test_an_npu_without_a_driver_link_is_published(tmp_path: Path) -> None:
     (npu(tmp_path, 0) / "driver").unlink()
     host = Host(tmp_path)
     assert len(list(NpuPlugin().scan(host))) == 1
@@ -93,7 +91,7 @@ def test_an_npu_without_driver_link_is_published_all_the_same(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("target", [None, "../../../platform.0"])
-def test_an_npu_without_pci_address_is_published_all_the_same(tmp_path: Path, target: str | None) -> None:
+def test_an_npu_without_a_pci_address_is_published(tmp_path: Path, target: str | None) -> None:
     function = npu(tmp_path, 0)
     device = function / "accel/accel0/device"
     device.unlink()
@@ -156,7 +154,7 @@ def test_cdi_mode(tmp_path: Path, mode: str, classic: bool, name: str | None) ->
         ({"prefix": "fake"}, "must be an absolute path"),
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, Any], sentence: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=rf"^argument error: .*{sentence}"):
         NpuConfig(**options)
 
@@ -165,7 +163,7 @@ async def test_shares_are_spread_over_npus(tmp_path: Path) -> None:
     npu(tmp_path, 0)
     npu(tmp_path, 1)
     devices, _skipped = scan(tmp_path, shared_dev_num=2)
-    assert await NpuPlugin().preferred_allocation(devices, [], 2) == ["accel0-0", "accel1-0"]
+    assert await NpuPlugin().preferred_allocation(devices, [], 2, {}) == ["accel0-0", "accel1-0"]
 
 
 def test_busy_time_is_measured_in_seconds_once_per_npu(tmp_path: Path) -> None:

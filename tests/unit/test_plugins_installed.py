@@ -1,4 +1,4 @@
-"""Plugins come through the entry points of installed packages; bad ones harm nobody who did not ask for them."""
+"""Plugins are entry points of installed packages. One that cannot be loaded affects no other plugin."""
 
 import sys
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from trees import write
 
 from accelplane.node.plugins import installed
 from accelplane.node.settings import ConfigurationError
+from accelplane.plugins import Plugin
 from accelplane.plugins.gpu import GpuPlugin
 from accelplane.plugins.npu import NpuPlugin
 
@@ -38,11 +39,16 @@ class ThirdPlugin(Plugin):
 """
 
 
-def test_the_built_in_families_come_through_the_door() -> None:
+def test_built_in_families_are_entry_points() -> None:
     found = installed()
     assert found["gpu"] is GpuPlugin
     assert found["npu"] is NpuPlugin
     assert list(found) == sorted(found)
+
+
+def test_built_in_families_own_their_namespaces_and_other_plugins_do_not() -> None:
+    assert all(plugin.owns_namespace for plugin in installed().values())
+    assert not Plugin.owns_namespace
 
 
 def test_only_those_named_are_loaded() -> None:
@@ -51,13 +57,13 @@ def test_only_those_named_are_loaded() -> None:
     assert dict(installed([])) == {}
 
 
-def test_a_third_partys_plugin_is_there_once_it_is_installed(install: Install) -> None:
+def test_an_installed_third_party_plugin_is_available(install: Install) -> None:
     install("third", "third_good:ThirdPlugin", GOOD)
     assert installed(["third"])["third"].namespace == "third.example.com"
     assert {"gpu", "npu", "third"} <= set(installed())
 
 
-def test_a_name_that_is_not_installed_is_refused_with_those_that_are() -> None:
+def test_an_unknown_name_is_refused_with_the_installed_names() -> None:
     with pytest.raises(
         ConfigurationError, match=r"no plugin named 'gqu', 'x\\n' is installed; there are: .*gpu, .*npu"
     ):
@@ -74,7 +80,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("target", "text", "why"), BAD)
-def test_one_that_cannot_be_loaded_is_refused_when_asked_for(
+def test_a_requested_plugin_that_cannot_be_loaded_is_an_error(
     install: Install, target: str, text: str, why: str
 ) -> None:
     install("third", target, text)
@@ -83,7 +89,7 @@ def test_one_that_cannot_be_loaded_is_refused_when_asked_for(
 
 
 @pytest.mark.parametrize(("target", "text", "why"), BAD)
-def test_one_that_cannot_be_loaded_is_logged_and_left_out_otherwise(
+def test_another_plugin_that_cannot_be_loaded_is_logged_and_skipped(
     install: Install, target: str, text: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     install("third", target, text)

@@ -9,27 +9,29 @@ from accelplane.plugins.qat.config import QatConfig
 REFUSED = [
     ({"mode": "dpdk "}, "unknown mode"),
     ({"mode": "", "dpdk_driver": "x"}, "unknown mode"),
-    ({"dpdk_driver": "", "kernel_vf_drivers": "x", "allocation_policy": "x"}, "dpdk-driver: ''"),
+    (
+        {"dpdk_driver": "", "kernel_vf_drivers": "x", "allocation_policy": "x"},
+        "dpdk-driver, valid values: .*; found ''",
+    ),
     ({"dpdk_driver": "vfio_pci"}, "valid values: vfio-pci, igb_uio"),
-    ({"kernel_vf_drivers": "x", "allocation_policy": "x"}, "kernel-vf-drivers: 'x'"),
-    ({"kernel_vf_drivers": ""}, "kernel-vf-drivers: ''"),
-    ({"kernel_vf_drivers": "4xxxvf,"}, "kernel-vf-drivers: ''"),
-    ({"kernel_vf_drivers": "4xxxvf, c6xxvf"}, "kernel-vf-drivers: ' c6xxvf'"),
-    ({"kernel_vf_drivers": "4xxxvf:c6xxvf"}, "kernel-vf-drivers: '4xxxvf:c6xxvf'"),
-    ({"kernel_vf_drivers": "4xxx"}, "kernel-vf-drivers: '4xxx'"),
-    ({"allocation_policy": ""}, "allocation-policy: ''"),
+    ({"kernel_vf_drivers": "x", "allocation_policy": "x"}, "kernel-vf-drivers, valid values: .*; found 'x'"),
+    ({"kernel_vf_drivers": ""}, "kernel-vf-drivers, valid values: .*; found ''"),
+    ({"kernel_vf_drivers": "4xxxvf,"}, "kernel-vf-drivers, valid values: .*; found ''"),
+    ({"kernel_vf_drivers": "4xxxvf, c6xxvf"}, "kernel-vf-drivers, valid values: .*; found ' c6xxvf'"),
+    ({"kernel_vf_drivers": "4xxxvf:c6xxvf"}, "kernel-vf-drivers, valid values: .*; found '4xxxvf:c6xxvf'"),
+    ({"kernel_vf_drivers": "4xxx"}, "kernel-vf-drivers, valid values: .*; found '4xxx'"),
+    ({"allocation_policy": ""}, "allocation-policy, valid values: .*; found ''"),
     ({"allocation_policy": "Packed"}, "valid values: none, balanced, packed"),
     ({"max_num_devices": -1}, "max-num-devices is -1"),
-    ({"max_num_devices_by": "numa"}, "max-num-devices-by: 'numa'"),
-    ({"new_id": "yes"}, "new-id: 'yes'"),
+    ({"max_num_devices_by": "numa"}, "max-num-devices-by, valid values: .*; found 'numa'"),
+    ({"new_id": "yes"}, "new-id, valid values: .*; found 'yes'"),
 ]
 
 
-@pytest.mark.parametrize(("options", "sentence"), REFUSED)
-def test_wrong_options_are_refused(options: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ValueError, match=r"^argument error: ") as refusal:
+@pytest.mark.parametrize(("options", "pattern"), REFUSED)
+def test_wrong_options_are_refused(options: dict[str, object], pattern: str) -> None:
+    with pytest.raises(ValueError, match=rf"^argument error: .*{pattern}"):
         QatConfig(**options)  # pyright: ignore[reportArgumentType] - a table of keyword arguments
-    assert sentence in str(refusal.value)
 
 
 @pytest.mark.parametrize(

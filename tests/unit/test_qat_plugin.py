@@ -26,13 +26,14 @@ def devices(*ids: str) -> list[Device]:
 @pytest.mark.parametrize(
     ("policy", "must", "size", "chosen"),
     [
-        ("none", [], 3, ["06:00.4", "03:00.0", "03:00.1"]),
-        ("none", ["04:00.1"], 3, ["04:00.1", "06:00.4", "03:00.0"]),
+        ("none", [], 3, ["03:00.0", "04:00.0", "05:00.0"]),
+        ("none", ["04:00.1"], 3, ["04:00.1", "03:00.0", "05:00.0"]),
         ("packed", [], 4, ["03:00.0", "03:00.1", "03:00.2", "03:00.3"]),
         ("balanced", [], 4, ["03:00.0", "04:00.0", "05:00.0", "06:00.0"]),
         ("packed", ["05:00.2"], 3, ["05:00.2", "05:00.0", "05:00.1"]),
         ("balanced", ["03:00.0"], 4, ["03:00.0", "04:00.0", "05:00.0", "06:00.0"]),
         ("balanced", [], 0, []),
+        ("none", [], 0, []),
     ],
 )
 async def test_the_policy_chooses_and_includes_what_it_must(
@@ -40,14 +41,14 @@ async def test_the_policy_chooses_and_includes_what_it_must(
 ) -> None:
     plugin = QatPlugin(QatConfig(allocation_policy=policy))
     available = devices(VFS[-1], *VFS[:-1])
-    answer = await plugin.preferred_allocation(available, devices(*(f"0000:{id_}" for id_ in must)), size)
+    answer = await plugin.preferred_allocation(available, devices(*(f"0000:{id_}" for id_ in must)), size, {})
     assert answer == [f"0000:{id_}" for id_ in chosen]
 
 
 @pytest.mark.parametrize("policy", ["none", "packed", "balanced"])
 async def test_more_than_there_are_is_refused(policy: str) -> None:
     with pytest.raises(ValueError, match=r"AllocationSize \(21\) is greater"):
-        await QatPlugin(QatConfig(allocation_policy=policy)).preferred_allocation(devices(*VFS), [], 21)
+        await QatPlugin(QatConfig(allocation_policy=policy)).preferred_allocation(devices(*VFS), [], 21, {})
 
 
 async def test_a_container_gets_its_addresses_in_the_order_asked_for(tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ def test_a_pinned_section_is_a_device_for_each_process_of_each_device(tmp_path: 
         (SSL.format(cy=1, processes=1, pinned=1), SSL.format(cy=1, processes=1, pinned=0), "LimitDevAccess differs"),
         (SSL.format(cy=1, processes=1, pinned=0), SSL.format(cy=1, processes=2, pinned=0), "NumProcesses differs"),
         (SSL.format(cy=1, processes=1, pinned=1), SSL.format(cy=2, processes=1, pinned=1), "instances differ"),
-        (SSL.format(cy=1, processes=1, pinned=1), "[GENERAL]", "only 1 of 2 have it"),
+        (SSL.format(cy=1, processes=1, pinned=1), "[GENERAL]", "only 1 of 2 devices have the section"),
     ],
 )
 def test_a_section_that_devices_disagree_on_is_skipped_and_the_others_stay(
@@ -170,10 +171,10 @@ def test_devices_that_processes_cannot_use_are_told(tmp_path: Path) -> None:
     machine(tmp_path, (0, SSL), iommu=True)
     seen = Seen(tmp_path, LINES)
     assert {subject.split()[0]: reason.partition(":")[0] for subject, reason in seen.skipped.items()} == {
-        "dev0": "processes cannot use a physical function while the IOMMU is on",
+        "dev0": "physical functions are unusable while the IOMMU is enabled",
         "dev1": "/sys/bus/pci/drivers/c6xxvf/0000",
-        "dev2": "is down",
-        "dev3": "cannot be used in kernel mode, but in dpdk mode",
+        "dev2": "state is down, expected up",
+        "dev3": "unsupported in kernel mode, use dpdk mode",
     }
 
 

@@ -18,7 +18,7 @@ from waiting import until
 from accelplane.devices import Device, DeviceNode, Inventory, Mount, Skipped
 from accelplane.host import Host
 from accelplane.plugins.qat import QatConfig, QatPlugin
-from accelplane.plugins.qat.scan import scan
+from accelplane.plugins.qat.scan import discover, scan
 
 VFIO = DeviceNode("/dev/vfio/vfio")
 
@@ -28,7 +28,8 @@ class Seen:
 
     def __init__(self, root: Path, unbound: Mapping[str, str] | None = None, **options: Any) -> None:
         host = Host(root)
-        items = list(scan(host, QatConfig(**options), lambda address: (unbound or {}).get(address, "")))
+        config = QatConfig(**options)
+        items = list(scan(host, config, discover(host, config), lambda address: (unbound or {}).get(address, "")))
         self.devices = {item.id: item for item in items if isinstance(item, Device)}
         self.skipped = {item.subject: item for item in items if isinstance(item, Skipped)}
         self.notes = "\n".join(host.notes)
@@ -106,7 +107,7 @@ class TestVirtualMachine:
         seen = Seen(tmp_path)
         assert list(seen.devices) == ["0000:00:05.0", "0000:00:06.0", "0000:00:09.0"]
         assert seen.resources == {"generic"}
-        assert "a virtual machine does not see" in seen.notes
+        assert "not visible in a virtual machine" in seen.notes
 
     def test_another_vendors_function_with_such_an_id_is_left_alone(self, tmp_path: Path) -> None:
         vf(tmp_path, "0000:00:05.0", vendor="0x1234")

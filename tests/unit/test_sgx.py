@@ -18,7 +18,7 @@ from accelplane.cli.goflags import Value, flags_of, parse_or_exit
 from accelplane.devices import CdiDevice, CdiMount, Device, DeviceNode, Inventory, Skipped
 from accelplane.host import Host
 from accelplane.host.epc import CpuSgx, Epc
-from accelplane.node.runner import explained
+from accelplane.node.scan_loop import explanation
 from accelplane.plugins.sgx import (
     DEFAULT_LIMIT,
     ENCLAVE,
@@ -62,12 +62,12 @@ def counts(root: Path, **options: Any) -> Mapping[str, int]:
         *((text, 110) for text in ("4294967296", "-1", "+1", "0x10", " 1", "1 ", "1.5", "1_0", "ten", "٣", "9" * 5000)),
     ],
 )
-def test_the_limit_is_pods_per_core_times_the_cpus_as_far_as_a_kubelet_takes_them(value: str, limit: int) -> None:
+def test_the_limit_is_pods_per_core_times_cpus_up_to_the_maximum(value: str, limit: int) -> None:
     assert default_limit(value, 4).ids == limit
 
 
 @given(st.text(max_size=20), st.integers(1, 4096))
-def test_any_environment_gives_a_limit_or_tells_what_is_wrong(value: str, cpus: int) -> None:
+def test_any_environment_gives_a_limit_and_an_invalid_one_a_problem(value: str, cpus: int) -> None:
     limit = default_limit(value, cpus)
     if value.isascii() and value.isdigit() and int(value) < 1 << 32:
         wanted = int(value) * cpus
@@ -106,7 +106,7 @@ def test_a_limit_that_is_no_number_prints_the_usage_and_ends_with_2(
 
 
 @pytest.mark.parametrize("options", [{"enclave-limit": -1}, {"enclave-limit": 100_001}, {"provision-limit": 2**63}])
-def test_limits_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_limits_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises((msgspec.ValidationError, ValueError), match=next(iter(options))):
         SgxConfig.of(options)
 
@@ -114,7 +114,7 @@ def test_limits_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
 # What is published
 
 
-def test_an_id_brings_its_node_and_nothing_else(tmp_path: Path) -> None:
+def test_an_id_has_one_node_and_nothing_else(tmp_path: Path) -> None:
     published, skipped = scan(tree(tmp_path), enclave_limit=2, provision_limit=1)
     assert published == {
         "enclave": [
@@ -156,7 +156,7 @@ def test_an_id_brings_its_node_and_nothing_else(tmp_path: Path) -> None:
         (("/dev/sgx/enclave", "/dev/sgx/provision"), {}, {}, {}),
     ],
 )
-def test_what_is_published_depends_on_both_nodes(
+def test_resources_depend_on_both_nodes(
     tmp_path: Path,
     nodes: Sequence[str],
     options: dict[str, Any],
@@ -168,12 +168,12 @@ def test_what_is_published_depends_on_both_nodes(
     assert {path: skip.warning for path, skip in left_out.items()} == skipped
 
 
-def test_a_missing_provision_node_tells_of_the_way_without(tmp_path: Path) -> None:
+def test_a_missing_provision_node_mentions_enclave_only(tmp_path: Path) -> None:
     _published, skipped = scan(tree(tmp_path, (ENCLAVE,)))
     assert "enclave-only" in skipped[PROVISION].reason
 
 
-def test_the_infrastructure_has_both_nodes_and_registration_the_firmwares_variables(tmp_path: Path) -> None:
+def test_qe_and_registration_have_both_nodes_and_registration_has_efivarfs(tmp_path: Path) -> None:
     published, _skipped = scan(tree(tmp_path), dcap_infra_resources=True)
     nodes = [DeviceNode(ENCLAVE), DeviceNode(PROVISION)]
     variables = CdiDevice(
@@ -196,8 +196,8 @@ def test_two_scans_give_the_same_devices_and_build_them_once(tmp_path: Path) -> 
     assert all(one is other for one, other in zip(first, second, strict=True))
 
 
-def test_ids_of_a_node_that_vanished_stay_for_ever() -> None:
-    assert SgxPlugin.linger == math.inf
+def test_ids_of_a_vanished_node_stay_listed_until_it_is_back() -> None:
+    assert SgxPlugin.removal_delay == math.inf
 
 
 # Nodes that are not what they seem
@@ -226,7 +226,7 @@ def test_a_node_without_an_entry_in_sysfs_has_no_driver(tmp_path: Path, there: S
     assert is_registered(Host(tmp_path), ENCLAVE, character_device()) == registered
 
 
-def test_a_node_that_stayed_behind_is_not_published(tmp_path: Path) -> None:
+def test_a_node_without_a_driver_is_not_published(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     try:
         for node in BOTH:
@@ -239,19 +239,20 @@ def test_a_node_that_stayed_behind_is_not_published(tmp_path: Path) -> None:
     published, skipped = scan(tmp_path)
     assert published == {}
     assert {path: skip.warning for path, skip in skipped.items()} == {ENCLAVE: True}
-    assert "no driver for it any more" in skipped[ENCLAVE].reason
+    assert "sysfs shows no driver for it" in skipped[ENCLAVE].reason
 
 
-def test_what_is_no_device_node_is_noted_and_published_as_ever(tmp_path: Path) -> None:
+def test_a_file_that_is_no_device_node_is_noted_and_published(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
     for node in BOTH:
-        (tmp_path / node[1:]).mkdir(parents=True)
+        os.mkfifo(tmp_path / node[1:])
     host = Host(tmp_path)
     assert len(list(SgxPlugin(SgxConfig(enclave_limit=1, provision_limit=1)).scan(host))) == 2
-    assert host.notes == [f"{node}: not a character device, published all the same" for node in BOTH]
+    assert host.notes == [f"{node}: not a character device, but published" for node in BOTH]
 
 
 @pytest.mark.parametrize("target", ["sgx_enclave", "../../outside", "missing"])
-def test_links_that_lead_nowhere_are_no_nodes(tmp_path: Path, target: str) -> None:
+def test_dangling_links_are_no_nodes(tmp_path: Path, target: str) -> None:
     root = tree(tmp_path / "root", (PROVISION,))
     (root / ENCLAVE[1:]).symlink_to(target)
     published, skipped = scan(root)
@@ -267,44 +268,45 @@ CPU = CpuSgx(present=True, flexible=True, sgx1=True)
     ("epc", "faulty", "cause"),
     [
         (Epc(), (), ""),
-        (Epc(cpu=CPU, cpu_flags=("sgx", "sgx_lc")), (PROVISION,), "the driver offers /dev/sgx_provision"),
-        (Epc(), BOTH, "not known"),
-        (Epc(cpu=CpuSgx()), BOTH, "this CPU has no SGX"),
-        (Epc(cpu=CpuSgx(), cpu_flags=()), BOTH, "this CPU has no SGX"),
-        (Epc(cpu=CPU, cpu_flags=()), BOTH, "SGX is not in use: the firmware (BIOS) disables it, or the kernel"),
-        (Epc(cpu_flags=()), BOTH, "SGX is not in use: the CPU has none, or the firmware"),
-        (Epc(cpu=CPU, cpu_flags=("sgx",)), BOTH, "flexible launch control is locked"),
-        (Epc(cpu_flags=("sgx",)), BOTH, "flexible launch control is locked"),
-        (Epc(cpu=CpuSgx(present=True)), BOTH, "flexible launch control is locked"),
-        (Epc(cpu=CPU, cpu_flags=("sgx", "sgx_lc")), BOTH, "SGX is on: the driver"),
-        (Epc(cpu=CPU), (ENCLAVE,), "SGX is on: the driver"),
+        (Epc(cpu=CPU, cpu_flags=("sgx", "sgx_lc")), (PROVISION,), "the driver makes /dev/sgx_provision"),
+        (Epc(), BOTH, "unknown: "),
+        (Epc(cpu=CpuSgx()), BOTH, "the CPU has no SGX"),
+        (Epc(cpu=CpuSgx(), cpu_flags=()), BOTH, "the CPU has no SGX"),
+        (Epc(cpu=CPU, cpu_flags=()), BOTH, "SGX is disabled: the firmware (BIOS) disables it, or the kernel"),
+        (Epc(cpu_flags=()), BOTH, "SGX is disabled: the CPU has none, or the firmware"),
+        (Epc(cpu=CPU, cpu_flags=("sgx",)), BOTH, "the firmware (BIOS) locks flexible launch control"),
+        (Epc(cpu_flags=("sgx",)), BOTH, "the firmware (BIOS) locks flexible launch control"),
+        (Epc(cpu=CpuSgx(present=True)), BOTH, "the firmware (BIOS) locks flexible launch control"),
+        (Epc(cpu=CPU, cpu_flags=("sgx", "sgx_lc")), BOTH, "SGX is enabled: the driver"),
+        (Epc(cpu=CPU), (ENCLAVE,), "SGX is enabled: the driver"),
     ],
 )
-def test_the_likely_cause_is_read_from_what_the_cpu_shows(epc: Epc, faulty: Sequence[str], cause: str) -> None:
+def test_likely_cause_by_cpu_features(epc: Epc, faulty: Sequence[str], cause: str) -> None:
     assert likely_cause(epc, faulty).startswith(cause)
     assert bool(cause) == bool(faulty)
 
 
-def test_it_explains_what_it_found(tmp_path: Path) -> None:
+def test_explain_reports_facts_and_options(tmp_path: Path) -> None:
     tree(tmp_path, (ENCLAVE,))
     write(tmp_path / "proc/cpuinfo", "flags\t: sgx sgx_lc\n")
     write(tmp_path / "sys/devices/system/node/node1/x86/sgx_total_bytes", "8192\n")
-    told = json.loads(explained(SgxPlugin(SgxConfig(enclave_limit=7)), Host(tmp_path)))
+    told = json.loads(explanation(SgxPlugin(SgxConfig(enclave_limit=7)), Host(tmp_path)))
     assert told["options"]["enclave-limit"] == 7
     assert told["limit-by-default"] == "110 (PODS_PER_CORE not set)"
     assert told["device-nodes"] == {ENCLAVE: "usable", PROVISION: "no such device node", VEPC: "no such device node"}
     assert (told["cpu-flags"], told["cpu"]) == (["sgx", "sgx_lc"], None)
     assert (told["epc-bytes"], told["epc-source"], told["epc-bytes-by-numa-node"]) == (8192, "sysfs", {"1": 8192})
     assert told["problems"] == []
-    assert told["likely-cause"].startswith("the driver offers /dev/sgx_provision")
+    assert told["likely-cause"].startswith("the driver makes /dev/sgx_provision")
 
 
-def test_what_is_odd_is_part_of_the_explanation(tmp_path: Path) -> None:
-    (tmp_path / ENCLAVE[1:]).mkdir(parents=True)
+def test_explain_reports_problems(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    os.mkfifo(tmp_path / ENCLAVE[1:])
     write(tmp_path / "sys/devices/system/node/node0/x86/sgx_total_bytes", "much\n")
-    problems = json.loads(explained(SgxPlugin(), Host(tmp_path)))["problems"]
+    problems = json.loads(explanation(SgxPlugin(), Host(tmp_path)))["problems"]
     assert problems == [
-        f"{ENCLAVE}: not a character device, published all the same",
+        f"{ENCLAVE}: not a character device, but published",
         "/sys/devices/system/node/node0/x86/sgx_total_bytes: 'much', expected a number of bytes",
     ]
 

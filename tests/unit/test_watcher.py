@@ -10,7 +10,7 @@ import pytest
 from trees import link, rename_often, write
 from waiting import until
 
-from accelplane.node.watch import Watcher
+from accelplane.node.watcher import Watcher
 
 
 @pytest.fixture

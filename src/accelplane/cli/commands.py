@@ -38,7 +38,7 @@ def node() -> None:
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 )
 def labels() -> None:
-    """Show, or keep on the Node, the labels that it deserves."""
+    """Show the Node's labels, or keep them up to date."""
     from accelplane.cli.labels import main  # noqa: PLC0415
 
     sys.exit(main(sys.argv[2:]))
@@ -48,7 +48,7 @@ def labels() -> None:
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 )
 def operator() -> None:
-    """Run the operator, or (operator render FILE) show what it makes of custom resources."""
+    """Run the operator, or (operator render FILE) show the objects that it creates for custom resources."""
     from accelplane.cli.operator import main  # noqa: PLC0415
 
     sys.exit(main(sys.argv[2:]))
@@ -58,7 +58,7 @@ def operator() -> None:
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 )
 def fpga() -> None:
-    """Look at FPGA cards and bitstreams, install and program them."""
+    """List FPGA cards and bitstreams, install and program them."""
     from accelplane.cli.fpgatool import main  # noqa: PLC0415
 
     sys.exit(main(sys.argv[2:], "accelplane fpga"))
@@ -66,12 +66,12 @@ def fpga() -> None:
 
 @accelplane.group()
 def webhook() -> None:
-    """Run a webhook for pods alone, without the operator."""
+    """Run a webhook for pods without the operator."""
 
 
 @webhook.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
 def sgx() -> None:
-    """Give pods that ask for SGX memory what else they need."""
+    """Complete pods that request SGX memory."""
     from accelplane.cli.sgxwebhook import main  # noqa: PLC0415
 
     sys.exit(main(sys.argv[3:], "accelplane webhook sgx"))
@@ -81,7 +81,7 @@ def sgx() -> None:
     "fpga", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 )
 def fpga_webhook() -> None:
-    """Turn names of FPGA functions into what pods get for them."""
+    """Translate names of FPGA functions in pods into resources."""
     from accelplane.cli.fpgawebhook import main  # noqa: PLC0415
 
     sys.exit(main(sys.argv[3:], "accelplane webhook fpga"))
@@ -98,10 +98,10 @@ def fpga_webhook() -> None:
     type=click.Choice(["table", "json"]),
     default="table",
     show_default=True,
-    help="Form of the answer.",
+    help="Output format.",
 )
 def inspect(root: str, kubelet_dir: str, plugins: str, config: str, output: str) -> None:
-    """Show what this node has, what is advertised, and who holds what."""
+    """Show this node's devices, the advertised resources, and the allocations."""
     from accelplane.cli.inspect import run  # noqa: PLC0415
 
     sys.exit(run(os.path.abspath(root), os.path.abspath(kubelet_dir), plugins, config, output))
@@ -116,9 +116,7 @@ def inspect(root: str, kubelet_dir: str, plugins: str, config: str, output: str)
     show_default=True,
     help="The topology manager's policy.",
 )
-@click.option(
-    "--numa-nodes", type=click.IntRange(1, 8), default=2, show_default=True, help="NUMA nodes it believes in."
-)
+@click.option("--numa-nodes", type=click.IntRange(1, 8), default=2, show_default=True, help="Number of NUMA nodes.")
 def kubelet(kubelet_dir: str, topology_policy: str, numa_nodes: int) -> None:
     """Run a kubelet's device manager alone, to develop a plugin without a cluster."""
     _require_simulate()
@@ -128,10 +126,10 @@ def kubelet(kubelet_dir: str, topology_policy: str, numa_nodes: int) -> None:
 
 
 @accelplane.command()
-@click.option("--keep", is_flag=True, help="Keep the simulated node's directory and say where it is.")
-@click.option("--svg", default="", metavar="FILE", help="Write a picture of the screen in the middle of it.")
+@click.option("--keep", is_flag=True, help="Keep the simulated node's directory and print its path.")
+@click.option("--svg", default="", metavar="FILE", help="Write a picture of the screen.")
 def demo(keep: bool, svg: str) -> None:
-    """Show it all on a simulated node: found, allocated, plugged, sick, healed, kubelet restarted."""
+    """Demonstrate discovery, allocation, hot-plug, health and a kubelet restart on a simulated node."""
     _require_simulate()
     from accelplane.cli.demo import run  # noqa: PLC0415
 
@@ -140,7 +138,7 @@ def demo(keep: bool, svg: str) -> None:
 
 @accelplane.group()
 def simulate() -> None:
-    """Run a command on hardware that is not there."""
+    """Run a command on simulated hardware."""
 
 
 @simulate.command("fpga", context_settings={"allow_interspersed_args": False})
@@ -154,7 +152,7 @@ def simulate() -> None:
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def simulated_fpgas(description: str, outcomes: "tuple[Outcome, ...]", command: tuple[str, ...]) -> None:
-    """Run COMMAND where there are FPGA cards that can be programmed. Needs root."""
+    """Run COMMAND with simulated FPGA cards that can be programmed. Needs root."""
     from accelplane.cli.simulate import run_with_fpgas  # noqa: PLC0415
 
     sys.exit(run_with_fpgas(command, description, outcomes))
@@ -164,8 +162,8 @@ accelplane.add_command(provision)
 
 
 def _require_simulate() -> None:
-    """Doubles of other programs speak gRPC as those do, by the reference implementation, which a node does without."""
+    """Raises `ClickException` without grpcio: the simulated peers use the reference implementation of gRPC."""
     if importlib.util.find_spec("grpc") is None:
-        raise click.ClickException("this command needs more than a node does: pip install 'accelplane[simulate]'")
-    # It writes a line of its own about every lost connection, unless told otherwise before it is imported.
+        raise click.ClickException("grpcio is not installed: pip install 'accelplane[simulate]'")
+    # grpcio logs every lost connection, unless this is set before it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -20,8 +20,8 @@ from accelplane.features import node_reconciler
 from accelplane.features.node_reconciler import Node
 from accelplane.host import Host
 from accelplane.host.epc import Epc, read_epc
-from accelplane.node import replaced
-from accelplane.node.nfd import LabelFile
+from accelplane.node import atomic_file
+from accelplane.node.publishers.labels import LabelFile
 
 log = logging.getLogger(__name__)
 
@@ -274,7 +274,7 @@ def _install_hook(path: str, text: str) -> None:
         log.warning("%s: not installed, it is a program for %s", path, staticprint.MACHINE)
         return
     # NFD passes over names that begin with a dot, so it never runs half a program.
-    replaced.replace(path, staticprint.program(text.encode()), prefix=".epchook", mode=0o755)
+    atomic_file.replace(path, staticprint.program(text.encode()), prefix=".epchook", mode=0o755)
     log.info("%s: installed, prints %s", path, text)
 
 

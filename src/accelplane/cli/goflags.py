@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
-    from accelplane.plugins.base import Config
+    from msgspec import Struct
 
 Value = str | int | float | bool
 Kind = Literal["string", "int", "uint", "float", "bool"]
@@ -52,7 +52,7 @@ class Flag(NamedTuple):
         return "uint" if self.unsigned else _KINDS[type(self.default)]
 
 
-def flags_of(config: "type[Config]") -> list[Flag]:
+def flags_of(config: "type[Struct]") -> list[Flag]:
     """A flag for each of the options that a command line can express; those that start at 0 are unsigned."""
     import msgspec  # noqa: PLC0415 - the FPGA hook and tool do without it
 

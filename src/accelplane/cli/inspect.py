@@ -14,12 +14,12 @@ from typing import Literal
 
 import msgspec
 
-from accelplane.cli.node import look_once
 from accelplane.devices import Device, Inventory, Skipped, natural
 from accelplane.host import HostError
 from accelplane.kubelet import checkpoint, podresources, sockets
 from accelplane.node import config as configuration
 from accelplane.node.plugins import installed
+from accelplane.node.scan_loop import scan_once
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.plugins import ScanError
 
@@ -93,7 +93,7 @@ async def _report(settings: Settings, plugins: str, config: str) -> Report:
     for name, plugin in made.items():
         inventory = Inventory()
         try:
-            inventory = await look_once(settings, plugin)
+            inventory = await scan_once(plugin, settings.root)
         except (HostError, ScanError, OSError) as error:
             problems.append(f"{name}: {error}")
         except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything; the others are shown

@@ -1,6 +1,7 @@
-"""`accelplane node`, and what it shares with the drop-in commands: flags, signals, exit codes."""
+"""`accelplane node`, and the flags, signals and exit codes that it shares with the drop-in commands."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import sys
@@ -15,33 +16,26 @@ from accelplane.cli.goflags import Flag, Value, flags_of, parse_or_exit
 from accelplane.devices import Inventory, Skipped
 from accelplane.host import Host, HostError
 from accelplane.node import config as configuration
-from accelplane.node.agent import Agent, Companion, Plugins, with_overrides
+from accelplane.node.agent import Agent, Plugins, Service
 from accelplane.node.plugins import installed
-from accelplane.node.runner import explained, scanned
+from accelplane.node.scan_loop import explanation, scan_once
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.plugins import Plugin, ScanError
 from accelplane.plugins.base import Config
 
 FLAGS = (
-    Flag("root", "/", "read sysfs and devfs under this directory; what the kubelet is told stays without it"),
-    Flag("kubelet-dir", "/var/lib/kubelet", "the kubelet's directory; sockets are in device-plugins/ below it"),
-    Flag("cdi-dir", "/var/run/cdi", "directory for CDI files, made when missing"),
-    Flag("keep-cdi", True, "leave CDI files where they are at the end, for containers that restart meanwhile"),
-    Flag("nfd-dir", "", "write node labels as files for node-feature-discovery into this directory"),
-    Flag("http-address", "", "serve /metrics, /healthz, /readyz and /status at this host:port"),
-    Flag("health-interval", 30.0, "seconds between looks at the devices' health"),
-    Flag("scan-grace", 30.0, "seconds after which devices that cannot be seen any more become unhealthy"),
+    *(flag for flag in flags_of(Settings) if flag.help),
     Flag("once", False, "print the devices found as JSON and exit"),
     Flag("dry-run", False, "the same as -once"),
-    Flag("check", False, "print as JSON what each plugin found and needs, and exit: 0 if each has devices, else 1"),
+    Flag("check", False, "print each plugin's result as JSON and exit: with 0 if each has healthy devices, else 1"),
     Flag("version", False, "print the version and exit"),
     *logflags.FLAGS,
 )
 
 _NODE_FLAGS = (
-    Flag("plugins", "", "comma-separated plugins to run; all that are installed when empty"),
+    Flag("plugins", "", "comma-separated plugins to run; all installed ones if empty"),
     Flag("config", "", "YAML file with the plugins' options, read again when it changes"),
-    Flag("labels", "off", "node labels of what the node has: off, nfd (a file in -nfd-dir) or node (on the Node)"),
+    Flag("labels", "off", "labels for the node's hardware: off, nfd (a file in -nfd-dir) or node (on the Node object)"),
 )
 _LABELS = ("off", "nfd", "node")
 
@@ -49,7 +43,7 @@ PluginT = TypeVar("PluginT", bound=Plugin[Config])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`accelplane node`: all plugins whose hardware is present, or those asked for."""
+    """`accelplane node`: all installed plugins, or those given by -plugins."""
     flags = (*_NODE_FLAGS, *FLAGS)
     given = parse_or_exit("accelplane node", flags, sys.argv[2:] if arguments is None else arguments)
     path = str(given.get("config", ""))
@@ -72,7 +66,7 @@ def dropin(
 ) -> int:
     """A drop-in command: the same agent with one plugin, whose options are flags.
 
-    `absence` may tell why the command is not to serve this host, for which most wait to get their hardware.
+    `absence` may return a reason why the command must not run on this host. Most commands wait for hardware instead.
     """
     options = flags_of(plugin_type.config_type)
     words = sys.argv[1:] if arguments is None else arguments
@@ -82,7 +76,7 @@ def dropin(
         own = {option.name for option in options}
         try:
             config = plugin_type.config_type.of({key: value for key, value in given.items() if key in own})
-            settings, plugin = _settings(given), plugin_type(config)
+            settings, plugin = _settings(given, {}, ""), plugin_type(config)
         except (msgspec.ValidationError, ValueError) as error:
             raise ConfigurationError(f"Argument check failed: {error}") from error
         serves = not any(given.get(flag) for flag in ("once", "dry-run", "check"))
@@ -111,15 +105,15 @@ def run(
         logflags.start(given, program)
         settings, plugins = load()
         if not os.path.isdir(settings.root):
-            raise ConfigurationError(f"-root: {settings.root}: not a directory, expected one with sys/ and dev/ in it")
+            raise ConfigurationError(f"-root: {settings.root}: not a directory, expected one with sys/ and dev/")
         if given.get("once") or given.get("dry-run"):
             signals.end_as_usual()
             return asyncio.run(_print_devices(settings, plugins))
         if given.get("check"):
             signals.end_as_usual()
             return asyncio.run(_print_check(settings, plugins))
-        companions = _labelling(labels, settings, given)
-        agent = Agent(settings, plugins, config_file=config_file, reload=load, companions=companions)
+        services = _label_services(labels, settings, given)
+        agent = Agent(settings, plugins, config_file=config_file, reload=load, services=services)
     except (ConfigurationError, ValueError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
@@ -139,16 +133,23 @@ async def _serve(agent: Agent) -> None:
     loop = asyncio.get_running_loop()
     for number in signals.ENDING:
         loop.add_signal_handler(number, agent.stop)
-    # What was imported lives for ever; the collector need not look at it again and again.
+    # Imported objects live as long as the process: the garbage collector need not visit them.
     gc.collect()
     gc.freeze()
-    # An answer to the kubelet waits for at most this long while a scan runs beside it.
+    # Limits how long an answer to the kubelet waits while a scan runs in a thread.
     sys.setswitchinterval(0.001)
-    await agent.run()
+    async with contextlib.AsyncExitStack() as stack:
+        if agent.settings.http_address:
+            from accelplane.node import measurements, pages  # noqa: PLC0415 - memory of agents without pages
+
+            readings = measurements.Measurements(agent.inventories, agent.settings.root)
+            stack.push_async_callback(readings.close)
+            await stack.enter_async_context(pages.serving(agent.settings.http_address, agent.status, readings.take))
+        await agent.run()
 
 
-def _labelling(labels: str, settings: Settings, given: Mapping[str, Value]) -> Mapping[str, Companion]:
-    """What runs beside the plugins to label the node. Raises `ConfigurationError`."""
+def _label_services(labels: str, settings: Settings, given: Mapping[str, Value]) -> Mapping[str, Service]:
+    """The service that labels the node, if any. Raises `ConfigurationError`."""
     if labels not in _LABELS:
         raise ConfigurationError(f"-labels: {labels!a}: expected one of {', '.join(_LABELS)}")
     if labels == "off":
@@ -156,20 +157,20 @@ def _labelling(labels: str, settings: Settings, given: Mapping[str, Value]) -> M
     if labels == "nfd" and not settings.nfd_dir:
         raise ConfigurationError("-labels=nfd: -nfd-dir is not given, expected node-feature-discovery's features.d")
     if labels == "nfd":
-        from accelplane.cli.labels import into_file  # noqa: PLC0415 - memory of agents that label nothing
+        from accelplane.cli.labels import into_file  # noqa: PLC0415 - memory of agents without labels
 
         return {"labels": lambda watcher: into_file(settings.root, settings.nfd_dir, watcher)}
-    from accelplane.node.companion import accompanied  # noqa: PLC0415 - as above
+    from accelplane.node.subprocess_supervisor import supervise  # noqa: PLC0415 - as above
 
     isolation = "-I" if sys.flags.isolated else "-P"
-    # A file of its own by -log_dir, but two who rotate one file would lose what the other wrote.
+    # -log_dir gives each process its own file. Two processes that rotate one -log_file would lose lines.
     names = [flag.name for flag in logflags.FLAGS if flag.name in given and flag.name != "log_file"]
     log_flags = [f"-{name}={_go_text(given[name])}" for name in names]
     command = (
         sys.executable, isolation, "-m", "accelplane.cli.labels", "-output=node", "-daemon", "-epc",
         "-until-stdin-ends", f"-root={settings.root}", *log_flags,
     )  # fmt: skip
-    return {"labels": lambda _watcher: accompanied("labels", command)}
+    return {"labels": lambda _watcher: supervise("labels", command)}
 
 
 def _go_text(value: Value) -> str:
@@ -183,34 +184,15 @@ def _configured(
     types = installed(wanted)
     if config.plugins:
         configuration.check_names(config, types if wanted is None else installed(), path)
-    settings = with_overrides(
-        _settings(given),
-        None if "health-interval" in given else config.health_interval,
-        None if "scan-grace" in given else config.scan_grace,
-    )
-    return settings, configuration.plugins(config, types, path)
+    return _settings(given, config.settings, path), configuration.plugins(config, types, path)
 
 
-def _settings(given: Mapping[str, Value]) -> Settings:
-    values = {flag.name: flag.default for flag in FLAGS} | dict(given)
-    for name in ("root", "kubelet-dir", "cdi-dir"):
-        if not values[name]:
-            raise ConfigurationError(f"-{name}: empty, expected a directory")
-    interval, grace = float(values["health-interval"]), float(values["scan-grace"])
-    if not 1 <= interval <= 3600:
-        raise ConfigurationError(f"-health-interval: {interval:g}: expected 1 to 3600 seconds")
-    if not 0 <= grace <= 3600:
-        raise ConfigurationError(f"-scan-grace: {grace:g}: expected 0 to 3600 seconds")
-    return Settings(
-        root=os.path.abspath(str(values["root"])),
-        kubelet_dir=os.path.abspath(str(values["kubelet-dir"])),
-        cdi_dir=os.path.abspath(str(values["cdi-dir"])),
-        keep_cdi=bool(values["keep-cdi"]),
-        nfd_dir=os.path.abspath(str(values["nfd-dir"])) if values["nfd-dir"] else "",
-        http_address=str(values["http-address"]),
-        health_interval=interval,
-        scan_grace=grace,
-    )
+def _settings(given: Mapping[str, Value], configured: Mapping[str, float], path: str) -> Settings:
+    """From flags, and from the configuration file where there is no such flag. Raises `ConfigurationError`."""
+    names = {flag.name for flag in flags_of(Settings) if flag.help}
+    if configured:
+        Settings.of(configured, f"{path}: ")
+    return Settings.of({**configured, **{name: value for name, value in given.items() if name in names}}, "-")
 
 
 async def _print_devices(settings: Settings, plugins: Plugins) -> int:
@@ -218,8 +200,8 @@ async def _print_devices(settings: Settings, plugins: Plugins) -> int:
     report: dict[str, object] = {}
     for name, plugin in plugins.items():
         try:
-            inventory = await look_once(settings, plugin)
-        except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything; the others are shown
+            inventory = await scan_once(plugin, settings.root)
+        except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything
             failed = True
             report[name] = {"error": _shown(error)}
             continue
@@ -234,7 +216,7 @@ async def _print_devices(settings: Settings, plugins: Plugins) -> int:
 
 
 class _Checked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What `-check` says of one plugin; `devices` counts the healthy ones by resource."""
+    """The result of `-check` for one plugin; `devices` counts the healthy ones by resource."""
 
     ok: bool
     devices: Mapping[str, int]
@@ -252,14 +234,14 @@ async def _print_check(settings: Settings, plugins: Plugins) -> int:
 async def _checked(settings: Settings, plugin: Plugin[Config]) -> _Checked:
     errors: list[str] = []
     inventory = Inventory()
-    explanation = None
+    explained = None
     try:
-        inventory = await look_once(settings, plugin)
+        inventory = await scan_once(plugin, settings.root)
     except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything
         errors.append(_shown(error))
     try:
         if plugin.overrides("explain"):
-            explanation = msgspec.Raw(explained(plugin, Host(settings.root)))
+            explained = msgspec.Raw(explanation(plugin, Host(settings.root)))
     except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
         errors.append(_shown(error))
     devices = {
@@ -270,7 +252,7 @@ async def _checked(settings: Settings, plugin: Plugin[Config]) -> _Checked:
         ok=not errors and any(devices.values()),
         devices=devices,
         skipped=inventory.skipped,
-        explanation=explanation,
+        explanation=explained,
         errors=tuple(errors),
     )
 
@@ -282,11 +264,3 @@ def _shown(error: Exception) -> str:
 
 def _print_json(report: Mapping[str, object]) -> None:
     print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
-
-
-async def look_once(settings: Settings, plugin: Plugin[Config]) -> Inventory:
-    """One scan of the host. Raises what the plugin's scan raises."""
-    host = Host(settings.root)
-    if plugin.overrides("refresh"):
-        await plugin.refresh(host)
-    return scanned(plugin, host)

@@ -140,7 +140,8 @@ def _name(given: Mapping[str, str], source: str) -> str:
 
 def _address(given: Mapping[str, str], flag: str) -> str:
     """Raises `ValueError`."""
-    from accelplane.kube.manager import OFF, split_address  # noqa: PLC0415
+    from accelplane.http import split_address  # noqa: PLC0415
+    from accelplane.kube.manager import OFF  # noqa: PLC0415
 
     address = given[flag]
     if address != OFF:

@@ -16,9 +16,8 @@ from accelplane.admission.sgx import SgxOptions, SocketVolume, mutator
 from accelplane.apiserver import SERVICE_ACCOUNT, ApiError, ApiServer
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.http import HttpError, HttpLimits, HttpServer, Request, Response, split_address
 from accelplane.kube.admission import AdmissionServer
-from accelplane.kube.http1 import Answer, HttpError, HttpLimits, Request
-from accelplane.kube.https import HttpServer
 from accelplane.kube.tls import CertificateError, ServingTls, TlsSettings
 
 log = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ FLAGS = (
 )  # fmt: skip
 
 # What manifests give the process is 30 MiB, of which it needs half for itself.
-_LIMITS = HttpLimits(connections=128, unfinished=4 * 1024 * 1024)
+_LIMITS = HttpLimits(connections=128, buffered=4 * 1024 * 1024)
 
 
 class Fatal(Exception):
@@ -149,19 +148,18 @@ async def _metrics(address: str, server: AdmissionServer) -> AsyncGenerator[None
     if address == "0":
         yield
         return
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal():
-        raise Fatal(f"-metrics-bind-address: {address!a}: expected host:port, :port or 0")
 
-    def page(request: Request) -> Answer:
+    def page(request: Request) -> Response:
         if request.path != "/metrics":
             raise HttpError(404, "there is /metrics")
-        return Answer(200, metrics_text(server).encode(), "text/plain; version=0.0.4; charset=utf-8")
+        return Response(200, metrics_text(server).encode(), "text/plain; version=0.0.4; charset=utf-8")
 
     pages = HttpServer(page)
     try:
-        await pages.start(host.strip("[]") or None, int(port))
-    except (OSError, OverflowError) as error:
+        await pages.start(*split_address(address))
+    except ValueError:
+        raise Fatal(f"-metrics-bind-address: {address!a}: expected host:port, :port or 0") from None
+    except OSError as error:
         raise Fatal(f"-metrics-bind-address: {address!a}: {error}") from error
     try:
         yield

@@ -1,7 +1,7 @@
-"""What a device is: immutable values, and the arithmetic on sets of them. Pure data, no effects.
+"""Devices as immutable values, and functions on sets of them, without side effects.
 
-A plugin's scan yields `Device` values; an `Inventory` holds one complete scan; every publisher (the kubelet's
-servers, CDI files, metrics) is fed from the difference between two inventories.
+A plugin's scan yields `Device` values, an `Inventory` has those of one complete scan, and publishers (the servers for
+the kubelet, CDI files, metrics) act on the `Changes` between two inventories.
 """
 
 from accelplane.devices.cdi import CdiDevice, CdiError, CdiHook, CdiMount, CdiNode

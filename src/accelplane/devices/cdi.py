@@ -1,6 +1,6 @@
-"""CDI devices as values: what the container device interface files hold, and the rules that they must keep.
+"""CDI devices as values: the content of specification files, and their validation.
 
-Facts: the Container Device Interface specification 0.5.0; file layout as other tools in the field read it.
+Facts: the Container Device Interface specification 0.5.0.
 """
 
 import re
@@ -18,11 +18,11 @@ _HOOKS = frozenset(("prestart", "createRuntime", "createContainer", "startContai
 
 
 class CdiError(ValueError):
-    """A CDI device that breaks the specification; it is not written."""
+    """An invalid CDI device. It is not written."""
 
 
 class CdiNode(Struct, frozen=True):
-    """A device node that the runtime makes in the container."""
+    """A device node that the container runtime creates."""
 
     path: str
     host_path: str
@@ -30,9 +30,9 @@ class CdiNode(Struct, frozen=True):
 
 
 class CdiMount(Struct, frozen=True):
-    """A mount that the runtime makes; `type` and `options` as in mount(8).
+    """A mount of the container runtime, with `type` and `options` as in mount(8).
 
-    `host_path` is the mount's source: no path where the file system has none, but a word such as `tmpfs`.
+    `host_path` is the source of the mount. It is a word such as `tmpfs` for file systems without a source path.
     """
 
     host_path: str
@@ -45,7 +45,7 @@ class CdiMount(Struct, frozen=True):
 
 
 class CdiHook(Struct, frozen=True):
-    """A program on the host that the runtime runs at the named point; `timeout` is in seconds."""
+    """A program on the host that the container runtime runs as the named OCI hook, with a timeout in seconds."""
 
     name: str
     path: str
@@ -59,7 +59,7 @@ class CdiHook(Struct, frozen=True):
 
 
 class CdiDevice(Struct, frozen=True, kw_only=True):
-    """One CDI device, which becomes one file. `kind` is `vendor/class`."""
+    """One CDI device, which has its own file. `kind` is `vendor/class`."""
 
     kind: str
     name: str
@@ -82,14 +82,14 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
 
     @property
     def indispensable(self) -> bool:
-        """Whether a container would lack something without CDI.
+        """Whether the Allocate response alone does not suffice.
 
-        Hooks have no place in the kubelet's own answer, nor have mounts of anything but files of the host.
+        It cannot have hooks, nor mounts of other file systems than the host's.
         """
         return bool(self.hooks) or any(not mount.host_path.startswith("/") for mount in self.mounts)
 
     def document(self) -> dict[str, object]:
-        """The file's content, keys in alphabetical order at every level, empty lists left out."""
+        """Returns the content of the file. Keys are in alphabetical order, empty lists are omitted."""
         edits = {
             "deviceNodes": [
                 {"hostPath": node.host_path, "path": node.path, "permissions": node.permissions} for node in self.nodes
@@ -106,25 +106,27 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
         }
 
     def check(self) -> None:
-        """Raises `CdiError` naming the device and the rule that it breaks."""
+        """Raises `CdiError` with the device and the violated rule."""
         vendor, slash, cls = self.kind.partition("/")
         if not slash or not _VENDOR_OR_CLASS.fullmatch(vendor) or not _VENDOR_OR_CLASS.fullmatch(cls):
             raise CdiError(f"CDI kind {self.kind!a}: expected vendor/class of letters, digits and [_.-]")
         if "." in cls:
             raise CdiError(
-                f"CDI kind {self.kind!a}: a dot in the class needs CDI 0.6.0, files are written as {VERSION}"
+                f"CDI kind {self.kind!a}: found a dot in the class, which needs CDI 0.6.0; files have version {VERSION}"
             )
         if not _DEVICE.fullmatch(self.name):
             raise CdiError(
                 f"CDI device name {self.name!a}: expected letters, digits and [_.:-], alphanumeric at both ends"
             )
         if not (self.nodes or self.mounts or self.hooks or self.env):
-            raise CdiError(f"CDI device {self.qualified_name} changes nothing in a container")
-        problem = next(chain(self._unwritable(), self._problems()), None)
+            raise CdiError(
+                f"CDI device {self.qualified_name} has no container edits, expected nodes, mounts, hooks or env"
+            )
+        problem = next(chain(self._undecodable(), self._problems()), None)
         if problem:
             raise CdiError(f"CDI device {self.qualified_name}: {problem}")
 
-    def _unwritable(self) -> Iterator[str]:
+    def _undecodable(self) -> Iterator[str]:
         texts = list(self.env)
         for node in self.nodes:
             texts += (node.path, node.host_path)
@@ -134,25 +136,25 @@ class CdiDevice(Struct, frozen=True, kw_only=True):
             texts += (hook.path, *hook.args, *hook.env)
         for text in texts:
             if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-                yield f"{text!a} is not text, a file has no way to hold it"
+                yield f"{text!a} is not UTF-8 text"
 
     def _problems(self) -> Iterator[str]:
         for entry in self.env:
             if "=" not in entry or entry.startswith("="):
-                yield f"environment entry {entry!a} is not NAME=value"
+                yield f"environment entry {entry!a} expected NAME=value"
         for node in self.nodes:
             if not node.path:
-                yield "a device node has no path"
+                yield "a device node has an empty path"
             if set(node.permissions) - set("rwm"):
-                yield f"device node {node.path}: permissions {node.permissions!a} are not of r, w, m"
+                yield f"device node {node.path}: permissions are {node.permissions!a}, expected letters of r, w, m"
         for mount in self.mounts:
             if not mount.host_path or not mount.container_path:
-                yield f"mount {mount.host_path!a} to {mount.container_path!a} lacks a path"
+                yield f"mount {mount.host_path!a} to {mount.container_path!a}: expected two paths"
         for hook in self.hooks:
             if hook.name not in _HOOKS:
-                yield f"hook name {hook.name!a} is not one of {', '.join(sorted(_HOOKS))}"
+                yield f"hook name is {hook.name!a}, expected one of {', '.join(sorted(_HOOKS))}"
             if not hook.path:
-                yield f"hook {hook.name} has no path"
+                yield f"hook {hook.name} has an empty path"
 
 
 def _hook(hook: CdiHook) -> Mapping[str, object]:

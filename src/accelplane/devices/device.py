@@ -1,4 +1,4 @@
-"""`Device` and its parts: what one device id stands for, with everything a container that gets it will need."""
+"""`Device` and its parts: a device ID with everything that a container with the device gets."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
@@ -8,16 +8,16 @@ from msgspec.structs import force_setattr, replace
 
 from accelplane.devices.cdi import CdiDevice
 
-# The kubelet's own words (device plugin API v1beta1); any other string counts as unhealthy there.
+# Constants of the device plugin API v1beta1. For the kubelet any other text is unhealthy.
 HealthName = Literal["Healthy", "Unhealthy"]
 HEALTHY: Literal["Healthy"] = "Healthy"
 UNHEALTHY: Literal["Unhealthy"] = "Unhealthy"
 
 
 class DeviceNode(Struct, frozen=True):
-    """A file under `/dev` that a container gets.
+    """A device node that a container gets.
 
-    `container_path` is `host_path` when left out. `permissions` is made of the letters r, w and m.
+    The default of `container_path` is `host_path`. `permissions` consists of the letters r, w and m.
     """
 
     host_path: str
@@ -30,7 +30,7 @@ class DeviceNode(Struct, frozen=True):
 
 
 class Mount(Struct, frozen=True):
-    """A file or directory bound into a container; `container_path` is `host_path` when left out."""
+    """A bind mount of a file or directory. The default of `container_path` is `host_path`."""
 
     host_path: str
     container_path: str = ""
@@ -42,18 +42,18 @@ class Mount(Struct, frozen=True):
 
 
 class Device(Struct, frozen=True, kw_only=True):
-    """One device id of one resource.
+    """One device ID of one resource.
 
-    `resource` is the part after the slash of the name that pods ask for (`i915` of `gpu.intel.com/i915`), `id` is
-    unique within it. Nodes and mounts reach the container in the order given.
+    `resource` is the name of the resource without the namespace (`i915` of `gpu.intel.com/i915`). `id` is unique within
+    the resource. Containers get nodes and mounts in the given order.
 
-    `unit` names the physical device behind the id (`card0` for `card0-0` and `card0-1`): its shares fall sick
-    together and are spread by the allocation policies. It is the id itself when left out.
+    `unit` is the physical device behind the ID (`card0` for `card0-0` and `card0-1`). All IDs of a unit have the same
+    health, and allocation policies count them together. The default is the ID.
 
-    `topology` lists NUMA node numbers; None means that the device has none (the kubelet then places it anywhere).
-    Left out, the framework finds them from the nodes' host paths.
+    `topology` lists NUMA nodes; None is a device without a NUMA node, which the kubelet aligns with any. By default the
+    framework reads the NUMA nodes of the device nodes' host paths.
 
-    `attributes` describe the device to people and to later publishers; the kubelet is not told.
+    `attributes` describe the device on pages and for later publishers. The kubelet does not get them.
     """
 
     resource: str
@@ -72,7 +72,7 @@ class Device(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.unit:
             force_setattr(self, "unit", self.id)
-        # Two scans must compare equal whether the author wrote lists or tuples.
+        # Scans compare devices: lists and tuples must be equal.
         if not isinstance(self.nodes, tuple):
             force_setattr(self, "nodes", tuple(self.nodes))
         if not isinstance(self.mounts, tuple):
@@ -85,21 +85,21 @@ class Device(Struct, frozen=True, kw_only=True):
         return self.health == HEALTHY
 
     def shared(self, count: int) -> Iterator["Device"]:
-        """The device as `count` ids for containers to share: of `card0` these are `card0-0`, `card0-1` and so on."""
+        """Yields the device with `count` IDs, for sharing: `card0-0`, `card0-1` and so on for `card0`."""
         for number in range(count):
             yield replace(self, id=f"{self.id}-{number}")
 
 
 class Resource(Struct, frozen=True):
-    """Yielded by a scan to keep a resource advertised though it has no device at the moment."""
+    """Yielded by a scan to advertise a resource without devices."""
 
     name: str
 
 
 class Skipped(Struct, frozen=True):
-    """Yielded by a scan for hardware that it saw and does not publish, and why. Logged once per change.
+    """Yielded by a scan for hardware that it does not publish, with the reason. Changes are logged.
 
-    `warning` marks what the administrator should look into, as against what is left out by design.
+    `warning` is set if an administrator should act, not if the hardware is skipped by design.
     """
 
     subject: str
@@ -108,7 +108,7 @@ class Skipped(Struct, frozen=True):
 
 
 class Allocation(Struct, frozen=True, kw_only=True):
-    """What one container gets: the answer to one container request of the kubelet's `Allocate`.
+    """The response to one container request of `Allocate`.
 
     `cdi_devices` are fully qualified names (`vendor/class=name`).
     """
@@ -121,7 +121,7 @@ class Allocation(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, devices: Sequence[Device]) -> "Allocation":
-        """The union of what the devices carry, in their order, each thing once; of equal keys the last one wins."""
+        """Returns the union of the devices' files and variables, without duplicates. The last of equal keys wins."""
         nodes: dict[DeviceNode, None] = {}
         mounts: dict[Mount, None] = {}
         envs: dict[str, str] = {}

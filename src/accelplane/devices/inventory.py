@@ -1,4 +1,4 @@
-"""An inventory is one complete scan of one plugin; the difference of two inventories is what publishers act on."""
+"""The result of one complete scan of a plugin, and the changes between two of them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -16,15 +16,17 @@ from accelplane.devices.names import (
 
 
 class Inventory(Struct, frozen=True):
-    """Resource name (without namespace) to device id to device, both in natural order, and what was passed over."""
+    """Devices by resource name (without namespace) and ID, both in natural order, and the skipped hardware."""
 
     resources: Mapping[str, Mapping[str, Device]] = {}
     skipped: tuple[Skipped, ...] = ()
 
     @classmethod
     def of(cls, namespace: str, found: Iterable[Device | Resource | Skipped]) -> "Inventory":
-        """Sorts what a scan found. Names that a kubelet would refuse become `Skipped`; of two devices with one id
-        the later one stays."""
+        """Returns the inventory of a scan's result.
+
+        Names that the kubelet would refuse become `Skipped`. A device replaces an earlier one with the same ID.
+        """
         resources: dict[str, dict[str, Device]] = {}
         skipped: list[Skipped] = []
         for item in found:
@@ -54,15 +56,15 @@ class Inventory(Struct, frozen=True):
         return sum(len(devices) for devices in self.resources.values())
 
     def replaced(self, devices: Iterable[Device]) -> "Inventory":
-        """This inventory with the given devices added or put in the place of those with the same id."""
+        """Returns a copy with the given devices, which replace those with the same ID."""
         resources = {name: dict(known) for name, known in self.resources.items()}
         for device in devices:
             resources.setdefault(device.resource, {})[device.id] = device
-        return replace(self, resources=_ordered(resources) if _grown(self.resources, resources) else resources)
+        return replace(self, resources=_ordered(resources) if _differ_in_size(self.resources, resources) else resources)
 
 
 class Changes(Struct, frozen=True):
-    """What differs between two inventories, per resource: complete lists for added and updated, names for removed."""
+    """The changes of resources between two inventories. Added and updated resources have all their devices."""
 
     added: Mapping[str, Mapping[str, Device]]
     updated: Mapping[str, Mapping[str, Device]]
@@ -70,7 +72,7 @@ class Changes(Struct, frozen=True):
 
     @classmethod
     def between(cls, old: Inventory, new: Inventory) -> "Changes":
-        """Equality is over every field of every device; one changed field makes its whole resource updated."""
+        """Returns the changes. A resource is updated if any field of any of its devices differs."""
         before, after = old.resources, new.resources
         return cls(
             added={name: after[name] for name in after.keys() - before.keys()},
@@ -89,5 +91,5 @@ def _ordered(resources: Mapping[str, Mapping[str, Device]]) -> dict[str, dict[st
     }
 
 
-def _grown(old: Mapping[str, Mapping[str, Device]], new: Mapping[str, Mapping[str, Device]]) -> bool:
+def _differ_in_size(old: Mapping[str, Mapping[str, Device]], new: Mapping[str, Mapping[str, Device]]) -> bool:
     return len(old) != len(new) or any(len(old[name]) != len(new[name]) for name in new)

@@ -1,12 +1,14 @@
-"""The node as files: sysfs and devfs below a root, PCI, NUMA, and the kernel's notices of change. No policy.
+"""The node as files: sysfs and devfs below a root, PCI, NUMA, and the kernel's change events. No policy.
 
-The notices are imported when somebody asks for them: what they stand on (ctypes, socket) takes longer to load than all
-that a short-lived command does.
+The modules of events are imported on first use: their dependencies (ctypes, socket) take longer to load than a
+short-lived command takes to run.
 """
 
 from typing import TYPE_CHECKING
 
-from accelplane.host.files import Host, HostError, Missing, Refused, SysfsDevice, Unreadable
+from accelplane.host.errors import HostError, Missing, Unreadable, WriteError
+from accelplane.host.files import SysfsDevice
+from accelplane.host.host import Host
 from accelplane.host.pci import PciDevice, pci_address
 
 if TYPE_CHECKING:
@@ -20,11 +22,11 @@ __all__ = [
     "InotifyEvent",
     "Missing",
     "PciDevice",
-    "Refused",
     "SysfsDevice",
     "Uevent",
     "UeventSocket",
     "Unreadable",
+    "WriteError",
     "parse_uevent",
     "pci_address",
 ]

@@ -16,8 +16,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from accelplane.kube.http1 import Answer, HttpError, HttpLimits, Request
-from accelplane.kube.https import HttpServer
+from accelplane.http import HttpError, HttpLimits, HttpServer, Request, Response
 from accelplane.kube.jsonpatch import Operation
 from accelplane.logs import v
 
@@ -270,14 +269,14 @@ class AdmissionServer:
         """Lets reviews that have begun end, and closes."""
         await self._http.stop(grace)
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: Request) -> Response:
         """The answer to one request. Raises `HttpError`."""
         if request.method == "GET":
             page = self._pages.get(request.path)
             if page is None:
                 raise HttpError(405 if request.path in self.webhooks else 404, "expected a POST to a webhook's path")
             status, text = page()
-            return Answer(status, text.encode(), "text/plain; charset=utf-8")
+            return Response(status, text.encode(), "text/plain; charset=utf-8")
         webhook = self.webhooks.get(request.path)
         if webhook is None:
             raise HttpError(404, "no such webhook is enabled")
@@ -285,7 +284,7 @@ class AdmissionServer:
         outcome, code = "error", 500
         try:
             asked, decision = _judged(webhook, request)
-            answer = Answer(200, _respond(asked, decision))
+            answer = Response(200, _respond(asked, decision))
             outcome, code = _outcome(decision), 200
         except HttpError as error:
             code = error.status

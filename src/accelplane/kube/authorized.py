@@ -16,9 +16,10 @@ from collections.abc import Callable
 from lightkube.core.resource import GlobalResource
 from msgspec import Struct
 
+from accelplane.http import HttpError, Request, Response
+
 from .client import Client
 from .errors import ApiError, Refused, Throttled
-from .http1 import Answer, HttpError, Request
 from .objects import Metadata, api
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class Authorized:
     def __init__(
         self,
         client: Client,
-        page: Callable[[Request], Answer],
+        page: Callable[[Request], Response],
         *,
         allowed_for: float = 60.0,
         refused_for: float = 10.0,
@@ -104,7 +105,7 @@ class Authorized:
         self._turns = asyncio.Semaphore(_AT_A_TIME)
         self._problem = ""
 
-    async def __call__(self, request: Request) -> Answer:
+    async def __call__(self, request: Request) -> Response:
         """The page. Raises `HttpError` for who may not read it."""
         token = _token(request)
         verb = request.method.lower()

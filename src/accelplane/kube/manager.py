@@ -24,12 +24,22 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from accelplane.http import (
+    Handler,
+    HttpError,
+    HttpLimits,
+    HttpServer,
+    PendingResponse,
+    Request,
+    Response,
+    split_address,
+)
+
 from .authorized import Authorized
 from .cache import Cache, Patience
 from .client import FENCE, Client, Selection
 from .controller import RESYNC, Controller, Reconcile
 from .events import Recorder
-from .https import Answer, Answering, Handler, HttpError, HttpLimits, HttpServer, Request
 from .leader import Election, LeaderElector, LeaseLost
 from .objects import Object, trim
 
@@ -49,7 +59,7 @@ OFF = "0"
 _FAREWELL = 5.0
 
 _TEXT = "text/plain; charset=utf-8"
-_PAGES = HttpLimits(body=0, connections=64, idle=30, remembered=0)
+_PAGES = HttpLimits(body=0, connections=64, idle=30, cached_heads=0)
 
 
 class _Cache(Protocol):
@@ -254,29 +264,29 @@ class Manager:
             log.info("%s at port %d", name, self.ports[name])
             stack.push_async_callback(server.stop, 1.0)
 
-    def _answer_health(self, request: Request) -> Answer | Answering:
+    def _answer_health(self, request: Request) -> Response | PendingResponse:
         if request.path == "/healthz":
-            return Answer(200, b"ok", _TEXT)
+            return Response(200, b"ok", _TEXT)
         if request.path == "/readyz":
             return self._answer_ready()
         if self._profiling and request.path == "/debug/tasks":
-            return Answer(200, _tasks().encode(), _TEXT)
+            return Response(200, _tasks().encode(), _TEXT)
         if self._profiling and request.path == "/debug/profile":
-            return Answer(200, self._profiled().encode(), _TEXT)
+            return Response(200, self._profiled().encode(), _TEXT)
         raise HttpError(404, "no such page")
 
-    async def _answer_ready(self) -> Answer:
+    async def _answer_ready(self) -> Response:
         waits = [f"cache {cache}" for cache in self._caches.values() if not cache.synced.is_set()]
         for name, check in self._checks.items():
             found = check()
             if not (found if isinstance(found, bool) else await found):
                 waits.append(name)
-        return Answer(503, f"waits for {', '.join(waits)}".encode(), _TEXT) if waits else Answer(200, b"ok", _TEXT)
+        return Response(503, f"waits for {', '.join(waits)}".encode(), _TEXT) if waits else Response(200, b"ok", _TEXT)
 
-    def _answer_metrics(self, request: Request) -> Answer:
+    def _answer_metrics(self, request: Request) -> Response:
         if request.path != "/metrics":
             raise HttpError(404, "no such page")
-        return Answer(200, generate_latest(self.metrics.registry), CONTENT_TYPE_LATEST)
+        return Response(200, generate_latest(self.metrics.registry), CONTENT_TYPE_LATEST)
 
     def _profiled(self) -> str:
         from cProfile import Profile  # noqa: PLC0415 - memory of programs that nobody profiles
@@ -291,14 +301,6 @@ class Manager:
         Stats(self._profile, stream=text).sort_stats("cumulative").print_stats(80)
         self._profile = None
         return text.getvalue()
-
-
-def split_address(address: str) -> tuple[str | None, int]:
-    """`host:port` as Go programs take it, an empty host being all. Raises `ValueError`."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"address {address!a}: expected host:port, for example :8080")
-    return host.removeprefix("[").removesuffix("]") or None, int(port)
 
 
 def _tasks() -> str:

@@ -18,8 +18,6 @@ log = logging.getLogger(__name__)
 
 SUITES = ("ECDHE-RSA-AES256-GCM-SHA384", "ECDHE-ECDSA-AES256-GCM-SHA384")
 
-_PIECE = 64 * 1024
-
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
@@ -83,55 +81,6 @@ class ServingTls:
             return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR
         connection.context = self._current
         return None
-
-
-class TlsSession:
-    """One caller's TLS without its socket: bytes in, bytes out.
-
-    asyncio's own holds 256 KiB for each connection from its first moment on: sixty callers who say nothing would end a
-    process that may have 30 MiB.
-    """
-
-    def __init__(self, context: ssl.SSLContext) -> None:
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
-        self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self.shaken = False
-        self.ended = False
-
-    def received(self, ciphered: bytes | memoryview) -> bytes:
-        """What the caller has said, empty while there is nothing whole. Raises `ssl.SSLError`."""
-        self._incoming.write(ciphered)
-        pieces: list[bytes] = []
-        try:
-            if not self.shaken:
-                self._object.do_handshake()
-                self.shaken = True
-            while self._incoming.pending or self._object.pending():
-                piece = self._object.read(_PIECE)
-                if not piece:
-                    self.ended = True
-                    break
-                pieces.append(piece)
-        except ssl.SSLWantReadError:
-            pass
-        return b"".join(pieces)
-
-    def send(self, plain: bytes) -> None:
-        """Takes what is to be said; it is in `outgoing` then. Raises `ssl.SSLError`."""
-        rest = memoryview(plain)
-        while rest:
-            rest = rest[self._object.write(rest) :]
-
-    def close(self) -> None:
-        """Says farewell, and does not wait for the caller's."""
-        # A caller who is in the middle of a handshake, or has sent more, need not be told properly.
-        with contextlib.suppress(ssl.SSLError):
-            self._object.unwrap()
-
-    def outgoing(self) -> bytes:
-        """What is to be sent now."""
-        return self._outgoing.read() if self._outgoing.pending else b""
 
 
 class _Files:

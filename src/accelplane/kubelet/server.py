@@ -1,14 +1,14 @@
-"""One resource, served to the kubelet: socket, registration and life cycle.
+"""Serves one resource to the kubelet: socket, registration and life cycle.
 
-The life is one loop: claim the socket, serve, register, wait for a reason to start again. The reasons are read from
-the directory, not from events: own socket gone or replaced, another `kubelet.sock`. When the kubelet's stream ends
-while serving, or never opens, the resource is registered again without a new socket. Nothing here ends the process,
-and a resource in trouble troubles no other.
+The life cycle is one loop: wait until the socket's path is free, serve, register, wait for a reason to start again.
+The reasons are read from the directory, not from events: the own socket was removed or replaced, or `kubelet.sock` is
+another one. When the kubelet's stream ends or never opens, the resource is registered again with the same socket.
+Errors here neither end the process nor affect other resources.
 
-What bites (kubelet 1.28 to 1.37): a kubelet that starts deletes every socket in the directory and makes its own after
-that; when a stream of the same name ends after a new registration, kubelets up to 1.35 drop the new one, so the old
-server must have ended before. Sockets are bound under a passing name and renamed into place: what has the right name
-listens already, nobody's live socket is unlinked, and its mode is tight from the start.
+Kubelet behaviour (1.28 to 1.37): at its start a kubelet deletes every socket in the directory and then creates its own.
+When a stream of a resource ends after a new registration of the same resource, the kubelet drops the new one, so the
+old server must have ended before. Sockets are bound under a temporary name and renamed: the final name always accepts
+connections, no live socket of another process is unlinked, and the mode is 0600 from the start.
 """
 
 import asyncio
@@ -25,16 +25,17 @@ from accelplane import rpc
 from accelplane.devices import Allocation, Device
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 from accelplane.kubelet import messages, sockets
-from accelplane.kubelet.membership import FIRST_RETRY, LAST_RETRY, LOOK_AT_LEAST, Membership
-from accelplane.kubelet.pulse import Pulse
+from accelplane.kubelet.notifier import Notifier
+from accelplane.kubelet.registration_state import FIRST_RETRY, LAST_RETRY, MAX_CHECK_INTERVAL, RegistrationState
 from accelplane.logs import v
 
 log = logging.getLogger(__name__)
 
 KUBELET_SOCKET = "kubelet.sock"
 _REGISTER_DEADLINE = 20.0  # the kubelet itself waits up to 10 s for our answer
-_BUSY, _BUSY_FOR_LONG = 1.0, 10.0
-_TERMINATION_GRACE = 30.0  # Kubernetes' default for a predecessor that is on its way out
+_BUSY_RETRY, _BUSY_RETRY_AFTER_GRACE = 1.0, 10.0
+_TERMINATION_GRACE = 30.0  # Kubernetes' default for a predecessor that is terminating
+_WITHDRAW_TIMEOUT = 0.5
 
 
 class AllocationError(Exception):
@@ -42,7 +43,7 @@ class AllocationError(Exception):
 
 
 class Allocator(Protocol):
-    """Who answers for a resource's devices. Whatever these raise fails the pod with the error's text."""
+    """Answers the kubelet's calls about a resource's devices. Any exception fails the pod with the error's text."""
 
     @property
     def prefers(self) -> bool: ...
@@ -54,7 +55,7 @@ class Allocator(Protocol):
 
 
 class Stage(StrEnum):
-    """Where a resource's server stands; `waiting` names its obstacle in `ResourceServer.problem`."""
+    """State of a resource's server; while `waiting`, `ResourceServer.problem` says for what."""
 
     WAITING = "waiting"
     SERVING = "serving"
@@ -63,7 +64,7 @@ class Stage(StrEnum):
 
 
 class Counters:
-    """What the metrics page shows of one resource; durations in seconds."""
+    """Counts of one resource since its server was created; durations in seconds."""
 
     def __init__(self) -> None:
         self.registrations = 0
@@ -72,7 +73,7 @@ class Counters:
         self.last_list_time = 0.0
         self.allocations = 0
         self.allocation_failures = 0
-        self.allocation_seconds = [0.0] * (len(LATENCY_BOUNDS) + 1)
+        self.allocation_buckets = [0] * (len(LATENCY_BOUNDS) + 1)
         self.allocation_seconds_sum = 0.0
 
     def allocated(self, seconds: float, *, failed: bool) -> None:
@@ -80,14 +81,14 @@ class Counters:
         self.allocation_failures += failed
         self.allocation_seconds_sum += seconds
         bucket = next((index for index, bound in enumerate(LATENCY_BOUNDS) if seconds <= bound), len(LATENCY_BOUNDS))
-        self.allocation_seconds[bucket] += 1
+        self.allocation_buckets[bucket] += 1
 
 
 LATENCY_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0)
 
 
 class _List:
-    """A device list as sent, until the next one takes its place."""
+    """A device list as sent; `superseded` is set when there is a newer one."""
 
     def __init__(self, message: pb.ListAndWatchResponse) -> None:
         self.message = message
@@ -97,12 +98,12 @@ class _List:
 class ResourceServer:
     """Serves one resource for as long as `run` runs.
 
-    `directory` is the kubelet's device plugin directory, `endpoint` the file name of the own socket in it. Whoever
-    watches that directory fires `wake` when something in it changes.
+    `directory` is the kubelet's device plugin directory, `endpoint` the file name of the own socket in it. The caller
+    watches that directory and notifies `wake` of changes in it.
     """
 
     def __init__(self, resource: str, directory: str, endpoint: str, allocator: Allocator) -> None:
-        """Raises `sockets.SocketPathError` when the socket's path is too long."""
+        """Raises `sockets.SocketPathError` if the socket's path is too long."""
         self.resource = resource
         self.endpoint = endpoint
         self.path = sockets.checked_path(os.path.join(directory, endpoint))
@@ -113,13 +114,14 @@ class ResourceServer:
         self._directory = directory
         self._kubelet = os.path.join(directory, KUBELET_SOCKET)
         self._allocator = allocator
-        self.wake = Pulse()
+        self.wake = Notifier()
         self._list = _List(pb.ListAndWatchResponse())
-        self._streams: dict[object, _List | None] = {}  # what each stream has sent
-        self._sent = Pulse()
+        self._streams: dict[object, _List | None] = {}  # the list that each stream has sent last
+        self._streams_opened = 0
+        self._sent = Notifier()
 
     def publish(self, devices: Iterable[Device]) -> None:
-        """Makes `devices` the list that every stream gets; only the latest list is ever kept."""
+        """Sends `devices` to every stream, also if the list is unchanged. Only the latest list is kept."""
         message, left_out = messages.device_list(devices)
         if left_out:
             log.error(
@@ -134,71 +136,73 @@ class ResourceServer:
         log.log(v(4), "%s: new list of %d devices", self.resource, len(message.devices))
 
     async def withdraw(self) -> None:
-        """Tells every stream that there are no devices any more, as far as they listen, before the server goes."""
+        """Sends an empty list to the streams that read within a moment. Call it before ending the server."""
         self.publish(())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.5):
+            async with asyncio.timeout(_WITHDRAW_TIMEOUT):
                 while any(sent is not self._list for sent in self._streams.values()):
                     await self._sent.wait()
 
     async def run(self) -> None:
-        """Serves until cancelled, then removes the own socket. Raises `sockets.SocketPathError` where none can be."""
+        """Serves until cancelled, then removes the own socket.
+
+        Raises `sockets.SocketPathError` if no socket can be created at the path.
+        """
         try:
             while True:
-                await self._claim()
+                await self._wait_until_free()
                 await self._serve()
         finally:
             self.stage = Stage.STOPPED
 
-    async def _claim(self) -> None:
-        """Waits for the directory to be there and for the socket to be nobody else's."""
+    async def _wait_until_free(self) -> None:
+        """Waits until the directory exists and no other process listens at the socket's path."""
         self.stage = Stage.WAITING
-        since = time.monotonic()
-        warned = ""
+        start = time.monotonic()
+        logged: tuple[str, bool] | None = None
         while problem := self._obstacle():
             self.problem = problem
-            patience = time.monotonic() - since
-            final = patience > _TERMINATION_GRACE
-            if warned != problem + str(final):
-                warned = problem + str(final)
-                log.log(logging.ERROR if final else logging.WARNING, "%s: %s; waiting", self.resource, problem)
-            # The directory's appearance wakes; a predecessor that dies leaves its socket, which wakes nobody.
-            busy = _BUSY_FOR_LONG if final else _BUSY
-            await self.wake.wait(busy if sockets.identity(self._directory) else LOOK_AT_LEAST)
+            overdue = time.monotonic() - start > _TERMINATION_GRACE
+            if logged != (problem, overdue):
+                logged = (problem, overdue)
+                log.log(logging.ERROR if overdue else logging.WARNING, "%s: %s; waiting", self.resource, problem)
+            # The directory's creation notifies; a predecessor that is killed leaves its socket, which does not.
+            retry = _BUSY_RETRY_AFTER_GRACE if overdue else _BUSY_RETRY
+            await self.wake.wait(retry if sockets.identity(self._directory) else MAX_CHECK_INTERVAL)
         self.problem = ""
 
     def _obstacle(self) -> str:
         if not os.path.isdir(self._directory):
             if os.path.exists(self._directory):
                 raise sockets.SocketPathError(
-                    f"{self._directory}: not a directory, expected the kubelet's sockets there"
+                    f"{self._directory}: not a directory, expected the kubelet's device plugin directory"
                 )
             return f"{self._directory} does not exist (is there a kubelet?)"
         owner = sockets.listener(self.path)
         if owner is None:
             return ""
-        who = f"process {owner}" if owner else "another process"
-        return f"{self.path} is in use by {who}; is a second plugin for this resource running?"
+        process = f"process {owner}" if owner else "another process"
+        return f"{self.path} is in use by {process}; is a second plugin for this resource running?"
 
     async def _serve(self) -> None:
-        """One life of the socket: from its appearance until it or the kubelet's is gone or replaced."""
+        """Creates the socket and serves until it or the kubelet's is removed or replaced."""
         server = rpc.RpcServer(self._methods())
-        passing = os.path.join(self._directory, f".{secrets.token_hex(3)}")
+        temporary = os.path.join(self._directory, f".{secrets.token_hex(3)}")
         try:
             try:
-                await server.start(passing)
-                os.chmod(passing, 0o600)
-                own = sockets.identity(passing)
-                os.replace(passing, self.path)
+                await server.start(temporary)
+                os.chmod(temporary, 0o600)
+                own = sockets.identity(temporary)
+                os.replace(temporary, self.path)
             except FileNotFoundError:
-                # A kubelet that starts swept it away, or the directory is gone; its own socket may be there by now,
-                # so that nothing would wake this one.
+                # A starting kubelet deleted it, or the directory was removed. The kubelet's own socket may exist by
+                # now, so there may be no further notification.
                 await self.wake.wait(FIRST_RETRY)
                 return
             except OSError as error:
                 reason = error.strerror or error
                 self._report(
-                    f"cannot make the socket {self.path}: {reason} (permission or SELinux label of the directory?)"
+                    f"cannot create the socket {self.path}: {reason}; check its directory's mode and SELinux label"
                 )
                 await self.wake.wait(LAST_RETRY)
                 return
@@ -216,47 +220,47 @@ class ResourceServer:
             self.stage = Stage.WAITING
             await server.stop()
             with contextlib.suppress(OSError):
-                os.unlink(passing)
+                os.unlink(temporary)
 
     async def _stay_registered(self, own: sockets.Identity | None) -> str:
-        """Registers, again when needed; returns why a new socket is."""
-        membership = Membership()
+        """Registers whenever needed; returns the reason why a new socket is needed."""
+        state = RegistrationState()
         while True:
             if sockets.identity(self.path) != own:
                 return "the socket was removed or replaced"
             kubelet, now = sockets.identity(self._kubelet), time.monotonic()
-            if membership.see(kubelet, listening=bool(self._streams), now=now):
-                self._report("the kubelet does not listen, registering again", level=v(1))
-            if membership.moved:
+            if state.observe(kubelet, open_streams=len(self._streams), opened=self._streams_opened, now=now):
+                self._report("the kubelet does not watch, registering again", level=v(1))
+            if state.moved:
                 return "the kubelet has a new socket"
-            if membership.due(now):
-                # A kubelet that starts makes its socket before it listens: a first refusal is the ordinary thing.
-                level = logging.WARNING if membership.refusals else v(1)
-                accepted = await self._register_while(
+            if state.should_register(now):
+                # A starting kubelet creates its socket before it listens: the first attempt often fails.
+                level = logging.WARNING if state.rejections else v(1)
+                accepted = await self._register_unless(
                     level,
-                    lambda at=kubelet: (sockets.identity(self.path), sockets.identity(self._kubelet)) == (own, at),
+                    lambda at=kubelet: (sockets.identity(self.path), sockets.identity(self._kubelet)) != (own, at),
                 )
-                membership.tried(time.monotonic(), accepted=accepted)
-                continue  # what changed meanwhile has woken nobody
-            self.stage = Stage.REGISTERED if membership.registered else Stage.SERVING
-            if kubelet is None and not membership.registered:
+                state.record_attempt(time.monotonic(), accepted=accepted)
+                continue  # changes during the attempt have notified nobody
+            self.stage = Stage.REGISTERED if state.registered else Stage.SERVING
+            if kubelet is None and not state.registered:
                 self._report(f"waiting for {self._kubelet}", level=v(1))
-            await self.wake.wait(membership.next_look(time.monotonic()))
+            await self.wake.wait(state.next_check(time.monotonic()))
 
-    async def _register_while(self, level: int, makes_sense: Callable[[], bool]) -> bool:
-        """Registers, and gives up at once when the sockets change: a kubelet that is ending may never answer."""
+    async def _register_unless(self, level: int, obsolete: Callable[[], bool]) -> bool:
+        """Registers; gives up as soon as the attempt is `obsolete`, because a stopping kubelet may never answer."""
         attempt = asyncio.create_task(self._register(level))
-        attempt.add_done_callback(lambda _attempt: self.wake.fire())
+        attempt.add_done_callback(lambda _attempt: self.wake.notify_all())
         try:
-            while not attempt.done() and makes_sense():
-                await self.wake.wait(LOOK_AT_LEAST)
+            while not attempt.done() and not obsolete():
+                await self.wake.wait(MAX_CHECK_INTERVAL)
             return attempt.done() and attempt.result()
         finally:
             attempt.cancel()
             await asyncio.wait((attempt,))
 
     async def _register(self, level: int) -> bool:
-        """Whether the kubelet took it; a refusal is logged at `level`."""
+        """Whether the kubelet accepted the registration; an error is logged at `level`."""
         request = pb.RegisterRequest(
             version=messages.VERSION, endpoint=self.endpoint, resource_name=self.resource, options=self._options()
         )
@@ -266,7 +270,7 @@ class ResourceServer:
             except rpc.RpcError as error:
                 failures = self.counters.registration_failures
                 failures[error.code] = failures.get(error.code, 0) + 1
-                hint = " (permission or SELinux label?)" if "ermission denied" in error.text else ""
+                hint = "; check permission and SELinux label" if "ermission denied" in error.text else ""
                 self._report(f"registration at {self._kubelet} failed: {error}{hint}", level)
                 return False
         self.counters.registrations += 1
@@ -275,7 +279,7 @@ class ResourceServer:
         return True
 
     def _report(self, problem: str, level: int = logging.WARNING) -> None:
-        """Logs a problem once, until another takes its place or it becomes a graver one."""
+        """Logs a problem once, and again if it changes or its level rises."""
         if problem != self.problem or level > self._reported_at:
             self.problem, self._reported_at = problem, level
             log.log(level, "%s: %s", self.resource, problem)
@@ -306,7 +310,8 @@ class ResourceServer:
     async def _list_and_watch(self, _request: pb.Empty) -> AsyncGenerator[pb.ListAndWatchResponse, None]:
         stream = object()
         self._streams[stream] = None
-        self.wake.fire()
+        self._streams_opened += 1
+        self.wake.notify_all()
         try:
             while True:
                 current = self._list
@@ -315,11 +320,11 @@ class ResourceServer:
                     self.counters.last_list_time = time.time()
                     yield current.message
                     self._streams[stream] = current
-                    self._sent.fire()
+                    self._sent.notify_all()
                 await current.superseded.wait()
         finally:
             del self._streams[stream]
-            self.wake.fire()
+            self.wake.notify_all()
 
     async def _get_preferred(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
         response = pb.PreferredAllocationResponse()
@@ -353,16 +358,16 @@ def _method(
     request_type: type[rpc.Request],
     response_type: type[rpc.Response],
 ) -> rpc.Method:
-    """A method whose errors reach the kubelet as status UNKNOWN with nothing but their text."""
+    """A method whose errors are returned to the kubelet as status UNKNOWN with their text."""
 
-    async def answered(request: rpc.Request) -> rpc.Response:
+    async def handler(request: rpc.Request) -> rpc.Response:
         try:
             return await answer(request)
         except AllocationError as error:
             log.warning("%s", error)
             raise rpc.RpcError("UNKNOWN", str(error)) from error
-        except Exception as error:  # a plugin's own hook may raise anything; the pod must learn of it
+        except Exception as error:  # a plugin's own hook may raise anything; the text goes to the pod's events
             log.exception("answering the kubelet failed")
             raise rpc.RpcError("UNKNOWN", f"{type(error).__name__}: {error}") from error
 
-    return rpc.unary(request_type, response_type, answered)
+    return rpc.unary(request_type, response_type, handler)

@@ -1,23 +1,25 @@
-"""The agent: one process that runs any set of plugins against one kubelet.
+"""The agent: one process that runs any number of plugins against one kubelet.
 
-It owns what the plugins share (the watcher, the kubelet's directory, configuration, pages) and keeps them apart: a
-plugin in trouble is logged and reported as not ready, the others go on.
+It owns what the plugins share: the watcher, the reader of allocations, the configuration. A plugin that fails is logged
+and reported as not ready; the others are not affected.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-
-from msgspec.structs import replace
+from collections.abc import Callable, Coroutine, Mapping
 
 from accelplane import __version__
+from accelplane.devices import Inventory
 from accelplane.kubelet import sockets
 from accelplane.kubelet.server import KUBELET_SOCKET
+from accelplane.node.allocations import AllocationReader
+from accelplane.node.context import PluginContext
 from accelplane.node.runner import PluginRunner
 from accelplane.node.settings import ConfigurationError, Settings
-from accelplane.node.watch import Watcher
+from accelplane.node.status import NodeStatus
+from accelplane.node.threads import SerialThread
+from accelplane.node.watcher import Watcher
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 
@@ -25,18 +27,18 @@ log = logging.getLogger(__name__)
 
 Plugins = Mapping[str, Plugin[Config]]
 
-# Work beside the plugins, for as long as the agent runs.
-Companion = Callable[[Watcher], Coroutine[None, None, None]]
+# A service beside the plugins, for as long as the agent runs.
+Service = Callable[[Watcher], Coroutine[None, None, None]]
 
-_CONFIG_SETTLES = 0.1
-_RESTART_AFTER = 10.0
+_CONFIG_DEBOUNCE = 0.1
+_RESTART_DELAY = 10.0
 
 
 class Agent:
     """Runs `plugins` until `stop` is called.
 
-    `reload`, called when something in `config_file`'s directory changes, returns the settings and plugins that are to
-    run from then on; it raises `ConfigurationError` to refuse. `companions` run beside the plugins, by name.
+    `reload` is called after a change in `config_file`'s directory. It returns the settings and plugins to run from then
+    on, or raises `ConfigurationError` to keep the present ones. `services` run beside the plugins, by name.
     """
 
     def __init__(
@@ -46,103 +48,116 @@ class Agent:
         *,
         config_file: str | None = None,
         reload: Callable[[], tuple[Settings, Plugins]] | None = None,
-        companions: Mapping[str, Companion] | None = None,
+        services: Mapping[str, Service] | None = None,
     ) -> None:
         self.settings = settings
         self.runners: dict[str, PluginRunner] = {}
         self.config_problem = ""
-        self._plugins = plugins
+        self._plugins = dict(plugins)
         self._config_file = os.path.abspath(config_file) if config_file is not None else None
         self._reload = reload
-        self._companions = companions or {}
+        self._services = dict(services or {})
         self._watcher = Watcher()
+        self._allocations = AllocationReader(settings)
         self._turn = asyncio.Lock()
+        self._threads: dict[str, SerialThread] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._crashed: set[str] = set()
         self._stop = asyncio.Event()
         self._fatal: Exception | None = None
         self._unservable: Exception | None = None
         self._config_changed = asyncio.Event()
         self._config_read = self._config_stamp()
 
-    def ended_plugins(self) -> list[str]:
-        """Plugins whose runner has ended by a fault and waits to be started again."""
-        return [name for name, task in self._tasks.items() if task.done()]
+    def status(self) -> NodeStatus:
+        """The agent's state now."""
+        return NodeStatus(
+            version=__version__,
+            root=self.settings.root,
+            kubelet_dir=self.settings.kubelet_dir,
+            config_problem=self.config_problem,
+            plugins={name: runner.status(crashed=name in self._crashed) for name, runner in self.runners.items()},
+        )
+
+    def inventories(self) -> Mapping[str, tuple[Plugin[Config], Inventory]]:
+        """Each plugin with the devices that its last scan found."""
+        return {name: (runner.context.plugin, runner.scan.inventory) for name, runner in self.runners.items()}
 
     def stop(self) -> None:
-        """Ends `run`: own sockets are removed, the kubelet sees every stream end."""
+        """Ends `run`: the sockets are removed and the kubelet's streams end."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Raises `ConfigurationError` when nothing can ever be served with these settings."""
+        """Raises `ConfigurationError` if nothing can ever be served with these settings."""
         check_kubelet_directory(self.settings)
         log.info(
             "accelplane %s: plugins %s, root %s, kubelet %s",
             __version__, ", ".join(self._plugins) or "none", self.settings.root, self.settings.kubelet_dir,
         )  # fmt: skip
         self._watcher.start()
+        self._watcher.directories("kubelet", (self.settings.sockets_dir,), self._kubelet_directory_changed)
+        services = {**self._services, "startup check": self._check_startup}
+        if self._config_file is not None:
+            directory = os.path.dirname(self._config_file)
+            self._watcher.directories("config", (directory,), self._config_changed.set, written=True)
+            services["configuration"] = self._follow_config
+        tasks = [asyncio.create_task(self._supervise_service(*each)) for each in services.items()]
         try:
-            async with contextlib.AsyncExitStack() as stack:
-                if self.settings.http_address:
-                    from accelplane.node.pages import serving  # noqa: PLC0415 - several MB, needed only when asked for
-
-                    await stack.enter_async_context(serving(self, self.settings.http_address))
-                self._watcher.directories("kubelet", (self.settings.sockets_dir,), self._kubelet_directory_changed)
-                companions = [asyncio.create_task(self._accompany(*each)) for each in self._companions.items()]
-                stack.push_async_callback(_end_tasks, companions)
-                for name, plugin in self._plugins.items():
-                    self._start(name, plugin)
-                stack.push_async_callback(self._end_all)
-                tasks = [asyncio.create_task(self._stop.wait()), asyncio.create_task(self._judge_first_looks())]
-                if self._config_file is not None:
-                    directory = os.path.dirname(self._config_file)
-                    self._watcher.directories("config", (directory,), self._config_changed.set, written=True)
-                    tasks.append(asyncio.create_task(self._follow_config()))
-                await tasks[0]
-                for task in (*tasks, *companions):
-                    task.cancel()
+            for name in self._plugins:
+                self._start(name)
+            await self._stop.wait()
         finally:
+            # First what starts plugins, then the plugins.
+            await _end_tasks(*tasks)
+            await _end_tasks(*self._tasks.values())
             self._watcher.close()
         if self._fatal is not None:
             raise self._fatal
 
-    async def _accompany(self, name: str, companion: Companion) -> None:
+    async def _supervise_service(self, name: str, service: Service) -> None:
+        """Runs a service; restarts it after an internal error."""
         while True:
             try:
-                await companion(self._watcher)
+                await service(self._watcher)
+                return
             except Exception:
-                log.exception("%s ended by a fault of this program, starting it again in %g s", name, _RESTART_AFTER)
-            await asyncio.sleep(_RESTART_AFTER)
+                log.exception("%s crashed, restarting it in %g s", name, _RESTART_DELAY)
+            await asyncio.sleep(_RESTART_DELAY)
 
-    def _start(self, name: str, plugin: Plugin[Config]) -> None:
-        runner = self.runners[name] = PluginRunner(
-            name, plugin, self.settings, self._watcher, self._cannot_serve, turn=self._turn
+    async def _supervise_plugin(self, name: str) -> None:
+        """Runs a plugin; restarts it after an internal error, with the plugin object and settings valid by then."""
+        while True:
+            self._crashed.discard(name)
+            # A task of its own: a task group leaves the task in which it failed marked as cancelled (Python 3.11).
+            run = asyncio.create_task(self.runners[name].run())
+            try:
+                await asyncio.wait((run,))
+            finally:
+                await _end_tasks(run)
+            log.error("plugin %s crashed, restarting it in %g s", name, _RESTART_DELAY, exc_info=run.exception())
+            self._crashed.add(name)
+            await asyncio.sleep(_RESTART_DELAY)
+            self.runners[name] = self._runner(name)
+
+    def _runner(self, name: str) -> PluginRunner:
+        return PluginRunner(
+            PluginContext(name, self._plugins[name], self.settings),
+            self._watcher,
+            self._allocations,
+            self._cannot_serve,
+            # A scan that hangs may outlive its runner; the next one of the plugin waits for its end.
+            thread=self._threads.setdefault(name, SerialThread()),
+            turn=self._turn,
         )
-        task = self._tasks[name] = asyncio.create_task(runner.run())
-        task.add_done_callback(lambda task: self._runner_ended(name, task))
+
+    def _start(self, name: str) -> None:
+        self.runners[name] = self._runner(name)
+        self._tasks[name] = asyncio.create_task(self._supervise_plugin(name))
 
     async def _end(self, name: str) -> None:
-        task = self._tasks[name]
-        # A second cancellation would cut short what the first one began, and sockets would stay.
-        if not task.cancelling():
-            task.cancel()
-        await asyncio.wait((task,))
+        await _end_tasks(self._tasks[name])
         del self._tasks[name], self.runners[name]
-
-    async def _end_all(self) -> None:
-        await asyncio.gather(*(self._end(name) for name in list(self._tasks)))
-
-    def _runner_ended(self, name: str, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or self._stop.is_set():
-            return
-        log.error(
-            "plugin %s ended by a fault of this program, starting it again in %g s",
-            name, _RESTART_AFTER, exc_info=task.exception(),
-        )  # fmt: skip
-        asyncio.get_running_loop().call_later(_RESTART_AFTER, self._restart, name)
-
-    def _restart(self, name: str) -> None:
-        if name in self._tasks and self._tasks[name].done() and not self._stop.is_set():
-            self._start(name, self.runners[name].plugin)
+        self._crashed.discard(name)
 
     def _kubelet_directory_changed(self) -> None:
         for runner in self.runners.values():
@@ -150,16 +165,16 @@ class Agent:
 
     def _cannot_serve(self, error: Exception) -> None:
         self._unservable = error
-        if all(runner.looked.is_set() for runner in self.runners.values()):
-            self._give_up_if_nothing_is_served()
+        if all(runner.scan.completed.is_set() for runner in self.runners.values()):
+            self._stop_if_nothing_is_served()
 
-    async def _judge_first_looks(self) -> None:
+    async def _check_startup(self, _watcher: Watcher) -> None:
         for runner in list(self.runners.values()):
-            await runner.looked.wait()
-        self._give_up_if_nothing_is_served()
+            await runner.scan.completed.wait()
+        self._stop_if_nothing_is_served()
 
-    def _give_up_if_nothing_is_served(self) -> None:
-        """One resource that cannot be served is its own trouble; when it is all there is, the agent is of no use."""
+    def _stop_if_nothing_is_served(self) -> None:
+        """Stops if no resource is served and one never can be. While others are served, it is only logged."""
         alive = any(
             not served.task.done() for runner in self.runners.values() for served in runner.publisher.served.values()
         )
@@ -167,12 +182,12 @@ class Agent:
             self._fatal = ConfigurationError(str(self._unservable))
             self._stop.set()
 
-    async def _follow_config(self) -> None:
+    async def _follow_config(self, _watcher: Watcher) -> None:
         while True:
             try:
                 async with asyncio.timeout(self.settings.safety_interval):
                     await self._config_changed.wait()
-                await asyncio.sleep(_CONFIG_SETTLES)
+                await asyncio.sleep(_CONFIG_DEBOUNCE)
             except TimeoutError:
                 if self._config_stamp() == self._config_read:
                     continue
@@ -185,13 +200,13 @@ class Agent:
             except ConfigurationError as error:
                 if str(error) != self.config_problem:
                     self.config_problem = str(error)
-                    log.error("new configuration refused, the old one stays in force: %s", error)
+                    log.error("new configuration rejected, the present one stays in force: %s", error)
                 continue
             self.config_problem = ""
             await self._apply(settings, plugins)
 
     def _config_stamp(self) -> tuple[int, int, int] | None:
-        """Tells the file's content from a later one, for when its directory cannot be watched or it is a link."""
+        """Changes with the file's content. For directories that cannot be watched, and files that are links."""
         try:
             status = os.stat(self._config_file or "")
         except OSError:
@@ -199,34 +214,38 @@ class Agent:
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     async def _apply(self, settings: Settings, plugins: Plugins) -> None:
-        self.settings = settings
-        for name in self.runners.keys() - plugins.keys():
-            log.info("plugin %s is not enabled any more", name)
+        old, self.settings, self._plugins = self._plugins, settings, dict(plugins)
+        for name in old.keys() - plugins.keys():
+            log.info("plugin %s is disabled", name)
             await self._end(name)
         for name, plugin in plugins.items():
-            runner = self.runners.get(name)
-            if runner is None:
-                log.info("plugin %s is enabled now", name)
-                self._start(name, plugin)
-            elif runner.plugin.namespace != plugin.namespace:
+            if name not in self.runners:
+                log.info("plugin %s is enabled", name)
+                self._start(name)
+            elif self.runners[name].context.plugin.namespace != plugin.namespace:
                 await self._end(name)
-                self._start(name, plugin)
-            else:
-                runner.reconfigure(plugin, settings)
+                self._start(name)
+            elif name not in self._crashed:  # a crashed one is restarted with the new plugin and settings
+                self.runners[name].reconfigure(plugin, settings)
 
 
-async def _end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _end_tasks(*tasks: asyncio.Task[None]) -> None:
+    """Cancels tasks and waits for their end.
+
+    No task is cancelled twice, also if this function is cancelled (as by `asyncio.gather`): that would interrupt the
+    cleanup that the first cancellation has started.
+    """
     for task in tasks:
-        # A second cancellation would cut short what the first one began.
         if not task.cancelling():
             task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    if tasks:
+        await asyncio.wait(tasks)
 
 
 def check_kubelet_directory(settings: Settings) -> None:
-    """Raises `ConfigurationError` for a directory in which no socket could ever be made.
+    """Raises `ConfigurationError` if no socket can ever be created in the kubelet's directory.
 
-    One that does not exist is awaited: the kubelet makes it.
+    A directory that does not exist is waited for: the kubelet creates it.
     """
     try:
         sockets.checked_path(f"{settings.sockets_dir}/{KUBELET_SOCKET}")
@@ -234,7 +253,7 @@ def check_kubelet_directory(settings: Settings) -> None:
         raise ConfigurationError(str(error)) from error
     for directory in (settings.kubelet_dir, settings.sockets_dir):
         if not os.path.lexists(directory):
-            log.warning("%s does not exist, waiting for the kubelet to make it", directory)
+            log.warning("%s does not exist, waiting for the kubelet to create it", directory)
             return
         if not os.path.isdir(directory):
             raise ConfigurationError(f"{directory}: not a directory, expected the kubelet's (see --kubelet-dir)")
@@ -242,14 +261,5 @@ def check_kubelet_directory(settings: Settings) -> None:
             raise ConfigurationError(f"{directory}: not readable by uid {os.geteuid()}, expected the kubelet's sockets")
     if not os.access(settings.sockets_dir, os.W_OK):
         raise ConfigurationError(
-            f"{settings.sockets_dir}: not writable by uid {os.geteuid()}; a plugin makes its sockets there"
+            f"{settings.sockets_dir}: not writable by uid {os.geteuid()}; a plugin creates its sockets there"
         )
-
-
-def with_overrides(settings: Settings, health_interval: float | None, scan_grace: float | None) -> Settings:
-    """`settings` with the values that a configuration file gives."""
-    if health_interval is not None:
-        settings = replace(settings, health_interval=health_interval)
-    if scan_grace is not None:
-        settings = replace(settings, scan_grace=scan_grace)
-    return settings

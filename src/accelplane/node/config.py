@@ -1,17 +1,17 @@
-"""The agent's YAML file: which plugins run and their options.
+"""The agent's YAML file: the plugins to run and their options.
 
-enabled: [gpu, npu]        # all that are installed when left out
+enabled: [gpu, npu]        # all installed plugins if omitted
 plugins:
   gpu:
     shared-dev-num: 4      # the keys are the drop-in command's flags
-health-interval: 30        # seconds
+health-interval: 30        # as the flags of these names, which take precedence
 scan-grace: 30
 """
 
 import os
 import stat
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -24,20 +24,26 @@ _SIZE_LIMIT = 1024 * 1024
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """The file's content, the plugins' options still undecoded."""
+    """The file's content; the plugins' options are not decoded yet."""
 
     enabled: list[str] | None = None
     plugins: dict[str, dict[str, Any] | None] = {}
-    health_interval: Annotated[float, msgspec.Meta(ge=1, le=3600)] | None = None
-    scan_grace: Annotated[float, msgspec.Meta(ge=0, le=3600)] | None = None
+    health_interval: float | None = None
+    scan_grace: float | None = None
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """The options that are settings of the agent, by name."""
+        given = {"health-interval": self.health_interval, "scan-grace": self.scan_grace}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 def read(path: str) -> AgentConfig:
-    """The configuration file's content. Raises `ConfigurationError` naming the file, the key and the fault."""
+    """The configuration file's content. Raises `ConfigurationError` naming the file, the key and the error."""
     from accelplane.node import foreign_yaml  # noqa: PLC0415 - memory of agents that have no such file
 
     try:
-        # O_NONBLOCK: what took the file's place may be a pipe, which must not hold the agent.
+        # O_NONBLOCK: the path may be a pipe, which must not block the agent.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ConfigurationError(f"{path}: not a regular file")
@@ -59,8 +65,7 @@ def read(path: str) -> AgentConfig:
 def plugins(config: AgentConfig, types: Mapping[str, PluginType], source: str) -> dict[str, Plugin[Config]]:
     """A plugin for each of `types`, with its options from `config`.
 
-    Raises `ConfigurationError` naming `source` (empty where there is no file), the plugin and the option; nothing is
-    half made.
+    Raises `ConfigurationError` naming `source` (empty if there is no file), the plugin and the option.
     """
     made: dict[str, Plugin[Config]] = {}
     for name, plugin_type in types.items():
@@ -74,8 +79,8 @@ def plugins(config: AgentConfig, types: Mapping[str, PluginType], source: str) -
 
 
 def check_names(config: AgentConfig, installed: Mapping[str, PluginType], source: str) -> None:
-    """Raises `ConfigurationError` for options of plugins that are not installed: most likely a misspelt name."""
+    """Raises `ConfigurationError` for options of plugins that are not installed."""
     for name in config.plugins:
         if name not in installed:
             known = ", ".join(installed)
-            raise ConfigurationError(f"{source}: plugins.{name}: no such plugin is installed; there are: {known}")
+            raise ConfigurationError(f"{source}: plugins.{name}: no such plugin is installed, expected one of {known}")

@@ -1,176 +1,136 @@
-"""The metrics page. Numbers are kept where they arise, as plain attributes; here they become Prometheus families.
+"""The metrics page of a node's agent."""
 
-prometheus-client is imported with this module, that is only when somebody asked for a page.
-"""
-
-import asyncio
-import logging
+import functools
+import os
+import resource
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-import msgspec
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
-
-from accelplane import __version__
-from accelplane.host import Host
-from accelplane.host.blocking import in_thread
+from accelplane.devices import HEALTHY, UNHEALTHY
 from accelplane.kubelet.server import LATENCY_BOUNDS, Stage
-from accelplane.node.agent import Agent
-from accelplane.node.publish import Served
+from accelplane.node.exposition import Family, render
+from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
 from accelplane.plugins import Sample
 
-log = logging.getLogger(__name__)
 
-_PATIENCE = 5.0  # seconds; scrapers usually wait for ten
-
-
-class Readings:
-    """The plugins' own readings. They are files, which may hang: nobody asks again before the last question returns."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._problems: dict[str, str] = {}
-        self._taking: asyncio.Future[list[Sample]] | None = None
-
-    async def take(self) -> list[Sample]:
-        """What the plugins measure now; nothing while one of them hangs."""
-        if self._taking is None or self._taking.done():
-            self._taking = asyncio.ensure_future(in_thread(self._measured))
-        done, _pending = await asyncio.wait((self._taking,), timeout=_PATIENCE)
-        return self._taking.result() if done else []
-
-    def _measured(self) -> list[Sample]:
-        found: list[Sample] = []
-        for name, runner in list(self._agent.runners.items()):
-            if not runner.plugin.overrides("measure"):
-                continue
-            problem = ""
-            try:
-                own = list(runner.plugin.measure(Host(self._agent.settings.root), runner.inventory))
-                # Values of other types, and names that are none, would cost the whole page.
-                own = msgspec.convert(msgspec.to_builtins(own), list[Sample])
-                list(_families(own))
-                found += own
-            except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything; the others are shown
-                problem = f"{type(error).__name__}: {error}"
-            if problem != self._problems.get(name, ""):
-                self._problems[name] = problem
-                if problem:
-                    log.warning("%s: its measurements are not on the metrics page: %s", name, problem)
-        return found
-
-
-def page(agent: Agent, own: Iterable[Sample]) -> bytes:
-    """The text of `/metrics`, the plugins' `own` readings included."""
-    registry = CollectorRegistry()
-    registry.register(_Agent(agent, own))
-    ProcessCollector(registry=registry)
-    return generate_latest(registry)
-
-
-class _Agent(Collector):
-    """Everything the agent counts."""
-
-    def __init__(self, agent: Agent, own: Iterable[Sample]) -> None:
-        self._agent = agent
-        self._own = own
-
-    def describe(self) -> list[Metric]:
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        info = GaugeMetricFamily("accelplane_build_info", "The running version.", labels=["version"])
-        info.add_metric([__version__], 1)
-        yield info
-        refused = GaugeMetricFamily("accelplane_config_refused", "1 while the configuration file is refused.")
-        refused.add_metric([], bool(self._agent.config_problem))
-        yield refused
-        yield from self._plugins()
-        yield from _resources(
-            {
-                f"{runner.plugin.namespace}/{resource}": served
-                for runner in self._agent.runners.values()
-                for resource, served in runner.publisher.served.items()
-            }
+def page(status: NodeStatus, samples: Iterable[Sample]) -> bytes:
+    """The text of `/metrics`; `samples` are the plugins' measurements."""
+    resources = [resource for plugin in status.plugins.values() for resource in plugin.resources.values()]
+    return render(
+        (
+            *_agent(status),
+            *_plugins(status.plugins.values()),
+            *_devices(resources),
+            *_resources(resources),
+            *families(samples),
+            *_process(),
         )
-        yield from _families(self._own)
-
-    def _plugins(self) -> Iterator[Metric]:
-        devices = GaugeMetricFamily("accelplane_devices", "Devices advertised.", labels=["resource", "health"])
-        phases = GaugeMetricFamily(
-            "accelplane_unit_health",
-            "1 for the phase that a physical device is in.",
-            labels=["plugin", "unit", "phase"],
-        )
-        skipped = GaugeMetricFamily("accelplane_skipped", "Hardware seen and not published.", labels=["plugin"])
-        scans = CounterMetricFamily("accelplane_scans", "Scans of the host.", labels=["plugin"])
-        failures = CounterMetricFamily("accelplane_scan_failures", "Scans that failed.", labels=["plugin"])
-        seconds = GaugeMetricFamily("accelplane_scan_seconds", "Duration of the last scan.", labels=["plugin"])
-        blind = GaugeMetricFamily("accelplane_scan_failing", "1 while scans fail.", labels=["plugin"])
-        writes = CounterMetricFamily("accelplane_cdi_writes", "CDI files written.", labels=["plugin"])
-        unwritten = CounterMetricFamily("accelplane_cdi_write_failures", "CDI files not written.", labels=["plugin"])
-        for name, runner in self._agent.runners.items():
-            for resource, found in runner.publisher.inventory.resources.items():
-                counted = Counter({"Healthy": 0, "Unhealthy": 0})
-                counted.update(device.health for device in found.values())
-                for health, number in counted.items():
-                    devices.add_metric([f"{runner.plugin.namespace}/{resource}", health], number)
-            for unit, state in runner.health.states.items():
-                phases.add_metric([name, unit, state.phase.value], 1)
-            skipped.add_metric([name], len(runner.inventory.skipped))
-            scans.add_metric([name], runner.scans)
-            failures.add_metric([name], runner.scan_failures)
-            seconds.add_metric([name], runner.scan_seconds)
-            blind.add_metric([name], runner.blind)
-            writes.add_metric([name], runner.cdi.writes)
-            unwritten.add_metric([name], runner.cdi.write_failures)
-        yield from (devices, phases, skipped, scans, failures, seconds, blind, writes, unwritten)
+    )
 
 
-def _families(samples: Iterable[Sample]) -> Iterator[Metric]:
-    families: dict[str, Metric] = {}
+def families(samples: Iterable[Sample]) -> list[Family]:
+    """Raises `ValueError` if a name is invalid."""
+    found: dict[str, Family] = {}
     for sample in samples:
-        family = families.get(sample.name)
+        family = found.get(sample.name)
         if family is None:
             kind = "counter" if sample.name.endswith("_total") else "gauge"
-            family = families[sample.name] = Metric(sample.name.removesuffix("_total"), sample.help, kind)
-        family.add_sample(sample.name, dict(sample.labels), sample.value)
-    yield from families.values()
+            family = found[sample.name] = Family(sample.name, sample.help, kind)
+        family.add(sample.value, sample.labels)
+    return list(found.values())
 
 
-def _resources(resources: dict[str, Served]) -> Iterator[Metric]:
-    label = ["resource"]
-    registered = GaugeMetricFamily("accelplane_registered", "1 while the kubelet knows the resource.", labels=label)
-    registrations = CounterMetricFamily("accelplane_registrations", "Registrations accepted.", labels=label)
-    refusals = CounterMetricFamily(
-        "accelplane_registration_failures", "Registrations that failed, by gRPC status.", labels=["resource", "reason"]
+def _agent(status: NodeStatus) -> Iterable[Family]:
+    info = Family("accelplane_build_info", "The running version.")
+    info.add(1, {"version": status.version})
+    rejected = Family("accelplane_config_refused", "1 while the configuration file is rejected.")
+    rejected.add(bool(status.config_problem))
+    return info, rejected
+
+
+def _plugins(plugins: Iterable[PluginStatus]) -> Iterable[Family]:
+    phases = Family("accelplane_unit_health", "1 for the health phase of a physical device.")
+    skipped = Family("accelplane_skipped", "Hardware found and not published.")
+    scans = Family("accelplane_scans_total", "Scans of the host.", "counter")
+    failures = Family("accelplane_scan_failures_total", "Scans that failed.", "counter")
+    seconds = Family("accelplane_scan_seconds", "Duration of the last scan.")
+    failing = Family("accelplane_scan_failing", "1 while scans fail.")
+    writes = Family("accelplane_cdi_writes_total", "CDI files written.", "counter")
+    write_failures = Family("accelplane_cdi_write_failures_total", "CDI files that could not be written.", "counter")
+    for plugin in plugins:
+        labels = {"plugin": plugin.name}
+        for unit, health in plugin.health.items():
+            phases.add(1, {**labels, "unit": unit, "phase": health.phase.value})
+        skipped.add(len(plugin.skipped), labels)
+        scans.add(plugin.scan.count, labels)
+        failures.add(plugin.scan.failures, labels)
+        seconds.add(plugin.scan.seconds, labels)
+        failing.add(plugin.scan.failing, labels)
+        writes.add(plugin.cdi_writes, labels)
+        write_failures.add(plugin.cdi_write_failures, labels)
+    return phases, skipped, scans, failures, seconds, failing, writes, write_failures
+
+
+def _devices(resources: Iterable[ResourceStatus]) -> Iterable[Family]:
+    devices = Family("accelplane_devices", "Devices advertised to the kubelet.")
+    for each in resources:
+        counts = Counter({HEALTHY: 0, UNHEALTHY: 0})
+        counts.update(device.health for device in each.devices.values())
+        for health, count in counts.items():
+            devices.add(count, {"resource": each.name, "health": health})
+    return (devices,)
+
+
+def _resources(resources: Iterable[ResourceStatus]) -> Iterable[Family]:
+    registered = Family("accelplane_registered", "1 while the resource is registered with the kubelet.")
+    registrations = Family("accelplane_registrations_total", "Registrations that succeeded.", "counter")
+    rejections = Family(
+        "accelplane_registration_failures_total", "Registrations that failed, by gRPC status.", "counter"
     )
-    lists = CounterMetricFamily("accelplane_lists_sent", "Device lists sent to a kubelet.", labels=label)
-    last = GaugeMetricFamily(
-        "accelplane_last_list_age_seconds", "Time since a device list was sent last.", labels=label
-    )
-    failures = CounterMetricFamily("accelplane_allocation_failures", "Allocations refused.", labels=label)
-    latency = HistogramMetricFamily("accelplane_allocation_seconds", "Time to answer Allocate.", labels=label)
+    lists = Family("accelplane_lists_sent_total", "Device lists sent to the kubelet.", "counter")
+    age = Family("accelplane_last_list_age_seconds", "Time since the last device list was sent.")
+    failures = Family("accelplane_allocation_failures_total", "Allocate calls that failed.", "counter")
+    latency = Family("accelplane_allocation_seconds", "Duration of Allocate calls.", "histogram")
     now = time.time()
-    for name, served in resources.items():
-        counters = served.server.counters
-        registered.add_metric([name], served.server.stage == Stage.REGISTERED)
-        registrations.add_metric([name], counters.registrations)
-        for reason, number in counters.registration_failures.items():
-            refusals.add_metric([name, reason], number)
-        lists.add_metric([name], counters.lists_sent)
+    for each in resources:
+        labels, counters = {"resource": each.name}, each.counters
+        registered.add(each.stage == Stage.REGISTERED, labels)
+        registrations.add(counters.registrations, labels)
+        for reason, count in counters.registration_failures.items():
+            rejections.add(count, {**labels, "reason": reason})
+        lists.add(counters.lists_sent, labels)
         if counters.last_list_time:
-            last.add_metric([name], now - counters.last_list_time)
-        failures.add_metric([name], counters.allocation_failures)
-        latency.add_metric([name], list(_cumulative(counters.allocation_seconds)), counters.allocation_seconds_sum)
-    yield from (registered, registrations, refusals, lists, last, failures, latency)
+            age.add(now - counters.last_list_time, labels)
+        failures.add(counters.allocation_failures, labels)
+        buckets = counters.allocation_buckets or [0] * (len(LATENCY_BOUNDS) + 1)
+        latency.add_histogram(LATENCY_BOUNDS, buckets, counters.allocation_seconds_sum, labels)
+    return registered, registrations, rejections, lists, age, failures, latency
 
 
-def _cumulative(buckets: Iterable[float]) -> Iterator[tuple[str, float]]:
-    total = 0.0
-    for bound, number in zip((*map(str, LATENCY_BOUNDS), "+Inf"), buckets, strict=True):
-        total += number
-        yield bound, total
+def _process() -> Iterator[Family]:
+    """What prometheus-client reports of every process, under the same names. See proc_pid_stat(5)."""
+    try:
+        with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()  # the first one is the state, field 3 of the manual
+        descriptors = len(os.listdir("/proc/self/fd"))
+    except OSError:  # no file descriptor is free
+        return
+    for name, description, value in (
+        ("process_virtual_memory_bytes", "Virtual memory size in bytes.", int(fields[20])),
+        ("process_resident_memory_bytes", "Resident memory size in bytes.", int(fields[21]) * resource.getpagesize()),
+        ("process_start_time_seconds", "Start time of the process since the epoch in seconds.", _start(fields[19])),
+        ("process_cpu_seconds_total", "User and system CPU time in seconds.", time.process_time()),
+        ("process_open_fds", "Number of open file descriptors.", descriptors),
+        ("process_max_fds", "Limit of open file descriptors.", resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+    ):
+        family = Family(name, description, "counter" if name.endswith("_total") else "gauge")
+        family.add(value)
+        yield family
+
+
+@functools.cache
+def _start(ticks: str) -> float:
+    """The Unix time at `ticks` after boot, computed once: the difference of two clocks varies by microseconds."""
+    since_start = time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK")
+    return time.time() - since_start

@@ -1,4 +1,4 @@
-"""Which plugins there are. They come through one door, the package entry point group `accelplane.plugins`."""
+"""The installed plugins: those of the package entry point group `accelplane.plugins`."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -15,10 +15,10 @@ PluginType = type[Plugin[Config]]
 
 
 def installed(only: Collection[str] | None = None) -> Mapping[str, PluginType]:
-    """Plugin classes by name, in alphabetical order; of all that are installed, or of those named.
+    """Plugin classes by name in alphabetical order: all installed ones, or those in `only`.
 
-    Raises `ConfigurationError` for a name that is not installed or cannot be loaded. What was not asked for by name
-    and cannot be loaded is logged and left out.
+    Raises `ConfigurationError` for a name in `only` that is not installed or cannot be loaded. Without `only`, a plugin
+    that cannot be loaded is logged and skipped.
     """
     from importlib.metadata import entry_points  # noqa: PLC0415 - 1.3 MB that the drop-in commands do without
 
@@ -26,7 +26,7 @@ def installed(only: Collection[str] | None = None) -> Mapping[str, PluginType]:
     unknown = sorted(set(only or ()) - points.keys())
     if unknown:
         raise ConfigurationError(
-            f"no plugin named {', '.join(map(ascii, unknown))} is installed; there are: {', '.join(sorted(points))}"
+            f"no plugin named {', '.join(map(ascii, unknown))} is installed, expected {', '.join(sorted(points))}"
         )
     found: dict[str, PluginType] = {}
     for name in sorted(points if only is None else only):
@@ -37,7 +37,7 @@ def installed(only: Collection[str] | None = None) -> Mapping[str, PluginType]:
         except Exception as error:
             if only is not None:
                 raise ConfigurationError(f"plugin {name} cannot be loaded: {error}") from error
-            log.exception("plugin %s cannot be loaded and is left out", name)
+            log.exception("plugin %s cannot be loaded and is skipped", name)
             continue
         found[name] = loaded
     return found

@@ -1,31 +1,68 @@
-"""How the agent was asked to run: the values of its flags, one for each thing."""
+"""The agent's settings."""
 
-from msgspec import Struct
+import os
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 
 class ConfigurationError(Exception):
-    """The agent was asked for something that cannot be; the text says what, where, and what to do."""
+    """A flag or the configuration file is invalid; the text names it, what was found and what was expected."""
 
 
-class Settings(Struct, frozen=True, kw_only=True):
-    """Directories are absolute paths on this machine, times are in seconds.
+class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """Each field with a description is a flag. Times are in seconds, directories are absolute paths.
 
-    `root` holds the host's file trees; `nfd_dir` is where label files go, none are written when empty. With
-    `keep_cdi` the CDI files outlive the agent, for containers that restart while it is away. Every plugin looks again
-    after `safety_interval` without any event, or after `blind_interval` where not all events can be had. Health is
-    checked every `health_interval`; if None, at the interval of the plugin's health policy.
+    Every plugin scans after `safety_interval` without an event, or after `unwatched_interval` where inotify or uevents
+    are not available.
     """
 
-    root: str = "/"
-    kubelet_dir: str = "/var/lib/kubelet"
-    cdi_dir: str = "/var/run/cdi"
-    keep_cdi: bool = True
-    nfd_dir: str = ""
-    http_address: str = ""
-    health_interval: float | None = None
-    scan_grace: float = 30.0
+    root: Annotated[
+        str,
+        Meta(description="read sysfs and devfs under this directory; paths told to the kubelet do not contain it"),
+    ] = "/"
+    kubelet_dir: Annotated[
+        str, Meta(description="the kubelet's directory; sockets are in device-plugins/ below it")
+    ] = "/var/lib/kubelet"
+    cdi_dir: Annotated[str, Meta(description="directory for CDI files, created if missing")] = "/var/run/cdi"
+    keep_cdi: Annotated[
+        bool, Meta(description="keep the CDI files at the end, for containers that restart before the next start")
+    ] = True
+    nfd_dir: Annotated[
+        str, Meta(description="write node labels as files for node-feature-discovery into this directory")
+    ] = ""
+    http_address: Annotated[
+        str, Meta(description="serve /metrics, /healthz, /readyz and /status at this host:port")
+    ] = ""
+    health_interval: Annotated[
+        float, Meta(description="seconds between health checks, 1 to 3600; 0: the interval of each plugin")
+    ] = 0.0
+    scan_grace: Annotated[
+        float, Meta(description="seconds of failing scans after which the plugin's devices become unhealthy, 0 to 3600")
+    ] = 30.0
     safety_interval: float = 600.0
-    blind_interval: float = 60.0
+    unwatched_interval: float = 60.0
+
+    @classmethod
+    def of(cls, options: Mapping[str, object], source: str) -> "Settings":
+        """From options by name, with absolute paths. Raises `ConfigurationError` that names `source` and the option."""
+        try:
+            settings = msgspec.convert(options, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"{source}{error}") from error
+        if settings.health_interval != 0 and not 1 <= settings.health_interval <= 3600:
+            found = f"{settings.health_interval:g}"
+            raise ConfigurationError(f"{source}health-interval: found {found}, expected 0 or 1 to 3600 seconds")
+        if not 0 <= settings.scan_grace <= 3600:
+            raise ConfigurationError(f"{source}scan-grace: found {settings.scan_grace:g}, expected 0 to 3600 seconds")
+        paths = {name: getattr(settings, name) for name in ("root", "kubelet_dir", "cdi_dir", "nfd_dir")}
+        for name, path in paths.items():
+            if not path and name != "nfd_dir":
+                raise ConfigurationError(f"{source}{name.replace('_', '-')}: found nothing, expected a directory")
+        return replace(settings, **{name: os.path.abspath(path) for name, path in paths.items() if path})
 
     @property
     def sockets_dir(self) -> str:

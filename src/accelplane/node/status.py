@@ -1,74 +1,104 @@
-"""What the agent knows of itself, as values: for `/status`, `/healthz` and `/readyz`."""
+"""The agent's state as one immutable value.
 
-from collections.abc import Iterator, Mapping
+`Agent.status` makes a `NodeStatus`; metrics, pages, `accelplane inspect` and labels read that and nothing else.
+"""
 
-from accelplane import __version__
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from accelplane.devices import Device, Phase, Skipped
 from accelplane.kubelet.server import Stage
-from accelplane.node.agent import Agent
-from accelplane.node.runner import PluginRunner
 
 
-def report(agent: Agent) -> dict[str, object]:
-    """The whole state, ready for JSON."""
-    return {
-        "version": __version__,
-        "kubelet-dir": agent.settings.kubelet_dir,
-        "root": agent.settings.root,
-        "config-problem": agent.config_problem,
-        "not-ready": list(unready(agent)),
-        "plugins": {name: _plugin(runner) for name, runner in agent.runners.items()},
-    }
+class UnitHealth(Struct, frozen=True, kw_only=True):
+    """Health of one physical unit. `unknown` is why the last check had no answer, empty if it had one."""
+
+    phase: Phase
+    reason: str = ""
+    unknown: str = ""
 
 
-def unhealthy(agent: Agent) -> Iterator[str]:
-    """What only a restart would mend."""
-    for name in agent.ended_plugins():
-        yield f"plugin {name} has ended"
+class ResourceCounters(Struct, frozen=True, kw_only=True):
+    """Counts since the resource's server started.
+
+    `registration_failures` is keyed by gRPC status code. `last_list_time` is a Unix time in seconds, 0 before the first
+    list. `allocation_buckets` has one count for each of `kubelet.server.LATENCY_BOUNDS` and one for longer calls;
+    they are not cumulative.
+    """
+
+    registrations: int = 0
+    registration_failures: Mapping[str, int] = {}
+    lists_sent: int = 0
+    last_list_time: float = 0.0
+    allocations: int = 0
+    allocation_failures: int = 0
+    allocation_buckets: Sequence[int] = ()
+    allocation_seconds_sum: float = 0.0
 
 
-def unready(agent: Agent) -> Iterator[str]:
-    """What keeps the node from having all its devices advertised, one line for each cause."""
-    for name, runner in agent.runners.items():
-        if not runner.looked.is_set():
-            yield f"{name}: first scan not done"
-        if runner.blind:
-            yield f"{name}: scan fails: {runner.problem}"
-        for resource, served in runner.publisher.served.items():
-            server = served.server
-            if server.stage != Stage.REGISTERED:
-                yield f"{runner.plugin.namespace}/{resource}: {server.stage}: {server.problem or 'not yet registered'}"
+class ResourceStatus(Struct, frozen=True, kw_only=True):
+    """One resource as the kubelet is told of it. `name` is qualified; `devices` is keyed by device ID."""
+
+    name: str
+    stage: Stage = Stage.WAITING
+    problem: str = ""
+    devices: Mapping[str, Device] = {}
+    counters: ResourceCounters = ResourceCounters()
 
 
-def _plugin(runner: PluginRunner) -> Mapping[str, object]:
-    return {
-        "namespace": runner.plugin.namespace,
-        "scan": {
-            "problem": runner.problem,
-            "scans": runner.scans,
-            "failures": runner.scan_failures,
-            "seconds": round(runner.scan_seconds, 6),
-        },
-        "resources": {
-            f"{runner.plugin.namespace}/{resource}": {
-                "stage": served.server.stage,
-                "problem": served.server.problem,
-                "devices": [
-                    {
-                        "id": device.id,
-                        "unit": device.unit,
-                        "health": device.health,
-                        "reason": device.reason,
-                        "numa": device.topology,
-                        "attributes": device.attributes,
-                    }
-                    for device in runner.publisher.inventory.resources.get(resource, {}).values()
-                ],
-            }
-            for resource, served in runner.publisher.served.items()
-        },
-        "health": {
-            unit: {"phase": state.phase, "reason": state.reason, "unknown": runner.health.unknown.get(unit, "")}
-            for unit, state in runner.health.states.items()
-        },
-        "skipped": runner.inventory.skipped,
-    }
+class ScanStatus(Struct, frozen=True, kw_only=True):
+    """The plugin's scans. `completed` is true after the first one; `seconds` is the duration of the last one."""
+
+    completed: bool = False
+    failing: bool = False
+    problem: str = ""
+    count: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+
+
+class PluginStatus(Struct, frozen=True, kw_only=True):
+    """One plugin. `crashed` while it waits to be restarted after an internal error.
+
+    `resources` is keyed by the resource's name without namespace, `health` by unit.
+    """
+
+    name: str
+    namespace: str
+    crashed: bool = False
+    scan: ScanStatus = ScanStatus()
+    resources: Mapping[str, ResourceStatus] = {}
+    health: Mapping[str, UnitHealth] = {}
+    skipped: Sequence[Skipped] = ()
+    cdi_writes: int = 0
+    cdi_write_failures: int = 0
+
+
+class NodeStatus(Struct, frozen=True, kw_only=True):
+    """The whole agent. `config_problem` is why the configuration file was refused, empty while it is in force."""
+
+    version: str
+    root: str
+    kubelet_dir: str
+    config_problem: str = ""
+    plugins: Mapping[str, PluginStatus] = {}
+
+    @property
+    def unhealthy(self) -> Iterator[str]:
+        """Reasons why the process should be restarted."""
+        for plugin in self.plugins.values():
+            if plugin.crashed:
+                yield f"plugin {plugin.name} crashed"
+
+    @property
+    def unready(self) -> Iterator[str]:
+        """Reasons why not all devices of the node are advertised."""
+        for plugin in self.plugins.values():
+            if not plugin.scan.completed:
+                yield f"{plugin.name}: first scan not done"
+            if plugin.scan.failing:
+                yield f"{plugin.name}: scan fails: {plugin.scan.problem}"
+            for resource in plugin.resources.values():
+                if resource.stage != Stage.REGISTERED:
+                    yield f"{resource.name}: {resource.stage}: {resource.problem or 'not yet registered'}"

@@ -19,8 +19,8 @@ from accelplane.devices import (
     Skipped,
     Verdict,
 )
-from accelplane.host import Host, HostError, Missing, Refused, Unreadable
-from accelplane.plugins.base import Config, Found, Plugin, Sample, ScanError, Watch
+from accelplane.host import Host, HostError, Missing, Unreadable, WriteError
+from accelplane.plugins.base import Config, Plugin, Sample, ScanError, ScanResult, Watch
 
 __all__ = [
     "Allocation",
@@ -31,7 +31,6 @@ __all__ = [
     "Config",
     "Device",
     "DeviceNode",
-    "Found",
     "HealthPolicy",
     "Host",
     "HostError",
@@ -39,12 +38,13 @@ __all__ = [
     "Missing",
     "Mount",
     "Plugin",
-    "Refused",
     "Resource",
     "Sample",
     "ScanError",
+    "ScanResult",
     "Skipped",
     "Unreadable",
     "Verdict",
     "Watch",
+    "WriteError",
 ]

@@ -1,8 +1,8 @@
-"""What a plugin is.
+"""The base class of plugins.
 
-A plugin subclasses `Plugin`, names its `namespace` and writes `scan`: a plain function from the host to its devices.
-Called twice on the same tree it returns equal results; it knows no clock, no network and no kubelet. Everything else
-has a default here. The agent calls the hooks; a plugin never calls the agent.
+A plugin subclasses `Plugin`, sets `namespace` and implements `scan`: a function from the host to its devices. Two calls
+on the same file tree return equal results: a scan depends on no clock, no network and no kubelet. All other hooks have
+defaults. The agent calls the hooks; a plugin never calls the agent.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,37 +10,35 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, g
 
 import msgspec
 
-from accelplane.devices import Allocation, Device, HealthPolicy, Resource, Skipped, Verdict, natural
+from accelplane.devices import Allocation, Device, HealthPolicy, Resource, Skipped, Verdict
 from accelplane.host import Host
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """Base of a plugin's options, each declared once as a typed field with a default.
+    """Base class of a plugin's options. Each option is a typed field with a default.
 
-    From the fields come the command-line flags (`shared_dev_num` is `-shared-dev-num`), the keys of the agent's YAML
-    file and the help: the `description` of an `Annotated[..., msgspec.Meta(description=...)]`. Fields of other types
-    than str, int, float and bool can be set in YAML only. What must hold between fields is checked in `__post_init__`,
-    which raises `ValueError`.
+    The fields define the command-line flags (`shared_dev_num` is `-shared-dev-num`), the keys of the agent's YAML file
+    and the help: the `description` of an `Annotated[..., msgspec.Meta(description=...)]`. Fields of types other than
+    str, int, float and bool can be set in YAML only. `__post_init__` validates; it raises `ValueError`.
     """
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """From the plain values of a YAML mapping. Raises `msgspec.ValidationError` naming the key and its fault."""
+        """Returns the options of a YAML mapping. Raises `msgspec.ValidationError` that names the invalid key."""
         return msgspec.convert(options, cls)
 
 
 ConfigT_co = TypeVar("ConfigT_co", bound=Config, covariant=True)
 
-# What a scan yields.
-Found: TypeAlias = Iterable[Device | Resource | Skipped]
+ScanResult: TypeAlias = Iterable[Device | Resource | Skipped]
 
 
 class ScanError(Exception):
-    """Raised by a scan that could not see: the devices found last stay advertised while it is tried again."""
+    """Raised if a scan cannot read the host. The last devices stay advertised while the agent retries."""
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One reading for the metrics page: `name` ends in its unit, `_total` for counters (Prometheus naming)."""
+    """One sample of the metrics page. `name` ends in the unit, or in `_total` for counters (Prometheus naming)."""
 
     name: str
     help: str
@@ -49,9 +47,9 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """What makes the agent look again, besides everything that the last scan read through its `Host`.
+    """What triggers a scan, besides changes of the directories that the last scan read through its `Host`.
 
-    `subsystems` of uevents that matter, all of them when empty; `directories` to watch for entries that come and go.
+    `subsystems` are those of uevents, all if empty. `directories` are watched for new and removed entries.
     """
 
     subsystems: frozenset[str] = frozenset()
@@ -73,25 +71,29 @@ class HealthSource(Protocol):
 
 
 class Plugin(Generic[ConfigT_co]):
-    """Base class of plugins. Subclasses set `namespace`, write `scan`, and override hooks where the default won't do.
+    """Base class of plugins. Subclasses set `namespace`, implement `scan` and override other hooks if needed.
 
-    `class TpuPlugin(Plugin[TpuConfig])` has its options in a `TpuConfig`; an option that is called `namespace` is the
-    namespace. A plugin object lives as long as its configuration: when that changes the agent makes a new one.
+    `class TpuPlugin(Plugin[TpuConfig])` has its options in a `TpuConfig`; an option with the name `namespace` replaces
+    the attribute. When the configuration changes the agent creates a new plugin object.
     """
 
     namespace: str
     config_type: ClassVar[type[Config]] = Config
     watch: Watch = Watch()
-    # Seconds that a device which vanished stays in the kubelet's list, unhealthy; for ever with `math.inf`.
-    linger: ClassVar[float] = 1.0
-    # Kinds whose CDI files are this plugin's own: those without a device are removed when no pod uses them.
+    # Seconds that a device which vanished stays listed as Unhealthy at least; with `math.inf` until it is back.
+    # It stays listed longer while a container holds it.
+    removal_delay: ClassVar[float] = 1.0
+    # Whether no other plugin on a node serves resources of this namespace. IDs that containers hold then stay listed
+    # after an agent restart even if the resource has no device left.
+    owns_namespace: ClassVar[bool] = False
+    # Kinds of CDI files that the agent removes when their device is gone and no pod uses them.
     cdi_kinds: ClassVar[Sequence[str]] = ()
 
     def __init__(self, config: ConfigT_co | None = None) -> None:
         self.config: ConfigT_co = config if config is not None else self.config_type()  # pyright: ignore[reportAttributeAccessIssue]
-        chosen = getattr(self.config, "namespace", None)
-        if isinstance(chosen, str):
-            self.namespace = chosen
+        namespace = getattr(self.config, "namespace", None)
+        if isinstance(namespace, str):
+            self.namespace = namespace
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -100,86 +102,88 @@ class Plugin(Generic[ConfigT_co]):
                 if isinstance(argument, type) and issubclass(argument, Config):
                     cls.config_type = argument
 
-    def scan(self, host: Host) -> Found:
-        """Everything this family has on the host, now. Raises `ScanError` or `HostError` when it cannot see."""
+    def scan(self, host: Host) -> ScanResult:
+        """Yields the current devices of the host. Raises `ScanError` or `HostError` if it cannot read them."""
         raise NotImplementedError
 
     def socket_name(self, resource: str) -> str:
-        """The file name of a resource's socket in the kubelet's directory."""
+        """Returns the file name of a resource's socket in the kubelet's device plugin directory."""
         return f"{self.namespace}-{resource}.sock"
 
-    # What follows is called only where a subclass overrides it.
+    # The agent calls the following hooks only if a subclass overrides them.
 
     async def refresh(self, host: Host) -> None:
-        """Called before each scan: asks services for what files don't tell, for `scan` to use. Has 5 s.
+        """Called before each scan: queries services whose answers `scan` needs. The deadline is 5 s.
 
-        Whatever it raises counts as a failed scan.
+        Any exception counts as a failed scan.
         """
 
     def prepare(self, host: Host) -> None:
-        """Called before each scan, in its thread: brings the hardware into the state that `scan` is to find.
+        """Called before each scan, in its thread: configures the hardware, and stores state for later scans.
 
-        The one hook that changes the node (`Host.write`, `bind`). What is right already must stay untouched, and what
-        cannot be had is for `scan` to tell of. What a later scan has to know of this one is remembered here, too.
-        Whatever it raises counts as a failed scan. Nobody calls it where the node is only looked at (`-once`,
-        `accelplane inspect`).
+        This is the only hook that changes the node (`Host.write`, `bind`). It must not write what is already
+        configured. Devices that it cannot configure are reported by `scan`. Any exception counts as a failed scan.
+        Read-only commands (`-once`, `accelplane inspect`) do not call it.
         """
 
     async def background(self, host: Host, request_scan: Callable[[], None]) -> None:
-        """Runs beside the agent as long as the plugin does, for services that tell by themselves.
+        """Runs as a task for the lifetime of the plugin, for services that send notifications.
 
         `request_scan()` requests a scan and a health check.
         """
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
-        """Verdicts by unit name, asked for one device of each unit; units left out are not judged. Has 10 s."""
+        """Returns verdicts by unit. `devices` has one device of each unit. The deadline is 10 s.
+
+        The health of units without a verdict does not change.
+        """
         return {}
 
     @property
     def health_policy(self) -> HealthPolicy:
-        """How verdicts become health."""
+        """The number of verdicts that change the health."""
         return HealthPolicy()
 
     async def preferred_allocation(
-        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
-        """The ids that a container asking for `size` devices gets best; both lists are in natural order."""
+        """Returns the `size` ids that a container should get; `ValueError` refuses with its text.
+
+        `available` and `must_include` are in the order of the inventory, whatever the order of the kubelet's request.
+        `in_use` maps a unit to the number of its healthy ids that are allocated: listed, but not available.
+        `accelplane.plugins.policies.preferred` implements the usual policies.
+        """
         raise NotImplementedError
 
     async def allocate(self, devices: Sequence[Device]) -> Allocation | None:
-        """Replaces the framework's answer for one container; None asks for it after all. An error fails the pod."""
+        """Returns the allocation of one container, or None for the default. An exception fails the pod."""
         return None
 
     async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:
-        """Last word on the framework's answer for one container. An error fails the pod."""
+        """Returns the final allocation of one container, given the default one. An exception fails the pod."""
         return allocation
 
     async def pre_start(self, devices: Sequence[Device]) -> None:
-        """Called before each start of a container that holds the devices, has 30 s. An error fails the start."""
+        """Called before each start of a container that holds the devices. The deadline is 30 s.
+
+        An exception fails the start.
+        """
 
     def labels(self, devices: Iterable[Device]) -> Mapping[str, str]:
-        """Node labels for NFD's local source, as `key: value`."""
+        """Returns node labels for the local source of NFD."""
         return {}
 
     def measure(self, host: Host, devices: Iterable[Device]) -> Iterable[Sample]:
-        """Readings for the metrics page, taken when it is asked for."""
+        """Returns samples for the metrics page. Called for each request of the page."""
         return ()
 
     def explain(self, host: Host) -> Mapping[str, object]:
-        """What helps people to understand what was found or why it was not, as plain values by name.
+        """Returns plain values by name that explain why devices are present or missing.
 
-        Called once at the start, for the log, and by `-check`; in a thread. It may take longer than a scan.
+        Called in a thread, once at the start (for the log) and by `-check`. It may take longer than a scan.
         """
         return {}
 
     def overrides(self, hook: str) -> bool:
-        """Whether this plugin brings its own `hook`."""
+        """Whether this plugin overrides the hook."""
         return getattr(type(self), hook) is not getattr(Plugin, hook)
-
-
-def by_unit(devices: Iterable[Device]) -> dict[str, list[Device]]:
-    """Devices grouped by the physical unit behind them, units and devices in natural order."""
-    groups: dict[str, list[Device]] = {}
-    for device in sorted(devices, key=lambda device: (natural(device.unit), natural(device.id))):
-        groups.setdefault(device.unit, []).append(device)
-    return groups

@@ -1,14 +1,14 @@
 """Intel Dynamic Load Balancers, `dlb.intel.com/pf` and `/vf`: from `/dev/dlb*` to devices.
 
-A physical function whose virtual functions are enabled has given its resources away, so it is not handed out itself.
-Driver: dlb2 (out of tree), whose class directory leads from a node's name to its PCI function.
+A physical function with enabled virtual functions has no resources of its own, so it is not published.
+Driver: dlb2 (out of tree), whose class directory links a node's name to its PCI function.
 """
 
 import re
 from collections.abc import Iterator
 
 from accelplane.devices import Device, DeviceNode, Skipped
-from accelplane.host import Host, HostError, Missing
+from accelplane.host import Host, Missing
 from accelplane.plugins.base import Config, Plugin, Watch
 
 _NODE = re.compile(r"dlb[0-9]+")
@@ -18,6 +18,7 @@ class DlbPlugin(Plugin[Config]):
     """Publishes `dlb.intel.com/pf` and `dlb.intel.com/vf`; it has no options."""
 
     namespace = "dlb.intel.com"
+    owns_namespace = True
     watch = Watch(frozenset(("dlb2", "pci")), ("/dev", "/sys/class/dlb2"))
 
     def scan(self, host: Host) -> Iterator[Device | Skipped]:
@@ -28,20 +29,9 @@ class DlbPlugin(Plugin[Config]):
         for name in names:
             if not _NODE.fullmatch(name):
                 continue
-            vfs = _enabled_vfs(host, name)
+            vfs = host.vf_count(f"/sys/class/dlb2/{name}/device")
             if vfs in ("0", "-1"):
                 path = f"/dev/{name}"
                 yield Device(resource="pf" if vfs == "0" else "vf", id=path, nodes=[DeviceNode(path)])
             else:
                 yield Skipped(name, f"a physical function with virtual functions (sriov_numvfs is {vfs[:20]!a})")
-
-
-def _enabled_vfs(host: Host, name: str) -> str:
-    """The text of `sriov_numvfs`, `-1` where there is none: virtual functions have no such file."""
-    try:
-        return host.text(f"/sys/class/dlb2/{name}/device/sriov_numvfs")
-    except Missing:
-        return "-1"
-    except HostError as error:
-        host.note(f"{name} is taken for a virtual function: {error}")
-        return "-1"

@@ -1,14 +1,14 @@
 """Intel Data Streaming (DSA) and In-Memory Analytics (IAA) accelerators: `dsa.intel.com/…` and `iaa.intel.com/…`.
 
-What containers get are work queues that somebody has configured and enabled; they are named by type and mode, as in
-`dsa.intel.com/wq-user-shared`. A DSA may also be handed out whole, through VFIO. Kernel documents:
+The devices are work queues that are configured and enabled. The resource has their type and mode, as in
+`dsa.intel.com/wq-user-shared`. With `driver: vfio-pci` the devices are whole DSA functions. Kernel documents:
 Documentation/ABI/stable/sysfs-driver-dma-idxd, Documentation/arch/x86/iax.
 """
 
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 from msgspec import Meta
@@ -20,7 +20,7 @@ from accelplane.plugins.base import Config, Plugin, Watch
 from accelplane.plugins.options import check_choice
 from accelplane.plugins.policies import preferred
 
-# The PCI functions that may be handed out whole.
+# PCI device ids of DSA.
 DSA_PCI_IDS = ("0x0b25", "0x11fb", "0x1212")
 
 _BUS = "/sys/bus/dsa/devices"
@@ -33,23 +33,22 @@ class IaaConfig(Config, frozen=True, kw_only=True):
 
     shared_dev_num: Annotated[int, Meta(description="number of containers that may share one shared work queue")] = 1
     user_queues_only: Annotated[
-        bool, Meta(description="leave out work queues of other types than user, which no container can open")
+        bool, Meta(description="do not publish work queues of other types than user: containers cannot open them")
     ] = False
 
     def __post_init__(self) -> None:
         if self.shared_dev_num < 1:
-            raise ValueError(
-                f"shared-dev-num is {self.shared_dev_num}, the number of containers sharing a work queue is at least 1"
-            )
+            raise ValueError(f"shared-dev-num is {self.shared_dev_num}, expected 1 or more")
 
 
 class DsaConfig(IaaConfig, frozen=True, kw_only=True):
     """Options of the DSA plugin."""
 
     driver: Annotated[
-        str, Meta(description="what is handed out: idxd (work queues) or vfio-pci (functions bound to that driver)")
+        str,
+        Meta(description="what is published: idxd (work queues) or vfio-pci (functions that are bound to that driver)"),
     ] = "idxd"
-    iommufd: Annotated[bool, Meta(description="with vfio-pci: also hand out the nodes of IOMMUFD")] = False
+    iommufd: Annotated[bool, Meta(description="with vfio-pci: give the device nodes of IOMMUFD too")] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,13 +59,14 @@ ConfigT = TypeVar("ConfigT", bound=IaaConfig)
 
 
 class _QueuePlugin(Plugin[ConfigT]):
-    """What the two families share: `device` is what the kernel calls their devices, `nodes` where their files are."""
+    """Base class of both families. `device` is the kernel's name of their devices, `nodes` their directory in /dev."""
 
+    owns_namespace = True
     device: str
     nodes: str
 
     def scan(self, host: Host) -> Iterator[Device | Skipped]:
-        # Not just dsa*: the bus has entries like dsa!wq0.0 for the queues' nodes.
+        # The digit excludes entries like dsa!wq0.0, which the bus has for the nodes of queues.
         for path in host.glob(f"{_BUS}/{self.device}[0-9]*/wq*/state"):
             queue = path.split("/")[-2]
             try:
@@ -75,20 +75,22 @@ class _QueuePlugin(Plugin[ConfigT]):
                 yield Skipped(queue, str(error), warning=True)
 
     async def preferred_allocation(
-        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
-        return preferred("none", available, must_include, size)
+        return preferred("none", available, must_include, size, in_use, group=_device_of)
 
     def _queue(self, host: Host, path: str, queue: str) -> Iterator[Device | Skipped]:
-        """The ids of one work queue. Raises `HostError`."""
+        """Yields the IDs of one work queue. Raises `HostError`."""
         if not _QUEUE.fullmatch(queue) or host.text(f"{path}/state") != "enabled":
             return
         kind, mode = host.text(f"{path}/type"), host.text(f"{path}/mode")
         if not (_WORD.fullmatch(kind) and _WORD.fullmatch(mode)):
-            yield Skipped(queue, f"type {kind[:20]!a} and mode {mode[:20]!a}, expected words", warning=True)
+            yield Skipped(
+                queue, f"type is {kind[:20]!a} and mode is {mode[:20]!a}, expected lower-case words", warning=True
+            )
             return
         if kind != "user" and self.config.user_queues_only:
-            yield Skipped(queue, f"of type {kind}, only user queues are wanted")
+            yield Skipped(queue, f"type is {kind}, user-queues-only excludes it")
             return
         name = f"wq-{kind}-{mode}"
         device = Device(
@@ -96,7 +98,7 @@ class _QueuePlugin(Plugin[ConfigT]):
             id=f"{name}-{queue}",
             unit=queue,
             nodes=_queue_nodes(host, f"{self.nodes}/{queue}") if kind == "user" else (),
-            topology=host.topology_of(path.rpartition("/")[0]),  # where its device is
+            topology=host.topology_of(path.rpartition("/")[0]),  # of the device, the parent directory
         )
         yield from device.shared(self.config.shared_dev_num if mode == "shared" else 1)
 
@@ -114,7 +116,7 @@ class DsaPlugin(_QueuePlugin[DsaConfig]):
             yield from super().scan(host)
             return
         if self.config.shared_dev_num > 1:
-            host.note(f"shared-dev-num {self.config.shared_dev_num} counts for work queues only, not with vfio-pci")
+            host.note(f"shared-dev-num {self.config.shared_dev_num} has no effect with driver vfio-pci")
         for function in host.pci_devices("0x8086"):
             if function.device in DSA_PCI_IDS:
                 try:
@@ -126,10 +128,10 @@ class DsaPlugin(_QueuePlugin[DsaConfig]):
         return vfio.numbered("VFIO_BDF", devices, allocation) if self.config.driver != "idxd" else allocation
 
     def _function(self, host: Host, address: str) -> Device | Skipped:
-        """The one id of a function that is handed out whole. Raises `HostError`."""
+        """Returns the device of a whole function. Raises `HostError`."""
         driver = drivers.driver_of(host, address)
         if driver != drivers.VFIO_PCI:
-            return Skipped(address, f"bound to {driver or 'no driver'}, not to {drivers.VFIO_PCI}")
+            return Skipped(address, f"bound to {driver or 'no driver'}, expected {drivers.VFIO_PCI}")
         nodes = vfio.group_nodes(host, address)
         return Device(
             resource="vfio",
@@ -148,17 +150,22 @@ class IaaPlugin(_QueuePlugin[IaaConfig]):
     watch = Watch(frozenset(("dsa", "pci")), ("/dev/iax", "/dev/char"))
 
 
+def _device_of(unit: str) -> str:
+    """Returns the same text for all queues of one device: `wq0` for `wq0.1`."""
+    return unit.partition(".")[0]
+
+
 def _queue_nodes(host: Host, path: str) -> tuple[DeviceNode, ...]:
-    """The queue's own node, and the link through which libaccel-config looks for it. Raises `HostError`."""
+    """Returns the node of the queue and the link by which libaccel-config finds it. Raises `HostError`."""
     status = host.status(path)
     if status is None:
         raise Missing(path, "no such device node")
     if host.is_plain_stand_in(status):
-        return (DeviceNode(path),)  # without device numbers nothing can be looked up by them
+        return (DeviceNode(path),)  # it has no device number, so there is no link
     if not stat.S_ISCHR(status.st_mode):
         raise Unreadable(path, "not a character device")
     link = f"/dev/char/{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
     host.link(link)
     if (target := host.resolve(link)) != host.resolve(path):
-        raise Unreadable(link, f"leads to {target}, expected {path}")
+        raise Unreadable(link, f"target is {target}, expected {path}")
     return DeviceNode(path), DeviceNode(link)

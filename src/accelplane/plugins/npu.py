@@ -1,11 +1,11 @@
-"""Intel NPUs, `npu.intel.com/accel`: from `/sys/class/accel` and `/dev/accel` to devices.
+"""Intel NPUs, `npu.intel.com/accel`: reads `/sys/class/accel` and `/dev/accel`, yields devices.
 
-Other makers' accelerators share the class; an NPU is known by its PCI id. Kernel document: Documentation/accel; the
-busy time is from Documentation/ABI/testing/sysfs-driver-intel_vpu.
+Accelerators of other vendors have the same class; the PCI id identifies an NPU. Facts: kernel documents
+Documentation/accel and Documentation/ABI/testing/sysfs-driver-intel_vpu (busy time).
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated
 
 from msgspec import Meta
@@ -13,7 +13,7 @@ from msgspec import Meta
 from accelplane.devices import Device, DeviceNode, Skipped, natural
 from accelplane.host import Host, HostError, Missing, pci_address
 from accelplane.plugins.base import Config, Plugin, Sample, Watch
-from accelplane.plugins.delivery import CDI_MODES, delivered
+from accelplane.plugins.cdi_mode import CDI_MODES, split_by_cdi_mode
 from accelplane.plugins.options import AllocationPolicy, CdiMode, Prefix, SharedDevNum, check_choice, normal_prefix
 from accelplane.plugins.policies import POLICIES, preferred
 
@@ -39,9 +39,9 @@ class NpuConfig(Config, frozen=True, kw_only=True):
     prefix: Prefix = ""
     shared_dev_num: SharedDevNum = 1
     allocation_policy: AllocationPolicy = "none"
-    accept_unknown_ids: Annotated[
-        bool, Meta(description="publish Intel accelerators whose PCI id is not known to be an NPU's")
-    ] = False
+    accept_unknown_ids: Annotated[bool, Meta(description="publish Intel accelerators with an unknown PCI id too")] = (
+        False
+    )
     cdi: CdiMode = "auto"
 
     def __post_init__(self) -> None:
@@ -59,6 +59,7 @@ class NpuPlugin(Plugin[NpuConfig]):
     """Publishes `npu.intel.com/accel`."""
 
     namespace = "npu.intel.com"
+    owns_namespace = True
     config_type = NpuConfig
     cdi_kinds = (CDI_KIND,)
 
@@ -78,68 +79,60 @@ class NpuPlugin(Plugin[NpuConfig]):
             if not _ACCEL.fullmatch(name):
                 continue
             try:
-                found = self._one(host, name)
+                yield from self._accelerator(host, name)
             except HostError as error:
                 yield Skipped(name, str(error), warning=True)
-                continue
-            if isinstance(found, Skipped):
-                yield found
-            else:
-                yield from found
 
     async def preferred_allocation(
-        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
-        return preferred(self.config.allocation_policy, available, must_include, size)
+        return preferred(self.config.allocation_policy, available, must_include, size, in_use)
 
     def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
         for name in sorted({device.unit for device in devices}, key=natural):
             try:
                 microseconds = int(host.text(f"{self._class}/{name}/device/npu_busy_time_us"))
             except (HostError, ValueError):
-                continue  # drivers before Linux 6.11 do not count
+                continue  # the file exists since Linux 6.11
             yield Sample(
                 "npu_busy_seconds_total", "Time that the NPU spent executing jobs", {"device": name}, microseconds / 1e6
             )
 
-    def _one(self, host: Host, name: str) -> list[Device] | Skipped:
-        """The device ids of one accelerator, or why it has none. Raises `HostError`."""
+    def _accelerator(self, host: Host, name: str) -> Iterator[Device | Skipped]:
+        """Raises `HostError` before the first device."""
         device = f"{self._class}/{name}/device"
         vendor = host.text(f"{device}/vendor")
         if vendor != _INTEL:
-            return Skipped(name, f"vendor {vendor[:20]!a} is not Intel ({_INTEL})")
+            yield Skipped(name, f"vendor {vendor[:20]!a} is not Intel ({_INTEL})")
+            return
         pci_id = host.text(f"{device}/device").partition("\n")[0]
         if pci_id not in PRODUCTS and not self.config.accept_unknown_ids:
-            return Skipped(
-                name, f"PCI id {pci_id[:20]!a} is not a known NPU's; accept-unknown-ids takes it", warning=True
-            )
+            reason = f"unknown PCI id {pci_id[:20]!a}, expected that of an NPU; accept-unknown-ids publishes it"
+            yield Skipped(name, reason, warning=True)
+            return
         path = f"{self._dev}/{name}"
         if not host.exists(path):
             raise Missing(path, f"no such device node for {name}")
-        nodes, mounts, cdi = delivered(self.config.cdi, CDI_KIND, name, (DeviceNode(path),))
-        attributes = _attributes(host, device, pci_id)
-        topology = host.topology_of(device)
-        return [
-            Device(
-                resource="accel",
-                id=f"{name}-{number}",
-                unit=name,
-                nodes=nodes,
-                mounts=mounts,
-                cdi=cdi,
-                topology=topology,
-                attributes=attributes,
-            )
-            for number in range(self.config.shared_dev_num)
-        ]
+        nodes, mounts, cdi = split_by_cdi_mode(self.config.cdi, CDI_KIND, name, (DeviceNode(path),))
+        accelerator = Device(
+            resource="accel",
+            id=name,
+            nodes=nodes,
+            mounts=mounts,
+            cdi=cdi,
+            topology=host.topology_of(device),
+            attributes=_attributes(host, device, pci_id),
+        )
+        yield from accelerator.shared(self.config.shared_dev_num)
 
 
 def _attributes(host: Host, device: str, pci_id: str) -> dict[str, str]:
-    facts = {"device-id": pci_id} if pci_id in PRODUCTS else {}
+    attributes: dict[str, str] = {}
     if pci_id in PRODUCTS:
-        facts["product"] = PRODUCTS[pci_id]
+        attributes["device-id"] = pci_id
+        attributes["product"] = PRODUCTS[pci_id]
     try:
-        facts["driver"] = host.driver(device)
+        attributes["driver"] = host.driver(device)
     except HostError as error:
         host.note(f"driver unknown: {error}")
     try:
@@ -147,5 +140,5 @@ def _attributes(host: Host, device: str, pci_id: str) -> dict[str, str]:
     except HostError:
         bdf = None
     if bdf:
-        facts["bdf"] = bdf
-    return facts
+        attributes["bdf"] = bdf
+    return attributes

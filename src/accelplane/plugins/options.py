@@ -1,4 +1,4 @@
-"""Options that several families share: their types with the help texts, and the checks on them."""
+"""Options that several families share: types with help texts, and checks."""
 
 import os.path
 from collections.abc import Iterable
@@ -6,26 +6,28 @@ from typing import Annotated
 
 from msgspec import Meta
 
-Prefix = Annotated[
-    str, Meta(description="put in front of the sysfs and devfs paths, also of those told to the kubelet")
-]
+Prefix = Annotated[str, Meta(description="prefix of the sysfs and devfs paths, also in the Allocate response")]
 SharedDevNum = Annotated[int, Meta(description="number of containers that may share one device")]
 AllocationPolicy = Annotated[
-    str, Meta(description="which devices a container gets best: none (different ones), balanced or packed")
+    str,
+    Meta(
+        description="which devices a container gets: none (the least used ones), balanced (those with most available "
+        "shares) or packed (as few as possible)"
+    ),
 ]
 CdiMode = Annotated[
     str,
     Meta(
-        description="what goes through CDI: auto (what always did), all (every device, besides the classic answer), "
-        "only (every device, nothing classic) or off"
+        description="which devices are given by CDI: auto (as the Go implementation), all (also by the rest of the "
+        "Allocate response), only (not by the rest of the response) or off"
     ),
 ]
 
 
 def normal_prefix(prefix: str) -> str:
-    """The prefix as paths can be appended to it: no trailing slash, empty for the root itself.
+    """Returns the prefix without a trailing slash; the root is an empty text.
 
-    Raises `ValueError` when it is not absolute: the kubelet takes no other paths.
+    Raises `ValueError` if it is not absolute: the kubelet needs absolute paths.
     """
     if not prefix:
         return ""
@@ -35,6 +37,6 @@ def normal_prefix(prefix: str) -> str:
 
 
 def check_choice(option: str, value: str, choices: Iterable[str]) -> None:
-    """Raises `ValueError` naming the option and what it may be."""
+    """Raises `ValueError` if the value is none of the choices. The text begins as that of the Go implementation."""
     if value not in choices:
-        raise ValueError(f"invalid value for {option}: {value!a}, valid values: {', '.join(choices)}")
+        raise ValueError(f"invalid value for {option}, valid values: {', '.join(choices)}; found {value!a}")

@@ -1,12 +1,19 @@
-"""Which of the free devices a container gets best, when several ids share one physical unit.
+"""Allocation policies: which of the available device IDs a container should get.
 
-`none` takes a different unit for each id as far as there are any; `balanced` takes from the unit with most ids left;
-`packed` fills one unit before the next. All of them include what the kubelet insists on, count in natural order
-(`card2` before `card10`), prefer units on the NUMA nodes of what is already chosen where the rule leaves a choice,
-and give the same answer to the same question.
+A unit is the physical device behind one or several IDs. Containers that run already count: `in_use` has the number of
+allocated IDs of each unit.
+
+- `none` takes one ID of each unit before it takes a second one of any. Among these units it takes the one that is
+  least in use, so containers that ask for one device spread evenly, whatever the order of the kubelet's offer.
+- `balanced` takes from the unit with most available IDs.
+- `packed` takes all IDs of one unit before it takes from the next.
+
+Every policy includes the IDs that the kubelet requires. Ties go to units on the NUMA nodes of the chosen devices, then
+to natural order (`card2` before `card10`). Equal requests get equal answers.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 from accelplane.devices import Device, natural
 
@@ -14,60 +21,85 @@ POLICIES = ("none", "balanced", "packed")
 
 
 class _Unit:
-    """A physical device during one choice: its ids that are left, in natural order, and how many were taken."""
+    """A unit during one decision: its IDs that are still available, in natural order, and how many are chosen."""
 
-    __slots__ = ("left", "numa", "rank", "taken")
+    __slots__ = ("available", "chosen", "group", "numa", "rank", "used")
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, group: str, used: int) -> None:
         self.rank = rank
-        self.left: list[str] = []
-        self.taken = 0
+        self.group = group
+        self.used = used
+        self.available: list[str] = []
+        self.chosen = 0
         self.numa: frozenset[int] = frozenset()
 
 
-def preferred(policy: str, available: Sequence[Device], must_include: Sequence[Device], size: int) -> list[str]:
-    """The ids to prefer, `size` of them, those that must be included first.
+def preferred(
+    policy: str,
+    available: Sequence[Device],
+    must_include: Sequence[Device],
+    size: int,
+    in_use: Mapping[str, int],
+    *,
+    group: Callable[[str], str] = str,
+) -> list[str]:
+    """Returns the `size` IDs that the policy prefers, those of `must_include` first.
 
-    `available` contains what must be included, as the kubelet sends it. Raises `ValueError` when it is too short.
+    `available` contains `must_include`, as in the kubelet's request; `in_use` maps units to their number of allocated
+    IDs. `group` names the device that a unit is a part of: `none` spreads over groups where units are equally used.
+    Raises `ValueError` if there are fewer than `size` IDs.
     """
     if size > len(available):
         raise ValueError(
             f"AllocationSize ({size}) is greater than the number of available device IDs ({len(available)})"
         )
     chosen = dict.fromkeys(device.id for device in must_include)
-    units = _units(available, must_include, chosen)
-    near = frozenset[int]().union(*(unit.numa for unit in units if unit.taken))
+    units = _units(available, must_include, in_use, group)
+    near = frozenset[int]().union(*(unit.numa for unit in units if unit.chosen))
+    group_use = Counter[str]()
+    for name, count in in_use.items():
+        group_use[group(name)] += count
+    for unit in units:
+        group_use[unit.group] += unit.chosen
+
     rule = _RULES[policy]
     while len(chosen) < size:
-        candidates = [unit for unit in units if unit.left]
+        candidates = [unit for unit in units if unit.available]
         if not candidates:
             break
-        unit = min(candidates, key=lambda unit: (*rule(unit), not unit.numa & near, unit.rank))
-        chosen[unit.left.pop(0)] = None
-        unit.taken += 1
+        unit = min(candidates, key=lambda unit: (*rule(unit, not unit.numa & near, group_use[unit.group]), unit.rank))
+        chosen[unit.available.pop(0)] = None
+        unit.chosen += 1
+        group_use[unit.group] += 1
         near |= unit.numa
     return list(chosen)
 
 
-def _units(available: Iterable[Device], must_include: Iterable[Device], chosen: Iterable[str]) -> list[_Unit]:
-    taken = set(chosen)
+def _units(
+    available: Sequence[Device],
+    must_include: Sequence[Device],
+    in_use: Mapping[str, int],
+    group: Callable[[str], str],
+) -> list[_Unit]:
+    required = {device.id for device in must_include}
     devices = {device.id: device for device in (*available, *must_include)}
     names = sorted({device.unit for device in devices.values()}, key=natural)
-    units = {name: _Unit(rank) for rank, name in enumerate(names)}
+    units = {name: _Unit(rank, group(name), in_use.get(name, 0)) for rank, name in enumerate(names)}
     for key in sorted(devices, key=natural):
         device = devices[key]
         unit = units[device.unit]
         if isinstance(device.topology, tuple):
             unit.numa |= frozenset(device.topology)
-        if key in taken:
-            unit.taken += 1
+        if key in required:
+            unit.chosen += 1
         else:
-            unit.left.append(key)
+            unit.available.append(key)
     return list(units.values())
 
 
-_RULES: dict[str, Callable[[_Unit], tuple[int, ...]]] = {
-    "none": lambda unit: (unit.taken > 0,),
-    "balanced": lambda unit: (-len(unit.left),),
-    "packed": lambda unit: (unit.taken == 0,),
+# From a unit, whether it is on none of the chosen NUMA nodes, and the use of its group. The lowest result is preferred.
+_RULES: Mapping[str, Callable[[_Unit, bool, int], tuple[int, ...]]] = {
+    "none": lambda unit, far, group_use: (unit.chosen > 0, unit.used + unit.chosen, far, group_use),
+    "balanced": lambda unit, far, _group_use: (-len(unit.available), far),
+    "packed": lambda unit, far, _group_use: (not unit.chosen, far),
 }

@@ -1,10 +1,10 @@
 """Intel SGX, `sgx.intel.com/enclave` and `sgx.intel.com/provision`: shares of the kernel driver's device nodes.
 
-Enclaves of all processes share the driver's one node, so the ids count how many containers may have it. The memory
-that they ask for, `sgx.intel.com/epc`, is no device: it is registered as an extended resource by others (NFD, or
-`sgx_epchook`). A node that vanishes leaves its ids listed, unhealthy, until it is back: containers hold them, and the
-driver offers the same node again. In a pod the node is a bind mount, which stays though the driver has gone; sysfs
-tells of that. Kernel documents: Documentation/arch/x86/sgx.rst, Documentation/admin-guide/devices.rst.
+Enclaves of all processes share one device node, so the number of IDs limits the number of containers. The memory of
+enclaves, `sgx.intel.com/epc`, is no device but an extended resource, which NFD or `sgx_epchook` registers. The IDs of a
+vanished node stay listed as Unhealthy until the node is back, because the driver always makes the same node. In a pod
+the node is a bind mount, which remains when the driver is unloaded; sysfs shows that. Kernel documents:
+Documentation/arch/x86/sgx.rst, Documentation/admin-guide/devices.rst.
 """
 
 import math
@@ -24,13 +24,13 @@ from accelplane.plugins.base import Config, Plugin, Sample, Watch
 
 ENCLAVE, PROVISION, VEPC = "/dev/sgx_enclave", "/dev/sgx_provision", "/dev/sgx_vepc"
 CDI_KIND = "intel.cdi.k8s.io/sgx"
-DEFAULT_LIMIT = 110  # the pods of a node, as a kubelet has them by default
+DEFAULT_LIMIT = 110  # maxPods of the kubelet
 
-_MOST = 100_000  # a kubelet takes a list of 4 MiB
+_MAX_LIMIT = 100_000  # the kubelet receives messages of up to 4 MiB
 _ABSENT = "no such device node"
 _MISC, _CHAR = "/sys/class/misc", "/sys/dev/char"
 
-# Runtimes hide /sys/firmware; a file system of its own brings the variables to containers without privileges.
+# Container runtimes mask /sys/firmware. A mount of efivarfs gives unprivileged containers the EFI variables.
 _EFIVARFS = CdiDevice(
     kind=CDI_KIND,
     name="efivarfs",
@@ -39,7 +39,7 @@ _EFIVARFS = CdiDevice(
 
 
 class Limit(NamedTuple):
-    """A number of ids and where it comes from; `problem` is for the log."""
+    """A number of IDs with its source. `problem` is a log message, or empty."""
 
     ids: int
     source: str
@@ -47,16 +47,16 @@ class Limit(NamedTuple):
 
 
 def default_limit(pods_per_core: str, cpus: int) -> Limit:
-    """The limit where none is given, from the environment variable `PODS_PER_CORE` and the CPUs of this process."""
+    """Returns the default limit, from the environment variable `PODS_PER_CORE` and the CPUs of this process."""
     if not pods_per_core:
         return Limit(DEFAULT_LIMIT, "PODS_PER_CORE not set")
     if re.fullmatch(r"[0-9]{1,40}", pods_per_core) and int(pods_per_core) < 1 << 32:
-        if int(pods_per_core) * cpus > _MOST:
-            problem = f"PODS_PER_CORE is {int(pods_per_core)} on {cpus} CPUs; the limits are {_MOST}, the most there is"
-            return Limit(_MOST, "PODS_PER_CORE cut", problem)
+        if int(pods_per_core) * cpus > _MAX_LIMIT:
+            problem = f"PODS_PER_CORE is {int(pods_per_core)} on {cpus} CPUs; using the maximum limit, {_MAX_LIMIT}"
+            return Limit(_MAX_LIMIT, "PODS_PER_CORE exceeds the maximum", problem)
         return Limit(int(pods_per_core) * cpus, f"PODS_PER_CORE {int(pods_per_core)} on {cpus} CPUs")
-    problem = f"PODS_PER_CORE is {pods_per_core[:40]!a}, expected a number; the limits are {DEFAULT_LIMIT}"
-    return Limit(DEFAULT_LIMIT, "PODS_PER_CORE not understood", problem)
+    problem = f"PODS_PER_CORE is {pods_per_core[:40]!a}, expected a number; using the default limit, {DEFAULT_LIMIT}"
+    return Limit(DEFAULT_LIMIT, "PODS_PER_CORE invalid", problem)
 
 
 def _from_environment() -> Limit:
@@ -71,39 +71,40 @@ class SgxConfig(Config, frozen=True, kw_only=True):
     """Options of the SGX plugin."""
 
     enclave_limit: Annotated[
-        int, Meta(ge=0, description="number of containers on the node that may have /dev/sgx_enclave")
+        int, Meta(ge=0, description="number of containers on the node that may use /dev/sgx_enclave")
     ] = msgspec.field(default_factory=_count)
     provision_limit: Annotated[
-        int, Meta(ge=0, description="number of containers on the node that may have /dev/sgx_provision")
+        int, Meta(ge=0, description="number of containers on the node that may use /dev/sgx_provision")
     ] = msgspec.field(default_factory=_count)
     dcap_infra_resources: Annotated[
         bool, Meta(description="also publish qe and registration, for a quoting daemon and a registration tool")
     ] = False
-    enclave_only: Annotated[bool, Meta(description="publish enclave also where there is no /dev/sgx_provision")] = False
+    enclave_only: Annotated[bool, Meta(description="publish enclave also without /dev/sgx_provision")] = False
     vepc_limit: Annotated[
-        int, Meta(ge=0, description="number of containers that may have /dev/sgx_vepc, for virtual machines")
+        int, Meta(ge=0, description="number of containers on the node that may use /dev/sgx_vepc (virtual machines)")
     ] = 0
 
     def __post_init__(self) -> None:
         for name in ("enclave_limit", "provision_limit", "vepc_limit"):
-            if getattr(self, name) > _MOST:
+            if getattr(self, name) > _MAX_LIMIT:
                 option = name.replace("_", "-")
-                raise ValueError(f"{option} is {getattr(self, name)}, a kubelet takes no more than {_MOST} ids")
+                raise ValueError(f"{option} is {getattr(self, name)}, expected {_MAX_LIMIT} or less")
 
 
 class SgxPlugin(Plugin[SgxConfig]):
-    """Publishes `sgx.intel.com/enclave` and `provision`; where asked to also `qe`, `registration` and `vepc`."""
+    """Publishes `sgx.intel.com/enclave` and `provision`; by option also `qe`, `registration` and `vepc`."""
 
     namespace = "sgx.intel.com"
+    owns_namespace = True
     config_type = SgxConfig
     watch = Watch(frozenset(("misc",)))
-    linger: ClassVar[float] = math.inf
+    removal_delay: ClassVar[float] = math.inf
     cdi_kinds = (CDI_KIND,)
 
     def __init__(self, config: SgxConfig | None = None) -> None:
         super().__init__(config)
         self._default = _from_environment()
-        # Built once: there are hundreds, and all that a scan finds out is whether they are there.
+        # Built once: there are hundreds of devices, and scans only select from them.
         self._enclaves = _shares("enclave", ENCLAVE, self.config.enclave_limit)
         self._provisions = _shares("provision", PROVISION, self.config.provision_limit)
         self._vepcs = _shares("vepc", VEPC, self.config.vepc_limit)
@@ -123,7 +124,7 @@ class SgxPlugin(Plugin[SgxConfig]):
         elif ENCLAVE not in faults and self.config.enclave_only:
             yield from self._enclaves
         if all(faults.get(path) == _ABSENT for path in paths):
-            return  # no SGX here, which is no news
+            return  # no SGX
         for path, fault in faults.items():
             yield self._skipped(path, fault, faults)
 
@@ -155,48 +156,52 @@ class SgxPlugin(Plugin[SgxConfig]):
             return Skipped(path, fault, warning=True)
         if self.config.enclave_only:
             return Skipped(path, fault)
-        return Skipped(path, f"{fault}; nor is {ENCLAVE} published without it, but with enclave-only", warning=True)
+        return Skipped(
+            path, f"{fault}; {ENCLAVE} is not published either, set enclave-only to publish it", warning=True
+        )
 
 
 def node_fault(host: Host, path: str) -> str:
-    """Why containers cannot use the device node, empty when they can. What is no device at all is noted only."""
+    """Returns why containers cannot use the device node, or an empty text.
+
+    A file that is no character device counts as usable, with a note.
+    """
     status = host.status(path)
     if status is None:
         return _ABSENT
     if not stat.S_ISCHR(status.st_mode):
         if not host.is_plain_stand_in(status):
-            host.note(f"{path}: not a character device, published all the same")
+            host.note(f"{path}: not a character device, but published")
         return ""
-    return "" if is_registered(host, path, status) else "the node is there, but sysfs has no driver for it any more"
+    return "" if is_registered(host, path, status) else "the node exists, but sysfs shows no driver for it"
 
 
 def is_registered(host: Host, path: str, status: os.stat_result) -> bool:
-    """Whether a driver stands behind the character device; where sysfs does not show, it is taken for granted."""
+    """Whether sysfs shows a driver for the character device. Also true if sysfs is not readable."""
     number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
     entries = (f"{_MISC}/{os.path.basename(path)}/dev", f"{_CHAR}/{number}")
     return any(map(host.exists, entries)) or not all(map(host.exists, (_MISC, _CHAR)))
 
 
 def likely_cause(epc: Epc, faulty: Collection[str]) -> str:
-    """Why the driver's device nodes are not to be had, as far as the CPU tells; empty when they are."""
+    """Returns the likely reason for faulty device nodes, from CPU features, or an empty text if there are none."""
     if not faulty:
         return ""
     if ENCLAVE not in faulty:
-        return f"the driver offers {PROVISION} beside {ENCLAVE}: it is not in this container, or was removed from /dev"
+        return f"the driver makes {PROVISION} with {ENCLAVE}: it is not mounted in this container or was removed"
     flags, cpu = epc.cpu_flags, epc.cpu
     if flags is None and cpu is None:
-        return "not known: neither the CPU nor /proc/cpuinfo can be asked"
+        return "unknown: neither CPUID nor /proc/cpuinfo is readable"
     if cpu is not None and not cpu.present:
-        return "this CPU has no SGX, its firmware (BIOS) hides it, or this virtual machine is not given it"
+        return "the CPU has no SGX, the firmware (BIOS) hides it, or the hypervisor does not provide it"
     if flags is not None and "sgx" not in flags:
         also = "" if cpu is not None else "the CPU has none, or "
-        return (
-            f"SGX is not in use: {also}the firmware (BIOS) disables it, or the kernel is built without CONFIG_X86_SGX"
-        )
+        return f"SGX is disabled: {also}the firmware (BIOS) disables it, or the kernel has no CONFIG_X86_SGX"
     if (flags is not None and "sgx_lc" not in flags) or (cpu is not None and not cpu.flexible):
-        return f"flexible launch control is locked by the firmware (BIOS): Linux then has no enclaves, only {VEPC}"
+        return f"the firmware (BIOS) locks flexible launch control: Linux then supports no enclaves, only {VEPC}"
     return (
-        "SGX is on: the driver is not loaded or found no EPC (kernel log: sgx), or its nodes are not in this container"
+        "SGX is enabled: the driver is not loaded or found no EPC (see sgx in the kernel log), or its nodes are not "
+        "mounted in this container"
     )
 
 
@@ -206,7 +211,7 @@ def _shares(resource: str, path: str, count: int) -> tuple[Device, ...]:
 
 
 def _infrastructure() -> tuple[Device, Device]:
-    """The one id for the node's quoting daemon, and the one for its registration tool."""
+    """Returns the device of the quoting daemon and that of the registration tool. Each has one ID."""
     nodes = (DeviceNode(ENCLAVE), DeviceNode(PROVISION))
     return (
         Device(resource="qe", id="qe-1", nodes=nodes, topology=None),

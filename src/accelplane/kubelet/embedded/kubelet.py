@@ -39,7 +39,7 @@ from accelplane.kubelet.embedded.model import (
     RunningContainer,
     RunningPod,
 )
-from accelplane.kubelet.pulse import Pulse
+from accelplane.kubelet.notifier import Notifier
 
 log = logging.getLogger(__name__)
 
@@ -110,8 +110,8 @@ class EmbeddedKubelet:
         self._running = False
         self._servers: list[grpc.aio.Server] = []
         self._shown: Mapping[str, ResourceStatus] = {}
-        self._any_news = Pulse()
-        self._resource_news = Pulse()
+        self._any_news = Notifier()
+        self._resource_news = Notifier()
 
     # Life
 
@@ -506,11 +506,11 @@ class EmbeddedKubelet:
         self._news()
 
     def _news(self) -> None:
-        self._any_news.fire()
+        self._any_news.notify_all()
         shown = self.resources()
         if shown != self._shown:
             self._shown = shown
-            self._resource_news.fire()
+            self._resource_news.notify_all()
 
     def _require_running(self) -> None:
         if not self._running:

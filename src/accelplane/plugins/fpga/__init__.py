@@ -1,7 +1,4 @@
-"""FPGAs behind OPAE and DFL: options, the scan from sysfs to devices, the mode that a node's annotation names.
-
-`FpgaPlugin` puts them together.
-"""
+"""The FPGA plugin for the OPAE and DFL drivers: options, the scan of sysfs, the mode in the node's annotation."""
 
 from accelplane.plugins.fpga.plugin import FpgaPlugin
 

@@ -1,4 +1,4 @@
-"""Options of the FPGA plugin: the Go implementation's flags with their defaults, and what goes beyond them."""
+"""Options of the FPGA plugin: the flags of the Go implementation with their defaults, and additional ones."""
 
 import os
 from typing import Annotated, Literal, TypeAlias, get_args
@@ -19,7 +19,7 @@ CDI_USES: tuple[CdiUse, ...] = get_args(CdiUse)
 
 
 def as_mode(text: str) -> Mode | None:
-    """The mode of that name, None where there is none."""
+    """Returns the mode with the name, or None."""
     return next((mode for mode in MODES if mode == text), None)
 
 
@@ -33,31 +33,30 @@ class FpgaConfig(Config, frozen=True, kw_only=True):
     mode: Annotated[
         str,
         Meta(
-            description="what is published unless the node's annotation says otherwise: af (ports, by the function in "
-            "them), region (regions that are programmed for each container) or regiondevel (regions with their FME)"
+            description="what is published, unless the node has an annotation: af (ports, by their programmed "
+            "function), region (regions that are programmed for each container) or regiondevel (regions with their FME)"
         ),
     ] = "af"
     kubeconfig: Annotated[
-        str, Meta(description="kubeconfig with which the node is read; the pod's service account when empty")
+        str, Meta(description="kubeconfig for reading the Node object; default: the service account of the pod")
     ] = ""
-    master: Annotated[
-        str, Meta(description="URL of the API server instead of that in -kubeconfig; without one it has no effect")
-    ] = ""
-    node_name: Annotated[str, Meta(description="node whose annotation is read; $NODE_NAME when not given")] = (
+    master: Annotated[str, Meta(description="URL of the API server that replaces the one in -kubeconfig")] = ""
+    node_name: Annotated[str, Meta(description="name of the Node whose annotation is read; default: $NODE_NAME")] = (
         msgspec.field(default_factory=_node_name)
     )
     resource_naming: Annotated[
-        str, Meta(description="how ports are named in mode af: default or legacy63 (April 2020); as at the webhook")
+        str,
+        Meta(description="names of resources in mode af: default or legacy63 (April 2020), as at the webhook"),
     ] = "default"
     cdi: Annotated[
         str,
         Meta(
-            description="what containers get through CDI in mode region: the hook (auto); only together with it the "
-            "ports, too (only); or nothing, for CRI-O runs the hook by hooks.d (off), as told to the init container"
+            description="what is given by CDI in mode region: auto (the hook), only (the hook and the ports) or off "
+            "(nothing: CRI-O runs the hook from hooks.d, which the init container configures)"
         ),
     ] = "auto"
     wait_for_driver: Annotated[
-        bool, Meta(description="wait for an FPGA driver that is not loaded at the start, instead of ending")
+        bool, Meta(description="wait for an FPGA driver if none is loaded at the start, instead of exiting")
     ] = False
 
     def __post_init__(self) -> None:
@@ -67,15 +66,15 @@ class FpgaConfig(Config, frozen=True, kw_only=True):
 
     @property
     def own_mode(self) -> Mode:
-        """`mode`, which was checked to be one."""
+        """The validated option `mode`."""
         return as_mode(self.mode) or "af"
 
     @property
     def cdi_use(self) -> CdiUse:
-        """`cdi`, which was checked to be one."""
+        """The validated option `cdi`."""
         return next(use for use in CDI_USES if use == self.cdi)
 
     @property
     def naming(self) -> Naming:
-        """`resource_naming`, which was checked to be one."""
+        """The validated option `resource_naming`."""
         return next(naming for naming in NAMINGS if naming == self.resource_naming)

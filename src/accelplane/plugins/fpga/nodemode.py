@@ -1,8 +1,9 @@
-"""The mode in force: the configuration's, unless an annotation of the node names another.
+"""The current mode: the option, unless the node has an annotation with another mode.
 
-`fpga.intel.com/device-plugin-mode` is read before the first scan of a node with FPGAs, and watched from then on. What
-is no mode is told and changes nothing; nor does an API server that is away, which is asked again. Nodes without FPGAs
-ask nobody. The same answer tells the container runtime, and some are known to be too old for CDI.
+The annotation `fpga.intel.com/device-plugin-mode` is read before the first scan of a node with FPGAs and then watched.
+An invalid value is logged and does not change the mode. While the API server is unavailable the mode does not change
+either, and the watch retries. Without FPGAs there is no request. The Node object also has the version of the container
+runtime, by which runtimes without CDI are recognized.
 """
 
 import logging
@@ -22,38 +23,38 @@ log = logging.getLogger(__name__)
 
 ANNOTATION = f"{NAMESPACE}/device-plugin-mode"
 
-_DEADLINE = 3.0  # the first scan waits for the answer
+_DEADLINE = 3.0  # the first scan waits for the response
 _WATCH = 300.0
 
-# The first containerd with CDI is 1.7; in which it is off unless told, but of that the node says nothing.
-_TOO_OLD = re.compile(r"containerd://(0|1\.[0-6])\..*")
+# CDI exists since containerd 1.7. There it is off by default, which the Node object does not show.
+_NO_CDI = re.compile(r"containerd://(0|1\.[0-6])\..*")
 
 
 class NodeMode:
-    """`mode`, and where it comes from in `source`. `ask` and `follow` change it.
+    """The `mode` with its `source`, which `ask` and `follow` update.
 
-    `obstacle` is why no hook that is named by CDI runs on the node, empty where one may.
+    `obstacle` is the reason why the container runtime of the node runs no CDI hooks, or empty.
     """
 
     def __init__(self, config: FpgaConfig, api: "Callable[[], ApiServer | None] | None" = None) -> None:
-        """`api` is where the node is asked for, unless it is the one that the configuration tells; None asks nobody."""
+        """`api` replaces the API server of the configuration. If it returns None, the node is not read."""
         self.mode: Mode = config.own_mode
         self.source = "-mode"
         self.obstacle = ""
         self._config = config
         self._find_api = api or (lambda: _api(config))
-        self._refused: str | None = None
+        self._invalid: str | None = None
 
     async def ask(self) -> None:
-        """Reads the annotation once. What keeps it from being read is logged."""
+        """Reads the annotation once. Errors are logged."""
         name = self._config.node_name
         if not name:
             log.warning(
-                "-node-name is not given and NODE_NAME not set: the node's annotation %s is not read, the mode is %s",
+                "neither -node-name nor NODE_NAME is set: the node's annotation %s is not read, the mode is %s",
                 ANNOTATION, self.mode,
             )  # fmt: skip
             return
-        # Nodes without FPGAs do without its memory.
+        # Imported here to save memory on nodes without FPGAs.
         from accelplane.apiserver import ApiError, object_path  # noqa: PLC0415
         from accelplane.features.node_reconciler import NODES, Node  # noqa: PLC0415
 
@@ -72,7 +73,7 @@ class NodeMode:
             self._take(node)
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """Watches the annotation for as long as there is somebody to ask; calls `changed` when the mode did."""
+        """Watches the annotation until cancelled and calls `changed` after a change. Returns without an API server."""
         if not self._config.node_name:
             return
         from accelplane.apiserver import ApiError  # noqa: PLC0415
@@ -86,16 +87,16 @@ class NodeMode:
         try:
             api = self._find_api()
         except ApiError:
-            return  # `ask` has told
+            return  # logged by `ask`
         if api is None:
             return
         await node_reconciler.run(api, self._config.node_name, settle, interval=_WATCH)
 
     def _take(self, node: "Node") -> bool:
-        """Whether the node has changed what is published."""
+        """Updates the mode and the obstacle. Returns whether one of them changed."""
         before = self.mode, self.obstacle
         runtime = node.status.node_info.container_runtime_version
-        self.obstacle = _obstacle(runtime) if _TOO_OLD.fullmatch(runtime) else ""
+        self.obstacle = _obstacle(runtime) if _NO_CDI.fullmatch(runtime) else ""
         self._take_mode(node)
         return (self.mode, self.obstacle) != before
 
@@ -103,24 +104,24 @@ class NodeMode:
         text = (node.metadata.annotations or {}).get(ANNOTATION)
         mode = self._config.own_mode if text is None else as_mode(text)
         if mode is None:
-            if text != self._refused:
+            if text != self._invalid:
                 log.error(
                     "node %s: annotation %s is %s, expected one of %s; the mode stays %s",
                     self._config.node_name, ANNOTATION, shown(text or ""), ", ".join(MODES), self.mode,
                 )  # fmt: skip
-            self._refused = text
+            self._invalid = text
             return
-        self._refused = None
+        self._invalid = None
         self.source = "-mode" if text is None else f"node {self._config.node_name}'s annotation"
         if mode != self.mode:
-            log.info("mode %s instead of %s, by %s", mode, self.mode, self.source)
+            log.info("mode changed from %s to %s by %s", self.mode, mode, self.source)
             self.mode = mode
 
 
 def _obstacle(runtime: str) -> str:
     return (
-        f"the node's runtime, {shown(runtime)}, has no CDI, so nobody would program the region; expected containerd "
-        "1.7 or newer, mode af or regiondevel, or -cdi=off where something else runs the hook"
+        f"the container runtime {shown(runtime)} has no CDI, so no hook would program the region; expected containerd "
+        "1.7 or newer, mode af or regiondevel, or -cdi=off if the runtime runs the hook by other means"
     )
 
 
@@ -129,8 +130,8 @@ def _api(config: FpgaConfig) -> "ApiServer | None":
     from accelplane.apiserver import ApiServer, without_account  # noqa: PLC0415
 
     if not config.kubeconfig:
-        # The agent for all families, of which few have FPGAs, is given none unless somebody wants it.
+        # The manifests of the agent mount a service account by option only.
         return None if without_account() else ApiServer.in_cluster()
-    from accelplane.plugins.fpga import kubeconfig  # noqa: PLC0415 - it brings YAML along
+    from accelplane.plugins.fpga import kubeconfig  # noqa: PLC0415 - it imports yaml
 
     return kubeconfig.api_server(config.kubeconfig, config.master)

@@ -1,4 +1,4 @@
-"""The FPGA plugin: functions that are programmed already (af), or regions to program (region, regiondevel)."""
+"""The FPGA plugin: programmed functions (mode af), or regions to program (modes region and regiondevel)."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from accelplane.fpga.ids import NAMESPACE
 from accelplane.host import Host, HostError
 from accelplane.host.blocking import in_thread
 from accelplane.logs import v
-from accelplane.plugins.base import Found, Plugin, Sample, Watch
+from accelplane.plugins.base import Plugin, Sample, ScanResult, Watch
 from accelplane.plugins.fpga.config import MODES, FpgaConfig
 from accelplane.plugins.fpga.nodemode import NodeMode
 from accelplane.plugins.fpga.programmings import programmings
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LONGEST_USUAL = 54  # of resources by the usual naming
+_DEFAULT_NAMING_MAX = 54  # characters of a resource with -resource-naming=default
 
 
 class FpgaPlugin(Plugin[FpgaConfig]):
     """Publishes `fpga.intel.com/af-…`, or `/region-…`."""
 
     namespace = NAMESPACE
+    owns_namespace = True
     config_type = FpgaConfig
     watch = Watch(frozenset(("fpga", "fpga_region", "platform", "pci")))
     cdi_kinds = (CDI_KIND,)
@@ -40,18 +41,19 @@ class FpgaPlugin(Plugin[FpgaConfig]):
         api: "Callable[[], ApiServer | None] | None" = None,
         interval: float = 5.0,
     ) -> None:
-        """`api` is who is asked for the node; every `interval` seconds the ids are looked at, of which nobody tells."""
+        """`api` returns the API server for the Node object. The IDs are read every `interval` seconds."""
         super().__init__(config)
         self._node = NodeMode(self.config, api)
         self._interval = interval
         self._present = asyncio.Event()
         self._reading = Reading()
+        self._prepared: Host | None = None  # for the scan after `prepare`, which has read it
         # With whether it has AFU ids: of the other modes it would be incomplete.
         self._known: tuple[bool, Mapping[str, Known]] = (False, {})
         self._record_problems: frozenset[str] = frozenset()
 
     async def refresh(self, host: Host) -> None:
-        """Finds the mode out, once there is a driver."""
+        """Reads the mode of the node once a driver is loaded."""
         driver = None if self._present.is_set() else detect(host)
         if driver is not None:
             await self._node.ask()
@@ -59,15 +61,19 @@ class FpgaPlugin(Plugin[FpgaConfig]):
             self._present.set()
 
     def prepare(self, host: Host) -> None:
-        """Remembers the ids that are read, for when they cannot be: the node is left as it is."""
+        """Reads the ids, and keeps them for when they cannot be read. Writes nothing."""
         afus = self._afus
         self._reading = read(host, afus=afus)
         self._known = (afus, recalled(self._known_of(afus), self._reading))
+        self._prepared = host
 
-    def scan(self, host: Host) -> Found:
+    def scan(self, host: Host) -> ScanResult:
         mode = self._node.mode
         afus = mode == "af"
-        config, reading = self.config, read(host, afus=afus)
+        config = self.config
+        # The mode may have changed since `prepare`.
+        reading = self._reading if self._prepared is host and self._known[0] == afus else read(host, afus=afus)
+        self._prepared = None
         known, obstacle = self._known_of(afus), self._node.obstacle
         return published(host, reading, known, mode, config.naming, cdi_use=config.cdi_use, obstacle=obstacle)
 
@@ -78,8 +84,8 @@ class FpgaPlugin(Plugin[FpgaConfig]):
             group.create_task(self._keep_reading(host, request_scan))
 
     def socket_name(self, resource: str) -> str:
-        # With the namespace in front, names of April 2020 leave no room for the kubelet's usual directory.
-        return f"fpga-{resource}.sock" if len(resource) > _LONGEST_USUAL else super().socket_name(resource)
+        # With the namespace and the default directory of the kubelet, names of April 2020 exceed sun_path (unix(7)).
+        return f"fpga-{resource}.sock" if len(resource) > _DEFAULT_NAMING_MAX else super().socket_name(resource)
 
     def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
         ports: dict[str, int] = {}
@@ -87,13 +93,13 @@ class FpgaPlugin(Plugin[FpgaConfig]):
             fme = device.attributes.get("fme", device.id)
             ports[fme] = ports.get(fme, 0) + len(device.attributes.get("ports", device.id).split(", "))
         for mode in MODES if ports else ():
-            help_ = "1 for the mode in which FPGAs are published"
+            help_ = "1 for the current mode of the FPGA plugin"
             yield Sample("fpga_mode", help_, {"mode": mode}, float(mode == self._node.mode))
         for fme, number in ports.items():
             yield Sample("fpga_ports", "Ports published of an FPGA", {"device": fme}, float(number))
         found = programmings(host)
         for problem in found.problems - self._record_problems:
-            log.warning("%s; not on the metrics page", problem)
+            log.warning("%s; its metrics are missing", problem)
         self._record_problems = found.problems
         yield from found.samples
 
@@ -104,8 +110,8 @@ class FpgaPlugin(Plugin[FpgaConfig]):
         return {"driver": driver.name, "options": self.config}
 
     def absence(self, host: Host) -> str:
-        """Why the command for FPGAs alone does not begin on this host, empty when it does."""
-        return "" if self.config.wait_for_driver or detect(host) is not None else f"{_ABSENCE}, or -wait-for-driver"
+        """Returns why the drop-in command does not start on this host, or an empty text."""
+        return "" if self.config.wait_for_driver or detect(host) is not None else f"{_ABSENCE}, or set -wait-for-driver"
 
     @property
     def _afus(self) -> bool:
@@ -115,19 +121,19 @@ class FpgaPlugin(Plugin[FpgaConfig]):
         return self._known[1] if self._known[0] == afus else {}
 
     async def _keep_reading(self, host: Host, request_scan: Callable[[], None]) -> None:
-        """The kernel says nothing when a port is programmed or the firmware crashes."""
+        """Requests a scan if IDs change: the kernel sends no uevent after programming or a firmware crash."""
         while True:
             busy = any(seen.afu is None for seen in self._reading.ports)
             await asyncio.sleep(self._interval / 5 if busy else self._interval)
             try:
                 now = await in_thread(lambda: read(Host(host.root), afus=self._afus))
             except HostError:
-                continue  # for the scan to tell
+                continue  # the scan reports it
             if now != self._reading:
                 request_scan()
 
 
 _ABSENCE = (
-    f"no FPGA driver: neither {DRIVERS[0].class_directory} (OPAE) nor {DRIVERS[1].class_directory} (DFL) is there; "
-    "expected one of the modules intel-fpga-pci and dfl-pci to be loaded"
+    f"no FPGA driver: neither {DRIVERS[0].class_directory} (OPAE) nor {DRIVERS[1].class_directory} (DFL) exists; "
+    "load the module intel-fpga-pci or dfl-pci"
 )

@@ -1,4 +1,4 @@
-"""What the hook and the tool have counted on this host (`accelplane.fpga.record`), as readings for the metrics page."""
+"""Metrics of FPGA programming, which the hook and the tool count on this host (`accelplane.fpga.record`)."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,14 +9,14 @@ from accelplane.plugins.base import Sample
 
 
 class Programmings(NamedTuple):
-    """The readings, and what is wrong with records that are none."""
+    """The samples, and the errors of invalid records."""
 
     samples: tuple[Sample, ...] = ()
     problems: frozenset[str] = frozenset()
 
 
 def programmings(host: Host) -> Programmings:
-    """Of all FMEs that were programmed since the host's start; nothing where the records cannot be seen."""
+    """Returns the metrics of all FMEs that were programmed since boot. They are empty without readable records."""
     samples: list[Sample] = []
     problems: list[str] = []
     try:
@@ -36,9 +36,9 @@ def _samples(fme: str, record: Record) -> Iterator[Sample]:
         number = float(record.outcomes.get(outcome, 0))
         yield Sample("fpga_programmings_total", "Programmings of an FPGA", {**device, "outcome": outcome}, number)
     for error, number in record.errors.items():
-        help_ = "Programmings that an FPGA's driver refused"
+        help_ = "Programmings of an FPGA that failed in the driver"
         yield Sample("fpga_programming_errors_total", help_, {**device, "error": error}, float(number))
-    yield Sample("fpga_programming_seconds_total", "Time that programming an FPGA took", device, record.seconds)
+    yield Sample("fpga_programming_seconds_total", "Time spent programming an FPGA", device, record.seconds)
     if record.last is not None:
-        help_ = "When programming an FPGA ended last"
+        help_ = "Time when the last programming of an FPGA ended"
         yield Sample("fpga_last_programming_timestamp_seconds", help_, device, record.last.time)

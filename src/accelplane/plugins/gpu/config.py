@@ -1,4 +1,4 @@
-"""Options of the GPU plugin: the Go implementation's flags with their defaults, and what goes beyond them."""
+"""Options of the GPU plugin: the flags of the Go implementation with their defaults, and additional ones."""
 
 import math
 import re
@@ -9,63 +9,65 @@ from msgspec import Meta
 
 from accelplane.host import pci_address
 from accelplane.plugins.base import Config
-from accelplane.plugins.delivery import CDI_MODES
+from accelplane.plugins.cdi_mode import CDI_MODES
 from accelplane.plugins.options import AllocationPolicy, CdiMode, Prefix, SharedDevNum, check_choice, normal_prefix
 from accelplane.plugins.policies import POLICIES
 
 _PCI_ID = re.compile(r"0x[0-9a-f]{4}")
 _DEFAULT_LIMIT = 100
-_MAX_SOCKET_PATH = 107  # sun_path of unix(7), less the closing zero
+_MAX_SOCKET_PATH = 107  # sun_path of unix(7) without the terminating null byte
 
 
 class GpuConfig(Config, frozen=True, kw_only=True):
-    """Checked in the Go implementation's order and with its words, so that its users recognise what they see."""
+    """Options are checked in the order of the Go implementation, with its error texts: scripts may match them."""
 
     prefix: Prefix = ""
-    enable_monitoring: Annotated[bool, Meta(description="publish resources that hold every GPU, for monitoring")] = (
+    enable_monitoring: Annotated[
+        bool, Meta(description="publish monitoring resources, which have the device nodes of all GPUs")
+    ] = False
+    health_management: Annotated[bool, Meta(description="check the health of GPUs by the Level-Zero service")] = False
+    wsl: Annotated[bool, Meta(description="Windows Subsystem for Linux: publish /dev/dxg once for each Intel GPU")] = (
         False
     )
-    health_management: Annotated[bool, Meta(description="judge health by the Level-Zero service beside the plugin")] = (
-        False
-    )
-    wsl: Annotated[bool, Meta(description="Windows Subsystem for Linux: publish /dev/dxg for each Intel GPU")] = False
     shared_dev_num: SharedDevNum = 1
-    temp_limit: Annotated[int, Meta(description="global temperature in degrees above which a GPU is unhealthy")] = (
+    temp_limit: Annotated[
+        int, Meta(description="limit of the global temperature in °C, above which a GPU is unhealthy")
+    ] = _DEFAULT_LIMIT
+    gpu_temp_limit: Annotated[int, Meta(description="limit of the temperature of the GPU sensor in °C")] = (
         _DEFAULT_LIMIT
     )
-    gpu_temp_limit: Annotated[int, Meta(description="the same for the temperature of the GPU's own sensor")] = (
+    memory_temp_limit: Annotated[int, Meta(description="limit of the temperature of the GPU memory in °C")] = (
         _DEFAULT_LIMIT
     )
-    memory_temp_limit: Annotated[int, Meta(description="the same for the temperature of its memory")] = _DEFAULT_LIMIT
     allocation_policy: AllocationPolicy = "none"
     monitoring_mode: Annotated[
         str,
-        Meta(description="single (one resource for all GPUs) or split (one per driver); both when not given"),
+        Meta(description="single (one resource for all GPUs) or split (one for each driver); default: both"),
     ] = ""
-    xpumd_endpoint: Annotated[str, Meta(description="Unix socket of xpumd, to judge health by it")] = ""
+    xpumd_endpoint: Annotated[str, Meta(description="Unix socket of xpumd; check the health of GPUs by xpumd")] = ""
     bypath: Annotated[
         str,
         Meta(
-            description="links of /dev/dri/by-path in containers: single (a GPU's own), none, all (the directory), or "
-            "links (a GPU's own, as real links made by a CDI hook)"
+            description="links of /dev/dri/by-path in containers: single (those of the GPU), none, all (the whole "
+            "directory) or links (those of the GPU, as symbolic links that a CDI hook makes)"
         ),
     ] = "single"
-    allow_ids: Annotated[str, Meta(description="PCI device ids (0x56c0,0x56c1) to publish, no others")] = ""
-    deny_ids: Annotated[str, Meta(description="PCI device ids not to publish")] = ""
-    allow_bdfs: Annotated[str, Meta(description="PCI addresses (0000:3d:00.0,...) to publish, no others")] = ""
-    deny_bdfs: Annotated[str, Meta(description="PCI addresses not to publish")] = ""
-    drivers: Annotated[str, Meta(description="kernel drivers (i915,xe) whose GPUs to publish, no others")] = ""
+    allow_ids: Annotated[str, Meta(description="publish only GPUs with these PCI device ids (0x56c0,0x56c1)")] = ""
+    deny_ids: Annotated[str, Meta(description="do not publish GPUs with these PCI device ids")] = ""
+    allow_bdfs: Annotated[str, Meta(description="publish only GPUs at these PCI addresses (0000:3d:00.0,...)")] = ""
+    deny_bdfs: Annotated[str, Meta(description="do not publish GPUs at these PCI addresses")] = ""
+    drivers: Annotated[str, Meta(description="publish only GPUs of these kernel drivers (i915,xe)")] = ""
     kinds: Annotated[str, Meta(description="publish only integrated or only discrete GPUs")] = ""
     functions: Annotated[str, Meta(description="publish only physical (pf) or only virtual functions (vf)")] = ""
     health_fail_closed: Annotated[
-        bool, Meta(description="count a health source that does not answer as bad health")
+        bool, Meta(description="treat a health source that does not answer as a bad verdict")
     ] = False
     health_bad_verdicts: Annotated[int, Meta(description="consecutive bad verdicts that make a GPU unhealthy")] = 1
     temperature_margin: Annotated[
-        float, Meta(description="degrees below its limit to which an overheated GPU must cool to be healthy again")
+        float, Meta(description="°C below the limit at which an overheated GPU is healthy again")
     ] = 5.0
     cdi: CdiMode = "auto"
-    cdi_hook: Annotated[str, Meta(description="where the CDI hook program for -bypath=links is found on the host")] = (
+    cdi_hook: Annotated[str, Meta(description="path on the host of the CDI hook program for -bypath=links")] = (
         "/usr/local/bin/accelplane-cdi-hook"
     )
 
@@ -106,20 +108,22 @@ class GpuConfig(Config, frozen=True, kw_only=True):
         for option, addresses in (("allow-bdfs", self.allow_bdfs), ("deny-bdfs", self.deny_bdfs)):
             for address in words(addresses):
                 if pci_address(address) is None:
-                    raise ValueError(f"failed to validate {option}: {address!a} is not like 0000:3d:00.0")
+                    raise ValueError(
+                        f"failed to validate {option}: found {address!a}, expected an address like 0000:3d:00.0"
+                    )
         if not all(words(self.drivers)):
-            raise ValueError(f"failed to validate drivers: a name is empty in {self.drivers!a}")
+            raise ValueError(f"failed to validate drivers: found {self.drivers!a}, expected no empty name")
         for kind in words(self.kinds):
             check_choice("kinds", kind, ("integrated", "discrete"))
         for function in words(self.functions):
             check_choice("functions", function, ("pf", "vf"))
 
     def _check_additions(self) -> None:
-        """What else the Go implementation has no flags for, or leaves unchecked."""
+        """Checks options that the Go implementation does not have or does not check."""
         normal_prefix(self.prefix)
         if len(self.xpumd_endpoint.encode()) > _MAX_SOCKET_PATH:
             raise ValueError(
-                f"xpumd-endpoint {self.xpumd_endpoint!a} is longer than the {_MAX_SOCKET_PATH} bytes of a socket path"
+                f"xpumd-endpoint is {self.xpumd_endpoint!a}, expected a path of at most {_MAX_SOCKET_PATH} bytes"
             )
         if self.health_bad_verdicts < 1:
             raise ValueError(f"health-bad-verdicts is {self.health_bad_verdicts}, expected 1 or more")
@@ -127,20 +131,20 @@ class GpuConfig(Config, frozen=True, kw_only=True):
             raise ValueError(f"temperature-margin is {self.temperature_margin}, expected 0 or more degrees")
         check_choice("cdi", self.cdi, CDI_MODES)
         if self.bypath == "links" and self.cdi == "off":
-            raise ValueError("bypath links are made by a CDI hook, they cannot be used with cdi off")
+            raise ValueError("bypath is links, which needs a CDI hook, but cdi is off; expected another value of cdi")
         if not self.cdi_hook.startswith("/"):
-            raise ValueError(f"cdi-hook {self.cdi_hook!a} must be an absolute path")
+            raise ValueError(f"cdi-hook is {self.cdi_hook!a}, expected an absolute path")
 
 
 def words(text: str) -> Iterator[str]:
-    """The elements of a comma separated list, in lower case and without white space; none of an empty text."""
+    """Yields the elements of a comma-separated list, stripped and in lower case. An empty text has none."""
     if text:
         for word in text.split(","):
             yield word.strip().lower()
 
 
 def pci_ids(text: str) -> frozenset[str]:
-    """The PCI ids of a comma separated list, in lower case. Raises `ValueError` naming the one that is none."""
+    """Returns the PCI ids of a comma-separated list, in lower case. Raises `ValueError` that names the invalid one."""
     ids = frozenset(words(text))
     for word in ids:
         if not word:

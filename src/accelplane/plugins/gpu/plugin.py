@@ -20,6 +20,7 @@ class GpuPlugin(Plugin[GpuConfig]):
     """Publishes `gpu.intel.com/i915`, `/xe`, `/dxg` and the monitoring resources."""
 
     namespace = "gpu.intel.com"
+    owns_namespace = True
     config_type = GpuConfig
     cdi_kinds = (CDI_KIND,)
 
@@ -66,9 +67,9 @@ class GpuPlugin(Plugin[GpuConfig]):
         return HealthPolicy() if self._health is None else self._health.policy
 
     async def preferred_allocation(
-        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
-        return preferred(self.config.allocation_policy, available, must_include, size)
+        return preferred(self.config.allocation_policy, available, must_include, size, in_use)
 
     async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:
         indices = {int(device.envs[AFFINITY_MASK]) for device in devices if AFFINITY_MASK in device.envs}

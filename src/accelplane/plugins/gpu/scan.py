@@ -1,9 +1,9 @@
-"""From `/sys/class/drm` and `/dev/dri` to devices.
+"""The scan of GPUs: reads `/sys/class/drm` and `/dev/dri`, yields devices.
 
-A card is published under the name of its driver (`i915`, `xe`), as many times as it may be shared. A physical function
-with virtual ones is left out: its virtual functions are cards of their own. What is passed over is said, with the
-reason. Links in `/dev/dri/by-path` are looked at anew by every scan, and only those are taken that lead to the card's
-own nodes: udev also makes others with the same address (simple framebuffers), and leaves dangling ones behind.
+The resource of a card is the name of its driver (`i915`, `xe`); a card has `shared-dev-num` IDs. A physical function
+with virtual functions is skipped, because its virtual functions are cards too. Each scan reads `/dev/dri/by-path` and
+uses only the links that lead to nodes of the card: udev also makes other links with the same address (for simple
+framebuffers), and does not always remove dangling ones.
 
 Facts: kernel documents Documentation/ABI/testing/sysfs-bus-pci and sysfs-class-drm; udev's 60-drm.rules.
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from accelplane.devices import CdiHook, Device, DeviceNode, Mount, Skipped
 from accelplane.host import Host, HostError, Missing, pci_address
-from accelplane.plugins.delivery import Delivery, delivered
+from accelplane.plugins.cdi_mode import DeviceFiles, split_by_cdi_mode
 from accelplane.plugins.gpu.config import GpuConfig, pci_ids, words
 from accelplane.plugins.options import normal_prefix
 
@@ -28,12 +28,12 @@ _CARD = re.compile(r"card[0-9]+")
 _CONTROL = re.compile(r"controlD[0-9]+")
 _PCI_ID = re.compile(r"0x[0-9a-f]{4}")
 _BY_PATH = re.compile(r"pci-([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])")
-# Intel's integrated GPU has had this place since the first one; its virtual functions are functions of the same device.
+# The PCI device of every integrated Intel GPU. Its virtual functions are functions of the same device.
 _INTEGRATED = "0000:00:02."
 
 
 class Places(NamedTuple):
-    """Where the scan looks."""
+    """The directories that the scan reads."""
 
     drm: str
     dev: str
@@ -47,7 +47,7 @@ class Places(NamedTuple):
 
 
 class Filters(NamedTuple):
-    """Which cards the administrator wants; an empty set wants them all."""
+    """The filters of the configuration. An empty set allows all cards."""
 
     allow_ids: frozenset[str]
     deny_ids: frozenset[str]
@@ -69,9 +69,9 @@ class Filters(NamedTuple):
             frozenset(words(config.functions)),
         )
 
-    def objection(self, facts: Mapping[str, str]) -> str:
-        """Why a card with these attributes is not wanted; empty when it is."""
-        for option, listed, attribute, wanted in (
+    def mismatch(self, attributes: Mapping[str, str]) -> str:
+        """Returns which filter excludes a card with these attributes, or an empty string."""
+        for option, listed, attribute, allowed in (
             ("allow-ids", self.allow_ids, "device-id", True),
             ("deny-ids", self.deny_ids, "device-id", False),
             ("allow-bdfs", self.allow_addresses, "bdf", True),
@@ -80,14 +80,14 @@ class Filters(NamedTuple):
             ("kinds", self.kinds, "kind", True),
             ("functions", self.functions, "function", True),
         ):
-            fact = facts.get(attribute, "")
-            if listed and (fact.lower() in listed) != wanted:
-                return f"filtered: {attribute} {fact or 'unknown'} is {'not ' if wanted else ''}in {option}"
+            value = attributes.get(attribute, "")
+            if listed and (value.lower() in listed) != allowed:
+                return f"filtered: {attribute} {value or 'unknown'} is {'not ' if allowed else ''}in {option}"
         return ""
 
 
 class Scope(NamedTuple):
-    """What a configuration means for the scan."""
+    """The configuration with the directories and filters that follow from it."""
 
     config: GpuConfig
     places: Places
@@ -99,23 +99,23 @@ class Scope(NamedTuple):
 
 
 class Card(NamedTuple):
-    """A card to publish. `nodes` are its DRM nodes; `monitored` those and its management engine's."""
+    """A card to publish. `nodes` are its DRM nodes, `monitored` also those of its management engine."""
 
     name: str
     driver: str
     nodes: tuple[DeviceNode, ...]
     monitored: tuple[DeviceNode, ...]
-    delivery: Delivery
+    files: DeviceFiles
     topology: tuple[int, ...] | None
     attributes: Mapping[str, str]
 
 
-class _NotPublished(Exception):
-    """Why a card is passed over by design."""
+class _CardSkipped(Exception):
+    """Raised for a card that is skipped by design. The text is the reason."""
 
 
 def scan(host: Host, scope: Scope) -> Iterator[Device | Skipped]:
-    """The GPUs of the host, what was passed over, and the monitoring devices. Raises `HostError` when it cannot see."""
+    """Yields the GPUs, the skipped cards and the monitoring devices. Raises `HostError`."""
     config = scope.config
     cards: list[Card] = []
     for found in _cards(host, scope):
@@ -123,44 +123,42 @@ def scan(host: Host, scope: Scope) -> Iterator[Device | Skipped]:
             yield found
             continue
         cards.append(found)
-        nodes, mounts, cdi = found.delivery
-        for number in range(config.shared_dev_num):
-            yield Device(
-                resource=found.driver,
-                id=f"{found.name}-{number}",
-                unit=found.name,
-                nodes=nodes,
-                mounts=mounts,
-                cdi=cdi,
-                topology=found.topology,
-                attributes=found.attributes,
-            )
+        nodes, mounts, cdi = found.files
+        device = Device(
+            resource=found.driver,
+            id=found.name,
+            nodes=nodes,
+            mounts=mounts,
+            cdi=cdi,
+            topology=found.topology,
+            attributes=found.attributes,
+        )
+        yield from device.shared(config.shared_dev_num)
     if config.enable_monitoring:
         yield from _monitoring(cards, config)
 
 
 def wsl_devices(indices: Iterable[int], config: GpuConfig) -> Iterator[Device]:
-    """What a Linux under Windows has in the place of cards: one device file for all, told apart by a variable."""
+    """Yields the GPUs in WSL mode: all have the same device node, an environment variable selects the GPU."""
     shared_nodes = (DeviceNode("/dev/dxg"),)
     shared_mounts = (Mount("/usr/lib/wsl"),)
     for index in indices:
         name = f"card{index}"
-        nodes, mounts, cdi = delivered(config.cdi, CDI_KIND, name, shared_nodes, mounts=shared_mounts)
-        for number in range(config.shared_dev_num):
-            yield Device(
-                resource="dxg",
-                id=f"{name}-{number}",
-                unit=name,
-                nodes=nodes,
-                mounts=mounts,
-                envs={AFFINITY_MASK: str(index)},
-                cdi=cdi,
-                topology=None,
-            )
+        nodes, mounts, cdi = split_by_cdi_mode(config.cdi, CDI_KIND, name, shared_nodes, mounts=shared_mounts)
+        device = Device(
+            resource="dxg",
+            id=name,
+            nodes=nodes,
+            mounts=mounts,
+            envs={AFFINITY_MASK: str(index)},
+            cdi=cdi,
+            topology=None,
+        )
+        yield from device.shared(config.shared_dev_num)
 
 
 def _monitoring(cards: Iterable[Card], config: GpuConfig) -> Iterator[Device]:
-    # Not given: the generations of the Go plugin differ, and pods written for either one must find their resource.
+    # The default publishes both: v0.31 of the Go plugin has one resource for each driver, v0.36 one for all GPUs.
     both = not config.monitoring_mode
     groups: dict[str, dict[DeviceNode, None]] = {}
     for card in cards:
@@ -169,8 +167,8 @@ def _monitoring(cards: Iterable[Card], config: GpuConfig) -> Iterator[Device]:
         if both or config.monitoring_mode == "split":
             groups.setdefault(f"{card.driver}_monitoring", {}).update(dict.fromkeys(card.monitored))
     for resource, all_nodes in groups.items():
-        nodes, mounts, cdi = delivered(config.cdi, CDI_KIND, resource, tuple(all_nodes))
-        # Without topology: a device that spans all cards must not tie its pod to one NUMA node.
+        nodes, mounts, cdi = split_by_cdi_mode(config.cdi, CDI_KIND, resource, tuple(all_nodes))
+        # No topology: a device that has all cards must not restrict its pod to one NUMA node.
         yield Device(resource=resource, id=MONITORING_ID, nodes=nodes, mounts=mounts, cdi=cdi, topology=None)
 
 
@@ -185,89 +183,89 @@ def _cards(host: Host, scope: Scope) -> Iterator[Card | Skipped]:
             continue
         try:
             yield _card(host, scope, links, name)
-        except _NotPublished as reason:
-            yield Skipped(name, str(reason))
+        except _CardSkipped as skipped:
+            yield Skipped(name, str(skipped))
         except HostError as error:
             yield Skipped(name, str(error), warning=True)
 
 
 def _card(host: Host, scope: Scope, links: "_Links", name: str) -> Card:
-    """Raises `HostError` for a card that cannot be read, `_NotPublished` for one that is passed over by design."""
+    """Raises `HostError` for a card that cannot be read, `_CardSkipped` for one that is skipped by design."""
     config, places, filters = scope
     entry = f"{places.drm}/{name}"
     device = f"{entry}/device"
     vendor = host.text(f"{device}/vendor")
     if vendor != _INTEL:
-        raise _NotPublished(f"vendor {vendor[:20]!a} is not Intel ({_INTEL})")
+        raise _CardSkipped(f"vendor {vendor[:20]!a} is not Intel ({_INTEL})")
     try:
         node_names = host.names(f"{device}/drm")
     except Missing:
-        raise _NotPublished(f"{device}/drm does not exist, no driver serves it") from None
+        raise _CardSkipped(f"{device}/drm does not exist, expected a driver that provides it") from None
     address = _address(host, entry, name)
-    facts = _facts(host, device, name, address, id_needed=bool(filters.allow_ids or filters.deny_ids))
-    objection = filters.objection(facts)
-    if objection:
-        raise _NotPublished(objection)
-    functions = host.vf_count(device)
-    if functions not in ("0", "-1"):
-        raise _NotPublished(f"physical function with {functions[:20]!a} virtual functions, which are published instead")
+    attributes = _attributes(host, device, name, address, id_required=bool(filters.allow_ids or filters.deny_ids))
+    mismatch = filters.mismatch(attributes)
+    if mismatch:
+        raise _CardSkipped(mismatch)
+    vfs = host.vf_count(device)
+    if vfs not in ("0", "-1"):
+        raise _CardSkipped(f"physical function with {vfs[:20]!a} virtual functions, which are published instead")
     nodes = tuple(_drm_nodes(host, places, name, node_names))
     if not nodes:
-        # Not a warning: a card that is plugged in has its nodes a moment after its sysfs directory.
-        raise _NotPublished(f"none of its nodes is in {places.dri}: {', '.join(map(ascii, node_names[:8]))}")
+        # Not a warning: udev makes the nodes of a new card shortly after the kernel makes its sysfs directory.
+        raise _CardSkipped(f"no device node in {places.dri}, expected {', '.join(map(ascii, node_names[:8]))}")
     mounts, hooks = links.of(name, address, nodes)
     monitored = (*nodes, *_mei_nodes(host, places, device)) if config.enable_monitoring else nodes
     return Card(
         name,
-        facts["driver"],
+        attributes["driver"],
         nodes,
         monitored,
-        delivered(config.cdi, CDI_KIND, name, nodes, mounts=mounts, hooks=hooks, cdi_by_default=True),
+        split_by_cdi_mode(config.cdi, CDI_KIND, name, nodes, mounts=mounts, hooks=hooks, cdi_by_default=True),
         host.topology_of(device),
-        facts,
+        attributes,
     )
 
 
 def _address(host: Host, entry: str, name: str) -> str | None:
-    """The card's PCI address, told by where its class link leads (`../../devices/pci…/0000:00:02.0/drm/card0`)."""
+    """Returns the PCI address in the target of the class link (`../../devices/pci…/0000:00:02.0/drm/card0`)."""
     try:
         target = host.link(entry)
     except HostError:
         return None
     last = target.rstrip("/").removesuffix(f"drm/{name}").rstrip("/").rpartition("/")[2]
     if pci_address(last) is None:
-        host.note(f"{entry}: leads to {target[-80:]!a}, which names no PCI address; no by-path links for {name}")
+        host.note(f"{entry}: target {target[-80:]!a}, expected a PCI address; {name} gets no by-path links")
         return None
     return last
 
 
-def _facts(host: Host, device: str, name: str, address: str | None, *, id_needed: bool) -> dict[str, str]:
-    """The card's attributes. Raises `HostError` when its PCI id is needed and cannot be read."""
-    facts = {"driver": _driver(host, device, name)}
+def _attributes(host: Host, device: str, name: str, address: str | None, *, id_required: bool) -> dict[str, str]:
+    """Raises `HostError` if the PCI id is required and cannot be read."""
+    attributes = {"driver": _driver(host, device, name)}
     try:
         bdf = pci_address(host.link(device).rstrip("/").rpartition("/")[2]) or address
     except HostError:
         bdf = address
     if bdf:
-        facts["bdf"] = bdf
-        facts["kind"] = "integrated" if bdf.startswith(_INTEGRATED) else "discrete"
+        attributes["bdf"] = bdf
+        attributes["kind"] = "integrated" if bdf.startswith(_INTEGRATED) else "discrete"
     try:
         pci_id = host.text(f"{device}/device").partition("\n")[0].lower()
     except HostError:
-        if id_needed:
+        if id_required:
             raise
         pci_id = ""
     if _PCI_ID.fullmatch(pci_id):
-        facts["device-id"] = pci_id
-    facts["function"] = "vf" if host.is_vf(device) else "pf"
-    return facts
+        attributes["device-id"] = pci_id
+    attributes["function"] = "vf" if host.is_vf(device) else "pf"
+    return attributes
 
 
 def _driver(host: Host, device: str, name: str) -> str:
     try:
         driver = host.driver(device)
     except HostError as error:
-        host.note(f"{name}: driver unknown, taken for i915: {error}")
+        host.note(f"{name}: driver unknown, assuming i915: {error}")
         return "i915"
     return driver or "i915"
 
@@ -276,13 +274,13 @@ def _drm_nodes(host: Host, places: Places, card: str, names: Iterable[str]) -> I
     for name in names:
         if _CONTROL.fullmatch(name) or (_CARD.fullmatch(name) and name != card):
             continue
-        # A name that is no UTF-8 text cannot be told to the kubelet.
+        # The kubelet accepts UTF-8 text only.
         if name.isprintable() and host.exists(f"{places.dri}/{name}"):
             yield DeviceNode(f"{places.dri}/{name}")
 
 
 def _mei_nodes(host: Host, places: Places, device: str) -> Iterator[DeviceNode]:
-    """Nodes of the card's management engine; not looked for, as plugin pods see only a part of `/dev`."""
+    """Yields nodes of the card's management engine. It does not check that they exist: pods mount a part of `/dev`."""
     for engine in _entries(host, device):
         if ".mei-" in engine:
             for name in _entries(host, f"{device}/{engine}/mei"):
@@ -294,43 +292,43 @@ def _entries(host: Host, directory: str) -> list[str]:
     try:
         return host.names(directory)
     except HostError as error:
-        host.note(f"management engine left out of monitoring: {error}")
+        host.note(f"no management engine in monitoring: {error}")
         return []
 
 
 class _Links:
-    """The links in `/dev/dri/by-path`, read when the first card asks."""
+    """The links in `/dev/dri/by-path`. The directory is read for the first card."""
 
     def __init__(self, host: Host, scope: Scope) -> None:
         self._host = host
         self._config, self._places, _filters = scope
-        self._names: dict[str, list[str]] | None = None
-        self._looked = False
+        self._links: dict[str, list[str]] | None = None
+        self._read = False
 
     def of(
         self, card: str, address: str | None, nodes: Iterable[DeviceNode]
     ) -> tuple[tuple[Mount, ...], tuple[CdiHook, ...]]:
-        """What brings a card's links into a container: mounts, or the hook that makes them there."""
+        """Returns the mounts of a card's links, or the hook that makes the links in the container."""
         mode = self._config.bypath
         if mode == "none":
             return (), ()
         if mode == "all":
-            return ((Mount(self._places.by_path),) if self._listed() is not None else ()), ()
+            return ((Mount(self._places.by_path),) if self._by_address() is not None else ()), ()
         if address is None:
             return (), ()
-        own = list(self._own(card, address, nodes))
+        links = list(self._links_of(card, address, nodes))
         if mode != "links":
-            return tuple([Mount(link) for link, _node in own]), ()
-        if not own:
+            return tuple([Mount(link) for link, _node in links]), ()
+        if not links:
             return (), ()
         arguments = [os.path.basename(self._config.cdi_hook), "create-symlinks"]
-        for link, node in own:
+        for link, node in links:
             arguments += ["--link", f"{os.path.relpath(node, self._places.by_path)}::{link}"]
         return (), (CdiHook("createContainer", self._config.cdi_hook, arguments),)
 
-    def _own(self, card: str, address: str, nodes: Iterable[DeviceNode]) -> Iterator[tuple[str, str]]:
-        """The card's links that lead to one of its nodes, each with that node."""
-        names = (self._listed() or {}).get(address)
+    def _links_of(self, card: str, address: str, nodes: Iterable[DeviceNode]) -> Iterator[tuple[str, str]]:
+        """Yields the links that lead to a node of the card, with that node."""
+        names = (self._by_address() or {}).get(address)
         if not names:
             return
         host = self._host
@@ -340,27 +338,27 @@ class _Links:
             try:
                 target = host.resolve(link)
             except HostError as error:
-                host.note(f"by-path link left out: {error}")
+                host.note(f"by-path link skipped: {error}")
                 continue
             node = resolved.get(target)
             if node is not None:
                 yield link, node
             else:
-                host.note(f"{self._places.by_path}/{name} leads to {target[-80:]!a}, no node of {card}; left out")
+                host.note(f"{self._places.by_path}/{name} skipped: target {target[-80:]!a} is no node of {card}")
 
-    def _listed(self) -> dict[str, list[str]] | None:
-        """Entry names by PCI address; None when the directory cannot be listed."""
-        if self._looked:
-            return self._names
-        self._looked = True
+    def _by_address(self) -> dict[str, list[str]] | None:
+        """Returns the names of entries by PCI address, or None if the directory cannot be read."""
+        if self._read:
+            return self._links
+        self._read = True
         try:
             entries = self._host.names(self._places.by_path)
         except HostError as error:
             self._host.note(f"no by-path links: {error}")
             return None
-        self._names = {}
+        self._links = {}
         for entry in entries:
             match = _BY_PATH.match(entry)
             if match and entry.isprintable():
-                self._names.setdefault(match[1], []).append(entry)
-        return self._names
+                self._links.setdefault(match[1], []).append(entry)
+        return self._links

@@ -1,4 +1,4 @@
-"""Options of the QAT plugin: the Go implementation's flags with their defaults, and what goes beyond them."""
+"""Options of the QAT plugin: the flags of the Go implementation with their defaults, and additional ones."""
 
 from typing import Annotated
 
@@ -14,44 +14,46 @@ IGB_UIO = "igb_uio"
 
 
 class QatConfig(Config, frozen=True, kw_only=True):
-    """Checked in the Go implementation's order. All but `mode` is for dpdk mode."""
+    """Options are checked in the order of the Go implementation. All except `mode` are for dpdk mode."""
 
     mode: Annotated[
-        str, Meta(description="dpdk (virtual functions for user space) or kernel (instances set up by adf_ctl)")
+        str,
+        Meta(description="dpdk (virtual functions for user-space drivers) or kernel (instances that adf_ctl sets up)"),
     ] = "dpdk"
-    dpdk_driver: Annotated[str, Meta(description="driver that virtual functions are given to: vfio-pci or igb_uio")] = (
+    dpdk_driver: Annotated[str, Meta(description="driver that virtual functions are bound to: vfio-pci or igb_uio")] = (
         VFIO_PCI
     )
     kernel_vf_drivers: Annotated[
-        str, Meta(description="kernel drivers of virtual functions (4xxxvf,c6xxvf,...): whose devices to publish")
+        str, Meta(description="publish devices of these kernel drivers of virtual functions (4xxxvf,c6xxvf,...)")
     ] = "4xxxvf,420xxvf"
-    max_num_devices: Annotated[int, Meta(description="most virtual functions to publish on a node")] = 64
+    max_num_devices: Annotated[int, Meta(description="maximum number of virtual functions to publish on a node")] = 64
     allocation_policy: Annotated[
         str,
         Meta(
-            description="which devices a container gets best: none (as they come), balanced (of different physical "
-            "functions) or packed (of one)"
+            description="which virtual functions a container gets: none (of the least used physical functions), "
+            "balanced (of those with most available ones) or packed (of one physical function)"
         ),
     ] = "none"
     max_num_devices_by: Annotated[
         str,
         Meta(
-            description="which virtual functions are left out when there are too many: order (the last ones as sysfs "
-            "sorts their names) or pf (those with the highest numbers, as many of each physical function)"
+            description="which virtual functions are not published beyond max-num-devices: order (the last ones in the "
+            "order of their names in sysfs) or pf (those with the highest numbers, evenly of all physical functions)"
         ),
     ] = "order"
     new_id: Annotated[
         str,
         Meta(
-            description="tell the driver PCI ids, upon which it takes all unbound functions with them: auto (where a "
-            "function's driver_override cannot be written), always (at the start) or never"
+            description="when to write PCI ids to the driver's new_id, so that it binds all unbound functions with "
+            "these ids: auto (if driver_override of a function is not writable), always (at the start) or never"
         ),
     ] = "auto"
-    iommufd: Annotated[bool, Meta(description="give the nodes of IOMMUFD as well, where the kernel has them")] = False
+    iommufd: Annotated[bool, Meta(description="give the device nodes of IOMMUFD too, if the kernel has them")] = False
 
     def __post_init__(self) -> None:
         try:
-            check_choice("mode (unknown mode)", self.mode, ("dpdk", "kernel"))
+            if self.mode not in ("dpdk", "kernel"):
+                raise ValueError(f"unknown mode {self.mode!a}, valid values: dpdk, kernel")
             check_choice("dpdk-driver", self.dpdk_driver, (VFIO_PCI, IGB_UIO))
             for driver in self.vf_drivers:
                 check_choice("kernel-vf-drivers", driver, BY_VF_DRIVER)
@@ -65,5 +67,5 @@ class QatConfig(Config, frozen=True, kw_only=True):
 
     @property
     def vf_drivers(self) -> tuple[str, ...]:
-        """The elements of `kernel_vf_drivers`, each once."""
+        """The elements of `kernel_vf_drivers` without duplicates."""
         return tuple(dict.fromkeys(self.kernel_vf_drivers.split(",")))

@@ -1,8 +1,8 @@
-"""Instances of QAT devices that the kernel drivers share out between processes, `qat.intel.com/cy1_dc0`.
+"""Kernel mode: instances of QAT devices that the kernel driver assigns to processes, `qat.intel.com/cy1_dc0`.
 
-`adf_ctl status` of Intel's out-of-tree driver tells which devices run, and their configuration files how many processes
-may use each section (in that driver's words). A section with `LimitDevAccess` gives each process instances of one
-device (it is pinned), any other gives each process instances of all devices.
+`adf_ctl status` of Intel's out-of-tree driver lists the devices. The configuration file of a device has sections with
+the number of processes that may use them. A process of a section with `LimitDevAccess` gets instances of one device:
+the section is pinned. A process of another section gets instances of all devices.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from msgspec.structs import replace
 
 from accelplane.devices import Allocation, Device, DeviceNode, Skipped
 from accelplane.host import Host, HostError, pci_address
-from accelplane.plugins.base import Found, ScanError
+from accelplane.plugins.base import ScanError, ScanResult
 from accelplane.plugins.qat.services import sections
 
 _OUTPUT_LIMIT = 64 * 1024
-_MOST = 1024  # processes of a section, or instances of each
+_MAX_NUMBER = 1024  # of processes in a section, and of instances
 _NUMBER = re.compile(r"[0-9]{1,6}")
 _SECTION_NAME = "QAT_SECTION_NAME"
 _NODES = ("/dev/qat_adf_ctl", "/dev/qat_dev_processes", "/dev/usdm_drv")
@@ -36,7 +36,7 @@ _FALSE = frozenset(("0", "f", "false", "n", "no", "off", ""))
 
 
 class Endpoint(NamedTuple):
-    """A device in a line of `adf_ctl status`."""
+    """A device in the output of `adf_ctl status`."""
 
     name: str
     kind: str
@@ -50,7 +50,7 @@ class Endpoint(NamedTuple):
 
 
 class Section(NamedTuple):
-    """What a device's configuration file says of one section."""
+    """A section of a device's configuration file."""
 
     processes: int
     cy_instances: int
@@ -59,8 +59,8 @@ class Section(NamedTuple):
 
 
 async def status(program: str = "adf_ctl") -> str:
-    """What `adf_ctl status` prints. Raises `ScanError`."""
-    import asyncio  # noqa: PLC0415 - processes are started in this mode only
+    """Returns the output of `adf_ctl status`. Raises `ScanError`."""
+    import asyncio  # noqa: PLC0415 - only this mode starts processes
 
     try:
         process = await asyncio.create_subprocess_exec(
@@ -73,7 +73,7 @@ async def status(program: str = "adf_ctl") -> str:
         )
     except OSError as error:
         raise ScanError(f"{program} status: {error.strerror or error}, expected it in PATH") from None
-    assert process.stdout is not None  # noqa: S101 - it was asked for
+    assert process.stdout is not None  # noqa: S101 - it is a pipe
     try:
         output = b""
         while len(output) <= _OUTPUT_LIMIT and (piece := await process.stdout.read(_OUTPUT_LIMIT)):
@@ -85,7 +85,7 @@ async def status(program: str = "adf_ctl") -> str:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            # asyncio takes a process for ended once its output has been read to the end.
+            # asyncio reports the end of a process after its output is read to the end.
             while await process.stdout.read(_OUTPUT_LIMIT):
                 pass
             await process.wait()
@@ -96,7 +96,7 @@ async def status(program: str = "adf_ctl") -> str:
 
 
 def endpoints(text: str) -> list[Endpoint]:
-    """The devices in the output of `adf_ctl status`; other lines are passed over."""
+    """Returns the devices in the output of `adf_ctl status`. Other lines are ignored."""
     found: list[Endpoint] = []
     for line in text.splitlines():
         match = _DEVICE.search(line[:1024])
@@ -105,32 +105,32 @@ def endpoints(text: str) -> list[Endpoint]:
     return found
 
 
-def scan(host: Host, text: str) -> Found:
-    """Devices of all sections, from what `adf_ctl status` printed. Raises `HostError`."""
+def scan(host: Host, text: str) -> ScanResult:
+    """Yields the devices of all sections. `text` is the output of `adf_ctl status`. Raises `HostError`."""
     iommu = bool(host.names("/sys/class/iommu"))
-    configured: dict[Endpoint, dict[str, Section]] = {}
+    sections_of: dict[Endpoint, dict[str, Section]] = {}
     uio: list[DeviceNode] = []
     for endpoint in endpoints(text):
-        unfit = _unfit(endpoint, iommu=iommu)
-        if unfit:
-            yield unfit
+        unusable = _unusable(endpoint, iommu=iommu)
+        if unusable:
+            yield unusable
             continue
         try:
             nodes = _uio_nodes(host, endpoint)
-            configured[endpoint] = processes_of(host.text(f"/etc/{endpoint.kind}_{endpoint.name}.conf"))
+            sections_of[endpoint] = processes_of(host.text(f"/etc/{endpoint.kind}_{endpoint.name}.conf"))
         except (HostError, ValueError) as error:
             yield Skipped(endpoint.name, str(error), warning=True)
         else:
             uio += nodes
     nodes = (*(DeviceNode(path) for path in _NODES), *dict.fromkeys(uio))
     running = itertools.count()
-    for name in dict.fromkeys(itertools.chain.from_iterable(configured.values())):
-        members = {endpoint: own[name] for endpoint, own in configured.items() if name in own}
-        problem = _disagreement(members.values(), len(configured))
+    for name in dict.fromkeys(itertools.chain.from_iterable(sections_of.values())):
+        members = {endpoint: named[name] for endpoint, named in sections_of.items() if name in named}
+        problem = _disagreement(members.values(), len(sections_of))
         if problem:
             yield Skipped(f"section {name[:80]!a}", problem, warning=True)
             continue
-        everywhere = host.topology_of(*(endpoint.path for endpoint in members))
+        topology = host.topology_of(*(endpoint.path for endpoint in members))
         for endpoint, section in members.items():
             resource = f"cy{section.cy_instances}_dc{section.dc_instances}"
             for process in range(section.processes):
@@ -140,14 +140,14 @@ def scan(host: Host, text: str) -> Found:
                     unit=endpoint.name if section.pinned else "",
                     nodes=nodes,
                     envs={_SECTION_NAME: name, f"{_SECTION_NAME}_{resource}_{next(running)}": name},
-                    topology=host.topology_of(endpoint.path) if section.pinned else everywhere,
+                    topology=host.topology_of(endpoint.path) if section.pinned else topology,
                 )
             if not section.pinned:
-                break  # its processes use all devices at once
+                break  # a process uses all devices
 
 
 def processes_of(text: str) -> dict[str, Section]:
-    """The sections for processes in a device's configuration file. Raises `ValueError` naming the section."""
+    """Returns the sections for processes in a configuration file. Raises `ValueError` that names the section."""
     found: dict[str, Section] = {}
     for name, values in sections(text).items():
         if name in _NOT_FOR_PROCESSES:
@@ -161,14 +161,14 @@ def processes_of(text: str) -> dict[str, Section]:
 
 
 def renumbered(allocation: Allocation) -> Allocation:
-    """The allocation with its sections numbered from 0. Raises `ValueError` for a variable of another form."""
+    """Returns the allocation with sections numbered from 0. Raises `ValueError` for an unexpected variable."""
     envs: dict[str, str] = {}
     count = 0
     for key, value in allocation.envs.items():
         if key.startswith(f"{_SECTION_NAME}_"):
             parts = key.split("_")
             if len(parts) != 6:
-                raise ValueError(f"the variable {key!a} has {len(parts)} parts between underscores, expected 6")
+                raise ValueError(f"variable {key!a} has {len(parts)} parts between underscores, expected 6")
             envs["_".join((*parts[:5], str(count)))] = value
             count += 1
         else:
@@ -178,20 +178,20 @@ def renumbered(allocation: Allocation) -> Allocation:
 
 def _number(section: str, key: str, values: Mapping[str, str]) -> int:
     text = values.get(key, "")
-    if not _NUMBER.fullmatch(text) or int(text) > _MOST:
-        raise ValueError(f"section {section[:80]!a}: {key} is {text[:20]!a}, expected 0 to {_MOST}")
+    if not _NUMBER.fullmatch(text) or int(text) > _MAX_NUMBER:
+        raise ValueError(f"section {section[:80]!a}: {key} is {text[:20]!a}, expected 0 to {_MAX_NUMBER}")
     return int(text)
 
 
-def _unfit(endpoint: Endpoint, *, iommu: bool) -> Skipped | None:
-    """Why processes cannot use the device, if so."""
+def _unusable(endpoint: Endpoint, *, iommu: bool) -> Skipped | None:
+    """Returns why processes cannot use the device, or None."""
     subject = f"{endpoint.name} ({endpoint.kind}, {endpoint.address})"
     if endpoint.state != "up":
-        return Skipped(subject, f"is {endpoint.state}", warning=True)
+        return Skipped(subject, f"state is {endpoint.state}, expected up", warning=True)
     if endpoint.kind in ("4xxx", "4xxxvf"):
-        return Skipped(subject, "cannot be used in kernel mode, but in dpdk mode", warning=True)
+        return Skipped(subject, "unsupported in kernel mode, use dpdk mode", warning=True)
     if iommu and not endpoint.kind.endswith("vf"):
-        return Skipped(subject, "processes cannot use a physical function while the IOMMU is on")
+        return Skipped(subject, "physical functions are unusable while the IOMMU is enabled")
     return None
 
 
@@ -203,11 +203,15 @@ def _uio_nodes(host: Host, endpoint: Endpoint) -> list[DeviceNode]:
 
 
 def _disagreement(members: Collection[Section], devices: int) -> str:
-    """What keeps the devices' versions of one section from being used together, if anything."""
+    """Returns how the section differs between devices so that it is unusable, or an empty text."""
     if len({section.pinned for section in members}) > 1:
         return "LimitDevAccess differs between devices"
     if len({(section.cy_instances, section.dc_instances) for section in members}) > 1:
         return "the numbers of instances differ between devices"
     if not all(section.pinned for section in members):
         return "NumProcesses differs between devices" if len({section.processes for section in members}) > 1 else ""
-    return "" if len(members) == devices else f"limited to one device, but only {len(members)} of {devices} have it"
+    return (
+        ""
+        if len(members) == devices
+        else f"LimitDevAccess is set, but only {len(members)} of {devices} devices have the section"
+    )

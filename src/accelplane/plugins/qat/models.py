@@ -1,7 +1,7 @@
-"""The QAT hardware that there is: PCI ids of physical (PF) and virtual functions (VF), and their kernel drivers.
+"""QAT hardware: PCI ids of physical functions (PF) and virtual functions (VF), and their kernel drivers.
 
-From the id tables of the kernel's `drivers/crypto/intel/qat` and of Intel's out-of-tree driver. Driver names are those
-below `/sys/bus/pci/drivers`: C62x shows up as `c6xx` although its modules are called `qat_c62x` and `qat_c62xvf`.
+Facts: the id tables of the kernel's `drivers/crypto/intel/qat` and of Intel's out-of-tree driver. Names of drivers are
+those in `/sys/bus/pci/drivers`: C62x has `c6xx`, although its modules are `qat_c62x` and `qat_c62xvf`.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ VENDOR = "8086"
 class QatModel(NamedTuple):
     """One product line. PCI ids are written as in `4940`, without `0x`.
 
-    `detects_services`: the PF says in `qat/cfg_services` what its VFs can do, and can be told; older ones do it all.
+    `detects_services`: `qat/cfg_services` of the PF configures the services of its VFs. Older models have all services.
     """
 
     vf_driver: str
@@ -40,10 +40,10 @@ _BY_PF_ID: Mapping[str, QatModel] = {number: model for model in MODELS for numbe
 
 
 def model_of_vf(device_id: str) -> QatModel | None:
-    """The model whose VFs have the PCI device id (`4941`, or `0x4941` as sysfs writes it)."""
+    """Returns the model whose VFs have the PCI device id (`4941`, or `0x4941` as in sysfs), or None."""
     return _BY_VF_ID.get(device_id.removeprefix("0x"))
 
 
 def model_of_pf(device_id: str) -> QatModel | None:
-    """The model whose PFs have the PCI device id (`4940`, or `0x4940` as sysfs writes it)."""
+    """Returns the model whose PFs have the PCI device id (`4940`, or `0x4940` as in sysfs), or None."""
     return _BY_PF_ID.get(device_id.removeprefix("0x"))

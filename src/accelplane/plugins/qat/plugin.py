@@ -6,13 +6,13 @@ from functools import partial
 
 from accelplane.devices import Allocation, Device, HealthPolicy, Verdict, natural
 from accelplane.host import Host
-from accelplane.plugins.base import Found, Plugin, Sample, Watch
+from accelplane.plugins.base import Plugin, Sample, ScanResult, Watch
 from accelplane.plugins.policies import preferred
 from accelplane.plugins.qat import kernelmode
 from accelplane.plugins.qat.binding import Binder
 from accelplane.plugins.qat.config import QatConfig
 from accelplane.plugins.qat.health import HeartbeatSource
-from accelplane.plugins.qat.scan import discover, scan
+from accelplane.plugins.qat.scan import Discovery, discover, scan
 from accelplane.plugins.vfio import numbered
 
 
@@ -20,6 +20,7 @@ class QatPlugin(Plugin[QatConfig]):
     """Publishes `qat.intel.com/cy`, `/dc`, `/sym`, `/asym-dc`, `/generic` and so on."""
 
     namespace = "qat.intel.com"
+    owns_namespace = True
     config_type = QatConfig
     watch = Watch(frozenset(("pci", "drivers")))
 
@@ -28,6 +29,7 @@ class QatPlugin(Plugin[QatConfig]):
         self._kernel_mode = self.config.mode == "kernel"
         self._status = ""
         self._binder = Binder(self.config)
+        self._prepared: tuple[Host, Discovery] | None = None  # what `prepare` read for the scan after it
         self._heartbeat = HeartbeatSource()
         self._unknown: Mapping[str, bool] = {}
 
@@ -37,13 +39,17 @@ class QatPlugin(Plugin[QatConfig]):
 
     def prepare(self, host: Host) -> None:
         if not self._kernel_mode:
-            vfs, _skipped = discover(host, self.config)
-            self._binder.bind(host, [vf.address for vf in vfs])
+            found = discover(host, self.config)
+            self._binder.bind(host, [vf.address for vf in found.vfs])
+            self._prepared = host, found
 
-    def scan(self, host: Host) -> Found:
+    def scan(self, host: Host) -> ScanResult:
         if self._kernel_mode:
             return kernelmode.scan(host, self._status)
-        return scan(host, self.config, partial(self._binder.problem, host))
+        (prepared, found), self._prepared = self._prepared or (None, None), None
+        if prepared is not host or found is None:
+            found = discover(host, self.config)
+        return scan(host, self.config, found, partial(self._binder.problem, host))
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
         verdicts = await self._heartbeat.verdicts(host, devices)
@@ -58,13 +64,9 @@ class QatPlugin(Plugin[QatConfig]):
         return self._heartbeat.policy
 
     async def preferred_allocation(
-        self, available: Sequence[Device], must_include: Sequence[Device], size: int
+        self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
-        ids = preferred(self.config.allocation_policy, available, must_include, size)
-        if self.config.allocation_policy == "none":
-            # As the kubelet offers them: that they come from different units, other families' default, is `balanced`.
-            ids = list(dict.fromkeys(device.id for device in (*must_include, *available)))[:size]
-        return ids
+        return preferred(self.config.allocation_policy, available, must_include, size, in_use)
 
     async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:
         if self._kernel_mode:

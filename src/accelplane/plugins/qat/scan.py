@@ -1,7 +1,7 @@
 """Virtual functions (VFs) of QAT devices as sysfs shows them, and what a container needs to use one.
 
-VFs are found through the kernel drivers of their physical functions (PFs). A virtual machine that was given VFs has
-no PFs: there they are known by their PCI ids. Kernel documents: Documentation/ABI/testing/sysfs-driver-qat,
+VFs are found through the kernel drivers of their physical functions (PFs). A virtual machine with assigned VFs has no
+PFs: there VFs are identified by their PCI ids. Kernel documents: Documentation/ABI/testing/sysfs-driver-qat,
 debugfs-driver-qat and sysfs-bus-pci.
 """
 
@@ -13,15 +13,14 @@ from typing import NamedTuple
 
 from accelplane.devices import HEALTHY, UNHEALTHY, Device, DeviceNode, Mount, Skipped, natural
 from accelplane.host import Host, HostError, Missing, pci_address
-from accelplane.plugins.base import Found
+from accelplane.host.drivers import DRIVERS, vf_address, vf_links
+from accelplane.host.pci import DEVICES
+from accelplane.plugins.base import ScanResult
 from accelplane.plugins.qat.config import IGB_UIO, QatConfig
 from accelplane.plugins.qat.models import BY_VF_DRIVER, VENDOR, QatModel, model_of_vf
 from accelplane.plugins.qat.services import GENERIC, Service, sections, service
 from accelplane.plugins.vfio import group_nodes, iommufd_nodes
 
-_DEVICES = "/sys/bus/pci/devices"
-_DRIVERS = "/sys/bus/pci/drivers"
-_VIRTFN = re.compile(r"virtfn[0-9]+")
 _UIO = re.compile(r"uio[0-9]+")
 
 
@@ -40,11 +39,18 @@ class Vf(NamedTuple):
 
     @property
     def path(self) -> str:
-        return f"{_DEVICES}/{self.address}"
+        return f"{DEVICES}/{self.address}"
 
 
-def discover(host: Host, config: QatConfig) -> tuple[list[Vf], list[Skipped]]:
-    """The VFs of enabled drivers, as many as are wanted, and what was seen and left out. Raises `HostError`."""
+class Discovery(NamedTuple):
+    """The VFs to publish, and what is not published and why."""
+
+    vfs: Sequence[Vf]
+    skipped: Sequence[Skipped]
+
+
+def discover(host: Host, config: QatConfig) -> Discovery:
+    """The VFs of enabled drivers, up to `max_num_devices`. Raises `HostError`."""
     models = [BY_VF_DRIVER[driver] for driver in config.vf_drivers]
     skipped: list[Skipped] = []
     pfs = _physical_functions(host, models, skipped)
@@ -58,26 +64,25 @@ def discover(host: Host, config: QatConfig) -> tuple[list[Vf], list[Skipped]]:
     most = config.max_num_devices
     if len(vfs) > most:
         skipped.append(Skipped(f"{len(vfs) - most} virtual functions", f"more than max-num-devices, {most}"))
-    return vfs[:most], skipped
+    return Discovery(vfs[:most], skipped)
 
 
-def scan(host: Host, config: QatConfig, unbound: Callable[[str], str]) -> Found:
-    """Devices of the VFs to publish. `unbound` says why the driver does not get the one at the address, if so."""
-    vfs, skipped = discover(host, config)
-    yield from skipped
+def scan(host: Host, config: QatConfig, found: Discovery, bind_problem: Callable[[str], str]) -> ScanResult:
+    """Devices of the discovered VFs. `bind_problem` is why the VF at an address cannot be bound, empty if it can."""
+    yield from found.skipped
     facts = _Facts(host)
-    for vf in vfs:
-        problem = unbound(vf.address)
+    for vf in found.vfs:
+        problem = bind_problem(vf.address)
         try:
             yield _device(host, config, facts, vf, problem)
         except HostError as error:
-            # That all of them leave while they are looked at is the way of every change of services.
+            # Every change of services removes all VFs, also during a scan.
             yield Skipped(vf.address, problem or str(error), warning=host.exists(vf.path))
 
 
 def physical_function(host: Host, vf: str) -> Pf | None:
-    """The PF of the VF at the PCI address, None where it cannot be seen: in a virtual machine."""
-    link = f"{_DEVICES}/{vf}/physfn"
+    """The PF of the VF at the PCI address, None in a virtual machine, which has no PFs."""
+    link = f"{DEVICES}/{vf}/physfn"
     if not host.exists(link):
         return None
     path = host.resolve(link)
@@ -85,13 +90,13 @@ def physical_function(host: Host, vf: str) -> Pf | None:
 
 
 def debugfs(host: Host, pf: Pf) -> str:
-    """The PF's directory in debugfs. Raises `HostError` when no driver has the PF."""
+    """The PF's directory in debugfs. Raises `HostError` if no driver is bound to the PF."""
     return f"/sys/kernel/debug/qat_{host.driver(pf.path)}_{pf.address}"
 
 
 def _physical_functions(host: Host, models: Iterable[QatModel], skipped: list[Skipped]) -> Iterator[Pf]:
     for model in models:
-        directory = f"{_DRIVERS}/{model.pf_driver}"
+        directory = f"{DRIVERS}/{model.pf_driver}"
         try:
             names = host.names(directory)
         except Missing:
@@ -112,24 +117,22 @@ def _virtual_functions(host: Host, pf: Pf, skipped: list[Skipped]) -> list[tuple
     """A PF's VFs with their numbered names, in byte-wise order."""
     found: list[tuple[str, Vf]] = []
     try:
-        names = [name for name in host.names(pf.path) if _VIRTFN.fullmatch(name)]
-        for name in names:
-            address = host.link(f"{pf.path}/{name}").rstrip("/").rpartition("/")[2]
-            if pci_address(address):
-                found.append((name, Vf(address, pf)))
-            else:
-                problem = f"{name} leads to {address[:40]!a}, expected a PCI address"
-                skipped.append(Skipped(f"{pf.address} {name}", problem, warning=True))
+        links = sorted(vf_links(host, pf.path))
     except HostError as error:
         skipped.append(Skipped(pf.address, str(error), warning=True))
-    else:
-        if not names:
-            skipped.append(Skipped(pf.address, "no virtual functions are enabled (sriov_numvfs)"))
+        return found
+    if not links:
+        skipped.append(Skipped(pf.address, "no virtual functions are enabled (sriov_numvfs)"))
+    for name in links:
+        try:
+            found.append((name, Vf(vf_address(host, f"{pf.path}/{name}"), pf)))
+        except HostError as error:
+            skipped.append(Skipped(f"{pf.address} {name}", str(error), warning=True))
     return found
 
 
 def _passed_through(host: Host, models: Sequence[QatModel], skipped: list[Skipped]) -> list[tuple[str, Vf]]:
-    """VFs by their ids, on a bus without a PF that has its driver; one without may be in sight."""
+    """VFs by their ids, if no PF is bound to its driver; an unbound PF may exist."""
     found: list[tuple[str, Vf]] = []
     for name, path in host.class_devices("pci", bus=True):
         try:
@@ -147,7 +150,7 @@ def _passed_through(host: Host, models: Sequence[QatModel], skipped: list[Skippe
 
 
 class _Facts:
-    """What several VFs have in common, looked up once in a scan."""
+    """Properties that several VFs share, read once per scan."""
 
     def __init__(self, host: Host) -> None:
         self.place = functools.cache(host.topology_of)
@@ -161,7 +164,7 @@ def _device(host: Host, config: QatConfig, facts: _Facts, vf: Vf, problem: str) 
     resource = GENERIC
     if model is not None and model.detects_services:
         if vf.pf is None:
-            host.note(f"a virtual machine does not see what QAT is configured for, so it is {GENERIC}")
+            host.note(f"the services of QAT are not visible in a virtual machine, so its resource is {GENERIC}")
         else:
             resource = facts.service(vf.pf)
     mounts: tuple[Mount, ...] = ()
@@ -177,7 +180,7 @@ def _device(host: Host, config: QatConfig, facts: _Facts, vf: Vf, problem: str) 
     return Device(
         resource=resource,
         id=vf.address,
-        # Without a PF in sight the VFs of one bus count as one device.
+        # Without a PF the VFs of one bus count as one device.
         unit=vf.pf.address if vf.pf else vf.address.rpartition(":")[0],
         health=UNHEALTHY if problem else HEALTHY,
         reason=problem,
@@ -189,7 +192,7 @@ def _device(host: Host, config: QatConfig, facts: _Facts, vf: Vf, problem: str) 
 
 
 def _configured(host: Host, pf: Pf) -> str:
-    """The resource that the PF's VFs are."""
+    """The resource of the PF's VFs."""
     try:
         found = _service(host, pf)
     except (HostError, ValueError) as error:
@@ -200,10 +203,10 @@ def _configured(host: Host, pf: Pf) -> str:
 
 
 def _service(host: Host, pf: Pf) -> Service:
-    """What the PF is configured for. Raises `HostError`, or `ValueError` for a file that cannot be understood.
+    """The services of the PF. Raises `HostError`, or `ValueError` for a file that cannot be parsed.
 
-    Kernels before 6.0 tell in debugfs only. A PF that is down will come up with what `cfg_services` says, so that its
-    VFs, unhealthy meanwhile, need not change their resource.
+    Kernels before 6.0 report them in debugfs only. A PF that is down will start with the services in `cfg_services`, so
+    its VFs, unhealthy until then, keep their resource.
     """
     state = _optional(host, f"{pf.path}/qat/state")
     text = _optional(host, f"{pf.path}/qat/cfg_services")
@@ -225,7 +228,7 @@ def _vfio(host: Host, vf: Vf, *, iommufd: bool) -> tuple[DeviceNode, ...]:
         return nodes
     more = iommufd_nodes(host, vf.address)
     if not more:
-        host.note(f"{vf.address}: no IOMMUFD node, the one of its group ({nodes[0].host_path}) has to do")
+        host.note(f"{vf.address}: no IOMMUFD node, only that of its group ({nodes[0].host_path})")
     return (*nodes, *more)
 
 

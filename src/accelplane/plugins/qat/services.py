@@ -1,7 +1,7 @@
-"""What a QAT device was configured for, as text, and the resource that its virtual functions then are.
+"""The resource of virtual functions, from the configured services of a QAT device.
 
-Facts: Documentation/ABI/testing/sysfs-driver-qat (`cfg_services`) and debugfs-driver-qat (`dev_cfg`). Kernels write a
-set of services in their own order, whichever way it was given.
+Facts: Documentation/ABI/testing/sysfs-driver-qat (`cfg_services`) and debugfs-driver-qat (`dev_cfg`). The kernel
+returns services in its own order, not in that of the configuration.
 """
 
 from typing import NamedTuple
@@ -12,27 +12,27 @@ _ORDER = ("asym", "sym", "dc", "decomp", "dcc")
 
 
 class Service(NamedTuple):
-    """The resource, and what is wrong if it is `generic` only for want of better knowledge."""
+    """The resource, and the problem if it is `generic` because the services are unknown."""
 
     resource: str
     problem: str = ""
 
 
 def service(text: str) -> Service:
-    """The resource for a text such as `sym;asym` of `cfg_services`, whatever the order of its words."""
+    """Returns the resource for a text such as `sym;asym` of `cfg_services`, with words in any order."""
     words = {word.strip() for word in text.split(";")}
     if words == {"asym", "sym"}:
         return Service("cy")
     if words <= set(_ORDER):
         return Service("-".join(word for word in _ORDER if word in words))
-    expected = f"words of {', '.join(_ORDER)} with ; between"
-    return Service(GENERIC, f"its services are {text[:80]!a}, expected {expected}")
+    expected = f"words of {', '.join(_ORDER)}, separated by ;"
+    return Service(GENERIC, f"services are {text[:80]!a}, expected {expected}")
 
 
 def sections(text: str) -> dict[str, dict[str, str]]:
-    """The sections of an INI file, the empty name for what stands before the first.
+    """Returns the sections of an INI file. Values before the first section have the section name "".
 
-    Comments are lines of their own: values contain semicolons. Raises `ValueError` naming the line.
+    Only whole lines are comments, because values contain semicolons. Raises `ValueError` with the invalid line.
     """
     found: dict[str, dict[str, str]] = {}
     section = found.setdefault("", {})

@@ -1,4 +1,4 @@
-"""Small files that others read: replaced in one step, so that nobody ever sees half of one."""
+"""Small files that other programs read. They are replaced atomically, so a reader never sees half of one."""
 
 import contextlib
 import os
@@ -7,25 +7,25 @@ import tempfile
 
 
 def replace(path: str, data: bytes, prefix: str, mode: int = 0o644) -> None:
-    """Makes `path` a file that holds `data`; meanwhile a file `<prefix>*.tmp` lies beside it.
+    """Writes `data` to a temporary file `<prefix>*.tmp` in the same directory and renames it to `path`.
 
     Raises `OSError`.
     """
-    descriptor, passing = tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=os.path.dirname(path))
+    descriptor, temporary = tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=os.path.dirname(path))
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             os.fchmod(descriptor, mode)
-        os.replace(passing, path)
+        os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(passing)
+            os.unlink(temporary)
         raise
 
 
 def content(path: str, limit: int, *, follow: bool = False) -> bytes | None:
-    """What the file holds; None when it cannot be read, is no regular file, has more than `limit` bytes, or is a link
-    that is not to be followed. Never waits, whatever lies there."""
+    """The file's content; None if it cannot be read, is no regular file, has more than `limit` bytes, or is a symbolic
+    link and `follow` is false. Never blocks, whatever kind of file it is."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)

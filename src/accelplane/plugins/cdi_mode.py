@@ -1,4 +1,4 @@
-"""How a device's files reach a container: in the kubelet's own answer, through CDI, or both."""
+"""The option `cdi`: whether a container gets a device's files by the Allocate response, by CDI, or by both."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,15 +8,15 @@ from accelplane.devices import CdiDevice, CdiHook, CdiMount, CdiNode, DeviceNode
 CDI_MODES = ("auto", "all", "only", "off")
 
 
-class Delivery(NamedTuple):
-    """What a `Device` carries; the fields are named as there."""
+class DeviceFiles(NamedTuple):
+    """The fields of a `Device` that give files to a container."""
 
     nodes: tuple[DeviceNode, ...]
     mounts: tuple[Mount, ...]
     cdi: CdiDevice | None
 
 
-def delivered(
+def split_by_cdi_mode(
     mode: str,
     kind: str,
     name: str,
@@ -25,21 +25,21 @@ def delivered(
     mounts: tuple[Mount, ...] = (),
     hooks: Sequence[CdiHook] = (),
     cdi_by_default: bool = False,
-) -> Delivery:
-    """The files divided as the `cdi` option says; `cdi_by_default` is what its value `auto` means here."""
+) -> DeviceFiles:
+    """Returns the files as the mode divides them. The mode `auto` is `all` with `cdi_by_default`, else `off`."""
     if mode == "off" or (mode == "auto" and not cdi_by_default):
-        return Delivery(nodes, mounts, None)
+        return DeviceFiles(nodes, mounts, None)
     cdi = CdiDevice(
         kind=kind,
         name=name,
         nodes=tuple([CdiNode(node.container_path, node.host_path, node.permissions) for node in nodes]),
-        mounts=tuple([_bound(mount) for mount in mounts]),
+        mounts=tuple([_bind_mount(mount) for mount in mounts]),
         hooks=hooks,
     )
-    return Delivery((), (), cdi) if mode == "only" else Delivery(nodes, mounts, cdi)
+    return DeviceFiles((), (), cdi) if mode == "only" else DeviceFiles(nodes, mounts, cdi)
 
 
-def _bound(mount: Mount) -> CdiMount:
+def _bind_mount(mount: Mount) -> CdiMount:
     return CdiMount(
         mount.host_path, mount.container_path, type="none", options=("bind", "ro" if mount.read_only else "rw")
     )

@@ -1,11 +1,12 @@
-"""What makes the agent look again: entries that come and go in directories, and the kernel's uevents.
+"""Watches directories by inotify and the kernel's uevents, and calls subscribers when something changes.
 
-One inotify instance and one netlink socket serve the whole process. A directory that does not exist is awaited at its
-nearest existing ancestor, there for the one name that leads to it only. Where the machine grants no inotify instance or
-no netlink socket, that is logged once, and the safety timers of those who subscribed find the changes later.
+One inotify instance and one netlink socket serve the whole process. If a directory does not exist, its nearest existing
+ancestor is watched for the one name that leads to it. If the machine provides no inotify instance, no netlink socket or
+no further watch, that is logged once, and the subscribers' timers find the changes later.
 """
 
 import asyncio
+import errno
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -19,8 +20,8 @@ from accelplane.logs import v
 log = logging.getLogger(__name__)
 
 
-class _Watched(Struct):
-    """A directory under watch: for every name (None), or for the names that are awaited in it."""
+class _Watch(Struct):
+    """A watched directory. `interests` maps subscribers to the names of interest in it, None for all."""
 
     number: int
     written: bool
@@ -28,21 +29,24 @@ class _Watched(Struct):
 
 
 class Watcher:
-    """Subscriptions by name: `directories` replaces what a subscriber watches, `uevents` what it hears of.
-
-    `sees_all` while everything asked for could be had from the machine.
-    """
+    """Subscriptions by subscriber name: `directories` and `uevents` replace earlier ones of the same subscriber."""
 
     def __init__(self) -> None:
-        self.sees_all = False
         self._inotify: Inotify | None = None
         self._uevents: UeventSocket | None = None
-        self._directories: dict[str, _Watched] = {}
+        self._directories: dict[str, _Watch] = {}
         # Several paths may lead to one directory, which has one number.
         self._by_number: dict[int, set[str]] = {}
-        self._wanted: dict[str, tuple[frozenset[str], bool, Callable[[], None]]] = {}
+        self._subscriptions: dict[str, tuple[frozenset[str], bool, Callable[[], None]]] = {}
         self._roots: dict[str, str] = {}
-        self._hearers: dict[str, tuple[Collection[str] | None, Callable[[], None]]] = {}
+        self._listeners: dict[str, tuple[Collection[str] | None, Callable[[], None]]] = {}
+        self._unwatchable: set[tuple[str, str]] = set()  # subscribers and paths
+        self._logged: set[str] = set()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every change in what is subscribed to causes an event."""
+        return self._inotify is not None and self._uevents is not None and not self._unwatchable
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -50,13 +54,12 @@ class Watcher:
             self._inotify = Inotify()
             loop.add_reader(self._inotify.fileno(), self._read_inotify)
         except OSError as error:
-            log.warning("directories cannot be watched, changes are found by the slow timer only: %s", error)
+            log.warning("inotify is not available, changes in directories are found by the timer only: %s", error)
         try:
             self._uevents = UeventSocket()
             loop.add_reader(self._uevents.fileno(), self._read_uevents)
         except OSError as error:
-            log.warning("no uevents from the kernel, hot-plug is found by the slow timer only: %s", error)
-        self.sees_all = self._inotify is not None and self._uevents is not None
+            log.warning("uevents are not available, hot-plug is found by the timer only: %s", error)
 
     def close(self) -> None:
         loop = asyncio.get_running_loop()
@@ -75,42 +78,44 @@ class Watcher:
         written: bool = False,
         root: str = "",
     ) -> None:
-        """Calls `changed` when an entry of one of `directories` comes, goes or (`written`) is rewritten.
+        """Calls `changed` when an entry of one of `directories` is created, removed or (`written`) rewritten.
 
-        With `root`, also when a directory between that and one of `directories` is renamed or replaced.
-        Replaces what the subscriber watched before. Missing directories are awaited.
+        With `root`, also when a directory between that and one of `directories` is renamed or replaced. A directory
+        that does not exist counts as changed when it is created.
         """
         wanted = frozenset(directories)
-        if self._wanted.get(subscriber, (None, None))[:2] != (wanted, written):
-            self._wanted[subscriber] = (wanted, written, changed)
+        if self._subscriptions.get(subscriber, (None, None))[:2] != (wanted, written):
+            self._subscriptions[subscriber] = (wanted, written, changed)
             self._roots[subscriber] = root
             self._arm(subscriber)
 
-    def uevents(self, subscriber: str, subsystems: Collection[str] | None, heard: Callable[[], None]) -> None:
-        """Calls `heard` for every uevent of one of `subsystems`, of any when None."""
-        self._hearers[subscriber] = (subsystems, heard)
+    def uevents(self, subscriber: str, subsystems: Collection[str] | None, changed: Callable[[], None]) -> None:
+        """Calls `changed` for every uevent of one of `subsystems`, of any if None."""
+        self._listeners[subscriber] = (subsystems, changed)
 
     def forget(self, subscriber: str) -> None:
         """Ends all of a subscriber's subscriptions."""
-        self._hearers.pop(subscriber, None)
+        self._listeners.pop(subscriber, None)
         self._roots.pop(subscriber, None)
-        if self._wanted.pop(subscriber, None) is not None:
+        if self._subscriptions.pop(subscriber, None) is not None:
             self._drop(subscriber, keep={})
+            self._unwatchable = {failed for failed in self._unwatchable if failed[0] != subscriber}
 
     def _arm(self, subscriber: str) -> None:
         if self._inotify is None:
             return
-        wanted, written, _changed = self._wanted[subscriber]
+        wanted, written, _changed = self._subscriptions[subscriber]
         root = self._roots.get(subscriber, "")
         interests: dict[str, set[str] | None] = {}
+        self._unwatchable = {failed for failed in self._unwatchable if failed[0] != subscriber}
         for directory in wanted:
             self._add(subscriber, directory, interests, written=written)
             if root:
-                self._add_way(subscriber, root, directory, interests, written=written)
+                self._add_ancestors(subscriber, root, directory, interests, written=written)
         self._drop(subscriber, keep=interests)
 
     def _add(self, subscriber: str, directory: str, interests: dict[str, set[str] | None], *, written: bool) -> None:
-        """Watches `directory`, or the nearest ancestor that exists for the name that leads there."""
+        """Watches `directory`, or the nearest existing ancestor for the name that leads to it."""
         awaited: str | None = None
         path = directory
         while True:
@@ -120,7 +125,7 @@ class Watcher:
                     return
                 if not os.path.isdir(f"{path.rstrip('/')}/{awaited}"):
                     return
-                # It appeared between the two looks: try again from the bottom.
+                # It was created meanwhile: start again.
                 path, awaited = directory, None
                 continue
             if path in ("/", ""):
@@ -128,12 +133,12 @@ class Watcher:
             awaited = os.path.basename(path)
             path = os.path.dirname(path)
 
-    def _add_way(
+    def _add_ancestors(
         self, subscriber: str, root: str, directory: str, interests: dict[str, set[str] | None], *, written: bool
     ) -> None:
-        """Watches the directories from `root` down to `directory`, each for the name that leads on.
+        """Watches the directories from `root` down to `directory`, each for the name of the next one.
 
-        inotify tells nothing to the watch of a directory when one above it is renamed.
+        The watch of a directory gets no event when a directory above it is renamed.
         """
         path = directory
         while path.startswith(f"{root}/"):
@@ -146,19 +151,14 @@ class Watcher:
             return False
         known = self._directories.get(path)
         if known is None or (written and not known.written):
-            try:
-                number = self._inotify.add(path, COME_OR_GONE | (WRITTEN if written else 0))
-            except OSError as error:
-                if error.errno is not None and os.path.isdir(path):
-                    log.warning("cannot watch %s: %s", path, error.strerror)
-                    self.sees_all = False
-                    return True  # awaiting its ancestors instead would not help
-                return False
+            number = self._add_watch(subscriber, path, COME_OR_GONE | (WRITTEN if written else 0))
+            if number is None:
+                return (subscriber, path) in self._unwatchable  # watching its ancestors instead would not help
             interests: dict[str, set[str] | None] = {}
             if known is not None:
                 interests = known.interests
                 self._by_number[known.number].discard(path)
-            known = self._directories[path] = _Watched(number, written, interests)
+            known = self._directories[path] = _Watch(number, written, interests)
             self._by_number.setdefault(number, set()).add(path)
         names = known.interests.get(subscriber, set[str]())
         if awaited is None or names is None:
@@ -167,8 +167,28 @@ class Watcher:
             known.interests[subscriber] = names | {awaited}
         return True
 
+    def _add_watch(self, subscriber: str, path: str, mask: int) -> int | None:
+        """The number of the watch, None if there is none. Unless the directory does not exist, that is logged."""
+        if self._inotify is None:
+            return None
+        error = OSError()
+        for _attempt in range(2):
+            try:
+                return self._inotify.add(path, mask)
+            except OSError as failed:
+                error = failed
+                if error.errno in (errno.ENOENT, errno.ENOTDIR) and not os.path.isdir(path):
+                    return None
+            # A directory that was created after the attempt can be watched now.
+        self._unwatchable.add((subscriber, path))
+        reason = error.strerror or str(error)
+        if reason not in self._logged:  # one exhausted limit concerns many directories
+            self._logged.add(reason)
+            log.warning("cannot watch %s, changes there are found by the timer only: %s", path, reason)
+        return None
+
     def _drop(self, subscriber: str, keep: dict[str, set[str] | None]) -> None:
-        """Ends the subscriber's interest in directories that are not in `keep`, and watches nobody needs."""
+        """Ends the subscriber's interest in directories that are not in `keep`, and watches without interests."""
         for path, watched in list(self._directories.items()):
             if subscriber not in watched.interests:
                 continue
@@ -180,7 +200,7 @@ class Watcher:
                 self._unwatch(path)
 
     def _unwatch(self, path: str) -> None:
-        """Forgets the path, and ends the watch of its directory when no other path leads there."""
+        """Forgets the path, and ends the watch of its directory if no other path leads to it."""
         number = self._directories.pop(path).number
         paths = self._by_number[number]
         paths.discard(path)
@@ -195,26 +215,26 @@ class Watcher:
         touched: set[str] = set()
         for event in self._inotify.read():
             if event.watch == -1:
-                # What was lost may tell that a watched directory is another one now: all are watched anew.
-                touched.update(self._wanted)
+                # Lost events may be of a watched directory that was replaced: all watches are created again.
+                touched.update(self._subscriptions)
                 for path in list(self._directories):
                     self._unwatch(path)
                 continue
             for path in tuple(self._by_number.get(event.watch, ())):
                 touched.update(self._concerned(event, self._directories[path].interests))
                 if event.gone or not event.name:
-                    # The directory itself was removed or renamed: its path now leads to another one, or nowhere.
+                    # The directory itself was removed or renamed: its path leads to another one, or does not exist.
                     self._unwatch(path)
         for subscriber in touched:
-            if subscriber in self._wanted:
-                # Awaited directories may exist now, watched ones may be others of the same name.
+            if subscriber in self._subscriptions:
+                # Directories may have been created or replaced.
                 self._arm(subscriber)
-                self._wanted[subscriber][2]()
+                self._subscriptions[subscriber][2]()
 
     def _concerned(self, event: InotifyEvent, interests: Mapping[str, set[str] | None]) -> Iterator[str]:
-        """Those of the subscribers who want to hear of the event."""
+        """The subscribers to which the event matters."""
         for subscriber, names in interests.items():
-            if event.written and not self._wanted[subscriber][1]:
+            if event.written and not self._subscriptions[subscriber][1]:
                 continue
             if names is None or not event.name or event.name in names:
                 yield subscriber
@@ -224,16 +244,16 @@ class Watcher:
             return
         for event in self._uevents.read():
             log.log(v(5), "uevent %s %s (%s)", event.action, event.devpath, event.subsystem)
-            self._hear(event)
+            self._dispatch(event)
 
-    def _hear(self, event: Uevent) -> None:
-        for subsystems, heard in list(self._hearers.values()):
+    def _dispatch(self, event: Uevent) -> None:
+        for subsystems, changed in list(self._listeners.values()):
             if subsystems is None or event.subsystem in subsystems or event.action == "overflow":
-                heard()
+                changed()
 
 
 def _note(interests: dict[str, set[str] | None], path: str, name: str | None) -> None:
-    """Adds to what is wanted of `path`: one more name, or (None) all of them."""
+    """Adds a name of interest in `path`, None for all names."""
     names = interests.setdefault(path, set())
     if name is None:
         interests[path] = None

@@ -1,10 +1,10 @@
-"""The part of HTTP/1.1 (RFC 9112) that our servers speak, read strictly and within limits.
+"""The part of HTTP/1.1 (RFC 9112) that the servers support, parsed strictly and within limits.
 
-A request is a `POST` with a body of known length or a `GET`; whatever else HTTP can do is refused with a word on why.
+A request has a body of known length or none. Chunked bodies are rejected with 411.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 
 from msgspec import Struct
@@ -14,26 +14,28 @@ END_OF_HEAD = b"\r\n\r\n"
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.([01])")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff\t]*)")
 _LENGTH = re.compile(rb"[0-9]{1,10}")
-_ONCE = (b"content-length", b"transfer-encoding", b"content-type", b"host", b"authorization")
+_SINGLETONS = (b"content-length", b"transfer-encoding", b"content-type", b"host", b"authorization")
 
 
 class HttpLimits(Struct, frozen=True, kw_only=True):
-    """What a caller may cost. Sizes are bytes, times seconds."""
+    """Limits of a server. Sizes are bytes, times seconds."""
 
-    body: int = 3 * 1024 * 1024  # what the API server itself takes at most
+    body: int = 3 * 1024 * 1024  # the API server's own limit
     head: int = 16 * 1024
     fields: int = 64
-    remembered: int = 256  # heads that came before; with 0 none is, nor a password in it
+    cached_heads: int = 256  # number of parsed heads that are cached, each of `cached_head` bytes at most
+    cached_head: int = 512
     connections: int = 512
-    unfinished: int = 32 * 1024 * 1024  # of all connections together
+    backlog: int = 1024  # connections that wait to be accepted, and that are accepted at once
+    buffered: int = 32 * 1024 * 1024  # incomplete requests of all connections together
     handshake: float = 10
-    request: float = 15  # a whole one, from its first byte; also for taking the answer
-    idle: float = 180  # longer than the API server keeps one, so it is never the server who closes under a request
-    linger: float = 1  # for a caller who is still talking to hear a refusal
+    request: float = 15  # to receive a request, from its first byte; also to compute and to send the response
+    idle: float = 180  # longer than the API server keeps a connection, so the client closes first
+    linger: float = 1  # between an error response and the close, so that the client can read the response
 
 
 class Request(Struct, frozen=True):
-    """A request; `path` is without its query. Of its header fields nobody needs more than these."""
+    """A request; `path` is without its query."""
 
     method: str
     path: str
@@ -42,8 +44,8 @@ class Request(Struct, frozen=True):
     authorization: str = ""
 
 
-class Answer(Struct, frozen=True):
-    """What the caller gets."""
+class Response(Struct, frozen=True):
+    """A complete response."""
 
     status: int
     body: bytes
@@ -51,7 +53,7 @@ class Answer(Struct, frozen=True):
 
 
 class HttpError(Exception):
-    """A request that is refused; the text is for the caller."""
+    """An error response; the text is its body."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -59,18 +61,18 @@ class HttpError(Exception):
 
 
 class Head(Struct, frozen=True):
-    """What stands before a body, as far as it matters."""
+    """The request line and header fields that the servers use."""
 
     method: str
     path: str
     length: int
     content_type: str
-    keep: bool
-    expects: bool
+    keep_alive: bool
+    expects_continue: bool
     authorization: str
 
 
-def read_head(text: bytes, limits: HttpLimits) -> Head:
+def parse_head(text: bytes, limits: HttpLimits, methods: Sequence[str]) -> Head:
     """Raises `HttpError`."""
     first, *lines = text.split(b"\r\n")
     found = _REQUEST_LINE.fullmatch(first)
@@ -84,27 +86,27 @@ def read_head(text: bytes, limits: HttpLimits) -> Head:
         if field is None:
             raise HttpError(400, "expected header fields as name: value")
         name = field[1].lower()
-        if name in fields and name in _ONCE:
+        if name in fields and name in _SINGLETONS:
             raise HttpError(400, f"expected one {name.decode()}")
         fields[name] = field[2].rstrip()
     method = found[1].decode()
+    if method not in methods:
+        raise HttpError(405, f"expected method {' or '.join(methods)}")
     connection = [each.strip().lower() for each in fields.get(b"connection", b"").split(b",")]
     return Head(
         method=method,
         path=found[2].partition(b"?")[0].decode(),
         length=_length(method, fields, limits),
         content_type=fields.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1"),
-        # HTTP/1.0 would have to ask for it, and nobody who matters speaks that.
-        keep=found[3] == b"1" and b"close" not in connection,
-        expects=fields.get(b"expect", b"").lower() == b"100-continue",
+        # HTTP/1.0 connections are closed after one response, also with `Connection: keep-alive`.
+        keep_alive=found[3] == b"1" and b"close" not in connection,
+        expects_continue=fields.get(b"expect", b"").lower() == b"100-continue",
         authorization=fields.get(b"authorization", b"").decode("latin-1"),
     )
 
 
 def _length(method: str, fields: Mapping[bytes, bytes], limits: HttpLimits) -> int:
-    """Raises `HttpError`."""
-    if method not in ("POST", "GET"):
-        raise HttpError(405, "expected POST, or GET for pages")
+    """The length of the body. Raises `HttpError`."""
     if b"transfer-encoding" in fields:
         raise HttpError(411, "expected a body with a content-length")
     text = fields.get(b"content-length")
@@ -119,11 +121,12 @@ def _length(method: str, fields: Mapping[bytes, bytes], limits: HttpLimits) -> i
     return int(text)
 
 
-def written(answer: Answer, *, keep: bool) -> bytes:
-    """An answer as it goes over the wire; without `keep` it is the last one of its connection."""
-    end = "" if keep else "Connection: close\r\n"
+def serialize(response: Response, *, keep_alive: bool, head_only: bool = False) -> bytes:
+    """The bytes of a response; `head_only` answers a HEAD request."""
+    end = "" if keep_alive else "Connection: close\r\n"
+    status = f"{response.status} {HTTPStatus(response.status).phrase}"
     head = (
-        f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\nContent-Type: {answer.content_type}\r\n"
-        f"Content-Length: {len(answer.body)}\r\n{end}\r\n"
-    )
-    return head.encode("ascii") + answer.body
+        f"HTTP/1.1 {status}\r\nContent-Type: {response.content_type}\r\nContent-Length: {len(response.body)}\r\n"
+        f"{end}\r\n"
+    ).encode("ascii")
+    return head if head_only else head + response.body

@@ -1,4 +1,4 @@
-"""Node labels: values split and joined again, and the file that NFD reads."""
+"""The label file that node-feature-discovery reads."""
 
 import os
 import stat
@@ -6,76 +6,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from trees import write
 
-from accelplane.node.nfd import LabelFile, joined_value, numbered, split_value
-
-
-@pytest.mark.parametrize(
-    ("text", "limit", "marker", "pieces"),
-    [
-        ("", 63, "Z", [""]),
-        ("short", 63, "Z", ["short"]),
-        ("x" * 63, 63, "Z", ["x" * 63]),
-        ("x" * 64, 63, "Z", ["x" * 63, "Zx"]),
-        ("x" * 126, 63, "Z", ["x" * 63, "Z" + "x" * 62, "Zx"]),
-        # cut right after the last letter or digit, never before the marker has its room
-        ("ab.cd", 3, "Z", ["ab", "Z.c", "Zd"]),
-        ("0-1.2_3", 4, "Z", ["0-1", "Z.2", "Z_3"]),
-        ("ab.", 2, "Z", ["ab", "Z."]),
-        ("abc", 3, "", ["abc"]),
-        ("abcd", 2, "", ["ab", "cd"]),
-        ("abcdefg", 4, "ZZ", ["abcd", "ZZef", "ZZg"]),
-        ("aé", 1, "", ["a", "é"]),
-    ],
-)
-def test_long_values_are_cut_after_letters_and_digits(text: str, limit: int, marker: str, pieces: list[str]) -> None:
-    assert split_value(text, limit, marker) == pieces
-    assert joined_value(pieces, marker) == text
-
-
-@pytest.mark.parametrize(
-    ("text", "limit", "marker", "why"),
-    [
-        ("text", 1, "Z", "leave no room behind the marker 'Z'"),
-        ("text", 0, "", "leave no room"),
-        ("....", 3, "Z", "no letter or digit to be split after"),
-        ("abc....", 3, "Z", "'..' has no letter or digit"),
-        ("éééé", 3, "Z", "no letter or digit"),
-    ],
-)
-def test_values_that_cannot_be_cut_are_refused(text: str, limit: int, marker: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        split_value(text, limit, marker)
-
-
-@given(st.text(max_size=300), st.integers(1, 70), st.sampled_from(["", "Z", "ZZ"]))
-def test_pieces_fit_end_well_and_join_to_the_value(text: str, limit: int, marker: str) -> None:
-    try:
-        pieces = split_value(text, limit, marker)
-    except ValueError:
-        return
-    assert all(len(piece) <= limit for piece in pieces)
-    assert all(piece[-1].isascii() and piece[-1].isalnum() for piece in pieces[:-1])
-    assert joined_value(pieces, marker) == text
-
-
-@given(st.text("0123456789._-", max_size=400))
-def test_lists_of_numbers_become_numbered_labels(text: str) -> None:
-    try:
-        labels = numbered("gpu.intel.com/gpu-numbers", text)
-    except ValueError:
-        return
-    names = list(labels)
-    assert names == [f"gpu.intel.com/gpu-numbers{number if number > 1 else ''}" for number in range(1, len(names) + 1)]
-    assert joined_value(list(labels.values())) == text
-
-
-def test_a_piece_without_its_marker_is_taken_as_it_is() -> None:
-    assert joined_value(["ab", "cd", "Zef"]) == "abcdef"
-    assert joined_value([]) == ""
+from accelplane.node.publishers.labels import LabelFile
 
 
 class TestLabelFile:

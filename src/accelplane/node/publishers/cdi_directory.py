@@ -1,8 +1,8 @@
-"""CDI files: one file for each CDI device, kept equal to what the devices say.
+"""A directory of CDI files: one file for each CDI device.
 
-Files are written before a device is advertised (after a reboot the directory is empty and the kubelet does not ask
-again for pods that it restarts) and looked at again at each allocation. What differs is rewritten in one step. Names
-that somebody else's file defines already are left to it: defined twice, a name counts as not there.
+Files are written before a device is advertised, because after a reboot the directory is empty and the kubelet does not
+call Allocate again for pods that it restarts. They are checked at each allocation. A file that differs is replaced
+atomically. A name that a file of another program defines is not written: runtimes ignore a name with two definitions.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from accelplane.devices import CdiDevice, CdiError
-from accelplane.node import replaced
+from accelplane.node import atomic_file
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class _Stamp(NamedTuple):
 
 
 class CdiDirectory:
-    """One directory of CDI files. Its methods block; `is_current`, and `ensure` of what is, take one stat(2)."""
+    """One directory of CDI files. Its methods block; `is_current` takes one stat(2)."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -40,36 +40,33 @@ class CdiDirectory:
         self.write_failures = 0
         self._written: dict[str, tuple[CdiDevice, _Stamp]] = {}
         self._foreign: dict[str, tuple[_Stamp, frozenset[str]]] = {}
-        self._complained: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
 
     def publish(self, devices: Iterable[CdiDevice]) -> None:
-        """Makes the directory hold `devices`. What cannot be written is logged, once for each cause."""
+        """Writes the files of `devices`. What cannot be written is logged, once for each cause."""
         wanted = {device.qualified_name: device for device in devices}
         if not wanted:
             return
         elsewhere = self._names_in_other_files({device.file_name for device in wanted.values()})
         for name, device in wanted.items():
             if name in elsewhere:
-                self._complain(name, f"CDI device {name} is defined in {elsewhere[name]} already, that file is used")
+                self._report(name, f"CDI device {name} is already defined in {elsewhere[name]}; that file is used")
                 self._written.pop(name, None)
                 self._remove(device.file_name)
                 continue
             try:
                 self._write(device)
-                self._complained.pop(name, None)
+                self._reported.pop(name, None)
             except CdiWriteError as error:
-                self._complain(name, str(error))
+                self._report(name, str(error))
 
     def is_current(self, device: CdiDevice) -> bool:
-        """Whether the device's file is there as this process wrote or last saw it."""
+        """Whether the device's file exists as this process wrote or last read it."""
         known = self._written.get(device.qualified_name)
         return known is not None and known[0] == device and known[1] == _stamp(self._path(device))
 
     def ensure(self, device: CdiDevice) -> None:
-        """Looks whether the device's file is there as it was written, and writes it if not.
-
-        Raises `CdiWriteError`.
-        """
+        """Writes the device's file unless it is current. Raises `CdiWriteError`."""
         if self.is_current(device):
             return
         if device.qualified_name not in self._written and device.qualified_name in self._names_in_other_files(
@@ -93,14 +90,15 @@ class CdiDirectory:
                         found[qualified] = name
         return found
 
-    def remove(self, qualified_name: str, file_name: str) -> None:
-        """Removes a stale file. What cannot be removed is logged."""
-        self._written.pop(qualified_name, None)
-        if self._remove(file_name):
-            log.info("removed %s, its device is gone", os.path.join(self.directory, file_name))
+    def remove(self, files: Mapping[str, str]) -> None:
+        """Removes stale files, qualified name to file name. What cannot be removed is logged."""
+        for qualified_name, file_name in files.items():
+            self._written.pop(qualified_name, None)
+            if self._remove(file_name):
+                log.info("removed %s, its device is gone", os.path.join(self.directory, file_name))
 
     def remove_written(self) -> None:
-        """Removes every file that this process has written and nobody has changed since."""
+        """Removes every file that this process has written and that was not changed since."""
         for device, stamp in list(self._written.values()):
             if _stamp(self._path(device)) == stamp:
                 self._remove(device.file_name)
@@ -114,9 +112,9 @@ class CdiDirectory:
         try:
             device.check()
             text = _rendered(device)
-            if replaced.content(path, _FILE_LIMIT) != text:
+            if atomic_file.content(path, _FILE_LIMIT) != text:
                 os.makedirs(self.directory, mode=0o755, exist_ok=True)
-                replaced.replace(path, text, prefix="spec.")
+                atomic_file.replace(path, text, prefix="spec.")
                 self.writes += 1
             stamp = _stamp(path)
         except CdiError as error:
@@ -135,9 +133,9 @@ class CdiDirectory:
         except FileNotFoundError:
             return False
         except OSError as error:
-            self._complain(file_name, f"cannot remove {path}: {error.strerror}")
+            self._report(file_name, f"cannot remove {path}: {error.strerror}")
             return False
-        self._complained.pop(file_name, None)
+        self._reported.pop(file_name, None)
         return True
 
     def _listing(self) -> list[str]:
@@ -151,14 +149,14 @@ class CdiDirectory:
         names: dict[str, str] = {}
         listing = self._listing()
         for file_name in self._foreign.keys() - set(listing):
-            self._foreign.pop(file_name, None)  # another thread may have been here
+            del self._foreign[file_name]
         for file_name in listing:
             if file_name not in own:
                 names.update(dict.fromkeys(self._defined_in(file_name), os.path.join(self.directory, file_name)))
         return names
 
     def _defined_in(self, file_name: str) -> frozenset[str]:
-        """The qualified names that a file defines, none if it is no valid CDI file. Runtimes follow links here."""
+        """The qualified names that a file defines, none if it is no valid CDI file. Symbolic links are followed."""
         path = os.path.join(self.directory, file_name)
         stamp = _stamp(path, follow=True)
         if stamp is None:
@@ -167,13 +165,13 @@ class CdiDirectory:
         if known is None or known[0] != stamp:
             known = self._foreign[file_name] = (
                 stamp,
-                _parsed_names(replaced.content(path, _FILE_LIMIT, follow=True)),
+                _parsed_names(atomic_file.content(path, _FILE_LIMIT, follow=True)),
             )
         return known[1]
 
-    def _complain(self, name: str, problem: str) -> None:
-        if self._complained.get(name) != problem:
-            self._complained[name] = problem
+    def _report(self, name: str, problem: str) -> None:
+        if self._reported.get(name) != problem:
+            self._reported[name] = problem
             log.warning("%s", problem)
 
 
@@ -182,7 +180,7 @@ class _NamedDevice(msgspec.Struct):
 
 
 class _Spec(msgspec.Struct):
-    """As much of a CDI file as tells which names it defines."""
+    """The part of a CDI file that defines its names."""
 
     kind: str
     devices: list[_NamedDevice] = []

@@ -1,0 +1,15 @@
+"""HTTP/1.1 servers for untrusted clients, with or without TLS."""
+
+from accelplane.http.messages import HttpError, HttpLimits, Request, Response
+from accelplane.http.server import Handler, HttpServer, PendingResponse, split_address
+
+__all__ = [
+    "Handler",
+    "HttpError",
+    "HttpLimits",
+    "HttpServer",
+    "PendingResponse",
+    "Request",
+    "Response",
+    "split_address",
+]

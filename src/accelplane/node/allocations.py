@@ -1,0 +1,139 @@
+"""Which device IDs containers hold, and which IDs must stay listed for that reason.
+
+A kubelet crashes when an ID leaves the list while a container holds it or a call names it (docs/kubelet-defects.md).
+What counts is the device manager's own record. Its checkpoint file has it, but may still name pods that have ended. The
+pod-resources API names running pods only, and none at all while a restarted kubelet does not know its pods yet. So an
+ID is free when neither source names it. Where neither can be read, the record of answered Allocate calls decides.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Collection, Generator
+from typing import Literal
+
+from msgspec import Struct
+
+from accelplane.host.blocking import in_thread
+from accelplane.kubelet import checkpoint, podresources, sockets
+from accelplane.logs import v
+from accelplane.node.settings import Settings
+
+log = logging.getLogger(__name__)
+
+# The kubelet records an allocation a moment after it has received the answer.
+_RECORDING_TIME = 3.0
+
+Key = tuple[str, str]  # qualified resource name, device ID
+
+
+class Reading(Struct, frozen=True):
+    """The IDs that containers hold, from a reading that began at the monotonic time `began`.
+
+    `source` is `none` where there is neither a socket nor a checkpoint (no kubelet has run yet), `unreadable` where
+    there is one and it cannot be read. `ended` are IDs that only the checkpoint names: of pods that have ended, or that
+    a restarted kubelet does not know yet.
+    """
+
+    began: float
+    source: Literal["kubelet", "none", "unreadable"]
+    held: frozenset[Key] = frozenset()
+    ended: frozenset[Key] = frozenset()
+
+
+class AllocationReader:
+    """Reads allocations for all plugins of the agent, one reading at a time."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._socket = settings.pod_resources_socket
+        self._directory = settings.sockets_dir
+        self._lock = asyncio.Lock()
+        self._last: Reading | None = None
+
+    async def read(self, since: float) -> Reading:
+        """A reading that began after the monotonic time `since`; several callers may get the same one."""
+        async with self._lock:
+            if self._last is None or self._last.began <= since:
+                self._last = await self._read(ask_kubelet=True)
+            return self._last
+
+    async def read_at_start(self) -> Reading:
+        """The first reading. It asks the kubelet only if the checkpoint cannot be read."""
+        async with self._lock:
+            if self._last is None:
+                self._last = await self._read(ask_kubelet=False)
+                if self._last.source == "unreadable":
+                    self._last = await self._read(ask_kubelet=True)
+            return self._last
+
+    async def _read(self, *, ask_kubelet: bool) -> Reading:
+        began = time.monotonic()
+        running = await self._from_pod_resources() if ask_kubelet else None
+        try:
+            recorded = await in_thread(self._from_checkpoint)
+        except checkpoint.CheckpointError as error:
+            log.log(v(2), "allocations: %s", error)
+            return Reading(began, "unreadable") if running is None else Reading(began, "kubelet", running)
+        if recorded is None:
+            return Reading(began, "none") if running is None else Reading(began, "kubelet", running)
+        if running is None:
+            return Reading(began, "kubelet", recorded)
+        return Reading(began, "kubelet", running | recorded, recorded - running)
+
+    async def _from_pod_resources(self) -> frozenset[Key] | None:
+        if sockets.identity(self._socket) is None:
+            return None
+        try:
+            pods = await podresources.list_pods(self._socket)
+        except podresources.PodResourcesError as error:
+            log.log(v(2), "allocations: %s", error)
+            return None
+        return frozenset((pod.resource, id_) for pod in pods for id_ in pod.device_ids)
+
+    def _from_checkpoint(self) -> frozenset[Key] | None:
+        recorded = checkpoint.read_checkpoint(self._directory)
+        if recorded is None:
+            return None
+        return frozenset((one.resource, id_) for one in recorded.holdings for id_ in one.ids)
+
+
+class CallRecord:
+    """The IDs that the kubelet's calls about one resource name, and those that Allocate was answered for."""
+
+    def __init__(self) -> None:
+        self._unanswered: dict[object, Collection[str]] = {}
+        self._allocated: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def unanswered(self, ids: Collection[str]) -> Generator[None]:
+        """For the duration of a call that names `ids`."""
+        call = object()
+        self._unanswered[call] = ids
+        try:
+            yield
+        finally:
+            del self._unanswered[call]
+
+    def allocated(self, ids: Collection[str]) -> None:
+        """Records an Allocate call that is being answered."""
+        self._allocated.update(dict.fromkeys(ids, time.monotonic()))
+
+    def must_stay(self, resource: str, id_: str, listed_since: float, reading: Reading | None) -> bool:
+        """Whether an ID that has been listed as Unhealthy since `listed_since` has to stay in the list."""
+        if any(id_ in ids for ids in self._unanswered.values()):
+            return True
+        if reading is None or reading.began <= listed_since:
+            return True  # a container may have got it just before
+        allocated = self._allocated.get(id_)
+        if (resource, id_) in reading.held:
+            if allocated is not None and allocated < reading.began:
+                self._allocated[id_] = 0.0  # the kubelet has recorded the allocation: no need to wait for that
+            return True
+        if reading.source == "kubelet":
+            return allocated is not None and reading.began - allocated < _RECORDING_TIME
+        return reading.source == "unreadable" or allocated is not None
+
+    def forget(self, id_: str) -> None:
+        """Forgets an ID that has left the list."""
+        self._allocated.pop(id_, None)

@@ -1,0 +1,138 @@
+"""Answers the kubelet's calls about one resource: from the devices as listed, the plugin's hooks and the CDI files."""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from accelplane.devices import Allocation, Device
+from accelplane.host import Host
+from accelplane.kubelet.server import AllocationError
+from accelplane.node.allocations import CallRecord
+from accelplane.node.context import PluginContext
+from accelplane.node.publishers.cdi import CdiPublisher
+from accelplane.node.publishers.cdi_directory import CdiWriteError
+
+log = logging.getLogger(__name__)
+
+_MAX_SHOWN_IDS = 5
+
+
+class ResourceAllocator:
+    """The `Allocator` of one resource. `devices()` are those that the kubelet's list has now."""
+
+    def __init__(
+        self,
+        resource: str,
+        context: PluginContext,
+        cdi: CdiPublisher,
+        calls: CallRecord,
+        devices: Callable[[], Mapping[str, Device]],
+    ) -> None:
+        self.resource = resource
+        self.devices = devices
+        self._calls = calls
+        self._context = context
+        self._cdi = cdi
+
+    @property
+    def prefers(self) -> bool:
+        return self._context.plugin.overrides("preferred_allocation")
+
+    @property
+    def pre_starts(self) -> bool:
+        return self._context.plugin.overrides("pre_start")
+
+    async def allocate(self, ids: Sequence[str]) -> Allocation:
+        """A container's answer for `ids`, each counted once. Raises `AllocationError` for unknown or unhealthy IDs."""
+        with self._calls.unanswered(ids):
+            allocation = await self._allocation(self._healthy(ids))
+            self._healthy(ids)  # the devices may have changed during the await
+            self._check_mounts(allocation)
+            self._calls.allocated(ids)
+            return allocation
+
+    async def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
+        """The plugin's choice of IDs; IDs that are not listed are ignored."""
+        plugin = self._context.plugin
+        if not self.prefers:
+            raise AllocationError(f"{self.resource}: this plugin has no preferred allocation")
+        offered, required = set(available), set(must_include)
+        devices = self.devices()
+        free = offered | required
+        in_use = Counter(device.unit for device in devices.values() if device.healthy and device.id not in free)
+        with self._calls.unanswered(offered):
+            try:
+                return await plugin.preferred_allocation(
+                    [device for id_, device in devices.items() if id_ in offered],
+                    [device for id_, device in devices.items() if id_ in required],
+                    size,
+                    in_use,
+                )
+            except ValueError as error:
+                raise AllocationError(str(error)) from error
+
+    async def pre_start(self, ids: Sequence[str]) -> None:
+        """Runs the plugin's hook before a container starts."""
+        if not self.pre_starts:
+            raise AllocationError(f"{self.resource}: this plugin has no action before a container starts")
+        await self._context.plugin.pre_start(self._known(ids))
+
+    async def _allocation(self, devices: Sequence[Device]) -> Allocation:
+        plugin = self._context.plugin
+        if plugin.overrides("allocate"):
+            allocation = await plugin.allocate(devices)
+            if allocation is not None:
+                return allocation
+        allocation = await self._with_cdi_files(devices, Allocation.of(devices))
+        if plugin.overrides("post_allocate"):
+            allocation = await plugin.post_allocate(devices, allocation)
+        return allocation
+
+    def _known(self, ids: Sequence[str]) -> list[Device]:
+        devices = self.devices()
+        unknown = [id_ for id_ in ids if id_ not in devices]
+        if unknown:
+            raise AllocationError(f"{self.resource}: unknown device {_listed(unknown)} requested")
+        return [devices[id_] for id_ in dict.fromkeys(ids)]
+
+    def _healthy(self, ids: Sequence[str]) -> list[Device]:
+        devices = self._known(ids)
+        unhealthy = [f"{device.id} ({device.reason or 'no reason given'})" for device in devices if not device.healthy]
+        if unhealthy:
+            raise AllocationError(f"{self.resource}: unhealthy device {_listed(unhealthy)} requested")
+        return devices
+
+    def _check_mounts(self, allocation: Allocation) -> None:
+        """Raises `AllocationError` if the file behind a mount below /dev is gone.
+
+        Container runtimes create a missing mount source as a directory, which then blocks the name for the kernel.
+        """
+        root = self._context.settings.root
+        for mount in allocation.mounts:
+            path = mount.host_path
+            if path.startswith("/dev/") and not (os.path.exists(path) if root == "/" else Host(root).exists(path)):
+                raise AllocationError(f"{self.resource}: {path} does not exist, the device is gone")
+
+    async def _with_cdi_files(self, devices: Iterable[Device], allocation: Allocation) -> Allocation:
+        failed: set[str] = set()
+        for device in devices:
+            if device.cdi is None or device.cdi.qualified_name in failed or self._cdi.is_current(device.cdi):
+                continue
+            try:
+                await self._cdi.ensure(device.cdi)
+            except CdiWriteError as error:
+                if device.cdi.indispensable or not device.nodes:
+                    raise AllocationError(f"{self.resource}: {error}") from error
+                log.warning("%s; the container gets its device without CDI", error)
+                failed.add(device.cdi.qualified_name)
+        if not failed:
+            return allocation
+        return replace(allocation, cdi_devices=[name for name in allocation.cdi_devices if name not in failed])
+
+
+def _listed(ids: Sequence[str]) -> str:
+    shown = ", ".join(ascii(id_[:100]) for id_ in ids[:_MAX_SHOWN_IDS])
+    return shown if len(ids) <= _MAX_SHOWN_IDS else f"{shown} and {len(ids) - _MAX_SHOWN_IDS} more"

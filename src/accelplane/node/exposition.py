@@ -1,0 +1,63 @@
+"""Metric families in the Prometheus text format, version 0.0.4.
+
+Rendered without prometheus-client: its import takes 4 MB, its sample objects ten times as long.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
+_LABEL_VALUE = _HELP | str.maketrans({'"': r"\""})
+
+
+class Family:
+    """One metric: `name` is complete, with `_total` for counters."""
+
+    def __init__(self, name: str, description: str, kind: Literal["counter", "gauge", "histogram"] = "gauge") -> None:
+        """Raises `ValueError` if the name is invalid."""
+        if not _METRIC_NAME.fullmatch(name):
+            raise ValueError(f"metric name {name!a}: expected letters, digits, _ and :, and no digit first")
+        self._name = name
+        self._lines = [f"# HELP {name} {description.translate(_HELP)}", f"# TYPE {name} {kind}"]
+
+    def add(self, value: float, labels: Mapping[str, str] | None = None, suffix: str = "") -> None:
+        """Adds a sample. Raises `ValueError` if the name of a label is invalid."""
+        pairs: list[str] = []
+        for name, text in sorted((labels or {}).items()):
+            if not _LABEL_NAME.fullmatch(name):
+                raise ValueError(f"label {name!a} of metric {self._name}: expected letters, digits and _")
+            pairs.append(f'{name}="{text.translate(_LABEL_VALUE)}"')
+        selector = f"{{{','.join(pairs)}}}" if pairs else ""
+        self._lines.append(f"{self._name}{suffix}{selector} {_number(value)}")
+
+    def add_histogram(
+        self, bounds: Iterable[float], counts: Iterable[int], total: float, labels: Mapping[str, str]
+    ) -> None:
+        """Adds a histogram: `counts` has one number for each of `bounds` and one above them, `total` is the sum."""
+        cumulative = 0
+        for bound, count in zip((*bounds, math.inf), counts, strict=True):
+            cumulative += count
+            self.add(cumulative, {**labels, "le": _number(bound)}, "_bucket")
+        self.add(cumulative, labels, "_count")
+        self.add(total, labels, "_sum")
+
+    def text(self) -> str:
+        return "\n".join(self._lines) + "\n"
+
+
+def render(families: Iterable[Family]) -> bytes:
+    """The page. Characters that UTF-8 cannot encode become `?`."""
+    return "".join(family.text() for family in families).encode(errors="replace")
+
+
+def _number(value: float) -> str:
+    value = float(value)
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return "NaN" if math.isnan(value) else repr(value)

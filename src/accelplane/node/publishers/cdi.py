@@ -1,0 +1,96 @@
+"""Publishes the CDI files of one plugin's devices, and removes those that no device and no container needs."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+from accelplane.devices import CdiDevice, Device
+from accelplane.node.allocations import AllocationReader, Key
+from accelplane.node.context import PluginContext
+from accelplane.node.publishers.cdi_directory import CdiDirectory
+from accelplane.node.threads import SerialThread
+
+_END_TIMEOUT = 2.0
+
+
+class CdiPublisher:
+    """The directory's files are read and written in a thread, `is_current` takes one stat(2)."""
+
+    def __init__(self, context: PluginContext, allocations: AllocationReader) -> None:
+        self.directory = CdiDirectory(context.settings.cdi_dir)
+        self._context = context
+        self._allocations = allocations
+        self._thread = SerialThread()
+        self._lock = asyncio.Lock()  # held while files are written or removed
+        self._published: frozenset[str] | None = None
+        self._names: dict[Key, str] = {}
+        self._pruned = False
+
+    def is_current(self, device: CdiDevice) -> bool:
+        """Whether the device's file is as it should be."""
+        return self.directory.is_current(device)
+
+    async def ensure(self, device: CdiDevice) -> None:
+        """Writes the device's file if needed. Raises `CdiWriteError`."""
+        await self._thread.run(lambda: self.directory.ensure(device))
+
+    async def publish(self, found: Iterable[Device], listed: Iterable[Device]) -> bool:
+        """Writes the files of all `listed` devices; returns whether that took time.
+
+        `found` are the devices of the last scan. Only their CDI names are known for certain: an ID that was listed
+        because a container holds it may have had another one before the agent started.
+        """
+        namespace = self._context.plugin.namespace
+        for device in found:
+            name = device.cdi.qualified_name if device.cdi is not None else ""
+            self._names[f"{namespace}/{device.resource}", device.id] = name
+        wanted = {device.cdi.qualified_name: device.cdi for device in listed if device.cdi is not None}
+        if wanted.keys() != self._published:
+            self._published, self._pruned = frozenset(wanted), False
+        if all(map(self.is_current, wanted.values())):
+            return False
+        async with self._lock:
+            await self._thread.run(lambda: self.directory.publish(wanted.values()))
+        return True
+
+    @property
+    def needs_prune(self) -> bool:
+        """Whether there may be files that no listed device needs."""
+        return not self._pruned and bool(self._context.plugin.cdi_kinds)
+
+    async def prune(self) -> None:
+        """Removes files of the plugin's CDI kinds that belong to no listed device and that no container uses."""
+        kinds = self._context.plugin.cdi_kinds
+        self._pruned = True  # a change of the published names during the awaits resets it
+        published = self._published or frozenset()
+        stale = await self._thread.run(lambda: self.directory.stale(kinds, published))
+        if not stale:
+            return
+        used = await self._names_in_use()
+        if used is None:
+            self._pruned = False
+            return
+        async with self._lock:
+            used |= self._published or frozenset()
+            unused = {name: file_name for name, file_name in stale.items() if name not in used}
+            await self._thread.run(lambda: self.directory.remove(unused))
+        if len(unused) < len(stale):
+            self._pruned = False
+
+    async def close(self, *, remove: bool) -> None:
+        """Waits for the thread; with `remove`, removes the files that this process has written."""
+        if await self._thread.wait_idle(_END_TIMEOUT) and remove:
+            await self._thread.run(self.directory.remove_written)
+
+    async def _names_in_use(self) -> set[str] | None:
+        """CDI names of the IDs that containers hold; None if that is not known for all of them."""
+        reading = await self._allocations.read(time.monotonic())
+        if reading.source != "kubelet":
+            return None
+        prefix = f"{self._context.plugin.namespace}/"
+        held = {key for key in reading.held if key[0].startswith(prefix)}
+        if not held <= self._names.keys():
+            return None  # allocated before this process started
+        used = {self._names[key] for key in held}
+        self._names = {key: name for key, name in self._names.items() if key in held or name in (self._published or ())}
+        return used

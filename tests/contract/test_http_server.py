@@ -1,0 +1,314 @@
+"""The HTTP server: responses, limits and self-test."""
+
+import asyncio
+import contextlib
+import socket
+import tracemalloc
+from collections.abc import AsyncGenerator
+
+import pytest
+from cluster.pki import Authority
+from waiting import until
+
+from accelplane.http import HttpError, HttpLimits, HttpServer, PendingResponse, Request, Response, split_address
+from accelplane.kube.tls import ServingTls
+
+SERVER = Authority("tests").server("localhost", "localhost")
+
+
+class Pages:
+    """A handler: `/now` is answered at once, other paths when `released` is set."""
+
+    def __init__(self) -> None:
+        self.released = asyncio.Event()
+        self.requests: list[str] = []
+        self.cancelled = 0
+
+    def __call__(self, request: Request) -> Response | PendingResponse:
+        self.requests.append(request.path)
+        return Response(200, request.path.encode()) if request.path == "/now" else self.later(request)
+
+    async def later(self, request: Request) -> Response:
+        try:
+            await self.released.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if request.path == "/refused":
+            raise HttpError(403, "not for you")
+        if request.path == "/fault":
+            raise ValueError("a fault")
+        return Response(200, f"{request.path} {request.authorization}".encode())
+
+
+@contextlib.asynccontextmanager
+async def serving(pages: Pages, limits: HttpLimits | None = None) -> AsyncGenerator[tuple[HttpServer, int]]:
+    server = HttpServer(pages, limits)
+    port = await server.start("127.0.0.1", 0)
+    try:
+        yield server, port
+    finally:
+        await server.stop(0.1)
+
+
+def get(*paths: str, field: str = "") -> bytes:
+    return b"".join(f"GET {path} HTTP/1.1\r\nHost: x\r\n{field}\r\n".encode() for path in paths)
+
+
+async def reply(reader: asyncio.StreamReader) -> tuple[int, str]:
+    async with asyncio.timeout(10):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = int(head.partition("Content-Length: ")[2].partition("\r\n")[0])
+        return int(head.split(" ")[1]), (await reader.readexactly(length)).decode()
+
+
+async def test_a_pending_response_delays_only_later_responses_of_the_same_connection() -> None:
+    pages = Pages()
+    async with serving(pages) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(get("/now", "/later", "/now", "/later"))
+        assert await reply(reader) == (200, "/now")
+        other, another = await asyncio.open_connection("127.0.0.1", port)
+        another.write(get("/now"))
+        assert await reply(other) == (200, "/now")
+        assert pages.requests == ["/now", "/later", "/now"]
+        pages.released.set()
+        assert [await reply(reader) for _ in range(3)] == [(200, "/later "), (200, "/now"), (200, "/later ")]
+        writer.write(get("/later", field="Authorization: Bearer x\r\n"))
+        assert await reply(reader) == (200, "/later Bearer x")
+        writer.close()
+        another.close()
+
+
+@pytest.mark.parametrize(("path", "status"), [("/refused", 403), ("/fault", 500)])
+async def test_an_exception_of_a_pending_response_becomes_an_error_response(path: str, status: int) -> None:
+    pages = Pages()
+    pages.released.set()
+    async with serving(pages) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(get(path))
+        found, text = await reply(reader)
+        assert (found, "a fault" in text) == (status, False)
+        writer.close()
+
+
+async def test_a_pending_response_is_cancelled_when_its_client_disconnects() -> None:
+    pages = Pages()
+    async with serving(pages, HttpLimits(request=0.3)) as (server, port):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(get("/later"))
+        await until(lambda: pages.requests == ["/later"])
+        writer.transport.abort()
+        await until(lambda: pages.cancelled == 1 and not server.connections)
+
+
+async def test_a_pending_response_can_be_cancelled_before_it_starts() -> None:
+    pages = Pages()
+    server = HttpServer(pages)
+    port = await server.start("127.0.0.1", 0)
+
+    def ask(request: Request) -> PendingResponse:
+        for connection in list(server.connections):
+            asyncio.get_running_loop().call_soon(connection.abort)
+        return pages.later(request)
+
+    server.handler = ask
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(get("/later"))
+    with contextlib.suppress(ConnectionResetError):
+        assert await reader.read() == b""
+    writer.close()
+    await server.stop()
+    assert pages.cancelled == 0, "it started"
+
+
+async def test_a_pending_response_times_out_with_503() -> None:
+    pages = Pages()
+    async with serving(pages, HttpLimits(request=0.2, linger=0.1)) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(get("/later"))
+        assert await reply(reader) == (503, "no answer within 0.2 s\n")
+        assert pages.cancelled == 1
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_stop_waits_for_pending_responses() -> None:
+    pages = Pages()
+    server = HttpServer(pages)
+    port = await server.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(get("/later"))
+    await until(lambda: pages.requests == ["/later"])
+    ending = asyncio.create_task(server.stop(10))
+    await asyncio.sleep(0)
+    pages.released.set()
+    assert await reply(reader) == (200, "/later ")
+    assert await reader.read() == b""
+    writer.close()
+    await ending
+
+
+async def test_duplicate_authorization_fields_are_rejected() -> None:
+    pages = Pages()
+    async with serving(pages) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(get("/now", field="Authorization: Bearer x\r\nauthorization: Bearer y\r\n"))
+        assert (await reply(reader))[0] == 400
+        writer.close()
+
+
+@pytest.mark.parametrize("host", [None, "127.0.0.1"])
+async def test_accepts_is_true_once_a_handshake_succeeds(host: str | None) -> None:
+    tls = ServingTls()
+    server, plain = HttpServer(Pages()), HttpServer(Pages())
+    assert not await server.accepts()
+    await server.start(host, 0, tls.context)
+    await plain.start(host, 0)
+    assert not await server.accepts(), "there is no certificate yet"
+    tls.use(SERVER.certificate, SERVER.key)
+    assert await server.accepts()
+    assert await plain.accepts()
+    await until(lambda: not server.connections)
+    await server.stop()
+    await plain.stop()
+    assert not await server.accepts()
+
+
+async def test_accepts_is_false_at_the_connection_limit() -> None:
+    tls = ServingTls()
+    tls.use(SERVER.certificate, SERVER.key)
+    server = HttpServer(Pages(), HttpLimits(connections=0))
+    await server.start("127.0.0.1", 0, tls.context)
+    assert not await server.accepts()
+    await server.stop()
+
+
+async def test_head_requests_get_the_header_fields_without_the_body() -> None:
+    server = HttpServer(Pages(), methods=("GET", "HEAD"))
+    port = await server.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(get("/now").replace(b"GET", b"HEAD") + get("/now"))
+    assert b"\r\nContent-Length: 4\r\n" in await reader.readuntil(b"\r\n\r\n")
+    assert await reply(reader) == (200, "/now")
+    writer.write(get("/now").replace(b"GET", b"POST"))
+    assert await reply(reader) == (405, "expected method GET or HEAD\n")
+    writer.close()
+    await server.stop(0)
+
+
+async def test_every_address_of_a_host_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        (family, socket.SOCK_STREAM, 0, "", (address, 0))
+        for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "127.0.0.2"))
+    ]
+    server = HttpServer(Pages())
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", lambda *_arguments, **_more: found)
+        port = await server.start("both.test", 0)
+    assert server.addresses == [("127.0.0.1", port), ("127.0.0.2", port)]
+    for host, _ in server.addresses:
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(get("/now"))
+        assert await reply(reader) == (200, "/now")
+        writer.close()
+    await server.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("address", "found"), [(":8080", (None, 8080)), ("1.2.3.4:1", ("1.2.3.4", 1)), ("[::1]:2", ("::1", 2))]
+)
+def test_addresses_have_the_syntax_of_go_programs(address: str, found: tuple[str | None, int]) -> None:
+    assert split_address(address) == found
+
+
+@pytest.mark.parametrize("address", ["", "8080", ":", ":x", ":65536", ":-1"])
+def test_an_invalid_address_is_rejected(address: str) -> None:
+    with pytest.raises(ValueError, match="expected host:port"):
+        split_address(address)
+
+
+async def test_heads_of_clients_cannot_fill_the_memory() -> None:
+    server = HttpServer(Pages())
+    port = await server.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(300):
+        writer.write(get("/now", field=f"X-Padding: {number:015000}\r\n"))
+        assert (await reply(reader))[0] == 200
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    writer.close()
+    await server.stop(0)
+    assert grown < 500_000
+
+
+async def test_credentials_are_not_cached_with_the_head() -> None:
+    pages = Pages()
+    pages.released.set()
+    async with serving(pages) as (server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for path, field in (("/public", ""), ("/private", "Authorization: Bearer secret\r\n")):
+            writer.write(get(path, field=field))
+            assert (await reply(reader))[0] == 200
+        assert [head.path for head in server.cached_heads.values()] == ["/public"]
+        writer.close()
+
+
+async def test_a_full_cache_of_heads_replaces_the_oldest() -> None:
+    async with serving(Pages(), HttpLimits(cached_heads=2)) as (server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for number in range(3):
+            writer.write(get("/now", field=f"X: {number}\r\n"))
+            assert await reply(reader) == (200, "/now")
+        assert len(server.cached_heads) == 2
+        writer.close()
+
+
+async def test_a_new_connection_replaces_the_one_that_waits_longest() -> None:
+    async with serving(Pages(), HttpLimits(connections=2)) as (server, port):
+        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await until(lambda: len(server.connections) == 2)
+        # The first client is active after the second one, so the second one waits longest.
+        clients[0][1].write(get("/now"))
+        assert await reply(clients[0][0]) == (200, "/now")
+        clients.append(await asyncio.open_connection("127.0.0.1", port))
+        for reader, writer in (clients[0], clients[2]):
+            writer.write(get("/now"))
+            assert await reply(reader) == (200, "/now")
+        with contextlib.suppress(ConnectionResetError):
+            assert await clients[1][0].read() == b""
+        assert len(server.connections) == 2
+        for _, writer in clients:
+            writer.close()
+
+
+@pytest.mark.parametrize("received", [b"", b"GET /now HTTP/1.1\r\n", b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n1"])
+async def test_connections_without_a_complete_request_do_not_block_new_ones(received: bytes) -> None:
+    async with serving(Pages(), HttpLimits(connections=8)) as (server, port):
+        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        for _, writer in clients:
+            writer.write(received)
+        await until(lambda: len(server.connections) == 8)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(get("/now"))
+        assert await reply(reader) == (200, "/now")
+        for _, each in (*clients, (reader, writer)):
+            each.close()
+
+
+async def test_a_connection_whose_response_is_pending_is_not_replaced() -> None:
+    pages = Pages()
+    async with serving(pages, HttpLimits(connections=1)) as (server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(get("/later"))
+        await until(lambda: pages.requests == ["/later"])
+        other, another = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.suppress(ConnectionResetError):
+            assert await other.read() == b""
+        pages.released.set()
+        assert await reply(reader) == (200, "/later ")
+        assert len(server.connections) == 1
+        writer.close()
+        another.close()
