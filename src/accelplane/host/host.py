@@ -3,8 +3,9 @@
 import os
 from collections.abc import Sequence
 
-from accelplane.host import HostFiles, pci, topology
+from accelplane.host import pci, topology
 from accelplane.host.errors import HostError, Missing
+from accelplane.host.files import HostFiles
 
 
 class Host(HostFiles):

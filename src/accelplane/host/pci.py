@@ -3,8 +3,8 @@
 import re
 from typing import NamedTuple
 
-from accelplane.host import HostFiles
 from accelplane.host.errors import HostError
+from accelplane.host.files import HostFiles
 
 DEVICES = "/sys/bus/pci/devices"
 

@@ -10,8 +10,8 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from accelplane.host import HostFiles
 from accelplane.host.errors import HostError, Missing, Unreadable
+from accelplane.host.files import HostFiles
 
 _DEVICES = "/sys/devices/"
 _VFIO_GROUPS = "/sys/devices/virtual/vfio/"
