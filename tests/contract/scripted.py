@@ -202,6 +202,7 @@ class World:
         self.notify: list[Callable[[], None]] = []
         self.replies: list[asyncio.Future[None]] = []
         self.immediate_replies = True
+        self.late = False  # whether a health source has missed its deadline
         self.enabled: dict[str, Shelf] = {}
         self._changes = 0
         self._stack = contextlib.ExitStack()
@@ -250,7 +251,11 @@ class World:
             return
         reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.replies.append(reply)
-        await reply
+        try:
+            await reply
+        except asyncio.CancelledError:
+            self.late = True
+            raise
 
     def answer_health(self, index: int = 0) -> None:
         reply = self.replies.pop(index)
@@ -297,6 +302,10 @@ class World:
         self.threads.deliver_all()
         while self.replies:
             self.answer_health()
+        if self.late:  # a source that answers again says so
+            self.late = False
+            for notify in list(self.notify):
+                notify()
         self.advance(LONG)
 
     def hold(self) -> None:

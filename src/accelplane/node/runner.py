@@ -68,6 +68,7 @@ class PluginRunner:
         self._resent = -math.inf
         self._prune: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
+        self._ending = False
 
     async def run(self) -> None:
         """Scans, checks health and publishes until cancelled; then ends the servers."""
@@ -81,6 +82,7 @@ class PluginRunner:
                     group.create_task(self._log_explanation())
                 self._start_background()
         finally:
+            self._ending = True
             tasks = [*self._background, *([self._prune] if self._prune is not None else [])]
             for task in tasks:
                 task.cancel()
@@ -99,7 +101,12 @@ class PluginRunner:
         self.health.request()
 
     def reconfigure(self, plugin: Plugin[Config], settings: Settings) -> None:
-        """Continues with `settings` and, if its options differ, with `plugin`, which has the same namespace."""
+        """Continues with `settings` and, if its options differ, with `plugin`, which has the same namespace.
+
+        A runner that is ending changes nothing: its successor gets the new plugin and settings.
+        """
+        if self._ending:
+            return
         if plugin.config != self.context.plugin.config:
             log.info("plugin %s has new options", self.context.name)
             self.context.plugin = plugin
