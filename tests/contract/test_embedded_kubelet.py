@@ -704,3 +704,170 @@ async def test_a_pod_whose_devices_cannot_be_remembered_is_not_admitted(kubelet:
         with pytest.raises(AdmissionError, match=r"UnexpectedAdmissionError.*kubelet_internal_checkpoint"):
             await kubelet.run_pod(asks(1))
         assert kubelet.resources()[GADGET].in_use == ()
+
+
+# Crashes of the real kubelet
+
+
+async def test_allocate_answered_for_an_id_that_left_the_list_would_crash(kubelet: EmbeddedKubelet) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def wait(request: pb.AllocateRequest) -> pb.AllocateResponse:
+        asked.set()
+        await answer.wait()
+        return plugin.answer(request)
+
+    async with FakePlugin(kubelet.directory, devices=listing("a"), Allocate=wait) as plugin:
+        await joined(kubelet, plugin)
+        admission = asyncio.create_task(kubelet.run_pod(asks(1)))
+        await asked.wait()
+        await plugin.send(listing("b"))
+        await kubelet.until(lambda k: list(k.resources()[GADGET].devices) == ["b"])
+        answer.set()
+        await admission
+    assert kubelet.would_crash == (
+        f"{GADGET}: Allocate was answered for pod default/pod, container main, but a is not listed",
+    )
+
+
+@pytest.mark.parametrize(
+    ("devices", "refused"),
+    [(listing("b", ("a", "Unhealthy")), False), (listing("a"), False), (listing("b"), True)],
+    ids=["listed as Unhealthy", "listed again", "refused"],
+)
+async def test_allocate_does_not_crash_when_the_id_is_listed_or_the_call_is_refused(
+    kubelet: EmbeddedKubelet, devices: pb.ListAndWatchResponse, refused: bool
+) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def wait(request: pb.AllocateRequest) -> pb.AllocateResponse:
+        asked.set()
+        await answer.wait()
+        if refused:
+            raise Refusal("the device is gone")
+        return plugin.answer(request)
+
+    async with FakePlugin(kubelet.directory, devices=listing("a"), Allocate=wait) as plugin:
+        await joined(kubelet, plugin)
+        admission = asyncio.create_task(kubelet.run_pod(asks(1)))
+        await asked.wait()
+        await plugin.send(listing("z"))
+        await kubelet.until(lambda k: list(k.resources()[GADGET].devices) == ["z"])
+        await plugin.send(devices)
+        await kubelet.until(lambda k: list(k.resources()[GADGET].devices) == sorted(one.ID for one in devices.devices))
+        answer.set()
+        await asyncio.wait((admission,))
+        assert (admission.exception() is not None) == refused
+    assert kubelet.would_crash == ()
+
+
+async def test_id_that_leaves_during_get_preferred_allocation_would_crash_at_the_allocate_answer(
+    kubelet: EmbeddedKubelet,
+) -> None:
+    async def prefer(_: object) -> pb.PreferredAllocationResponse:
+        await plugin.send(listing("b"))
+        await kubelet.until(lambda k: list(k.resources()[GADGET].devices) == ["b"])
+        response = pb.PreferredAllocationResponse()
+        response.container_responses.add(deviceIDs=["a"])
+        return response
+
+    handlers = {"GetPreferredAllocation": prefer}
+    async with FakePlugin(kubelet.directory, options=PREFERS, devices=listing("a", "b"), **handlers) as plugin:
+        await joined(kubelet, plugin)
+        await kubelet.run_pod(asks(1))
+    assert len(kubelet.would_crash) == 1
+
+
+async def run_holder_of_a(kubelet: EmbeddedKubelet, plugin: FakePlugin, nodes: tuple[int, ...] = (0,)) -> None:
+    """A pod that holds `a`, whose device is then followed by a list of the test's."""
+    await plugin.send(listing(("a", "Healthy", nodes)))
+    await joined(kubelet, plugin)
+    await kubelet.until(lambda k: list(k.resources()[GADGET].devices) == ["a"])
+    await kubelet.run_pod(asks(1))
+
+
+async def restart(kubelet: EmbeddedKubelet, plugin: FakePlugin) -> None:
+    """The plugin registers again after the kubelet's restart."""
+    await kubelet.restart()
+    await plugin.die()
+    await plugin.serve()
+    await joined(kubelet, plugin)
+
+
+CRASHES = [
+    ((0,), ("b", "Healthy", [0]), True),
+    ((), ("b", "Healthy", [0]), True),
+    ((0,), ("b", "Healthy", [1]), True),
+    ((0,), ("b", "Healthy"), False),
+]
+
+
+@pytest.mark.parametrize("policy", ["none", "best-effort", "restricted", "single-numa-node"])
+@pytest.mark.parametrize(("held_nodes", "other", "crashes"), CRASHES)
+async def test_restart_while_a_pod_holds_an_unlisted_id_would_crash_under_a_policy_with_hints(
+    directory: str, policy: str, held_nodes: tuple[int, ...], other: tuple[str, str], crashes: bool
+) -> None:
+    async with (
+        EmbeddedKubelet(directory, topology_policy=policy) as kubelet,
+        FakePlugin(directory) as plugin,
+    ):
+        await run_holder_of_a(kubelet, plugin, held_nodes)
+        await plugin.send(listing(other))
+        await kubelet.until(lambda k: list(k.resources()[GADGET].devices) == ["b"])
+        assert kubelet.would_crash == ()
+        await restart(kubelet, plugin)
+        expected = f"{GADGET}: renewing the topology hints of pod default/pod, container main, but a is not listed"
+        assert kubelet.would_crash == ((expected,) if crashes and policy != "none" else ())
+
+
+async def test_restart_does_not_crash_while_the_held_id_is_listed_as_unhealthy(directory: str) -> None:
+    async with (
+        EmbeddedKubelet(directory, topology_policy="restricted") as kubelet,
+        FakePlugin(directory) as plugin,
+    ):
+        await run_holder_of_a(kubelet, plugin)
+        await plugin.send(listing(("a", "Unhealthy", [0]), ("b", "Healthy", [0])))
+        await restart(kubelet, plugin)
+        kubelet.delete_pod("pod")
+        await plugin.send(listing(("b", "Healthy", [0])))
+        await kubelet.until(lambda k: list(k.resources()[GADGET].devices) == ["b"])
+        await restart(kubelet, plugin)
+        assert kubelet.would_crash == ()
+
+
+async def test_resize_of_a_pod_that_holds_an_unlisted_id_would_crash(directory: str) -> None:
+    async with (
+        EmbeddedKubelet(directory, topology_policy="restricted") as kubelet,
+        FakePlugin(directory) as plugin,
+    ):
+        await run_holder_of_a(kubelet, plugin)
+        await kubelet.resize_pod("pod")
+        await plugin.send(listing(("a", "Unhealthy", [0]), ("b", "Healthy", [0])))
+        await kubelet.until(lambda k: counts(k) == (2, 1))
+        with pytest.raises(AdmissionError, match="previously allocated devices are no longer healthy"):
+            await kubelet.resize_pod("pod")
+        assert kubelet.would_crash == ()
+        await plugin.send(listing(("b", "Healthy", [0])))
+        await kubelet.until(lambda k: counts(k) == (1, 1))
+        with pytest.raises(AdmissionError):
+            await kubelet.resize_pod("pod")
+        assert len(kubelet.would_crash) == 1
+        assert [pod.name for pod in kubelet.pods()] == ["pod"]
+        with pytest.raises(NoSuchPod):
+            await kubelet.resize_pod("other")
+
+
+async def test_checkpoint_names_a_deleted_pod_until_the_next_list(kubelet: EmbeddedKubelet) -> None:
+    def holders() -> int:
+        kept = read_checkpoint(kubelet.plugin_directory)
+        assert kept
+        return len(kept.holdings)
+
+    async with FakePlugin(kubelet.directory) as plugin:
+        await joined(kubelet, plugin)
+        await kubelet.run_pod(asks(1))
+        kubelet.delete_pod("pod")
+        assert holders() == 1
+        await plugin.send(listing("a"))
+        await kubelet.until(lambda k: counts(k) == (1, 1))
+        assert holders() == 0

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from accelplane.cli import signals
-from accelplane.cli.goflags import Flag, FlagError, HelpWanted, Value, parse, usage
+from accelplane.cli.goflags import Flag, FlagError, HelpRequested, Value, parse, usage
 from accelplane.fpga import FpgaError, shown
 from accelplane.fpga.bitstream import extra, opened
 from accelplane.fpga.drivers import kind_of
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
     signals.end_as_usual()
     try:
         flags, words = _parse(sys.argv[1:] if arguments is None else arguments)
-    except HelpWanted:
+    except HelpRequested:
         print(_usage(name), file=sys.stderr)
         return 0
     except FlagError as error:
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
-    """Parses flags before, between and after words. Raises `FlagError` or `HelpWanted`."""
+    """Parses flags before, between and after words. Raises `FlagError` or `HelpRequested`."""
     flags: dict[str, Value] = {}
     words: list[str] = []
     rest = list(arguments)

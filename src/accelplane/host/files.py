@@ -29,7 +29,7 @@ T = TypeVar("T")
 ATTRIBUTE_LIMIT = 64 * 1024
 DIRECTORY_LIMIT = 65_536
 _MAX_LINKS = 40  # as the kernel's own limit (path_resolution(7))
-_MAX_OPEN_DIRECTORIES = 32
+_MAX_OPEN_DIRECTORIES = 64
 _OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIECE = ATTRIBUTE_LIMIT + 1  # a sysctl allocates as much memory as a read asks for
 _ABSENT = ""  # in the place of a link's text, which is never empty
@@ -123,6 +123,13 @@ class HostFiles:
         Raises `Missing` or `Unreadable` (also for what is not text, is no regular file or is endless).
         """
         return self.raw_text(path).strip()
+
+    def optional_text(self, path: str) -> str | None:
+        """As `text`, but None if the file does not exist. Raises `Unreadable`."""
+        try:
+            return self.text(path)
+        except Missing:
+            return None
 
     def write(self, path: str, text: str) -> None:
         """Writes `text` as it is into the file, with one write(2) as attributes want it.

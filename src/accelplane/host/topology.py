@@ -119,8 +119,8 @@ def _hint(host: HostFiles, directory: str, cache: Cache, depth: int) -> Hint:
 
 
 def _read_hint(host: HostFiles, directory: str, cache: Cache, depth: int) -> Hint:
-    cpus = _optional(host, f"{directory}/local_cpulist")
-    numa = _optional(host, f"{directory}/numa_node")
+    cpus = host.optional_text(f"{directory}/local_cpulist")
+    numa = host.optional_text(f"{directory}/numa_node")
     if numa == "-1":
         return Hint(cpus or "", "")
     if cpus or not numa:
@@ -156,13 +156,6 @@ def _entries(host: HostFiles, directory: str) -> Iterator[str]:
     for name in names:
         if host.exists(f"{directory}/{name}"):
             yield f"{directory}/{name}"
-
-
-def _optional(host: HostFiles, path: str) -> str | None:
-    try:
-        return host.text(path)
-    except Missing:
-        return None
 
 
 def _numbers(numa: str) -> list[int]:

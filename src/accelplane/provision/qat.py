@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from accelplane.host import Host, HostError, Missing, Unreadable
+from accelplane.host import Host, HostError, Unreadable
 from accelplane.host.drivers import (
     VFIO_PCI,
     driver_of,
@@ -199,7 +199,7 @@ def _read(config: QatConfig, address: str, host: Host) -> _Pf:
     model = model_of_pf(host.text(f"{path}/device"))
     if model is None:
         raise Unreadable(f"{path}/device", "not a QAT physical function any more")
-    state = _optional(host, f"{path}/qat/state")
+    state = host.optional_text(f"{path}/qat/state")
     if state not in (None, "up", "down"):
         raise Unreadable(f"{path}/qat/state", f"found {shown(state)}, expected up or down")
     total = read_number(host, f"{path}/sriov_totalvfs") if host.exists(f"{path}/sriov_totalvfs") else None
@@ -212,8 +212,8 @@ def _read(config: QatConfig, address: str, host: Host) -> _Pf:
         total=total,
         count=0 if total is None else read_number(host, f"{path}/sriov_numvfs"),
         state=state,
-        services=_optional(host, f"{path}/qat/cfg_services"),
-        auto_reset=_optional(host, f"{path}/qat/auto_reset"),
+        services=host.optional_text(f"{path}/qat/cfg_services"),
+        auto_reset=host.optional_text(f"{path}/qat/auto_reset"),
         vfs=[_Vf(vf, driver_of(host, vf)) for vf in vfs],
         vf_driver_is_loaded=not config.vf_driver or is_loaded(host, config.vf_driver),
     )
@@ -319,14 +319,6 @@ def _explain_einval(host: Host, error: HostError) -> str:
         if iommu_enabled(host)
         else "no IOMMU is enabled; add intel_iommu=on to the kernel's command line"
     )
-
-
-def _optional(host: Host, path: str) -> str | None:
-    """The attribute's text, None when there is none. Raises `Unreadable`."""
-    try:
-        return host.text(path)
-    except Missing:
-        return None
 
 
 def _words(services: str) -> frozenset[str]:

@@ -56,6 +56,9 @@ class _Claim:
         self.asked = pod.wants(container)
         self.wants: Mapping[str, int] = {}
 
+    def __str__(self) -> str:
+        return f"pod {self.pod.namespace}/{self.pod.name}, container {self.container}"
+
     def unexpected(self, problem: str) -> AdmissionError:
         return _unexpected(self.pod, problem)
 
@@ -101,7 +104,7 @@ class EmbeddedKubelet:
             connect_timeout=connect_timeout,
             call_timeout=call_timeout,
             drops_successor=drops_successor,
-            on_list=self._keep,
+            on_list=self._on_list,
             on_registration=self._news,
         )
         self._ledger = Ledger()
@@ -110,6 +113,9 @@ class EmbeddedKubelet:
         self._running = False
         self._servers: list[grpc.aio.Server] = []
         self._shown: Mapping[str, ResourceStatus] = {}
+        self._crashes: list[str] = []
+        # Resources of pods from before the start whose hints have not been renewed yet.
+        self._renewals_due: set[str] = set()
         self._any_news = Notifier()
         self._resource_news = Notifier()
 
@@ -179,6 +185,15 @@ class EmbeddedKubelet:
     def registrations(self) -> Sequence[Registration]:
         """The calls of `Register` since the first start, refused ones too, oldest first."""
         return self._endpoints.registrations
+
+    @property
+    def would_crash(self) -> Sequence[str]:
+        """Where a kubelet 1.28 to 1.36 would have dereferenced nil because a device ID is not listed, oldest first.
+
+        Two cases: Allocate is answered for an ID that left the list before the answer; topology hints are renewed for a
+        pod that holds such an ID. See docs/kubelet-defects.md.
+        """
+        return tuple(self._crashes)
 
     def resources(self) -> Mapping[str, ResourceStatus]:
         """The resources as they would stand in the node's status, in the order of their names."""
@@ -271,12 +286,26 @@ class EmbeddedKubelet:
                 running = await self._admit(pod)
         return running.containers[container]
 
+    async def resize_pod(self, name: str, namespace: str = "default") -> None:
+        """Changes CPU or memory of a running pod in place: the kubelet admits the pod again with the devices it holds.
+
+        The pod runs on in any case. Raises `NoSuchPod`, and `AdmissionError` where a kubelet defers the resize.
+        """
+        self._require_running()
+        async with self._admission:
+            pod, running = self._pod(name, namespace)
+            for container in running.containers:
+                await self._admit_container(_Claim(pod, running.uid, container))
+
     def delete_pod(self, name: str, namespace: str = "default") -> None:
-        """Ends a pod; its devices are free at once. Raises `NoSuchPod`."""
+        """Ends a pod; its devices are free at once. Raises `NoSuchPod`.
+
+        As in a real kubelet, the checkpoint names the pod until the next list or allocation.
+        """
         _, running = self._pod(name, namespace)
         del self._pods[namespace, name]
         self._ledger.forget(running.uid)
-        self._keep()
+        self._news()
 
     # Sockets
 
@@ -333,8 +362,9 @@ class EmbeddedKubelet:
                     f"Node didn't have enough resource: {resource}, requested: {size}, used: 0, capacity: 0",
                 )
         claim.wants = {resource: size for resource, size in claim.asked.items() if self._is_ours(resource)}
-        wishes = [self._hints(claim, resource) for resource in claim.wants]
-        affinity, admitted = topology.decide(self._policy, wishes, self._numa_nodes)
+        # A kubelet without a policy computes no hints.
+        hints = [self._hints(claim, resource) for resource in claim.wants] if self._policy != "none" else ()
+        affinity, admitted = topology.decide(self._policy, hints, self._numa_nodes)
         if not admitted:
             raise AdmissionError(
                 claim.pod.name, "TopologyAffinityError", "Resources cannot be allocated with Topology locality"
@@ -355,6 +385,9 @@ class EmbeddedKubelet:
         else:
             available = _healthy(devices) - self._ledger.in_use(resource)
             reusable = self._ledger.reusable(claim.uid, claim.pod, resource)
+            if len(available | reusable) < size:
+                return ()
+        self._check_listed(resource, available | reusable, f"renewing the topology hints of {claim}")
         return topology.resource_hints(
             devices, size, available=available, reusable=reusable, numa_nodes=self._numa_nodes
         )
@@ -387,6 +420,7 @@ class EmbeddedKubelet:
             answer = await endpoint.connection.allocate(self._shuffled(chosen))
         except PluginError as error:
             raise claim.unexpected(str(error)) from error
+        self._check_listed(resource, chosen, f"Allocate was answered for {claim}")
         self._ledger.record(
             Holding(
                 claim.uid,
@@ -452,6 +486,13 @@ class EmbeddedKubelet:
         endpoint = self._endpoints.by_name.get(resource)
         return endpoint.devices or {} if endpoint else {}
 
+    def _check_listed(self, resource: str, ids: Iterable[str], event: str) -> None:
+        """Records a crash if one of the IDs is not listed."""
+        devices = self._listed(resource)
+        if unlisted := sorted((id_ for id_ in ids if id_ not in devices), key=natural):
+            self._crashes.append(f"{resource}: {event}, but {', '.join(unlisted)} is not listed")
+            log.error("a real kubelet would crash: %s", self._crashes[-1])
+
     def _is_ours(self, resource: str) -> bool:
         """Whether the device manager answers for a resource: it is listed, or pods hold some of it."""
         endpoint = self._endpoints.by_name.get(resource)
@@ -485,6 +526,7 @@ class EmbeddedKubelet:
             log.warning("starting without a checkpoint: %s", error)
             found = Checkpoint()
         self._ledger = Ledger(found.holdings)
+        self._renewals_due = {one.resource for one in found.holdings} if self._policy != "none" else set()
         self._endpoints.expect(found.registered)
 
     def _save(self) -> None:
@@ -496,6 +538,21 @@ class EmbeddedKubelet:
                 if endpoint.listed
             }
             checkpoint.write_checkpoint(self.plugin_directory, Checkpoint(tuple(self._ledger), registered))
+
+    def _on_list(self) -> None:
+        """Saves a list, and renews the hints of pods from before the start when their resource has devices again.
+
+        A real kubelet admits these pods once after its start, usually a moment after the plugins have registered.
+        """
+        self._keep()
+        for resource in [each for each in self._renewals_due if topology.has_topology(self._listed(each))]:
+            self._renewals_due.remove(resource)
+            for pod, running in self._pods.values():
+                for container in running.containers:
+                    claim = _Claim(pod, running.uid, container)
+                    if self._ledger.held(claim.uid, container, resource):
+                        claim.wants = claim.asked
+                        self._hints(claim, resource)
 
     def _keep(self) -> None:
         """Saves what has changed, and tells."""

@@ -138,11 +138,11 @@ def _passed_through(host: Host, models: Sequence[QatModel], skipped: list[Skippe
         try:
             if not pci_address(name) or model_of_vf(host.text(f"{path}/device")) not in models:
                 continue
-            vendor = _optional(host, f"{path}/vendor")
+            vendor = host.optional_text(f"{path}/vendor")
         except HostError as error:
             host.note(f"PCI function {name} left out: {error}")
             continue
-        if vendor in ("", f"0x{VENDOR}"):
+        if vendor in (None, "", f"0x{VENDOR}"):
             found.append((name, Vf(name, physical_function(host, name))))
         else:
             skipped.append(Skipped(name, f"has the device id of a QAT, but the vendor is {vendor[:20]!a}"))
@@ -208,8 +208,8 @@ def _service(host: Host, pf: Pf) -> Service:
     Kernels before 6.0 report them in debugfs only. A PF that is down will start with the services in `cfg_services`, so
     its VFs, unhealthy until then, keep their resource.
     """
-    state = _optional(host, f"{pf.path}/qat/state")
-    text = _optional(host, f"{pf.path}/qat/cfg_services")
+    state = host.optional_text(f"{pf.path}/qat/state")
+    text = host.optional_text(f"{pf.path}/qat/cfg_services")
     if state == "up" and text:
         return service(text)
     try:
@@ -239,11 +239,3 @@ def _uio(host: Host, vf: Vf) -> str:
     if not name:
         raise Missing(directory, "no entry like uio0")
     return name
-
-
-def _optional(host: Host, path: str) -> str:
-    """The file's text, empty where there is no such file."""
-    try:
-        return host.text(path)
-    except Missing:
-        return ""
