@@ -3,7 +3,7 @@
 import struct
 
 import pytest
-from hpack import Decoder, Encoder
+from hpack import Decoder, Encoder, HPACKError
 from hyperframe.frame import Frame, GoAwayFrame, RstStreamFrame, SettingsFrame, WindowUpdateFrame
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -142,6 +142,30 @@ def test_a_repeated_literal_is_added_to_the_table_each_time(block: bytes, field:
     decoder = HeaderDecoder()
     assert decoder.decode(block) == decoder.decode(block) == dict([field])
     assert decoder.decode(b"\xbf") == dict([field])  # the older of the two entries
+
+
+ADD_1, ADD_2 = b"\x40\1x\x011", b"\x40\1x\x012"
+NO_ENTRY, ONE_ENTRY, TWO_ENTRIES, FULL_SIZE = b"\x20", b"\x3f\x21", b"\x3f\x45", b"\x3f\xe1\x1f"
+BLOCKS = (
+    *(b"", b"\x88", b"\xbe", b"\xbf", b"\xbe\0\1y\x011", b"\0\1y\x012", ADD_1, ADD_2, FULL_SIZE + ADD_1),
+    *(NO_ENTRY, ONE_ENTRY, TWO_ENTRIES, FULL_SIZE, NO_ENTRY + b"\x88", ONE_ENTRY + b"\x88", FULL_SIZE + b"\x88"),
+)
+
+
+@given(st.lists(st.sampled_from(BLOCKS), max_size=40))
+@example([FULL_SIZE + b"\x88", NO_ENTRY + b"\x88", FULL_SIZE + b"\x88", ADD_1, b"\xbe"])
+@example([ONE_ENTRY, ADD_1, b"\xbe", ADD_2, b"\xbe"])
+@example([TWO_ENTRIES, ADD_2, ADD_1, b"\xbf", ADD_1, b"\xbf"])
+def test_repeated_blocks_decode_as_without_a_cache(blocks: list[bytes]) -> None:
+    decoder, reference = HeaderDecoder(), Decoder()
+    for block in blocks:
+        try:
+            expected = dict(reference.decode(block, raw=True))
+        except HPACKError:
+            with pytest.raises(ConnectionFault):
+                decoder.decode(block)
+            return
+        assert decoder.decode(block) == expected
 
 
 def test_too_long_headers_are_a_connection_error() -> None:

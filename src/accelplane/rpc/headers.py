@@ -16,6 +16,7 @@ Headers = Mapping[bytes, bytes]
 
 # Limit on a block, compressed and decoded. hpack copies the rest of a block for each literal: time grows quadratically.
 MAX_HEADERS = 16384
+_MAX_CACHED_BLOCK, _MAX_CACHED_BLOCKS = 128, 8
 # Percent-encoding makes it up to three times as long, and every peer accepts headers of 8 KiB.
 _MAX_STATUS_TEXT = 2048
 
@@ -54,18 +55,22 @@ class HeaderDecoder:
 
     def __init__(self) -> None:
         self._decoder = Decoder(max_header_list_size=MAX_HEADERS)
-        self._last_block: bytes | None = None
-        self._last: Headers = {}
+        # Blocks that left the dynamic table unchanged, until another one changes it: decoded again they are the same.
+        self._cache: dict[bytes, Headers] = {}
 
     def decode(self, block: bytes) -> Headers:
         """Raises `ConnectionFault` if the block cannot be decoded, `StreamFault` if its headers are malformed."""
-        if block == self._last_block:
-            return self._last
-        self._last_block = None
+        if (cached := self._cache.get(block)) is not None:
+            return cached
+        before = self._table_state()
         try:
             fields = self._decoder.decode(block, raw=True)
         except HPACKError as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR, f"cannot decode headers: {type(error).__name__}") from error
+        after = self._table_state()
+        cacheable = after[0] is before[0] and after[1:] == before[1:]  # an equal entry may be a new one
+        if not cacheable:
+            self._cache.clear()
         headers: dict[bytes, bytes] = {}
         regular_seen = False
         for name, value in fields:
@@ -76,10 +81,16 @@ class HeaderDecoder:
             elif regular_seen or name not in _PSEUDO_HEADERS or name in headers:
                 raise StreamFault(Code.PROTOCOL_ERROR, "unknown, repeated or misplaced pseudo-header")
             headers[name] = value
-        # Indexed fields only, which leave the table unchanged (an index above 126 ends with a byte below 0x80).
-        if block and min(block) >= 0x80:
-            self._last_block, self._last = block, headers
+        if cacheable and len(block) <= _MAX_CACHED_BLOCK:
+            if len(self._cache) >= _MAX_CACHED_BLOCKS:
+                self._cache.clear()
+            self._cache[block] = headers
         return headers
+
+    def _table_state(self) -> tuple[object, int, int]:
+        """The newest entry of the dynamic table, the number of its entries, and its maximum size."""
+        table = self._decoder.header_table
+        return table.dynamic_entries[0] if table.dynamic_entries else None, len(table.dynamic_entries), table.maxsize
 
 
 def read_request(headers: Headers) -> Request | Rejection:
