@@ -90,7 +90,7 @@ async def test_a_stopped_kubelet_leaves_its_sockets_and_nobody_listens_on_them(d
 async def test_a_directory_that_a_kubelet_serves_is_refused(kubelet: EmbeddedKubelet) -> None:
     with pytest.raises(KubeletError, match=f"another kubelet.*{os.getpid()}"):
         await EmbeddedKubelet(kubelet.directory).start()
-    with pytest.raises(KubeletError, match="runs already"):
+    with pytest.raises(KubeletError, match="is running already"):
         await kubelet.start()
 
 
@@ -114,7 +114,7 @@ def test_an_unknown_policy_and_impossible_numbers_of_nodes_are_refused() -> None
 
 
 async def test_a_stopped_kubelet_runs_no_pods(directory: str) -> None:
-    with pytest.raises(KubeletError, match="does not run"):
+    with pytest.raises(KubeletError, match="is not running"):
         await EmbeddedKubelet(directory).run_pod(asks(1))
 
 
