@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 
-from accelplane.host import Host, Missing, Refused, Unreadable
+from accelplane.host import Host, Missing, Unreadable, WriteError
 from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.kernel.model import Attribute, Link
 
@@ -54,20 +54,20 @@ class KernelHost(Host):
         for refusal in self.refused:
             if refusal[:2] == (path, text):
                 self.refused.remove(refusal)
-                raise Refused(path, f"{os.strerror(refusal[2])} (writing {text!a})", refusal[2])
+                raise WriteError(path, f"{os.strerror(refusal[2])} (writing {text!a})", refusal[2])
         try:
             self.kernel.write(path, text)
         except OSError as error:
             problem = self._why(path, error)
             if isinstance(problem, Missing):
                 raise problem from None
-            raise Refused(path, f"{problem.problem} (writing {text!a})", problem.errno) from None
+            raise WriteError(path, f"{problem.problem} (writing {text!a})", problem.errno) from None
         self.writes.append((path, text))
 
-    def local(self, path: str) -> str:
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int:
         if path in self.held:
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))  # what open(2) says of a group that is open
-        return super().local(path)
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))  # of open(2) for a group that is open
+        return super().open(path, flags, mode)
 
     def names(self, path: str) -> list[str]:
         try:

@@ -311,7 +311,7 @@ def test_a_users_own_word_on_a_label_is_left(
     program = run(labeller, "labels", "-output=node", "-daemon", sgx)
     wait_until(lambda: labels(cluster).get(f"{PREFIX}/sgx") == "true", "labels", hint=str(program.log))
     assert labels(cluster)[family] == "false"
-    assert f"{family}: 'false' is left as it is" in program.log.read_text()
+    assert f"{family}: found 'false' of another field manager" in program.log.read_text()
     cluster.kubectl("label", "node", "node-1", f"{family}-")
     wait_until(lambda: labels(cluster).get(family) == "true", "ours", hint=str(program.log))
     cluster.kubectl("label", "node", "node-1", f"{family}=never", "--overwrite")

@@ -289,7 +289,7 @@ def test_a_dsa_that_vfio_pci_refuses_goes_back_and_the_reason_is_said(families: 
     (daemonset,) = families.deploy("dsa_plugin/overlays/dsa_vfio_initcontainer")
     said = failed(daemonset)
     assert f"{DSA0} put back" in said, said
-    assert "it is on vfio-pci's denylist, which disable_denylist=1 of that module lifts" in said
+    assert "it is on vfio-pci's denylist; load the module with disable_denylist=1" in said
     assert "0000:64:01.0 changed" in said
     assert families.driver(DSA0) == "idxd"
 
@@ -311,7 +311,7 @@ def test_without_an_iommu_it_is_said_what_is_missing(plain: Families) -> None:
     said = failed(qat)
     assert f"{QAT0} failed" in said, said
     assert "Invalid argument (writing '4')" in said
-    assert "no IOMMU is in use (intel_iommu=on on the kernel's command line)" in said
+    assert "no IOMMU is enabled; add intel_iommu=on to the kernel's command line" in said
     said = failed(dsa)
     assert "dsa0 put back" in said, said
     assert "in scalable mode (intel_iommu=on,sm_on on the kernel's command line" in said

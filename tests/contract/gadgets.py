@@ -56,21 +56,21 @@ class Shelf(Plugin[Config]):
             yield Device(resource=name.partition("-")[0], id=name, nodes=(DeviceNode(f"/dev/shelf/{name}"),))
 
 
-class Patient(Table):
-    """Judged by `verdicts`, unit by unit; the first of a unit's verdicts is taken until it is the last one."""
+class WithHealth(Table):
+    """Returns `verdicts` by unit, or raises the exception among them; `checks` has the units of each call."""
 
     def __init__(self, found: Iterable[Device], policy: HealthPolicy | None = None) -> None:
         super().__init__(found)
         self.verdicts: dict[str, Verdict | Exception] = {}
-        self.asked: list[tuple[str, ...]] = []
-        self.policy = policy or HealthPolicy()
+        self.checks: list[tuple[str, ...]] = []
+        self.policy = policy or HealthPolicy(recovery_delay=0.1)
 
     @property
     def health_policy(self) -> HealthPolicy:
         return self.policy
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
-        self.asked.append(tuple(device.unit for device in devices))
+        self.checks.append(tuple(device.unit for device in devices))
         for verdict in self.verdicts.values():
             if isinstance(verdict, Exception):
                 raise verdict

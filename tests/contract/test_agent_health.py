@@ -1,14 +1,16 @@
-"""Health through the agent: verdicts of a plugin, as the kubelet and the pods see them."""
+"""Health through the agent: from the verdicts of a plugin to the kubelet's list."""
 
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
-from gadgets import Patient, gadget, gadgets
+from gadgets import WithHealth, gadget, gadgets
 from peer import Lists, Peer, refusal
+from trees import gpu_card
 from waiting import until
 
 from accelplane.devices import Device, HealthPolicy, Phase, Verdict
@@ -16,50 +18,55 @@ from accelplane.host import Host
 from accelplane.node.agent import Agent
 from accelplane.node.runner import PluginRunner
 from accelplane.node.settings import Settings
+from accelplane.plugins import Plugin
+from accelplane.plugins.gpu import GpuConfig, GpuPlugin
+from accelplane.simulate.levelzero import LevelZeroService
 
 GOOD = Verdict("good")
 HOT = Verdict("bad", "too hot")
 UNKNOWN = Verdict("unknown", "no answer")
 
-Ward = Callable[..., AbstractAsyncContextManager[tuple[PluginRunner, Peer, Lists]]]
+Running = Callable[..., AbstractAsyncContextManager[tuple[PluginRunner, Peer, Lists]]]
 
 
 @pytest.fixture
-def ward(directory: str) -> Ward:
-    """`async with ward(plugin) as (runner, peer, lists)`: looked at every 0.1 s if nothing else is said."""
+def running(directory: str) -> Running:
+    """`async with running(plugin) as (runner, peer, lists)`; by default health is checked every 0.1 s."""
 
     @asynccontextmanager
-    async def watched(plugin: Patient, **more: Any) -> AsyncIterator[tuple[PluginRunner, Peer, Lists]]:
+    async def run(
+        plugin: Plugin[Any], resource: str = "gadget", **more: Any
+    ) -> AsyncIterator[tuple[PluginRunner, Peer, Lists]]:
         settings = {"health_interval": 0.1, "safety_interval": 3600.0, **more}
         agent = Agent(
-            Settings(root=directory, kubelet_dir=directory, cdi_dir=f"{directory}/cdi", **settings), {"ward": plugin}
+            Settings(root=directory, kubelet_dir=directory, cdi_dir=f"{directory}/cdi", **settings), {"test": plugin}
         )
         task = asyncio.create_task(agent.run())
-        path = f"{directory}/device-plugins/example.com-gadget.sock"
+        path = f"{directory}/device-plugins/{plugin.socket_name(resource)}"
         try:
             await until(lambda: os.path.exists(path))
             async with Peer(path) as peer, peer.watch() as lists:
-                yield agent.runners["ward"], peer, lists
+                yield agent.runners["test"], peer, lists
         finally:
             agent.stop()
             await task
 
     os.mkdir(f"{directory}/device-plugins")
-    return watched
+    return run
 
 
 def phase(runner: PluginRunner, unit: str = "a") -> Phase:
     return runner.health.tracker.states[unit].phase
 
 
-def told_of_the_source(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message for record in caplog.records if record.message.startswith("ward: health of")]
+def source_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.message.startswith("test: health of")]
 
 
-async def test_newcomers_are_judged_before_they_are_first_published(ward: Ward) -> None:
-    plugin = Patient(gadgets("a", "b"))
+async def test_new_devices_are_checked_before_they_are_listed(running: Running) -> None:
+    plugin = WithHealth(gadgets("a", "b"))
     plugin.verdicts = {"a": HOT, "b": GOOD}
-    async with ward(plugin, health_interval=3600.0) as (runner, peer, lists):
+    async with running(plugin, health_interval=3600.0) as (runner, peer, lists):
         assert await lists.next() == {"a": "Unhealthy", "b": "Healthy"}
         assert await refusal(peer.allocate(["a"])) == (
             "UNKNOWN", "example.com/gadget: unhealthy device 'a (too hot)' requested",
@@ -68,13 +75,13 @@ async def test_newcomers_are_judged_before_they_are_first_published(ward: Ward) 
         plugin.found = gadgets("a", "b", "c")
         runner.scan.request()
         assert await lists.next() == {"a": "Unhealthy", "b": "Healthy", "c": "Unhealthy"}
-        assert plugin.asked[-1] == ("c",), "only the newcomer is asked about"
+        assert plugin.checks[-1] == ("c",), "only the new device is checked"
 
 
-async def test_one_bad_reading_makes_a_device_suspect_and_not_unhealthy(ward: Ward) -> None:
-    plugin = Patient(gadgets("a"), HealthPolicy(bad_verdicts=3))
+async def test_with_several_bad_verdicts_required_one_makes_a_device_suspect(running: Running) -> None:
+    plugin = WithHealth(gadgets("a"), HealthPolicy(bad_verdicts=3))
     plugin.verdicts = {"a": GOOD}
-    async with ward(plugin, health_interval=3600.0) as (runner, peer, lists):
+    async with running(plugin, health_interval=3600.0) as (runner, peer, lists):
         assert await lists.next() == {"a": "Healthy"}
         plugin.verdicts = {"a": HOT}
         runner.request_check()
@@ -85,11 +92,13 @@ async def test_one_bad_reading_makes_a_device_suspect_and_not_unhealthy(ward: Wa
         assert next(iter(runner.publisher.inventory)).healthy
 
 
-async def test_a_device_falls_sick_and_recovers_with_its_cause(ward: Ward, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_device_becomes_unhealthy_at_the_first_bad_verdict_and_recovers(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
-    plugin = Patient(gadgets("a", "b"))
+    plugin = WithHealth(gadgets("a", "b"))
     plugin.verdicts = {"a": GOOD, "b": GOOD}
-    async with ward(plugin) as (runner, peer, lists):
+    async with running(plugin) as (runner, peer, lists):
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
         plugin.verdicts["a"] = HOT
         assert await lists.next() == {"a": "Unhealthy", "b": "Healthy"}
@@ -98,129 +107,168 @@ async def test_a_device_falls_sick_and_recovers_with_its_cause(ward: Ward, caplo
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
         assert phase(runner) == Phase.HEALTHY
         assert len(await peer.allocate(["a"])) == 1
-    told = [record.message for record in caplog.records if ": a is " in record.message]
-    assert told == [
-        "ward: a is suspect (was healthy): too hot",
-        "ward: a is unhealthy (was suspect): too hot",
-        "ward: a is recovering (was unhealthy): too hot",
-        "ward: a is healthy (was recovering)",
+    transitions = [record.message for record in caplog.records if ": a is " in record.message]
+    assert transitions == [
+        "test: a is unhealthy (was healthy): too hot",
+        "test: a is recovering (was unhealthy): too hot",
+        "test: a is healthy (was recovering)",
     ]
 
 
-async def test_a_suspicion_is_confirmed_soon_and_not_at_the_next_regular_look(ward: Ward) -> None:
-    plugin = Patient(gadgets("a"))
+async def test_a_suspect_device_is_checked_again_before_the_interval_ends(running: Running) -> None:
+    plugin = WithHealth(gadgets("a"), HealthPolicy(bad_verdicts=2))
     plugin.verdicts = {"a": GOOD}
-    async with ward(plugin, health_interval=3600.0) as (runner, _peer, lists):
+    async with running(plugin, health_interval=3600.0) as (runner, _peer, lists):
         assert await lists.next() == {"a": "Healthy"}
         plugin.verdicts = {"a": HOT}
         runner.request_check()
         assert await lists.next() == {"a": "Unhealthy"}
 
 
-async def test_all_shares_of_a_unit_fall_sick_together_and_the_unit_is_asked_about_once(ward: Ward) -> None:
-    plugin = Patient([gadget(f"card{card}-{share}", unit=f"card{card}") for card in (0, 1) for share in (0, 1)])
+async def test_a_recovering_device_is_checked_again_before_the_interval_ends(running: Running) -> None:
+    plugin = WithHealth(gadgets("a"), HealthPolicy(recovery_delay=0.2))
+    plugin.verdicts = {"a": HOT}
+    async with running(plugin, health_interval=3600.0) as (runner, _peer, lists):
+        assert await lists.next() == {"a": "Unhealthy"}
+        plugin.verdicts = {"a": GOOD}
+        runner.request_check()
+        assert await lists.next() == {"a": "Healthy"}
+
+
+async def test_without_a_setting_the_policy_of_the_plugin_determines_the_interval(running: Running) -> None:
+    plugin = WithHealth(gadgets("a"), HealthPolicy(interval=0.1))
+    plugin.verdicts = {"a": GOOD}
+    async with running(plugin, health_interval=None) as (_runner, _peer, lists):
+        assert await lists.next() == {"a": "Healthy"}
+        plugin.verdicts = {"a": HOT}
+        assert await lists.next() == {"a": "Unhealthy"}
+
+
+async def test_with_defaults_a_failing_gpu_is_unhealthy_after_one_round_of_queries_and_recovers_after_two(
+    running: Running, directory: str
+) -> None:
+    for index in range(4):
+        gpu_card(Path(directory), index)
+    healthy = {f"card{index}-0": "Healthy" for index in range(4)}
+    service = LevelZeroService(f"{directory}/var/lib/levelzero/server.sock")
+    plugin = GpuPlugin(GpuConfig(health_management=True))
+    async with service, running(plugin, "i915", health_interval=None) as (_runner, peer, lists):
+        assert await lists.next() == healthy
+        queries = service.calls["GetDeviceHealth"]
+        service.set_health("0000:04:00.0", memory=False)
+        assert await lists.next() == {**healthy, "card1-0": "Unhealthy"}
+        assert service.calls["GetDeviceHealth"] - queries == 4
+        assert "memory not ok" in (await refusal(peer.allocate(["card1-0"])))[1]
+        queries = service.calls["GetDeviceHealth"]
+        service.set_health("0000:04:00.0")
+        assert await lists.next() == healthy
+        assert service.calls["GetDeviceHealth"] - queries == 8
+
+
+async def test_all_shares_of_a_unit_become_unhealthy_together_and_the_unit_is_checked_once(running: Running) -> None:
+    plugin = WithHealth([gadget(f"card{card}-{share}", unit=f"card{card}") for card in (0, 1) for share in (0, 1)])
     plugin.verdicts = {"card0": HOT, "card1": GOOD}
-    async with ward(plugin) as (_runner, _peer, lists):
+    async with running(plugin) as (_runner, _peer, lists):
         assert await lists.next() == {
             "card0-0": "Unhealthy", "card0-1": "Unhealthy", "card1-0": "Healthy", "card1-1": "Healthy",
         }  # fmt: skip
-        assert plugin.asked[0] == ("card0", "card1")
+        assert plugin.checks[0] == ("card0", "card1")
 
 
-async def test_units_that_are_not_judged_are_as_healthy_as_the_scan_found_them(ward: Ward) -> None:
-    plugin = Patient([gadget("a"), gadget("b", health="Unhealthy", reason="burnt"), gadget("c")])
+async def test_units_without_a_verdict_have_the_health_that_the_scan_found(running: Running) -> None:
+    plugin = WithHealth([gadget("a"), gadget("b", health="Unhealthy", reason="burnt"), gadget("c")])
     plugin.verdicts = {"b": GOOD, "c": GOOD, "stranger": HOT}
-    async with ward(plugin) as (runner, peer, lists):
+    async with running(plugin) as (runner, peer, lists):
         assert await lists.next() == {"a": "Healthy", "b": "Unhealthy", "c": "Healthy"}
         assert "'b (burnt)'" in (await refusal(peer.allocate(["b"])))[1]
         assert set(runner.health.tracker.states) == {"b", "c"}
 
 
-async def test_units_that_are_not_judged_do_not_stay_sick_after_a_failure_of_the_source(ward: Ward) -> None:
-    plugin = Patient(gadgets("a", "b"), HealthPolicy(fail_closed=True))
+async def test_units_without_a_verdict_are_healthy_again_after_a_failure_of_the_source(running: Running) -> None:
+    plugin = WithHealth(gadgets("a", "b"), HealthPolicy(fail_closed=True, recovery_delay=0.1))
     plugin.verdicts = {"a": ConnectionError("gone")}
-    async with ward(plugin) as (_runner, _peer, lists):
+    async with running(plugin) as (_runner, _peer, lists):
         assert await lists.next() == {"a": "Unhealthy", "b": "Unhealthy"}
         plugin.verdicts = {"a": GOOD}
         await lists.until({"a": "Healthy", "b": "Healthy"})
 
 
-async def test_a_source_that_fails_leaves_the_health_as_it_was(ward: Ward, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_source_that_fails_changes_no_health(running: Running, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    plugin = Patient(gadgets("a", "b"))
+    plugin = WithHealth(gadgets("a", "b"))
     plugin.verdicts = {"a": HOT, "b": GOOD}
-    async with ward(plugin) as (runner, _peer, lists):
+    async with running(plugin) as (runner, _peer, lists):
         assert await lists.next() == {"a": "Unhealthy", "b": "Healthy"}
         plugin.verdicts = {"a": ConnectionError("the daemon is gone")}
-        asked = len(plugin.asked)
-        await until(lambda: len(plugin.asked) > asked + 3)
+        count = len(plugin.checks)
+        await until(lambda: len(plugin.checks) > count + 3)
         assert {unit: state.usable for unit, state in runner.health.tracker.states.items()} == {"a": False, "b": True}
         plugin.verdicts = {"a": GOOD, "b": GOOD}
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
-    assert told_of_the_source(caplog) == [
-        "ward: health of a, b unknown: the daemon is gone",
-        "ward: health of a, b known again",
+    assert source_messages(caplog) == [
+        "test: health of a, b unknown: the daemon is gone",
+        "test: health of a, b known again",
     ]
 
 
-async def test_a_source_without_a_verdict_is_told_once_and_when_it_has_one_again(
-    ward: Ward, caplog: pytest.LogCaptureFixture
+async def test_unknown_health_is_logged_once_and_again_when_it_is_known(
+    running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    plugin = Patient(gadgets("a", "b"))
+    plugin = WithHealth(gadgets("a", "b"))
     plugin.verdicts = {"a": UNKNOWN, "b": GOOD}
-    async with ward(plugin) as (runner, _peer, lists):
+    async with running(plugin) as (runner, _peer, lists):
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
-        await until(lambda: len(plugin.asked) > 3)
+        await until(lambda: len(plugin.checks) > 3)
         assert runner.health.tracker.unknown.get("a", "") == "no answer"
         plugin.verdicts["a"] = HOT
         assert await lists.next() == {"a": "Unhealthy", "b": "Healthy"}
         assert runner.health.tracker.unknown.get("a", "") == ""
-    assert told_of_the_source(caplog) == ["ward: health of a unknown: no answer", "ward: health of a known again"]
+    assert source_messages(caplog) == ["test: health of a unknown: no answer", "test: health of a known again"]
 
 
-class Noting(Patient):
-    """Finds something odd in card `a`, and nothing in newcomers."""
+class Noting(WithHealth):
+    """Notes something about unit `a` only."""
 
-    odd = "a: a sensor is missing"
+    message = "a: a sensor is missing"
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
-        if self.odd and any(device.unit == "a" for device in devices):
-            host.note(self.odd)
+        if self.message and any(device.unit == "a" for device in devices):
+            host.note(self.message)
         return await super().health(host, devices)
 
 
-async def test_what_a_plugin_notes_while_it_judges_is_told_once_until_it_is_over(
-    ward: Ward, caplog: pytest.LogCaptureFixture
+async def test_a_note_of_a_check_is_logged_once_until_it_is_obsolete(
+    running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     plugin = Noting(gadgets("a"))
     plugin.verdicts = {"a": GOOD, "b": GOOD}
 
-    async def judged() -> None:
-        asked = len(plugin.asked)
-        await until(lambda: len(plugin.asked) > asked + 2)
+    async def checked() -> None:
+        count = len(plugin.checks)
+        await until(lambda: len(plugin.checks) > count + 2)
 
-    async with ward(plugin) as (runner, _peer, lists):
+    async with running(plugin) as (runner, _peer, lists):
         assert await lists.next() == {"a": "Healthy"}
-        await judged()
+        await checked()
         plugin.found = gadgets("a", "b")
         runner.scan.request()
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
-        await judged()
-        plugin.odd = ""
-        await judged()
-        plugin.odd = "a: a sensor is missing"
-        await judged()
-    assert [record.message for record in caplog.records] == ["ward: a: a sensor is missing"] * 2
+        await checked()
+        plugin.message = ""
+        await checked()
+        plugin.message = "a: a sensor is missing"
+        await checked()
+    assert [record.message for record in caplog.records] == ["test: a: a sensor is missing"] * 2
 
 
 @pytest.mark.parametrize("source", [UNKNOWN, ConnectionError("gone")], ids=["no verdict", "no answer"])
-async def test_failing_closed_takes_devices_away_whose_health_is_unknown(
-    ward: Ward, source: Verdict | Exception
+async def test_with_fail_closed_devices_of_unknown_health_are_unhealthy(
+    running: Running, source: Verdict | Exception
 ) -> None:
-    plugin = Patient(gadgets("a"), HealthPolicy(fail_closed=True))
+    plugin = WithHealth(gadgets("a"), HealthPolicy(fail_closed=True, recovery_delay=0.1))
     plugin.verdicts = {"a": GOOD}
-    async with ward(plugin) as (_runner, _peer, lists):
+    async with running(plugin) as (_runner, _peer, lists):
         assert await lists.next() == {"a": "Healthy"}
         plugin.verdicts = {"a": source}
         assert await lists.next() == {"a": "Unhealthy"}
@@ -229,19 +277,19 @@ async def test_failing_closed_takes_devices_away_whose_health_is_unknown(
 
 
 @pytest.mark.parametrize(("fail_closed", "health"), [(False, "Healthy"), (True, "Unhealthy")])
-async def test_a_source_that_hangs_holds_up_the_first_list_for_a_second_only(
-    ward: Ward, fail_closed: bool, health: str
+async def test_a_source_that_hangs_delays_the_first_list_by_one_second_at_most(
+    running: Running, fail_closed: bool, health: str
 ) -> None:
-    class Hanging(Patient):
+    class Hanging(WithHealth):
         async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
-            self.asked.append(tuple(device.unit for device in devices))
+            self.checks.append(tuple(device.unit for device in devices))
             await asyncio.Event().wait()
             return {}
 
     plugin = Hanging(gadgets("a"), HealthPolicy(fail_closed=fail_closed))
-    async with ward(plugin, health_interval=3600.0) as (runner, peer, lists):
+    async with running(plugin, health_interval=3600.0) as (runner, peer, lists):
         assert await lists.next() == {"a": health}
-        # A change of the devices is published while the source hangs.
+        # New devices are listed while the source hangs.
         plugin.found = gadgets("a", "b")
         runner.scan.request()
         assert await lists.next() == {"a": health, "b": health}
@@ -249,7 +297,7 @@ async def test_a_source_that_hangs_holds_up_the_first_list_for_a_second_only(
             assert len(await peer.allocate(["b"])) == 1
 
 
-class Odd(Patient):
+class Invalid(WithHealth):
     answer: Any = None
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
@@ -257,10 +305,10 @@ class Odd(Patient):
 
 
 @pytest.mark.parametrize("answer", [None, ["a"], {"a": None}, {"a": "good"}], ids=str)
-async def test_answers_that_are_no_verdicts_count_as_a_source_that_fails(ward: Ward, answer: object) -> None:
-    plugin = Odd(gadgets("a"))
+async def test_results_that_are_no_verdicts_count_as_a_source_that_fails(running: Running, answer: object) -> None:
+    plugin = Invalid(gadgets("a"))
     plugin.answer = answer
-    async with ward(plugin) as (runner, peer, lists):
+    async with running(plugin) as (runner, peer, lists):
         assert await lists.next() == {"a": "Healthy"}
         assert len(await peer.allocate(["a"])) == 1
         plugin.answer = {"a": HOT}
@@ -268,10 +316,10 @@ async def test_answers_that_are_no_verdicts_count_as_a_source_that_fails(ward: W
         assert not runner.health.tracker.states["a"].usable
 
 
-async def test_a_unit_that_left_and_comes_back_is_judged_anew(ward: Ward) -> None:
-    plugin = Patient(gadgets("a", "b"))
+async def test_a_unit_that_returns_is_checked_as_a_new_one(running: Running) -> None:
+    plugin = WithHealth(gadgets("a", "b"))
     plugin.verdicts = {"a": HOT, "b": GOOD}
-    async with ward(plugin, health_interval=3600.0) as (runner, _peer, lists):
+    async with running(plugin, health_interval=3600.0) as (runner, _peer, lists):
         await lists.until({"a": "Unhealthy", "b": "Healthy"})
         plugin.found = gadgets("b")
         runner.scan.request()
@@ -282,20 +330,20 @@ async def test_a_unit_that_left_and_comes_back_is_judged_anew(ward: Ward) -> Non
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
 
 
-class Whimsical(Patient):
-    """Judges only while it `cares`."""
+class Switchable(WithHealth):
+    """Has health only while it is `enabled`."""
 
-    cares = True
+    enabled = True
 
     def overrides(self, hook: str) -> bool:
-        return super().overrides(hook) and (hook != "health" or self.cares)
+        return super().overrides(hook) and (hook != "health" or self.enabled)
 
 
-async def test_what_a_plugin_once_thought_is_forgotten_when_it_judges_no_more(ward: Ward) -> None:
-    plugin = Whimsical(gadgets("a"))
+async def test_health_is_forgotten_when_the_plugin_has_none_any_more(running: Running) -> None:
+    plugin = Switchable(gadgets("a"))
     plugin.verdicts = {"a": HOT}
-    async with ward(plugin) as (runner, _peer, lists):
+    async with running(plugin) as (runner, _peer, lists):
         assert await lists.next() == {"a": "Unhealthy"}
-        plugin.cares = False
+        plugin.enabled = False
         runner.scan.request()
         assert await lists.next() == {"a": "Healthy"}

@@ -15,7 +15,7 @@ from processes import installed_plugin
 from waiting import until
 
 from accelplane.devices import Device, Resource, Skipped
-from accelplane.host import Host, Refused
+from accelplane.host import Host, WriteError
 from accelplane.plugins import ScanError
 
 PATIENT = {"safety_interval": 3600.0}
@@ -162,7 +162,7 @@ async def test_hardware_that_cannot_be_prepared_counts_as_a_failed_scan(kubelet:
     agent = await start_agent(PATIENT, table=plugin)
     runner = agent.runners["table"]
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
-    plugin.fault = Refused("/sys/bus/pci/drivers/vfio-pci/bind", "Device or resource busy", 16)
+    plugin.fault = WriteError("/sys/bus/pci/drivers/vfio-pci/bind", "Device or resource busy", 16)
     plugin.found = gadgets("a", "b")
     runner.scan.request()
     await until(lambda: runner.scan.failing)

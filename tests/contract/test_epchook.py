@@ -23,8 +23,8 @@ from accelplane.apiserver import ApiError, Refused
 from accelplane.cli import epchook
 from accelplane.cli.epchook import Fatal, Hook
 from accelplane.cli.staticprint import program
-from accelplane.features import upkeep
-from accelplane.features.upkeep import Node
+from accelplane.features import node_reconciler
+from accelplane.features.node_reconciler import Node
 
 EPC = 98566144
 RESOURCE, LABEL = "sgx.intel.com/epc", "sgx.intel.com/capable"
@@ -171,7 +171,7 @@ async def test_a_refusal_is_fatal_to_one_who_does_not_stay(tmp_path: Path) -> No
 
 async def test_a_daemon_registers_again_what_somebody_took_out(tmp_path: Path) -> None:
     async with hooked(tmp_path, register=True, **{"node-label": True}) as (api, peer, hook):
-        keeper = asyncio.create_task(upkeep.keep(peer.api, "one", hook.settle, interval=60))
+        keeper = asyncio.create_task(node_reconciler.run(peer.api, "one", hook.settle, interval=60))
         try:
             await until(lambda: len(api.patches) == 1)
             await api.change("status", "capacity", RESOURCE, "0")
@@ -192,7 +192,7 @@ async def test_a_daemon_outlives_an_api_server_in_trouble(tmp_path: Path) -> Non
     async with hooked(tmp_path, register=True) as (api, peer, hook):
         api.refuse["GET"] = [("500 Internal Server Error", {})]
         api.refuse["PATCH"] = [("503 Service Unavailable", {})]
-        keeper = asyncio.create_task(upkeep.keep(peer.api, "one", hook.settle, interval=60))
+        keeper = asyncio.create_task(node_reconciler.run(peer.api, "one", hook.settle, interval=60))
         try:
             await until(lambda: len(api.patches) == 1)
         finally:
@@ -211,7 +211,7 @@ async def test_a_server_that_ends_watches_at_once_is_not_asked_without_end(tmp_p
     async with serving(tmp_path, answer) as peer:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
-                await upkeep.keep(peer.api, "one", settled, interval=60)
+                await node_reconciler.run(peer.api, "one", settled, interval=60)
         assert len(peer.requests) <= 2
 
 
@@ -228,7 +228,7 @@ async def test_with_the_rights_of_the_original_manifest_a_node_is_read_again_ins
         return False
 
     async with serving(tmp_path, answer) as peer:
-        keeper = asyncio.create_task(upkeep.keep(peer.api, "one", settled, interval=60))
+        keeper = asyncio.create_task(node_reconciler.run(peer.api, "one", settled, interval=60))
         try:
             await until(lambda: len(seen) == 2)
         finally:
@@ -288,7 +288,7 @@ def test_what_needs_the_api_says_what_is_missing() -> None:
      (None, None), ("", None), ("1.5Gi", None), ("100m", None), ("1e3", None), ("-1", None), ("junk", None)],
 )  # fmt: skip
 def test_amounts_are_compared_as_numbers(text: str | None, number: int | None) -> None:
-    assert upkeep.amount(text) == number
+    assert node_reconciler.amount(text) == number
 
 
 # sgx-init.sh.

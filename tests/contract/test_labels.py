@@ -17,8 +17,8 @@ from trees import gpu_card, link, write
 from waiting import until
 
 from accelplane.cli import labels
-from accelplane.cli.labels import Plan
-from accelplane.features import upkeep
+from accelplane.cli.labels import Options
+from accelplane.features import node_reconciler
 from accelplane.host import Host
 from accelplane.node.periodic_scan import periodic_scan
 from accelplane.node.subprocess_supervisor import supervise
@@ -72,7 +72,7 @@ def test_labels_and_resources_are_printed(tmp_path: Path) -> None:
 
 
 def test_a_node_for_which_no_rule_holds_is_told_so(tmp_path: Path) -> None:
-    assert printed(f"-root={tmp_path}").stdout == "no rule holds for this node\n"
+    assert printed(f"-root={tmp_path}").stdout == "no rule matches this node\n"
     assert json.loads(printed(f"-root={tmp_path}", "-output=json").stdout) == {"labels": {}, "resources": {}}
 
 
@@ -80,7 +80,7 @@ def test_a_node_for_which_no_rule_holds_is_told_so(tmp_path: Path) -> None:
     ("words", "told"),
     [
         (["-output=paper"], "expected one of table, json, nfd, node"),
-        (["-daemon"], "go with -output=nfd or -output=node"),
+        (["-daemon"], "expected -output=nfd or -output=node"),
         (["-output=node"], "-node-name"),
         (["-output=node", "-node-name=one"], "not in a cluster"),
         (["-root=/nowhere"], "/nowhere: not a directory"),
@@ -136,14 +136,14 @@ async def test_a_daemon_follows_the_hardware_and_its_keepers_end_is_its_own(tmp_
 # On the Node.
 
 
-def plan(root: Path, **more: Any) -> Plan:
+def options(root: Path, **more: Any) -> Options:
     flags = {"output": "node", "node-name": "one", "root": str(root), **more}
-    return Plan.of(flags, {})
+    return Options.from_flags(flags, {})
 
 
 @contextlib.asynccontextmanager
-async def keeping(plan: Plan, api: Any) -> AsyncGenerator[None]:
-    task = asyncio.create_task(labels.run(plan, api))
+async def keeping(options: Options, api: Any) -> AsyncGenerator[None]:
+    task = asyncio.create_task(labels.run(options, api))
     try:
         yield
     finally:
@@ -156,7 +156,7 @@ async def test_labels_are_applied_to_the_node_by_its_uid(tmp_path: Path) -> None
     gpu(root)
     module(root, "i915")
     async with node_api(tmp_path) as (api, peer):
-        await labels.run(plan(root), peer.api)
+        await labels.run(options(root), peer.api)
         ((path, body),) = api.patches
         assert path == "/api/v1/nodes/one?fieldManager=accelplane-labels"
         assert peer.requests[-1].headers["content-type"] == "application/apply-patch+yaml"
@@ -170,7 +170,7 @@ async def test_enclave_memory_is_applied_to_the_nodes_status_when_asked_for(tmp_
     root = tmp_path / "root"
     sgx(root)
     async with node_api(tmp_path) as (api, peer):
-        await labels.run(plan(root, epc=True), peer.api)
+        await labels.run(options(root, epc=True), peer.api)
         assert [path for path, _body in api.patches] == [
             "/api/v1/nodes/one?fieldManager=accelplane-labels",
             "/api/v1/nodes/one/status?fieldManager=accelplane-labels&force=true",
@@ -182,7 +182,7 @@ async def test_cleanup_applies_nothing_which_removes_what_was_ours(tmp_path: Pat
     root = tmp_path / "root"
     sgx(root)
     async with node_api(tmp_path) as (api, peer):
-        await labels.run(plan(root, epc=True, cleanup=True), peer.api)
+        await labels.run(options(root, epc=True, cleanup=True), peer.api)
         assert [body.get("status") for _path, body in api.patches] == [None, {"capacity": {}}]
         assert api.patches[0][1]["metadata"]["labels"] == {}
 
@@ -191,7 +191,7 @@ async def test_a_daemon_puts_back_what_somebody_took_and_follows_the_hardware(tm
     root = tmp_path / "root"
     gpu(root)
     module(root, "i915")
-    async with node_api(tmp_path) as (api, peer), keeping(plan(root, daemon=True), peer.api):
+    async with node_api(tmp_path) as (api, peer), keeping(options(root, daemon=True), peer.api):
         await until(lambda: GPU in api.node["metadata"]["labels"])
         await api.change("metadata", "labels", GPU, None)
         await until(lambda: GPU in api.node["metadata"]["labels"])
@@ -209,22 +209,24 @@ def conflict(*keys: str) -> tuple[str, dict[str, Any]]:
 async def test_a_label_that_somebody_else_set_is_left_to_them(tmp_path: Path) -> None:
     async with node_api(tmp_path) as (api, peer):
         api.node["metadata"]["labels"]["x/mine"] = "theirs"
-        wanted = upkeep.Labels(peer.api, "me", {"x/mine": "ours", "x/other": "1"})
+        wanted = node_reconciler.Labels(peer.api, "me", {"x/mine": "ours", "x/other": "1"})
         api.refuse["PATCH"] = [conflict("x/mine")]
-        assert await wanted.settle(await upkeep.read(peer.api, "one"))
+        assert await wanted.reconcile(await node_reconciler.read(peer.api, "one"))
         assert api.node["metadata"]["labels"] == {"a": "b", "x/mine": "theirs", "x/other": "1"}
-        assert not await wanted.settle(await upkeep.read(peer.api, "one"))
+        assert not await wanted.reconcile(await node_reconciler.read(peer.api, "one"))
         # When they have taken it out it is ours to set.
         await api.change("metadata", "labels", "x/mine", None)
-        assert await wanted.settle(await upkeep.read(peer.api, "one"))
+        assert await wanted.reconcile(await node_reconciler.read(peer.api, "one"))
         assert api.node["metadata"]["labels"]["x/mine"] == "ours"
 
 
 async def test_another_conflict_is_not_taken_for_a_label(tmp_path: Path) -> None:
     async with node_api(tmp_path) as (api, peer):
         api.refuse["PATCH"] = [("409 Conflict", {"reason": "Conflict", "message": "uid mismatch"})]
-        with pytest.raises(upkeep.Refused, match="uid mismatch"):
-            await upkeep.Labels(peer.api, "me", {"x": "1"}).settle(await upkeep.read(peer.api, "one"))
+        with pytest.raises(node_reconciler.Refused, match="uid mismatch"):
+            await node_reconciler.Labels(peer.api, "me", {"x": "1"}).reconcile(
+                await node_reconciler.read(peer.api, "one")
+            )
 
 
 # Beside the agent.

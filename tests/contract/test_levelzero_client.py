@@ -1,4 +1,4 @@
-"""The GPU plugin against a Level-Zero service on a real socket: well, sick, slow, gone, back."""
+"""The GPU plugin with a Level-Zero service on a real socket: healthy, failing, slow, missing, restarted."""
 
 import asyncio
 import shutil
@@ -17,7 +17,7 @@ from accelplane.devices import Device, Verdict
 from accelplane.host import Host
 from accelplane.plugins import ScanError
 from accelplane.plugins.gpu import GpuConfig, GpuPlugin
-from accelplane.plugins.gpu.health import LevelZeroJudge
+from accelplane.plugins.gpu import health as gpu_health
 from accelplane.sidecars import levelzero_pb2 as pb
 from accelplane.sidecars.levelzero import MAX_INDICES, LevelZero, LevelZeroError
 
@@ -39,10 +39,10 @@ class Service:
         self.temperature: dict[str, pb.DeviceTemperature] = {}
         self.indices = pb.DeviceIndices()
         self.hanging: set[str] = set()
-        self.asked: list[str] = []
+        self.queried: list[str] = []
 
     async def get_health(self, request: pb.DeviceId, context: object) -> pb.DeviceHealth:
-        self.asked.append(request.bdfAddress)
+        self.queried.append(request.bdfAddress)
         if request.bdfAddress in self.hanging:
             await asyncio.Event().wait()
         return self.health.get(request.bdfAddress, GOOD)
@@ -91,8 +91,10 @@ def socket(root: Path) -> Path:
 
 
 @asynccontextmanager
-async def running(plugin: GpuPlugin, root: Path, look_again: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
-    task = asyncio.create_task(plugin.background(Host(root), look_again))
+async def running(
+    plugin: GpuPlugin, root: Path, request_scan: Callable[[], None] = lambda: None
+) -> AsyncIterator[None]:
+    task = asyncio.create_task(plugin.background(Host(root), request_scan))
     try:
         yield
     finally:
@@ -102,7 +104,7 @@ async def running(plugin: GpuPlugin, root: Path, look_again: Callable[[], None] 
 
 
 class Cards:
-    """A plugin with health, and the cards that it found."""
+    """A plugin with health management, and its cards."""
 
     def __init__(self, root: Path, **options: object) -> None:
         self.host = Host(root)
@@ -136,7 +138,7 @@ RESET = pb.Error(errorcode=0x70000006)
         (GOOD, temperatures(-999.0, -999.0, -999.0, LOST), Verdict("bad", "device lost (0x70000001)")),
     ],
 )
-async def test_a_card_is_judged_by_what_the_service_says(
+async def test_the_readings_of_the_service_determine_the_verdict(
     root: Path, socket: Path, health: pb.DeviceHealth, temperature: pb.DeviceTemperature, verdict: Verdict
 ) -> None:
     gpu_card(root, 0)
@@ -149,7 +151,7 @@ async def test_a_card_is_judged_by_what_the_service_says(
         assert await cards.verdicts() == {"card0": verdict, "card1": Verdict("good")}
 
 
-async def test_a_value_the_service_could_not_read_is_noted(root: Path, socket: Path) -> None:
+async def test_a_value_that_the_service_cannot_read_is_noted(root: Path, socket: Path) -> None:
     gpu_card(root, 0)
     service = Service()
     service.temperature["0000:03:00.0"] = temperatures(40.0, 40.0, -999.0, FAULT)
@@ -171,15 +173,15 @@ async def test_an_overheated_card_is_bad_until_it_cooled_by_the_margin(root: Pat
     assert answers == ["good", "bad", "bad", "good", "good"]
 
 
-async def test_a_newcomer_that_is_judged_apart_makes_no_hot_card_forgotten(root: Path, socket: Path) -> None:
+async def test_a_check_of_a_new_card_alone_keeps_the_temperature_state_of_others(root: Path, socket: Path) -> None:
     gpu_card(root, 0)
     service = Service()
     cards = Cards(root, **{"gpu-temp-limit": 90, "temperature-margin": 10, "health-bad-verdicts": 1})
-    newcomer = Device(resource="i915", id="card1-0", unit="card1", attributes={"bdf": "0000:04:00.0"})
+    new_card = Device(resource="i915", id="card1-0", unit="card1", attributes={"bdf": "0000:04:00.0"})
     async with service.listening(socket), running(cards.plugin, root):
         service.temperature["0000:03:00.0"] = temperatures(0.0, 91.0, 0.0)
         assert (await cards.verdicts())["card0"].answer == "bad"
-        await cards.plugin.health(cards.host, [newcomer])
+        await cards.plugin.health(cards.host, [new_card])
         service.temperature["0000:03:00.0"] = temperatures(0.0, 85.0, 0.0)
         assert (await cards.verdicts())["card0"].answer == "bad"
 
@@ -187,14 +189,12 @@ async def test_a_newcomer_that_is_judged_apart_makes_no_hot_card_forgotten(root:
 async def test_a_card_without_address_is_unknown(root: Path, socket: Path) -> None:
     gpu_card(root, 0)
     cards = Cards(root)
-    nameless = Device(resource="i915", id="card7-0", unit="card7")
+    no_address = Device(resource="i915", id="card7-0", unit="card7")
     async with Service().listening(socket), running(cards.plugin, root):
-        assert (await cards.plugin.health(cards.host, [nameless]))["card7"].answer == "unknown"
+        assert (await cards.plugin.health(cards.host, [no_address]))["card7"].answer == "unknown"
 
 
-async def test_a_missing_service_leaves_health_unknown_and_says_where_it_was_looked_for(
-    root: Path, socket: Path
-) -> None:
+async def test_without_the_service_health_is_unknown_and_the_reason_names_the_socket(root: Path, socket: Path) -> None:
     gpu_card(root, 0)
     cards = Cards(root)
     async with running(cards.plugin, root):
@@ -203,30 +203,24 @@ async def test_a_missing_service_leaves_health_unknown_and_says_where_it_was_loo
     assert str(socket) in verdict.reason
 
 
-async def test_the_service_is_found_when_it_comes_and_again_after_it_went(root: Path, socket: Path) -> None:
+async def test_a_service_that_starts_late_or_restarts_is_queried_again(root: Path, socket: Path) -> None:
     gpu_card(root, 0)
     cards = Cards(root)
-    looks: list[int] = []
 
-    async def answered() -> bool:
-        return (await cards.verdicts())["card0"].answer == "good"
+    async def answer() -> str:
+        return (await cards.verdicts())["card0"].answer
 
-    async def silent() -> bool:
-        return (await cards.verdicts())["card0"].answer == "unknown"
-
-    async with running(cards.plugin, root, lambda: looks.append(1)):
-        await until(silent)
-        async with Service().listening(socket):
-            await until(answered)
-        await until(silent)
-        async with Service().listening(socket):
-            await until(lambda: bool(looks))
-            assert await answered()
+    async with running(cards.plugin, root):
+        assert await answer() == "unknown"
+        for _ in range(2):
+            async with Service().listening(socket):
+                assert await answer() == "good"
+            assert await answer() == "unknown"
 
 
-async def test_a_card_that_hangs_the_service_costs_no_other_its_verdict(root: Path, socket: Path) -> None:
-    gpu_card(root, 0)
-    gpu_card(root, 1)
+async def test_a_card_that_hangs_does_not_delay_the_queries_of_others(root: Path, socket: Path) -> None:
+    for index in range(3):
+        gpu_card(root, index)
     service = Service()
     service.hanging.add("0000:03:00.0")
     cards = Cards(root)
@@ -234,38 +228,56 @@ async def test_a_card_that_hangs_the_service_costs_no_other_its_verdict(root: Pa
         first = await cards.verdicts()
         service.hanging.clear()
         second = await cards.verdicts()
-    assert {name: verdict.answer for name, verdict in first.items()} == {"card0": "unknown", "card1": "good"}
+    assert {name: verdict.answer for name, verdict in first.items()} == {
+        "card0": "unknown", "card1": "good", "card2": "good",
+    }  # fmt: skip
     assert "DEADLINE_EXCEEDED" in first["card0"].reason
     assert {verdict.answer for verdict in second.values()} == {"good"}
-    assert service.asked[2:] == ["0000:04:00.0", "0000:03:00.0"]
 
 
-async def test_cards_that_there_is_no_time_for_are_unknown(root: Path, socket: Path) -> None:
-    for index in (0, 1):
-        gpu_card(root, index)
-    service, client = Service(), LevelZero(str(socket), deadline=0.1)
+async def test_a_problem_in_one_response_counts_although_the_other_call_hangs(root: Path, socket: Path) -> None:
+    gpu_card(root, 0)
+    service = Service()
     service.hanging.add("0000:03:00.0")
+    service.temperature["0000:03:00.0"] = temperatures(101.0, 0.0, 0.0)
     cards = Cards(root)
+    async with service.listening(socket), running(cards.plugin, root):
+        assert await cards.verdicts() == {"card0": Verdict("bad", "global temperature 101.0 °C above 100")}
+
+
+async def test_a_health_check_after_the_plugin_has_ended_does_not_reconnect(root: Path, socket: Path) -> None:
+    gpu_card(root, 0)
+    service, cards = Service(), Cards(root)
     async with service.listening(socket):
-        verdicts = await LevelZeroJudge(GpuConfig()).verdicts(client, cards.devices, print, budget=0.05)
-    client.close()
-    assert verdicts["card1"] == Verdict("unknown", "the Level-Zero service took too long for other cards")
+        async with running(cards.plugin, root):
+            assert (await cards.verdicts())["card0"].answer == "good"
+        queried = len(service.queried)
+        verdict = (await cards.verdicts())["card0"]
+        assert (verdict.answer, len(service.queried)) == ("unknown", queried)
+        assert "closed" in verdict.reason
+        # An agent restarts a plugin that crashed.
+        async with running(cards.plugin, root):
+            await until(lambda: _good(cards))
 
 
-async def test_a_call_cut_off_fails_at_once_and_does_not_look_like_a_cancellation(root: Path, socket: Path) -> None:
+async def _good(cards: Cards) -> bool:
+    return (await cards.verdicts())["card0"].answer == "good"
+
+
+async def test_a_query_whose_connection_is_lost_fails_at_once_and_is_not_cancelled(root: Path, socket: Path) -> None:
     service = Service()
     service.hanging.add("0000:03:00.0")
     client = LevelZero(str(socket), deadline=60)
     async with service.listening(socket):
-        call = asyncio.create_task(client.condition("0000:03:00.0"))
-        await until(lambda: bool(service.asked))
-    with pytest.raises(LevelZeroError, match=r"UNAVAILABLE"):
-        await call
-    assert call.cancelling() == 0
+        query = asyncio.create_task(client.readings(["0000:03:00.0"]))
+        await until(lambda: bool(service.queried))
+    (readings,) = await query
+    assert "UNAVAILABLE" in readings.problem
+    assert query.cancelling() == 0
     client.close()
 
 
-async def test_windows_gpus_are_the_indices_that_the_service_names(root: Path, socket: Path) -> None:
+async def test_wsl_gpus_are_the_indices_of_the_service(root: Path, socket: Path) -> None:
     service = Service()
     service.indices.indices.extend((4, 0, 4))
     plugin, host = GpuPlugin(GpuConfig(wsl=True)), Host(root)
@@ -279,7 +291,45 @@ async def test_windows_gpus_are_the_indices_that_the_service_names(root: Path, s
     assert left == []
 
 
-async def test_a_refresh_without_service_fails_and_forgets_nothing(root: Path, socket: Path) -> None:
+async def test_wsl_indices_are_queried_again_until_the_service_names_a_gpu(
+    root: Path, socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_health, "WSL_RETRY", 0.05)
+    service = Service()
+    plugin, host = GpuPlugin(GpuConfig(wsl=True)), Host(root)
+    requests = asyncio.Semaphore(0)
+
+    async def scans(count: int) -> None:
+        for _ in range(count):
+            async with asyncio.timeout(10):
+                await requests.acquire()
+            await refreshed()
+
+    async def refreshed() -> None:
+        with suppress(ScanError):
+            await plugin.refresh(host)
+
+    async with running(plugin, root, requests.release):
+        await refreshed()  # no service
+        await scans(2)
+        async with service.listening(socket):
+            await scans(2)  # no GPU
+            service.indices.indices.append(1)
+            await scans(1)
+            assert [item.id for item in plugin.scan(host) if isinstance(item, Device)] == ["card1-0"]
+            # A request may have come during the last refresh; then there are no more.
+            await asyncio.sleep(0.2)
+            assert requests._value <= 1
+            service.indices = pb.DeviceIndices(error=LOST)
+            await refreshed()
+            await scans(1)
+
+
+def test_the_retry_in_wsl_mode_is_as_fast_as_in_the_go_plugin() -> None:
+    assert gpu_health.WSL_RETRY <= 3
+
+
+async def test_a_refresh_without_service_fails_and_keeps_the_devices(root: Path, socket: Path) -> None:
     service = Service()
     service.indices.indices.append(1)
     plugin, host = GpuPlugin(GpuConfig(wsl=True)), Host(root)
@@ -291,7 +341,7 @@ async def test_a_refresh_without_service_fails_and_forgets_nothing(root: Path, s
     assert [item.id for item in plugin.scan(host) if isinstance(item, Device)] == ["card1-0"]
 
 
-async def test_an_absurd_number_of_indices_is_refused(socket: Path) -> None:
+async def test_too_many_indices_are_an_error(socket: Path) -> None:
     service = Service()
     service.indices.indices.extend(range(MAX_INDICES + 1))
     client = LevelZero(str(socket))
@@ -301,7 +351,7 @@ async def test_an_absurd_number_of_indices_is_refused(socket: Path) -> None:
         client.close()
 
 
-async def test_an_answer_that_is_no_message_is_an_error(socket: Path) -> None:
+async def test_a_response_that_cannot_be_decoded_is_an_error(socket: Path) -> None:
     async def junk(request: bytes, context: object) -> bytes:
         return b"\xff" * 100
 
@@ -312,30 +362,30 @@ async def test_an_answer_that_is_no_message_is_an_error(socket: Path) -> None:
     server.add_insecure_port(f"unix:{socket}")
     await server.start()
     client = LevelZero(str(socket))
-    with pytest.raises(LevelZeroError, match="GetDeviceHealth: INTERNAL"):
-        await client.condition("0000:03:00.0")
-    with pytest.raises(LevelZeroError, match="UNIMPLEMENTED"):
-        await client.temperatures("0000:03:00.0")
+    (readings,) = await client.readings(["0000:03:00.0"])
+    assert "GetDeviceHealth: INTERNAL" in readings.problem
+    with pytest.raises(LevelZeroError, match="GetIntelIndices: UNIMPLEMENTED"):
+        await client.indices()
     client.close()
     await server.stop(None)
 
 
-async def test_a_path_that_no_socket_can_have_is_an_error_that_names_it(tmp_path: Path) -> None:
+async def test_a_socket_path_that_is_too_long_is_an_error_that_names_it(tmp_path: Path) -> None:
     client = LevelZero(f"{tmp_path}/{'long' * 30}.sock")
-    with pytest.raises(LevelZeroError, match="longlong"):
-        await client.condition("0000:03:00.0")
+    (readings,) = await client.readings(["0000:03:00.0"])
+    assert "longlong" in readings.problem
     client.close()
 
 
-async def test_odd_characters_in_a_path_are_just_characters(root: Path) -> None:
+async def test_special_characters_in_a_path_are_not_interpreted(root: Path) -> None:
     socket = root / "a%41 b#c?.sock"
     client = LevelZero(str(socket))
     service = Service()
     socket.parent.mkdir(exist_ok=True)
     server = grpc.aio.server()
     handlers = {
-        "GetDeviceHealth": grpc.unary_unary_rpc_method_handler(
-            service.get_health, pb.DeviceId.FromString, pb.DeviceHealth.SerializeToString
+        "GetIntelIndices": grpc.unary_unary_rpc_method_handler(
+            service.get_indices, pb.GetIntelIndicesMessage.FromString, pb.DeviceIndices.SerializeToString
         )
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Levelzero", handlers),))
@@ -343,6 +393,6 @@ async def test_odd_characters_in_a_path_are_just_characters(root: Path) -> None:
     server.add_insecure_port(f"unix:{plain}")
     await server.start()
     socket.symlink_to(plain)
-    assert (await client.condition("0000:03:00.0")).memory
+    assert await client.indices() == []
     client.close()
     await server.stop(None)

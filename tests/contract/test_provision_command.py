@@ -145,7 +145,7 @@ def test_what_failed_is_told_and_is_the_exit_code(node: MakeNode) -> None:
         shown = provision("apply", "qat", "--root", root)
     assert shown.returncode == 1
     assert "why: VFs 0 -> 16: /sys/bus/pci/devices/0000:61:00.0/sriov_numvfs: Invalid argument" in shown.stdout
-    assert "no IOMMU is in use (intel_iommu=on on the kernel's command line)" in " ".join(shown.stdout.split())
+    assert "no IOMMU is enabled; add intel_iommu=on to the kernel's command line" in " ".join(shown.stdout.split())
     assert shown.stdout.endswith("2 devices: 2 failed\n")
 
 

@@ -1,4 +1,4 @@
-"""The GPU plugin against xpumd on a real socket: its stream flows, ends, breaks, and comes back."""
+"""The GPU plugin with xpumd on a real socket: its stream is open, ends, fails, and is opened again."""
 
 import asyncio
 import shutil
@@ -31,17 +31,17 @@ def status(severity: pb.SeverityLevel.ValueType, name: str = "memory", **texts: 
 
 
 OK = status(pb.SEVERITY_LEVEL_OK)
-WORN = status(pb.SEVERITY_LEVEL_CRITICAL, reason="too many\n errors")
+CRITICAL = status(pb.SEVERITY_LEVEL_CRITICAL, reason="too many\n errors")
 
 
 class Daemon:
-    """xpumd; what a test puts into `messages` is streamed, a status code or None ends the stream."""
+    """xpumd. It streams the `messages`; a status code or None ends the stream."""
 
     def __init__(self) -> None:
         self.messages: asyncio.Queue[bytes | grpc.StatusCode | None] = asyncio.Queue()
         self.streams = 0
 
-    def tell(self, *devices: pb.DeviceHealth) -> None:
+    def send(self, *devices: pb.DeviceHealth) -> None:
         self.messages.put_nowait(pb.DeviceHealthResponse(devices=devices).SerializeToString())
 
     async def watch(
@@ -50,7 +50,7 @@ class Daemon:
         self.streams += 1
         while (message := await self.messages.get()) is not None:
             if isinstance(message, grpc.StatusCode):
-                await context.abort(message, "a fault of the daemon")
+                await context.abort(message, "internal error")
             else:
                 yield message
 
@@ -81,17 +81,17 @@ def root() -> Iterator[Path]:
 
 
 class Cards:
-    """A plugin that listens to xpumd, and the cards that it found."""
+    """A plugin with xpumd, and its cards."""
 
     def __init__(self, root: Path) -> None:
         self.socket = root / "xpumd.sock"
         self.host = Host(root)
         self.plugin = GpuPlugin(GpuConfig(xpumd_endpoint=str(self.socket), enable_monitoring=True))
         self.devices = [item for item in self.plugin.scan(self.host) if isinstance(item, Device)]
-        self.looks = 0
+        self.requests = 0
 
-    def look_again(self) -> None:
-        self.looks += 1
+    def request_scan(self) -> None:
+        self.requests += 1
 
     async def verdict(self) -> Verdict:
         verdicts = await self.plugin.health(self.host, self.devices)
@@ -107,7 +107,7 @@ class Cards:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.plugin.background(self.host, self.look_again))
+        task = asyncio.create_task(self.plugin.background(self.host, self.request_scan))
         try:
             yield
         finally:
@@ -116,33 +116,33 @@ class Cards:
                 await task
 
 
-async def test_a_card_is_as_xpumd_said_last(root: Path) -> None:
+async def test_the_last_message_determines_the_verdict(root: Path) -> None:
     cards, daemon = Cards(root), Daemon()
     async with daemon.listening(cards.socket), cards.listening():
-        daemon.tell(device(BDF, OK))
+        daemon.send(device(BDF, OK))
         assert await cards.until("good") == Verdict("good")
-        daemon.tell(device(BDF, OK, WORN))
+        daemon.send(device(BDF, OK, CRITICAL))
         assert await cards.until("bad") == Verdict("bad", "memory critical: too many errors")
-        daemon.tell(device(BDF, OK))
+        daemon.send(device(BDF, OK))
         await cards.until("good")
-    assert cards.looks == 3
+    assert cards.requests == 3
 
 
-async def test_only_news_asks_for_another_look(root: Path) -> None:
+async def test_only_changes_request_a_check(root: Path) -> None:
     cards, daemon = Cards(root), Daemon()
     async with daemon.listening(cards.socket), cards.listening():
         for _ in range(5):
-            daemon.tell(device(BDF, OK))
-        daemon.tell(device(BDF, WORN))
+            daemon.send(device(BDF, OK))
+        daemon.send(device(BDF, CRITICAL))
         await cards.until("bad")
-    assert cards.looks == 2
+    assert cards.requests == 2
 
 
-async def test_a_card_that_xpumd_did_not_mention_yet_is_unknown(root: Path) -> None:
+async def test_a_card_that_no_message_named_is_unknown(root: Path) -> None:
     cards, daemon = Cards(root), Daemon()
     async with daemon.listening(cards.socket), cards.listening():
-        daemon.tell(device("0000:99:00.0", OK))
-        await until(lambda: cards.looks == 1)
+        daemon.send(device("0000:99:00.0", OK))
+        await until(lambda: cards.requests == 1)
         assert await cards.verdict() == Verdict("unknown", f"no health data available yet: {BDF}")
 
 
@@ -152,32 +152,33 @@ async def test_a_card_without_address_is_unknown(root: Path) -> None:
     assert verdicts["card7"].answer == "unknown"
 
 
-async def test_a_missing_daemon_is_waited_for(root: Path) -> None:
+async def test_a_daemon_that_starts_late_is_connected(root: Path) -> None:
     cards, daemon = Cards(root), Daemon()
     async with cards.listening():
         verdict = await cards.verdict()
         assert verdict.answer == "unknown"
         assert str(cards.socket) in verdict.reason
-        daemon.tell(device(BDF, OK))
+        daemon.send(device(BDF, OK))
         async with daemon.listening(cards.socket):
             await cards.until("good")
 
 
-async def test_a_broken_or_ended_stream_is_taken_up_again_and_a_silent_daemon_is_unknown(root: Path) -> None:
+async def test_a_stream_that_fails_or_ends_makes_health_unknown_and_is_opened_again(root: Path) -> None:
     cards, daemon = Cards(root), Daemon()
     async with daemon.listening(cards.socket), cards.listening():
-        daemon.tell(device(BDF, WORN))
+        daemon.send(device(BDF, CRITICAL))
         await cards.until("bad")
         daemon.messages.put_nowait(grpc.StatusCode.INTERNAL)
-        assert "INTERNAL: a fault of the daemon" in (await cards.until("unknown")).reason
-        daemon.tell(device("0000:99:00.0", OK))
+        assert "INTERNAL: internal error" in (await cards.until("unknown")).reason
+        daemon.send(device("0000:99:00.0", OK))
         await cards.until("bad")
         daemon.messages.put_nowait(None)
         assert "ended its stream" in (await cards.until("unknown")).reason
+        assert cards.requests == 4  # the loss of a stream counts with fail-closed
     assert daemon.streams == 2
 
 
-async def test_what_is_no_message_is_not_believed(root: Path) -> None:
+async def test_a_message_that_cannot_be_decoded_makes_health_unknown(root: Path) -> None:
     cards, daemon = Cards(root), Daemon()
 
     async def refused() -> bool:
@@ -186,18 +187,18 @@ async def test_what_is_no_message_is_not_believed(root: Path) -> None:
     async with daemon.listening(cards.socket), cards.listening():
         daemon.messages.put_nowait(b"\xff" * 9)
         await until(refused)
-        daemon.tell(device(BDF, OK))
+        daemon.send(device(BDF, OK))
         await cards.until("good")
 
 
-async def test_a_restarted_daemon_is_heard_again(root: Path) -> None:
+async def test_a_restarted_daemon_is_connected_again(root: Path) -> None:
     cards, first, second = Cards(root), Daemon(), Daemon()
     async with cards.listening():
         async with first.listening(cards.socket):
-            first.tell(device(BDF, OK))
+            first.send(device(BDF, OK))
             await cards.until("good")
         await cards.until("unknown")
-        second.tell(device(BDF, WORN))
+        second.send(device(BDF, CRITICAL))
         async with second.listening(cards.socket):
             await cards.until("bad")
 
@@ -210,15 +211,15 @@ async def test_a_restarted_daemon_is_heard_again(root: Path) -> None:
         ([device(BDF, status(pb.SEVERITY_LEVEL_WARNING, "fan"))], {BDF: "fan warning"}),
         ([device(BDF, status(pb.SEVERITY_LEVEL_FAILED, "", message="dead"))], {BDF: "health failed: dead"}),
         (
-            [device(BDF, WORN, status(pb.SEVERITY_LEVEL_WARNING, "fan"))],
+            [device(BDF, CRITICAL, status(pb.SEVERITY_LEVEL_WARNING, "fan"))],
             {BDF: "memory critical: too many errors; fan warning"},
         ),
         ([device(" 0000:AF:00.0 ", OK)], {"0000:af:00.0": ""}),
-        ([device("card0", WORN), device("", WORN), pb.DeviceHealth(health=[WORN])], {}),
-        ([pb.DeviceHealth(info=pb.DeviceInformation(uuid="u"), health=[WORN])], {}),
+        ([device("card0", CRITICAL), device("", CRITICAL), pb.DeviceHealth(health=[CRITICAL])], {}),
+        ([pb.DeviceHealth(info=pb.DeviceInformation(uuid="u"), health=[CRITICAL])], {}),
     ],
 )
-def test_what_a_message_says(message: list[pb.DeviceHealth], states: dict[str, str]) -> None:
+def test_states_of_a_message(message: list[pb.DeviceHealth], states: dict[str, str]) -> None:
     assert states_of(pb.DeviceHealthResponse(devices=message)) == states
 
 
@@ -227,18 +228,17 @@ def test_a_severity_of_a_later_version_is_bad() -> None:
     assert states_of(pb.DeviceHealthResponse(devices=[device(BDF, later)])) == {BDF: "health severity 9"}
 
 
-async def test_made_up_addresses_neither_fill_the_memory_nor_push_out_known_cards(root: Path) -> None:
+async def test_invented_addresses_neither_exhaust_the_memory_nor_replace_known_cards(root: Path) -> None:
     daemon, client = Daemon(), Xpumd(str(root / "xpumd.sock"))
     heard: list[int] = []
     async with daemon.listening(root / "xpumd.sock"):
-        task = asyncio.create_task(client.follow(lambda: heard.append(1)))
-        daemon.tell(device(BDF, OK))
-        daemon.tell(*(device(f"{number:04x}:00:00.0", OK) for number in range(1, MAX_DEVICES + 10)))
-        daemon.tell(device(BDF, WORN))
+        task = asyncio.create_task(client.run(lambda: heard.append(1)))
+        daemon.send(device(BDF, OK))
+        daemon.send(*(device(f"{number:04x}:00:00.0", OK) for number in range(1, MAX_DEVICES + 10)))
+        daemon.send(device(BDF, CRITICAL))
         await until(lambda: len(heard) == 3)
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        client.close()
     assert len(client.states) == MAX_DEVICES
     assert client.states[BDF]

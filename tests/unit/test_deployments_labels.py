@@ -36,7 +36,7 @@ def test_the_labeller_is_given_flags_that_it_has() -> None:
     command, *words = container["args"]
     given, rest = parse(labels.FLAGS, words)
     assert (command, rest) == ("labels", [])
-    assert labels.Plan.of(given, {"NODE_NAME": "one"}).daemon
+    assert labels.Options.from_flags(given, {"NODE_NAME": "one"}).daemon
     assert {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"]} == {
         "NODE_NAME": "spec.nodeName"
     }

@@ -52,7 +52,7 @@ def test_a_node_without_a_readable_driver_counts_as_a_virtual_function_and_is_no
     (device,) = DlbPlugin().scan(host)
     assert isinstance(device, Device)
     assert device.resource == "vf"
-    assert any("dlb0 is taken for a virtual function" in note for note in host.notes)
+    assert any("virtual functions unknown: /sys/class/dlb2/dlb0/" in note for note in host.notes)
 
 
 def test_other_files_of_similar_name_are_no_load_balancers(tmp_path: Path) -> None:

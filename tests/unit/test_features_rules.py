@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from manifests import DEPLOY, run_kubectl
 
-from accelplane.features import RULES, Features, Function, Outcome, Rule, judged
+from accelplane.features import RULES, Features, Function, Rule, RuleOutput, evaluate
 from accelplane.features.rules import Term
 
 I_LABEL, G_LABEL = "intel.feature.node.kubernetes.io", "gpu.intel.com"
@@ -88,7 +88,7 @@ def test_a_template_gives_the_same_labels(rule: Rule) -> None:
         words = ["label", "--local", "--filename=-", "x=y", f"--output=go-template={written['labelsTemplate']}"]
         lines = [line.strip() for line in run_kubectl(*words, text=json.dumps(document)).splitlines()]
         expected = dict(line.split("=") for line in lines if line)
-        found = judged(Features(pci=tuple(Function(*gpu) for gpu in gpus)), [rule]).labels
+        found = evaluate(Features(pci=tuple(Function(*gpu) for gpu in gpus)), [rule]).labels
         assert found == {**expected, **rule.labels}
 
 
@@ -120,13 +120,13 @@ def test_a_node_is_for_a_plugin_by_its_devices_and_modules(
 ) -> None:
     label = f"{I_LABEL}/{family}"
     for how in ({"loaded": loaded}, {"enabled": built_in}):
-        assert judged(features((cls, device), **how)).labels.get(label) == "true"
-        assert label not in judged(features((cls, "9999" if device != "ffff" else device), loaded="other")).labels
-        assert label not in judged(features(("0200", device), **how)).labels
-        assert label not in judged(features(**how)).labels
-    assert label not in judged(features((cls, device))).labels
+        assert evaluate(features((cls, device), **how)).labels.get(label) == "true"
+        assert label not in evaluate(features((cls, "9999" if device != "ffff" else device), loaded="other")).labels
+        assert label not in evaluate(features(("0200", device), **how)).labels
+        assert label not in evaluate(features(**how)).labels
+    assert label not in evaluate(features((cls, device))).labels
     for part in loaded.split()[:-1]:
-        assert label not in judged(features((cls, device), loaded=part)).labels
+        assert label not in evaluate(features((cls, device), loaded=part)).labels
 
 
 def test_a_qat_module_may_be_loaded_and_the_other_built_in() -> None:
@@ -135,7 +135,7 @@ def test_a_qat_module_may_be_loaded_and_the_other_built_in() -> None:
         features(qat, loaded="intel_qat", enabled="vfio-pci"),
         features(qat, loaded="vfio_pci", enabled="intel_qat"),
     ):
-        assert judged(found).labels == {f"{I_LABEL}/qat": "true"}
+        assert evaluate(found).labels == {f"{I_LABEL}/qat": "true"}
 
 
 SGX = {
@@ -146,7 +146,7 @@ SGX = {
 
 
 def test_sgx_is_a_label_and_its_memory_a_resource() -> None:
-    assert judged(features(**SGX)) == Outcome({f"{I_LABEL}/sgx": "true"}, {"sgx.intel.com/epc": "98566144"})
+    assert evaluate(features(**SGX)) == RuleOutput({f"{I_LABEL}/sgx": "true"}, {"sgx.intel.com/epc": "98566144"})
 
 
 @pytest.mark.parametrize(
@@ -160,11 +160,11 @@ def test_sgx_is_a_label_and_its_memory_a_resource() -> None:
     ],
 )
 def test_without_all_of_it_there_is_no_sgx(part: str, elements: Mapping[str, str]) -> None:
-    assert judged(features(**{**SGX, part: elements})) == Outcome({}, {})
+    assert evaluate(features(**{**SGX, part: elements})) == RuleOutput({}, {})
 
 
 def test_gpus_are_counted_by_model_and_named_by_product() -> None:
-    found = judged(features(("0380", "56c0"), ("0380", "56c0"), ("0380", "0bda"), ("0300", "56a0")))
+    found = evaluate(features(("0380", "56c0"), ("0380", "56c0"), ("0380", "0bda"), ("0300", "56a0")))
     assert found.labels == {
         f"{G_LABEL}/device-id.0380-56c0.present": "true",
         f"{G_LABEL}/device-id.0380-0bda.present": "true",
@@ -181,9 +181,9 @@ def test_gpus_are_counted_by_model_and_named_by_product() -> None:
 
 def test_fractions_of_gpus_are_resources_when_somebody_labels_them() -> None:
     labels = {f"{G_LABEL}/{name}": amount for name, amount in product(("millicores", "memory.max", "tiles"), "7")}
-    assert judged(features(local_label=labels)).resources == labels
+    assert evaluate(features(local_label=labels)).resources == labels
     del labels[f"{G_LABEL}/tiles"]
-    assert judged(features(local_label=labels)).resources == {}
+    assert evaluate(features(local_label=labels)).resources == {}
 
 
 hexadecimal = st.text("0123456789abcdef", min_size=4, max_size=4)
@@ -192,7 +192,7 @@ classes = st.sampled_from(["0300", "0380", "0b40", "0880", "1200"]) | hexadecima
 
 @given(st.lists(st.tuples(classes, hexadecimal), max_size=20), st.sets(st.sampled_from(["i915", "idxd", "dlb2"])))
 def test_labels_are_always_such_as_the_api_takes(functions: list[tuple[str, str]], modules: set[str]) -> None:
-    for key, value in judged(features(*functions, loaded=" ".join(modules))).labels.items():
+    for key, value in evaluate(features(*functions, loaded=" ".join(modules))).labels.items():
         prefix, _, name = key.partition("/")
         assert prefix in (I_LABEL, G_LABEL)
         assert 0 < len(name) <= 63

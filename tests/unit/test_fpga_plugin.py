@@ -255,6 +255,24 @@ def test_a_card_that_is_gone_is_gone(tmp_path: Path) -> None:
 # Devices that cannot be read.
 
 
+def test_prepare_and_scan_read_the_hardware_once(tmp_path: Path) -> None:
+    reads: list[str] = []
+
+    class Recording(Host):
+        def raw_text(self, path: str) -> str:
+            reads.append(path)
+            return super().raw_text(path)
+
+    two_ports(tmp_path)
+    fpga, host = plugin(), Recording(tmp_path)
+    fpga.prepare(host)
+    first = devices(list(fpga.scan(host)))
+    afu_ids = [path for path in reads if path.endswith("/afu_id")]
+    assert len(afu_ids) == len(set(afu_ids)) == len(first) == 2
+    assert devices(list(fpga.scan(host))) == first
+    assert len([path for path in reads if path.endswith("/afu_id")]) == 4
+
+
 @pytest.mark.parametrize("mode", ["af", "region"])
 def test_a_device_that_cannot_be_read_keeps_its_name_unhealthy_and_troubles_no_other(tmp_path: Path, mode: str) -> None:
     fpga = plugin(mode)

@@ -266,9 +266,17 @@ class TestOneDevice:
     def test_what_is_no_port_is_refused(self, tmp_path: Path, text: str, problem: str) -> None:
         one_port(tmp_path)
         write(tmp_path / "dev/dfl-port.8", "")
-        (tmp_path / "dev/dfl-port.9").mkdir()
+        os.mkfifo(tmp_path / "dev/dfl-port.9")
         with pytest.raises(SysfsError, match=problem):
             read_port(Host(tmp_path), text)
+
+    def test_a_directory_replaces_a_device_node_below_a_root(self, tmp_path: Path) -> None:
+        one_port(tmp_path)
+        expected = read_port(Host(tmp_path), "dfl-port.0")
+        for name in ("dfl-port.0", "dfl-fme.0"):
+            (tmp_path / "dev" / name).unlink()
+            (tmp_path / "dev" / name).mkdir()
+        assert read_port(Host(tmp_path), "dfl-port.0") == expected
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
     def test_a_device_node_is_found_by_its_number(self, tmp_path: Path) -> None:

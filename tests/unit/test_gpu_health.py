@@ -1,16 +1,17 @@
 """How readings become verdicts, without a service."""
 
+from typing import Any
+
 import pytest
 
-from accelplane.devices import HealthPolicy
 from accelplane.plugins.gpu import GpuConfig, GpuPlugin
-from accelplane.plugins.gpu.health import Heat, limits_of
+from accelplane.plugins.gpu.health import TemperatureState, temperature_limits
 
-LIMITS = limits_of(GpuConfig(temp_limit=100, gpu_temp_limit=90, memory_temp_limit=80, temperature_margin=5))
+LIMITS = temperature_limits(GpuConfig(temp_limit=100, gpu_temp_limit=90, memory_temp_limit=80, temperature_margin=5))
 
 
 @pytest.mark.parametrize(
-    ("temperatures", "complaints"),
+    ("temperatures", "problems"),
     [
         ((100.0, 90.0, 80.0), ()),
         ((100.1, 0.0, 0.0), ("global temperature 100.1 °C above 100",)),
@@ -25,12 +26,12 @@ LIMITS = limits_of(GpuConfig(temp_limit=100, gpu_temp_limit=90, memory_temp_limi
         ((float("nan"), float("nan"), float("-inf")), ()),
     ],
 )
-def test_each_sensor_has_its_own_limit(temperatures: tuple[float, ...], complaints: tuple[str, ...]) -> None:
-    assert Heat().after(temperatures, LIMITS, enough=2).complaints == complaints
+def test_each_sensor_has_its_own_limit(temperatures: tuple[float, ...], problems: tuple[str, ...]) -> None:
+    assert TemperatureState().after(temperatures, LIMITS, bad_verdicts=2).problems == problems
 
 
 @pytest.mark.parametrize(
-    ("story", "complaints"),
+    ("readings", "problems"),
     [
         ([101.0, 98.0], ()),
         ([101.0, 101.0, 98.0], ("global temperature 98.0 °C not yet down to 95",)),
@@ -40,19 +41,27 @@ def test_each_sensor_has_its_own_limit(temperatures: tuple[float, ...], complain
         ([101.0, 99.0, 101.0, 98.0], ()),
     ],
 )
-def test_a_card_given_up_for_its_heat_must_cool_by_the_margin(story: list[float], complaints: tuple[str, ...]) -> None:
-    heat = Heat()
-    for temperature in story:
-        heat = heat.after((temperature, 0.0, 0.0), LIMITS, enough=2)
-    assert heat.complaints == complaints
+def test_an_overheated_card_must_cool_by_the_margin(readings: list[float], problems: tuple[str, ...]) -> None:
+    state = TemperatureState()
+    for temperature in readings:
+        state = state.after((temperature, 0.0, 0.0), LIMITS, bad_verdicts=2)
+    assert state.problems == problems
 
 
-def test_the_policy_is_what_the_options_say() -> None:
-    plugin = GpuPlugin(GpuConfig(health_fail_closed=True, health_bad_verdicts=3))
-    assert plugin.health_policy == HealthPolicy(bad_verdicts=3, fail_closed=True)
+@pytest.mark.parametrize("source", [{"health_management": True}, {"xpumd_endpoint": "/run/xpumd.sock"}])
+def test_the_options_determine_the_policy_of_each_source(source: dict[str, Any]) -> None:
+    plugin = GpuPlugin(GpuConfig(health_fail_closed=True, health_bad_verdicts=3, **source))
+    assert (plugin.health_policy.bad_verdicts, plugin.health_policy.fail_closed) == (3, True)
 
 
-async def test_without_a_health_source_nothing_is_judged() -> None:
+def test_by_default_a_bad_card_is_unhealthy_within_5_s_and_healthy_again_within_10() -> None:
+    policy = GpuPlugin(GpuConfig(health_management=True)).health_policy
+    assert (policy.bad_verdicts, policy.good_verdicts) == (1, 2)
+    assert policy.interval < 5
+    assert policy.interval + policy.recovery_delay < 10
+
+
+async def test_without_a_health_source_there_are_no_verdicts() -> None:
     from accelplane.host import Host
 
     assert await GpuPlugin().health(Host(), []) == {}

@@ -1,18 +1,20 @@
 """`Host` under a root and at `/`: what it reads, what it refuses, and in which words."""
 
+import contextlib
 import errno
 import os
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from trees import link, write
 
-from accelplane.host import Host, HostError, Missing, Refused, Unreadable
+from accelplane.host import Host, HostError, Missing, Unreadable, WriteError
 from accelplane.host.files import ATTRIBUTE_LIMIT, DIRECTORY_LIMIT
 
 ROOT = os.geteuid() == 0
@@ -51,6 +53,21 @@ class TestText:
         host, name = see
         write(tmp_path / "attribute", content)
         assert host.text(name("attribute")) == text
+
+    @pytest.mark.parametrize("under_a_root", [False, True])
+    def test_a_seq_file_is_read_to_its_end(self, under_a_root: bool) -> None:
+        stop = "import mmap, os, signal; maps = [mmap.mmap(-1, 4096) for _ in range(99)]; os.kill(0, signal.SIGSTOP)"
+        with subprocess.Popen([sys.executable, "-c", stop], process_group=0) as child:
+            try:
+                os.waitpid(child.pid, os.WUNTRACED)  # a stopped process keeps its mappings
+                directory = f"/proc/{child.pid}"
+                expected = Path(f"{directory}/maps").read_text()
+                host, path = (Host(directory), "/maps") if under_a_root else (Host(), f"{directory}/maps")
+                found = host.raw_text(path)
+            finally:
+                child.kill()
+        assert len(expected) > os.sysconf("SC_PAGE_SIZE")
+        assert found == expected
 
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"\x80", b"ok until \xc3", bytes(range(256))])
     def test_refuses_what_is_no_text(self, see: Seen, tmp_path: Path, content: bytes) -> None:
@@ -248,6 +265,27 @@ class TestLinks:
         assert host.exists(path)
 
     @pytest.mark.parametrize(
+        ("target", "path"),
+        [
+            ("{root}/inside", "/link"),
+            ("{root}", "/link/inside"),
+            ("{root}/", "/link/inside"),
+            ("{root}/deep/../inside", "/link"),
+            ("{root}/../../inside", "/link"),
+        ],
+    )
+    def test_to_the_roots_real_path_are_followed_inside_the_root(self, tmp_path: Path, target: str, path: str) -> None:
+        root = tmp_path / "root"
+        write(tmp_path / "inside", "outside!")
+        write(root / "inside", "inside")
+        (root / "deep").mkdir()
+        link(root / "link", target.format(root=root))
+        host = Host(root)
+        assert host.text(path) == "inside"
+        assert host.resolve(path) == "/inside"
+        assert host.exists(path)
+
+    @pytest.mark.parametrize(
         "target", ["{canary}", "../canary", "../../../../../../../../../../{canary}", "/../canary"]
     )
     def test_never_lead_out_of_the_root(self, tmp_path: Path, target: str) -> None:
@@ -332,6 +370,67 @@ class TestLinks:
         assert not host.exists("/other")
 
 
+class TestRacingTree:
+    """Others replace a directory of the tree by a link that leads out of it, between or during calls."""
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        for place, content in (("root/sys/device", "inside"), ("outside", "canary")):
+            write(tmp_path / place / "attribute", content)
+            write(tmp_path / place / content, "")
+            link(tmp_path / place / "driver", content)
+        return tmp_path / "root"
+
+    def swap(self, root: Path) -> None:
+        (root / "sys/device").rename(root / "sys/real")
+        link(root / "sys/device", root.parent / "outside")
+
+    def swap_back(self, root: Path) -> None:
+        (root / "sys/device").unlink()
+        (root / "sys/real").rename(root / "sys/device")
+
+    def test_a_swap_after_the_path_was_resolved_leads_to_nothing_outside(self, root: Path) -> None:
+        host = Host(root)
+        assert host.text("/sys/device/attribute") == "inside"
+        self.swap(root)
+        assert host.text("/sys/device/attribute") == "inside"
+        assert host.names("/sys/device") == ["attribute", "driver", "inside"]
+        assert host.link("/sys/device/driver") == "inside"
+        assert not host.exists("/sys/device/canary")
+        with pytest.raises(Missing):
+            Host(root).text("/sys/device/attribute")
+
+    def test_a_concurrent_swap_never_leads_to_reads_or_writes_outside(self, root: Path, tmp_path: Path) -> None:
+        done = threading.Event()
+
+        def swap_again_and_again() -> None:
+            while not done.is_set():
+                self.swap(root)
+                self.swap_back(root)
+
+        calls: Sequence[Callable[[Host], object]] = (
+            lambda host: host.text("/sys/device/attribute"),
+            lambda host: host.names("/sys/device"),
+            lambda host: host.link("/sys/device/driver"),
+            lambda host: host.resolve("/sys/device/driver"),
+            lambda host: host.exists("/sys/device/canary") and "canary",
+            lambda host: host.write("/sys/device/attribute", "inside"),
+        )
+        thread = threading.Thread(target=swap_again_and_again)
+        thread.start()
+        answers: list[str] = []
+        try:
+            for number in range(6_000):
+                with contextlib.suppress(HostError):
+                    answers.append(str(calls[number % len(calls)](Host(root))))
+        finally:
+            done.set()
+            thread.join()
+        assert not [answer for answer in answers if "canary" in answer]
+        assert "inside" in answers
+        assert (tmp_path / "outside/attribute").read_text() == "canary"
+
+
 class TestStatus:
     @pytest.mark.parametrize("path", ["none", "file/below", "a\0b", "x" * 300, "y/" * 3000])
     def test_of_what_cannot_be_is_none(self, see: Seen, tmp_path: Path, path: str) -> None:
@@ -347,12 +446,11 @@ class TestStatus:
         assert status is not None
         assert status.st_size == 5
 
-    def test_plain_files_stand_for_devices_only_in_a_tree_of_their_own(self, tmp_path: Path) -> None:
-        write(tmp_path / "dev/dri/card0", "")
-        status = os.stat(tmp_path / "dev/dri/card0")
-        assert Host(tmp_path).is_plain_stand_in(status)
-        assert not Host().is_plain_stand_in(status)
-        assert not Host(tmp_path).is_plain_stand_in(os.stat(tmp_path))
+    def test_plain_files_and_directories_replace_device_nodes_only_below_a_root(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "fifo")
+        for path, replaces in ((write(tmp_path / "card0", ""), True), (tmp_path, True), (tmp_path / "fifo", False)):
+            assert Host(tmp_path).is_plain_stand_in(os.stat(path)) is replaces
+            assert not Host().is_plain_stand_in(os.stat(path))
 
 
 class TestGlob:
@@ -401,7 +499,7 @@ class TestGlob:
         assert list(Host().glob(f"{tree}/*/x1")) == [f"{tree}/{name}/x1" for name in "abc"]
 
 
-class TestTouched:
+class TestDirectoriesRead:
     def test_are_the_directories_that_a_look_went_into(self, tmp_path: Path) -> None:
         write(tmp_path / "real/a", "")
         link(tmp_path / "link", "real")
@@ -412,7 +510,7 @@ class TestTouched:
         with pytest.raises(Missing):
             host.link("/sys/none")
         where_the_link_is = "/"
-        assert host.touched == {where_the_link_is, "/real", "/dev/dri", "/sys"}
+        assert host.directories_read == {where_the_link_is, "/real", "/dev/dri", "/sys"}
 
 
 class TestSysfs:
@@ -482,19 +580,17 @@ class TestSysfs:
             Host(tmp_path).driver("/two")
 
     @pytest.mark.parametrize(
-        ("content", "count", "enabled"),
-        [(b"0\n", "0", False), (b"7\n", "7", True), (b"\n", "", True), (b"-1", "-1", False), (b"junk", "junk", True),
-         (b"\xff", "-1", False), (None, "-1", False)],
-    )  # fmt: skip
+        ("content", "count"),
+        [(b"0\n", "0"), (b"7\n", "7"), (b"\n", ""), (b"-1", "-1"), (b"junk", "junk"), (b"\xff", "-1"), (None, "-1")],
+    )
     def test_virtual_functions_are_counted_as_the_kernel_writes_them(
-        self, tmp_path: Path, content: bytes | None, count: str, enabled: bool
+        self, tmp_path: Path, content: bytes | None, count: str
     ) -> None:
         (tmp_path / "card").mkdir()
         if content is not None:
             write(tmp_path / "card/sriov_numvfs", content)
         host = Host(tmp_path)
         assert host.vf_count("/card") == count
-        assert host.is_pf_with_vfs("/card") is enabled
 
     def test_a_function_with_a_physical_one_is_virtual(self, tmp_path: Path) -> None:
         (tmp_path / "pf").mkdir()
@@ -537,7 +633,7 @@ def test_writing_what_has_no_directory_says_that_it_is_missing(tmp_path: Path, p
 
 def test_a_write_that_is_refused_names_the_file_the_reason_and_the_text(tmp_path: Path) -> None:
     (tmp_path / "sys/attribute").mkdir(parents=True)
-    with pytest.raises(Refused, match=r"/sys/attribute: .*irectory \(writing '1'\)") as caught:
+    with pytest.raises(WriteError, match=r"/sys/attribute: .*irectory \(writing '1'\)") as caught:
         Host(tmp_path).write("/sys/attribute", "1")
     assert caught.value.errno == errno.EISDIR
 

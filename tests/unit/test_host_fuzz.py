@@ -119,7 +119,6 @@ def looks(host: Host, path: str) -> Iterator[Callable[[], object]]:
     yield lambda: list(host.glob(f"{path}/*/*"))
     yield lambda: host.driver(path)
     yield lambda: host.vf_count(path)
-    yield lambda: host.is_pf_with_vfs(path)
     yield lambda: host.is_vf(path)
     yield lambda: host.topology_of(path)
     yield lambda: host.topology_of_nodes([path])
@@ -168,7 +167,7 @@ def test_a_hostile_tree_is_answered_with_documented_errors_and_never_left(
             if os.path.lexists(local):
                 assert os.path.realpath(local) == local.rstrip("/")
         assert CANARY not in "".join(host.notes)
-        assert all(f"{root}{path}/".startswith(f"{root}/") for path in host.touched)
+        assert all(f"{root}{path}/".startswith(f"{root}/") for path in host.directories_read)
 
 
 @given(st.lists(st.tuples(NAMES, NAMES), max_size=30))

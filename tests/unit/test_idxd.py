@@ -152,9 +152,10 @@ def test_a_character_device_is_given_with_its_link_in_dev_char(tmp_path: Path) -
     assert device.nodes == (DeviceNode("/dev/dsa/wq0.0"), DeviceNode("/dev/char/1:3"))
 
 
-def test_a_directory_instead_of_a_node_is_reported(tmp_path: Path) -> None:
+def test_a_fifo_in_the_place_of_a_node_is_reported(tmp_path: Path) -> None:
     queue(tmp_path, node=False)
-    (tmp_path / "dev/dsa/wq0.0").mkdir(parents=True)
+    (tmp_path / "dev/dsa").mkdir(parents=True)
+    os.mkfifo(tmp_path / "dev/dsa/wq0.0")
     _, (skipped,) = found(DsaPlugin(), tmp_path)
     assert skipped.reason == "/dev/dsa/wq0.0: not a character device"
 

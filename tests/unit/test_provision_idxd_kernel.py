@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kernelhost import KernelHost, snapshot
 from mountpoints import mounted_for_test
 
-from accelplane.host import Host, Refused
+from accelplane.host import Host, WriteError
 from accelplane.provision.idxd import planners, read_config
 from accelplane.provision.steps import Outcome, apply, planned
 from accelplane.simulate.kernel import Kernel
@@ -494,7 +494,7 @@ class FailingHost(KernelHost):
     def write(self, path: str, text: str) -> None:
         self.left -= 1
         if self.left == 0:
-            raise Refused(path, "Input/output error", errno.EIO)
+            raise WriteError(path, "Input/output error", errno.EIO)
         super().write(path, text)
 
 
@@ -651,7 +651,7 @@ def test_a_function_whose_queues_are_used_stays_with_idxd(node: MakeNode) -> Non
     machine = node(DsaSpec(index=0, model="11fb", queues=[QueueSpec()]))
     machine.kernel.hold("wq0.0")
     outcome = only(machine.apply(VFIO))
-    assert (outcome.state, outcome.reason) == ("left alone", "in use: 1 client of wq0.0, it stays with idxd")
+    assert (outcome.state, outcome.reason) == ("left alone", "in use: 1 client of wq0.0; it stays bound to idxd")
     assert machine.read("wq0.0/state") == "enabled"
 
 

@@ -350,7 +350,7 @@ def cases() -> Sequence[Case]:
             "no IOMMU",
             Node(qat(), iommu="off"),
             "put back",
-            reason="Invalid argument (writing '16'); no IOMMU is in use (intel_iommu=on on the kernel's command line)",
+            reason="writing '16'); no IOMMU is enabled; add intel_iommu=on to the kernel's command line",
             unchanged=True,
         ),
         Case(
@@ -414,7 +414,7 @@ def cases() -> Sequence[Case]:
             "vfio-pci does not take the VFs",
             Node(qat(model="c6xx", total_vfs=2)),
             "failed",
-            reason="it is on vfio-pci's denylist, which disable_denylist=1 of that module lifts; likewise 1 more",
+            reason="it is on vfio-pci's denylist; load the module with disable_denylist=1; likewise 1 more",
             vfs={"c6xxvf": 2},
         ),
         Case(
@@ -518,18 +518,18 @@ def test_a_second_run_writes_nothing(case: Case) -> None:
 
 def test_groups_of_vfs_that_stay_as_they_are_are_not_opened_to_look() -> None:
     node = Node(qat(vfs=2, vf_driver="vfio-pci"))
-    asked: list[str] = []
+    opened: list[str] = []
 
     class Watched(KernelHost):
-        def local(self, path: str) -> str:
-            asked.append(path)
-            return super().local(path)
+        def open(self, path: str, flags: int, mode: int = 0o600) -> int:
+            opened.append(path)
+            return super().open(path, flags, mode)
 
     host = Watched(node.kernel, node.writes)
     for config, groups in ((QatConfig(), 0), (CY, 2)):
         (planner,) = planners(host, config)
         planner(host)
-        assert len([path for path in asked if path.startswith("/dev/vfio/")]) == groups
+        assert len([path for path in opened if path.startswith("/dev/vfio/")]) == groups
 
 
 def test_one_device_in_trouble_does_not_keep_the_others() -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 from trees import write
 
-from accelplane.host import Host, HostError, Refused
+from accelplane.host import Host, HostError, WriteError
 from accelplane.provision.steps import Outcome, Plan, Planner, Step, apply, planned
 
 A, B = "/sys/a", "/sys/b"
@@ -25,7 +25,7 @@ class Files(Host):
 
     def write(self, path: str, text: str) -> None:
         if number := self._refuse.get((path, text)):
-            raise Refused(path, "no", number)
+            raise WriteError(path, "no", number)
         self._writes.append(f"{path}={text}")
         if path not in self._ignore:
             super().write(path, text)
@@ -116,7 +116,7 @@ class Trouble(NamedTuple):
         Trouble({(B, "1"): errno.EIO}, "put back", "b: /sys/b: no"),
         Trouble({(A, "1"): errno.EIO}, "failed", "a: /sys/a: no"),
         Trouble({(A, "1"): errno.EBUSY}, "left alone", "in use: a: /sys/a: no"),
-        Trouble({(A, "1"): errno.EROFS}, "left alone", "a: /sys/a: no", more={"leaves": (errno.EROFS,)}),
+        Trouble({(A, "1"): errno.EROFS}, "left alone", "a: /sys/a: no", more={"skip_on": (errno.EROFS,)}),
         Trouble({(B, "1"): errno.EBUSY}, "put back", "b: /sys/b: no"),
         Trouble({(A, "1"): errno.EIO}, "failed", "it is raining", more={"explain": explain}),
         Trouble({}, "put back", "/sys/b: took '1', to no effect", ignore=(B,)),
@@ -150,7 +150,7 @@ def test_a_part_that_somebody_else_has_finished_meanwhile_did_not_fail(device: D
         def write(self, path: str, text: str) -> None:
             if path == B:
                 Host(device.root).write(B, "1")
-                raise Refused(path, "no such device", errno.ENODEV)
+                raise WriteError(path, "no such device", errno.ENODEV)
             super().write(path, text)
 
     def host(root: str) -> Host:

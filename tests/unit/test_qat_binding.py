@@ -42,6 +42,22 @@ def test_functions_of_enabled_drivers_are_bound_and_no_others() -> None:
         assert all(host.kernel.exists(node.host_path) for node in device.nodes)
 
 
+def test_prepare_and_scan_discover_the_functions_once() -> None:
+    links: list[str] = []
+
+    class Recording(KernelHost):
+        def link(self, path: str) -> str:
+            links.append(path)
+            return super().link(path)
+
+    host, plugin = Recording(host_of().kernel, []), QatPlugin()
+    plugin.prepare(host)
+    assert len(devices(plugin, host)) == 2
+    virtfns = [path for path in links if "/virtfn" in path]
+    assert len(virtfns) == len(set(virtfns)) == 2
+    assert len(devices(plugin, host)) == 2  # a scan without `prepare` discovers them itself
+
+
 def test_with_igb_uio_they_have_its_nodes() -> None:
     host, plugin = host_of(NodeSpec(qats=QATS, loaded=["igb_uio"])), QatPlugin(QatConfig(dpdk_driver="igb_uio"))
     assert devices(plugin, host) == []

@@ -18,7 +18,7 @@ from waiting import until
 from accelplane.devices import Device, DeviceNode, Inventory, Mount, Skipped
 from accelplane.host import Host
 from accelplane.plugins.qat import QatConfig, QatPlugin
-from accelplane.plugins.qat.scan import scan
+from accelplane.plugins.qat.scan import discover, scan
 
 VFIO = DeviceNode("/dev/vfio/vfio")
 
@@ -28,7 +28,8 @@ class Seen:
 
     def __init__(self, root: Path, unbound: Mapping[str, str] | None = None, **options: Any) -> None:
         host = Host(root)
-        items = list(scan(host, QatConfig(**options), lambda address: (unbound or {}).get(address, "")))
+        config = QatConfig(**options)
+        items = list(scan(host, config, discover(host, config), lambda address: (unbound or {}).get(address, "")))
         self.devices = {item.id: item for item in items if isinstance(item, Device)}
         self.skipped = {item.subject: item for item in items if isinstance(item, Skipped)}
         self.notes = "\n".join(host.notes)
@@ -367,6 +368,7 @@ async def judged(root: Path) -> dict[str, str]:
     devices = [device for device in plugin.scan(host) if isinstance(device, Device)]
     assert devices
     assert plugin.health_policy.bad_verdicts == 1
+    assert plugin.health_policy.interval < 10
     return {unit: verdict.answer for unit, verdict in (await plugin.health(host, devices)).items()}
 
 

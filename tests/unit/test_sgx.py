@@ -243,8 +243,9 @@ def test_a_node_without_a_driver_is_not_published(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_device_node_is_noted_and_published(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
     for node in BOTH:
-        (tmp_path / node[1:]).mkdir(parents=True)
+        os.mkfifo(tmp_path / node[1:])
     host = Host(tmp_path)
     assert len(list(SgxPlugin(SgxConfig(enclave_limit=1, provision_limit=1)).scan(host))) == 2
     assert host.notes == [f"{node}: not a character device, but published" for node in BOTH]
@@ -300,7 +301,8 @@ def test_explain_reports_facts_and_options(tmp_path: Path) -> None:
 
 
 def test_explain_reports_problems(tmp_path: Path) -> None:
-    (tmp_path / ENCLAVE[1:]).mkdir(parents=True)
+    (tmp_path / "dev").mkdir()
+    os.mkfifo(tmp_path / ENCLAVE[1:])
     write(tmp_path / "sys/devices/system/node/node0/x86/sgx_total_bytes", "much\n")
     problems = json.loads(explanation(SgxPlugin(), Host(tmp_path)))["problems"]
     assert problems == [

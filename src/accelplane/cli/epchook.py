@@ -16,8 +16,8 @@ import msgspec
 from accelplane.apiserver import APPLY_PATCH, JSON_PATCH, SERVICE_ACCOUNT, ApiError, ApiServer, Refused, object_path
 from accelplane.cli import logflags, signals, staticprint
 from accelplane.cli.goflags import Flag, Value, parse_or_exit
-from accelplane.features import upkeep
-from accelplane.features.upkeep import Node
+from accelplane.features import node_reconciler
+from accelplane.features.node_reconciler import Node
 from accelplane.host import Host
 from accelplane.host.epc import Epc, read_epc
 from accelplane.node import atomic_file
@@ -117,7 +117,7 @@ class Hook:
 
     async def settle(self, node: Node) -> bool:
         """Writes the Node the first time, later when it is not as written. Raises `ApiError`."""
-        as_wanted = (not self.register or upkeep.amount(node.capacity.get(RESOURCE)) == self.epc) and (
+        as_wanted = (not self.register or node_reconciler.amount(node.capacity.get(RESOURCE)) == self.epc) and (
             not self.label or self.epc == 0 or node.labels.get(LABEL) == "true"
         )
         if as_wanted and self._node_patched:
@@ -158,7 +158,7 @@ class Hook:
 
     async def _clean_node(self, api: ApiServer) -> None:
         for tries in range(1, _CLEANUP_TRIES + 1):
-            node = await upkeep.read(api, self.node_name)
+            node = await node_reconciler.read(api, self.node_name)
             operations: list[dict[str, object]] = []
             if self.register and RESOURCE in node.capacity:
                 operations.append({"op": "remove", "path": _pointer("status", "capacity", RESOURCE)})
@@ -178,7 +178,7 @@ class Hook:
 
     async def _patch(self, operations: Sequence[Mapping[str, object]]) -> None:
         if self.api is not None:
-            path = f"{object_path(upkeep.NODES, self.node_name)}/status"
+            path = f"{object_path(node_reconciler.NODES, self.node_name)}/status"
             await self.api.patch(path, operations, JSON_PATCH, Node)
 
     @property
@@ -190,7 +190,7 @@ class Hook:
         """What NFD's own worker would make of the hook: labels, and features for rules. It goes with the node."""
         if self.api is None:
             return
-        node = await upkeep.read(self.api, self.node_name)
+        node = await node_reconciler.read(self.api, self.node_name)
         owner = {"apiVersion": "v1", "kind": "Node", "name": self.node_name, "uid": node.metadata.uid}
         elements = {"elements": self.features}
         body = {
@@ -295,7 +295,7 @@ async def once(hook: Hook) -> None:
         await hook.clean()
         return
     if hook.api is not None and hook.operations():
-        await hook.settle(await upkeep.read(hook.api, hook.node_name))
+        await hook.settle(await node_reconciler.read(hook.api, hook.node_name))
     await hook.tell()
     _print(hook)
 
@@ -307,7 +307,9 @@ async def _daemon(hook: Hook) -> None:
         loop.add_signal_handler(number, stop.set)
     tasks = [asyncio.create_task(_keep_told(hook))]
     if hook.api is not None and hook.operations():
-        tasks.append(asyncio.create_task(upkeep.keep(hook.api, hook.node_name, _printing(hook), interval=_INTERVAL)))
+        tasks.append(
+            asyncio.create_task(node_reconciler.run(hook.api, hook.node_name, _printing(hook), interval=_INTERVAL))
+        )
     else:
         _print(hook)
     ended = asyncio.create_task(stop.wait())

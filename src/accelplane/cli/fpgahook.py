@@ -15,7 +15,7 @@ from accelplane.fpga import FpgaError
 from accelplane.fpga.hook import HookError, read_request, run
 from accelplane.fpga.program import PATIENCE, limited
 from accelplane.fpga.request import STATE_LIMIT
-from accelplane.host.files import Host, HostError
+from accelplane.host import Host, HostError
 
 PROGRAM = "intel-fpga-crihook"
 LONGEST = 3600.0

@@ -40,7 +40,7 @@ from accelplane.fpga.sysfs import (
     read_fme,
     read_port,
 )
-from accelplane.host.files import Host, HostError
+from accelplane.host import Host, HostError
 
 PROGRAM = "fpga_tool"
 

@@ -1,11 +1,12 @@
-"""Health as a small state machine. Sources give verdicts, the machine turns them into what the kubelet is told.
+"""The health of a device as a state machine: verdicts of a health source in, the health for the kubelet out.
 
-    healthy --bad--> suspect --bad, often enough--> unhealthy --good--> recovering --good, often enough--> healthy
-                        `--good--> healthy             ^------bad----------'
+    healthy --bad--> suspect --bad, `bad_verdicts` in a row--> unhealthy --good--> recovering --good--> healthy
+                        `--good--> healthy                         ^------bad----------'
 
-A suspect device is still advertised as healthy and a recovering one still as unhealthy, so that one odd reading
-neither takes a device away nor gives a broken one back. An unknown verdict (the source did not answer) moves nothing,
-unless the policy is to fail closed; then it counts as a bad one.
+A suspect device is advertised as Healthy, a recovering one as Unhealthy. Detection is not delayed: by default one bad
+verdict makes a device unhealthy. Recovery is: a recovering device is healthy after `good_verdicts` in a row and not
+before `recovery_delay`, so that a device that alternates stays Unhealthy. An unknown verdict (the source did not
+respond) changes nothing, unless the policy is to fail closed; then it counts as bad.
 """
 
 from enum import StrEnum
@@ -22,62 +23,60 @@ class Phase(StrEnum):
 
 
 class Verdict(Struct, frozen=True):
-    """One reading: `good`, `bad`, or `unknown` when the source could not say, with the reason in words."""
+    """The result of one check: `good`, `bad`, or `unknown` if the source could not determine it, with the reason."""
 
     answer: Literal["good", "bad", "unknown"]
     reason: str = ""
 
 
 class HealthPolicy(Struct, frozen=True, kw_only=True):
-    """How many equal verdicts in a row decide, and what no answer means."""
+    """How often devices are checked and how verdicts become health. Times are in seconds.
 
-    bad_verdicts: int = 2
+    `interval` is the time between checks unless the user sets one. A device recovers after `good_verdicts` in a row, of
+    which the last comes at least `recovery_delay` after the first.
+    """
+
+    interval: float = 30.0
+    bad_verdicts: int = 1
     good_verdicts: int = 2
+    recovery_delay: float = 3.0
     fail_closed: bool = False
     interval: float = 30.0
 
 
 class HealthState(Struct, frozen=True):
-    """Where a device stands, why, and how many verdicts in a row have pointed the way it is going."""
+    """The phase of a device, its reason, and the verdicts in a row that confirm the phase: number and first time."""
 
     phase: Phase = Phase.HEALTHY
     reason: str = ""
     streak: int = 0
+    since: float = 0.0
 
     @property
     def usable(self) -> bool:
-        """Whether the kubelet may hand the device out."""
+        """Whether the device is advertised as Healthy."""
         return self.phase in (Phase.HEALTHY, Phase.SUSPECT)
-
-    @property
-    def settled(self) -> bool:
-        """Whether no verdict is awaited to confirm or refute the last one."""
-        return self.phase in (Phase.HEALTHY, Phase.UNHEALTHY)
 
     @classmethod
     def first(cls, verdict: Verdict, policy: HealthPolicy) -> "HealthState":
-        """The state of a device that was never judged before: it has no good name that one reading could not undo."""
-        return cls().after(verdict, HealthPolicy(bad_verdicts=1, fail_closed=policy.fail_closed))
+        """The state of a new device: one bad verdict makes it unhealthy, whatever the policy."""
+        return cls().after(verdict, HealthPolicy(fail_closed=policy.fail_closed), 0.0)
 
-    def after(self, verdict: Verdict, policy: HealthPolicy) -> "HealthState":
-        """The state that follows from one more verdict."""
+    def after(self, verdict: Verdict, policy: HealthPolicy, now: float) -> "HealthState":
+        """The state after one more verdict; `now` is a monotonic time."""
         answer = verdict.answer
         if answer == "unknown":
             if not policy.fail_closed:
                 return self
             answer = "bad"
+        streak = self.streak + 1
         if answer == "bad":
             if self.phase is Phase.UNHEALTHY:
-                return self  # with the reason why it fell: later readings differ each time and would be news each time
-            if self.phase is Phase.RECOVERING:
-                return HealthState(Phase.UNHEALTHY, verdict.reason)
-            streak = self.streak + 1
-            if streak >= policy.bad_verdicts:
-                return HealthState(Phase.UNHEALTHY, verdict.reason)
-            return HealthState(Phase.SUSPECT, verdict.reason, streak)
-        if self.usable:
+                return self  # keeps the first reason: readings differ each time and would be logged each time
+            if self.usable and streak < policy.bad_verdicts:
+                return HealthState(Phase.SUSPECT, verdict.reason, streak)
+            return HealthState(Phase.UNHEALTHY, verdict.reason)
+        since = self.since if self.phase is Phase.RECOVERING else now
+        if self.usable or (streak >= policy.good_verdicts and now - since >= policy.recovery_delay):
             return HealthState()
-        streak = self.streak + 1
-        if streak >= policy.good_verdicts:
-            return HealthState()
-        return HealthState(Phase.RECOVERING, self.reason, streak)
+        return HealthState(Phase.RECOVERING, self.reason, streak, since)

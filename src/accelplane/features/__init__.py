@@ -1,10 +1,10 @@
-"""What a node is for, told by labels: the rules of node-feature-discovery, judged without it.
+"""Node feature discovery: labels and extended resources of a node, by the rules of node-feature-discovery (NFD).
 
-`look` reads the host, `judged` applies the table of rules; both are plain functions. `upkeep` keeps a Node object at
-the API server as it should be.
+`discover` reads the host and `evaluate` applies the rules; both are plain functions. `node_reconciler` applies the
+result to the Node at the API server.
 """
 
-from accelplane.features.found import Features, Function, look
-from accelplane.features.rules import RULES, Outcome, Rule, judged
+from accelplane.features.discovery import Features, Function, discover
+from accelplane.features.rules import RULES, Rule, RuleOutput, evaluate
 
-__all__ = ["RULES", "Features", "Function", "Outcome", "Rule", "judged", "look"]
+__all__ = ["RULES", "Features", "Function", "Rule", "RuleOutput", "discover", "evaluate"]

@@ -1,7 +1,7 @@
-"""The rules that tell from a host's features what it is for, and their judgement.
+"""The feature rules and their evaluation.
 
-They are those of deploy/nfd/overlays/node-feature-rules, in the same order and held to them by a test: a node is
-labelled alike whether NFD does it or this table. A label of a later rule takes the place of an earlier one's.
+A test compares them with deploy/nfd/overlays/node-feature-rules: a node gets the same labels from NFD and from this
+table. A later rule overrides labels of an earlier one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,14 @@ from typing import Literal
 
 import msgspec
 
-from accelplane.features.found import Features, Function
+from accelplane.features.discovery import Features, Function
 
 _DEVICES = "intel.feature.node.kubernetes.io"
 _GPU = "gpu.intel.com"
 
 
 class Term(msgspec.Struct, frozen=True):
-    """An element that has to be there, or (`IsTrue`) to have the value `true`."""
+    """Requires that an element exists, or (`IsTrue`) that its value is `true`."""
 
     feature: str
     name: str
@@ -28,12 +28,12 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """Labels and resources for hosts that have it all.
+    """Labels and resources of hosts that match all conditions.
 
-    `classes` and `devices` (any, when empty) of PCI functions of which there must be one; `terms` that all hold;
-    alternatives (`any_of`) of which one holds as a whole. `each` are labels for each function that matches, as formats
-    of its `cls` and `device`, the number of those `alike` and the `count` of all. A resource's value names an element:
-    `@`, its feature, a dot and its name.
+    The conditions: a PCI function of one of the `classes` and `devices` (any if empty); all `terms`; all terms of one
+    of the alternatives in `any_of`. `each` are labels for each matching function: format strings with its `cls` and
+    `device`, the number of `alike` functions and the `count` of all. A resource's value names an element: `@`, its
+    feature, a dot and its name.
     """
 
     name: str
@@ -46,15 +46,15 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     any_of: Sequence[Sequence[Term]] = ()
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """What a host is labelled with, and resources that it has more than the kubelet knows."""
+class RuleOutput(msgspec.Struct, frozen=True):
+    """A node's labels and extended resources."""
 
     labels: Mapping[str, str]
     resources: Mapping[str, str]
 
 
-def judged(features: Features, rules: Sequence[Rule] | None = None) -> Outcome:
-    """What the rules (all of them, if not said) say of the features."""
+def evaluate(features: Features, rules: Sequence[Rule] | None = None) -> RuleOutput:
+    """Applies the rules, `RULES` by default, to the features."""
     labels: dict[str, str] = {}
     resources: dict[str, str] = {}
     for rule in RULES if rules is None else rules:
@@ -79,7 +79,7 @@ def judged(features: Features, rules: Sequence[Rule] | None = None) -> Outcome:
             value = features.element(f"{domain}.{feature}", element)
             if value is not None:
                 resources[name] = value
-    return Outcome(labels, resources)
+    return RuleOutput(labels, resources)
 
 
 def _matches(rule: Rule, function: Function) -> bool:
@@ -95,7 +95,7 @@ def _enabled(*names: str) -> tuple[Term, ...]:
 
 
 def _either(*names: str) -> tuple[tuple[Term, ...], ...]:
-    """One of the modules, loaded or built in."""
+    """One of the modules is loaded or built in."""
     return tuple(terms for name in names for terms in (_loaded(name.replace("-", "_")), _enabled(name)))
 
 

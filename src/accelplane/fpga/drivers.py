@@ -9,7 +9,7 @@ import contextlib
 import re
 from typing import Literal, NamedTuple, TypeAlias
 
-from accelplane.host.files import Host, HostError
+from accelplane.host import Host, HostError
 
 Kind: TypeAlias = Literal["port", "fme"]
 

@@ -17,7 +17,7 @@ from accelplane.fpga.program import PATIENCE, Patience, TimedOut, limited, progr
 from accelplane.fpga.request import CONFIG_LIMIT, Pair, Request, parse_config, parse_state
 from accelplane.fpga.store import STORE, opened_for
 from accelplane.fpga.sysfs import Port, afu_id, interface_of, read_port
-from accelplane.host.files import Host, HostError
+from accelplane.host import Host, HostError
 
 # A bundle's path is long, and who looks for its fault has to find it.
 _LONGEST_PATH = 4096

@@ -21,7 +21,7 @@ from accelplane.fpga.ids import hardware_id
 from accelplane.fpga.ioctl import Call, IoctlError, PortInfo, PortRegion, system_call
 from accelplane.fpga.statedir import STATE_DIRECTORY, open_state_directory
 from accelplane.fpga.sysfs import Fme, Port, afu_id, interface_of, port_number
-from accelplane.host.files import Host, HostError
+from accelplane.host import Host, HostError
 
 _TRANSIENT = (errno.EBUSY, errno.EAGAIN, errno.EINTR)
 _REGIONS_LIMIT = 64

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 from accelplane.fpga import FpgaError, shown
 from accelplane.fpga.drivers import DRIVERS
 from accelplane.fpga.statedir import STATE_DIRECTORY, StateDirectoryError, open_state_directory
-from accelplane.host.files import Host, HostError, Missing
+from accelplane.host import Host, HostError, Missing
 
 LIMIT = 16 * 1024
 

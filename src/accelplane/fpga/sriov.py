@@ -16,7 +16,7 @@ from accelplane.fpga import FpgaError, shown
 from accelplane.fpga.ioctl import Call, system_call
 from accelplane.fpga.program import PATIENCE, Patience, assign, limited, release
 from accelplane.fpga.sysfs import Fme, SysfsError
-from accelplane.host.files import Host, HostError
+from accelplane.host import Host, HostError
 
 
 class SriovError(FpgaError):

@@ -6,7 +6,7 @@ It isn't below `/run/lock`, where every user can create files, and thereby could
 import os
 
 from accelplane.fpga import FpgaError
-from accelplane.host.files import Host
+from accelplane.host import Host
 
 STATE_DIRECTORY = "/run/accelplane-fpga"
 

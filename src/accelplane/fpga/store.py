@@ -12,7 +12,7 @@ from collections.abc import Generator
 from accelplane.fpga import FpgaError
 from accelplane.fpga.bitstream import EXTENSIONS, Bitstream, opened
 from accelplane.fpga.ids import IdError, wanted_id
-from accelplane.host.files import Host
+from accelplane.host import Host
 
 STORE = "/srv/intel.com/fpga"
 

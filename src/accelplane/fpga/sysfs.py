@@ -21,8 +21,7 @@ from typing import NamedTuple
 from accelplane.fpga import FpgaError, shown
 from accelplane.fpga.drivers import DRIVERS, Driver, Kind, kind_of, named, node_path
 from accelplane.fpga.ids import hardware_id
-from accelplane.host.files import Host, HostError, Missing
-from accelplane.host.pci import pci_address
+from accelplane.host import Host, HostError, Missing, pci_address
 
 _PCI_DEVICES = "/sys/devices/pci"
 _PLATFORM_DEVICES = "/sys/bus/platform/devices"

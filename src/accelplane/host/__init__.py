@@ -6,7 +6,9 @@ that a short-lived command does.
 
 from typing import TYPE_CHECKING
 
-from accelplane.host.files import Host, HostError, Missing, Refused, SysfsDevice, Unreadable
+from accelplane.host.errors import HostError, Missing, Unreadable, WriteError
+from accelplane.host.files import SysfsDevice
+from accelplane.host.host import Host
 from accelplane.host.pci import PciDevice, pci_address
 
 if TYPE_CHECKING:
@@ -20,11 +22,11 @@ __all__ = [
     "InotifyEvent",
     "Missing",
     "PciDevice",
-    "Refused",
     "SysfsDevice",
     "Uevent",
     "UeventSocket",
     "Unreadable",
+    "WriteError",
     "parse_uevent",
     "pci_address",
 ]

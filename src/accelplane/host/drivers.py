@@ -1,91 +1,116 @@
-"""Which driver a PCI function is bound to, and binding it to another one.
+"""Driver binding and SR-IOV of PCI functions.
 
-Facts: Documentation/ABI/testing/sysfs-bus-pci (bind, unbind, new_id, driver_override) and Documentation/driver-api/
-vfio.rst. A driver takes a function when asked to `bind` it, provided that it knows its id or that `driver_override`
-names it; vfio-pci knows no ids by itself.
+Facts: Documentation/ABI/testing/sysfs-bus-pci (bind, unbind, new_id, driver_override, sriov_numvfs, virtfn<N>) and
+Documentation/driver-api/vfio.rst. A driver binds to a function on a write to its `bind`, if it knows the function's id
+or `driver_override` names the driver; vfio-pci knows no ids by itself.
 """
 
+import contextlib
 import errno
 import os
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from accelplane.host import files
-
-if TYPE_CHECKING:
-    from accelplane.host.files import Host
+from accelplane.host.errors import HostError, Missing, Unreadable, WriteError
+from accelplane.host.host import Host
+from accelplane.host.pci import DEVICES, pci_address
 
 VFIO_PCI = "vfio-pci"
+DRIVERS = "/sys/bus/pci/drivers"
 
-_DEVICES = "/sys/bus/pci/devices"
-_DRIVERS = "/sys/bus/pci/drivers"
-# What a container with the host's sysfs mounted read-only gets.
+# Errors of a container that has the host's sysfs mounted read-only.
 _NOT_WRITABLE = frozenset((errno.EROFS, errno.EACCES, errno.EPERM))
-# Functions that vfio-pci refuses since Linux 5.9 (drivers/vfio/pci/vfio_pci.c, vfio_pci_dev_in_denylist).
+# Functions that vfio-pci rejects since Linux 5.9 (drivers/vfio/pci/vfio_pci.c, vfio_pci_dev_in_denylist).
 _DENYLIST = frozenset(("0x0435", "0x0443", "0x19e2", "0x19e3", "0x37c8", "0x37c9", "0x0b25", "0x0cfe"))
 _GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_VIRTFN = re.compile(r"virtfn[0-9]{1,9}")
 
 
-class BindError(files.HostError):
-    """A function could not be given to a driver; the message says what to do about it.
+class BindError(HostError):
+    """A function cannot be bound to a driver; the message says what to do.
 
-    `tried` tells whether it was taken from its driver for the attempt, of which uevents tell everybody.
+    `attempted` is whether anything was written for it, which uevents report to every listener.
     """
 
-    def __init__(self, path: str, problem: str, errno: int = 0, *, tried: bool = False) -> None:
+    def __init__(self, path: str, problem: str, errno: int = 0, *, attempted: bool = False) -> None:
         super().__init__(path, problem, errno)
-        self.tried = tried
+        self.attempted = attempted
 
 
-def driver_of(host: "Host", address: str) -> str:
-    """The name of the driver that has the function, empty when none has."""
+def driver_of(host: Host, address: str) -> str:
+    """The name of the driver that the function is bound to, empty if none."""
     try:
-        return host.driver(f"{_DEVICES}/{address}")
-    except files.HostError:
+        return host.driver(f"{DEVICES}/{address}")
+    except HostError:
         return ""
 
 
-def bind(host: "Host", address: str, driver: str, *, new_id: bool = False) -> None:
-    """Gives the function to `driver`, taking it from the one that has it. Nothing happens when it is there already.
+def driver_override(host: Host, address: str) -> str:
+    """The driver that the function's `driver_override` names, empty if none."""
+    return _text(host, f"{DEVICES}/{address}/driver_override").replace("(null)", "")
 
-    With `new_id`, where the function's `driver_override` cannot be written, the driver is told its id instead, for as
-    long as it takes to bind it; it then takes every unbound function of that id as well.
-    Raises `BindError`; the function then is with the driver that it had before, if that takes it back.
+
+def is_loaded(host: Host, driver: str) -> bool:
+    """Whether the driver is registered with the PCI bus."""
+    return host.exists(f"{DRIVERS}/{driver}")
+
+
+def vf_links(host: Host, pf: str) -> list[str]:
+    """The names of the links to virtual functions in the directory of a physical one, by number. Raises `HostError`."""
+    return sorted(filter(_VIRTFN.fullmatch, host.names(pf)), key=lambda name: int(name.removeprefix("virtfn")))
+
+
+def vf_address(host: Host, link: str) -> str:
+    """The PCI address of the virtual function behind the link. Raises `HostError`."""
+    target = host.link(link).rstrip("/").rpartition("/")[2]
+    address = pci_address(target)
+    if address is None:
+        raise Unreadable(link, f"leads to {target[:40]!a}, expected a PCI address")
+    return address
+
+
+def bind(host: Host, address: str, driver: str, *, new_id: bool = False) -> None:
+    """Binds the function to `driver`, after it is unbound from its current one. No-op if it is bound to it.
+
+    With `new_id`, if the function's `driver_override` cannot be written, its id is written to the driver's `new_id`
+    until the function is bound; the driver then binds to every unbound function of that id as well.
+    Raises `BindError` after rollback: the function is bound to its previous driver, if that accepts it.
     """
     before = driver_of(host, address)
     if before == driver:
         return
     _check(host, address, before, driver)
-    device = f"{_DEVICES}/{address}"
-    previous = _override_of(host, device)
+    device = f"{DEVICES}/{address}"
+    previous = driver_override(host, address)
     override = _override(host, device, driver)
     try:
         if before:
-            host.write(f"{_DRIVERS}/{before}/unbind", address)
+            host.write(f"{DRIVERS}/{before}/unbind", address)
         try:
-            host.write(f"{_DRIVERS}/{driver}/bind", address)
-        except files.HostError as error:
+            host.write(f"{DRIVERS}/{driver}/bind", address)
+        except HostError as error:
             if override or not new_id or error.errno != errno.ENODEV:
                 raise
             _bind_by_id(host, device, address, driver)
-    except files.HostError as error:
+    except HostError as error:
         now = driver_of(host, address)
         if now == driver:
-            return  # somebody else was quicker, such as udev with a module that came just then
+            return  # bound by another process, such as udev after it loaded the module
         if override:
-            _try(host, f"{device}/driver_override", previous or "\n")
+            with contextlib.suppress(HostError):
+                host.write(f"{device}/driver_override", previous or "\n")
         if before and not now:
-            _try(host, f"{_DRIVERS}/{before}/bind", address)
-        likely = likely_obstacles(host, address, driver)
+            with contextlib.suppress(HostError):
+                host.write(f"{DRIVERS}/{before}/bind", address)
+        causes = likely_causes(host, address, driver)
         if not override:
-            likely.append("its driver_override could not be written")
-        problem = "; ".join((str(error), *likely))
-        raise BindError(device, f"cannot be bound to {driver}: {problem}", error.errno, tried=True) from None
+            causes.append("its driver_override could not be written")
+        problem = "; ".join((str(error), *causes))
+        raise BindError(device, f"cannot be bound to {driver}: {problem}", error.errno, attempted=True) from None
 
 
-def foreseen(host: "Host", address: str, driver: str) -> str:
-    """Why `bind` would not even try; empty when it would, or has nothing to do. Nothing is written."""
+def bind_problem(host: Host, address: str, driver: str) -> str:
+    """Why `bind` would fail before it writes anything; empty if it would not."""
     before = driver_of(host, address)
     try:
         if before != driver:
@@ -95,118 +120,103 @@ def foreseen(host: "Host", address: str, driver: str) -> str:
     return ""
 
 
-def vfio_group(host: "Host", address: str) -> str:
-    """The name of the function's node below `/dev/vfio`. Raises `Missing` when it has no IOMMU group, `Unreadable`."""
-    link = f"{_DEVICES}/{address}/iommu_group"
+def vfio_group(host: Host, address: str) -> str:
+    """The name of the function's node below `/dev/vfio`. Raises `Missing` if it has no IOMMU group, `Unreadable`."""
+    link = f"{DEVICES}/{address}/iommu_group"
     group = host.link(link).rstrip("/").rpartition("/")[2]
     if not _GROUP.fullmatch(group):
-        raise files.Unreadable(link, f"leads to {group[:40]!a}, expected a group's number")
+        raise Unreadable(link, f"leads to {group[:40]!a}, expected a group's number")
     name = _text(host, f"{link}/name")
     return f"noiommu-{group}" if name == "vfio-noiommu" else group
 
 
-def vfio_group_is_open(host: "Host", address: str) -> bool:
-    """Whether somebody has the function's VFIO group open; nobody else can open it then.
+def vfio_group_is_open(host: Host, address: str) -> bool:
+    """Whether a process has the function's VFIO group open; a second one cannot open it.
 
-    Where this process may not try, it counts as open: unbinding one that is hangs in the kernel.
+    Without permission to open it, the group counts as open: unbinding a function in use blocks in the kernel.
     """
     try:
-        path = host.local(f"/dev/vfio/{vfio_group(host, address)}")
-        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+        os.close(host.open(f"/dev/vfio/{vfio_group(host, address)}", os.O_RDWR))
     except OSError as error:
         return error.errno in (errno.EBUSY, errno.EPERM, errno.EACCES)
-    except files.HostError:
+    except HostError:
         return False
     return False
 
 
-def iommu_is_on(host: "Host") -> bool:
+def iommu_enabled(host: Host) -> bool:
     """Whether the kernel uses an IOMMU."""
     try:
         return bool(host.names("/sys/class/iommu"))
-    except files.HostError:
+    except HostError:
         return False
 
 
-def likely_obstacles(host: "Host", address: str, driver: str) -> list[str]:
-    """What probably keeps the driver from taking the function, as far as that can be seen."""
-    return _obstacles(host, address, driver, ("N", ""))
+def likely_causes(host: Host, address: str, driver: str) -> list[str]:
+    """Why the driver probably rejects the function, from what sysfs shows."""
+    return _causes(host, address, driver, ("N", ""))
 
 
-def _check(host: "Host", address: str, before: str, driver: str) -> None:
-    """Raises `BindError` for what is known to fail, so that it is not even tried."""
-    device = f"{_DEVICES}/{address}"
-    if not host.exists(f"{_DRIVERS}/{driver}"):
-        raise BindError(device, f"the driver {driver} is not loaded, expected {_DRIVERS}/{driver} (modprobe {driver})")
+def _check(host: Host, address: str, before: str, driver: str) -> None:
+    """Raises `BindError` for what is known to fail, so that nothing is written."""
+    device = f"{DEVICES}/{address}"
+    if not is_loaded(host, driver):
+        raise BindError(device, f"the driver {driver} is not loaded, expected {DRIVERS}/{driver} (modprobe {driver})")
     if before == VFIO_PCI and vfio_group_is_open(host, address):
-        raise BindError(device, f"in use: its VFIO group is open, it stays with {before}", errno.EBUSY)
-    certain = _obstacles(host, address, driver, ("N",))
+        raise BindError(device, f"in use: its VFIO group is open; it stays bound to {before}", errno.EBUSY)
+    certain = _causes(host, address, driver, ("N",))
     if certain:
-        raise BindError(device, f"{driver} would not take it, so it was left alone: {'; '.join(certain)}")
+        raise BindError(device, f"cannot be bound to {driver}, skipped: {'; '.join(certain)}")
 
 
-def _obstacles(host: "Host", address: str, driver: str, parameter: Sequence[str]) -> list[str]:
-    """What keeps the driver from taking the function where the module's parameter that allows it has such a text."""
-    reasons: list[str] = []
+def _causes(host: Host, address: str, driver: str, parameter: Sequence[str]) -> list[str]:
+    """Why the driver rejects the function if the module parameter that would allow it has one of these texts."""
+    causes: list[str] = []
     if driver != VFIO_PCI:
-        return reasons
-    denied = _text(host, f"{_DEVICES}/{address}/device") in _DENYLIST
+        return causes
+    denied = _text(host, f"{DEVICES}/{address}/device") in _DENYLIST
     if denied and _text(host, "/sys/module/vfio_pci/parameters/disable_denylist") in parameter:
-        reasons.append("it is on vfio-pci's denylist, which disable_denylist=1 of that module lifts")
-    if not iommu_is_on(host) and _text(host, "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode") in parameter:
-        reasons.append("no IOMMU is in use (intel_iommu=on on the kernel's command line)")
-    return reasons
+        causes.append("it is on vfio-pci's denylist; load the module with disable_denylist=1")
+    if not iommu_enabled(host) and _text(host, "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode") in parameter:
+        causes.append("no IOMMU is enabled; add intel_iommu=on to the kernel's command line")
+    return causes
 
 
-def _override_of(host: "Host", device: str) -> str:
-    """The driver that the function is kept for, empty for none."""
-    return _text(host, f"{device}/driver_override").replace("(null)", "")
-
-
-def _override(host: "Host", device: str, driver: str) -> bool:
-    """Whether the function could be told to take no other driver."""
+def _override(host: Host, device: str, driver: str) -> bool:
+    """Writes `driver_override`; False if it cannot be written. Raises `BindError`."""
     try:
         host.write(f"{device}/driver_override", driver)
-    except files.Missing:
+    except Missing:
         return False
-    except files.Refused as error:
+    except WriteError as error:
         if error.errno in _NOT_WRITABLE:
             return False
         raise BindError(device, f"{error.problem} to driver_override", error.errno) from None
     return True
 
 
-def _bind_by_id(host: "Host", device: str, address: str, driver: str) -> None:
-    ids = f"{_id(host, device, 'vendor')} {_id(host, device, 'device')}"
-    told = True
+def _bind_by_id(host: Host, device: str, address: str, driver: str) -> None:
+    """Raises `HostError`."""
+    ids = " ".join(host.text(f"{device}/{attribute}").removeprefix("0x") for attribute in ("vendor", "device"))
+    added = True
     try:
-        host.write(f"{_DRIVERS}/{driver}/new_id", ids)
-    except files.HostError as error:
+        host.write(f"{DRIVERS}/{driver}/new_id", ids)
+    except HostError as error:
         if error.errno != errno.EEXIST:
             raise
-        told = False
+        added = False
     try:
         if driver_of(host, address) != driver:
-            host.write(f"{_DRIVERS}/{driver}/bind", address)
+            host.write(f"{DRIVERS}/{driver}/bind", address)
     finally:
-        if told:
-            _try(host, f"{_DRIVERS}/{driver}/remove_id", ids)
+        if added:
+            with contextlib.suppress(HostError):
+                host.write(f"{DRIVERS}/{driver}/remove_id", ids)
 
 
-def _id(host: "Host", device: str, attribute: str) -> str:
-    return host.text(f"{device}/{attribute}").removeprefix("0x")
-
-
-def _text(host: "Host", path: str) -> str:
-    """The file's text, empty when there is none to be read."""
+def _text(host: Host, path: str) -> str:
+    """The file's text, empty if it cannot be read."""
     try:
         return host.text(path)
-    except files.HostError:
+    except HostError:
         return ""
-
-
-def _try(host: "Host", path: str, text: str) -> None:
-    try:
-        host.write(path, text)
-    except files.HostError as error:
-        host.note(f"while undoing: {error}")

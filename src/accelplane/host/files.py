@@ -1,54 +1,38 @@
-"""`Host`: one look at a node's file trees.
+"""The files of a node below a root: read, listed, written.
 
-A `Host` is made anew for every scan: it remembers what it resolved (links, topology) for the length of that scan, and
-which directories it looked into (`touched`, no links in their paths), which is what the agent then watches for change.
-A write makes it forget the links, for the kernel moves them.
+A `HostFiles` is made for one scan. It caches what links lead to, and records the directories that it read
+(`directories_read`, without links in their paths), which the agent then watches. A write drops the cache, because the
+kernel moves links.
 
-Under a root other than `/`, links are followed inside that root only, absolute ones included, as if the process had
-changed its root there; a device node may then be a plain file, because trees without hardware have no others.
+Below a root other than `/`, links are followed inside that root, absolute ones included, as after chroot(2). An
+absolute link to the root's own real path leads to the same place as one without that prefix. A device node may be a
+plain file or a directory there, because trees without hardware have no others. Whoever may write to the tree may
+replace a directory by a link at any time, so every component is opened relative to the directory above it, without
+following links (openat(2), O_NOFOLLOW): nothing outside the root is read or written.
 """
 
+import contextlib
 import errno
 import fnmatch
 import itertools
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple, TypeVar
 
-from accelplane.host import pci, topology
+from accelplane.host.errors import HostError, Missing, Unreadable, WriteError, host_error
+
+T = TypeVar("T")
 
 # sysfs never gives more than a page for a text attribute; binary ones are not read here.
 ATTRIBUTE_LIMIT = 64 * 1024
 DIRECTORY_LIMIT = 65_536
 _MAX_LINKS = 40  # as the kernel's own limit (path_resolution(7))
-
-_MISSING = frozenset((errno.ENOENT, errno.ENODEV, errno.ENXIO))
-
-
-class HostError(Exception):
-    """Something on the node could not be read or written. The message names the file, what was found or tried.
-
-    `errno` is the kernel's reason, 0 where it was not the kernel that refused.
-    """
-
-    def __init__(self, path: str, problem: str, errno: int = 0) -> None:
-        super().__init__(f"{path if path.isprintable() else ascii(path)}: {problem}")
-        self.path = path
-        self.problem = problem
-        self.errno = errno
-
-
-class Missing(HostError):
-    """The file or directory is not there."""
-
-
-class Unreadable(HostError):
-    """It is there and cannot be used: no permission, an I/O error, too large, not text, links that loop."""
-
-
-class Refused(HostError):
-    """The kernel did not take what was written."""
+_MAX_OPEN_DIRECTORIES = 32
+_OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PIECE = ATTRIBUTE_LIMIT + 1  # a sysctl allocates as much memory as a read asks for
+_ABSENT = ""  # in the place of a link's text, which is never empty
 
 
 class SysfsDevice(NamedTuple):
@@ -58,23 +42,34 @@ class SysfsDevice(NamedTuple):
     path: str
 
 
-class Host:
+class _Directory:
+    """A directory's descriptor, closed with the last reference: a thread may use it while another drops the cache."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+class HostFiles:
     """The node below `root`. Every path given or returned is the host's own, without the root."""
 
     def __init__(self, root: str | os.PathLike[str] = "/") -> None:
         self.root = os.path.realpath(root)
-        self.touched: set[str] = set()
+        self.directories_read: set[str] = set()
         self.notes: list[str] = []
         self._prefix = "" if self.root == "/" else self.root
         self._links: dict[str, str | None] = {}
-        self._ways: dict[str, str] = {}
-        self._hints: topology.Cache = {}
-        self._places: dict[tuple[str, ...], tuple[int, ...] | None] = {}
+        self._canonical: dict[str, str] = {}
+        self._directories: dict[str, _Directory] = {}
 
     def local(self, path: str) -> str:
-        """Where the host's `path` is found by this process, links resolved inside the root.
+        """The path of the host's `path` for this process, links resolved inside the root.
 
-        Raises `Unreadable` when links loop.
+        Raises `Unreadable` if links loop. If others may write to the tree, `open` is safe where this is not.
         """
         return path if not self._prefix else self._prefix + self.resolve(path)
 
@@ -84,7 +79,43 @@ class Host:
         Raises `Unreadable` when links loop.
         """
         directory, _, name = path.rpartition("/")
-        return self._walked(self._way(directory), name, path) or "/"
+        return self._follow(self._canonical_directory(directory), name, path) or "/"
+
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int:
+        """A descriptor of the file, which may be a device node. FIFOs without a peer do not block.
+
+        Raises `OSError`, `ValueError` for a path with a zero byte, or `Unreadable` if links loop.
+        """
+        flags |= os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+        name, directory = self._place(path)
+        if directory is None:
+            return os.open(name, flags, mode)
+        flags |= os.O_NOFOLLOW
+        try:
+            return os.open(name, flags, mode, dir_fd=directory.descriptor)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+        return self._call_at(os.open, self.resolve(path), flags, mode)
+
+    def read_bytes(self, path: str, limit: int = ATTRIBUTE_LIMIT) -> bytes:
+        """The file's content. Raises `Missing` or `Unreadable` (no regular file, more than `limit` bytes)."""
+        try:
+            descriptor = self.open(path, os.O_RDONLY)
+            try:
+                return _read(path, descriptor, limit)
+            finally:
+                os.close(descriptor)
+        except (OSError, ValueError) as error:
+            raise host_error(path, error) from None
+
+    def raw_text(self, path: str) -> str:
+        """The file's text as it is. Raises as `text` does."""
+        data = self.read_bytes(path)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            raise Unreadable(path, f"not text: {data[:16].hex(' ')}…") from None
 
     def text(self, path: str) -> str:
         """The file's text without surrounding white space.
@@ -93,26 +124,10 @@ class Host:
         """
         return self.raw_text(path).strip()
 
-    def raw_text(self, path: str) -> str:
-        """The file's text as it is. Raises as `text` does."""
-        directory, _, name = path.rpartition("/")
-        directory = self._directory(directory)
-        self.touched.add(directory)
-        try:
-            data = self._read(f"{directory}/{name}")
-        except (OSError, ValueError) as error:
-            raise _explained(path, error) from None
-        if len(data) > ATTRIBUTE_LIMIT:
-            raise Unreadable(path, f"more than {ATTRIBUTE_LIMIT} bytes, expected a short text")
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            raise Unreadable(path, f"not text: {data[:16].hex(' ')}…") from None
-
     def write(self, path: str, text: str) -> None:
-        """Writes `text` as it is into the file, in one piece as attributes want it.
+        """Writes `text` as it is into the file, with one write(2) as attributes want it.
 
-        Raises `Missing`, or `Refused` with the kernel's reason. In a tree of plain files a missing one is made.
+        Raises `Missing`, or `WriteError` with the kernel's reason. Below a root other than `/`, a missing file is made.
         """
         data = text.encode()
         try:
@@ -124,63 +139,57 @@ class Host:
             finally:
                 os.close(descriptor)
         except FileNotFoundError as error:
-            raise _explained(path, error) from None
+            raise host_error(path, error) from None
         except (OSError, ValueError, HostError) as error:
-            problem = error if isinstance(error, HostError) else _explained(path, error)
-            raise Refused(path, f"{problem.problem} (writing {text[:80]!a})", problem.errno) from None
+            problem = error if isinstance(error, HostError) else host_error(path, error)
+            raise WriteError(path, f"{problem.problem} (writing {text[:80]!a})", problem.errno) from None
         finally:
-            self._links.clear()
-            self._ways.clear()
-            self._hints.clear()
-            self._places.clear()
+            self.forget()
         if written != len(data):
-            raise Refused(path, f"only {written} of {len(data)} bytes taken (writing {text[:80]!a})")
+            raise WriteError(path, f"only {written} of {len(data)} bytes written (writing {text[:80]!a})")
 
     def names(self, path: str) -> list[str]:
         """The directory's entries in byte-wise order. Raises `Missing` or `Unreadable`."""
-        directory = self._directory(path)
-        self.touched.add(directory)
         try:
-            with os.scandir(self._prefix + directory) as entries:
-                found: list[str] = []
-                for entry in entries:
-                    found.append(entry.name)
-                    if len(found) > DIRECTORY_LIMIT:
-                        raise Unreadable(path, f"more than {DIRECTORY_LIMIT} entries")
+            if not self._prefix:
+                self.directories_read.add(path or "/")
+                return _names(path, path or "/")
+            canonical = self._canonical_directory(path)
+            self.directories_read.add(canonical or "/")
+            descriptor = self._call_at(os.open, f"{canonical}/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                return _names(path, descriptor)
+            finally:
+                os.close(descriptor)
         except (OSError, ValueError) as error:
-            raise _explained(path, error) from None
-        # As text and as bytes only names that are no UTF-8 sort differently.
-        found.sort(key=None if "".join(found).isascii() else os.fsencode)
-        return found
+            raise host_error(path, error) from None
 
     def exists(self, path: str) -> bool:
         """Whether `path` leads to something, links followed."""
         return self.status(path) is not None
 
     def status(self, path: str) -> os.stat_result | None:
-        """What stat(2) says of `path`, links followed; None where it leads to nothing."""
-        directory, _, name = path.rpartition("/")
+        """The result of stat(2), links followed; None if `path` leads to nothing."""
         try:
-            directory = self._directory(directory)
-            self.touched.add(directory)
-            if not self._prefix or name in ("", ".", ".."):
-                return os.stat(self.local(path))
-            found = os.lstat(f"{self._prefix}{directory}/{name}")
-            return os.stat(self.local(path)) if stat.S_ISLNK(found.st_mode) else found
+            name, directory = self._place(path)
+            if directory is None:
+                return os.stat(name)
+            found = os.stat(name, dir_fd=directory.descriptor, follow_symlinks=False)
+            if stat.S_ISLNK(found.st_mode):
+                found = self._call_at(partial(os.stat, follow_symlinks=False), self.resolve(path))
+            return None if stat.S_ISLNK(found.st_mode) else found
         except (OSError, HostError, ValueError):
             return None
 
     def link(self, path: str) -> str:
         """The text of the symbolic link `path`, as stored. Raises `Missing` or `Unreadable` (not a link)."""
-        directory, _, name = path.rpartition("/")
-        directory = self._directory(directory)
-        self.touched.add(directory)
         try:
-            return os.readlink(f"{self._prefix}{directory}/{name}")
+            name, directory = self._place(path)
+            return os.readlink(name, dir_fd=None if directory is None else directory.descriptor)
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno == errno.EINVAL:
                 raise Unreadable(path, "not a symbolic link") from None
-            raise _explained(path, error) from None
+            raise host_error(path, error) from None
 
     def glob(self, pattern: str) -> Iterator[str]:
         """Existing paths that match `pattern`, component by component, in byte-wise order, links followed.
@@ -200,81 +209,93 @@ class Host:
         except Missing:
             return []
 
-    def pci_devices(self, vendor: str | None = None) -> list["pci.PciDevice"]:
-        """The PCI functions, those of one vendor (`0x8086`) if given; unreadable ones are noted and left out."""
-        return pci.functions(self, vendor)
-
-    def driver(self, device: str) -> str:
-        """The name of the driver bound to the sysfs device directory. Raises `Missing` or `Unreadable`."""
-        return self.link(f"{device}/driver").rstrip("/").rpartition("/")[2]
-
-    def vf_count(self, device: str) -> str:
-        """The text of `sriov_numvfs` of the sysfs device directory, `-1` when there is none to read."""
-        try:
-            return self.text(f"{device}/sriov_numvfs")
-        except HostError:
-            return "-1"
-
-    def is_pf_with_vfs(self, device: str) -> bool:
-        """Whether the PCI function has virtual functions enabled (anything but 0 and -1 counts, also an empty file)."""
-        return self.vf_count(device) not in ("-1", "0")
-
-    def is_vf(self, device: str) -> bool:
-        """Whether the PCI function is a virtual one."""
-        return self.exists(f"{device}/physfn")
-
-    def topology_of(self, *devices: str) -> tuple[int, ...] | None:
-        """The NUMA nodes near the sysfs devices (directories or class links), ascending; None when they have none.
-
-        What cannot be read is noted; what could be read is returned all the same.
-        """
-        if devices not in self._places:
-            self._places[devices] = topology.of_sysfs(self, devices, self._hints)
-        return self._places[devices]
-
-    def topology_of_nodes(self, nodes: Sequence[str]) -> tuple[int, ...] | None:
-        """As `topology_of`, for files under `/dev` (or any file: then for the disk it lies on)."""
-        return topology.of_nodes(self, nodes, self._hints)
-
     def is_plain_stand_in(self, status: os.stat_result) -> bool:
-        """Whether a plain file stands for a device node here: only in a tree that is not the machine's own."""
-        return bool(self._prefix) and stat.S_ISREG(status.st_mode)
+        """Whether a plain file or a directory stands for a device node: only below a root other than `/`."""
+        return bool(self._prefix) and (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode))
 
     def note(self, text: str) -> None:
         """Remembers something odd for the log; the agent prints it once, not at every scan."""
         self.notes.append(text)
 
+    def forget(self) -> None:
+        """Drops what is cached: a write moves links, and with them what they lead to."""
+        self._links.clear()
+        self._canonical.clear()
+        self._directories.clear()
+
+    def _place(self, path: str) -> tuple[str, _Directory | None]:
+        """The name of `path` in the open directory that contains it; the whole path and None below `/`.
+
+        Raises `OSError`, `ValueError` or `Unreadable`.
+        """
+        directory, _, name = path.rpartition("/")
+        if not self._prefix:
+            self.directories_read.add(directory or "/")
+            return path, None
+        if name in ("", ".", ".."):
+            directory, _, name = self.resolve(path).rpartition("/")
+        canonical = self._canonical_directory(directory)
+        self.directories_read.add(canonical or "/")
+        return name or ".", self._directory(canonical)
+
+    def _call_at(self, call: Callable[..., T], canonical: str, *arguments: int) -> T:
+        """Calls a function of `os` with `dir_fd` for a path without links. Raises what the function raises."""
+        above, _, name = canonical.rpartition("/")
+        directory = self._directory(above)
+        return call(name or ".", *arguments, dir_fd=directory.descriptor)
+
+    def _directory(self, canonical: str) -> _Directory:
+        """The directory at a path without links, opened component by component. Raises `OSError` or `ValueError`."""
+        names: list[str] = []
+        while (found := self._directories.get(canonical)) is None and canonical:
+            canonical, _, name = canonical.rpartition("/")
+            names.append(name)
+        if found is None:
+            found = self._directories[""] = _Directory(os.open(self.root, _OPEN_DIRECTORY))
+        while names:
+            name = names.pop()
+            found = _Directory(os.open(name, _OPEN_DIRECTORY, dir_fd=found.descriptor))
+            canonical = f"{canonical}/{name}"
+            if len(self._directories) >= _MAX_OPEN_DIRECTORIES:
+                self._directories.clear()
+            self._directories[canonical] = found
+        return found
+
     def _link(self, path: str) -> str | None:
+        """The text of the link at a path whose directory has no links; None if it is no link, `_ABSENT` if nothing."""
         if path in self._links:
             return self._links[path]
+        above, _, name = path.rpartition("/")
         try:
-            target = os.readlink(self._prefix + path)
-        except (OSError, ValueError):
-            target = None
+            if self._prefix:
+                directory = self._directory(above)
+                target = os.readlink(name, dir_fd=directory.descriptor)
+            else:
+                target = os.readlink(path)
+        except (OSError, ValueError) as error:
+            target = None if isinstance(error, OSError) and error.errno == errno.EINVAL else _ABSENT
         else:
-            self.touched.add(path.rpartition("/")[0] or "/")
+            self.directories_read.add(above or "/")
         self._links[path] = target
         return target
 
-    def _directory(self, path: str) -> str:
-        return (self._way(path) if self._prefix else path) or "/"
-
-    def _way(self, directory: str) -> str:
-        """The canonical form of a directory, empty for the root. Raises `Unreadable`."""
-        known = self._ways.get(directory)
+    def _canonical_directory(self, directory: str) -> str:
+        """The path of a directory without links, empty for the root. Raises `Unreadable`."""
+        known = self._canonical.get(directory)
         if known is None:
             above, _, name = directory.rpartition("/")
-            if above in self._ways:
-                known = self._walked(self._ways[above], name, directory)
+            if above in self._canonical:
+                known = self._follow(self._canonical[above], name, directory)
             else:
-                known = self._walked("", directory, directory)
-            self._ways[directory] = known
+                known = self._follow("", directory, directory)
+            self._canonical[directory] = known
         return known
 
-    def _walked(self, done: str, rest: str, path: str) -> str:
-        """Where `rest` of `path` leads from `done`, which is canonical. Raises `Unreadable` when links loop."""
+    def _follow(self, done: str, rest: str, path: str) -> str:
+        """Where `rest` of `path` leads from `done`, which has no links. Raises `Unreadable` if links loop."""
         pending = rest.split("/")[::-1]
         hops = 0
+        absent = ""
         while pending:
             part = pending.pop()
             if part in ("", "."):
@@ -283,8 +304,13 @@ class Host:
                 done = done.rpartition("/")[0]
                 continue
             candidate = f"{done}/{part}"
+            if absent and candidate.startswith(absent):
+                done = candidate
+                continue
             target = self._link(candidate)
-            if target is None:
+            if not target:
+                if target == _ABSENT:
+                    absent = f"{candidate}/"
                 done = candidate
                 continue
             hops += 1
@@ -292,41 +318,21 @@ class Host:
                 raise Unreadable(path, f"more than {_MAX_LINKS} symbolic links, do they loop?")
             if target.startswith("/"):
                 done = ""
+                if self._prefix and f"{target}/".startswith(f"{self._prefix}/"):
+                    target = target[len(self._prefix) :]  # as `ln -s $TREE/sys/devices/x` makes it
             pending.extend(reversed(target.split("/")))
         return done
 
-    def _read(self, path: str) -> bytes:
-        # O_NONBLOCK: a FIFO in a hostile tree must not hold the scan. O_NOFOLLOW: a link may lead out of the root.
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-        if self._prefix:
-            flags |= os.O_NOFOLLOW
-        try:
-            descriptor = os.open(self._prefix + path, flags)
-        except OSError as error:
-            if error.errno != errno.ELOOP or not self._prefix:
-                raise
-            descriptor = os.open(self._prefix + self.resolve(path), flags)
-        try:
-            mode = os.fstat(descriptor).st_mode
-            if not stat.S_ISREG(mode):
-                code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-                raise OSError(code, os.strerror(code) if stat.S_ISDIR(mode) else "not a regular file")
-            return os.read(descriptor, ATTRIBUTE_LIMIT + 1)
-        finally:
-            os.close(descriptor)
-
     def _open_to_write(self, path: str) -> int:
-        flags = os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-        local = self.local(path)
+        flags = os.O_WRONLY | os.O_TRUNC
+        if not self._prefix:
+            return self.open(path, flags)
+        path = self.resolve(path)
         try:
-            return os.open(local, flags)
+            return self.open(path, flags)
         except FileNotFoundError:
-            if not self._prefix:
-                raise
-            try:
-                return os.open(local, flags | os.O_CREAT | os.O_EXCL, 0o600)
-            except OSError:
-                pass
+            with contextlib.suppress(OSError):
+                return self.open(path, flags | os.O_CREAT | os.O_EXCL)
             raise
 
     def _glob(self, base: str, parts: list[str]) -> Iterator[str]:
@@ -349,9 +355,30 @@ class Host:
                     yield f"{base}/{name}"
 
 
-def _explained(path: str, error: OSError | ValueError) -> HostError:
-    if isinstance(error, ValueError):  # a zero byte, read from a file that names others
-        return Unreadable(path, f"no path: {error}")
-    reason = error.strerror or str(error)
-    number = error.errno or 0
-    return Missing(path, reason, number) if number in _MISSING else Unreadable(path, reason, number)
+def _read(path: str, descriptor: int, limit: int) -> bytes:
+    """Raises `OSError` or `Unreadable`."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        code = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
+        raise OSError(code, os.strerror(code) if code == errno.EISDIR else "not a regular file")
+    # A seq_file returns at most a page per read, whatever is asked for.
+    data = piece = os.read(descriptor, min(_PIECE, limit + 1))
+    while piece and len(data) != status.st_size and len(data) <= limit:
+        piece = os.read(descriptor, min(_PIECE, limit + 1 - len(data)))
+        data += piece
+    if len(data) > limit:
+        raise Unreadable(path, f"more than {limit} bytes, expected a shorter file")
+    return data
+
+
+def _names(path: str, directory: str | int) -> list[str]:
+    """Raises `OSError` or `Unreadable`."""
+    with os.scandir(directory) as entries:
+        found: list[str] = []
+        for entry in entries:
+            found.append(entry.name)
+            if len(found) > DIRECTORY_LIMIT:
+                raise Unreadable(path, f"more than {DIRECTORY_LIMIT} entries")
+    # As text and as bytes only names that are no UTF-8 sort differently.
+    found.sort(key=None if "".join(found).isascii() else os.fsencode)
+    return found

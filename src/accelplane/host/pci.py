@@ -1,12 +1,12 @@
-"""PCI functions as sysfs shows them (kernel document: Documentation/ABI/testing/sysfs-bus-pci)."""
+"""PCI functions in sysfs (kernel document: Documentation/ABI/testing/sysfs-bus-pci)."""
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from accelplane.host import files
+from accelplane.host.errors import HostError
+from accelplane.host.files import HostFiles
 
-if TYPE_CHECKING:
-    from accelplane.host.files import Host
+DEVICES = "/sys/bus/pci/devices"
 
 # Domains behind an Intel VMD have five or more digits.
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
@@ -27,7 +27,7 @@ def pci_address(text: str) -> str | None:
     return text if _ADDRESS.fullmatch(text) else None
 
 
-def functions(host: "Host", vendor: str | None) -> list[PciDevice]:
+def functions(host: HostFiles, vendor: str | None) -> list[PciDevice]:
     """See `Host.pci_devices`."""
     found: list[PciDevice] = []
     for name, path in host.class_devices("pci", bus=True):
@@ -37,6 +37,6 @@ def functions(host: "Host", vendor: str | None) -> list[PciDevice]:
             made_by = host.text(f"{path}/vendor")
             if vendor in (None, made_by):
                 found.append(PciDevice(name, path, made_by, host.text(f"{path}/device"), host.text(f"{path}/class")))
-        except files.HostError as error:
+        except HostError as error:
             host.note(f"PCI function {name} left out: {error}")
     return found

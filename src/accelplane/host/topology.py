@@ -8,12 +8,10 @@ groups stand for others, their `slaves` and the members of the IOMMU group; thos
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from accelplane.host import files
-
-if TYPE_CHECKING:
-    from accelplane.host.files import Host
+from accelplane.host.errors import HostError, Missing, Unreadable
+from accelplane.host.files import HostFiles
 
 _DEVICES = "/sys/devices/"
 _VFIO_GROUPS = "/sys/devices/virtual/vfio/"
@@ -35,57 +33,57 @@ class Hint(NamedTuple):
 Cache = dict[str, Hint]
 
 
-def of_sysfs(host: "Host", devices: Iterable[str], cache: Cache) -> tuple[int, ...] | None:
+def of_sysfs(host: HostFiles, devices: Iterable[str], cache: Cache) -> tuple[int, ...] | None:
     """See `Host.topology_of`."""
     nodes: set[int] = set()
     for device in devices:
         try:
             for hint in hints(host, device, cache).values():
                 nodes.update(_numbers(hint.numa))
-        except files.HostError as error:
+        except HostError as error:
             host.note(f"NUMA node of {device} unknown: {error}")
         except ValueError as error:
             host.note(f"NUMA node of {device} unknown: {error}")
     return tuple(sorted(nodes)) or None
 
 
-def of_nodes(host: "Host", nodes: Iterable[str], cache: Cache) -> tuple[int, ...] | None:
+def of_nodes(host: HostFiles, nodes: Iterable[str], cache: Cache) -> tuple[int, ...] | None:
     """See `Host.topology_of_nodes`."""
     devices: list[str] = []
     for node in nodes:
         try:
             devices.append(sysfs_device(host, node))
-        except files.HostError as error:
+        except HostError as error:
             host.note(f"NUMA node of {node} unknown: {error}")
     return of_sysfs(host, devices, cache)
 
 
-def sysfs_device(host: "Host", node: str) -> str:
+def sysfs_device(host: HostFiles, node: str) -> str:
     """The sysfs directory of the device behind a file. Raises `HostError`."""
     status = host.status(node)
     if status is None:
-        raise files.Missing(node, "does not exist")
+        raise Missing(node, "does not exist")
     if host.is_plain_stand_in(status):
         # Without device numbers only the name tells: /dev/dri/card0 is /sys/class/drm/card0.
         name = node.rpartition("/")[2]
-        for subsystem in _entries(host, "/sys/class"):
+        for subsystem in _entries(host, "/sys/class") if name else ():
             if host.exists(f"{subsystem}/{name}"):
                 return host.resolve(f"{subsystem}/{name}")
-        raise files.Missing(node, f"a plain file, and no /sys/class/*/{name}")
+        raise Missing(node, f"not a device node, and no /sys/class/*/{name}")
     if stat.S_ISCHR(status.st_mode):
         kind, number = "char", status.st_rdev
     else:
         kind, number = "block", status.st_rdev if stat.S_ISBLK(status.st_mode) else status.st_dev
     if os.major(number) == 0:
-        raise files.Unreadable(node, "a virtual device node")
+        raise Unreadable(node, "a virtual device node")
     link = f"/sys/dev/{kind}/{os.major(number)}:{os.minor(number)}"
     target = host.resolve(link)
     if target == link:
-        raise files.Missing(link, f"no such link for {node}")
+        raise Missing(link, f"no such link for {node}")
     return target
 
 
-def hints(host: "Host", device: str, cache: Cache, depth: int = 0, seen: set[str] | None = None) -> dict[str, Hint]:
+def hints(host: HostFiles, device: str, cache: Cache, depth: int = 0, seen: set[str] | None = None) -> dict[str, Hint]:
     """Hints of a sysfs device and of those it stands for, keyed by the directory that gave them.
 
     Raises `HostError` for what cannot be read.
@@ -96,7 +94,7 @@ def hints(host: "Host", device: str, cache: Cache, depth: int = 0, seen: set[str
         return {}
     seen.add(start)
     if not host.exists(start):
-        raise files.Missing(start, "does not exist")
+        raise Missing(start, "does not exist")
     found: dict[str, Hint] = {}
     directory = start
     while directory.startswith(_DEVICES) or directory == start:
@@ -112,18 +110,18 @@ def hints(host: "Host", device: str, cache: Cache, depth: int = 0, seen: set[str
     return found
 
 
-def _hint(host: "Host", directory: str, cache: Cache, depth: int) -> Hint:
+def _hint(host: HostFiles, directory: str, cache: Cache, depth: int) -> Hint:
     if directory not in cache:
         cache[directory] = Hint("", "")  # whoever comes back here in a circle learns nothing more
         try:
             cache[directory] = _read_hint(host, directory, cache, depth)
-        except files.HostError:
+        except HostError:
             del cache[directory]
             raise
     return cache[directory]
 
 
-def _read_hint(host: "Host", directory: str, cache: Cache, depth: int) -> Hint:
+def _read_hint(host: HostFiles, directory: str, cache: Cache, depth: int) -> Hint:
     cpus = _optional(host, f"{directory}/local_cpulist")
     numa = _optional(host, f"{directory}/numa_node")
     if numa == "-1":
@@ -137,14 +135,14 @@ def _read_hint(host: "Host", directory: str, cache: Cache, depth: int) -> Hint:
     if depth < _MAX_DEPTH:
         try:
             parent = list(hints(host, directory.rpartition("/")[0], cache, depth + 1).values())
-        except files.HostError as error:
+        except HostError as error:
             host.note(f"{directory}: numa_node without local CPUs, and no help from its parent: {error}")
     cpus = ",".join(dict.fromkeys(hint.cpus for hint in parent if hint.cpus))
     nodes = ",".join(dict.fromkeys(hint.numa for hint in parent if hint.numa))
     return Hint(cpus, nodes or numa) if cpus else Hint("", "", socket=numa)
 
 
-def _dependents(host: "Host", device: str) -> Iterator[str]:
+def _dependents(host: HostFiles, device: str) -> Iterator[str]:
     yield from _entries(host, f"{device}/slaves")
     if device.startswith(_VFIO_GROUPS):
         group = device.removeprefix(_VFIO_GROUPS)
@@ -152,21 +150,21 @@ def _dependents(host: "Host", device: str) -> Iterator[str]:
             yield from _entries(host, f"/sys/kernel/iommu_groups/{group}/devices")
 
 
-def _entries(host: "Host", directory: str) -> Iterator[str]:
+def _entries(host: HostFiles, directory: str) -> Iterator[str]:
     """What leads somewhere of a directory's entries; none where there is no such directory."""
     try:
         names = host.names(directory)
-    except files.HostError:
+    except HostError:
         return
     for name in names:
         if host.exists(f"{directory}/{name}"):
             yield f"{directory}/{name}"
 
 
-def _optional(host: "Host", path: str) -> str | None:
+def _optional(host: HostFiles, path: str) -> str | None:
     try:
         return host.text(path)
-    except files.Missing:
+    except Missing:
         return None
 
 

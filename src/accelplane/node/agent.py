@@ -128,11 +128,13 @@ class Agent:
         """Runs a plugin; restarts it after an internal error, with the plugin object and settings valid by then."""
         while True:
             self._crashed.discard(name)
-            runner = self.runners[name]
+            # A task of its own: a task group leaves the task in which it failed marked as cancelled (Python 3.11).
+            run = asyncio.create_task(self.runners[name].run())
             try:
-                await runner.run()
-            except Exception:
-                log.exception("plugin %s crashed, restarting it in %g s", name, _RESTART_DELAY)
+                await asyncio.wait((run,))
+            finally:
+                await _end_tasks(run)
+            log.error("plugin %s crashed, restarting it in %g s", name, _RESTART_DELAY, exc_info=run.exception())
             self._crashed.add(name)
             await asyncio.sleep(_RESTART_DELAY)
             self.runners[name] = self._runner(name)

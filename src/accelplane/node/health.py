@@ -1,81 +1,96 @@
-"""Health of a plugin's units over time: verdicts asked for, states kept, who is asked again and when."""
+"""The health of a plugin's units over time: runs checks, keeps the states, and tells when the next check is due."""
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 from msgspec.structs import replace
 
-from accelplane.devices import UNHEALTHY, Device, HealthState, Phase, Verdict
+from accelplane.devices import UNHEALTHY, Device, HealthPolicy, HealthState, Phase, Verdict
 from accelplane.host import Host
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 
 log = logging.getLogger(__name__)
 
-ASK_DEADLINE = 10.0
-_CONFIRM_AFTER = 1.0
+_CHECK_DEADLINE = 10.0
+_CONFIRM_SUSPECT = 1.0
 
 
 class HealthTracker:
-    """States by unit name, and in `unknown` why the last question about a unit had no answer. Units that leave are
-    forgotten."""
+    """The states by unit, and in `unknown` why the last check of a unit had no result.
+
+    Checks may overlap: a verdict is dropped if a check that started later has given one, or if the unit has left since
+    the check started, even if it has returned.
+    """
 
     def __init__(self, name: str) -> None:
         self.states: dict[str, HealthState] = {}
         self.unknown: dict[str, str] = {}
         self._name = name
         self._notes: frozenset[str] = frozenset()
-        self._kept: Collection[str] | None = None
-
-    @property
-    def unsettled(self) -> bool:
-        """Whether some unit awaits a second verdict, which should not take as long as a first one."""
-        return any(not state.settled for state in self.states.values())
+        self._policy = HealthPolicy()
+        self._sequence = 0
+        # By unit the number of the check whose verdict was applied last, or the number at which the unit was added.
+        self._applied: dict[str, int] = {}
 
     def next_check_in(self, interval: float) -> float:
-        """Seconds until the plugin should be asked again."""
-        return min(_CONFIRM_AFTER, interval) if self.unsettled else interval
+        """Seconds until the next check is due: sooner than `interval` if a state has to be confirmed."""
+        now = time.monotonic()
+        due = interval
+        for state in self.states.values():
+            if state.phase is Phase.SUSPECT:
+                due = min(due, _CONFIRM_SUSPECT)
+            elif state.phase is Phase.RECOVERING:
+                due = min(due, max(0.0, state.since + self._policy.recovery_delay - now))
+        return due
 
     def retain(self, units: Collection[str]) -> None:
-        """Forgets every unit but `units`, also those that a question under way is about."""
-        self._kept = units
-        for unit in self.states.keys() - set(units):
+        """Adds the units that are new and forgets all others, also for the checks in progress."""
+        self._sequence += 1
+        for unit in self._applied.keys() - set(units):
             self._forget(unit)
+        self._applied = {unit: self._applied.get(unit, self._sequence) for unit in units}
 
     async def check(
-        self, plugin: Plugin[Config], host: Host, devices: Iterable[Device], deadline: float = ASK_DEADLINE
+        self, plugin: Plugin[Config], host: Host, devices: Iterable[Device], deadline: float = _CHECK_DEADLINE
     ) -> None:
-        """Asks the plugin about the devices' units and moves their states. Notes in `host`, a new one, are logged.
+        """Queries the plugin for the retained units of the devices and applies the verdicts. Logs new notes in `host`.
 
-        A plugin that fails or does not answer within `deadline` seconds gives the verdict "unknown".
+        If the plugin fails or does not return within `deadline` seconds, the verdict is "unknown".
         """
-        units = {device.unit: device for device in devices}
-        policy = plugin.health_policy
-        everybody = units.keys() >= self.states.keys()
+        units = {device.unit: device for device in devices if device.unit in self._applied}
+        if not units:
+            return
+        self._sequence += 1
+        sequence = self._sequence
         try:
             async with asyncio.timeout(deadline):
                 answers = msgspec.convert(await plugin.health(host, tuple(units.values())), dict[str, Verdict])
-            verdicts = {unit: answers[unit] for unit in units if unit in answers}
-            for unit in units.keys() - verdicts.keys():
-                self._forget(unit)  # not judged at all, unless by a failure before
         except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
             timeout = isinstance(error, TimeoutError)
             problem = f"no answer within {deadline:g} s" if timeout else str(error) or type(error).__name__
-            verdicts = dict.fromkeys(units, Verdict("unknown", problem))
-        self._tell_unknown(verdicts)
-        self._tell_notes(frozenset(host.notes), everybody=everybody)
+            answers = dict.fromkeys(units, Verdict("unknown", problem))
+        self._log_notes(frozenset(host.notes), complete=units.keys() >= self.states.keys())
+        current = [unit for unit in units if self._applied.get(unit, sequence) < sequence]
+        self._applied.update(dict.fromkeys(current, sequence))
+        verdicts = {unit: answers[unit] for unit in current if unit in answers}
+        for unit in current:
+            if unit not in verdicts:
+                self._forget(unit)  # the source does not cover it
+        self._log_unknown(verdicts)
+        self._policy = plugin.health_policy
+        now = time.monotonic()
         for unit, verdict in verdicts.items():
-            if self._kept is not None and unit not in self._kept:
-                continue  # it left while the question was asked
             old = self.states.get(unit)
-            new = HealthState.first(verdict, policy) if old is None else old.after(verdict, policy)
+            new = HealthState.first(verdict, self._policy) if old is None else old.after(verdict, self._policy, now)
             self.states[unit] = new
-            self._tell(unit, old or HealthState(), new)
+            self._log_transition(unit, old or HealthState(), new)
 
     def apply(self, device: Device) -> Device:
-        """The device with its unit's health; one that the scan itself found unhealthy stays so."""
+        """The device with its unit's health. A device that the scan found unhealthy stays unhealthy."""
         state = self.states.get(device.unit)
         if state is None or state.usable or not device.healthy:
             return device
@@ -85,7 +100,7 @@ class HealthTracker:
         self.states.pop(unit, None)
         self.unknown.pop(unit, None)
 
-    def _tell(self, unit: str, old: HealthState, new: HealthState) -> None:
+    def _log_transition(self, unit: str, old: HealthState, new: HealthState) -> None:
         if old.phase == new.phase:
             return
         bad = new.phase in (Phase.SUSPECT, Phase.UNHEALTHY)
@@ -95,9 +110,9 @@ class HealthTracker:
             self._name, unit, new.phase, old.phase, reason,
         )  # fmt: skip
 
-    def _tell_unknown(self, verdicts: Mapping[str, Verdict]) -> None:
-        """Says of whom nothing is known, once for each reason, and of whom something is again."""
-        news: dict[str, list[str]] = {}
+    def _log_unknown(self, verdicts: Mapping[str, Verdict]) -> None:
+        """Logs the units whose health is unknown, once for each reason, and those whose health is known again."""
+        new: dict[str, list[str]] = {}
         known: list[str] = []
         for unit, verdict in verdicts.items():
             if verdict.answer != "unknown":
@@ -105,14 +120,14 @@ class HealthTracker:
                     known.append(unit)
             elif self.unknown.get(unit) != verdict.reason:
                 self.unknown[unit] = verdict.reason
-                news.setdefault(verdict.reason, []).append(unit)
-        for reason, units in news.items():
+                new.setdefault(verdict.reason, []).append(unit)
+        for reason, units in new.items():
             log.warning("%s: health of %s unknown: %s", self._name, ", ".join(units), reason or "no reason given")
         if known:
             log.info("%s: health of %s known again", self._name, ", ".join(known))
 
-    def _tell_notes(self, notes: frozenset[str], *, everybody: bool) -> None:
-        """Logs what is odd when it is new; a question about everybody tells what is over."""
+    def _log_notes(self, notes: frozenset[str], *, complete: bool) -> None:
+        """Logs new notes. A complete check also shows which notes are obsolete."""
         for note in sorted(notes - self._notes):
             log.warning("%s: %s", self._name, note)
-        self._notes = notes if everybody else self._notes | notes
+        self._notes = notes if complete else self._notes | notes

@@ -64,7 +64,7 @@ def _paths(host: Host) -> frozenset[str]:
     """The directories to watch. The machine's own sysfs and procfs have uevents only, other trees inotify only."""
     own_tree = host.root != "/"
     paths: set[str] = set()
-    for path in host.touched:
+    for path in host.directories_read:
         if own_tree or not path.startswith(("/sys/", "/proc/")):
             with contextlib.suppress(HostError):
                 paths.add(host.local(path))

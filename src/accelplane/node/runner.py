@@ -198,7 +198,7 @@ class PluginRunner:
             self._departed.clear()
             read = self._reading.began if self._reading is not None else -math.inf
             until = [departure.until for departure in self._departures.values() if departure.until < math.inf]
-            unread = [time_ for time_ in until if time_ >= read]
+            unread = [time_ for time_ in until if time_ > read]
             if unread:
                 interval = _FIRST_RECHECK
                 wait = max(0.0, min(unread) - time.monotonic())

@@ -228,14 +228,14 @@ class ScanLoop:
         scan follows.
         """
         plugin, root = self._context.plugin, self._context.settings.root
-        read = frozenset(host.touched).union(plugin.watch.directories)
+        read = frozenset(host.directories_read).union(plugin.watch.directories)
         directories = read if complete else read | self._directories
         subsystems = plugin.watch.subsystems or _subsystems(directories)
         own_tree = root != "/"
         prefix = host.root.rstrip("/")
         # The kernel reports changes in sysfs by uevents only. A tree of plain files has none.
         paths = [
-            f"{prefix}{path}" if path in host.touched else _existing_parent(host, path)
+            f"{prefix}{path}" if path in host.directories_read else _existing_parent(host, path)
             for path in directories
             if own_tree or not path.startswith(("/sys/", "/proc/"))
         ]

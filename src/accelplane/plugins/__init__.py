@@ -19,7 +19,7 @@ from accelplane.devices import (
     Skipped,
     Verdict,
 )
-from accelplane.host import Host, HostError, Missing, Refused, Unreadable
+from accelplane.host import Host, HostError, Missing, Unreadable, WriteError
 from accelplane.plugins.base import Config, Plugin, Sample, ScanError, ScanResult, Watch
 
 __all__ = [
@@ -38,7 +38,6 @@ __all__ = [
     "Missing",
     "Mount",
     "Plugin",
-    "Refused",
     "Resource",
     "Sample",
     "ScanError",
@@ -47,4 +46,5 @@ __all__ = [
     "Unreadable",
     "Verdict",
     "Watch",
+    "WriteError",
 ]

@@ -6,7 +6,7 @@ defaults. The agent calls the hooks; a plugin never calls the agent.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -54,6 +54,20 @@ class Watch(msgspec.Struct, frozen=True):
 
     subsystems: frozenset[str] = frozenset()
     directories: Sequence[str] = ()
+
+
+class HealthSource(Protocol):
+    """A service or a set of files that shows the health of devices. A plugin delegates its hooks to it."""
+
+    policy: HealthPolicy
+
+    async def verdicts(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
+        """As `Plugin.health`."""
+        ...
+
+    async def run(self, host: Host, request_scan: Callable[[], None]) -> None:
+        """Follows the service until cancelled, then closes the connection. As `Plugin.background`."""
+        ...
 
 
 class Plugin(Generic[ConfigT_co]):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from accelplane.devices import Device, DeviceNode, Skipped
-from accelplane.host import Host, HostError, Missing
+from accelplane.host import Host, Missing
 from accelplane.plugins.base import Config, Plugin, Watch
 
 _NODE = re.compile(r"dlb[0-9]+")
@@ -29,20 +29,9 @@ class DlbPlugin(Plugin[Config]):
         for name in names:
             if not _NODE.fullmatch(name):
                 continue
-            vfs = _enabled_vfs(host, name)
+            vfs = host.vf_count(f"/sys/class/dlb2/{name}/device")
             if vfs in ("0", "-1"):
                 path = f"/dev/{name}"
                 yield Device(resource="pf" if vfs == "0" else "vf", id=path, nodes=[DeviceNode(path)])
             else:
                 yield Skipped(name, f"a physical function with virtual functions (sriov_numvfs is {vfs[:20]!a})")
-
-
-def _enabled_vfs(host: Host, name: str) -> str:
-    """The text of `sriov_numvfs`, `-1` where there is none: virtual functions have no such file."""
-    try:
-        return host.text(f"/sys/class/dlb2/{name}/device/sriov_numvfs")
-    except Missing:
-        return "-1"
-    except HostError as error:
-        host.note(f"{name} is taken for a virtual function: {error}")
-        return "-1"

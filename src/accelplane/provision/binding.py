@@ -1,67 +1,60 @@
-"""The steps that give a PCI function to another driver, each with its way back.
+"""The steps that bind a PCI function to another driver, and that change the number of its virtual functions (VF).
 
-Facts: Documentation/ABI/testing/sysfs-bus-pci. A function whose `driver_override` names a driver is taken by that one
-only, also while udev is still loading the module that would otherwise take it: a function without a driver is told so
-first, and bound once that has come to rest.
+Facts: Documentation/ABI/testing/sysfs-bus-pci. Only the driver that a function's `driver_override` names may bind to
+it, also while udev still loads the module of another one: for a function without a driver this is written first, and
+the function is bound once that write is settled.
 """
 
-from collections.abc import Iterator
+import errno
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from accelplane.host import Host, HostError
-from accelplane.host.drivers import driver_of, likely_obstacles
+from accelplane.host import Host, HostError, Unreadable
+from accelplane.host.drivers import DRIVERS, driver_of, driver_override, likely_causes
+from accelplane.host.pci import DEVICES
+from accelplane.provision.config import shown
 from accelplane.provision.steps import Step
 
-_DEVICES = "/sys/bus/pci/devices"
-_DRIVERS = "/sys/bus/pci/drivers"
 
-
-def is_loaded(host: Host, driver: str) -> bool:
-    """Whether the driver is there to be bound to."""
-    return host.exists(f"{_DRIVERS}/{driver}")
-
-
-def driver_override(host: Host, address: str) -> str:
-    """The driver that the function is kept for, empty for none."""
-    try:
-        return host.text(f"{_DEVICES}/{address}/driver_override").replace("(null)", "")
-    except HostError:
-        return ""
-
-
-def binding(host: Host, address: str, driver: str, what: str, *, part: str = "") -> Iterator[Step]:
-    """What is to be written next so that `driver` has the function; nothing when it has."""
+def bind_steps(host: Host, address: str, driver: str, what: str, *, part: str = "") -> Iterator[Step]:
+    """The next writes that bind the function to `driver`; none if it is bound."""
     before = driver_of(host, address)
     if before == driver:
         return
-    device = f"{_DEVICES}/{address}"
+    path = f"{DEVICES}/{address}/driver_override"
     override = driver_override(host, address)
+    step = partial(Step, what=what, part=part)
     if before:
-        yield Step(
-            what=what,
-            path=f"{_DRIVERS}/{before}/unbind",
-            text=address,
-            undo=(f"{_DRIVERS}/{before}/bind", address),
-            part=part,
-        )
+        driver_path = f"{DRIVERS}/{before}"
+        yield step(path=f"{driver_path}/unbind", text=address, undo=(f"{driver_path}/bind", address))
     if override != driver:
-        yield Step(
-            what=what,
-            path=f"{device}/driver_override",
-            text=driver,
-            undo=(f"{device}/driver_override", override or "\n"),
-            part=part,
-        )
+        yield step(path=path, text=driver, undo=(path, override or "\n"))
     if before or override == driver:
-        yield Step(
-            what=what,
-            path=f"{_DRIVERS}/{driver}/bind",
+        yield step(
+            path=f"{DRIVERS}/{driver}/bind",
             text=address,
-            undo=(f"{_DRIVERS}/{driver}/unbind", address),
-            part=part,
-            explain=partial(_obstacles, address, driver),
+            undo=(f"{DRIVERS}/{driver}/unbind", address),
+            explain=lambda host, _error: "; ".join(likely_causes(host, address, driver)),
         )
 
 
-def _obstacles(address: str, driver: str, host: Host, _error: HostError) -> str:
-    return "; ".join(likely_obstacles(host, address, driver))
+def vf_count_step(
+    pf: str,
+    before: int,
+    after: int,
+    *,
+    skip_on: Sequence[int] = (errno.EBUSY,),
+    explain: Callable[[Host, HostError], str] | None = None,
+) -> Step:
+    """The write that gives the physical function in the directory `pf` `after` VFs."""
+    path = f"{pf}/sriov_numvfs"
+    what = f"VFs {before} -> {after}"
+    return Step(what=what, path=path, text=str(after), undo=(path, str(before)), skip_on=skip_on, explain=explain)
+
+
+def read_number(host: Host, path: str) -> int:
+    """The attribute's number. Raises `HostError`."""
+    text = host.text(path)
+    if not (text.isascii() and text.isdecimal() and len(text) < 11):
+        raise Unreadable(path, f"found {shown(text)}, expected a number")
+    return int(text)

@@ -13,9 +13,10 @@ import msgspec
 from msgspec.structs import replace
 
 from accelplane.host import Host, HostError, Missing, pci_address
+from accelplane.host.drivers import vf_address, vf_links
 from accelplane.provision import config as files
+from accelplane.provision.binding import read_number, vf_count_step
 from accelplane.provision.config import ConfigError, shown
-from accelplane.provision.sriov import read_number, resized, vf_address, vf_links
 from accelplane.provision.steps import Plan, Planner, Step
 
 # What the original init container gives its one VF.
@@ -135,8 +136,8 @@ def plan(config: DlbConfig, address: str, host: Host) -> Plan:
         return replace(made, failure=failure)
     anew = config.force and pf.count not in (0, config.vfs)
     if anew or not pf.count:
-        steps = [resized(pf.path, pf.count, 0, leaves=_NOT_TO_BE_HAD)] if anew else []
-        steps.append(resized(pf.path, 0, config.vfs, leaves=_NOT_TO_BE_HAD))
+        steps = [vf_count_step(pf.path, pf.count, 0, skip_on=_NOT_TO_BE_HAD)] if anew else []
+        steps.append(vf_count_step(pf.path, 0, config.vfs, skip_on=_NOT_TO_BE_HAD))
         later = [f"resources of each VF: {_listed(share)}"]
         return replace(made, steps=steps, later=later, back=_way_back(config, pf, address) if anew else None)
     if pf.count != config.vfs:

@@ -14,12 +14,20 @@ import msgspec
 from msgspec.structs import replace
 
 from accelplane.host import Host, HostError, Missing, Unreadable
-from accelplane.host.drivers import VFIO_PCI, driver_of, iommu_is_on, vfio_group_is_open
+from accelplane.host.drivers import (
+    VFIO_PCI,
+    driver_of,
+    iommu_enabled,
+    is_loaded,
+    vf_address,
+    vf_links,
+    vfio_group_is_open,
+)
+from accelplane.host.pci import DEVICES
 from accelplane.plugins.qat.models import VENDOR, QatModel, model_of_pf
 from accelplane.provision import config as files
-from accelplane.provision.binding import binding, is_loaded
+from accelplane.provision.binding import bind_steps, read_number, vf_count_step
 from accelplane.provision.config import ConfigError, shown
-from accelplane.provision.sriov import read_number, resized, vf_address, vf_links
 from accelplane.provision.steps import Plan, Planner, Step
 
 DEFAULT_PF_IDS = ("37c8", "4940", "4942", "4944", "4946", "4948")
@@ -34,7 +42,6 @@ _AT_ONCE = {"6xxx": 3}  # services, by PF driver; the others run two
 _WITH_DECOMP = frozenset(("6xxx",))
 _UIO = frozenset(("igb_uio", "uio_pci_generic"))
 _SERVICES, _AUTO_RESET = "ServicesEnabled", "AutoresetEnabled"
-_DEVICES = "/sys/bus/pci/devices"
 
 
 class QatConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,18 +160,18 @@ def plan(config: QatConfig, address: str, host: Host) -> Plan:
     if anew and occupied:
         return replace(made, refusal=f"{change or f'{pf.total} VFs'} wanted, but {'; '.join(_occupations(occupied))}")
 
-    steps = [resized(pf.path, pf.count, 0)] if anew else []
+    steps = [vf_count_step(pf.path, pf.count, 0)] if anew else []
     steps += _services(config, pf, change)
     later: list[str] = []
     notes: list[str] = []
     if anew or not pf.count:
-        steps.append(resized(pf.path, 0, pf.total or 0, explain=_without_iommu))
+        steps.append(vf_count_step(pf.path, 0, pf.total or 0, explain=_without_iommu))
         later += [f"driver of the VFs -> {config.vf_driver}"] if config.vf_driver else []
     else:
         notes += _shortcomings(pf, occupied)
         what = f"driver of {len(free)} VF{'s' * (len(free) > 1)} -> {config.vf_driver}"
         for vf in free:
-            steps += binding(host, vf.address, config.vf_driver, what, part=vf.address)
+            steps += bind_steps(host, vf.address, config.vf_driver, what, part=vf.address)
     if pf.model.detects_services and config.auto_reset not in ("", pf.auto_reset):
         if pf.auto_reset is None:
             notes.append("auto-reset cannot be set: there is no qat/auto_reset, as on kernels before 6.9")
@@ -188,7 +195,7 @@ def _way_back(config: QatConfig, pf: _Pf) -> Planner:
 
 def _look(config: QatConfig, address: str, host: Host) -> _Pf:
     """Raises `HostError`."""
-    path = f"{_DEVICES}/{address}"
+    path = f"{DEVICES}/{address}"
     model = model_of_pf(host.text(f"{path}/device"))
     if model is None:
         raise Unreadable(f"{path}/device", "no QAT physical function any more")
@@ -306,8 +313,8 @@ def _without_iommu(host: Host, error: HostError) -> str:
         return ""
     return (
         "the IOMMU does not translate for it"
-        if iommu_is_on(host)
-        else "no IOMMU is in use (intel_iommu=on on the kernel's command line)"
+        if iommu_enabled(host)
+        else "no IOMMU is enabled; add intel_iommu=on to the kernel's command line"
     )
 
 

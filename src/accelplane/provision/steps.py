@@ -28,8 +28,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     `undo` is the path and text that take it back. Steps that name a `part` of the device (one of its functions) are
     taken back without the rest when one of them fails, and the rest goes on. `explain` knows more than the kernel's
-    error says: it is asked when the write was refused, or had no effect. A device is left alone when its first step
-    is answered with one of the errors in `leaves`.
+    error says: it is asked when the write was refused, or had no effect. A device is skipped if its first step fails
+    with one of the errors in `skip_on`.
     """
 
     what: str
@@ -38,7 +38,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     undo: tuple[str, str] | None = None
     part: str = ""
     explain: Callable[[Host, HostError], str] | None = None
-    leaves: Sequence[int] = (errno.EBUSY,)
+    skip_on: Sequence[int] = (errno.EBUSY,)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +121,7 @@ def _apply_one(look: _Look, planner: Planner, patience: float) -> Outcome:
                 try:
                     look().write(step.path, step.text)
                 except HostError as error:
-                    if error.errno in step.leaves and not taken and not step.part:
+                    if error.errno in step.skip_on and not taken and not step.part:
                         use = "in use: " if error.errno == errno.EBUSY else ""
                         reason = f"{use}{step.what}: {_explained(look, step, error)}"
                         return _outcome(plan, "left alone", reason=reason)

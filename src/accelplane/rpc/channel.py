@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
 from typing import Self
 
 from google.protobuf.message import DecodeError, Message
@@ -62,12 +62,33 @@ class Channel:
         """Returns the response to a unary call. Raises `RpcError`, also after `deadline` seconds."""
         with _rpc_errors(deadline):
             async with asyncio.timeout(deadline), self._open_call(method, request, deadline) as call:
-                data = await call.receive()
-                if data is None:
-                    raise RpcError("INTERNAL", "no message in the response")
-                if await call.receive() is not None:
-                    raise RpcError("INTERNAL", "more than one message in the response")
-                return response_type.FromString(data)
+                return response_type.FromString(await call.receive_one())
+
+    async def call_all(
+        self, calls: Sequence[tuple[str, Message, type[Response]]], *, deadline: float, read_delay: float = 0.0
+    ) -> list[Response | RpcError]:
+        """Returns the responses to concurrent unary calls, or their errors, in the order of the calls.
+
+        For periodic calls, which should cost little: they need no tasks, one write sends the requests, and after
+        `read_delay` seconds one read can return all responses. Raises `RpcError` if the requests cannot be sent.
+        """
+        opened: list[_ClientCall] = []
+        timer = asyncio.get_running_loop().call_later(deadline, lambda: [call.expire(deadline) for call in opened])
+        try:
+            with _rpc_errors(deadline):
+                async with asyncio.timeout(deadline):
+                    for method, request, _ in calls:
+                        connection = await self._connected()
+                        connection.delay_writing()
+                        message = framed(request.SerializeToString())
+                        opened.append(connection.open_call(method, message, deadline, self._max_message))
+                    if read_delay:
+                        await (await self._connected()).delay_reading(read_delay)
+            return [await _result(call, response) for call, (_, _, response) in zip(opened, calls, strict=True)]
+        finally:
+            timer.cancel()
+            for call in opened:
+                call.cancel()
 
     async def stream(self, method: str, request: Message, response_type: type[Response]) -> AsyncIterator[Response]:
         """Yields the responses to one request until the server ends the stream. Raises `RpcError`."""
@@ -120,6 +141,7 @@ class ClientConnection(Connection["_ClientCall"]):
         self.last_stream = -1
         self._stream_available = asyncio.Event()
         self._end_reason = ""
+        self._flush_scheduled = False
 
     def open_call(self, method: str, message: bytes, deadline: float | None, max_message: int) -> "_ClientCall":
         """Opens a stream and sends the request on it."""
@@ -133,6 +155,24 @@ class ClientConnection(Connection["_ClientCall"]):
         after = frames.frame(frames.DATA, END_STREAM, call.id)
         self.outbox.send(call, message, before=before, after=after)
         return call
+
+    def delay_writing(self) -> None:
+        """Collects frames for one write in the next iteration of the event loop."""
+        self.outbox.cork()
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        self.outbox.uncork()
+
+    async def delay_reading(self, seconds: float) -> None:
+        self.outbox.pause_reading()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self.outbox.resume_reading()
 
     async def wait_for_stream(self) -> None:
         """Waits until the server reads and accepts another stream. Raises `RpcError`."""
@@ -209,6 +249,20 @@ class _ClientCall(Stream):
             raise self._error
         return None
 
+    async def receive_one(self) -> bytes:
+        """Returns the only message of the response. Raises `RpcError`."""
+        message = await self.receive()
+        if message is None:
+            raise RpcError("INTERNAL", "no message in the response")
+        if await self.receive() is not None:
+            raise RpcError("INTERNAL", "more than one message in the response")
+        return message
+
+    def expire(self, deadline: float) -> None:
+        """Fails, unless the call has ended."""
+        if not self._ended:
+            self.fail(RpcError("DEADLINE_EXCEEDED", f"no response within {deadline:g} s"))
+
     def cancel(self) -> None:
         """Resets the stream, unless the call has ended."""
         if not self._ended:
@@ -272,6 +326,14 @@ class _ClientCall(Stream):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+async def _result(call: _ClientCall, response_type: type[Response]) -> Response | RpcError:
+    try:
+        with _rpc_errors(None):
+            return response_type.FromString(await call.receive_one())
+    except RpcError as error:
+        return error
 
 
 @contextlib.contextmanager

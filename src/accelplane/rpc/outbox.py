@@ -46,14 +46,20 @@ class Outbox:
     def pause(self) -> None:
         """Pauses writing because the peer does not read. Pauses reading too, which limits the replies in memory."""
         self.write_paused = True
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self.pause_reading()
 
     def resume(self) -> None:
         self.write_paused = False
-        if self._transport is not None:
-            self._transport.resume_reading()
+        self.resume_reading()
         self.send_pending()
+
+    def pause_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None and not self.write_paused:
+            self._transport.resume_reading()
 
     def cork(self) -> None:
         self._corked = True

@@ -1,6 +1,6 @@
-"""Client of xpumd, the daemon that watches GPUs and tells when one's health changes.
+"""Client of xpumd, the daemon that monitors GPUs and streams changes of their health.
 
-Contract: proto/xpumd.proto. It streams; a message names the devices whose state it knows, others keep theirs.
+Contract: proto/xpumd.proto. A device that a message does not name keeps its state.
 """
 
 import asyncio
@@ -21,58 +21,65 @@ _LONGEST_PAUSE = 30.0
 
 
 class Xpumd:
-    """What xpumd said last, by PCI address: in `states` an empty text for a healthy device, else what ails it.
+    """The last states by PCI address: `states` has an empty text for a healthy device, else a description.
 
-    `problem` says why nothing newer is known; it is empty while the stream flows.
+    `problem` is why the states are outdated, empty while the stream is open.
     """
 
     def __init__(self, socket: str) -> None:
         self.states: dict[str, str] = {}
         self.problem = f"xpumd at {socket}: not connected"
         self._socket = socket
-        self._channel = rpc.Channel(socket, max_message=_MAX_MESSAGE)
 
-    async def follow(self, changed: Callable[[], None]) -> NoReturn:
-        """Listens, and calls `changed` when a message brought news. Reconnects for ever; runs until cancelled."""
+    async def run(self, changed: Callable[[], None]) -> NoReturn:
+        """Watches and calls `changed` after each change. Reconnects with exponential backoff until cancelled."""
+        channel = rpc.Channel(self._socket, max_message=_MAX_MESSAGE)
+        try:
+            await self._watch(channel, changed)
+        finally:
+            channel.close()
+            self.problem = f"xpumd at {self._socket}: not connected"
+
+    async def _watch(self, channel: rpc.Channel, changed: Callable[[], None]) -> NoReturn:
         pause = _FIRST_PAUSE
         while True:
             try:
-                async for message in self._channel.stream(
+                async for message in channel.stream(
                     "/deviceinfo.DeviceInfo/WatchDeviceHealth", pb.WatchDeviceHealthRequest(), pb.DeviceHealthResponse
                 ):
                     pause = _FIRST_PAUSE
-                    if self._learn(states_of(message)):
+                    if self._merge(states_of(message)):
                         changed()
-                self.problem = f"xpumd at {self._socket}: ended its stream"
+                problem = "ended its stream"
             except rpc.RpcError as error:
-                self.problem = f"xpumd at {self._socket}: {' '.join(str(error).split())[:300]}"
+                problem = " ".join(str(error).split())[:300]
+            connected, self.problem = not self.problem, f"xpumd at {self._socket}: {problem}"
+            if connected:
+                changed()
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def close(self) -> None:
-        self._channel.close()
-
-    def _learn(self, news: Mapping[str, str]) -> bool:
-        """Whether the message changed what is known, or that it is."""
-        merged = {**self.states, **news}
+    def _merge(self, update: Mapping[str, str]) -> bool:
+        """Whether the message changed a state, or was the first of a stream."""
+        merged = {**self.states, **update}
         changed = bool(self.problem) or merged != self.states
         self.problem = ""
-        # A peer that makes up addresses must neither fill the memory nor push out those known before.
+        # A peer that invents addresses must neither exhaust the memory nor replace known devices.
         self.states = dict(islice(merged.items(), MAX_DEVICES))
         return changed
 
 
 def states_of(message: pb.DeviceHealthResponse) -> dict[str, str]:
-    """What a message says, by PCI address. Devices without a proper address are left out."""
+    """The states in a message by PCI address. Devices without a valid address are skipped."""
     states: dict[str, str] = {}
     for device in message.devices:
         bdf = pci_address(device.info.pci.bdf.strip().lower())
         if bdf is not None:
-            states[bdf] = "; ".join(_complaint(entry) for entry in device.health if entry.severity >= _BAD)[:500]
+            states[bdf] = "; ".join(_description(entry) for entry in device.health if entry.severity >= _BAD)[:500]
     return states
 
 
-def _complaint(entry: pb.HealthStatus) -> str:
+def _description(entry: pb.HealthStatus) -> str:
     severity = _SEVERITIES.get(entry.severity, f"severity {entry.severity}")
     text = " ".join((entry.reason or entry.message).split())[:200]
     name = entry.name[:60] or "health"

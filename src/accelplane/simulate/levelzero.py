@@ -1,7 +1,7 @@
-"""A stand-in for the Level-Zero service beside the GPU plugin: real gRPC, made-up readings.
+"""A simulated Level-Zero service for the GPU plugin: real gRPC, simulated readings.
 
-It answers as the real one does (`proto/levelzero.proto`): calls never fail on the gRPC level, an `error` is always
-present and empty when all went well. What each device reads, and how the service misbehaves, is set by methods.
+As with the real service (`proto/levelzero.proto`) calls never fail on the gRPC level; each response has an `error`,
+which is empty for success. Methods set the readings of each device and the faults of the service.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import msgspec
 from google.protobuf.message import Message
 
 from accelplane.sidecars import levelzero_pb2 as messages
-from accelplane.simulate.double import Double
+from accelplane.simulate.service import SimulatedService
 
 _Request = TypeVar("_Request", bound=Message)
 
@@ -42,7 +42,7 @@ _TEXTS = {
 
 
 class Readings(msgspec.Struct, frozen=True, kw_only=True):
-    """What one device's sensors say; temperatures in degrees Celsius, memory in bytes."""
+    """The readings of one device: temperatures in degrees Celsius, memory in bytes."""
 
     memory_ok: bool = True
     bus_ok: bool = True
@@ -53,14 +53,14 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     memory_size: int = 16 * 1024**3
 
 
-_NOTHING = Readings(overall=NO_TEMPERATURE, gpu=NO_TEMPERATURE, memory=NO_TEMPERATURE, memory_size=0)
+_NO_READINGS = Readings(overall=NO_TEMPERATURE, gpu=NO_TEMPERATURE, memory=NO_TEMPERATURE, memory_size=0)
 
 
-class LevelZeroService(Double):
-    """The service on a socket, from `start` to `stop` or as a context manager; it can be started again.
+class LevelZeroService(SimulatedService):
+    """The service on a socket.
 
-    It knows the devices in `bdfs`, or any device that it is asked about when that is None. `indices` is what
-    `GetIntelIndices` tells, `calls` counts the calls by method.
+    It has the devices in `bdfs`, or every device that a call names if that is None. `indices` is the response to
+    `GetIntelIndices`, `calls` counts the calls by method.
     """
 
     def __init__(self, socket: str | os.PathLike[str], bdfs: Iterable[str] | None = None) -> None:
@@ -68,36 +68,36 @@ class LevelZeroService(Double):
         self.indices: list[int] = [0]
         self.calls: Counter[str] = Counter()
         self._readings = {bdf: Readings() for bdf in bdfs or ()}
-        self._knows_all = bdfs is None
+        self._has_all = bdfs is None
         self._codes: dict[str | None, int] = {}
-        self._answering = asyncio.Event()
-        self._answering.set()
+        self._responding = asyncio.Event()
+        self._responding.set()
 
     def set_health(self, bdf: str, *, memory: bool = True, bus: bool = True, soc: bool = True) -> None:
-        """Says how the parts of a device are; those left out are well."""
+        """Sets which parts of a device are ok."""
         readings = self._readings.get(bdf, Readings())
         self._readings[bdf] = msgspec.structs.replace(readings, memory_ok=memory, bus_ok=bus, soc_ok=soc)
 
     def set_temperature(self, bdf: str, *, overall: float = 40.0, gpu: float = 41.0, memory: float = 42.0) -> None:
-        """Says how hot a device is; `overall` is the sensor that the protocol calls global."""
+        """Sets the temperatures of a device. `overall` is the sensor that the protocol calls global."""
         readings = self._readings.get(bdf, Readings())
         self._readings[bdf] = msgspec.structs.replace(readings, overall=overall, gpu=gpu, memory=memory)
 
     def set_memory(self, bdf: str, size: int) -> None:
-        """Says how much memory a device has, in bytes."""
+        """Sets the memory of a device in bytes."""
         self._readings[bdf] = msgspec.structs.replace(self._readings.get(bdf, Readings()), memory_size=size)
 
     def fail(self, code: int, bdf: str | None = None) -> None:
-        """Answers carry that ze_result code from now on, for one device or for all; 0 ends it."""
+        """Sets the ze_result code of all further responses, for one device or for all; 0 is success."""
         self._codes[bdf] = code
 
     def hang(self) -> None:
-        """Calls get no answer until `resume`."""
-        self._answering.clear()
+        """Delays all responses until `resume`."""
+        self._responding.clear()
 
     def resume(self) -> None:
-        """Ends `hang`; the calls that wait are answered."""
-        self._answering.set()
+        """Ends `hang` and sends the delayed responses."""
+        self._responding.set()
 
     def handlers(self) -> tuple[str, dict[str, Any]]:
         return "Levelzero", {
@@ -108,34 +108,34 @@ class LevelZeroService(Double):
         }
 
     async def _health(self, request: messages.DeviceId, _context: object) -> messages.DeviceHealth:
-        readings, error = await self._answer("GetDeviceHealth", request.bdfAddress)
+        readings, error = await self._respond("GetDeviceHealth", request.bdfAddress)
         return messages.DeviceHealth(
             memory_ok=readings.memory_ok, bus_ok=readings.bus_ok, soc_ok=readings.soc_ok, error=error
         )
 
     async def _temperature(self, request: messages.DeviceId, _context: object) -> messages.DeviceTemperature:
-        readings, error = await self._answer("GetDeviceTemperature", request.bdfAddress)
-        answer = messages.DeviceTemperature(gpu=readings.gpu, memory=readings.memory, error=error)
-        setattr(answer, "global", readings.overall)  # a keyword of the language
-        return answer
+        readings, error = await self._respond("GetDeviceTemperature", request.bdfAddress)
+        response = messages.DeviceTemperature(gpu=readings.gpu, memory=readings.memory, error=error)
+        setattr(response, "global", readings.overall)  # a keyword of Python
+        return response
 
     async def _indices(self, _request: messages.GetIntelIndicesMessage, _context: object) -> messages.DeviceIndices:
         self.calls["GetIntelIndices"] += 1
-        await self._answering.wait()
+        await self._responding.wait()
         code = self._codes.get(None, 0)
         return messages.DeviceIndices(indices=[] if code else self.indices, error=_error(code))
 
     async def _memory(self, request: messages.DeviceId, _context: object) -> messages.DeviceMemoryAmount:
-        readings, error = await self._answer("GetDeviceMemoryAmount", request.bdfAddress)
+        readings, error = await self._respond("GetDeviceMemoryAmount", request.bdfAddress)
         return messages.DeviceMemoryAmount(memory_size=readings.memory_size, error=error)
 
-    async def _answer(self, method: str, bdf: str) -> tuple[Readings, messages.Error]:
+    async def _respond(self, method: str, bdf: str) -> tuple[Readings, messages.Error]:
         self.calls[method] += 1
-        await self._answering.wait()
+        await self._responding.wait()
         code = self._codes.get(bdf) or self._codes.get(None, 0)
-        if not self._knows_all and bdf not in self._readings:
+        if not self._has_all and bdf not in self._readings:
             code = code or UNKNOWN
-        return (_NOTHING if code else self._readings.get(bdf, Readings())), _error(code)
+        return (_NO_READINGS if code else self._readings.get(bdf, Readings())), _error(code)
 
 
 def _error(code: int) -> messages.Error:
@@ -145,10 +145,10 @@ def _error(code: int) -> messages.Error:
 
 
 def _unary(
-    answer: Callable[[_Request, object], Awaitable[Message]], request: type[_Request]
+    handler: Callable[[_Request, object], Awaitable[Message]], request: type[_Request]
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     return grpc.unary_unary_rpc_method_handler(
-        answer, request_deserializer=request.FromString, response_serializer=_serialize
+        handler, request_deserializer=request.FromString, response_serializer=_serialize
     )
 
 

@@ -1,6 +1,6 @@
-"""A stand-in for xpumd's device information service: real gRPC, made-up health (`proto/xpumd.proto`).
+"""A simulated device information service of xpumd: real gRPC, simulated health (`proto/xpumd.proto`).
 
-A stream gets everything that is known when it begins, and again after each change.
+A stream starts with the health of all devices and repeats it after each change.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from accelplane.sidecars import xpumd_pb2 as messages
-from accelplane.simulate.double import Double
+from accelplane.simulate.service import SimulatedService
 
 Severity = Literal["unknown", "ok", "warning", "critical", "failed"]
 
@@ -27,8 +27,8 @@ _SEVERITIES: dict[Severity, messages.SeverityLevel.ValueType] = {
 _Stream = asyncio.Queue[messages.DeviceHealthResponse | grpc.StatusCode]
 
 
-class XpumdService(Double):
-    """The service on a socket, from `start` to `stop` or as a context manager; it can be started again."""
+class XpumdService(SimulatedService):
+    """The service on a socket."""
 
     def __init__(self, socket: str | os.PathLike[str]) -> None:
         super().__init__(socket)
@@ -37,28 +37,28 @@ class XpumdService(Double):
 
     @property
     def streams(self) -> int:
-        """How many clients listen."""
+        """The number of open streams."""
         return len(self._streams)
 
     def set_health(self, bdf: str, severity: Severity = "ok", *, name: str = "memory", reason: str = "") -> None:
-        """Says how one part of a device is, and tells every stream."""
+        """Sets the health of one part of a device and sends it to all streams."""
         self._devices.setdefault(bdf, {})[name] = messages.HealthStatus(
             name=name, severity=_SEVERITIES[severity], reason=reason, message=f"{name} is {severity}"
         )
-        self.send(self._everything())
+        self.send(self._all_devices())
 
     def remove(self, bdf: str) -> None:
-        """Leaves a device out from now on, and tells every stream."""
+        """Removes a device from all further messages and sends one to all streams."""
         self._devices.pop(bdf, None)
-        self.send(self._everything())
+        self.send(self._all_devices())
 
     def send(self, response: messages.DeviceHealthResponse) -> None:
-        """Sends every stream that message, whatever it is."""
+        """Sends the message to all streams, valid or not."""
         for stream in self._streams:
             stream.put_nowait(response)
 
     def end(self, code: grpc.StatusCode = grpc.StatusCode.OK) -> None:
-        """Ends every stream; with another code than OK as an error."""
+        """Ends all streams with the status `code`."""
         for stream in self._streams:
             stream.put_nowait(code)
 
@@ -74,7 +74,7 @@ class XpumdService(Double):
         self, _request: messages.WatchDeviceHealthRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[messages.DeviceHealthResponse]:
         stream: _Stream = asyncio.Queue()
-        stream.put_nowait(self._everything())
+        stream.put_nowait(self._all_devices())
         self._streams.append(stream)
         try:
             while True:
@@ -84,11 +84,11 @@ class XpumdService(Double):
                 elif item is grpc.StatusCode.OK:
                     return
                 else:
-                    await context.abort(item, "the simulated service broke off")
+                    await context.abort(item, "the simulated service failed")
         finally:
             self._streams.remove(stream)
 
-    def _everything(self) -> messages.DeviceHealthResponse:
+    def _all_devices(self) -> messages.DeviceHealthResponse:
         return messages.DeviceHealthResponse(
             devices=[
                 messages.DeviceHealth(

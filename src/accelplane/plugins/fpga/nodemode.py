@@ -17,7 +17,7 @@ from accelplane.plugins.fpga.config import MODES, FpgaConfig, Mode, as_mode
 
 if TYPE_CHECKING:
     from accelplane.apiserver import ApiServer
-    from accelplane.features.upkeep import Node
+    from accelplane.features.node_reconciler import Node
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class NodeMode:
             return
         # Imported here to save memory on nodes without FPGAs.
         from accelplane.apiserver import ApiError, object_path  # noqa: PLC0415
-        from accelplane.features.upkeep import NODES, Node  # noqa: PLC0415
+        from accelplane.features.node_reconciler import NODES, Node  # noqa: PLC0415
 
         try:
             api = self._find_api()
@@ -77,7 +77,7 @@ class NodeMode:
         if not self._config.node_name:
             return
         from accelplane.apiserver import ApiError  # noqa: PLC0415
-        from accelplane.features import upkeep  # noqa: PLC0415
+        from accelplane.features import node_reconciler  # noqa: PLC0415
 
         async def settle(node: "Node") -> bool:
             if self._take(node):
@@ -90,7 +90,7 @@ class NodeMode:
             return  # logged by `ask`
         if api is None:
             return
-        await upkeep.keep(api, self._config.node_name, settle, interval=_WATCH)
+        await node_reconciler.run(api, self._config.node_name, settle, interval=_WATCH)
 
     def _take(self, node: "Node") -> bool:
         """Updates the mode and the obstacle. Returns whether one of them changed."""

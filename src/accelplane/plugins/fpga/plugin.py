@@ -47,7 +47,8 @@ class FpgaPlugin(Plugin[FpgaConfig]):
         self._interval = interval
         self._present = asyncio.Event()
         self._reading = Reading()
-        # The flag tells whether it has AFU IDs: only mode af reads them.
+        self._prepared: Host | None = None  # for the scan after `prepare`, which has read it
+        # With whether it has AFU ids: of the other modes it would be incomplete.
         self._known: tuple[bool, Mapping[str, Known]] = (False, {})
         self._record_problems: frozenset[str] = frozenset()
 
@@ -60,15 +61,19 @@ class FpgaPlugin(Plugin[FpgaConfig]):
             self._present.set()
 
     def prepare(self, host: Host) -> None:
-        """Remembers the ids that are read, for when they cannot be: the node is left as it is."""
+        """Reads the ids, and keeps them for when they cannot be read. Writes nothing."""
         afus = self._afus
         self._reading = read(host, afus=afus)
         self._known = (afus, recalled(self._known_of(afus), self._reading))
+        self._prepared = host
 
     def scan(self, host: Host) -> ScanResult:
         mode = self._node.mode
         afus = mode == "af"
-        config, reading = self.config, read(host, afus=afus)
+        config = self.config
+        # The mode may have changed since `prepare`.
+        reading = self._reading if self._prepared is host and self._known[0] == afus else read(host, afus=afus)
+        self._prepared = None
         known, obstacle = self._known_of(afus), self._node.obstacle
         return published(host, reading, known, mode, config.naming, cdi_use=config.cdi_use, obstacle=obstacle)
 

@@ -62,9 +62,7 @@ class GpuConfig(Config, frozen=True, kw_only=True):
     health_fail_closed: Annotated[
         bool, Meta(description="treat a health source that does not answer as a bad verdict")
     ] = False
-    health_bad_verdicts: Annotated[
-        int, Meta(description="number of consecutive bad verdicts that make a GPU unhealthy")
-    ] = 2
+    health_bad_verdicts: Annotated[int, Meta(description="consecutive bad verdicts that make a GPU unhealthy")] = 1
     temperature_margin: Annotated[
         float, Meta(description="°C below the limit at which an overheated GPU is healthy again")
     ] = 5.0

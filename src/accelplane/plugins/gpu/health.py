@@ -1,42 +1,50 @@
-"""Verdicts on cards, from what the Level-Zero service or xpumd say of them.
+"""The health sources of GPUs: the Level-Zero service and xpumd.
 
-Level-Zero gives readings, judged here: memory, bus and SoC must be well, and no temperature above its limit. A card
-that overheated long enough to be given up must cool by a margin below the limit first, else it would come and go with
-the load. xpumd judges by itself.
+The Level-Zero service returns readings, which are evaluated here: memory, bus and SoC must be ok and no temperature
+above its limit. A card that became unhealthy by its temperature must cool by a margin below the limit, or its state
+would follow the load. xpumd evaluates by itself.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from accelplane.devices import Device, Verdict
+from accelplane.devices import Device, HealthPolicy, Verdict
+from accelplane.host import Host
+from accelplane.plugins.base import HealthSource, ScanError
 from accelplane.plugins.gpu.config import GpuConfig
 from accelplane.plugins.gpu.scan import MONITORING_ID
+from accelplane.sidecars.levelzero import LevelZero, LevelZeroError, Readings
+from accelplane.sidecars.xpumd import Xpumd
 
-if TYPE_CHECKING:
-    from accelplane.sidecars.levelzero import LevelZero
-    from accelplane.sidecars.xpumd import Xpumd
+LEVELZERO_SOCKET = "/var/lib/levelzero/server.sock"
+WSL_RETRY = 3.0
 
-# ze_result_t of the Level-Zero specification: the device is not usable, whatever else the answer says.
+# ze_result_t of the Level-Zero specification: the device is not usable, whatever else the response says.
 _FATAL = frozenset((0x70000001, 0x70000006))  # DEVICE_LOST, DEVICE_REQUIRES_RESET
 
-# The agent gives 10 s for all cards. They are asked one after the other, because the service may not stand more.
-# One card takes up to 4 s, so that the last one must have been begun by then.
-_BUDGET = 5.5
+_LEVELZERO_INTERVAL = 4.0  # a failing card is Unhealthy within 5 s
 
 
-class Limit(NamedTuple):
-    """Of one sensor, in degrees Celsius: good up to `highest`; once given up, good again from `cooled` down."""
+def health_source(config: GpuConfig) -> HealthSource:
+    """The source that the options select: one of them is set. A source for another service is one more class here."""
+    if config.xpumd_endpoint:
+        return XpumdSource(config)
+    return LevelZeroSource(config)
+
+
+class TemperatureLimit(NamedTuple):
+    """The limit of one sensor in degrees Celsius; an overheated card must cool to `recovered`."""
 
     sensor: str
-    highest: float
-    cooled: float
+    limit: float
+    recovered: float
 
 
-def limits_of(config: GpuConfig) -> tuple[Limit, ...]:
+def temperature_limits(config: GpuConfig) -> tuple[TemperatureLimit, ...]:
     return tuple(
-        Limit(sensor, float(highest), highest - config.temperature_margin)
-        for sensor, highest in (
+        TemperatureLimit(sensor, float(limit), limit - config.temperature_margin)
+        for sensor, limit in (
             ("global", config.temp_limit),
             ("gpu", config.gpu_temp_limit),
             ("memory", config.memory_temp_limit),
@@ -44,111 +52,133 @@ def limits_of(config: GpuConfig) -> tuple[Limit, ...]:
     )
 
 
-class Heat(NamedTuple):
-    """How hot one card is: what is wrong, in words, and for how many readings in a row each sensor has been too hot."""
+class TemperatureState(NamedTuple):
+    """The sensors of one card that are too hot: a description of each, and the number of such readings in a row."""
 
-    complaints: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
     streaks: Mapping[str, int] = {}
 
-    def after(self, temperatures: Sequence[float], limits: Sequence[Limit], enough: int) -> "Heat":
-        """The heat that follows from one more reading of each sensor, in the order of the limits.
+    def after(
+        self, temperatures: Sequence[float], limits: Sequence[TemperatureLimit], bad_verdicts: int
+    ) -> "TemperatureState":
+        """The state after one more reading of each sensor, in the order of the limits.
 
-        After `enough` hot readings in a row a sensor must cool by its margin. One that failed reads -999, which is
-        below every limit.
+        After `bad_verdicts` hot readings in a row a sensor must cool by its margin. A failed sensor reads -999, which
+        is below every limit.
         """
-        complaints: list[str] = []
+        problems: list[str] = []
         streaks: dict[str, int] = {}
-        for (sensor, highest, cooled), temperature in zip(limits, temperatures, strict=True):
+        for (sensor, limit, recovered), temperature in zip(limits, temperatures, strict=True):
             streak = self.streaks.get(sensor, 0)
-            bound = cooled if streak >= enough else highest
+            bound = recovered if streak >= bad_verdicts else limit
             if temperature > bound:
                 streaks[sensor] = streak + 1
-                where = f"above {highest:g}" if temperature > highest else f"not yet down to {bound:g}"
-                complaints.append(f"{sensor} temperature {temperature:.1f} °C {where}")
-        return Heat(tuple(complaints), streaks)
+                relation = f"above {limit:g}" if temperature > limit else f"not yet down to {bound:g}"
+                problems.append(f"{sensor} temperature {temperature:.1f} °C {relation}")
+        return TemperatureState(tuple(problems), streaks)
 
 
-class LevelZeroJudge:
-    """Asks the Level-Zero service about cards, and remembers which of them run hot."""
+class LevelZeroSource:
+    """The Level-Zero service: the health of cards, and in WSL mode which GPUs there are."""
 
     def __init__(self, config: GpuConfig) -> None:
-        self._limits = limits_of(config)
-        self._enough = config.health_bad_verdicts
-        self._heat: dict[str, Heat] = {}
-        self._silent: set[str] = set()
+        self.policy = HealthPolicy(
+            interval=_LEVELZERO_INTERVAL, bad_verdicts=config.health_bad_verdicts, fail_closed=config.health_fail_closed
+        )
+        self._limits = temperature_limits(config)
+        self._temperatures: dict[str, TemperatureState] = {}
+        self._indices_missing = asyncio.Event()
+        self._client: LevelZero | None = None
 
-    async def verdicts(
-        self,
-        service: "LevelZero",
-        devices: Sequence[Device],
-        note: Callable[[str], None],
-        budget: float = _BUDGET,
-    ) -> dict[str, Verdict]:
-        """By card name. One that hangs does not keep the others from being judged: next time it is asked last."""
-        cards = _cards(devices)
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + budget
-        found: dict[str, Verdict] = {}
-        for name in sorted(cards, key=self._silent.__contains__):
-            if not cards[name]:
-                found[name] = _nameless(name)
-            elif clock() > deadline:
-                found[name] = Verdict("unknown", "the Level-Zero service took too long for other cards")
-            else:
-                found[name] = await self._verdict(service, name, cards[name], note)
-        # Others may have been asked about before: newcomers are judged apart.
-        self._silent.difference_update(cards)
-        self._silent.update(name for name, verdict in found.items() if verdict.answer == "unknown")
-        return found
+    async def verdicts(self, host: Host, devices: Sequence[Device]) -> dict[str, Verdict]:
+        """By card name. All cards are queried concurrently, so that one that hangs does not delay the others."""
+        cards = _pci_addresses(devices)
+        bdfs = [bdf for bdf in cards.values() if bdf]
+        readings = dict(zip(bdfs, await self._connect(host).readings(bdfs), strict=True))
+        return {
+            name: self._verdict(host, name, bdf, readings[bdf]) if bdf else _no_address(name)
+            for name, bdf in cards.items()
+        }
 
-    async def _verdict(self, service: "LevelZero", name: str, bdf: str, note: Callable[[str], None]) -> Verdict:
-        from accelplane.sidecars.levelzero import LevelZeroError  # noqa: PLC0415 gRPC is loaded only when it is used
+    async def indices(self, host: Host) -> Sequence[int]:
+        """The Level-Zero indices of Intel's GPUs. Raises `ScanError`.
 
+        `run` requests another scan soon after an empty or failed response.
+        """
+        self._indices_missing.set()
         try:
-            condition = await service.condition(bdf)
-            broken = [
-                f"{part} not ok"
-                for part, ok in (("memory", condition.memory), ("bus", condition.bus), ("SoC", condition.soc))
-                if not ok
-            ]
-            if condition.fault.code in _FATAL:
-                broken.append(str(condition.fault))
-            if broken:
-                return Verdict("bad", ", ".join(broken))
-            temperatures = await service.temperatures(bdf)
+            indices = await self._connect(host).indices()
         except LevelZeroError as error:
-            return Verdict("unknown", str(error))
-        for fault in dict.fromkeys((condition.fault, temperatures.fault)):
-            if fault.code:
-                note(f"{name}: the Level-Zero service could not read everything: {fault}")
-        if temperatures.fault.code in _FATAL:
-            return Verdict("bad", str(temperatures.fault))
-        overall, gpu, memory, _fault = temperatures
-        heat = self._heat.get(bdf, Heat()).after((overall, gpu, memory), self._limits, self._enough)
-        self._heat[bdf] = heat
-        return Verdict("bad", ", ".join(heat.complaints)) if heat.complaints else Verdict("good")
+            raise ScanError(str(error)) from error
+        if indices:
+            self._indices_missing.clear()
+        return indices
+
+    async def run(self, host: Host, request_scan: Callable[[], None]) -> None:
+        """Requests a scan every `WSL_RETRY` seconds while there are no indices. Closes the connection at the end."""
+        client = self._connect(host, reopen=True)
+        try:
+            while True:
+                await self._indices_missing.wait()
+                await asyncio.sleep(WSL_RETRY)
+                if self._indices_missing.is_set():
+                    request_scan()
+        finally:
+            client.close()
+
+    def _connect(self, host: Host, *, reopen: bool = False) -> LevelZero:
+        if self._client is None or (reopen and self._client.closed):
+            self._client = LevelZero(host.local(LEVELZERO_SOCKET))
+        return self._client
+
+    def _verdict(self, host: Host, name: str, bdf: str, readings: Readings) -> Verdict:
+        """A problem in one response counts although the other call failed."""
+        problems = [f"{part} not ok" for part in readings.failed_parts]
+        if readings.temperatures is not None:
+            state = self._temperatures.get(bdf, TemperatureState()).after(
+                readings.temperatures, self._limits, self.policy.bad_verdicts
+            )
+            self._temperatures[bdf] = state
+            problems += state.problems
+        for error in readings.errors:
+            if error.code in _FATAL:
+                problems.append(str(error))
+            else:
+                host.note(f"{name}: the Level-Zero service could not read everything: {error}")
+        if problems:
+            return Verdict("bad", ", ".join(problems))
+        return Verdict("unknown", readings.problem) if readings.problem else Verdict("good")
 
 
-def xpumd_verdicts(service: "Xpumd", devices: Sequence[Device]) -> dict[str, Verdict]:
-    """By card name, from what xpumd told last."""
-    found: dict[str, Verdict] = {}
-    for name, bdf in _cards(devices).items():
-        state = service.states.get(bdf)
+class XpumdSource:
+    """xpumd, which sends the health of devices when it changes."""
+
+    def __init__(self, config: GpuConfig) -> None:
+        self.policy = HealthPolicy(bad_verdicts=config.health_bad_verdicts, fail_closed=config.health_fail_closed)
+        self._client = Xpumd(config.xpumd_endpoint)
+
+    async def verdicts(self, host: Host, devices: Sequence[Device]) -> dict[str, Verdict]:
+        """By card name, from the last messages."""
+        return {name: self._verdict(name, bdf) for name, bdf in _pci_addresses(devices).items()}
+
+    async def run(self, host: Host, request_scan: Callable[[], None]) -> None:
+        await self._client.run(request_scan)
+
+    def _verdict(self, name: str, bdf: str) -> Verdict:
         if not bdf:
-            found[name] = _nameless(name)
-        elif service.problem:
-            found[name] = Verdict("unknown", service.problem)
-        elif state is None:
-            found[name] = Verdict("unknown", f"no health data available yet: {bdf}")
-        else:
-            found[name] = Verdict("bad", state) if state else Verdict("good")
-    return found
+            return _no_address(name)
+        if self._client.problem:
+            return Verdict("unknown", self._client.problem)
+        state = self._client.states.get(bdf)
+        if state is None:
+            return Verdict("unknown", f"no health data available yet: {bdf}")
+        return Verdict("bad", state) if state else Verdict("good")
 
 
-def _cards(devices: Sequence[Device]) -> dict[str, str]:
-    """PCI addresses by card name, empty where there is none. What monitors all cards is always well."""
+def _pci_addresses(devices: Sequence[Device]) -> dict[str, str]:
+    """PCI addresses by card name, empty if there is none. The monitoring device has no health."""
     return {device.unit: device.attributes.get("bdf", "") for device in devices if device.id != MONITORING_ID}
 
 
-def _nameless(name: str) -> Verdict:
-    return Verdict("unknown", f"{name} has no PCI address to ask for")
+def _no_address(name: str) -> Verdict:
+    return Verdict("unknown", f"{name} has no PCI address to query")

@@ -7,17 +7,13 @@ from msgspec.structs import replace
 
 from accelplane.devices import Allocation, Device, HealthPolicy, Resource, Skipped, Verdict
 from accelplane.host import Host
-from accelplane.plugins.base import Plugin, ScanError, Watch
+from accelplane.plugins.base import HealthSource, Plugin, Watch
 from accelplane.plugins.gpu.config import GpuConfig
-from accelplane.plugins.gpu.health import LevelZeroJudge, xpumd_verdicts
 from accelplane.plugins.gpu.scan import AFFINITY_MASK, CDI_KIND, Scope, scan, wsl_devices
 from accelplane.plugins.policies import preferred
 
 if TYPE_CHECKING:
-    from accelplane.sidecars.levelzero import LevelZero
-    from accelplane.sidecars.xpumd import Xpumd
-
-LEVELZERO_SOCKET = "/var/lib/levelzero/server.sock"
+    from accelplane.plugins.gpu.health import LevelZeroSource
 
 
 class GpuPlugin(Plugin[GpuConfig]):
@@ -30,10 +26,16 @@ class GpuPlugin(Plugin[GpuConfig]):
 
     def __init__(self, config: GpuConfig | None = None) -> None:
         super().__init__(config)
-        self._judge = LevelZeroJudge(self.config)
+        self._health: HealthSource | None = None
+        self._wsl: LevelZeroSource | None = None
+        if self.config.wsl or self.config.health_management or self.config.xpumd_endpoint:
+            from accelplane.plugins.gpu import health  # noqa: PLC0415 - loads protobuf
+
+            if self.config.wsl:
+                self._wsl = health.LevelZeroSource(self.config)
+            else:
+                self._health = health.health_source(self.config)
         self._indices: Sequence[int] = ()
-        self._levelzero: LevelZero | None = None
-        self._xpumd: Xpumd | None = None
         self._scope = Scope.of(self.config)
         places = self._scope.places
         self.watch = (
@@ -46,40 +48,23 @@ class GpuPlugin(Plugin[GpuConfig]):
         return wsl_devices(self._indices, self.config) if self.config.wsl else scan(host, self._scope)
 
     async def refresh(self, host: Host) -> None:
-        if not self.config.wsl:
-            return
-        from accelplane.sidecars.levelzero import LevelZeroError  # noqa: PLC0415 gRPC is loaded only when it is used
-
-        try:
-            self._indices = await self._ask_levelzero(host).indices()
-        except LevelZeroError as error:
-            raise ScanError(str(error)) from error
+        if self._wsl is not None:
+            self._indices = await self._wsl.indices(host)
 
     async def background(self, host: Host, request_scan: Callable[[], None]) -> None:
-        config = self.config
-        try:
-            if config.xpumd_endpoint:
-                await self._ask_xpumd().follow(request_scan)
-            elif config.health_management or config.wsl:
-                await self._ask_levelzero(host).follow(request_scan)
-        finally:
-            self._close()
+        source = self._wsl or self._health
+        if source is not None:
+            await source.run(host, request_scan)
 
     def overrides(self, hook: str) -> bool:
-        # Without a service to ask nobody need wake to ask it.
-        asks = self.config.xpumd_endpoint or self.config.health_management
-        return super().overrides(hook) and (hook != "health" or bool(asks))
+        return super().overrides(hook) and (hook != "health" or self._health is not None)
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
-        if self.config.xpumd_endpoint:
-            return xpumd_verdicts(self._ask_xpumd(), devices)
-        if self.config.health_management:
-            return await self._judge.verdicts(self._ask_levelzero(host), devices, host.note)
-        return {}
+        return {} if self._health is None else await self._health.verdicts(host, devices)
 
     @property
     def health_policy(self) -> HealthPolicy:
-        return HealthPolicy(bad_verdicts=self.config.health_bad_verdicts, fail_closed=self.config.health_fail_closed)
+        return HealthPolicy() if self._health is None else self._health.policy
 
     async def preferred_allocation(
         self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
@@ -92,23 +77,3 @@ class GpuPlugin(Plugin[GpuConfig]):
             return allocation
         mask = ",".join(map(str, sorted(indices)))
         return replace(allocation, envs={**allocation.envs, AFFINITY_MASK: mask})
-
-    def _ask_levelzero(self, host: Host) -> "LevelZero":
-        if self._levelzero is None:
-            from accelplane.sidecars.levelzero import LevelZero  # noqa: PLC0415 gRPC is loaded only when it is used
-
-            self._levelzero = LevelZero(host.local(LEVELZERO_SOCKET))
-        return self._levelzero
-
-    def _ask_xpumd(self) -> "Xpumd":
-        if self._xpumd is None:
-            from accelplane.sidecars.xpumd import Xpumd  # noqa: PLC0415 gRPC is loaded only when it is used
-
-            self._xpumd = Xpumd(self.config.xpumd_endpoint)
-        return self._xpumd
-
-    def _close(self) -> None:
-        for service in (self._levelzero, self._xpumd):
-            if service is not None:
-                service.close()
-        self._levelzero = self._xpumd = None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from accelplane.host import Host, HostError
-from accelplane.host.drivers import BindError, bind, driver_of, foreseen
+from accelplane.host.drivers import BindError, bind, bind_problem, driver_of
 from accelplane.plugins.qat.config import QatConfig
 from accelplane.plugins.qat.models import BY_VF_DRIVER, VENDOR
 
@@ -57,14 +57,14 @@ class Binder:
         So whoever only looks at a node is told what stands against it, too.
         """
         if not self._binds:
-            return foreseen(host, address, self._config.dpdk_driver)
+            return bind_problem(host, address, self._config.dpdk_driver)
         return self.problems.get(address, "")
 
     def _attempt(self, host: Host, address: str, driver: str, now: float) -> _Attempt:
         try:
             bind(host, address, driver, new_id=self._config.new_id != "never")
         except BindError as error:
-            return _Attempt(now + RETRY_AFTER if error.tried else now, str(error))
+            return _Attempt(now + RETRY_AFTER if error.attempted else now, str(error))
         return _Attempt(now + RETRY_AFTER, "")
 
     def _tell_ids(self, host: Host) -> None:

@@ -1,43 +1,50 @@
-"""Verdicts on physical functions, which fall sick with all their virtual functions.
+"""The health source of QAT: the heartbeat and the state of physical functions, which their virtual functions share.
 
-The driver asks the firmware for its heartbeat when `heartbeat/status` in debugfs is read, and answers 0, or -1 when
-there was none (Documentation/ABI/testing/debugfs-driver-qat).
+When `heartbeat/status` in debugfs is read the driver queries the firmware and returns 0, or -1 if there is no heartbeat
+(Documentation/ABI/testing/debugfs-driver-qat).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 
-from accelplane.devices import Device, Verdict
-from accelplane.host import Host, HostError, Missing
-from accelplane.plugins.qat.scan import Pf, debugfs, physical_function
-
-
-def verdicts(host: Host, devices: Iterable[Device]) -> dict[str, Verdict]:
-    """By the devices' units; in a virtual machine, where no physical function is to be seen, there are none."""
-    found: dict[str, Verdict] = {}
-    for device in devices:
-        pf = physical_function(host, device.id)
-        if pf is not None:
-            found[device.unit] = _verdict(host, pf)
-    return found
+from accelplane.devices import Device, HealthPolicy, Verdict
+from accelplane.host import Host, HostError, Missing, pci_address
+from accelplane.host.blocking import in_thread
+from accelplane.plugins.qat.scan import Pf, debugfs
 
 
-def _verdict(host: Host, pf: Pf) -> Verdict:
+class HeartbeatSource:
+    """Verdicts by physical function. In a virtual machine, which has no physical functions, there are none."""
+
+    # A device that comes back has been reset by its driver, and the next check is as far away as any delay.
+    policy = HealthPolicy(interval=9.0, good_verdicts=1, recovery_delay=0.0)
+
+    async def verdicts(self, host: Host, devices: Sequence[Device]) -> dict[str, Verdict]:
+        """By unit. Reads in a thread, because the firmware may respond slowly."""
+        addresses = {device.unit for device in devices if pci_address(device.unit)}
+        return await in_thread(lambda: {address: _verdict(host, address) for address in addresses})
+
+    async def run(self, host: Host, request_scan: Callable[[], None]) -> None:
+        """Nothing to follow: the kernel reports no changes of these files."""
+
+
+def _verdict(host: Host, address: str) -> Verdict:
+    pf = Pf(address, f"/sys/bus/pci/devices/{address}")
     try:
         directory = debugfs(host, pf)
     except Missing:
-        return Verdict("bad", f"no driver has the physical function {pf.address}")
+        return Verdict("bad", f"physical function {address} has no driver")
     except HostError as error:
         return Verdict("unknown", str(error))
     try:
         if host.text(f"{pf.path}/qat/state") == "down":
-            return Verdict("bad", f"{pf.address} is down (qat/state)")
+            return Verdict("bad", f"{address} is down (qat/state)")
     except Missing:
-        pass  # the file is there since Linux 6.0
+        pass  # the file exists since Linux 6.0
     except HostError as error:
         return Verdict("unknown", str(error))
     try:
-        # The answer ends in a newline and a zero byte; stripping both would make others look like it.
+        # The response ends in a newline and a zero byte. If both were stripped, other responses would look like it.
         line = host.raw_text(f"{directory}/heartbeat/status").partition("\n")[0]
     except HostError as error:
         return Verdict("unknown", str(error))
-    return Verdict("bad", f"{pf.address} has no heartbeat") if line == "-1" else Verdict("good")
+    return Verdict("bad", f"{address} has no heartbeat") if line == "-1" else Verdict("good")

@@ -6,13 +6,13 @@ from functools import partial
 
 from accelplane.devices import Allocation, Device, HealthPolicy, Verdict, natural
 from accelplane.host import Host
-from accelplane.host.blocking import in_thread
 from accelplane.plugins.base import Plugin, Sample, ScanResult, Watch
 from accelplane.plugins.policies import preferred
-from accelplane.plugins.qat import health, kernelmode
+from accelplane.plugins.qat import kernelmode
 from accelplane.plugins.qat.binding import Binder
 from accelplane.plugins.qat.config import QatConfig
-from accelplane.plugins.qat.scan import discover, scan
+from accelplane.plugins.qat.health import HeartbeatSource
+from accelplane.plugins.qat.scan import Discovery, discover, scan
 from accelplane.plugins.vfio import numbered
 
 
@@ -29,6 +29,8 @@ class QatPlugin(Plugin[QatConfig]):
         self._kernel_mode = self.config.mode == "kernel"
         self._status = ""
         self._binder = Binder(self.config)
+        self._prepared: tuple[Host, Discovery] | None = None  # what `prepare` read for the scan after it
+        self._heartbeat = HeartbeatSource()
         self._unknown: Mapping[str, bool] = {}
 
     async def refresh(self, host: Host) -> None:
@@ -37,25 +39,29 @@ class QatPlugin(Plugin[QatConfig]):
 
     def prepare(self, host: Host) -> None:
         if not self._kernel_mode:
-            vfs, _skipped = discover(host, self.config)
-            self._binder.bind(host, [vf.address for vf in vfs])
+            found = discover(host, self.config)
+            self._binder.bind(host, [vf.address for vf in found.vfs])
+            self._prepared = host, found
 
     def scan(self, host: Host) -> ScanResult:
         if self._kernel_mode:
             return kernelmode.scan(host, self._status)
-        return scan(host, self.config, partial(self._binder.problem, host))
+        (prepared, found), self._prepared = self._prepared or (None, None), None
+        if prepared is not host or found is None:
+            found = discover(host, self.config)
+        return scan(host, self.config, found, partial(self._binder.problem, host))
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
-        if self._kernel_mode:
-            return {}
-        # The driver asks the firmware, which may take its time.
-        found = await in_thread(lambda: health.verdicts(host, devices))
-        self._unknown = {**self._unknown, **{unit: verdict.answer == "unknown" for unit, verdict in found.items()}}
-        return found
+        verdicts = await self._heartbeat.verdicts(host, devices)
+        self._unknown = {**self._unknown, **{unit: verdict.answer == "unknown" for unit, verdict in verdicts.items()}}
+        return verdicts
+
+    def overrides(self, hook: str) -> bool:
+        return super().overrides(hook) and (hook != "health" or not self._kernel_mode)
 
     @property
     def health_policy(self) -> HealthPolicy:
-        return HealthPolicy(bad_verdicts=1, good_verdicts=1)
+        return self._heartbeat.policy
 
     async def preferred_allocation(
         self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
@@ -75,5 +81,5 @@ class QatPlugin(Plugin[QatConfig]):
             labels = {"device": unit, "resource": resource}
             yield Sample("qat_virtual_functions", "Virtual functions published of a QAT device", labels, float(count))
         for unit in sorted({unit for unit, _resource in vfs} & self._unknown.keys(), key=natural):
-            help_ = "1 while the health of a QAT device cannot be told"
+            help_ = "1 while the health of a QAT device is unknown"
             yield Sample("qat_health_unknown", help_, {"device": unit}, float(self._unknown[unit]))

@@ -13,15 +13,14 @@ from typing import NamedTuple
 
 from accelplane.devices import HEALTHY, UNHEALTHY, Device, DeviceNode, Mount, Skipped, natural
 from accelplane.host import Host, HostError, Missing, pci_address
+from accelplane.host.drivers import DRIVERS, vf_address, vf_links
+from accelplane.host.pci import DEVICES
 from accelplane.plugins.base import ScanResult
 from accelplane.plugins.qat.config import IGB_UIO, QatConfig
 from accelplane.plugins.qat.models import BY_VF_DRIVER, VENDOR, QatModel, model_of_vf
 from accelplane.plugins.qat.services import GENERIC, Service, sections, service
 from accelplane.plugins.vfio import group_nodes, iommufd_nodes
 
-_DEVICES = "/sys/bus/pci/devices"
-_DRIVERS = "/sys/bus/pci/drivers"
-_VIRTFN = re.compile(r"virtfn[0-9]+")
 _UIO = re.compile(r"uio[0-9]+")
 
 
@@ -40,11 +39,18 @@ class Vf(NamedTuple):
 
     @property
     def path(self) -> str:
-        return f"{_DEVICES}/{self.address}"
+        return f"{DEVICES}/{self.address}"
 
 
-def discover(host: Host, config: QatConfig) -> tuple[list[Vf], list[Skipped]]:
-    """The VFs of enabled drivers, as many as are wanted, and what was seen and left out. Raises `HostError`."""
+class Discovery(NamedTuple):
+    """The VFs to publish, and what is not published and why."""
+
+    vfs: Sequence[Vf]
+    skipped: Sequence[Skipped]
+
+
+def discover(host: Host, config: QatConfig) -> Discovery:
+    """The VFs of enabled drivers, up to `max_num_devices`. Raises `HostError`."""
     models = [BY_VF_DRIVER[driver] for driver in config.vf_drivers]
     skipped: list[Skipped] = []
     pfs = _physical_functions(host, models, skipped)
@@ -58,26 +64,25 @@ def discover(host: Host, config: QatConfig) -> tuple[list[Vf], list[Skipped]]:
     most = config.max_num_devices
     if len(vfs) > most:
         skipped.append(Skipped(f"{len(vfs) - most} virtual functions", f"more than max-num-devices, {most}"))
-    return vfs[:most], skipped
+    return Discovery(vfs[:most], skipped)
 
 
-def scan(host: Host, config: QatConfig, unbound: Callable[[str], str]) -> ScanResult:
-    """Devices of the VFs to publish. `unbound` says why the driver does not get the one at the address, if so."""
-    vfs, skipped = discover(host, config)
-    yield from skipped
+def scan(host: Host, config: QatConfig, found: Discovery, bind_problem: Callable[[str], str]) -> ScanResult:
+    """Devices of the discovered VFs. `bind_problem` is why the VF at an address cannot be bound, empty if it can."""
+    yield from found.skipped
     facts = _Facts(host)
-    for vf in vfs:
-        problem = unbound(vf.address)
+    for vf in found.vfs:
+        problem = bind_problem(vf.address)
         try:
             yield _device(host, config, facts, vf, problem)
         except HostError as error:
-            # That all of them leave while they are looked at is the way of every change of services.
+            # Every change of services removes all VFs, also during a scan.
             yield Skipped(vf.address, problem or str(error), warning=host.exists(vf.path))
 
 
 def physical_function(host: Host, vf: str) -> Pf | None:
     """The PF of the VF at the PCI address, None where it cannot be seen: in a virtual machine."""
-    link = f"{_DEVICES}/{vf}/physfn"
+    link = f"{DEVICES}/{vf}/physfn"
     if not host.exists(link):
         return None
     path = host.resolve(link)
@@ -91,7 +96,7 @@ def debugfs(host: Host, pf: Pf) -> str:
 
 def _physical_functions(host: Host, models: Iterable[QatModel], skipped: list[Skipped]) -> Iterator[Pf]:
     for model in models:
-        directory = f"{_DRIVERS}/{model.pf_driver}"
+        directory = f"{DRIVERS}/{model.pf_driver}"
         try:
             names = host.names(directory)
         except Missing:
@@ -112,19 +117,17 @@ def _virtual_functions(host: Host, pf: Pf, skipped: list[Skipped]) -> list[tuple
     """A PF's VFs with their numbered names, in byte-wise order."""
     found: list[tuple[str, Vf]] = []
     try:
-        names = [name for name in host.names(pf.path) if _VIRTFN.fullmatch(name)]
-        for name in names:
-            address = host.link(f"{pf.path}/{name}").rstrip("/").rpartition("/")[2]
-            if pci_address(address):
-                found.append((name, Vf(address, pf)))
-            else:
-                problem = f"{name} leads to {address[:40]!a}, expected a PCI address"
-                skipped.append(Skipped(f"{pf.address} {name}", problem, warning=True))
+        links = sorted(vf_links(host, pf.path))
     except HostError as error:
         skipped.append(Skipped(pf.address, str(error), warning=True))
-    else:
-        if not names:
-            skipped.append(Skipped(pf.address, "no virtual functions are enabled (sriov_numvfs)"))
+        return found
+    if not links:
+        skipped.append(Skipped(pf.address, "no virtual functions are enabled (sriov_numvfs)"))
+    for name in links:
+        try:
+            found.append((name, Vf(vf_address(host, f"{pf.path}/{name}"), pf)))
+        except HostError as error:
+            skipped.append(Skipped(f"{pf.address} {name}", str(error), warning=True))
     return found
 
 

@@ -10,8 +10,8 @@ from functools import partial
 import msgspec
 
 from accelplane.host import Host, HostError
-from accelplane.host.drivers import VFIO_PCI, driver_of, vfio_group_is_open
-from accelplane.provision.binding import binding, driver_override, is_loaded
+from accelplane.host.drivers import VFIO_PCI, driver_of, driver_override, is_loaded, vfio_group_is_open
+from accelplane.provision.binding import bind_steps
 from accelplane.provision.idxd.check import problems
 from accelplane.provision.idxd.config import IDXD, IdxdConfig
 from accelplane.provision.idxd.device import Place, observe, places
@@ -73,15 +73,15 @@ def _function_plan(address: str, config: IdxdConfig, host: Host) -> Plan:
             return msgspec.structs.replace(plan, refusal=missing)
         return msgspec.structs.replace(plan, failure=missing)
     if before == VFIO_PCI and vfio_group_is_open(host, address):
-        return msgspec.structs.replace(plan, refusal=f"in use: its VFIO group is open, it stays with {before}")
+        return msgspec.structs.replace(plan, refusal=f"in use: its VFIO group is open; it stays bound to {before}")
     try:
         found = [observe(host, place) for place in places(host, "dsa") if _function(host, place) == address]
     except HostError as error:
         return msgspec.structs.replace(plan, failure=str(error))
     used = [told for device in found for told in users(device)]
     if used and not config.force:
-        return msgspec.structs.replace(plan, refusal=f"in use: {', '.join(used)}, it stays with {before}")
-    steps = list(binding(host, address, driver, f"driver {before or 'none'} -> {driver}"))
+        return msgspec.structs.replace(plan, refusal=f"in use: {', '.join(used)}; it stays bound to {before}")
+    steps = list(bind_steps(host, address, driver, f"driver {before or 'none'} -> {driver}"))
     setups = [(device.place, as_it_is(device)) for device in found]
     back = partial(_function_back, address, before, driver_override(host, address), setups)
     return msgspec.structs.replace(plan, steps=steps, back=back)

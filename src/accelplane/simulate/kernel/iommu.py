@@ -3,12 +3,9 @@
 Facts: drivers/iommu/iommu.c (groups have the lowest free number), Documentation/ABI/testing/sysfs-kernel-iommu_groups.
 """
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from accelplane.simulate.kernel.core import Core
-
-if TYPE_CHECKING:
-    from accelplane.simulate.kernel.pci import PciFunction
+from accelplane.simulate.kernel.core import Core, Device
 
 _UNIT = "/sys/devices/virtual/iommu/dmar0"
 
@@ -28,27 +25,27 @@ class Iommu:
             core.tree.link(f"{_UNIT}/subsystem", "/sys/class/iommu")
             core.tree.link("/sys/class/iommu/dmar0", _UNIT)
 
-    def add(self, function: "PciFunction") -> None:
+    def add(self, function: Device) -> None:
         """A function comes under the IOMMU's care, if there is one."""
         if self.mode != "off":
             self.core.tree.link(f"{_UNIT}/devices/{function.name}", function.path)
             self.core.tree.link(f"{function.path}/iommu", _UNIT)
             self.join_new_group(function, {"type": "DMA-FQ", "reserved_regions": "0xfee00000 0xfeefffff msi"})
 
-    def remove(self, function: "PciFunction") -> None:
+    def remove(self, function: Device) -> None:
         """A function is gone."""
         self.core.tree.remove(f"{_UNIT}/devices/{function.name}")
         self.leave_group(function)
 
-    def mapped(self, function: "PciFunction") -> bool:
+    def mapped(self, function: Device) -> bool:
         """Whether the function's addresses are translated."""
         return self.mode != "off" and function.name in self._groups
 
-    def group(self, function: "PciFunction") -> int | None:
+    def group(self, function: Device) -> int | None:
         """The number of its group, if it is in one."""
         return self._groups.get(function.name)
 
-    def join_new_group(self, function: "PciFunction", attributes: dict[str, str]) -> int:
+    def join_new_group(self, function: Device, attributes: dict[str, str]) -> int:
         """A group of its own, with these files."""
         taken = set(self._groups.values())
         group = next(number for number in range(len(taken) + 1) if number not in taken)
@@ -59,7 +56,7 @@ class Iommu:
         self._groups[function.name] = group
         return group
 
-    def leave_group(self, function: "PciFunction") -> None:
+    def leave_group(self, function: Device) -> None:
         """The group goes with its only member."""
         group = self._groups.pop(function.name, None)
         if group is not None:

@@ -5,25 +5,52 @@ forgets), Documentation/ABI/stable/sysfs-driver-dma-idxd.
 """
 
 import errno
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from accelplane.simulate.kernel.core import Core, Device
 from accelplane.simulate.kernel.model import Attribute, oserror
 from accelplane.simulate.kernel.numbers import boolean, number
-
-if TYPE_CHECKING:
-    from accelplane.simulate.kernel.idxd import IdxdDevice
+from accelplane.simulate.offload import DsaSpec, IaaSpec
 
 _MAX_NAME, _MAX_DRIVER_NAME = 1024, 128
 _DEFAULT_TRANSFER, _DEFAULT_BATCH = 2 * 1024**2, 32
 _ALL_OPERATIONS = ",".join(["00000000"] * 6 + ["00000001", "003f03ff"])
 
 
+class Parent(Protocol):
+    """The device (`IdxdDevice`) that work queues, engines and groups belong to."""
+
+    kind: str
+    index: int
+    path: str
+    spec: DsaSpec | IaaSpec
+    version: int
+    configurable: bool
+    enabled: bool
+    buffer_limit: int
+    max_size: int
+    max_transfer: int
+    max_batch: int
+    max_buffers: int
+    status: int
+    sva: bool
+
+    @property
+    def queues(self) -> "Sequence[WorkQueue]": ...
+    @property
+    def engines(self) -> "Sequence[Engine]": ...
+    @property
+    def groups(self) -> "Sequence[Group]": ...
+
+    def group_number(self, written: int) -> int | None: ...
+    def check_configuration(self) -> None: ...
+
+
 class Part(Device):
     """One thing of a device, with its number."""
 
-    def __init__(self, core: Core, device: "IdxdDevice", kind: str, index: int) -> None:
+    def __init__(self, core: Core, device: Parent, kind: str, index: int) -> None:
         name = f"{kind}{device.index}.{index}"
         super().__init__(core, name, f"{device.path}/{name}")
         self.device = device
@@ -47,7 +74,7 @@ class Part(Device):
 class WorkQueue(Part):
     """One work queue. Disabling one forgets all but its size and group; disabling the device forgets these too."""
 
-    def __init__(self, core: Core, device: "IdxdDevice", index: int) -> None:
+    def __init__(self, core: Core, device: Parent, index: int) -> None:
         super().__init__(core, device, "wq", index)
         self.enabled = False
         self.minor = -1
@@ -219,7 +246,7 @@ class WorkQueue(Part):
 class Engine(Part):
     """One engine."""
 
-    def __init__(self, core: Core, device: "IdxdDevice", index: int) -> None:
+    def __init__(self, core: Core, device: Parent, index: int) -> None:
         super().__init__(core, device, "engine", index)
         self.group: int | None = None
 
@@ -237,7 +264,7 @@ class Engine(Part):
 class Group(Part):
     """One group. The read buffers of a device are shared by its groups; an IAA has none."""
 
-    def __init__(self, core: Core, device: "IdxdDevice", index: int) -> None:
+    def __init__(self, core: Core, device: Parent, index: int) -> None:
         super().__init__(core, device, "group", index)
         self.forget()
 
@@ -328,7 +355,7 @@ class Group(Part):
         return write
 
 
-def _members(group: Group, parts: "list[WorkQueue] | list[Engine]") -> str:
+def _members(group: Group, parts: Sequence[WorkQueue] | Sequence[Engine]) -> str:
     names = [part.name for part in parts if part.group == group.index]
     return " ".join(names) + "\n" if names else ""
 

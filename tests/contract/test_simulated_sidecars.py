@@ -1,4 +1,4 @@
-"""The doubles of the health services, over real sockets, held to what the real ones answer."""
+"""The simulated health services over real sockets: they respond as the real ones."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -62,7 +62,7 @@ async def temperatures(service: LevelZeroService) -> tuple[float, float, float]:
     return getattr(answer, "global"), answer.gpu, answer.memory
 
 
-async def test_any_device_is_well_until_told_otherwise(service: LevelZeroService) -> None:
+async def test_all_parts_of_a_device_are_ok_by_default(service: LevelZeroService) -> None:
     assert await health(service) == (True, True, True)
     service.set_health(BDF, memory=False)
     assert await health(service) == (False, True, True)
@@ -88,9 +88,7 @@ async def test_indices_are_as_set(service: LevelZeroService) -> None:
 
 
 @pytest.mark.parametrize("method", ANSWERS)
-async def test_every_answer_has_an_error_which_is_empty_when_all_went_well(
-    service: LevelZeroService, method: str
-) -> None:
+async def test_every_response_has_an_error_which_is_empty_for_success(service: LevelZeroService, method: str) -> None:
     answer = await ask(service, method)
     assert answer.HasField("error")
     assert (answer.error.errorcode, answer.error.description) == (0, "")
@@ -133,7 +131,7 @@ async def test_a_device_that_the_service_does_not_know_is_an_error_with_default_
         assert await health(service) == (False, True, True)
 
 
-async def test_a_service_that_hangs_answers_after_all_when_it_goes_on(service: LevelZeroService) -> None:
+async def test_a_hanging_service_responds_after_resume(service: LevelZeroService) -> None:
     service.hang()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await ask(service, "GetDeviceHealth", deadline=0.1)
@@ -145,7 +143,7 @@ async def test_a_service_that_hangs_answers_after_all_when_it_goes_on(service: L
     assert (await waiting).memory_ok
 
 
-async def test_a_service_can_die_with_calls_open_and_come_back(service: LevelZeroService) -> None:
+async def test_a_service_can_stop_with_open_calls_and_start_again(service: LevelZeroService) -> None:
     service.hang()
     waiting = asyncio.create_task(ask(service, "GetDeviceHealth"))
     await until(lambda: service.calls["GetDeviceHealth"] == 1)
@@ -158,7 +156,7 @@ async def test_a_service_can_die_with_calls_open_and_come_back(service: LevelZer
     assert await health(service) == (True, True, True)
 
 
-async def test_a_socket_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+async def test_a_socket_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "s.sock").mkdir()
     with pytest.raises(RuntimeError):
         await LevelZeroService(tmp_path / "s.sock").start()
@@ -204,7 +202,7 @@ async def watcher(xpumd: XpumdService) -> AsyncIterator[Watcher]:
     await watcher.close()
 
 
-async def test_a_stream_tells_what_is_known_and_then_each_change(xpumd: XpumdService, watcher: Watcher) -> None:
+async def test_a_stream_sends_the_current_health_and_then_each_change(xpumd: XpumdService, watcher: Watcher) -> None:
     assert await watcher.next() == {}
     xpumd.set_health(BDF)
     xpumd.set_health(BDF, "critical", name="temperature")
@@ -214,7 +212,7 @@ async def test_a_stream_tells_what_is_known_and_then_each_change(xpumd: XpumdSer
     assert await watcher.next() == {}
 
 
-async def test_a_later_stream_begins_with_everything(xpumd: XpumdService, watcher: Watcher) -> None:
+async def test_a_new_stream_starts_with_all_devices(xpumd: XpumdService, watcher: Watcher) -> None:
     xpumd.set_health(BDF, "warning")
     xpumd.set_health("0000:99:00.0", "failed")
     later = Watcher(xpumd)
@@ -222,13 +220,13 @@ async def test_a_later_stream_begins_with_everything(xpumd: XpumdService, watche
     await later.close()
 
 
-async def test_messages_without_sense_can_be_sent(xpumd: XpumdService, watcher: Watcher) -> None:
+async def test_invalid_messages_can_be_sent(xpumd: XpumdService, watcher: Watcher) -> None:
     assert await watcher.next() == {}
     xpumd.send(xpumd_pb2.DeviceHealthResponse(devices=[xpumd_pb2.DeviceHealth()]))
     assert await watcher.next() == {"": {}}
 
 
-async def test_streams_end_in_peace_or_with_an_error(xpumd: XpumdService, watcher: Watcher) -> None:
+async def test_streams_can_end_with_ok_or_an_error(xpumd: XpumdService, watcher: Watcher) -> None:
     assert await watcher.next() == {}
     xpumd.end()
     assert await watcher.next() is None
@@ -241,7 +239,7 @@ async def test_streams_end_in_peace_or_with_an_error(xpumd: XpumdService, watche
     await other.close()
 
 
-async def test_a_client_that_leaves_is_forgotten(xpumd: XpumdService, watcher: Watcher) -> None:
+async def test_a_disconnected_client_is_removed(xpumd: XpumdService, watcher: Watcher) -> None:
     assert await watcher.next() == {}
     assert xpumd.streams == 1
     await watcher.close()

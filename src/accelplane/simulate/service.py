@@ -1,6 +1,6 @@
-"""What the stand-ins for services beside a plugin share: a gRPC server on a socket that comes and goes.
+"""The base of simulated sidecar services: a gRPC server on a socket that can be stopped and started again.
 
-By gRPC's reference implementation, as the services that they stand in for.
+It uses the reference implementation of gRPC, as the real services do.
 """
 
 import os
@@ -10,19 +10,19 @@ import grpc
 import grpc.aio
 
 
-class Double:
-    """A service on `socket`, from `start` to `stop` or as a context manager; it can be started again."""
+class SimulatedService:
+    """A service on `socket`. It serves from `start` to `stop` or as a context manager and can be started again."""
 
     def __init__(self, socket: str | os.PathLike[str]) -> None:
         self.socket = os.fspath(socket)
         self._server: grpc.aio.Server | None = None
 
     def handlers(self) -> tuple[str, dict[str, Any]]:
-        """The service's full name, and a handler for each of its methods."""
+        """The full name of the service and a handler for each method."""
         raise NotImplementedError
 
     async def start(self) -> None:
-        """Serves on the socket, whose directory is made when missing. Raises `RuntimeError` when that cannot be."""
+        """Starts serving on the socket and creates its directory if necessary. Raises `RuntimeError` if it fails."""
         os.makedirs(os.path.dirname(self.socket) or ".", exist_ok=True)
         server = grpc.aio.server()
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(*self.handlers()),))
@@ -31,7 +31,7 @@ class Double:
         self._server = server
 
     async def stop(self) -> None:
-        """Cuts every call off and removes the socket. Does nothing when not started."""
+        """Aborts all calls and removes the socket. Does nothing if not started."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import link, write
 
-from accelplane.features import Features, Function, judged, look
+from accelplane.features import Features, Function, discover, evaluate
 from accelplane.host import Host
 
 RELEASE = "6.8.0-45-generic"
@@ -37,7 +37,7 @@ def epc(root: Path, *sizes: int) -> None:
 
 
 def looked(root: Path) -> Features:
-    return look(Host(root))
+    return discover(Host(root))
 
 
 def names(features: Features, feature: str) -> set[str]:
@@ -46,11 +46,11 @@ def names(features: Features, feature: str) -> set[str]:
 
 def test_an_empty_tree_has_nothing_and_that_is_no_fault(tmp_path: Path) -> None:
     host = Host(tmp_path)
-    found = look(host)
+    found = discover(host)
     assert found.pci == ()
     assert not any(found.elements.values())
     assert host.notes == []
-    assert judged(found).labels == {}
+    assert evaluate(found).labels == {}
 
 
 def test_pci_functions_are_told_by_class_and_device(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_function_with_odd_ids_is_left_out_and_noted(tmp_path: Path, cls: str,
     pci(tmp_path, "0000:3d:00.0", cls, device)
     pci(tmp_path, "0000:3e:00.0", "0x038000", "0x56c0")
     host = Host(tmp_path)
-    assert look(host).pci == (Function("0380", "56c0"),)
+    assert discover(host).pci == (Function("0380", "56c0"),)
     assert any("0000:3d:00.0" in note for note in host.notes)
 
 
@@ -147,28 +147,28 @@ def test_a_node_with_sgx_is_labelled_with_its_memory(tmp_path: Path) -> None:
     found = looked(tmp_path)
     assert names(found, "cpu.cpuid") == {"SGX", "SGXLC"}
     assert found.element("cpu.security", "sgx.epc") == "197132288"
-    assert judged(found).resources == {"sgx.intel.com/epc": "197132288"}
-    assert judged(found).labels == {"intel.feature.node.kubernetes.io/sgx": "true"}
+    assert evaluate(found).resources == {"sgx.intel.com/epc": "197132288"}
+    assert evaluate(found).labels == {"intel.feature.node.kubernetes.io/sgx": "true"}
 
 
 @pytest.mark.parametrize("flags", ["", "sgx", "sgx_lc"])
 def test_a_node_whose_cpu_says_no_is_not(tmp_path: Path, flags: str) -> None:
     cpu(tmp_path, flags)
     epc(tmp_path, 98566144)
-    assert judged(looked(tmp_path)).labels == {}
+    assert evaluate(looked(tmp_path)).labels == {}
 
 
 def test_a_node_whose_driver_manages_no_memory_is_not(tmp_path: Path) -> None:
     cpu(tmp_path, "sgx sgx_lc")
     write(tmp_path / "dev/sgx_enclave", "")
-    assert judged(looked(tmp_path)).labels == {}
+    assert evaluate(looked(tmp_path)).labels == {}
 
 
 def test_a_release_never_leads_elsewhere(tmp_path: Path) -> None:
     write(tmp_path / "proc/sys/kernel/osrelease", "../../etc\n")
     write(tmp_path / "etc/modules.builtin", "kernel/xe.ko\n")
     host = Host(tmp_path)
-    assert names(look(host), "kernel.enabledmodule") == set()
+    assert names(discover(host), "kernel.enabledmodule") == set()
     assert any("osrelease" in note for note in host.notes)
 
 
@@ -180,7 +180,7 @@ def test_links_stay_inside_the_root(tmp_path: Path) -> None:
 
 def test_the_machine_itself_is_looked_at_without_complaint() -> None:
     host = Host("/")
-    look(host)
+    discover(host)
     assert [note for note in host.notes if "memory" in note] == []
 
 
@@ -195,7 +195,7 @@ def test_pipes_directories_and_endless_files_are_passed_over(tmp_path: Path) -> 
     with open(tmp_path / f"boot/config-{RELEASE}", "wb") as file:
         file.truncate(1 << 30)
     host = Host(tmp_path)
-    assert names(look(host), "kernel.loadedmodule") == set()
+    assert names(discover(host), "kernel.loadedmodule") == set()
     assert len(host.notes) == 3
 
 
@@ -204,7 +204,7 @@ def test_no_text_of_procfs_or_sysfs_makes_it_fail(tmp_path: Path, files: list[tu
     for name, data in files:
         write(tmp_path / name, data)
     found = looked(tmp_path)
-    assert judged(found).labels.keys() <= {"intel.feature.node.kubernetes.io/sgx"}
+    assert evaluate(found).labels.keys() <= {"intel.feature.node.kubernetes.io/sgx"}
     for name in names(found, "kernel.enabledmodule"):
         assert name.isascii()
 

@@ -1,0 +1,60 @@
+"""`Host`: the files of a node, with its PCI functions and NUMA nodes."""
+
+import os
+from collections.abc import Sequence
+
+from accelplane.host import pci, topology
+from accelplane.host.errors import HostError, Missing
+from accelplane.host.files import HostFiles
+
+
+class Host(HostFiles):
+    """The node below `root`. Every path given or returned is the host's own, without the root."""
+
+    def __init__(self, root: str | os.PathLike[str] = "/") -> None:
+        super().__init__(root)
+        self._hints: topology.Cache = {}
+        self._numa_nodes: dict[tuple[str, ...], tuple[int, ...] | None] = {}
+
+    def pci_devices(self, vendor: str | None = None) -> list[pci.PciDevice]:
+        """The PCI functions, those of one vendor (`0x8086`) if given; unreadable ones are noted and left out."""
+        return pci.functions(self, vendor)
+
+    def driver(self, device: str) -> str:
+        """The name of the driver bound to the sysfs device directory. Raises `Missing` or `Unreadable`."""
+        return self.link(f"{device}/driver").rstrip("/").rpartition("/")[2]
+
+    def vf_count(self, device: str) -> str:
+        """The text of `sriov_numvfs` of the sysfs device directory; `-1` if there is none, as of a virtual function.
+
+        An error is noted, and the result is `-1`.
+        """
+        try:
+            return self.text(f"{device}/sriov_numvfs")
+        except Missing:
+            return "-1"
+        except HostError as error:
+            self.note(f"virtual functions unknown: {error}")
+            return "-1"
+
+    def is_vf(self, device: str) -> bool:
+        """Whether the PCI function is a virtual one."""
+        return self.exists(f"{device}/physfn")
+
+    def topology_of(self, *devices: str) -> tuple[int, ...] | None:
+        """The NUMA nodes of the sysfs devices (directories or class links), ascending; None if they have none.
+
+        Devices that cannot be read are noted; the result contains the others.
+        """
+        if devices not in self._numa_nodes:
+            self._numa_nodes[devices] = topology.of_sysfs(self, devices, self._hints)
+        return self._numa_nodes[devices]
+
+    def topology_of_nodes(self, nodes: Sequence[str]) -> tuple[int, ...] | None:
+        """As `topology_of`, for files under `/dev` (of any other file: for its disk)."""
+        return topology.of_nodes(self, nodes, self._hints)
+
+    def forget(self) -> None:
+        super().forget()
+        self._hints.clear()
+        self._numa_nodes.clear()

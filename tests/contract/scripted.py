@@ -1,0 +1,343 @@
+"""An agent, its node and its kubelet on a `VirtualTimeLoop`: every interleaving is under a test's control."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from virtualtime import Threads, VirtualTimeLoop, controlled
+
+from accelplane import rpc
+from accelplane.devices import Device, HealthPolicy, Verdict
+from accelplane.host import Host
+from accelplane.kubelet import checkpoint, messages, server
+from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
+from accelplane.node import allocations, health_loop, runner, scan_loop, threads
+from accelplane.node.agent import Agent
+from accelplane.node.publishers import cdi, kubelet
+from accelplane.node.settings import Settings
+from accelplane.plugins import Plugin
+from accelplane.plugins.base import Config
+
+LIST_AND_WATCH, ALLOCATE = "/v1beta1.DevicePlugin/ListAndWatch", "/v1beta1.DevicePlugin/Allocate"
+# Longer than all delays and retries of the agent but its safety timers, which must not be needed.
+LONG, NEVER = 40.0, 1e6
+
+
+class ScriptedKubelet:
+    """A device manager: registration, lists, Allocate, and a checkpoint that it writes at each list.
+
+    `crashes` names what would crash a real kubelet (docs/kubelet-defects.md).
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.lists: dict[str, dict[str, bool]] = {}
+        self.held: dict[str, set[str]] = {}
+        self.crashes: list[str] = []
+        self.ends_streams = 0  # so many streams end after their first list, while Register is unanswered
+        self._unanswered: list[tuple[str, str]] = []
+        self._streams: set[asyncio.Task[None]] = set()
+        self._server: rpc.RpcServer | None = None
+        self._listed = asyncio.Event()
+
+    async def start(self) -> None:
+        """As a kubelet does it: deletes all sockets, then makes its own."""
+        for name in os.listdir(self.directory):
+            if name.endswith(".sock"):
+                os.unlink(os.path.join(self.directory, name))
+        self._server = rpc.RpcServer({messages.REGISTER: rpc.unary(pb.RegisterRequest, pb.Empty, self._register)})
+        await self._server.start(os.path.join(self.directory, "kubelet.sock"))
+
+    async def stop(self) -> None:
+        for stream in self._streams:
+            stream.cancel()
+        if self._streams:
+            await asyncio.wait(self._streams)
+        if self._server is not None:
+            await self._server.stop()
+        self._server = None
+        self._listed.clear()
+        self.lists.clear()
+
+    async def allocate(self, resource: str, id_: str) -> None:
+        """Allocates one ID to a container, which keeps it until `release`."""
+        call = (resource, id_)
+        self._unanswered.append(call)
+        request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=[id_])])
+        try:
+            async with rpc.Channel(self._socket(resource)) as plugin:
+                await plugin.call(ALLOCATE, request, pb.AllocateResponse, deadline=LONG)
+        except rpc.RpcError:
+            return
+        finally:
+            self._unanswered.remove(call)
+        if id_ not in self.lists.get(resource, {id_: True}):
+            self.crashes.append(f"Allocate of {id_} was answered after it had left the list")
+        self.held.setdefault(resource, set()).add(id_)
+        self._write_checkpoint()
+
+    def release(self, resource: str, id_: str) -> None:
+        self.held[resource].discard(id_)
+        self._write_checkpoint()
+
+    def _socket(self, resource: str) -> str:
+        return os.path.join(self.directory, resource.replace("/", "-") + ".sock")
+
+    async def _register(self, request: pb.RegisterRequest) -> pb.Empty:
+        stream = asyncio.create_task(self._watch(request.resource_name))
+        self._streams.add(stream)
+        stream.add_done_callback(self._streams.discard)
+        if self.ends_streams:
+            self.ends_streams -= 1
+            await self._listed.wait()
+            stream.cancel()
+            await asyncio.wait((stream,))
+        return pb.Empty()
+
+    async def _watch(self, resource: str) -> None:
+        try:
+            async with rpc.Channel(self._socket(resource)) as plugin:
+                async for message in plugin.stream(LIST_AND_WATCH, pb.Empty(), pb.ListAndWatchResponse):
+                    self._learn(resource, {device.ID: device.health == "Healthy" for device in message.devices})
+        except rpc.RpcError:
+            pass
+        finally:
+            if resource in self.lists:
+                self.lists[resource] = dict.fromkeys(self.lists[resource], False)
+
+    def _learn(self, resource: str, devices: dict[str, bool]) -> None:
+        missing = self.held.get(resource, set()) - devices.keys()
+        if missing:
+            self.crashes.append(f"{sorted(missing)} left the list of {resource} while a container holds it")
+        self.lists[resource] = devices
+        self._listed.set()
+        self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
+        holdings = tuple(
+            checkpoint.Holding(f"pod-{id_}", "main", resource, {-1: (id_,)}, b"")
+            for resource, ids in self.held.items()
+            for id_ in sorted(ids)
+        )
+        healthy = {name: tuple(id_ for id_, well in ids.items() if well) for name, ids in self.lists.items()}
+        checkpoint.write_checkpoint(self.directory, checkpoint.Checkpoint(holdings, healthy))
+
+
+class ShelfConfig(Config, frozen=True, kw_only=True):
+    """An option, so that a configuration can differ."""
+
+    label: Annotated[str, msgspec.Meta(description="any text")] = ""
+
+
+class Shelf(Plugin[ShelfConfig]):
+    """A device for each entry of each directory below `/NAME`; the directory is the unit.
+
+    `bad` has the units that are unhealthy. `health` reads it at once and answers when the test says so.
+    """
+
+    config_type = ShelfConfig
+
+    def __init__(self, world: "World", name: str, config: ShelfConfig | None = None) -> None:
+        super().__init__(config)
+        self.namespace = f"{name}.example.com"
+        self.name = name
+        self.crash = False
+        self._world = world
+
+    @property
+    def health_policy(self) -> HealthPolicy:
+        return HealthPolicy(bad_verdicts=1, good_verdicts=1, interval=NEVER)
+
+    def overrides(self, hook: str) -> bool:
+        if self.crash and hook == "health":
+            self.crash = False
+            raise RuntimeError("injected crash")
+        return super().overrides(hook)
+
+    def prepare(self, host: Host) -> None:
+        """Present so that scans change hardware: no two may run at once."""
+
+    def scan(self, host: Host) -> Iterable[Device]:
+        shelf = f"/{self.name}"
+        if not host.exists(shelf):
+            return
+        for unit in host.names(shelf):
+            for id_ in host.names(f"{shelf}/{unit}"):
+                yield Device(resource="thing", id=id_, unit=unit, topology=None)
+
+    async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
+        verdicts = {unit: Verdict("bad" if unit in self._world.bad else "good") for unit in {d.unit for d in devices}}
+        await self._world.reply()
+        return verdicts
+
+    async def background(self, host: Host, request_scan: Callable[[], None]) -> None:
+        self._world.notify.append(request_scan)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._world.notify.remove(request_scan)
+
+
+class World:
+    """The node's files, its kubelet and an agent with the plugins `enabled`, on one loop."""
+
+    def __init__(self) -> None:
+        self.loop = VirtualTimeLoop()
+        self.threads = Threads()
+        self.directory = tempfile.mkdtemp(prefix="aw")
+        self.root = Path(self.directory, "root")
+        self.root.mkdir()
+        plugins = Path(self.directory, "device-plugins")
+        plugins.mkdir()
+        self.config = Path(self.directory, "etc", "config")
+        self.config.parent.mkdir()
+        self.config.write_text("")
+        self.bad: set[str] = set()
+        self.notify: list[Callable[[], None]] = []
+        self.replies: list[asyncio.Future[None]] = []
+        self.immediate_replies = True
+        self.enabled: dict[str, Shelf] = {}
+        self._changes = 0
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(
+            controlled(
+                self.loop, self.threads, allocations, health_loop, runner, scan_loop, server, threads, cdi, kubelet
+            )
+        )
+        self.settings = Settings(
+            root=str(self.root),
+            kubelet_dir=self.directory,
+            cdi_dir=f"{self.directory}/cdi",
+            safety_interval=NEVER,
+            unwatched_interval=NEVER,
+        )
+        self.kubelet = ScriptedKubelet(str(plugins))
+        self.loop.run(self.kubelet.start())
+        self.enabled["a"] = Shelf(self, "a")
+        # The events and locks of the agent belong to this loop from their first use on.
+        self.agent = Agent(
+            self.settings,
+            self.enabled,
+            config_file=str(self.config),
+            reload=lambda: (self.settings, dict(self.enabled)),
+        )
+        self.task = self.loop.create_task(self.agent.run())
+
+    # What happens on the node
+
+    def plug(self, name: str, unit: str, id_: str) -> None:
+        path = self.root / name / unit
+        path.mkdir(parents=True, exist_ok=True)
+        (path / id_).touch()
+
+    def unplug(self, name: str, unit: str, id_: str) -> None:
+        (self.root / name / unit / id_).unlink(missing_ok=True)
+
+    def set_health(self, unit: str, *, good: bool) -> None:
+        """Changes a unit's health; the source notifies the plugins."""
+        (self.bad.discard if good else self.bad.add)(unit)
+        for notify in list(self.notify):
+            notify()
+
+    async def reply(self) -> None:
+        if self.immediate_replies:
+            return
+        reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.replies.append(reply)
+        await reply
+
+    def answer_health(self, index: int = 0) -> None:
+        reply = self.replies.pop(index)
+        if not reply.done():
+            reply.set_result(None)
+
+    def reload(self) -> None:
+        """Makes the agent read its configuration again."""
+        self._changes += 1
+        self.config.write_text(str(self._changes))
+
+    def enable(self, name: str, label: str = "") -> None:
+        self.enabled[name] = Shelf(self, name, ShelfConfig(label=label))
+        self.reload()
+
+    def disable(self, name: str) -> None:
+        self.enabled.pop(name, None)
+        self.reload()
+
+    def restart_kubelet(self) -> None:
+        self.loop.run(self._restart())
+
+    async def _restart(self) -> None:
+        await self.kubelet.stop()
+        await self.kubelet.start()
+
+    # Time
+
+    def step(self, count: int = 1) -> None:
+        self.loop.step(count)
+
+    def advance(self, seconds: float) -> None:
+        self.loop.run(asyncio.sleep(seconds))
+
+    def scans(self, name: str) -> int:
+        """How many scans of the plugin run in threads now."""
+        scanning = [thread for thread in self.threads.running if "ScanLoop" in thread.work.__qualname__]
+        plugins = [thread.work.__closure__[1].cell_contents for thread in scanning if thread.work.__closure__]
+        return sum(getattr(plugin, "name", None) == name for plugin in plugins)
+
+    def rest(self) -> None:
+        """Lets everything that is under way end."""
+        self.threads.immediate = self.immediate_replies = True
+        self.threads.deliver_all()
+        while self.replies:
+            self.answer_health()
+        self.advance(LONG)
+
+    def hold(self) -> None:
+        """From now on threads and health sources wait for the test."""
+        self.threads.immediate = self.immediate_replies = False
+
+    # What must be true
+
+    def expected(self, name: str) -> dict[str, bool]:
+        """The list at rest: what is plugged, with its health, and what containers hold, as Unhealthy."""
+        found: dict[str, bool] = {}
+        shelf = self.root / name
+        for unit in sorted(os.listdir(shelf)) if shelf.exists() else ():
+            for id_ in os.listdir(shelf / unit):
+                found[id_] = unit not in self.bad
+        return {**dict.fromkeys(self.kubelet.held.get(f"{name}.example.com/thing", ()), False), **found}
+
+    def check_rest(self) -> None:
+        assert not self.task.done(), self.task
+        for name in self.enabled:
+            expected = self.expected(name)
+            assert self.kubelet.lists.get(f"{name}.example.com/thing", {}) == expected, name
+        assert self.kubelet.crashes == []
+        assert len(self.notify) == len(self.enabled), "one background task for each plugin"
+
+    def close(self) -> None:
+        """Stops the agent; nothing that it started may be left."""
+        try:
+            self.agent.stop()
+            self.threads.immediate = self.immediate_replies = True
+            self.threads.deliver_all()
+            while self.replies:
+                self.answer_health()
+            self.loop.run(self.task)
+            self.loop.run(self.kubelet.stop())
+            self.step(5)
+            assert asyncio.all_tasks(self.loop) == set()
+            assert self.threads.running == []
+            assert self.notify == []
+            assert [error["message"] for error in self.loop.errors] == []
+        finally:
+            self._stack.close()
+            self.loop.close()
+            shutil.rmtree(self.directory)

@@ -1,0 +1,228 @@
+"""The agent under controlled and random orders of events, on a loop with virtual time.
+
+At rest the kubelet's lists equal the node's devices, no request was lost, and nothing outlives its owner.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from scripted import World
+
+THING = "a.example.com/thing"
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def resting(world: World) -> World:
+    """With one device listed."""
+    world.plug("a", "u0", "d0")
+    world.rest()
+    world.check_rest()
+    return world
+
+
+def until_scanning(world: World) -> None:
+    """Runs until a scan waits in its thread."""
+    for _ in range(200):
+        if world.scans("a"):
+            return
+        world.advance(0.01)
+    raise AssertionError("no scan was started")
+
+
+def test_a_device_that_appears_between_the_scan_and_the_start_of_its_watch_is_found(world: World) -> None:
+    world.hold()
+    until_scanning(world)
+    world.plug("a", "u0", "d0")
+    world.threads.running[0].execute()
+    world.plug("a", "u0", "d1")  # in a directory that only this scan has named
+    world.rest()
+    world.check_rest()
+    assert world.kubelet.lists[THING] == {"d0": True, "d1": True}
+
+
+def test_a_health_request_during_a_check_causes_another_check(resting: World) -> None:
+    resting.hold()
+    resting.set_health("u0", good=True)
+    while not resting.replies:
+        resting.step()
+    resting.set_health("u0", good=False)
+    resting.step(10)
+    resting.rest()
+    resting.check_rest()
+    assert resting.kubelet.lists[THING] == {"d0": False}
+
+
+def test_a_reload_while_a_crashed_plugin_waits_for_its_restart_starts_one_background_task(resting: World) -> None:
+    resting.enabled["a"].crash = True
+    resting.plug("a", "u0", "d1")
+    resting.advance(1)
+    assert resting.agent.status().plugins["a"].crashed
+    resting.enable("a", label="new")
+    resting.advance(1)
+    resting.rest()
+    resting.loop.errors.clear()
+    resting.check_rest()
+
+
+def test_a_plugin_that_is_enabled_again_during_a_scan_waits_for_its_thread(resting: World) -> None:
+    resting.hold()
+    resting.plug("a", "u0", "d1")
+    until_scanning(resting)
+    resting.disable("a")
+    resting.advance(10)
+    resting.enable("a")
+    resting.advance(10)
+    assert resting.scans("a") == 1
+    resting.rest()
+    resting.check_rest()
+
+
+def test_the_agent_ends_only_after_the_thread_of_its_last_scan(resting: World) -> None:
+    resting.hold()
+    resting.plug("a", "u0", "d1")
+    until_scanning(resting)
+    resting.agent.stop()
+    resting.step(100)
+    assert not resting.task.done()
+    resting.threads.deliver_all()
+    resting.step(100)
+    assert resting.task.done()
+
+
+def test_an_id_that_leaves_while_allocate_is_under_way_stays_listed(resting: World) -> None:
+    call = resting.loop.create_task(resting.kubelet.allocate(THING, "d0"))
+    resting.unplug("a", "u0", "d0")
+    resting.plug("a", "u0", "d1")
+    resting.rest()
+    resting.check_rest()
+    assert call.done()
+    assert resting.kubelet.held == {THING: {"d0"}}
+    resting.kubelet.release(THING, "d0")
+    resting.rest()
+    assert resting.kubelet.lists[THING] == {"d1": True}
+
+
+def test_a_stream_that_ends_while_register_is_unanswered_is_followed_by_a_registration_at_once(resting: World) -> None:
+    resting.kubelet.ends_streams = 1
+    resting.restart_kubelet()
+    resting.advance(2)
+    resting.check_rest()
+
+
+class AgentMachine(RuleBasedStateMachine):
+    """Events in any order; after each few of them everything comes to rest."""
+
+    names = st.sampled_from(("a", "b"))
+    units = st.sampled_from(("u0", "u1"))
+    ids = st.sampled_from(("d0", "d1", "d2"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+
+    @rule(name=names, unit=units, id_=ids)
+    def plug(self, name: str, unit: str, id_: str) -> None:
+        other = "u1" if unit == "u0" else "u0"
+        self.world.unplug(name, other, id_)  # an ID is in one place only
+        self.world.plug(name, unit, id_)
+
+    @rule(name=names, unit=units, id_=ids)
+    def unplug(self, name: str, unit: str, id_: str) -> None:
+        self.world.unplug(name, unit, id_)
+
+    @rule(unit=units, good=st.booleans())
+    def set_health(self, unit: str, good: bool) -> None:
+        self.world.set_health(unit, good=good)
+
+    @rule()
+    def hold(self) -> None:
+        self.world.hold()
+
+    @precondition(lambda self: self.world.threads.running)
+    @rule(data=st.data())
+    def execute_thread(self, data: st.DataObject) -> None:
+        running = self.world.threads.running
+        running[data.draw(st.integers(0, len(running) - 1))].execute()
+
+    @precondition(lambda self: self.world.threads.running)
+    @rule(data=st.data())
+    def deliver_thread(self, data: st.DataObject) -> None:
+        self.world.threads.deliver(data.draw(st.integers(0, len(self.world.threads.running) - 1)))
+
+    @precondition(lambda self: self.world.replies)
+    @rule(data=st.data())
+    def answer_health(self, data: st.DataObject) -> None:
+        self.world.answer_health(data.draw(st.integers(0, len(self.world.replies) - 1)))
+
+    @rule(name=names, label=st.sampled_from(("", "x")))
+    def enable(self, name: str, label: str) -> None:
+        self.world.enable(name, label)
+
+    @rule(name=names)
+    def disable(self, name: str) -> None:
+        self.world.disable(name)
+
+    @rule(name=names)
+    def crash(self, name: str) -> None:
+        if name in self.world.enabled:
+            self.world.enabled[name].crash = True
+
+    @rule()
+    def restart_kubelet(self) -> None:
+        self.world.restart_kubelet()
+
+    @rule(name=names, data=st.data())
+    def allocate(self, name: str, data: st.DataObject) -> None:
+        resource = f"{name}.example.com/thing"
+        held = self.world.kubelet.held.get(resource, set())
+        free = sorted(id_ for id_, good in self.world.kubelet.lists.get(resource, {}).items() if good and id_ not in held)
+        if free:
+            self.world.loop.create_task(self.world.kubelet.allocate(resource, data.draw(st.sampled_from(free))))
+
+    @rule(name=names, data=st.data())
+    def release(self, name: str, data: st.DataObject) -> None:
+        resource = f"{name}.example.com/thing"
+        held = sorted(self.world.kubelet.held.get(resource, ()))
+        if held:
+            self.world.kubelet.release(resource, data.draw(st.sampled_from(held)))
+
+    @rule(count=st.integers(1, 30))
+    def step(self, count: int) -> None:
+        self.world.step(count)
+
+    @rule(seconds=st.sampled_from((0.01, 1.5, 6.0, 11.0)))
+    def advance(self, seconds: float) -> None:
+        self.world.advance(seconds)
+
+    @rule()
+    def rest(self) -> None:
+        self.world.rest()
+        self.world.check_rest()
+
+    @invariant()
+    def one_scan_for_each_plugin(self) -> None:
+        assert all(self.world.scans(name) <= 1 for name in ("a", "b"))
+
+    @invariant()
+    def no_kubelet_crash(self) -> None:
+        assert self.world.kubelet.crashes == []
+
+    def teardown(self) -> None:
+        try:
+            self.rest()
+        finally:
+            self.world.close()
+
+
+TestAgentMachine = AgentMachine.TestCase
+TestAgentMachine.settings = settings(max_examples=40, stateful_step_count=40)
