@@ -106,7 +106,16 @@ class GpuNode:
         return {device.name for device in self.hardware.devices()}
 
     def _announce(self, action: str, paths: Sequence[str]) -> None:
-        self.node.copy_tree(self.tree)
+        while True:
+            # containerd makes a missing mount source a directory when a container with a stored answer starts.
+            for link in self.node.path(BY_PATH).glob("*"):
+                if not link.is_symlink() and link.is_dir():
+                    link.rmdir()
+            try:
+                self.node.copy_tree(self.tree)
+                break
+            except IsADirectoryError:
+                continue
         for path in paths:
             self.node.uevent(action, path, "drm")
 
