@@ -1,6 +1,6 @@
-# Everything a contributor or a build machine runs. `make help` lists it.
+# Commands for contributors and for continuous integration. `make help` lists them.
 #
-# The targets make .venv themselves. PYTHON=… names the interpreter it stands on (3.11 or newer, python3 if not said).
+# The targets create .venv themselves. PYTHON=… selects the interpreter (3.11 or newer; default: python3).
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -15,31 +15,32 @@ PY := $(VENV)/bin/python
 ready := $(VENV)/.ready
 definitions := deploy/operator/crd/bases
 
-# pyright and the Node.js it runs on come as wheels; without these it looks for newer ones, and for another Node.js.
+# pyright and its Node.js are pinned wheels. These variables disable the search for newer versions and for another Node.js.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 
-## demo: a simulated node, the real agent and an embedded kubelet, live (as plain text without a terminal)
+## demo: run the real agent on a simulated node with an embedded kubelet (plain text without a terminal)
 demo: $(ready)
 	$(VENV)/bin/accelplane demo
 
-## test: every test but the cluster's, in parallel, two for each core; fails below 90 % coverage. ARGS=… run a part, without coverage
+## test: run all tests except cluster tests, two per core; fails below 90 % coverage. ARGS=… selects tests, without coverage
+test: export PYTHONDONTWRITEBYTECODE :=  # without compiled modules every process compiles them anew
 test: $(ready)
 	rm -f .coverage .coverage.*
-	$(PY) -m pytest --numprocesses "$$((2 * $$(nproc)))" --maxprocesses 8 --timeout 180 -m "not cluster" \
+	$(PY) -m pytest --numprocesses "$$((2 * $$(nproc)))" --maxprocesses 8 --dist worksteal --timeout 180 -m "not cluster" \
 		$(or $(ARGS),--cov --cov-report term-missing:skip-covered --cov-fail-under 90)
 
-# What a stranger may bring to a node with FPGAs gets the most.
+# Untrusted FPGA input gets the largest number of examples.
 fpga_tests := tests/unit/test_admission_fpga.py $(wildcard tests/unit/test_fpga_*.py)
 fuzzing = ACCELPLANE_FUZZ=$(1) $(PY) -m pytest --numprocesses auto --maxprocesses 8 --timeout 7200 -m "fuzz and not cluster"
 
-## fuzz: more than a million inputs for all that reads what strangers write; takes some 40 minutes. INPUTS=… for each of FPGAs
+## fuzz: run the property tests of parsers with over a million inputs, about 40 minutes. INPUTS=… per FPGA test
 fuzz: $(ready)
 	$(call fuzzing,$(or $(INPUTS),45000)) $(fpga_tests)
 	$(call fuzzing,3000) tests/unit tests/contract $(addprefix --ignore ,$(fpga_tests))
 
-## check: lint, format, types, the floors of the house, generated code; -k goes on after a fault
-check: lint types floors generated
+## check: lint, format, types, import layers, generated code; -k continues after a failure
+check: lint types layers generated
 
 lint: $(ready)
 	$(PY) -m ruff check .
@@ -48,7 +49,7 @@ lint: $(ready)
 types: $(ready)
 	$(PY) -m pyright --pythonpath $(PY)
 
-floors: $(ready)
+layers: $(ready)
 	$(VENV)/bin/lint-imports
 
 generated: $(ready)
@@ -56,62 +57,62 @@ generated: $(ready)
 	made=$$(mktemp -d)
 	trap 'rm -rf "$$made"' EXIT
 	$(PY) -m accelplane.operator.crds "$$made"
-	diff -ru $(definitions) "$$made" >&2 || { echo "$(definitions) is not what the types say: make crds" >&2; exit 1; }
+	diff -ru $(definitions) "$$made" >&2 || { echo "$(definitions): differs from the types in operator/models.py; run make crds" >&2; exit 1; }
 
-## format: lets ruff put things right
+## format: apply ruff fixes and formatting
 format: $(ready)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-## proto: generates the message classes from proto/
+## proto: generate the message classes from proto/
 proto: $(ready)
 	$(PY) proto/generate.py
 
-## crds: generates the operator's definitions from its types
+## crds: generate the CustomResourceDefinitions from operator/models.py
 crds: $(ready)
 	$(PY) -m accelplane.operator.crds $(definitions)
 
-## bench: measures agent, webhook and operator; a table, and JSON beside it. ARGS=… are the benchmarks' own
+## bench: measure agent, webhook and operator; prints a table and writes JSON. ARGS=… are passed to the benchmarks
 bench: $(ready)
 	$(PY) -m benchmarks $(ARGS)
 
-## wheel: builds dist/accelplane-….whl, the same bytes for the same commit
+## wheel: build dist/accelplane-….whl, reproducibly
 wheel: $(ready)
 	rm -rf build dist
 	export SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || date +%s)}
 	$(PY) -m build --quiet --wheel --no-isolation --outdir dist .
 	rm -rf build
 
-## fpga-host: builds what runs on hosts without Python, the FPGA hook and tool, into dist/fpga-sw
+## fpga-host: build the FPGA hook and tool, which run on hosts without Python, into dist/fpga-sw
 fpga-host: $(ready)
 	$(PY) deploy/images/fpga_host.py dist/fpga-sw
 	ls -l dist/fpga-sw
 
-## kube: builds the Kubernetes programs that the cluster tests run
+## kube: build the Kubernetes programs for the cluster tests
 kube: $(ready)
 	$(PY) -m tests.cluster.build
 
-## test-cluster: the tests on real clusters, two at once, for they mostly wait; as root. ARGS=… are pytest's own
+## test-cluster: run the cluster tests, two files at a time; needs root. ARGS=… are passed to pytest
 test-cluster: kube
 	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m cluster $(ARGS)
 
-## cluster: starts a real cluster with simulated GPUs and our images in it, to try things in; as root
+## cluster: start a real cluster with simulated GPUs and our images; needs root
 cluster: kube
 	$(PY) -m tests.cluster up --image "$$($(PY) -m tests.cluster.product_image)" $(ARGS)
 
-## cluster-down: ends it
+## cluster-down: stop that cluster
 cluster-down: $(ready)
 	$(PY) -m tests.cluster down
 
-## lock: writes constraints.txt anew from pyproject.toml, keeping the pins that still fit. UPGRADE=1 renews them all
+## lock: update constraints.txt from pyproject.toml, keeping valid pins. UPGRADE=1 updates all pins
 lock: $(VENV)/.pinned
-	# the oldest Python that we support needs the most
+	# The oldest supported Python needs the most packages.
 	$(PY) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "make lock PYTHON=python3.11" >&2; exit 1; }
 	$(PY) -m piptools compile --quiet --extra dev --extra operator --extra simulate --output-file constraints.txt $(if $(UPGRADE),--upgrade) \
 		--generate-hashes --allow-unsafe --strip-extras --no-header \
 		--no-emit-index-url --no-emit-trusted-host --no-emit-find-links pyproject.toml
 
-## clean: removes what was built, .venv too
+## clean: remove all build results and .venv
 clean:
 	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .ruff_cache .import_linter_cache src/*.egg-info
 	find src tests benchmarks examples proto -name __pycache__ -prune -exec rm -rf {} +
@@ -121,9 +122,9 @@ help:
 		printf 'make %-12s %s\n' "$$target" "$$text"
 	done
 
-# The virtual environment. It is made anew when the pins change, when its Python no longer works (the system's was
-# upgraded) or is another than the PYTHON asked for; our package is put in again when its metadata changes. Everything
-# installed is a wheel whose hash stands in constraints.txt, setuptools, which builds our own package, among them.
+# The virtual environment. It is recreated when the pins change, when its Python no longer runs (system upgrade), or when
+# PYTHON names another interpreter. The package is reinstalled when its metadata changes. All distributions, setuptools
+# included, are wheels whose hashes are in constraints.txt.
 
 runs := $(shell [ ! -e $(PY) ] || $(PY) -Ic 'import pip, sys; print(sys.version)' 2>/dev/null)
 asked := $(if $(filter file,$(origin PYTHON)),$(runs),$(shell $(PYTHON) -Ic 'import sys; print(sys.version)' 2>/dev/null))
@@ -135,12 +136,12 @@ locked := --require-hashes --only-binary :all: --requirement constraints.txt
 $(VENV)/.pinned: constraints.txt $(if $(stale),FORCE)
 	@version=$$($(PYTHON) 2>/dev/null -Ic \
 		'import sys; print("%d.%d" % sys.version_info[:2]); sys.exit(sys.version_info < (3, 11))') || {
-		echo "Accelplane needs Python 3.11 or newer, $(PYTHON) is $${version:-not there}: make PYTHON=/path/to/python3" >&2
+		echo "$(PYTHON): found version $${version:-none}, expected 3.11 or newer; run make PYTHON=/path/to/python3" >&2
 		exit 1
 	}
-	echo "Making $(VENV) with Python $$version, once: this takes half a minute." >&2
+	echo "Creating $(VENV) with Python $$version. This takes about 30 seconds." >&2
 	rm -rf $(VENV)
-	# Debian keeps ensurepip, without which venv makes nothing, in a package of its own.
+	# Debian ships ensurepip, which venv needs, in a separate package.
 	ensurepip() { $(PYTHON) -Ic 'import ensurepip' 2>/dev/null; }
 	if ! ensurepip && $(PYTHON) -m pip --version >/dev/null 2>&1; then
 		$(PYTHON) -m venv --without-pip $(VENV)
@@ -151,7 +152,7 @@ $(VENV)/.pinned: constraints.txt $(if $(stale),FORCE)
 			apt-get -qq update && apt-get -qq install --no-install-recommends "python$$version-venv" >/dev/null || true
 		fi
 		ensurepip || {
-			echo "$(PYTHON) cannot make virtual environments. On Debian: apt-get install python$$version-venv" >&2
+			echo "$(PYTHON): module ensurepip is missing; on Debian run apt-get install python$$version-venv" >&2
 			exit 1
 		}
 		$(PYTHON) -m venv $(VENV)
@@ -161,14 +162,14 @@ $(VENV)/.pinned: constraints.txt $(if $(stale),FORCE)
 
 $(ready): $(VENV)/.pinned pyproject.toml
 	@$(PY) -m pip install $(pip_options) --no-deps --no-build-isolation --editable .
-	faults=$$($(PY) -m pip --disable-pip-version-check check) || {
-		echo "$$faults" >&2
-		echo "pyproject.toml asks for what constraints.txt does not hold: make lock" >&2
+	problems=$$($(PY) -m pip --disable-pip-version-check check) || {
+		echo "$$problems" >&2
+		echo "constraints.txt does not satisfy pyproject.toml; run make lock" >&2
 		exit 1
 	}
 	touch $@
 
 FORCE:
 
-.PHONY: FORCE help demo test fuzz check lint types floors generated format proto crds bench wheel fpga-host kube test-cluster cluster \
+.PHONY: FORCE help demo test fuzz check lint types layers generated format proto crds bench wheel fpga-host kube test-cluster cluster \
 	cluster-down lock clean

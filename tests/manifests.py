@@ -34,7 +34,7 @@ def run_kubectl(*words: str | Path, text: str = "") -> str:
 
 
 def render(directory: Path) -> list[Object]:
-    return list(yaml.safe_load_all(_rendered_text(directory)))
+    return list(yaml.load_all(_rendered_text(directory), yaml.CSafeLoader))
 
 
 @cache

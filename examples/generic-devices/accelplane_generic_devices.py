@@ -1,7 +1,7 @@
-"""Offers any device node of the host to pods, by path pattern: serial ports, cameras, sound cards, /dev/fuse, KVM.
+"""Publishes device nodes of the host by path pattern: serial ports, cameras, sound cards, /dev/fuse, KVM.
 
-A third party's plugin for Accelplane, and a complete one: options, defaults, checks of what is written, sharing, NUMA
-nodes, hot-plug. The options are those of the agent's YAML file under `plugins.generic`; README.md explains them.
+A complete third-party plugin for Accelplane: options with defaults and validation, sharing, NUMA nodes, hot-plug. The
+options are in the YAML file of the agent under `plugins.generic`; README.md explains them.
 """
 
 from typing import Annotated, Literal
@@ -10,7 +10,7 @@ from accelplane.plugins import Config, Device, DeviceNode, Host, Meta, Mount, Pl
 
 
 class Path(Config, frozen=True):
-    """Files of the host, by a pattern that may have `*`, `?` and `[…]`, and how a container gets one of them."""
+    """A pattern of files on the host with `*`, `?` and `[…]`, and how a container gets one of them."""
 
     path: str
     mount_path: str = ""
@@ -21,21 +21,21 @@ class Path(Config, frozen=True):
 
 
 class Group(Config, frozen=True):
-    """Paths that make one device together: the first match of each, then the second of each, and so on."""
+    """The paths of devices: a device has one match of each path, in the order of the matches."""
 
     paths: list[Path]
     count: Annotated[int, Meta(ge=1)] = 1
 
 
 class GenericConfig(Config, frozen=True):
-    """Groups by the name of their resource, which pods ask for as `<namespace>/<name>`."""
+    """The groups of each resource, by its name: pods request `<namespace>/<name>`."""
 
     namespace: str = "generic.example.com"
     devices: dict[str, list[Group]] = {}  # noqa: RUF012 - msgspec gives each value one of its own
 
 
 class GenericPlugin(Plugin[GenericConfig]):
-    """Publishes what matches."""
+    """Publishes the matches as devices."""
 
     def scan(self, host: Host) -> ScanResult:
         for name, group in ((name, group) for name, groups in self.config.devices.items() for group in groups):

@@ -1,6 +1,6 @@
-"""Logging: the standard library's, with klog's verbosity levels and line format, or JSON lines.
+"""Logging with klog's verbosity levels and line format, or with JSON lines, on the standard library's `logging`.
 
-Level `V(n)` is what the Go programs log at `-v=n`: V(0) is an ordinary INFO, higher ones are quieter.
+`V(n)` is the level that klog logs at `-v=n`: V(0) is INFO, higher ones are below it.
 """
 
 import json
@@ -14,19 +14,19 @@ from collections.abc import Callable, Sequence
 _LETTERS = {logging.DEBUG: "I", logging.INFO: "I", logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
 _JSON_NAMES = {"I": "info", "W": "warning", "E": "error", "F": "fatal"}
 MAX_VERBOSITY = 18
-# A message may quote what somebody else has written: that must not look like lines of ours, nor move a cursor.
+# Escapes control characters in untrusted text: it must not forge log lines or control a terminal.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {10: "\\n", 13: "\\r", 9: "\\t"}
 
 
 def v(verbosity: int) -> int:
-    """The logging level of klog's verbosity `verbosity`."""
+    """Returns the logging level of klog's verbosity."""
     return logging.INFO - min(verbosity, MAX_VERBOSITY)
 
 
 def threshold(name: str) -> int:
-    """The level for one of klog's severity names or numbers (`ERROR`, `2`). Raises `ValueError`.
+    """Returns the level of a klog severity name or number (`ERROR`, `2`). Raises `ValueError`.
 
-    All verbosities of a message that is logged at all are INFO to klog.
+    klog's severity INFO includes all verbosities.
     """
     names = ("INFO", "WARNING", "ERROR", "FATAL")
     key = name.upper()
@@ -37,7 +37,7 @@ def threshold(name: str) -> int:
 
 
 class KlogFormatter(logging.Formatter):
-    """`Lmmdd hh:mm:ss.uuuuuu <thread id> file:line] text`, or only the text without headers."""
+    """Formats `Lmmdd hh:mm:ss.uuuuuu <thread id> file:line] text`, or only the text without headers."""
 
     def __init__(self, *, headers: bool = True, directories: bool = False) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class KlogFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: ts (seconds since the epoch), level, v, caller, msg."""
+    """Formats one JSON object per line: ts (seconds since the epoch), level, v, logger, caller, msg."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
@@ -83,9 +83,9 @@ def start(
     modules: Callable[[str], int | None] | None = None,
     outputs: Sequence[logging.Handler] = (),
 ) -> None:
-    """Directs all logging to `outputs` (standard error when empty).
+    """Configures the root logger to write to `outputs`, standard error by default.
 
-    `modules` may give a higher verbosity for a module's file name, as klog's `-vmodule` does.
+    `modules` may return a higher verbosity for a module's file name, as klog's `-vmodule` does.
     """
     root = logging.getLogger()
     level = v(verbosity)

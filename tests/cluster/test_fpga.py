@@ -114,7 +114,7 @@ WRONG = {
     "missing": (None, f"no bitstream for AFU {NLB0} in region {INTERFACE}: neither {PLACE} nor"),
     "renamed": (
         bitstream(NLB3),
-        f"{PLACE}: is the bitstream of {NLB3} by its content, expected {NLB0};",
+        f"{PLACE}: found id {NLB3} in the file, expected {NLB0};",
     ),
     "other-card": (
         bitstream(NLB0, OTHER),

@@ -141,9 +141,9 @@ def test_whole_dsas_are_handed_out_through_vfio(families: Families) -> None:
     (daemonset,) = families.deploy("dsa_plugin/overlays/dsa_vfio_initcontainer")
     assert daemonset.wait_init() == 0
     said = daemonset.init_log()
-    assert f"{DSA0} changed" in said
+    assert f"{DSA0} applied" in said
     assert "driver idxd -> vfio-pci" in said
-    assert "2 devices: 2 changed" in said
+    assert "2 devices: 2 applied" in said
     families.wait({"dsa.intel.com/vfio": 2})
     families.run("worker", {"dsa.intel.com/vfio": 2})
     given = families.given("worker")
@@ -160,7 +160,7 @@ def test_a_node_has_a_file_of_its_own(families: Families) -> None:
     families.wait({CY: 2 * VFS})
     said = daemonset.init_log()
     assert "(/qat-init/conf/qat-node-1.conf)" in said
-    assert "did: services dc -> asym;sym; state down -> up; VFs 0 -> 4;" in said.replace("state up -> down; ", "")
+    assert "applied: services dc -> asym;sym; state down -> up; VFs 0 -> 4;" in said.replace("state up -> down; ", "")
     assert {families.read(f"{DEVICES}/{pf}/qat/auto_reset") for pf in (QAT0, QAT1)} == {"on"}
 
 
@@ -177,7 +177,7 @@ def test_nothing_is_written_to_a_node_that_is_as_wanted(families: Families) -> N
     for family in ("qat", "idxd"):
         told = provision(families, "apply", family, **files)
         assert told.pop("") == {"code": 0}
-        assert {name: each["state"] for name, each in told.items()} == dict.fromkeys(told, "as wanted"), told
+        assert {name: each["state"] for name, each in told.items()} == dict.fromkeys(told, "unchanged"), told
         assert len(told) == 2
         assert provision(families, "status", family, **files)[""] == {"code": 0}
     assert (families.snapshot(), families.life("worker")) == before
@@ -205,13 +205,13 @@ def test_what_is_in_use_is_left_alone_until_it_is_free(families: Families) -> No
     families.configure(config_map("intel-dsa-config", {"dsa.conf": dsa["dsa-node1.conf"]}))
     restart(qat, idxd, dlb)
     said = qat.init_log()
-    assert f"{QAT0} left alone" in said, said
-    assert f"{QAT1} as wanted" in said
+    assert f"{QAT0} skipped" in said, said
+    assert f"{QAT1} unchanged" in said
     assert "in use" in said
     said = idxd.init_log()
-    assert "dsa0 left alone" in said, said
+    assert "dsa0 skipped" in said, said
     assert "in use: 1 client of wq0." in said
-    assert "1 as wanted" in dlb.init_log()
+    assert "1 unchanged" in dlb.init_log()
     families.wait({CY: VFS, DC: VFS, DSA: 4, VF: 1, PF: 1})
     assert (families.life("worker"), families.given("worker")) == before
 
@@ -219,8 +219,8 @@ def test_what_is_in_use_is_left_alone_until_it_is_free(families: Families) -> No
         families.kernel.release(name.removeprefix("dsa/"))
     families.delete("worker")
     restart(qat, idxd, dlb)
-    assert f"{QAT0} changed" in qat.init_log()
-    assert "dsa0 changed" in idxd.init_log()
+    assert f"{QAT0} applied" in qat.init_log()
+    assert "dsa0 applied" in idxd.init_log()
     families.wait({CY: 0, DC: 2 * VFS, DSA: 0, SHARED: 4, VF: 1, PF: 1})
 
 
@@ -256,14 +256,14 @@ def test_a_device_in_trouble_is_named_with_its_reason_and_the_others_are_done(fa
     qat, dsa, dlb = (failed(each) for each in trees)
     assert f"{QAT0} failed" in qat, qat
     assert "Input/output error (writing '4')" in qat
-    assert f"{QAT1} changed" in qat
-    assert "0000:69:00.0 failed" in qat or "0000:69:00.0 put back" in qat
+    assert f"{QAT1} applied" in qat
+    assert "0000:69:00.0 failed" in qat or "0000:69:00.0 rolled back" in qat
     assert "state down -> up" in qat
-    assert "dsa0 put back" in dsa, dsa
+    assert "dsa0 rolled back" in dsa, dsa
     assert "enable wq0.1" in dsa
     assert "Input/output error" in dsa
     assert "dsa1 changed" in dsa
-    assert f"{DLB0} put back" in dlb, dlb
+    assert f"{DLB0} rolled back" in dlb, dlb
     assert "num_ldb_ports" in dlb
     assert families.read(f"{DEVICES}/{DLB0}/sriov_numvfs") == "0"
 
@@ -278,7 +278,7 @@ def test_without_vfio_pci_it_is_said_what_to_load(families: Families) -> None:
     qat = families.deploy(TREES["qat"])[0]
     dsa = families.deploy("dsa_plugin/overlays/dsa_vfio_initcontainer")[0]
     said = failed(qat)
-    assert said.count("the driver vfio-pci is not loaded, which the VFs need (modprobe vfio-pci)") == 2
+    assert said.count("the driver vfio-pci is not loaded, but the VFs need it (modprobe vfio-pci)") == 2
     assert "2 devices: 2 failed" in said
     assert "the driver vfio-pci is not loaded (modprobe vfio-pci)" in failed(dsa)
     assert families.read(f"{DEVICES}/{QAT0}/sriov_numvfs") == "0"
@@ -288,9 +288,9 @@ def test_a_dsa_that_vfio_pci_refuses_goes_back_and_the_reason_is_said(families: 
     families.reset([DsaSpec(bdf=DSA0), DsaSpec(bdf="0000:64:01.0", model="11fb")])
     (daemonset,) = families.deploy("dsa_plugin/overlays/dsa_vfio_initcontainer")
     said = failed(daemonset)
-    assert f"{DSA0} put back" in said, said
+    assert f"{DSA0} rolled back" in said, said
     assert "it is on vfio-pci's denylist; load the module with disable_denylist=1" in said
-    assert "0000:64:01.0 changed" in said
+    assert "0000:64:01.0 applied" in said
     assert families.driver(DSA0) == "idxd"
 
 
@@ -313,7 +313,7 @@ def test_without_an_iommu_it_is_said_what_is_missing(plain: Families) -> None:
     assert "Invalid argument (writing '4')" in said
     assert "no IOMMU is enabled; add intel_iommu=on to the kernel's command line" in said
     said = failed(dsa)
-    assert "dsa0 put back" in said, said
+    assert "dsa0 rolled back" in said, said
     assert "in scalable mode (intel_iommu=on,sm_on on the kernel's command line" in said
 
 

@@ -529,7 +529,7 @@ async def test_bytes_that_are_no_message_are_refused_or_read_as_protobuf_reads_t
     try:
         request.FromString(data)
     except DecodeError:
-        answer = ("INVALID_ARGUMENT", f"the request is no {request.DESCRIPTOR.name}")
+        answer = ("INVALID_ARGUMENT", f"cannot decode the request, expected {request.DESCRIPTOR.name}")
         assert await refusal(peer.call(method, data, response)) == answer
     else:
         with contextlib.suppress(grpc.aio.AioRpcError):

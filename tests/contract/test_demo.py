@@ -1,8 +1,9 @@
-"""The demo is a test: it passes only if every step had its effect, and it must be able to fail."""
+"""`accelplane demo` passes only if every step has its effect, and fails otherwise."""
 
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_without_a_terminal_it_runs_once_as_plain_text_and_leaves_nothing(tmp_path: Path, directory: str) -> None:
+def test_demo_without_terminal_prints_plain_text_and_removes_its_files(tmp_path: Path, directory: str) -> None:
     picture = tmp_path / "demo.svg"
     ended = run("--svg", str(picture), TMPDIR=directory)
     assert ended.returncode == 0, ended.stderr
@@ -33,29 +34,29 @@ def test_without_a_terminal_it_runs_once_as_plain_text_and_leaves_nothing(tmp_pa
     assert max(map(len, ended.stdout.splitlines())) <= 100
     for resource in ("gpu.intel.com/i915", "npu.intel.com/accel", "qat.intel.com/cy", "sgx.intel.com/enclave"):
         assert len(re.findall(rf"^ +{resource} +\d/\d ", ended.stdout, re.MULTILINE)) == 2, "in both tables"
-    assert "all&#160;sick" in picture.read_text()
+    assert "all&#160;unhealthy" in picture.read_text()
     assert os.listdir(directory) == []
 
 
-def test_a_long_way_to_temporary_files_is_no_hindrance(tmp_path: Path) -> None:
-    """Socket paths have at most 107 bytes."""
+def test_keep_leaves_the_simulated_node_also_with_a_long_tmpdir(tmp_path: Path) -> None:
+    """The path of a Unix socket has at most 107 bytes, so the node is created in /tmp."""
     far = tmp_path / ("x" * 100)
     far.mkdir()
-    assert run(TMPDIR=str(far)).returncode == 0
-
-
-def test_it_can_keep_its_node_for_a_look(directory: str) -> None:
-    ended = run("--keep", TMPDIR=directory)
+    ended = run("--keep", TMPDIR=str(far))
+    assert ended.returncode == 0, ended.stderr
     (kept,) = re.findall(r"^kept: (.*)$", ended.stdout, re.MULTILINE)
-    assert Path(kept, "host/sys/class/drm").is_dir()
-    assert "registered" in Path(kept, "agent.log").read_text()
+    try:
+        assert Path(kept, "host/sys/class/drm").is_dir()
+        assert "registered" in Path(kept, "agent.log").read_text()
+    finally:
+        shutil.rmtree(kept)
 
 
-async def test_a_step_without_its_effect_fails_the_demo(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_step_without_effect_fails_the_demo(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
     world = Demo(directory)
 
     async def nothing() -> str:
-        raise DemoError("saw 0 cards, expected 4")
+        raise DemoError("found 0 cards, expected 4")
 
     class Broken(Demo):
         def steps(self) -> tuple[demo.Step, ...]:
@@ -63,39 +64,39 @@ async def test_a_step_without_its_effect_fails_the_demo(directory: str, capsys: 
 
     assert await command.play(Broken(directory), "") == 1
     shown = capsys.readouterr()
-    assert "FAILED  cards are found: saw 0 cards, expected 4" in shown.err
+    assert "FAILED  cards are found: found 0 cards, expected 4" in shown.err
     assert "demo failed" in shown.out
 
 
-async def test_it_all_fits_on_a_small_screen_and_on_a_large_one(directory: str) -> None:
+async def test_the_screen_fits_into_small_and_large_terminals(directory: str) -> None:
     world = Demo(directory)
-    stage = command.Stage(world, world.steps())
+    screen = command.Screen(world, world.steps())
     shown: dict[int, str] = {}
     async with world.running():
-        for step in stage.steps[:6]:
-            stage.seen.append(await step.work())
+        for step in screen.steps[:6]:
+            screen.results.append(await step.run())
         for width, height in ((80, 24), (120, 40)):
             console = Console(width=width, height=height, file=io.StringIO(), record=True)
-            console.print(stage)
+            console.print(screen)
             shown[height] = console.export_text()
             lines = shown[height].splitlines()
             assert len(lines) < height
             assert max(map(len, lines)) <= width
-            assert "QAT0=" in shown[height], "what was seen last"
-            assert f"▸ {stage.steps[6].title}" in lines, "what comes next"
+            assert "QAT0=" in shown[height], "the last result"
+            assert f"▸ {screen.steps[6].title}" in lines, "the current step"
             assert all(name in shown[height] for name in world.kubelet.resources())
     assert "gateway 0000:61:00." in shown[24]
-    assert "registered" in shown[40], "the log, where there is room for it"
+    assert "registered" in shown[40], "the log, if there is room"
 
 
-async def test_an_agent_that_is_killed_is_missed(directory: str) -> None:
+async def test_a_killed_agent_fails_the_next_step(directory: str) -> None:
     world = Demo(directory)
     steps = world.steps()
     async with world.running():
         for step in steps[:3]:
-            await step.work()
+            await step.run()
         assert world.agent is not None
         world.agent.kill()
         await world.kubelet.until(lambda kubelet: not any(one.allocatable for one in kubelet.resources().values()))
         with pytest.raises(DemoError, match="render"):
-            await steps[3].work()
+            await steps[3].run()

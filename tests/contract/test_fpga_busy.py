@@ -12,7 +12,7 @@ from mountpoints import mounted_for_test
 
 from accelplane.fpga.bitstream import opened
 from accelplane.fpga.drivers import DFL
-from accelplane.fpga.program import Patience, TimedOut, program
+from accelplane.fpga.program import RetryPolicy, TimedOut, program
 from accelplane.fpga.sysfs import afu_id, interface_of, read_port, scan
 from accelplane.host import Host, HostError
 from accelplane.simulate import Kernel, NodeSpec
@@ -76,7 +76,7 @@ def test_other_errors_are_errors_of_that_device(kernel: Kernel, root: Path) -> N
     ]
 
 
-def programming(kernel: Kernel, root: Path, busy: int | None, patience: Patience) -> list[int]:
+def programming(kernel: Kernel, root: Path, busy: int | None, retry: RetryPolicy) -> list[int]:
     """Programs the port with NLB3; it says nothing of its AFU for so many looks, None is forever. What was asked."""
     calls: list[int] = []
 
@@ -89,16 +89,16 @@ def programming(kernel: Kernel, root: Path, busy: int | None, patience: Patience
     host = Host(root)
     (root / "nlb3.gbs").write_bytes(gbs(metadata(afu=NLB3)))
     with opened(str(root / "nlb3.gbs")) as bitstream:
-        assert program(host, read_port(host, "dfl-port.0"), bitstream, call=call, unless=NLB3, patience=patience)
+        assert program(host, read_port(host, "dfl-port.0"), bitstream, call=call, unless=NLB3, retry=retry)
     return calls
 
 
 def test_a_port_that_is_disabled_for_a_moment_is_waited_for(kernel: Kernel, root: Path) -> None:
-    assert programming(kernel, root, 3, Patience(seconds=60, pause=0.001)) == [0xB680]
+    assert programming(kernel, root, 3, RetryPolicy(timeout=60, interval=0.001)) == [0xB680]
     host = Host(root)
     assert afu_id(host, read_port(host, "dfl-port.0")) == NLB3
 
 
 def test_one_that_stays_disabled_is_not_waited_for_forever(kernel: Kernel, root: Path) -> None:
-    with pytest.raises(TimedOut, match=r"dfl-port\.0: still disabled 0\.05 s after its programming was begun"):
-        programming(kernel, root, None, Patience(seconds=0.05, pause=0.001))
+    with pytest.raises(TimedOut, match=r"dfl-port\.0: port is still disabled 0\.05 s after programming started"):
+        programming(kernel, root, None, RetryPolicy(timeout=0.05, interval=0.001))

@@ -145,7 +145,7 @@ class TestHook:
     def test_a_missing_or_wrong_bitstream_is_named(self, node: Node) -> None:
         assert f"no bitstream for AFU {NLB3} in region {INTERFACE}" in node.hook(NLB3)[2]
         node.store(NLB3, bitstream(NLB0))
-        assert f"{NLB3}.gbs: is the bitstream of {NLB0} by its content" in node.hook(NLB3)[2]
+        assert f"{NLB3}.gbs: found id {NLB0} in the file" in node.hook(NLB3)[2]
         node.store(NLB3, bitstream(NLB3, OTHER))
         assert f"made for regions with interface id {OTHER}" in node.hook(NLB3)[2]
         assert node.kernel.fpga(CARD).attempts == 0
@@ -162,7 +162,7 @@ class TestHook:
         process = node.start("fpgahook", "-timeout=2", state=node.container(NLB3))
         status, _out, err = ended(process)
         assert status == 1
-        assert "took more than 2 s; see the kernel's log (dmesg) for the FPGA's driver" in err
+        assert "took more than 2 s; check the kernel log (dmesg) for the FPGA driver" in err
 
     @pytest.mark.parametrize("node", [FpgaSpec(seconds=0.5)], indirect=True, ids=["slow"])
     def test_two_hooks_for_one_region_program_it_once(self, node: Node) -> None:
@@ -253,7 +253,7 @@ class TestTool:
         status, out, err = node.tool("-b", str(path), "-d", "dfl-port.0", "pr")
         assert status == 1
         assert '": FAILED\nAfter : ' in out
-        assert err.startswith("fpga_tool: dfl-port.0: its AFU id is f7df405cbd7acf7222f144b0b93acd19 after programming")
+        assert err.startswith("fpga_tool: dfl-port.0: AFU id is f7df405cbd7acf7222f144b0b93acd19 after programming")
 
     def test_what_became_of_programming_is_counted_and_shown_in_json_alone(self, node: Node) -> None:
         before = node.tool("-d", "dfl-fme.0", "fmeinfo")
@@ -269,7 +269,7 @@ class TestTool:
         assert counts["last"]["afu"] == NLB3
         # What is none is begun anew.
         record.write_text("junk")
-        told = "/run/accelplane-fpga/dfl-fme.0.json: not JSON, expected a record of programmings; it is begun anew\n"
+        told = "/run/accelplane-fpga/dfl-fme.0.json: not JSON, expected a record of programmings; the record is reset\n"
         status, _out, err = node.tool("-b", str(path), "-d", "dfl-port.0", "pr")
         assert (status, err) == (0, f"fpga_tool: {told}")
         record.write_text("junk")
@@ -299,7 +299,7 @@ class TestTool:
         node.kernel.fail(f"/sys/bus/pci/devices/{CARD}/sriov_numvfs", 28, on="write")
         status, out, err = node.tool("-d", "dfl-fme.0", "-n", "1", "sriov")
         assert (status, out) == (1, "Release port 1\nWrite 1 to sriov_numvfs (was 0)\n")
-        assert "No space left on device (writing '1\\n'); all is as before" in err
+        assert "No space left on device (writing '1\\n'); rolled back" in err
         assert sorted(path.name for path in (node.root / "sys/class/fpga_region/region0").glob("dfl-port.*")) == [
             "dfl-port.0",
             "dfl-port.1",
@@ -310,7 +310,7 @@ class TestTool:
         port = node.root / "sys/class/fpga_region/region0/dfl-port.1"
         assert node.tool("-d", "dfl-fme.0", "-p", "1", "release") == (0, "", "")
         assert not port.exists()
-        assert "it is in use, or has that state already" in node.tool("-d", "dfl-fme.0", "-p", "1", "release")[2]
+        assert "is it in use, or already in that state?" in node.tool("-d", "dfl-fme.0", "-p", "1", "release")[2]
         assert node.tool("-d", "dfl-fme.0", "-p", "1", "assign") == (0, "", "")
         assert port.exists()
 

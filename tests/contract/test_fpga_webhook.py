@@ -2,7 +2,9 @@
 
 import asyncio
 import base64
+import contextlib
 import json
+import re
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from jsonpatching import applied
 from kubeapi import KubeApi
 from processes import Process
 from waiting import until
-from webhookprograms import files, page, port_of, review
+from webhookprograms import files, page, port_of, review, trusting
 
 from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Mappings
 from accelplane.kube.cache import Cache
@@ -146,3 +148,30 @@ async def test_what_keeps_it_from_running_is_said(start: Start, arguments: list[
     assert await process.exit_code() == code
     assert words in process.log()
     assert "Traceback" not in process.log()
+
+
+async def test_unfinished_reviews_do_not_exceed_the_memory_limit_of_the_manifest(api: KubeApi, start: Start) -> None:
+    process = start()
+    port = await port_of(process)
+    head = b"POST /pods HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 3000000\r\n\r\n"
+    rejections: list[bytes] = []
+
+    async def send_all_but_the_last_byte() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(), server_hostname="localhost")
+        with contextlib.closing(writer):
+            writer.write(head + b"x" * 2_999_999)
+            try:
+                rejections.append((await reader.readline())[9:12])
+            except ConnectionResetError:  # sent more slowly than the server waits
+                rejections.append(b"reset")
+
+    tasks = [asyncio.create_task(send_all_but_the_last_byte()) for _ in range(12)]
+    # Two of them are within the server's limit and stay incomplete.
+    await until(lambda: len(rejections) == 10)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert b"503" in rejections
+    assert set(rejections) <= {b"503", b"reset"}
+    peak = int(re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())[0])
+    assert peak < 60 * 1024

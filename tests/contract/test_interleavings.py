@@ -185,7 +185,9 @@ class AgentMachine(RuleBasedStateMachine):
     def allocate(self, name: str, data: st.DataObject) -> None:
         resource = f"{name}.example.com/thing"
         held = self.world.kubelet.held.get(resource, set())
-        free = sorted(id_ for id_, good in self.world.kubelet.lists.get(resource, {}).items() if good and id_ not in held)
+        free = sorted(
+            id_ for id_, good in self.world.kubelet.lists.get(resource, {}).items() if good and id_ not in held
+        )
         if free:
             self.world.loop.create_task(self.world.kubelet.allocate(resource, data.draw(st.sampled_from(free))))
 

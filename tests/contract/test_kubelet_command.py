@@ -1,4 +1,4 @@
-"""`accelplane kubelet`, as its user sees it: what it prints, what it takes, how it ends."""
+"""`accelplane kubelet`: output, commands and exit codes."""
 
 import asyncio
 import contextlib
@@ -71,7 +71,7 @@ async def command(directory: str, policy: str = "none") -> AsyncIterator[Session
         await process.communicate()
 
 
-async def test_a_session_shows_registrations_lists_and_what_a_container_gets(directory: str) -> None:
+async def test_output_of_registrations_device_lists_and_allocations(directory: str) -> None:
     async with command(directory) as session:
         await session.shows("plugins register at")
         async with FakePlugin(
@@ -104,21 +104,21 @@ async def test_a_session_shows_registrations_lists_and_what_a_container_gets(dir
             await plugin.register()
             await session.shows(f"{GADGET}: capacity 2, allocatable 1")
         await session.shows(f"{GADGET}: capacity 2, allocatable 0")
-        assert not any("goaway" in line for line in session.seen), "gRPC's own messages are no user's concern"
+        assert not any("goaway" in line for line in session.seen), "no gRPC log messages"
         await session.type("quit")
         assert await asyncio.wait_for(session.process.wait(), 20) == 0
 
 
-async def test_wrong_commands_are_told_what_would_be_right(directory: str) -> None:
+async def test_invalid_commands_print_what_is_expected(directory: str) -> None:
     async with command(directory) as session:
         for line, answer in [
-            ("pods", "no command 'pods', expected one of pod, delete, status, restart, help, quit"),
+            ("pods", "unknown command 'pods', expected one of pod, delete, status, restart, help, quit"),
             ("pod demo", "expected: pod NAME RESOURCE=N"),
-            (f"pod demo {GADGET}=1", f"{GADGET}: no plugin has ever registered it, the container runs without"),
+            (f"pod demo {GADGET}=1", f"{GADGET}: never registered, the container runs without it"),
             ("delete", "expected: delete NAME"),
             ("delete demo", "pod demo deleted"),
             ("delete demo", "no pod default/demo runs here"),
-            ("\xff" * 10, "no command"),
+            ("\xff" * 10, "unknown command"),
             ("help", "pod NAME RESOURCE=N"),
             ("status", "no resources"),
         ]:
@@ -126,16 +126,16 @@ async def test_wrong_commands_are_told_what_would_be_right(directory: str) -> No
             await session.shows(answer)
 
 
-async def test_a_refused_registration_is_shown_with_its_reason(directory: str) -> None:
+async def test_a_rejected_registration_is_printed_with_its_reason(directory: str) -> None:
     async with command(directory) as session, FakePlugin(directory) as plugin:
         await session.shows("plugins register at")
         with pytest.raises(Exception, match="not supported by kubelet"):
             await plugin.register(version="v2")
-        await session.shows(f"registration of {GADGET} at gadget.sock refused: requested API version")
+        await session.shows(f"rejected registration of {GADGET} at gadget.sock: requested API version")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_the_end_of_the_input_ends_nothing_and_a_signal_ends_it_well(directory: str, number: int) -> None:
+async def test_end_of_input_is_ignored_and_signals_exit_with_0(directory: str, number: int) -> None:
     async with command(directory) as session:
         await session.shows("plugins register at")
         assert session.process.stdin is not None

@@ -71,7 +71,7 @@ def test_labels_and_resources_are_printed(tmp_path: Path) -> None:
     assert document["resources"] == {"sgx.intel.com/epc": str(EPC)}
 
 
-def test_a_node_for_which_no_rule_holds_is_told_so(tmp_path: Path) -> None:
+def test_a_node_without_matching_rules_prints_a_message(tmp_path: Path) -> None:
     assert printed(f"-root={tmp_path}").stdout == "no rule matches this node\n"
     assert json.loads(printed(f"-root={tmp_path}", "-output=json").stdout) == {"labels": {}, "resources": {}}
 
@@ -87,7 +87,7 @@ def test_a_node_for_which_no_rule_holds_is_told_so(tmp_path: Path) -> None:
         (["-output=nfd", "-features-dir=/nowhere"], "/nowhere"),
     ],
 )
-def test_what_cannot_be_done_is_named(tmp_path: Path, words: list[str], told: str) -> None:
+def test_invalid_options_are_rejected_with_a_message(tmp_path: Path, words: list[str], told: str) -> None:
     gpu(tmp_path)
     done = printed(f"-root={tmp_path}", *words)
     assert done.returncode == 1
@@ -111,7 +111,7 @@ def test_a_feature_file_is_written_and_removed(tmp_path: Path) -> None:
     assert not file.exists()
 
 
-async def test_a_daemon_follows_the_hardware_and_its_keepers_end_is_its_own(tmp_path: Path) -> None:
+async def test_a_daemon_updates_the_file_and_exits_at_the_end_of_stdin(tmp_path: Path) -> None:
     root, directory = tmp_path / "root", tmp_path / "features.d"
     directory.mkdir()
     gpu(root)
@@ -166,7 +166,7 @@ async def test_labels_are_applied_to_the_node_by_its_uid(tmp_path: Path) -> None
         assert "status" not in body
 
 
-async def test_enclave_memory_is_applied_to_the_nodes_status_when_asked_for(tmp_path: Path) -> None:
+async def test_epc_is_applied_to_the_node_status_with_the_flag(tmp_path: Path) -> None:
     root = tmp_path / "root"
     sgx(root)
     async with node_api(tmp_path) as (api, peer):
@@ -178,7 +178,7 @@ async def test_enclave_memory_is_applied_to_the_nodes_status_when_asked_for(tmp_
         assert api.patches[1][1]["status"] == {"capacity": {"sgx.intel.com/epc": str(EPC)}}
 
 
-async def test_cleanup_applies_nothing_which_removes_what_was_ours(tmp_path: Path) -> None:
+async def test_cleanup_applies_empty_maps(tmp_path: Path) -> None:
     root = tmp_path / "root"
     sgx(root)
     async with node_api(tmp_path) as (api, peer):
@@ -187,7 +187,7 @@ async def test_cleanup_applies_nothing_which_removes_what_was_ours(tmp_path: Pat
         assert api.patches[0][1]["metadata"]["labels"] == {}
 
 
-async def test_a_daemon_puts_back_what_somebody_took_and_follows_the_hardware(tmp_path: Path) -> None:
+async def test_a_daemon_restores_removed_labels_and_follows_the_hardware(tmp_path: Path) -> None:
     root = tmp_path / "root"
     gpu(root)
     module(root, "i915")
@@ -206,7 +206,7 @@ def conflict(*keys: str) -> tuple[str, dict[str, Any]]:
     return "409 Conflict", {"reason": "Conflict", "message": "conflict", "details": {"causes": causes}}
 
 
-async def test_a_label_that_somebody_else_set_is_left_to_them(tmp_path: Path) -> None:
+async def test_a_conflicting_label_of_another_manager_is_unchanged(tmp_path: Path) -> None:
     async with node_api(tmp_path) as (api, peer):
         api.node["metadata"]["labels"]["x/mine"] = "theirs"
         wanted = node_reconciler.Labels(peer.api, "me", {"x/mine": "ours", "x/other": "1"})
@@ -220,7 +220,7 @@ async def test_a_label_that_somebody_else_set_is_left_to_them(tmp_path: Path) ->
         assert api.node["metadata"]["labels"]["x/mine"] == "ours"
 
 
-async def test_another_conflict_is_not_taken_for_a_label(tmp_path: Path) -> None:
+async def test_another_conflict_is_raised(tmp_path: Path) -> None:
     async with node_api(tmp_path) as (api, peer):
         api.refuse["PATCH"] = [("409 Conflict", {"reason": "Conflict", "message": "uid mismatch"})]
         with pytest.raises(node_reconciler.Refused, match="uid mismatch"):
@@ -245,7 +245,7 @@ async def test_the_agent_writes_the_same_labels_for_nfd(run: Run, tmp_path: Path
     assert not file.exists()
 
 
-async def test_a_labeller_in_trouble_leaves_the_agent_alone(run: Run) -> None:
+async def test_a_failing_labeller_does_not_stop_the_agent(run: Run) -> None:
     clean = {"KUBERNETES_SERVICE_HOST": "", "NODE_NAME": "one"}
     process = run("accelplane", "node", "--labels=node", "--plugins=npu", env=clean)
     await process.said("accelplane labels: not in a cluster")
@@ -258,7 +258,7 @@ async def test_a_labeller_in_trouble_leaves_the_agent_alone(run: Run) -> None:
     ("words", "told"),
     [(["--labels=paper"], "expected one of off, nfd, node"), (["--labels=nfd"], "-nfd-dir is not given")],
 )
-async def test_labels_that_cannot_be_written_are_refused(run: Run, words: list[str], told: str) -> None:
+async def test_invalid_label_options_are_rejected(run: Run, words: list[str], told: str) -> None:
     process = run("accelplane", "node", *words)
     assert await process.exit_code() == 1
     assert told in process.log()

@@ -87,24 +87,25 @@ def test_a_plan_shows_the_difference_and_writes_nothing(tree: str, conf: Path) -
     assert (
         shown.stdout
         == f"""\
-qat: wanted: services sym;asym, auto-reset as it is, all VFs on vfio-pci ({conf}/qat.conf)
-  0000:61:00.0  to do
+qat: desired: services sym;asym, auto-reset any, all VFs on vfio-pci ({conf}/qat.conf)
+  0000:61:00.0  pending
       now: driver 4xxx; state up; services dc; auto-reset off; VFs 0 of 16
-      to do: state up -> down; services dc -> sym;asym; state down -> up; VFs 0 -> 16; driver of the VFs -> vfio-pci
-  0000:65:00.0  as wanted
+      pending: state up -> down; services dc -> sym;asym; state down -> up; VFs 0 -> 16;
+          driver of the VFs -> vfio-pci
+  0000:65:00.0  unchanged
       now: driver 4xxx; state up; services asym;sym; auto-reset off; VFs 2 of 2; VFs on vfio-pci (2)
-dlb: wanted: 1 VF on every PF
-  0000:62:00.0  to do
+dlb: desired: 1 VF on every PF
+  0000:62:00.0  pending
       now: driver dlb2; VFs 0 of 16
-      to do: VFs 0 -> 1; resources of each VF: atomic_inflights 2048, dir_credits 2048, dir_ports 8,
+      pending: VFs 0 -> 1; resources of each VF: atomic_inflights 2048, dir_credits 2048, dir_ports 8,
           hist_list_entries 2048, ldb_credits 8192, ldb_ports 4, ldb_queues 32, sched_domains 32, sn0_slots 2,
           sn1_slots 2
-  0000:66:00.0  to do
+  0000:66:00.0  pending
       now: driver dlb2; VFs 0 of 16
-      to do: VFs 0 -> 1; resources of each VF: atomic_inflights 2048, dir_credits 2048, dir_ports 8,
+      pending: VFs 0 -> 1; resources of each VF: atomic_inflights 2048, dir_credits 2048, dir_ports 8,
           hist_list_entries 2048, ldb_credits 8192, ldb_ports 4, ldb_queues 32, sched_domains 32, sn0_slots 2,
           sn1_slots 2
-4 devices: 1 as wanted, 3 to do
+4 devices: 1 unchanged, 3 pending
 """
     )
     assert (shown.returncode, shown.stderr) == (0, "")
@@ -118,33 +119,33 @@ def test_no_family_means_all_of_them(tree: str) -> None:
     assert report["problems"] == []
 
 
-def test_the_status_shows_what_is_there_and_whether_it_is_as_wanted(tree: str, conf: Path) -> None:
+def test_status_shows_the_current_and_the_desired_state(tree: str, conf: Path) -> None:
     shown = provision("status", "qat", "--root", tree, "--config-dir", str(conf))
     assert shown.returncode == 1
-    assert "  0000:61:00.0  not as wanted\n      driver 4xxx\n      state up\n      services dc\n" in shown.stdout
-    assert shown.stdout.endswith("2 devices: 1 as wanted, 1 not as wanted\n")
+    assert "  0000:61:00.0  pending\n      driver 4xxx\n      state up\n      services dc\n" in shown.stdout
+    assert shown.stdout.endswith("2 devices: 1 unchanged, 1 pending\n")
     only = {"ENABLED_QAT_PF_PCIIDS": "4942"}
     assert provision("status", "qat", "--root", tree, environment=only).returncode == 0
 
 
-def test_what_is_wanted_is_there_after_apply_and_a_second_one_finds_nothing_to_do(node: MakeNode, conf: Path) -> None:
+def test_apply_reaches_the_desired_state_and_a_second_one_changes_nothing(node: MakeNode, conf: Path) -> None:
     with node(NODE) as (kernel, root):
         arguments = ("--root", root, "--config-dir", str(conf))
         first = provision("apply", *arguments)
         assert (first.returncode, first.stderr) == (0, ""), first.stdout
-        assert "\n6 devices: 1 as wanted, 5 changed\n" in f"\n{first.stdout}"
+        assert "\n6 devices: 1 unchanged, 5 applied\n" in f"\n{first.stdout}"
         assert kernel.read("/sys/bus/pci/devices/0000:61:00.0/qat/cfg_services") == "asym;sym\n"
         assert len(kernel.list("/sys/bus/pci/drivers/vfio-pci/")) > 16
         assert kernel.list("/dev/dsa") == ["wq0.0", "wq0.1", "wq0.2", "wq0.3"]
         assert provision("status", *arguments).returncode == 0
-        assert provision("apply", *arguments).stdout.endswith("\n6 devices: 6 as wanted\n")
+        assert provision("apply", *arguments).stdout.endswith("\n6 devices: 6 unchanged\n")
 
 
-def test_what_failed_is_told_and_is_the_exit_code(node: MakeNode) -> None:
+def test_a_failed_device_is_reported_and_sets_the_exit_code(node: MakeNode) -> None:
     with node(NodeSpec(qats=[QatSpec(), QatSpec(services="dc")], iommu="off", loaded=("vfio-pci",))) as (_kernel, root):
         shown = provision("apply", "qat", "--root", root)
     assert shown.returncode == 1
-    assert "why: VFs 0 -> 16: /sys/bus/pci/devices/0000:61:00.0/sriov_numvfs: Invalid argument" in shown.stdout
+    assert "reason: VFs 0 -> 16: /sys/bus/pci/devices/0000:61:00.0/sriov_numvfs: Invalid argument" in shown.stdout
     assert "no IOMMU is enabled; add intel_iommu=on to the kernel's command line" in " ".join(shown.stdout.split())
     assert shown.stdout.endswith("2 devices: 2 failed\n")
 
@@ -191,10 +192,10 @@ def test_a_flag_wins_over_its_environment_variable(tree: str) -> None:
     environment = {"DLB_VFS": "2", "ENABLED_QAT_PF_PCIIDS": "4944"}
     arguments = ("plan", "qat", "dlb", "--root", tree)
     told = provision(*arguments, environment=environment).stdout
-    assert "dlb: wanted: 2 VFs on every PF" in told
+    assert "dlb: desired: 2 VFs on every PF" in told
     assert "no devices" in told
     told = provision(*arguments, "--dlb-vfs", "3", "--qat-ids", "4940", environment=environment).stdout
-    assert "dlb: wanted: 3 VFs on every PF" in told
+    assert "dlb: desired: 3 VFs on every PF" in told
     assert "0000:61:00.0" in told
 
 
@@ -229,11 +230,11 @@ def test_qat_init_takes_the_originals_variables_and_files(node: MakeNode, conf: 
         environment = {"NODE_NAME": "node1", "ENABLED_QAT_PF_PCIIDS": "37c8 4940"}
         shown = run("qat-init.sh", *arguments, environment=environment)
         assert shown.returncode == 0, shown.stdout
-        assert f"qat: wanted: services dc;sym, auto-reset as it is, all VFs on vfio-pci ({conf}/qat-node1.conf)" in (
+        assert f"qat: desired: services dc;sym, auto-reset any, all VFs on vfio-pci ({conf}/qat-node1.conf)" in (
             shown.stdout
         )
         assert kernel.read("/sys/bus/pci/devices/0000:61:00.0/qat/cfg_services") == "sym;dc\n"
-        assert run("qat-init.sh", *arguments, environment=environment).stdout.endswith("2 as wanted\n")
+        assert run("qat-init.sh", *arguments, environment=environment).stdout.endswith("2 unchanged\n")
 
 
 def test_qat_init_fails_without_vfio_pci_and_on_a_wrong_file(node: MakeNode, conf: Path) -> None:
@@ -270,7 +271,7 @@ def test_dlb_init_is_content_where_nothing_can_be_done(node: MakeNode) -> None:
     with node(NodeSpec(dlbs=[DlbSpec(vfs=4)])) as (_kernel, root):
         shown = run("dlb-init.sh", "-root", root, "-config-dir", "/nowhere")
     assert shown.returncode == 0
-    assert "why: 4 VFs are enabled, 1 wanted, which stays so unless forced" in shown.stdout
+    assert "reason: sriov_numvfs is 4, expected 1; use --force to replace the VFs" in shown.stdout
 
 
 @pytest.mark.parametrize("program", ["qat-init.sh", "idxd-init.sh", "dlb-init.sh"])

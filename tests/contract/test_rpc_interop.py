@@ -254,7 +254,7 @@ async def test_hundreds_of_concurrent_calls_of_the_channel_are_answered(channel:
 
 async def test_the_server_sees_cancelled_and_expired_calls_of_the_channel(service: Reference, channel: Channel) -> None:
     tasks = [asyncio.create_task(ask(channel, "Wait")) for _ in range(10)]
-    late = [asyncio.create_task(ask(channel, "Wait", deadline=0.1)) for _ in range(10)]
+    late = [asyncio.create_task(ask(channel, "Wait", deadline=0.5)) for _ in range(10)]
     await until(lambda: service.running == 20)
     for task in tasks:
         task.cancel()

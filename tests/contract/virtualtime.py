@@ -111,7 +111,9 @@ def controlled(loop: VirtualTimeLoop, threads: Threads, *modules: ModuleType) ->
     """Gives `modules` the loop's clock and the controlled threads."""
     clock = SimpleNamespace(monotonic=loop.time, time=loop.time, perf_counter=loop.time)
     patches = [patch.object(module, "time", clock) for module in modules if hasattr(module, "time")]
-    patches += [patch.object(module, "in_thread", threads.in_thread) for module in modules if hasattr(module, "in_thread")]
+    patches += [
+        patch.object(module, "in_thread", threads.in_thread) for module in modules if hasattr(module, "in_thread")
+    ]
     for each in patches:
         each.start()
     try:

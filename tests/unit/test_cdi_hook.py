@@ -86,7 +86,7 @@ def test_what_is_there_stays_and_is_named(bundle: Bundle, there: str) -> None:
     before = path.lstat()
     done = bundle.links(LINK, "../renderD128::/dev/dri/by-path/other")
     assert done.returncode == 1
-    assert f"accelplane-cdi-hook: /{PATH}: is there already" in done.stderr
+    assert f"accelplane-cdi-hook: /{PATH}: found" in done.stderr
     assert path.lstat().st_ino == before.st_ino
     assert (bundle.rootfs / "dev/dri/by-path/other").is_symlink()
 
@@ -127,8 +127,8 @@ def test_ways_up_in_the_path_end_at_the_root(bundle: Bundle) -> None:
 @pytest.mark.parametrize(
     ("links", "message"),
     [
-        ({"dev": "dev"}, "do they loop?"),
-        ({"dev": "a", "a": "dev"}, "do they loop?"),
+        ({"dev": "dev"}, "is there a loop?"),
+        ({"dev": "a", "a": "dev"}, "is there a loop?"),
         ({"dev": "x" * 200 + "/" + "y" * 300}, "File name too long"),
     ],
 )
@@ -168,7 +168,7 @@ def test_without_bundle_or_configuration_the_usual_places_count(bundle: Bundle) 
     [
         ("", "the container's state: not JSON"),
         ("[]", "the container's state: expected a JSON object"),
-        ('{"bundle": 3}', "bundle is '3', expected a text"),
+        ('{"bundle": 3}', "bundle is '3', expected a string"),
         ('{"bundle": "/nowhere"}', "root file system /nowhere/rootfs: No such file"),
         ('{"bundle": "/dev/null"}', "/dev/null/config.json: Not a directory"),
         ('{"bundle": "a\\u0000b"}', "embedded null"),
@@ -187,9 +187,9 @@ def test_a_state_that_makes_no_sense_is_told(bundle: Bundle, state: str | bytes,
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({}, "no object named root"),
-        ({"root": "rootfs"}, "no object named root"),
-        ({"root": {"path": ["rootfs"]}}, "expected a text"),
+        ({}, "no object root"),
+        ({"root": "rootfs"}, "no object root"),
+        ({"root": {"path": ["rootfs"]}}, "expected a string"),
         ({"root": {"path": "absent"}}, "root file system"),
         ({"root": {"path": "config.json"}}, "Not a directory"),
     ],

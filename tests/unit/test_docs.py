@@ -1,4 +1,4 @@
-"""What the documentation shows is true: its code runs, its configurations load, its tables are complete."""
+"""The documentation is correct: its code runs, its configurations load, its tables are complete."""
 
 import asyncio
 import importlib.util
@@ -51,7 +51,7 @@ PAGES = (*sorted(DOCS.glob("*.md")), EXAMPLE / "README.md", ROOT / "README.md")
 
 
 class Block(msgspec.Struct, frozen=True):
-    """One fenced block: its language, what stands behind that, its text and first line."""
+    """One fenced block: its language, the rest of its info string, its text and its first line number."""
 
     language: str
     title: str
@@ -66,7 +66,7 @@ def blocks(page: Path, language: str) -> list[Block]:
 
 
 def section(page: Path, heading: str) -> str:
-    """The text under a heading, up to the next one of the same or a higher level."""
+    """The text below a heading, up to the next heading of the same or a higher level."""
     text = page.read_text()
     begin = re.search(rf"^(#+) {re.escape(heading)}$", text, re.MULTILINE)
     assert begin, f"{page.name} has no heading {heading!r}"
@@ -75,7 +75,7 @@ def section(page: Path, heading: str) -> str:
 
 
 def rows(text: str) -> list[list[str]]:
-    """The cells of the tables in a text, without their heads."""
+    """The cells of all tables in a text, without the header rows."""
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
     return [row for row, after in zip(cells, [*cells[1:], [""]], strict=True) if not _rule(row) and not _rule(after)]
 
@@ -89,7 +89,7 @@ def _rule(row: Sequence[str]) -> bool:
 
 @pytest.fixture
 def guide_modules() -> Iterator[Mapping[str, types.ModuleType]]:
-    """The guide's blocks, run in order: those with a file name are modules, the others go on with the first one."""
+    """Runs the guide's blocks in order. Blocks with a file name become modules, the others extend the first module."""
     made: dict[str, types.ModuleType] = {}
     try:
         for block in blocks(AUTHORS, "python"):
@@ -125,7 +125,7 @@ def test_the_authors_guide_runs_and_the_tests_in_it_pass(
             asyncio.run(outcome)
 
 
-def test_the_authors_guide_tells_of_everything_that_authors_can_use() -> None:
+def test_the_authors_guide_names_all_public_api() -> None:
     text = AUTHORS.read_text()
     names = {f"`{field.name}`" for field in msgspec.structs.fields(Device)}
     names |= {name for name in vars(Host) if not name.startswith("_")}
@@ -143,7 +143,7 @@ def test_the_plugin_in_the_readme_works(tmp_path: Path) -> None:
     assert device == Device(resource="tpu", id="accel0", nodes=[DeviceNode("/dev/accel/accel0")], topology=None)
 
 
-# Configurations and command lines, on any page.
+# Configurations and command lines of all pages.
 
 
 def plugin_types(extra: Mapping[str, types.ModuleType]) -> Mapping[str, type[Plugin[accelplane.plugins.Config]]]:
@@ -200,7 +200,7 @@ PROGRAMS: Mapping[str, Sequence[Flag]] = {
 }
 
 
-def test_every_command_line_shown_is_understood() -> None:
+def test_every_command_line_shown_parses() -> None:
     lines = list(command_lines())
     assert len(lines) >= 8
     for where, (program, *arguments) in lines:
@@ -216,7 +216,7 @@ def test_every_command_line_shown_is_understood() -> None:
         assert parse(flags, words)[1] == [], where
 
 
-# The user's guide: tables that must be complete.
+# Tables that must be complete.
 
 
 def shown(flag: Flag) -> str:
@@ -245,42 +245,40 @@ def shown(flag: Flag) -> str:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_tables_of_options_hold_every_option_with_its_default(
-    page: Path, heading: str, flags: Sequence[Flag]
-) -> None:
-    told = {row[0].strip("`-"): row[1].strip("`") for row in rows(section(page, heading))}
-    assert told == {flag.name: shown(flag) for flag in flags}
+def test_option_tables_list_every_option_with_its_default(page: Path, heading: str, flags: Sequence[Flag]) -> None:
+    listed = {row[0].strip("`-"): row[1].strip("`") for row in rows(section(page, heading))}
+    assert listed == {flag.name: shown(flag) for flag in flags}
 
 
-def test_the_table_of_the_configuration_file_holds_every_key() -> None:
-    told = {row[0].strip("`") for row in rows(section(USERS, "The configuration file"))}
-    assert told == {field.encode_name for field in msgspec.structs.fields(configuration.AgentConfig)}
+def test_the_configuration_file_table_lists_every_key() -> None:
+    listed = {row[0].strip("`") for row in rows(section(USERS, "The configuration file"))}
+    assert listed == {field.encode_name for field in msgspec.structs.fields(configuration.AgentConfig)}
 
 
-def test_the_table_of_metrics_holds_every_metric() -> None:
+def test_the_metrics_table_lists_every_metric() -> None:
     page = metrics.page(NodeStatus(version="", root="/", kubelet_dir=""), ()).decode()
     names = set(re.findall(r"^# TYPE (accelplane_\w+)", page, re.MULTILINE))
-    told = {row[0].strip("`") for row in rows(section(USERS, "Metrics")) if row[0].startswith("`accelplane_")}
-    assert told == names
+    listed = {row[0].strip("`") for row in rows(section(USERS, "Metrics")) if row[0].startswith("`accelplane_")}
+    assert listed == names
 
 
-def test_the_table_of_policies_shows_what_containers_get() -> None:
+def test_the_policy_table_shows_the_preferred_devices() -> None:
     free = [device for card in ("card0", "card1") for device in Device(resource="i915", id=card).shared(3)]
-    told = {row[0].strip("`"): row[2:] for row in rows(section(USERS, "Sharing and allocation policies"))}
+    listed = {row[0].strip("`"): row[2:] for row in rows(section(USERS, "Sharing and allocation policies"))}
     given: dict[str, list[str]] = {}
     for policy in POLICIES:
         first = preferred(policy, free, (), 2, {})
         in_use = Counter(device.unit for device in free if device.id in first)
         second = preferred(policy, [device for device in free if device.id not in first], (), 2, in_use)
         given[policy] = [", ".join(f"`{id_}`" for id_ in ids) for ids in (first, second)]
-    assert told == given
+    assert listed == given
 
 
-def test_the_architecture_shows_the_floors_that_are_held() -> None:
+def test_the_architecture_lists_the_layers_of_import_linter() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    floors = [re.findall(r"\w+", floor) for floor in reversed(contracts[0]["layers"]) if floor != "__main__"]
-    held = {(str(number), package) for number, floor in enumerate(floors, start=1) for package in floor}
-    assert {(row[0], row[1].strip("`")) for row in rows(section(DOCS / "architecture.md", "The floors"))} == held
+    layers = [re.findall(r"\w+", layer) for layer in reversed(contracts[0]["layers"]) if layer != "__main__"]
+    expected = {(str(number), package) for number, layer in enumerate(layers, start=1) for package in layer}
+    assert {(row[0], row[1].strip("`")) for row in rows(section(DOCS / "architecture.md", "Layers"))} == expected
 
 
 # All pages.
@@ -292,19 +290,19 @@ def slugs(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_to_sections_lead_somewhere(page: Path) -> None:
+def test_links_to_sections_resolve(page: Path) -> None:
     links = re.findall(r"\]\(([^)\s#:]*)#([^)\s]+)\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
     assert [link for link in links if link[1] not in slugs(page.parent / link[0] if link[0] else page)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_lines_are_no_longer_than_people_read(page: Path) -> None:
+def test_lines_have_at_most_120_characters(page: Path) -> None:
     long = [
         line for line in page.read_text().splitlines() if len(line) > 120 and line[:1] not in "|!<" and "](" not in line
     ]
     assert long == []
 
 
-def test_every_page_stands_in_the_index() -> None:
+def test_the_index_links_every_page() -> None:
     index = (DOCS / "index.md").read_text()
     assert [page.name for page in DOCS.glob("*.md") if page.name != "index.md" and f"]({page.name})" not in index] == []

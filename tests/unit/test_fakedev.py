@@ -130,7 +130,7 @@ def test_the_samples_work_as_they_are(tmp_path: Path, name: str, cards: int, til
     written = (tmp_path / "node/xpum-sidecar-labels.txt").read_text()
     assert len(written.splitlines()) == lines
     assert done.stdout.endswith(written)
-    assert f"card{cards - 1} is complete" in done.stdout
+    assert f"created card{cards - 1}" in done.stdout
     assert len(list((tmp_path / "node/dev/dri").glob("card*"))) == cards
     assert len(list((tmp_path / "node/sys/class/drm").glob("card*/gt/gt*"))) == cards * tiles
 
@@ -184,8 +184,11 @@ def test_labels_joined_again_are_the_whole_text(text: str) -> None:
         ({"DevCount": 1, "DevMemSize": 2**80}, "DevMemSize"),
         ({"DevCount": 2, "DevsPerNode": 3}, "DevsPerNode is 3, expected 0 to 2"),
         ({"DevCount": 2, "TilesPerDev": 65}, "TilesPerDev is 65"),
-        ({"DevCount": 4, "VfsPerPf": 1, "TilesPerDev": 1}, "VfsPerPf cannot go with TilesPerDev"),
-        ({"DevCount": 4, "VfsPerPf": 1, "DevsPerNode": 1}, "VfsPerPf cannot go with TilesPerDev or DevsPerNode"),
+        ({"DevCount": 4, "VfsPerPf": 1, "TilesPerDev": 1}, "VfsPerPf cannot be combined with TilesPerDev"),
+        (
+            {"DevCount": 4, "VfsPerPf": 1, "DevsPerNode": 1},
+            "VfsPerPf cannot be combined with TilesPerDev or DevsPerNode",
+        ),
         ({"DevCount": 4, "VfsPerPf": 2}, "multiple of VfsPerPf + 1 (3)"),
         ({"DevCount": 128, "TilesPerDev": 64, "Capabilities": {"connection-topology": "FULL"}}, "8192 tiles"),
         ({"DevCount": 1, "Capabilities": {"platform": 1}}, "Expected `str`, got `int`"),
@@ -211,7 +214,7 @@ def test_wrong_descriptions_are_refused_with_status_1(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "-json names the description and is missing"),
+        ([], "-json is missing; it names the file with the description"),
         (["-json"], "flag needs an argument"),
         (["-json", "absent.json"], "'absent.json': cannot be read: No such file"),
         (["-jsn", "x"], "not defined: -jsn"),
@@ -261,7 +264,7 @@ def test_a_tree_that_may_be_real_is_not_touched(tmp_path: Path, there: list[str]
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     before = files(tmp_path)
-    with pytest.raises(FakedevError, match="looks like a real tree"):
+    with pytest.raises(FakedevError, match="expected a tree of an earlier call"):
         generate(Description(devcount=1, unprivileged=True), str(tmp_path))
     assert files(tmp_path) == before
 

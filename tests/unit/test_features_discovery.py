@@ -1,4 +1,4 @@
-"""What a host has, as NFD would name it: from trees of plain files, right, odd and hostile ones."""
+"""Feature discovery in trees of plain files: valid, unusual and hostile ones."""
 
 import gzip
 import os
@@ -44,7 +44,7 @@ def names(features: Features, feature: str) -> set[str]:
     return set(features.elements[feature])
 
 
-def test_an_empty_tree_has_nothing_and_that_is_no_fault(tmp_path: Path) -> None:
+def test_an_empty_tree_has_no_features(tmp_path: Path) -> None:
     host = Host(tmp_path)
     found = discover(host)
     assert found.pci == ()
@@ -53,7 +53,7 @@ def test_an_empty_tree_has_nothing_and_that_is_no_fault(tmp_path: Path) -> None:
     assert evaluate(found).labels == {}
 
 
-def test_pci_functions_are_told_by_class_and_device(tmp_path: Path) -> None:
+def test_pci_functions_have_class_and_device(tmp_path: Path) -> None:
     pci(tmp_path, "0000:3d:00.0", "0x038000", "0x56c0")
     pci(tmp_path, "0000:00:02.0", "0x030000", "0x4680")
     pci(tmp_path, "0000:01:00.0", "0x030000", "0x2204", vendor="0x10de")
@@ -63,7 +63,7 @@ def test_pci_functions_are_told_by_class_and_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cls", "device"), [("0x0380", "0x56c0"), ("junk", "0x56c0"), ("0x038000", "56c0"), ("0x038000", "0x56c0/x=y")]
 )
-def test_a_function_with_odd_ids_is_left_out_and_noted(tmp_path: Path, cls: str, device: str) -> None:
+def test_a_function_with_invalid_ids_is_skipped_and_noted(tmp_path: Path, cls: str, device: str) -> None:
     pci(tmp_path, "0000:3d:00.0", cls, device)
     pci(tmp_path, "0000:3e:00.0", "0x038000", "0x56c0")
     host = Host(tmp_path)
@@ -71,7 +71,7 @@ def test_a_function_with_odd_ids_is_left_out_and_noted(tmp_path: Path, cls: str,
     assert any("0000:3d:00.0" in note for note in host.notes)
 
 
-def test_modules_are_those_loaded_and_those_built_in(tmp_path: Path) -> None:
+def test_loaded_and_built_in_modules_are_enabled(tmp_path: Path) -> None:
     modules(tmp_path, "i915", "intel_qat")
     write(tmp_path / "proc/sys/kernel/osrelease", f"{RELEASE}\n")
     builtin = "kernel/drivers/vfio/pci/vfio-pci.ko\nkernel/drivers/dma/idxd/idxd.ko\n"
@@ -81,7 +81,7 @@ def test_modules_are_those_loaded_and_those_built_in(tmp_path: Path) -> None:
     assert names(found, "kernel.enabledmodule") == {"i915", "intel_qat", "vfio-pci", "idxd"}
 
 
-def test_what_is_built_in_shows_in_sysfs_too(tmp_path: Path) -> None:
+def test_built_in_modules_are_read_from_sysfs(tmp_path: Path) -> None:
     modules(tmp_path, "i915")
     for name in ("i915", "vfio_pci"):
         write(tmp_path / f"sys/module/{name}/parameters/x", "")
@@ -90,7 +90,7 @@ def test_what_is_built_in_shows_in_sysfs_too(tmp_path: Path) -> None:
     assert names(found, "kernel.enabledmodule") == {"i915", "vfio_pci", "vfio-pci"}
 
 
-def test_without_a_list_of_modules_sysfs_tells_who_is_loaded(tmp_path: Path) -> None:
+def test_loaded_modules_are_read_from_sysfs_without_procfs(tmp_path: Path) -> None:
     write(tmp_path / "sys/module/i915/initstate", "live\n")
     write(tmp_path / "sys/module/vfio_pci/parameters/x", "")
     found = looked(tmp_path)
@@ -98,7 +98,7 @@ def test_without_a_list_of_modules_sysfs_tells_who_is_loaded(tmp_path: Path) -> 
     assert names(found, "kernel.enabledmodule") == {"i915", "vfio_pci", "vfio-pci"}
 
 
-def test_a_list_of_modules_may_be_longer_than_an_attribute(tmp_path: Path) -> None:
+def test_a_long_list_of_modules_is_read_to_its_end(tmp_path: Path) -> None:
     many = [f"module_{number}" for number in range(3000)]
     modules(tmp_path, *many)
     assert names(looked(tmp_path), "kernel.loadedmodule") == set(many)
@@ -116,13 +116,13 @@ CONFIG = "#\n# Linux\n#\nCONFIG_X86_SGX=y\n# CONFIG_X86_SGX_KVM is not set\nCONF
         f"lib/modules/{RELEASE}/build/.config",
     ],
 )
-def test_the_kernels_configuration_is_found_where_distributions_put_it(tmp_path: Path, place: str) -> None:
+def test_the_kernel_configuration_is_found_in_the_paths_of_distributions(tmp_path: Path, place: str) -> None:
     write(tmp_path / "proc/sys/kernel/osrelease", f"{RELEASE}\n")
     write(tmp_path / place, gzip.compress(CONFIG.encode()) if place.endswith(".gz") else CONFIG)
     assert names(looked(tmp_path), "kernel.config") == {"X86_SGX"}
 
 
-def test_a_kernel_without_the_option_has_it_not_whatever_else_is_there(tmp_path: Path) -> None:
+def test_the_kernel_configuration_overrides_the_sgx_driver(tmp_path: Path) -> None:
     write(tmp_path / "proc/config.gz", gzip.compress(CONFIG.replace("X86_SGX=y", "OTHER=y").encode()))
     epc(tmp_path, 4096)
     assert names(looked(tmp_path), "kernel.config") == set()
@@ -134,14 +134,14 @@ def test_a_kernel_without_the_option_has_it_not_whatever_else_is_there(tmp_path:
     [b"", b"no gzip", gzip.compress(b"hello", mtime=0), gzip.compress(CONFIG.encode(), mtime=0)[:20]],
     ids=["empty", "no gzip", "no configuration", "cut"],
 )
-def test_where_the_configuration_cannot_be_read_the_driver_tells(tmp_path: Path, config: bytes) -> None:
+def test_the_sgx_driver_replaces_an_unreadable_configuration(tmp_path: Path, config: bytes) -> None:
     write(tmp_path / "proc/config.gz", config)
     assert names(looked(tmp_path), "kernel.config") == set()
     write(tmp_path / "sys/class/misc/sgx_enclave/dev", "10:125\n")
     assert names(looked(tmp_path), "kernel.config") == {"X86_SGX"}
 
 
-def test_a_node_with_sgx_is_labelled_with_its_memory(tmp_path: Path) -> None:
+def test_a_node_with_sgx_gets_its_label_and_memory(tmp_path: Path) -> None:
     cpu(tmp_path, "sgx sgx_lc")
     epc(tmp_path, 98566144, 98566144)
     found = looked(tmp_path)
@@ -152,19 +152,19 @@ def test_a_node_with_sgx_is_labelled_with_its_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", ["", "sgx", "sgx_lc"])
-def test_a_node_whose_cpu_says_no_is_not(tmp_path: Path, flags: str) -> None:
+def test_a_node_without_sgx_cpu_flags_gets_no_label(tmp_path: Path, flags: str) -> None:
     cpu(tmp_path, flags)
     epc(tmp_path, 98566144)
     assert evaluate(looked(tmp_path)).labels == {}
 
 
-def test_a_node_whose_driver_manages_no_memory_is_not(tmp_path: Path) -> None:
+def test_a_node_without_sgx_memory_gets_no_label(tmp_path: Path) -> None:
     cpu(tmp_path, "sgx sgx_lc")
     write(tmp_path / "dev/sgx_enclave", "")
     assert evaluate(looked(tmp_path)).labels == {}
 
 
-def test_a_release_never_leads_elsewhere(tmp_path: Path) -> None:
+def test_a_kernel_release_with_path_separators_is_rejected(tmp_path: Path) -> None:
     write(tmp_path / "proc/sys/kernel/osrelease", "../../etc\n")
     write(tmp_path / "etc/modules.builtin", "kernel/xe.ko\n")
     host = Host(tmp_path)
@@ -178,7 +178,7 @@ def test_links_stay_inside_the_root(tmp_path: Path) -> None:
     assert names(looked(root), "kernel.loadedmodule") == set()
 
 
-def test_the_machine_itself_is_looked_at_without_complaint() -> None:
+def test_discovery_succeeds_on_the_real_host() -> None:
     host = Host("/")
     discover(host)
     assert [note for note in host.notes if "memory" in note] == []
@@ -187,7 +187,7 @@ def test_the_machine_itself_is_looked_at_without_complaint() -> None:
 FILES = ("proc/modules", "proc/cpuinfo", "proc/config.gz", "proc/sys/kernel/osrelease", f"boot/config-{RELEASE}")
 
 
-def test_pipes_directories_and_endless_files_are_passed_over(tmp_path: Path) -> None:
+def test_pipes_directories_and_endless_files_are_skipped(tmp_path: Path) -> None:
     write(tmp_path / "proc/sys/kernel/osrelease", RELEASE)
     os.mkfifo(tmp_path / "proc/modules")
     (tmp_path / "proc/config.gz").mkdir()
@@ -200,7 +200,7 @@ def test_pipes_directories_and_endless_files_are_passed_over(tmp_path: Path) -> 
 
 
 @given(st.lists(st.tuples(st.sampled_from(FILES), st.binary(max_size=200)), max_size=5))
-def test_no_text_of_procfs_or_sysfs_makes_it_fail(tmp_path: Path, files: list[tuple[str, bytes]]) -> None:
+def test_any_content_of_procfs_and_sysfs_is_accepted(tmp_path: Path, files: list[tuple[str, bytes]]) -> None:
     for name, data in files:
         write(tmp_path / name, data)
     found = looked(tmp_path)
@@ -210,7 +210,7 @@ def test_no_text_of_procfs_or_sysfs_makes_it_fail(tmp_path: Path, files: list[tu
 
 
 @given(st.text(max_size=40), st.text(max_size=40), st.binary(max_size=64))
-def test_no_attribute_makes_it_fail(tmp_path: Path, cls: str, device: str, epc: bytes) -> None:
+def test_any_attribute_is_accepted(tmp_path: Path, cls: str, device: str, epc: bytes) -> None:
     function = tmp_path / "sys/bus/pci/devices/0000:00:02.0"
     write(function / "vendor", "0x8086\n")
     write(function / "class", cls.encode("utf-8", "surrogatepass"))

@@ -52,12 +52,12 @@ def as_written(rule: Rule) -> dict[str, Any]:
     return {"name": rule.name, **{key: part for key, part in parts.items() if part}}
 
 
-def test_the_table_holds_every_rule_and_no_other() -> None:
+def test_the_table_has_the_rules_of_the_manifest() -> None:
     assert [rule.name for rule in RULES] == [rule["name"] for rule in written_rules()]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_rule_of_the_table_is_the_one_that_is_applied(rule: Rule) -> None:
+def test_each_rule_equals_the_one_in_the_manifest(rule: Rule) -> None:
     (written,) = [each for each in written_rules() if each["name"] == rule.name]
     template = written.pop("labelsTemplate", "")
     assert bool(template) == bool(rule.each)
@@ -115,7 +115,7 @@ PLUGINS = [
 
 
 @pytest.mark.parametrize(("family", "cls", "device", "loaded", "built_in"), PLUGINS)
-def test_a_node_is_for_a_plugin_by_its_devices_and_modules(
+def test_devices_and_modules_give_the_label_of_a_plugin(
     family: str, cls: str, device: str, loaded: str, built_in: str
 ) -> None:
     label = f"{I_LABEL}/{family}"
@@ -159,7 +159,7 @@ def test_sgx_is_a_label_and_its_memory_a_resource() -> None:
         ("kernel_config", {}),
     ],
 )
-def test_without_all_of_it_there_is_no_sgx(part: str, elements: Mapping[str, str]) -> None:
+def test_sgx_requires_all_features(part: str, elements: Mapping[str, str]) -> None:
     assert evaluate(features(**{**SGX, part: elements})) == RuleOutput({}, {})
 
 
@@ -179,7 +179,7 @@ def test_gpus_are_counted_by_model_and_named_by_product() -> None:
     }
 
 
-def test_fractions_of_gpus_are_resources_when_somebody_labels_them() -> None:
+def test_labelled_gpu_fractions_are_resources() -> None:
     labels = {f"{G_LABEL}/{name}": amount for name, amount in product(("millicores", "memory.max", "tiles"), "7")}
     assert evaluate(features(local_label=labels)).resources == labels
     del labels[f"{G_LABEL}/tiles"]
@@ -191,7 +191,7 @@ classes = st.sampled_from(["0300", "0380", "0b40", "0880", "1200"]) | hexadecima
 
 
 @given(st.lists(st.tuples(classes, hexadecimal), max_size=20), st.sets(st.sampled_from(["i915", "idxd", "dlb2"])))
-def test_labels_are_always_such_as_the_api_takes(functions: list[tuple[str, str]], modules: set[str]) -> None:
+def test_labels_are_valid_for_the_api_server(functions: list[tuple[str, str]], modules: set[str]) -> None:
     for key, value in evaluate(features(*functions, loaded=" ".join(modules))).labels.items():
         prefix, _, name = key.partition("/")
         assert prefix in (I_LABEL, G_LABEL)

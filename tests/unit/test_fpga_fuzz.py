@@ -30,7 +30,7 @@ from accelplane.fpga import FpgaError
 from accelplane.fpga.bitstream import BitstreamError, opened
 from accelplane.fpga.gbs import HEAD_LIMIT, parse
 from accelplane.fpga.hook import read_request
-from accelplane.fpga.ids import IdError, af_type, region_type, wanted_id
+from accelplane.fpga.ids import IdError, af_type, region_type, requested_id
 from accelplane.fpga.request import parse_config, parse_state
 from accelplane.fpga.store import STORE, StoreError, find, install_path
 from accelplane.host import Host, HostError
@@ -373,7 +373,7 @@ def given_by(functions: list[Json], regions: list[Json]) -> tuple[set[str], set[
         try:
             made = af_type(spec["interfaceId"], spec["afuId"]) if spec.get("mode") == "af" else None
             if spec.get("mode") == "region":
-                wanted_id(spec["afuId"])
+                requested_id(spec["afuId"])
             resources.add(f"{PREFIX}{made or region_type(spec['interfaceId'])}")
         except IdError:
             continue

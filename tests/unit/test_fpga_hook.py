@@ -15,15 +15,15 @@ from fpgadriver import Driver
 from fpgatrees import Card, fme, one_port, port, with_vf
 from trees import write
 
-from accelplane.fpga.hook import HookError, Outcome, claims, read_request, run
+from accelplane.fpga.hook import HookError, PairResult, assign_ports, read_request, run
 from accelplane.fpga.ids import CRASHED
-from accelplane.fpga.program import Patience, TimedOut
+from accelplane.fpga.program import RetryPolicy, TimedOut
 from accelplane.fpga.request import Pair, Request
 from accelplane.fpga.statedir import STATE_DIRECTORY
 from accelplane.host import Host
 
 OTHER = "ce48969398f05f33946d560708be108a"
-QUICK = Patience(seconds=30, attempts=4, pause=0.001)
+QUICK = RetryPolicy(timeout=30, attempts=4, interval=0.001)
 
 
 def asking(*afus: str, ports: int = 1, region: str = INTERFACE, family: str = "dfl") -> Request:
@@ -44,10 +44,10 @@ class TestRun:
         driver = Driver(card, NLB3)
         request = asking(NLB3, family=family)
         name = card.name("port", 0)
-        assert run(Host(tmp_path), request, call=driver, patience=QUICK) == (Outcome(request.pairs[0], name, True),)
+        assert run(Host(tmp_path), request, call=driver, retry=QUICK) == (PairResult(request.pairs[0], name, True),)
         assert driver.programmed == [(card.name("fme", 0), 0, NLB3.encode())]
         # The runtime runs the hook once for each region device: the second time there is nothing to do.
-        assert run(Host(tmp_path), request, call=driver, patience=QUICK) == (Outcome(request.pairs[0], name, False),)
+        assert run(Host(tmp_path), request, call=driver, retry=QUICK) == (PairResult(request.pairs[0], name, False),)
         assert len(driver.programmed) == 1
 
     def test_what_is_programmed_already_needs_no_bitstream(self, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ class TestRun:
         card = with_vf(tmp_path)
         stored(tmp_path, NLB0)
         driver = Driver(card, NLB0)
-        outcomes = run(Host(tmp_path), asking(NLB0, NLB0, ports=2), call=driver, patience=QUICK)
+        outcomes = run(Host(tmp_path), asking(NLB0, NLB0, ports=2), call=driver, retry=QUICK)
         assert [(outcome.port, outcome.programmed) for outcome in outcomes] == [
             ("dfl-port.0", False),
             ("dfl-port.1", True),
@@ -72,8 +72,8 @@ class TestRun:
         stored(tmp_path, NLB3)
         driver = Driver(card, NLB3)
         swapped = asking(NLB3, NLB3, ports=2)
-        run(Host(tmp_path), swapped, call=driver, patience=QUICK)
-        assert [(pair.number, port.name) for pair, port in claims(Host(tmp_path), swapped)] == [
+        run(Host(tmp_path), swapped, call=driver, retry=QUICK)
+        assert [(pair.number, port.name) for pair, port in assign_ports(Host(tmp_path), swapped)] == [
             (1, "dfl-port.0"),
             (2, "dfl-port.1"),
         ]
@@ -83,19 +83,23 @@ class TestRun:
         card = one_port(tmp_path)
         stored(tmp_path, HASH, aocx(gbs(metadata(afu=NLB3), b"opencl")), ".aocx")
         driver = Driver(card, NLB3)
-        assert run(Host(tmp_path), asking(HASH), call=driver, patience=QUICK)[0].programmed
+        assert run(Host(tmp_path), asking(HASH), call=driver, retry=QUICK)[0].programmed
         assert driver.programmed == [("dfl-fme.0", 0, b"opencl")]
 
     @pytest.mark.parametrize(
         ("afu", "answers", "problem"),
         [
-            (NLB3, [], rf"^FPGA_AFU_1 in dfl-port\.0: no bitstream for AFU {NLB3} in region {INTERFACE}: neither /srv"),
-            ("a" * 32, [], r"aaa\.gbs: 6 bytes, a GBS header has 20"),
-            ("b" * 32, [], rf"is the bitstream of {NLB0} by its content, expected b{{32}}; was it renamed\?"),
+            (
+                NLB3,
+                [],
+                rf"^FPGA_AFU_1 in dfl-port\.0: no bitstream for AFU {NLB3} in region {INTERFACE}: found neither /srv",
+            ),
+            ("a" * 32, [], r"aaa\.gbs: 6 bytes, expected a GBS header of 20"),
+            ("b" * 32, [], rf"found id {NLB0} in the file, expected b{{32}}; was the file renamed\?"),
             ("c" * 32, [], rf"made for regions with interface id {OTHER}, that of dfl-port\.0 is {INTERFACE}"),
             ("d" * 32, [errno.EIO], r"dfl-fme\.0: programming failed: .*\(EIO\)"),
-            ("d" * 32, [], r"its AFU id is e{32} after programming .*, expected d{32}"),
-            (HASH, [], r"is the bitstream of b{40} by its content, expected 40007c"),
+            ("d" * 32, [], r"AFU id is e{32} after programming .*, expected d{32}"),
+            (HASH, [], r"found id b{40} in the file, expected 40007c"),
         ],
         ids=["missing", "broken", "renamed", "other card", "refused", "something else came out", "other design"],
     )
@@ -109,7 +113,7 @@ class TestRun:
         stored(tmp_path, "d" * 32)
         stored(tmp_path, HASH, aocx(rand_hash="b" * 40), ".aocx")
         with pytest.raises(HookError, match=problem) as caught:
-            run(Host(tmp_path), asking(afu), call=Driver(card, "e" * 32, answers), patience=QUICK)
+            run(Host(tmp_path), asking(afu), call=Driver(card, "e" * 32, answers), retry=QUICK)
         assert str(caught.value).isprintable()
 
     def test_nothing_is_programmed_before_every_pair_has_a_port(self, tmp_path: Path) -> None:
@@ -119,8 +123,8 @@ class TestRun:
         request = Request((Pair(1, INTERFACE, NLB3), Pair(2, OTHER, NLB3)), ("dfl-port.0", "dfl-port.1"))
         with pytest.raises(
             HookError,
-            match=rf"^FPGA_REGION_2: the container has no port of region {OTHER} for it: dfl-port\.0 is of region "
-            rf"{INTERFACE}; dfl-port\.1 is of region {INTERFACE}; dfl-port\.0 is for FPGA_REGION_1$",
+            match=rf"^FPGA_REGION_2: found no port of region {OTHER} in the container: dfl-port\.0 has region "
+            rf"{INTERFACE}; dfl-port\.1 has region {INTERFACE}; dfl-port\.0 is assigned to FPGA_REGION_1$",
         ):
             run(Host(tmp_path), request, call=driver)
         assert driver.calls == []
@@ -128,19 +132,21 @@ class TestRun:
     def test_a_port_that_cannot_be_read_is_not_given_and_told(self, tmp_path: Path) -> None:
         one_port(tmp_path)
         request = Request((Pair(1, OTHER, NLB3),), ("dfl-port.7", "dfl-port.0"))
-        with pytest.raises(HookError, match=r"for it: /dev/dfl-port\.7: no such device node.*; dfl-port\.0 is of reg"):
+        with pytest.raises(
+            HookError, match=r"in the container: /dev/dfl-port\.7: no such device node.*; dfl-port\.0 has reg"
+        ):
             run(Host(tmp_path), request)
 
     def test_a_crashed_card_is_called_one(self, tmp_path: Path) -> None:
         fme(one_port(tmp_path), interfaces=[CRASHED])
-        with pytest.raises(HookError, match=r"dfl-port\.0 is of region f{32} \(what a crashed card says\)$"):
-            claims(Host(tmp_path), asking(NLB0))
+        with pytest.raises(HookError, match=r"dfl-port\.0 has region f{32} \(the card has crashed\)$"):
+            assign_ports(Host(tmp_path), asking(NLB0))
 
     def test_ports_of_different_regions_are_told_apart(self, tmp_path: Path) -> None:
         card = one_port(tmp_path)
         fme(card, interfaces=[OTHER, INTERFACE], ports=2)
         port(card, number=1, inside=1)
-        (claim,) = claims(Host(tmp_path), asking(NLB0, ports=2))
+        (claim,) = assign_ports(Host(tmp_path), asking(NLB0, ports=2))
         assert claim[1].name == "dfl-port.1"
 
     def test_a_driver_that_never_answers_is_left(self, tmp_path: Path) -> None:
@@ -153,7 +159,7 @@ class TestRun:
                     Host(tmp_path),
                     asking(NLB3),
                     call=lambda _node, _request, _argument: len(os.read(read_end, 1)),
-                    patience=Patience(0.2, 1, 0.001),
+                    retry=RetryPolicy(0.2, 1, 0.001),
                 )
         finally:
             os.close(read_end)
@@ -165,10 +171,8 @@ class TestRun:
         lock = write(tmp_path / STATE_DIRECTORY[1:] / "dfl-fme.0.lock", "")
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            with pytest.raises(
-                HookError, match=r"0: dfl-fme\.0: somebody else has been programming it for \S+ s \(/run"
-            ):
-                run(Host(tmp_path), asking(NLB3), patience=Patience(2, 1, 60))
+            with pytest.raises(HookError, match=r"0: dfl-fme\.0: locked by another process for \S+ s \(/run"):
+                run(Host(tmp_path), asking(NLB3), retry=RetryPolicy(2, 1, 60))
 
     def test_a_driver_that_is_busy_until_the_end_is_quoted(self, tmp_path: Path) -> None:
         driver = Driver(one_port(tmp_path), NLB3, [errno.EBUSY] * 9)
@@ -176,7 +180,7 @@ class TestRun:
         with pytest.raises(
             HookError, match=r"^FPGA_AFU_1 in dfl-port\.0: .*dfl-fme\.0: programming failed: .*\(EBUSY\)"
         ):
-            run(Host(tmp_path), asking(NLB3), call=driver, patience=Patience(1, 9, 60))
+            run(Host(tmp_path), asking(NLB3), call=driver, retry=RetryPolicy(1, 9, 60))
 
     def test_a_port_that_never_answers_is_not_passed_over_for_the_next(self, tmp_path: Path) -> None:
         one_port(tmp_path)
@@ -190,7 +194,7 @@ class TestRun:
                 return host.status(path)
 
         with pytest.raises(TimedOut, match=r"^programming for this container took more than 0\.2 s"):
-            run(Hanging(tmp_path), asking(NLB3, ports=2), patience=Patience(0.2, 1, 0.001))
+            run(Hanging(tmp_path), asking(NLB3, ports=2), retry=RetryPolicy(0.2, 1, 0.001))
         assert asked == ["/dev/dfl-port.0"]
 
 

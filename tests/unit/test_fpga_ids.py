@@ -14,8 +14,8 @@ from accelplane.fpga.ids import (
     canonical,
     hardware_id,
     region_type,
+    requested_id,
     resource,
-    wanted_id,
 )
 
 INTERFACE = "69528db6eb31577a8c3668f9faa081f6"
@@ -49,9 +49,9 @@ def test_an_af_is_called_after_both_ids(interface: str, afu: str, naming: Naming
         (INTERFACE, "xyz" + NLB0[3:], "default", "AFU id 'xyz24dc4.*hexadecimal"),
         (INTERFACE.upper(), NLB0, "default", "lower-case"),
         (INTERFACE, HASH + "00000000", "default", "at most 63"),
-        ("f" * 32, "f" * 40, "default", "must end in a letter or digit"),
+        ("f" * 32, "f" * 40, "default", "expected a letter or digit at its end"),
         (INTERFACE[:30], NLB0, "legacy63", "need at least 31 digits"),
-        (INTERFACE, HASH, "legacy63", "71 characters, at most 63"),
+        (INTERFACE, HASH, "legacy63", "71 characters, expected at most 63"),
     ],
 )
 def test_no_name_is_made_that_no_cluster_would_take(interface: str, afu: str, naming: Naming, problem: str) -> None:
@@ -85,7 +85,7 @@ def test_ids_of_hardware_always_have_a_name_that_fits_into_a_socket_path(interfa
     "text", [NLB0, f" {NLB0}\n", NLB0.upper(), "d8424dc4-a4a3-c413-f89e-433683f9040b", "-" + NLB0 + "-"]
 )
 def test_ids_are_compared_in_one_form(text: str) -> None:
-    assert canonical(text) == hardware_id(text) == wanted_id(text) == NLB0
+    assert canonical(text) == hardware_id(text) == requested_id(text) == NLB0
 
 
 @pytest.mark.parametrize("text", ["", "0" * 31, "0" * 33, HASH, "g" * 32, "٣" * 32, "0" * 31 + "\n" * 2 + "0"])
@@ -97,13 +97,13 @@ def test_hardware_has_exactly_32_digits(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "1234567", "0" * 41, "../../etc", "12345678/", "1234567\0", "x" * 500])
 def test_what_is_asked_for_has_8_to_40_digits(text: str) -> None:
     with pytest.raises(IdError, match="expected 8 to 40 hexadecimal digits") as caught:
-        wanted_id(text)
+        requested_id(text)
     assert len(str(caught.value)) < 150
 
 
 @given(st.text())
 def test_whatever_is_no_id_is_told_in_one_line(text: str) -> None:
-    for check in (hardware_id, wanted_id):
+    for check in (hardware_id, requested_id):
         with pytest.raises(IdError) as caught:
             check(f"x{text}")
         assert str(caught.value).isprintable()

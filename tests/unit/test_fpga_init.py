@@ -1,4 +1,4 @@
-"""The FPGA init container: hook and tool on the host, and who has the hook run."""
+"""The FPGA init container: hook and tool on the host, and mechanism that runs the hook."""
 
 import json
 import os

@@ -173,7 +173,7 @@ def test_an_fme_whose_ports_were_all_released_is_told_of(tmp_path: Path) -> None
     card = one_port(tmp_path)
     shutil.rmtree(card.device(0) / "dfl-port.0")
     assert look(plugin("region"), tmp_path) == [
-        Skipped("dfl-fme.0", "none of its ports is to be seen: released, or not usable")
+        Skipped("dfl-fme.0", "no usable port: its ports are released, or cannot be read")
     ]
 
 

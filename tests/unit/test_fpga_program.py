@@ -20,8 +20,8 @@ from accelplane.fpga.bitstream import Bitstream, BitstreamError, opened
 from accelplane.fpga.ids import IdError
 from accelplane.fpga.ioctl import IoctlError, PortInfo, PortRegion
 from accelplane.fpga.program import (
-    Patience,
     ProgramError,
+    RetryPolicy,
     TimedOut,
     api_version,
     assign,
@@ -30,13 +30,12 @@ from accelplane.fpga.program import (
     port_regions,
     program,
     release,
-    reset,
 )
 from accelplane.fpga.statedir import STATE_DIRECTORY, StateDirectoryError
 from accelplane.fpga.sysfs import read_fme, read_port
 from accelplane.host import Host
 
-QUICK = Patience(seconds=30, attempts=4, pause=0.001)
+QUICK = RetryPolicy(timeout=30, attempts=4, interval=0.001)
 families = pytest.mark.parametrize("family", ["dfl", "opae"])
 
 
@@ -47,12 +46,12 @@ def bitstream_of(root: Path, content: bytes | None = None, name: str = "nlb3.gbs
 
 
 def run(
-    card: Card, driver: Driver, content: bytes | None = None, *, patience: Patience = QUICK, unless: str = ""
+    card: Card, driver: Driver, content: bytes | None = None, *, retry: RetryPolicy = QUICK, unless: str = ""
 ) -> bool:
     host = Host(card.root)
     with bitstream_of(card.root, content) as bitstream:
         port = read_port(host, card.name("port", 0))
-        return program(host, port, bitstream, call=driver, patience=patience, unless=unless)
+        return program(host, port, bitstream, call=driver, retry=retry, unless=unless)
 
 
 @families
@@ -61,7 +60,7 @@ def test_the_fme_is_given_the_bitstream_and_the_ports_number(tmp_path: Path, fam
     driver = Driver(card, NLB3)
     host = Host(tmp_path)
     with bitstream_of(tmp_path) as bitstream:
-        assert program(host, read_port(host, card.name("port", 1)), bitstream, call=driver, patience=QUICK)
+        assert program(host, read_port(host, card.name("port", 1)), bitstream, call=driver, retry=QUICK)
     assert driver.programmed == [(card.name("fme", 0), 1, b"the bitstream")]
     assert driver.calls == [(card.name("fme", 0), 0xB680 if family == "dfl" else 0xB580)]
 
@@ -71,7 +70,7 @@ def test_an_opencl_design_is_unpacked_for_it(tmp_path: Path) -> None:
     driver = Driver(card, NLB3)
     host = Host(tmp_path)
     with bitstream_of(tmp_path, aocx(gbs(metadata(afu=NLB3), b"packed before")), "x.aocx") as bitstream:
-        assert program(host, read_port(host, "dfl-port.0"), bitstream, call=driver, patience=QUICK)
+        assert program(host, read_port(host, "dfl-port.0"), bitstream, call=driver, retry=QUICK)
     assert driver.programmed == [("dfl-fme.0", 0, b"packed before")]
 
 
@@ -121,20 +120,20 @@ def test_a_driver_that_refuses_is_quoted(tmp_path: Path, answers: list[int], att
 
 def test_the_hardwares_errors_are_told_where_the_driver_gives_them(tmp_path: Path) -> None:
     driver = Driver(one_port(tmp_path, "opae"), NLB3, [errno.EIO], bitmap=0x4)
-    with pytest.raises(IoctlError, match=r"\(EIO\), the hardware's errors are 0x4 \(incompatible bitstream\)"):
+    with pytest.raises(IoctlError, match=r"\(EIO\), hardware errors 0x4 \(incompatible bitstream\)"):
         run(driver.card, driver)
 
 
 def test_no_more_is_tried_when_the_time_is_over(tmp_path: Path) -> None:
     driver = Driver(one_port(tmp_path), NLB3, [errno.EBUSY] * 9)
     with pytest.raises(IoctlError, match="EBUSY"):
-        run(driver.card, driver, patience=Patience(seconds=0, attempts=9))
+        run(driver.card, driver, retry=RetryPolicy(timeout=0, attempts=9))
     assert len(driver.calls) == 1
 
 
 def test_what_is_in_the_port_afterwards_is_looked_at(tmp_path: Path) -> None:
     driver = Driver(one_port(tmp_path), NLB0)
-    with pytest.raises(ProgramError, match=rf"dfl-port\.0: its AFU id is {NLB0} after .*nlb3\.gbs, expected {NLB3}"):
+    with pytest.raises(ProgramError, match=rf"dfl-port\.0: AFU id is {NLB0} after .*nlb3\.gbs, expected {NLB3}"):
         run(driver.card, driver)
 
 
@@ -165,7 +164,7 @@ def test_a_bitstream_that_cannot_be_read_reaches_no_driver(tmp_path: Path) -> No
     with bitstream_of(tmp_path) as bitstream:
         os.truncate(bitstream.path, 300)
         os.truncate(bitstream.path, 30)
-        with pytest.raises(BitstreamError, match="become shorter"):
+        with pytest.raises(BitstreamError, match="was truncated"):
             program(host, read_port(host, "dfl-port.0"), bitstream, call=driver)
     assert driver.calls == []
 
@@ -191,8 +190,8 @@ class TestLock:
         lock = write(tmp_path / STATE_DIRECTORY[1:] / "dfl-fme.0.lock", "")
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            with pytest.raises(TimedOut, match=r"dfl-fme\.0: somebody else has been programming it for 0\.01 s"):
-                run(driver.card, driver, patience=Patience(0.01, 9, 0.001))
+            with pytest.raises(TimedOut, match=r"dfl-fme\.0: locked by another process for 0\.01 s"):
+                run(driver.card, driver, retry=RetryPolicy(0.01, 9, 0.001))
         assert driver.calls == []
 
     @pytest.mark.parametrize("made", ["a link", "a directory"])
@@ -280,7 +279,7 @@ def test_a_driver_that_never_answers_is_left(tmp_path: Path) -> None:
     try:
         with (
             bitstream_of(tmp_path) as bitstream,
-            pytest.raises(TimedOut, match=r"programming took more than 600 s; see the kernel's log"),
+            pytest.raises(TimedOut, match=r"programming took more than 600 s; check the kernel log"),
             limited(600, "programming"),
         ):
             program(host, read_port(host, "dfl-port.0"), bitstream, call=hang)
@@ -345,8 +344,7 @@ def test_what_a_port_tells_of_itself(tmp_path: Path, family: str) -> None:
         PortRegion(7, 1, 0x40000, 0x1000),
     ]
     assert api_version(host, port, call=call) == api_version(host, port.fme, call=call) == 0
-    reset(host, port, call=call)
-    assert seen == [0x41, 0x42, 0x42, 0, 0, 0x40]
+    assert seen == [0x41, 0x42, 0x42, 0, 0]
 
 
 def test_a_driver_that_says_nonsense_of_regions_is_not_asked_forever(tmp_path: Path) -> None:
@@ -359,5 +357,5 @@ def test_a_driver_that_says_nonsense_of_regions_is_not_asked_forever(tmp_path: P
 
 def test_plain_files_are_no_drivers(tmp_path: Path) -> None:
     host = Host(one_port(tmp_path).root)
-    with pytest.raises(IoctlError, match=r"dev/dfl-port\.0: asking for the version .*\(ENOTTY\)"):
+    with pytest.raises(IoctlError, match=r"dev/dfl-port\.0: reading the API version .*\(ENOTTY\)"):
         api_version(host, read_port(host, "dfl-port.0"))

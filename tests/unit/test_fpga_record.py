@@ -20,7 +20,7 @@ from trees import link, write
 
 from accelplane.fpga import FpgaError
 from accelplane.fpga.bitstream import opened
-from accelplane.fpga.program import Patience, limited, program
+from accelplane.fpga.program import RetryPolicy, limited, program
 from accelplane.fpga.record import (
     LIMIT,
     OUTCOMES,
@@ -39,7 +39,7 @@ from accelplane.host import Host
 from accelplane.plugins.base import Sample
 from accelplane.plugins.fpga import FpgaPlugin
 
-QUICK = Patience(seconds=30, attempts=2, pause=0.001)
+QUICK = RetryPolicy(timeout=30, attempts=2, interval=0.001)
 FME = "dfl-fme.0"
 LAST = Last(1700000000.5, "dfl-port.0", INTERFACE, NLB3, "failed", "EIO")
 
@@ -55,7 +55,7 @@ def run(driver: Driver, unless: str = "") -> Host:
     with opened(str(path)) as bitstream:
         port = read_port(host, driver.card.name("port", 0))
         with contextlib.suppress(FpgaError):
-            program(host, port, bitstream, call=driver, unless=unless, patience=QUICK)
+            program(host, port, bitstream, call=driver, unless=unless, retry=QUICK)
     return host
 
 
@@ -153,7 +153,7 @@ def test_junk_is_begun_anew_and_keeps_nothing_from_being_programmed(tmp_path: Pa
     write(place(tmp_path), JUNK[junk])
     (note,) = run(driver).notes
     assert note.startswith(f"/run/accelplane-fpga/{FME}.json: ")
-    assert note.endswith("; it is begun anew")
+    assert note.endswith("; the record is reset")
     assert len(note) < 200
     assert note.isprintable()
     assert len(driver.programmed) == 1
@@ -173,7 +173,7 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_written_does_not_fail_programming(tmp_path: Path) -> None:
     driver = Driver(one_port(tmp_path), NLB3)
     place(tmp_path).mkdir(parents=True)
-    assert "a programming is not counted" in run(driver).notes[-1]
+    assert "the programming is not counted" in run(driver).notes[-1]
     assert len(driver.programmed) == 1
 
 
@@ -186,7 +186,7 @@ def test_a_directory_that_cannot_be_used_is_a_note(tmp_path: Path, found: str) -
         directory.mkdir(parents=True)
         directory.chmod(0o777)
     add(host, FME, LAST, 1.5)
-    assert "a programming is not counted" in host.notes[-1]
+    assert "the programming is not counted" in host.notes[-1]
 
 
 # What is shown.

@@ -20,7 +20,7 @@ from accelplane.fpga.request import (
     State,
     parse_config,
     parse_state,
-    wanted,
+    requested_pairs,
 )
 
 ANNOTATIONS: Json = {"com.intel.fpga.mode": "fpga.intel.com/region", "io.kubernetes.cri.container-name": "c"}
@@ -96,7 +96,7 @@ def test_the_configuration_says_which_regions_and_which_ports() -> None:
     ids=["one", "spelling", "twice the same", "others", "lengths", "ten"],
 )  # fmt: skip
 def test_pairs_come_in_the_order_of_their_numbers(environment: list[str], pairs: list[tuple[int, str, str]]) -> None:
-    assert wanted(environment) == tuple(Pair(*pair) for pair in pairs)
+    assert requested_pairs(environment) == tuple(Pair(*pair) for pair in pairs)
 
 
 @pytest.mark.parametrize(
@@ -113,21 +113,21 @@ def test_pairs_come_in_the_order_of_their_numbers(environment: list[str], pairs:
         ([f"FPGA_REGION_01={INTERFACE}"], "expected a number from 1"),
         ([f"FPGA_REGION_={INTERFACE}"], "expected a number from 1"),
         (["FPGA_REGION_x\n=y"], r"variable 'FPGA_REGION_x\\n': expected a number"),
-        ([*ENVIRONMENT, f"FPGA_AFU_1={NLB3}"], "variable 'FPGA_AFU_1' is there twice with different values"),
+        ([*ENVIRONMENT, f"FPGA_AFU_1={NLB3}"], "variable 'FPGA_AFU_1' is set twice with different values"),
         ([*ENVIRONMENT, "FPGA_AFU_2"], "variable 'FPGA_AFU_2' has no value"),
     ],
 )  # fmt: skip
 def test_variables_that_make_no_sense_are_refused(environment: list[str], problem: str) -> None:
     with pytest.raises(RequestError, match=problem):
-        wanted(environment)
+        requested_pairs(environment)
 
 
 @pytest.mark.parametrize("value", ["", "../../../../etc/passwd", "1234567", "0" * 41, "d8424dc4 a4a3c413", "$(X)"])
 def test_values_are_ids_and_nothing_else(value: str) -> None:
     with pytest.raises(IdError, match=r"FPGA_AFU_1 .*: expected 8 to 40 hexadecimal digits"):
-        wanted([f"FPGA_REGION_1={INTERFACE}", f"FPGA_AFU_1={value}"])
+        requested_pairs([f"FPGA_REGION_1={INTERFACE}", f"FPGA_AFU_1={value}"])
     with pytest.raises(IdError, match=r"FPGA_REGION_1 .*: expected 8 to 40 hexadecimal digits"):
-        wanted([f"FPGA_REGION_1={value}", f"FPGA_AFU_1={NLB0}"])
+        requested_pairs([f"FPGA_REGION_1={value}", f"FPGA_AFU_1={NLB0}"])
 
 
 @pytest.mark.parametrize(
@@ -136,17 +136,17 @@ def test_values_are_ids_and_nothing_else(value: str) -> None:
         (b"", "^/b/config.json: not JSON"),
         (b"7", "expected a JSON object, found '7'"),
         (b"{}", "process is nothing, expected an object"),
-        (b'{"process": {}}', r"process\.env: expected a list of texts, found nothing"),
-        (config([]), r"process\.env: expected a list of texts, found an empty list"),
-        (config(["A=b", 7]), r"process\.env: expected nothing but texts"),
+        (b'{"process": {}}', r"process\.env: expected a list of strings, found nothing"),
+        (config([]), r"process\.env: expected a list of strings, found an empty list"),
+        (config(["A=b", 7]), r"process\.env: expected only strings"),
         (b'{"process": {"env": ["FPGA_REGION_1=12345678", "FPGA_AFU_1=12345678"]}}', "linux is nothing"),
         (config(devices=[]), r"linux\.devices: expected a list of devices, found an empty list"),
         (config(devices=None), r"linux\.devices: expected a list of devices, found nothing"),
         (config(devices=[{}]), r"linux\.devices: a device without a path"),
         (config(devices=["/dev/dfl-port.0"]), r"linux\.devices: a device without a path"),
-        (config(devices=[{"path": "/dev/null"}]), r"AFUs asked for: 1 .*, FPGA ports .*: 0 \(none\)"),
+        (config(devices=[{"path": "/dev/null"}]), r"AFUs requested: 1 .*, FPGA ports .*: 0 \(none\)"),
         (config([text.replace("_1", f"_{n}") for n in (1, 2) for text in ENVIRONMENT]),
-         r"asked for: 2 \(up to FPGA_REGION_2\), FPGA ports of the container: 1 \(dfl-port\.0\); expected at least"),
+         r"requested: 2 \(up to FPGA_REGION_2\), FPGA ports of the container: 1 \(dfl-port\.0\); expected at least"),
         (b" " * (CONFIG_LIMIT + 1), "more than 16777216 bytes"),
     ],
     ids=["empty", "number", "no process", "no env", "empty env", "env", "no linux", "no devices", "null devices",
@@ -172,7 +172,7 @@ def test_any_environment_gives_ids_and_consecutive_numbers_or_is_refused(
     variables: list[tuple[str, str, str]],
 ) -> None:
     try:
-        pairs = wanted([f"{prefix}{suffix}={value}" for prefix, suffix, value in variables])
+        pairs = requested_pairs([f"{prefix}{suffix}={value}" for prefix, suffix, value in variables])
     except FpgaError as error:
         message = str(error)
         assert message.isprintable()

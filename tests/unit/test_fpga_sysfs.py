@@ -138,9 +138,9 @@ class TestScan:
         ("break_", "problem"),
         [
             (lambda card: write(card.pci / "class", "0x0200\n"), "class: '0x0200', expected 0x120000"),
-            (lambda card: write(card.pci / "vendor", ""), "no vendor or no device id"),
+            (lambda card: write(card.pci / "vendor", ""), "vendor or device id is missing"),
             (lambda card: (card.root / "dev/dfl-port.0").unlink(), "/dev/dfl-port.0: no such device node"),
-            (lambda card: (card.root / "dev/dfl-fme.0").unlink(), "/dev/dfl-fme.0: no device node of that name"),
+            (lambda card: (card.root / "dev/dfl-fme.0").unlink(), "/dev/dfl-fme.0: found neither this device node"),
             (lambda card: shutil.rmtree(card.device(0) / "dfl-fme.0"), "FMEs below .*: none; expected exactly one"),
             (lambda card: fme(card, number=1), "FMEs below .*: dfl-fme.0, dfl-fme.1; expected exactly one"),
             (lambda card: fme(card, interfaces=["12345"]), "interface id '12345': expected 32 hexadecimal"),
@@ -211,7 +211,7 @@ class TestSeveralInterfaces:
         found = self.cards(tmp_path, [OTHER, INTERFACE], ports_num)
         assert found.regions == ()
         assert [fault.name for fault in found.faults] == ["dfl-port.0", "dfl-port.1"]
-        assert f"which of the interface ids {OTHER}, {INTERFACE} of dfl-fme.0 is its own" in found.faults[0].problem
+        assert f"ambiguous interface id, dfl-fme.0 has {OTHER}, {INTERFACE}: found" in found.faults[0].problem
 
     def test_nor_when_the_port_has_no_number(self, tmp_path: Path) -> None:
         self.cards(tmp_path, [OTHER, INTERFACE])
@@ -258,7 +258,7 @@ class TestOneDevice:
             ("null", r"/dev/null': not an FPGA port, expected a device node called intel-fpga-port\.N or dfl-port\.N"),
             ("/dev/dfl-fme.0", "not an FPGA port"),
             ("dfl-port.7", "/dev/dfl-port.7: no such device node; is the FPGA driver loaded?"),
-            ("dfl-port.8", "/dev/dfl-port.8: sysfs knows no FPGA port dfl-port.8"),
+            ("dfl-port.8", "/dev/dfl-port.8: no FPGA port dfl-port.8"),
             ("dfl-port.9", "/dev/dfl-port.9: not a character device"),
             ("", "not an FPGA port"),
         ],
@@ -289,7 +289,7 @@ class TestOneDevice:
         assert read_port(host, "dfl-port.4").name == "dfl-port.0"
         assert read_port(host, "dfl-port.0").name == "dfl-port.0"  # by its name: the tree has no number for it
         write(card.device(0) / "dfl-port.0/dev", "244:9")
-        with pytest.raises(SysfsError, match="of this device's number 244:0"):
+        with pytest.raises(SysfsError, match="with device number 244:0"):
             read_port(host, "dfl-port.0")
 
     @pytest.mark.parametrize("text", ["", "0" * 31, "zz" * 16, "0x" + NLB0])

@@ -12,7 +12,7 @@ from fpgatrees import Card, class_device, fme, function, one_port, with_vf
 from trees import link, write
 
 from accelplane.cli.fpgatool import COMMANDS, main
-from accelplane.fpga.program import Patience
+from accelplane.fpga.program import RetryPolicy
 from accelplane.fpga.sriov import SriovError, State, Step, apply, plan
 from accelplane.fpga.sysfs import read_fme
 from accelplane.host import Host
@@ -100,7 +100,7 @@ class TestBitstreams:
         assert (installed.stat().st_mode & 0o777, installed.parent.stat().st_mode & 0o777) == (0o644, 0o755)
         status, out, err = tool(capsys, tmp_path, "-b", path, "install")
         assert (status, out) == (1, "")
-        assert err == f"fpga_tool: {STORE}/{NLB0}.gbs: is there already; -force overwrites it\n"
+        assert err == f"fpga_tool: {STORE}/{NLB0}.gbs: file exists; use -force to overwrite it\n"
         assert tool(capsys, tmp_path, "install", "-b", path, "-force")[0] == 0
         assert [file.name for file in installed.parent.iterdir()] == [installed.name]
 
@@ -120,7 +120,7 @@ class TestDevices:
         status, out, err = tool(capsys, tmp_path, "-d", "dfl-port.0", "portinfo")
         assert (status, out) == (1, "")
         assert err.startswith("fpga_tool: ")
-        assert "asking for the version of its interface failed" in err
+        assert "reading the API version failed" in err
 
     def test_devices_are_listed(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         for name in ("dfl-fme.0", "dfl-port.0", "dfl-port.1", "serial8250"):
@@ -166,7 +166,7 @@ class TestDryRuns:
         said = f"Would {word} port 0 of dfl-fme.0\n"
         assert tool(capsys, tmp_path, "-dry-run", "-d", "dfl-fme.0", word) == (0, said, "")
         status, _out, err = tool(capsys, tmp_path, "-dry-run", "-d", "dfl-fme.0", "-p", "1", word)
-        assert (status, err) == (1, "fpga_tool: -p 1: dfl-fme.0 has 1 ports, counted from 0\n")
+        assert (status, err) == (1, "fpga_tool: -p 1: dfl-fme.0 has 1 ports, numbered from 0\n")
 
     def test_no_virtual_function_is_made(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         one_port(tmp_path)
@@ -191,7 +191,7 @@ class TestDryRuns:
         (["fpgainfo"], 1, "-d is missing: device node"),
         (["pr", "-b", "x"], 1, "-d is missing"),
         (["sriov", "-d", "dfl-fme.0"], 1, "-n is missing"),
-        (["fpgainfo", "-d", "null"], 1, "-d 'null': neither an FME nor a port by its name"),
+        (["fpgainfo", "-d", "null"], 1, "-d 'null': expected the name of an FME or a port"),
         (["release", "-d", "dfl-port.0"], 1, "not an FPGA FME"),
         (["pr", "-b", "x", "-d", "dfl-fme.0"], 1, "not an FPGA port"),
         (["portinfo", "-d", "dfl-port.7"], 1, "no such device node; is the FPGA driver loaded?"),
@@ -256,8 +256,8 @@ def test_no_more_virtual_functions_are_made_than_there_can_be(ports: int, limit:
 
 @pytest.mark.parametrize("steps", [(Step("vfs", 0, 2), Step("assign", 1), Step("vfs", 1))])
 def test_every_step_has_a_way_back(steps: tuple[Step, ...]) -> None:
-    assert [step.undone().undone() for step in steps] == list(steps)
-    assert [tuple(step.undone()) for step in steps] == [("vfs", 2, 0), ("release", 1, 0), ("vfs", 0, 1)]
+    assert [step.reversed().reversed() for step in steps] == list(steps)
+    assert [tuple(step.reversed()) for step in steps] == [("vfs", 2, 0), ("release", 1, 0), ("vfs", 0, 1)]
 
 
 def test_a_card_without_virtual_functions_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_a_card_that_hangs_on_the_way_back_too_is_left(tmp_path: Path) -> None:
 
     with pytest.raises(
         SriovError,
-        match=r"^making virtual functions took more than 0\.1 s; .*; not taken back: release port 0 \(taking it back ",
+        match=r"^creating virtual functions took more than 0\.1 s; .*; not rolled back: release port 0 \(rollback ",
     ):
-        apply(Host(tmp_path), fme, [Step("release", 0), Step("release", 1)], call=call, patience=Patience(0.1))
+        apply(Host(tmp_path), fme, [Step("release", 0), Step("release", 1)], call=call, retry=RetryPolicy(0.1))
     assert [request & 0xFF for request in requests] == [0x81, 0x81, 0x82]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelplane.cli import logflags
-from accelplane.cli.goflags import Flag, FlagError, HelpWanted, Value, flags_of, parse, parse_or_exit, usage
+from accelplane.cli.goflags import Flag, FlagError, HelpRequested, Value, flags_of, parse, parse_or_exit, usage
 from accelplane.plugins import Config, Meta
 from accelplane.plugins.gpu import GpuConfig
 from accelplane.plugins.npu import NpuConfig
@@ -88,7 +88,7 @@ def test_faults_are_told_in_gos_words(arguments: Sequence[str], message: str) ->
 
 @pytest.mark.parametrize("argument", ["-h", "--h", "-help", "--help", "-h=x"])
 def test_help_is_wanted_in_any_spelling(argument: str) -> None:
-    with pytest.raises(HelpWanted):
+    with pytest.raises(HelpRequested):
         parse(FLAGS, ["-n=1", argument])
 
 
@@ -171,7 +171,7 @@ ARGUMENTS = st.lists(
 def test_any_words_are_read_or_refused(arguments: list[str]) -> None:
     try:
         found, words = parse(FLAGS, arguments)
-    except (FlagError, HelpWanted):
+    except (FlagError, HelpRequested):
         return
     defaults = {flag.name: flag.default for flag in FLAGS}
     assert all(type(value) is type(defaults[name]) for name, value in found.items())

@@ -12,7 +12,7 @@ from kernelhost import KernelHost, snapshot
 
 from accelplane.provision.config import ConfigError
 from accelplane.provision.dlb import ONE_VF, DlbConfig, parse, planners, read_config
-from accelplane.provision.steps import Outcome, apply, planned
+from accelplane.provision.steps import Outcome, apply, preview
 from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.offload import DlbSpec
 from accelplane.simulate.specs import NodeSpec
@@ -36,7 +36,7 @@ class Node:
         return host
 
     def apply(self, config: DlbConfig = ONE) -> list[Outcome]:
-        return list(apply("/", planners(self.host(), config), patience=0, host=self.host))
+        return list(apply("/", planners(self.host(), config), timeout=0, host=self.host))
 
     def resources(self, vf: int, pf: str = SYS) -> dict[str, int]:
         return {name: int(self.kernel.read(f"{pf}/vf{vf}_resources/{name}")) for name in ONE_VF}
@@ -93,7 +93,7 @@ def test_the_environment_wins(tmp_path: Path) -> None:
 
 def test_every_device_gets_one_vf_with_what_the_original_gave_the_first() -> None:
     node = Node(DlbSpec(), DlbSpec())
-    assert [outcome.state for outcome in node.apply()] == ["changed", "changed"]
+    assert [outcome.state for outcome in node.apply()] == ["applied", "applied"]
     for pf in (SYS, "/sys/bus/pci/drivers/dlb2/0000:66:00.0"):
         assert node.resources(0, pf) == ONE_VF
         assert node.vfs(pf) == ["dlb2"]
@@ -106,7 +106,7 @@ def test_only_the_first_device_is_looked_after_where_that_is_asked_for() -> None
 def test_a_plan_tells_what_the_vf_gets_and_writes_nothing() -> None:
     node = Node(DlbSpec())
     before = snapshot(node.kernel)
-    (outcome,) = planned("/", planners(node.host(), DlbConfig(vfs=2)), host=node.host)
+    (outcome,) = preview("/", planners(node.host(), DlbConfig(vfs=2)), host=node.host)
     assert outcome.steps[0] == "VFs 0 -> 2"
     assert "resources of each VF: " in outcome.steps[1]
     assert "dir_ports 32" in outcome.steps[1]
@@ -149,33 +149,33 @@ def cases() -> Sequence[Case]:
     bare = DlbSpec(vfs=1, provisioned=False)
     return [
         Case(
-            "several VFs divide what there is", Node(DlbSpec()), "changed", DlbConfig(vfs=4), "", fourth, ["dlb2"] * 4
+            "several VFs divide what there is", Node(DlbSpec()), "applied", DlbConfig(vfs=4), "", fourth, ["dlb2"] * 4
         ),
         Case(
             "resources may be told",
             Node(DlbSpec()),
-            "changed",
+            "applied",
             DlbConfig(vfs=2, resources={"num_ldb_ports": 8}),
             given={"num_ldb_ports": 8, "num_dir_ports": 32},
         ),
-        Case("a VF that has resources is left as it is", Node(DlbSpec(vfs=1)), "as wanted", unchanged=True),
-        Case("a VF that has none gets them", Node(bare), "changed", given=ONE_VF, vfs=["dlb2"]),
+        Case("a VF that has resources is left as it is", Node(DlbSpec(vfs=1)), "unchanged", unchanged=True),
+        Case("a VF that has none gets them", Node(bare), "applied", given=ONE_VF, vfs=["dlb2"]),
         Case(
-            "what was interrupted is finished", Node(bare), "changed", given=ONE_VF, vfs=["dlb2"], arrange=interrupted
+            "what was interrupted is finished", Node(bare), "applied", given=ONE_VF, vfs=["dlb2"], arrange=interrupted
         ),
-        Case("a VF that was passed on is left alone", Node(bare), "as wanted", arrange=passed_on, unchanged=True),
+        Case("a VF that was passed on is left alone", Node(bare), "unchanged", arrange=passed_on, unchanged=True),
         Case(
             "another number of VFs stays",
             Node(DlbSpec(vfs=4)),
-            "left alone",
-            reason="4 VFs are enabled, 1 wanted, which stays so unless forced",
+            "skipped",
+            reason="sriov_numvfs is 4, expected 1; use --force to replace the VFs",
             unchanged=True,
         ),
-        Case("unless forced", Node(DlbSpec(vfs=4)), "changed", DlbConfig(force=True), given=ONE_VF, vfs=["dlb2"]),
+        Case("unless forced", Node(DlbSpec(vfs=4)), "applied", DlbConfig(force=True), given=ONE_VF, vfs=["dlb2"]),
         Case(
             "VFs that were replaced in vain are there again, with what they had",
             Node(DlbSpec(vfs=4)),
-            "put back",
+            "rolled back",
             DlbConfig(vfs=2, force=True),
             "/vf0_resources/num_ldb_ports: Invalid argument",
             arrange=lambda node: node.refused.append((f"{SYS}/vf0_resources/num_ldb_ports", "32", errno.EINVAL)),
@@ -186,7 +186,7 @@ def cases() -> Sequence[Case]:
             Node(DlbSpec(total_vfs=2)),
             "failed",
             DlbConfig(vfs=4),
-            "4 VFs wanted, it can have 2",
+            "4 VFs expected, but sriov_totalvfs is 2",
             unchanged=True,
         ),
         Case(
@@ -194,20 +194,20 @@ def cases() -> Sequence[Case]:
             Node(DlbSpec()),
             "failed",
             DlbConfig(vfs=2, resources={"num_ldb_ports": 33}),
-            "num_ldb_ports=33 wanted for each of 2 VFs, it has 64 in all",
+            "num_ldb_ports=33 for each of 2 VFs, but total_resources has 64",
             unchanged=True,
         ),
         Case(
             "no SR-IOV",
             Node(DlbSpec(total_vfs=0)),
-            "left alone",
-            reason="it has no sriov_totalvfs",
+            "skipped",
+            reason="no sriov_totalvfs",
             unchanged=True,
         ),
         Case(
             "not writable",
             Node(DlbSpec()),
-            "left alone",
+            "skipped",
             reason="Read-only file system",
             arrange=fail("sriov_numvfs", errno.EROFS),
             unchanged=True,
@@ -215,7 +215,7 @@ def cases() -> Sequence[Case]:
         Case(
             "in use",
             Node(DlbSpec()),
-            "left alone",
+            "skipped",
             reason="in use: VFs 0 -> 1: ",
             arrange=fail("sriov_numvfs", errno.EBUSY),
             unchanged=True,
@@ -231,7 +231,7 @@ def cases() -> Sequence[Case]:
         Case(
             "resources are refused",
             Node(DlbSpec()),
-            "put back",
+            "rolled back",
             reason="/vf0_resources/num_ldb_ports: Invalid argument",
             arrange=lambda node: node.refused.append((f"{SYS}/vf0_resources/num_ldb_ports", "4", errno.EINVAL)),
             unchanged=True,
@@ -239,7 +239,7 @@ def cases() -> Sequence[Case]:
         Case(
             "a VF that its driver does not take back",
             Node(DlbSpec()),
-            "put back",
+            "rolled back",
             reason="/sys/bus/pci/drivers/dlb2/bind: Input/output error",
             arrange=lambda node: node.refused.append(("/sys/bus/pci/drivers/dlb2/bind", VF, errno.EIO)),
             unchanged=True,
@@ -256,7 +256,7 @@ def cases() -> Sequence[Case]:
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.title)
-def test_a_device_is_as_wanted_or_as_it_was_and_says_why(case: Case) -> None:
+def test_a_device_reaches_the_desired_state_or_is_rolled_back_with_the_reason(case: Case) -> None:
     node = case.node
     case.arrange(node)
     before = snapshot(node.kernel)
@@ -272,13 +272,13 @@ def test_a_device_is_as_wanted_or_as_it_was_and_says_why(case: Case) -> None:
         assert snapshot(node.kernel) == before
 
 
-@pytest.mark.parametrize("case", [case for case in cases() if case.state == "changed"], ids=lambda case: case.title)
+@pytest.mark.parametrize("case", [case for case in cases() if case.state == "applied"], ids=lambda case: case.title)
 def test_a_second_run_writes_nothing(case: Case) -> None:
     node = case.node
     case.arrange(node)
     node.apply(case.config)
     node.writes.clear()
-    assert [outcome.state for outcome in node.apply(case.config)] == ["as wanted"]
+    assert [outcome.state for outcome in node.apply(case.config)] == ["unchanged"]
     assert node.writes == []
 
 
@@ -302,6 +302,6 @@ def test_no_attribute_can_make_a_device_worse_than_failed(said: dict[str, bytes]
     to_do = planners(node.host(), ONE)
     for name, content in said.items():
         node.kernel.say(f"{SYS}/{name}", content)
-    (shown,) = planned("/", to_do, host=node.host)
-    (done,) = apply("/", to_do, patience=0, host=node.host)
+    (shown,) = preview("/", to_do, host=node.host)
+    (done,) = apply("/", to_do, timeout=0, host=node.host)
     assert (shown.device, done.device) == (PF, PF)

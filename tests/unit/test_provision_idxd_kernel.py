@@ -1,4 +1,4 @@
-"""DSA and IAA devices provisioned on the emulated kernel, by effects: each as wanted, or exactly as before."""
+"""DSA and IAA devices provisioned on the emulated kernel: each in its desired state, or exactly as before."""
 
 import errno
 import json
@@ -14,7 +14,7 @@ from mountpoints import mounted_for_test
 
 from accelplane.host import Host, WriteError
 from accelplane.provision.idxd import planners, read_config
-from accelplane.provision.steps import Outcome, apply, planned
+from accelplane.provision.steps import Outcome, apply, preview
 from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.offload import DsaSpec, IaaSpec, QueueSpec
 from accelplane.simulate.specs import NodeSpec
@@ -42,11 +42,11 @@ class Node:
 
     def apply(self, environment: dict[str, str] = DSA, *, force: bool = False) -> list[Outcome]:
         config = read_config(str(self.conf), environment, force=force)
-        return list(apply("/", planners(self.host, config), patience=0, host=lambda _root: self.host))
+        return list(apply("/", planners(self.host, config), timeout=0, host=lambda _root: self.host))
 
-    def planned(self, environment: dict[str, str] = DSA) -> list[Outcome]:
+    def preview(self, environment: dict[str, str] = DSA) -> list[Outcome]:
         config = read_config(str(self.conf), environment)
-        return list(planned("/", planners(self.host, config), host=lambda _root: self.host))
+        return list(preview("/", planners(self.host, config), host=lambda _root: self.host))
 
     def read(self, path: str) -> str:
         return self.kernel.read(f"{BUS}/devices/{path}").strip()
@@ -105,7 +105,7 @@ def configured(*names: str, size: int = 16, mode: str = "dedicated") -> DsaSpec:
 def test_every_dsa_gets_the_built_in_profile(node: MakeNode, count: int) -> None:
     machine = node(*[DsaSpec() for _ in range(count)])
     outcomes = machine.apply()
-    assert states(outcomes) == {f"dsa{number}": "changed" for number in range(count)}
+    assert states(outcomes) == {f"dsa{number}": "applied" for number in range(count)}
     for number in range(count):
         assert machine.read(f"dsa{number}/state") == "enabled"
         for queue in range(4):
@@ -121,7 +121,7 @@ def test_every_dsa_gets_the_built_in_profile(node: MakeNode, count: int) -> None
 def test_every_iaa_gets_the_built_in_profile(node: MakeNode, count: int) -> None:
     machine = node(DsaSpec(), iaas=[IaaSpec() for _ in range(count)])
     outcomes = machine.apply(IAA)
-    assert states(outcomes) == {f"iax{number}": "changed" for number in range(1, count + 1)}
+    assert states(outcomes) == {f"iax{number}": "applied" for number in range(1, count + 1)}
     for number in range(1, count + 1):
         assert machine.read(f"wq{number}.3/name") == f"iax{number}3"
         assert machine.read(f"wq{number}.3/max_transfer_size") == "4194304"
@@ -133,19 +133,19 @@ def test_a_second_run_writes_nothing(node: MakeNode) -> None:
     machine = node(configured("other"), DsaSpec(), iaas=[IaaSpec()])
     machine.configure("dsa-node1-dsa0.conf", SHARED)
     for environment in (DSA, IAA):
-        assert {*states(machine.apply(environment)).values()} == {"changed"}
+        assert {*states(machine.apply(environment)).values()} == {"applied"}
     machine.kernel.fail("/sys/*", errno.EIO)
     for environment in (DSA, IAA):
         outcomes = machine.apply(environment)
-        assert {*states(outcomes).values()} == {"as wanted"}
+        assert {*states(outcomes).values()} == {"unchanged"}
         assert not [step for outcome in outcomes for step in outcome.steps]
 
 
 def test_what_is_planned_is_not_done(node: MakeNode) -> None:
     machine = node(configured("other"))
     before = machine.picture()
-    outcome = only(machine.planned())
-    assert outcome.state == "to do"
+    outcome = only(machine.preview())
+    assert outcome.state == "pending"
     assert outcome.steps[:2] == ["disable wq0.0", "disable dsa0"]
     assert "wq0.0 name other -> dpdk_00" in outcome.steps
     assert outcome.steps[-1] == "enable wq0.3"
@@ -157,10 +157,10 @@ def test_each_node_and_each_device_may_have_a_file_of_its_own(node: MakeNode) ->
     machine.configure("dsa.conf", "[]")
     machine.configure("dsa-node1-dsa10.conf", SHARED)
     outcomes = machine.apply()
-    assert states(outcomes)["dsa10"] == "changed"
+    assert states(outcomes)["dsa10"] == "applied"
     assert machine.read("wq10.0/name") == "shared10"
-    assert outcomes[0].state == "left alone"
-    assert outcomes[0].reason.endswith("/dsa.conf says nothing of it")
+    assert outcomes[0].state == "skipped"
+    assert outcomes[0].reason.endswith("/dsa.conf does not describe it")
 
 
 def test_all_that_a_template_can_say_comes_to_be(node: MakeNode) -> None:
@@ -174,7 +174,7 @@ def test_all_that_a_template_can_say_comes_to_be(node: MakeNode) -> None:
             '"traffic_class_a": 3, "traffic_class_b": 4, "desc_progress_limit": 1, "batch_progress_limit": 2,',
         ).replace('"ats_disable": 1', '"ats_disable": 1, "prs_disable": 1'),
     )
-    assert only(machine.apply()).state == "changed"
+    assert only(machine.apply()).state == "applied"
     wanted = {
         "dsa0/read_buffer_limit": "90",
         "dsa0/event_log_size": "128",
@@ -200,7 +200,7 @@ def test_all_that_a_template_can_say_comes_to_be(node: MakeNode) -> None:
         "wq0.5/state": "enabled",
     }
     assert {path: machine.read(path) for path in wanted} == wanted
-    assert only(machine.apply()).state == "as wanted"
+    assert only(machine.apply()).state == "unchanged"
 
 
 def test_a_queue_that_alone_differs_is_disabled_alone(node: MakeNode) -> None:
@@ -208,7 +208,7 @@ def test_a_queue_that_alone_differs_is_disabled_alone(node: MakeNode) -> None:
     machine.apply()
     machine.kernel.write(f"{BUS}/drivers/user/unbind", "wq0.2")
     outcome = only(machine.apply())
-    assert outcome.state == "changed"
+    assert outcome.state == "applied"
     assert not [step for step in outcome.steps if "disable" in step or "dsa0" in step]
     assert outcome.steps[-1] == "enable wq0.2"
     assert machine.read("wq0.2/name") == "dpdk_02"
@@ -230,7 +230,7 @@ def test_queues_that_are_disabled_give_up_their_size_where_it_is_needed(node: Ma
     machine = node(DsaSpec())
     machine.write("wq0.7/group_id", "1")
     machine.write("wq0.7/size", "100")
-    assert only(machine.apply()).state == "changed"
+    assert only(machine.apply()).state == "applied"
     assert [machine.read(f"wq0.7/{name}") for name in ("size", "group_id", "state")] == ["0", "-1", "disabled"]
 
 
@@ -239,7 +239,7 @@ def test_queues_that_are_disabled_keep_their_size_where_there_is_room(node: Make
     machine.write("wq0.7/group_id", "1")
     machine.write("wq0.7/size", "10")
     machine.write("wq0.7/mode", "dedicated")
-    assert only(machine.apply()).state == "changed"
+    assert only(machine.apply()).state == "applied"
     assert machine.read("wq0.7/size") == "10"
     assert "not in the template" in only(machine.apply()).now["wq0.7"]
 
@@ -249,7 +249,7 @@ def test_engines_make_way_for_fewer_read_buffers_than_the_kernel_wants_for_them(
     for engine in range(4):
         machine.write(f"engine0.{engine}/group_id", "0")
     machine.configure("dsa.conf", SHARED)
-    assert only(machine.apply()).state == "changed"
+    assert only(machine.apply()).state == "applied"
     assert machine.read("group0.0/engines") == "engine0.0 engine0.1 engine0.2 engine0.3"
     assert machine.read("group0.0/read_buffers_allowed") == "8"
 
@@ -259,7 +259,7 @@ def test_a_queue_with_another_driver_than_wanted_is_given_to_the_right_one(node:
     machine.configure("dsa.conf", SHARED)
     machine.apply()
     machine.configure("dsa.conf", SHARED.replace('"type": "kernel"', '"type": "user"'))
-    assert only(machine.apply()).state == "changed"
+    assert only(machine.apply()).state == "applied"
     assert machine.kernel.readlink(f"{BUS}/devices/wq0.5/driver").endswith("/user")
 
 
@@ -267,11 +267,11 @@ def test_it_is_the_same_through_real_files(tmp_path: Path) -> None:
     kernel = Kernel(NodeSpec(dsas=[configured("other"), DsaSpec()]))
     config = read_config(str(tmp_path), {})
     with mounted_for_test(kernel, tmp_path / "root") as root:
-        for state in ("changed", "as wanted"):
+        for state in ("applied", "unchanged"):
             assert {*states(list(apply(str(root), planners(Host(root), config)))).values()} == {state}
         kernel.fail(f"{BUS}/drivers/user/bind", errno.EIO, times=1)
         kernel.write(f"{BUS}/drivers/user/unbind", "wq0.1")
-        assert next(apply(str(root), planners(Host(root), config))).state == "put back"
+        assert next(apply(str(root), planners(Host(root), config))).state == "rolled back"
         assert kernel.read(f"{BUS}/devices/wq0.0/state") == "enabled\n"
         assert kernel.read(f"{BUS}/devices/wq0.1/state") == "disabled\n"
 
@@ -284,10 +284,10 @@ def test_a_device_with_clients_is_left_alone_with_the_reason(node: MakeNode) -> 
     machine.kernel.hold("wq0.1")
     before = machine.picture("dsa0")
     busy, free = machine.apply()
-    assert busy.state == "left alone"
+    assert busy.state == "skipped"
     assert not busy.failed
     assert busy.reason == "in use: 1 client of wq0.1"
-    assert free.state == "changed"
+    assert free.state == "applied"
     assert machine.picture("dsa0") == before
 
 
@@ -295,13 +295,13 @@ def test_clients_do_not_matter_where_nothing_is_to_be_done(node: MakeNode) -> No
     machine = node(DsaSpec())
     machine.apply()
     machine.kernel.hold("wq0.1")
-    assert only(machine.apply()).state == "as wanted"
+    assert only(machine.apply()).state == "unchanged"
 
 
 def test_by_force_a_device_with_clients_is_set_up_all_the_same(node: MakeNode) -> None:
     machine = node(configured("other"))
     machine.kernel.hold("wq0.0")
-    assert only(machine.apply(force=True)).state == "changed"
+    assert only(machine.apply(force=True)).state == "applied"
     assert machine.read("wq0.0/name") == "dpdk_00"
 
 
@@ -309,15 +309,15 @@ def test_a_device_that_does_not_say_whether_it_is_in_use_is_left_alone(node: Mak
     machine = node(configured("other"))
     machine.kernel.fail(f"{BUS}/devices/wq0.0/clients", errno.EIO, on="read")
     outcome = only(machine.apply())
-    assert outcome.state == "left alone"
-    assert "in use: wq0.0 does not say by how many" in outcome.reason
+    assert outcome.state == "skipped"
+    assert "in use: wq0.0 does not report its clients" in outcome.reason
 
 
 def test_a_locked_queue_is_left_alone_even_by_force(node: MakeNode) -> None:
     machine = node(configured("other"))
     machine.kernel.say(f"{BUS}/devices/wq0.0/state", b"locked\n")
     outcome = only(machine.apply(force=True))
-    assert (outcome.state, outcome.reason) == ("left alone", "wq0.0 is locked")
+    assert (outcome.state, outcome.reason) == ("skipped", "wq0.0 is locked")
 
 
 @pytest.mark.parametrize("before", [DsaSpec(), configured("other", "more")])
@@ -330,7 +330,7 @@ def test_without_scalable_mode_the_device_is_put_back_and_the_iommu_named(
     machine = node(spec, iommu=iommu)
     picture = machine.picture()
     outcome = only(machine.apply())
-    assert outcome.state == "put back"
+    assert outcome.state == "rolled back"
     assert "cmd_status 0x80110000: queues for user space need shared virtual addressing" in outcome.reason
     assert "intel_iommu=on,sm_on" in outcome.reason
     assert machine.picture() == picture
@@ -339,7 +339,7 @@ def test_without_scalable_mode_the_device_is_put_back_and_the_iommu_named(
 def test_a_device_whose_configuration_is_fixed_gets_what_it_takes(node: MakeNode) -> None:
     machine = node(configured("other", size=64))
     machine.kernel.say(f"{BUS}/devices/dsa0/configurable", b"0\n")
-    outcome = only(machine.planned())
+    outcome = only(machine.preview())
     assert "wq0.0 size stays 64 (not 16)" in outcome.notes[0]
     assert not [step for step in outcome.steps if " size " in step]
     assert "wq0.0 name other -> dpdk_00" in outcome.steps
@@ -357,7 +357,10 @@ LARGE = SHARED.replace('"size": 32', '"size": 33')
         (SHARED.replace("groupX.0", "groupX.4"), "it has no group0.4 (max_groups is 4)"),
         (SHARED.replace("33", "1025"), "wq0.0 max_batch_size is 2048, expected at most 1024"),
         (SHARED.replace("65536", "2147483649"), "wq0.0 max_transfer_size is 4294967296, expected at most 2147483648"),
-        (SHARED.replace('"threshold": 20', '"threshold": 20, "group_id": 9'), "wq0.0 is to be in group 9"),
+        (
+            SHARED.replace('"threshold": 20', '"threshold": 20, "group_id": 9'),
+            "wq0.0 has group_id 9, but the device has no such group",
+        ),
         (
             SHARED.replace('allowed": 8', 'allowed": 97'),
             "read_buffers_allowed, with 0 reserved for other groups, is 97",
@@ -367,7 +370,7 @@ LARGE = SHARED.replace('"size": 32', '"size": 33')
         (SHARED.replace('"dev": "dsaX",', '"dev": "dsaX", "event_log_size": 1,'), "event_log_size is 1, expected 64"),
         (
             SHARED.replace('"kernelX"', '"kernelX", "driver_name": "crypto"'),
-            "queues are to have the driver crypto, which is not there (/sys/bus/dsa/drivers/crypto)",
+            "the driver crypto of the queues is not loaded, expected /sys/bus/dsa/drivers/crypto",
         ),
     ],
 )
@@ -382,7 +385,7 @@ def test_what_the_device_cannot_be_is_found_before_anything_is_written(
     assert reason in wrong.reason
     assert "dsa-node1-dsa0.conf" in wrong.reason
     assert machine.picture("dsa0") == before
-    assert right.state == "changed"
+    assert right.state == "applied"
 
 
 def test_what_the_hardware_does_not_have_is_left_out(node: MakeNode) -> None:
@@ -393,24 +396,24 @@ def test_what_the_hardware_does_not_have_is_left_out(node: MakeNode) -> None:
         .replace('"read_buffers_allowed": 8,', '"traffic_class_a": 3, "desc_progress_limit": 1,')
         .replace('"ats_disable": 1', '"prs_disable": 1'),
     )
-    assert only(machine.apply()).state == "changed"
+    assert only(machine.apply()).state == "applied"
     outcome = only(machine.apply())
-    assert outcome.state == "as wanted"
+    assert outcome.state == "unchanged"
     assert outcome.now["not supported"] == "dsa0 event_log_size, group0.0 desc_progress_limit, wq0.0 prs_disable"
 
 
 def test_an_iaa_has_no_read_buffers_and_is_not_asked_for_any(node: MakeNode) -> None:
     machine = node(iaas=[IaaSpec()])
     machine.configure("iaa.conf", SHARED.replace("dsaX", "iaxX"))
-    assert only(machine.apply(IAA)).state == "changed"
-    assert only(machine.apply(IAA)).state == "as wanted"
+    assert only(machine.apply(IAA)).state == "applied"
+    assert only(machine.apply(IAA)).state == "unchanged"
 
 
 def test_a_kernel_without_driver_names_is_fine(node: MakeNode) -> None:
     machine = node(DsaSpec(driver_name_file=False))
-    assert only(machine.apply()).state == "changed"
+    assert only(machine.apply()).state == "applied"
     assert machine.read("wq0.0/state") == "enabled"
-    assert only(machine.apply()).state == "as wanted"
+    assert only(machine.apply()).state == "unchanged"
 
 
 # ── whatever fails, at whichever write ──
@@ -464,10 +467,10 @@ def test_a_write_that_fails_leaves_the_device_exactly_as_before(node: MakeNode, 
         machine.kernel.fail(path, number, text=text, times=1)
         outcome = only(machine.apply())
         in_use = number == errno.EBUSY and place == 0
-        assert outcome.state == ("left alone" if in_use else "put back" if place else "failed"), (path, outcome)
+        assert outcome.state == ("skipped" if in_use else "rolled back" if place else "failed"), (path, outcome)
         assert os.strerror(number) in outcome.reason
         assert machine.picture() == before, (path, text)
-    assert only(machine.apply()).state == "changed"
+    assert only(machine.apply()).state == "applied"
 
 
 def test_a_write_that_always_fails_leaves_a_blank_device_exactly_as_before(node: MakeNode) -> None:
@@ -479,7 +482,7 @@ def test_a_write_that_always_fails_leaves_a_blank_device_exactly_as_before(node:
     for place, (path, text) in enumerate(sequence):
         machine.kernel.fail(path, errno.EIO)
         outcome = only(machine.apply())
-        assert outcome.state == ("put back" if place else "failed"), (path, text, outcome)
+        assert outcome.state == ("rolled back" if place else "failed"), (path, text, outcome)
         machine.kernel.mend()
         assert machine.picture() == before, (path, text)
 
@@ -549,26 +552,26 @@ def test_from_any_state_a_device_comes_to_be_as_wanted_or_is_exactly_as_before(
 ) -> None:
     machine = node(small(model="1212"))
     machine.configure("dsa.conf", before)
-    assert only(machine.apply()).state == "changed"
+    assert only(machine.apply()).state == "applied"
     machine.configure("dsa.conf", after)
     picture = machine.lasting()
     machine.host = FailingHost(machine.kernel, fails)
     outcome = only(machine.apply())
-    if outcome.state in ("put back", "failed"):
+    if outcome.state in ("rolled back", "failed"):
         assert machine.lasting() == picture
         outcome = only(machine.apply())
-    assert outcome.state in ("changed", "as wanted"), outcome
-    assert only(machine.apply()).state == "as wanted"
+    assert outcome.state in ("applied", "unchanged"), outcome
+    assert only(machine.apply()).state == "unchanged"
 
 
-def test_what_cannot_be_put_back_is_told(node: MakeNode) -> None:
+def test_a_failed_rollback_is_reported(node: MakeNode) -> None:
     machine = node(configured("one"))
     machine.kernel.fail(f"{BUS}/drivers/idxd/bind", errno.EIO)
     outcome = only(machine.apply())
     assert outcome.state == "failed"
-    assert "and could not be put back: /sys/bus/dsa/drivers/idxd/bind" in outcome.reason
+    assert "rollback failed: /sys/bus/dsa/drivers/idxd/bind" in outcome.reason
     machine.kernel.mend()
-    assert only(machine.apply()).state == "changed"
+    assert only(machine.apply()).state == "applied"
 
 
 def test_an_attribute_that_takes_no_effect_is_found_out_before_the_device_is_enabled(node: MakeNode) -> None:
@@ -576,7 +579,7 @@ def test_an_attribute_that_takes_no_effect_is_found_out_before_the_device_is_ena
     machine.kernel.say(f"{BUS}/devices/wq0.1/priority", b"3\n")
     outcome = only(machine.apply())
     assert outcome.failed
-    assert "wq0.1/priority: took '10', to no effect" in outcome.reason
+    assert "wq0.1/priority: writing '10' had no effect" in outcome.reason
     assert machine.read("dsa0/state") == "disabled"
 
 
@@ -585,24 +588,24 @@ def test_an_attribute_that_takes_no_effect_is_found_out_before_the_device_is_ena
 def test_junk_in_an_attribute_costs_its_device_only(node: MakeNode, attribute: str, content: bytes) -> None:
     machine = node(configured("one"), DsaSpec())
     machine.kernel.say(f"{BUS}/devices/wq0.0/{attribute}", content)
-    outcomes = machine.planned()
+    outcomes = machine.preview()
     assert [outcome.device for outcome in outcomes] == ["dsa0", "dsa1"]
-    assert outcomes[1].state == "to do"
+    assert outcomes[1].state == "pending"
 
 
 @pytest.mark.parametrize("place", ["wq0.0/size", "dsa0/read_buffer_limit"])
-def test_junk_in_an_attribute_is_nothing_to_be_put_back(node: MakeNode, place: str) -> None:
+def test_rollback_does_not_write_invalid_attributes(node: MakeNode, place: str) -> None:
     machine = node(configured("one"), DsaSpec())
     machine.kernel.say(f"{BUS}/devices/{place}", b"")
     outcomes = machine.apply()
     assert outcomes[0].failed
-    assert f"{place}: took" in outcomes[0].reason
-    assert outcomes[1].state == "changed"
+    assert f"{place}: writing" in outcomes[0].reason
+    assert outcomes[1].state == "applied"
 
 
 @pytest.mark.parametrize("limit", ["configurable", "max_work_queues_size", "max_groups", "version", "state"])
 @pytest.mark.parametrize("content", [b"junk", b"\xff", b"9" * 5000])
-def test_junk_in_what_the_device_says_of_itself_is_told(node: MakeNode, limit: str, content: bytes) -> None:
+def test_invalid_limits_of_the_device_are_reported(node: MakeNode, limit: str, content: bytes) -> None:
     machine = node(DsaSpec())
     machine.kernel.say(f"{BUS}/devices/dsa0/{limit}", content)
     outcome = only(machine.apply())
@@ -624,17 +627,17 @@ def test_an_attribute_that_cannot_be_read_is_named(node: MakeNode) -> None:
 def test_functions_are_given_to_vfio(node: MakeNode) -> None:
     machine = node(DsaSpec(model="11fb", queues=[QueueSpec()]), DsaSpec(model="1212"), iaas=[IaaSpec()])
     outcomes = machine.apply(VFIO)
-    assert list(states(outcomes).values()) == ["changed", "changed"]
+    assert list(states(outcomes).values()) == ["applied", "applied"]
     assert {machine.driver(outcome.device) for outcome in outcomes} == {"vfio-pci"}
     assert not machine.kernel.exists(f"{BUS}/devices/dsa0")
     assert [name for name in machine.kernel.list(f"{BUS}/devices") if name.startswith("iax")]
-    assert list(states(machine.apply(VFIO)).values()) == ["as wanted", "as wanted"]
+    assert list(states(machine.apply(VFIO)).values()) == ["unchanged", "unchanged"]
 
 
 def test_functions_are_given_back_to_idxd_and_set_up_in_the_same_run(node: MakeNode) -> None:
     machine = node(DsaSpec(model="11fb", driver="vfio-pci"), DsaSpec(model="11fb", driver="none"))
     outcomes = machine.apply()
-    assert [outcome.state for outcome in outcomes] == ["changed"] * 4
+    assert [outcome.state for outcome in outcomes] == ["applied"] * 4
     assert [outcome.device for outcome in outcomes][2:] == ["dsa0", "dsa1"]
     assert machine.read("wq1.3/state") == "enabled"
 
@@ -644,14 +647,14 @@ def test_only_the_ids_that_are_asked_for_change_hands(node: MakeNode) -> None:
     outcomes = machine.apply({**VFIO, "DSA_PCI_IDS": "1212"})
     assert len(outcomes) == 2
     assert outcomes[0].now == {"driver": "vfio-pci"}
-    assert (outcomes[1].device, outcomes[1].state) == ("dsa0", "changed")
+    assert (outcomes[1].device, outcomes[1].state) == ("dsa0", "applied")
 
 
 def test_a_function_whose_queues_are_used_stays_with_idxd(node: MakeNode) -> None:
     machine = node(DsaSpec(index=0, model="11fb", queues=[QueueSpec()]))
     machine.kernel.hold("wq0.0")
     outcome = only(machine.apply(VFIO))
-    assert (outcome.state, outcome.reason) == ("left alone", "in use: 1 client of wq0.0; it stays bound to idxd")
+    assert (outcome.state, outcome.reason) == ("skipped", "in use: 1 client of wq0.0; it stays bound to idxd")
     assert machine.read("wq0.0/state") == "enabled"
 
 
@@ -665,7 +668,7 @@ def test_a_function_that_vfio_refuses_is_set_up_again_with_idxd(node: MakeNode) 
     machine = node(DsaSpec(index=0, model="0b25", queues=[QueueSpec(), QueueSpec(mode="shared")]))
     before = machine.picture()
     outcome = only(machine.apply(VFIO))
-    assert outcome.state == "put back"
+    assert outcome.state == "rolled back"
     assert "denylist" in outcome.reason
     assert machine.picture() == before
 

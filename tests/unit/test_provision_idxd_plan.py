@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from accelplane.host import Host
 from accelplane.provision.idxd import planners, read_config
-from accelplane.provision.steps import Outcome, Plan, planned
+from accelplane.provision.steps import Outcome, Plan, preview
 from accelplane.simulate.kernel import Kernel, write_tree
 from accelplane.simulate.offload import DsaSpec, IaaSpec, QueueSpec
 from accelplane.simulate.specs import NodeSpec
@@ -38,7 +38,7 @@ def plans(root: Path, environment: dict[str, str] | None = None, *, force: bool 
 
 
 def outcomes(root: Path, environment: dict[str, str] | None = None) -> list[Outcome]:
-    return list(planned(str(root), planners(Host(root), read_config("/nonexistent", environment or {}))))
+    return list(preview(str(root), planners(Host(root), read_config("/nonexistent", environment or {}))))
 
 
 def device_of(root: Path, name: str) -> Path:
@@ -88,7 +88,7 @@ def test_people_are_told_what_a_device_is(tree: Callable[[NodeSpec], Path]) -> N
         "wq0.0": "enabled, user, shared, size 64, name app00, clients 0",
         "not set up": "group0.1, wq0.1",
     }
-    assert outcome.reason.startswith("cannot be as in ")
+    assert outcome.reason.startswith("cannot be set up from ")
     assert "it has no group0.2 (max_groups is 2)" in outcome.reason
 
 
@@ -150,7 +150,7 @@ def test_without_idxd_its_functions_are_left_alone_with_the_reason(tree: Callabl
     root = tree(NodeSpec(dsas=[DsaSpec(model="11fb", driver="vfio-pci")]))
     shutil.rmtree(root / "sys/bus/pci/drivers/idxd", ignore_errors=True)
     (outcome,) = outcomes(root)
-    assert (outcome.state, outcome.reason) == ("left alone", "the driver idxd is not loaded (modprobe idxd)")
+    assert (outcome.state, outcome.reason) == ("skipped", "the driver idxd is not loaded (modprobe idxd)")
 
 
 @pytest.mark.parametrize("state", ["halted", "", "\N{SNOWMAN}", "enabled and more"])
@@ -182,5 +182,5 @@ def test_no_content_of_files_does_worse_than_a_plan(
     for (number, name), content in contents.items():
         (device_of(root, f"wq0.{number}") / name).write_bytes(content)
     (plan,) = plans(root, force=force)
-    assert plan.steps or plan.failure or plan.refusal
-    assert plan.back is None or plan.back(Host(root)).device == "dsa0"
+    assert plan.steps or plan.failure or plan.skip_reason
+    assert plan.rollback is None or plan.rollback(Host(root)).device == "dsa0"

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from accelplane.provision.config import ConfigError, ConfigFile
 from accelplane.provision.idxd import read_config
 from accelplane.provision.idxd.attributes import DEVICE, Part
+from accelplane.provision.idxd.jsonc import Value, parse
 from accelplane.provision.idxd.template import Template, read_template
-from accelplane.provision.idxd.tolerant import Value, parse
 
 QUEUE = '"type": "user", "mode": "dedicated", "size": 16, "name": "appX0"'
 ENGINE = '{"dev": "engineX.0"}'

@@ -14,7 +14,7 @@ from kernelhost import KernelHost, snapshot
 from accelplane.host.drivers import vfio_group
 from accelplane.provision.config import ConfigError
 from accelplane.provision.qat import DEFAULT_PF_IDS, SERVICES, QatConfig, parse, planners, read_config
-from accelplane.provision.steps import Outcome, apply, planned
+from accelplane.provision.steps import Outcome, apply, preview
 from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.offload import QatSpec
 from accelplane.simulate.specs import NodeSpec
@@ -40,10 +40,10 @@ class Node:
         return host
 
     def apply(self, config: QatConfig = CY) -> list[Outcome]:
-        return list(apply("/", planners(self.host(), config), patience=0, host=self.host))
+        return list(apply("/", planners(self.host(), config), timeout=0, host=self.host))
 
-    def planned(self, config: QatConfig = CY) -> list[Outcome]:
-        return list(planned("/", planners(self.host(), config), host=self.host))
+    def preview(self, config: QatConfig = CY) -> list[Outcome]:
+        return list(preview("/", planners(self.host(), config), host=self.host))
 
     def read(self, name: str) -> str:
         return self.kernel.read(f"{SYS}/{name}").strip()
@@ -167,8 +167,8 @@ def test_devices_are_found_by_their_exact_ids_in_every_domain() -> None:
         QatSpec(model="dh895xcc", bdf="0000:69:00.0"),
         QatSpec(model="6xxx", bdf="10000:01:00.0"),
     )
-    assert [outcome.device for outcome in node.planned()] == ["0000:61:00.0", "0000:65:00.0", "10000:01:00.0"]
-    assert [outcome.device for outcome in node.planned(QatConfig(pf_ids=("0435",)))] == ["0000:69:00.0"]
+    assert [outcome.device for outcome in node.preview()] == ["0000:61:00.0", "0000:65:00.0", "10000:01:00.0"]
+    assert [outcome.device for outcome in node.preview(QatConfig(pf_ids=("0435",)))] == ["0000:69:00.0"]
 
 
 # What is planned: nothing is written for it.
@@ -177,10 +177,10 @@ def test_devices_are_found_by_their_exact_ids_in_every_domain() -> None:
 def test_a_plan_tells_the_steps_and_what_the_device_is_now() -> None:
     node = Node(qat())
     before = snapshot(node.kernel)
-    (outcome,) = node.planned(QatConfig(services="sym;asym", auto_reset="on"))
+    (outcome,) = node.preview(QatConfig(services="sym;asym", auto_reset="on"))
     assert outcome == Outcome(
         device=PF,
-        state="to do",
+        state="pending",
         steps=[
             "state up -> down",
             "services dc -> sym;asym",
@@ -230,21 +230,21 @@ def cases() -> Sequence[Case]:
     forced = QatConfig(services="sym;asym", force=True)
     plain = QatConfig()
     return [
-        Case("services, VFs and their driver", Node(qat()), "changed", services="asym;sym", vfs=full),
-        Case("services in the kernel's order are the same", Node(qat(services="asym;sym")), "changed", vfs=full),
-        Case("services that nobody configured stay", Node(qat()), "changed", plain, services="dc", vfs=full),
-        Case("nothing to do", Node(bound), "as wanted", plain, unchanged=True),
-        Case("VFs that are there get their driver", Node(qat(vfs=16)), "changed", plain, vfs=full),
-        Case("VFs without any driver, too", Node(qat(vfs=4, vf_driver="none")), "changed", plain, vfs={"vfio-pci": 4}),
-        Case("VFs may keep their driver", Node(qat()), "changed", QatConfig(vf_driver=""), vfs={"4xxxvf": 16}),
-        Case("new services for VFs that are there", Node(bound), "changed", services="asym;sym", vfs=full),
-        Case("a device that is down comes up", Node(qat(state="down", vfs=4, vf_driver="vfio-pci")), "changed", plain),
-        Case("a device that is down gets VFs", Node(qat(state="down")), "changed", services="asym;sym", vfs=full),
-        Case("auto-reset", Node(bound), "changed", QatConfig(auto_reset="on"), vfs=full),
+        Case("services, VFs and their driver", Node(qat()), "applied", services="asym;sym", vfs=full),
+        Case("services in the kernel's order are the same", Node(qat(services="asym;sym")), "applied", vfs=full),
+        Case("services that nobody configured stay", Node(qat()), "applied", plain, services="dc", vfs=full),
+        Case("nothing to do", Node(bound), "unchanged", plain, unchanged=True),
+        Case("VFs that are there get their driver", Node(qat(vfs=16)), "applied", plain, vfs=full),
+        Case("VFs without any driver, too", Node(qat(vfs=4, vf_driver="none")), "applied", plain, vfs={"vfio-pci": 4}),
+        Case("VFs may keep their driver", Node(qat()), "applied", QatConfig(vf_driver=""), vfs={"4xxxvf": 16}),
+        Case("new services for VFs that are there", Node(bound), "applied", services="asym;sym", vfs=full),
+        Case("a device that is down comes up", Node(qat(state="down", vfs=4, vf_driver="vfio-pci")), "applied", plain),
+        Case("a device that is down gets VFs", Node(qat(state="down")), "applied", services="asym;sym", vfs=full),
+        Case("auto-reset", Node(bound), "applied", QatConfig(auto_reset="on"), vfs=full),
         Case(
             "three services of the sixth generation",
             Node(qat(model="6xxx")),
-            "changed",
+            "applied",
             QatConfig(services="dc;asym;sym"),
             services="asym;sym;dc",
             vfs=full,
@@ -252,32 +252,32 @@ def cases() -> Sequence[Case]:
         Case(
             "older devices have no services to set",
             Node(qat(model="c4xxx")),
-            "changed",
+            "applied",
             QatConfig(services="dc", auto_reset="on", pf_ids=("18a0",)),
             vfs={"vfio-pci": 127},
         ),
         Case(
             "another number of VFs stays",
             Node(qat(vfs=4, total_vfs=16, vf_driver="vfio-pci")),
-            "left alone",
+            "skipped",
             plain,
-            note="4 of 16 possible VFs are enabled, which stays so unless forced",
+            note="sriov_numvfs is 4, expected 16; use --force to replace the VFs",
             unchanged=True,
         ),
-        Case("unless forced", Node(qat(vfs=4, total_vfs=16)), "changed", forced, services="asym;sym", vfs=full),
+        Case("unless forced", Node(qat(vfs=4, total_vfs=16)), "applied", forced, services="asym;sym", vfs=full),
         Case(
             "VFs of a UIO driver stay",
             Node(qat(vfs=16, vf_driver="igb_uio")),
-            "left alone",
+            "skipped",
             plain,
-            note="VF 0000:61:00.1 and 15 more: perhaps in use, igb_uio does not tell",
+            note="VF 0000:61:00.1 and 15 more: possibly in use: igb_uio does not report its users",
             unchanged=True,
         ),
-        Case("unless forced, too", Node(qat(vfs=2, vf_driver="igb_uio")), "changed", forced, vfs={"vfio-pci": 2}),
+        Case("unless forced, too", Node(qat(vfs=2, vf_driver="igb_uio")), "applied", forced, vfs={"vfio-pci": 2}),
         Case(
             "a device in use",
             Node(qat()),
-            "left alone",
+            "skipped",
             arrange=lambda node: node.kernel.hold(PF),
             reason="in use: state up -> down",
             unchanged=True,
@@ -285,16 +285,16 @@ def cases() -> Sequence[Case]:
         Case(
             "a VF in use keeps its services",
             Node(bound),
-            "left alone",
+            "skipped",
             forced,
             arrange=Node.open_group,
-            reason="services dc -> sym;asym wanted, but VF 0000:61:00.1: in use, the VFIO group is open",
+            reason="services dc -> sym;asym needed, but VF 0000:61:00.1: in use: its VFIO group is open",
             unchanged=True,
         ),
         Case(
             "a VF that is in use through another's group keeps its driver",
             Node(qat(vfs=2)),
-            "changed",
+            "applied",
             plain,
             arrange=Node.open_group,
             note="VF 0000:61:00.1: in use",
@@ -303,9 +303,9 @@ def cases() -> Sequence[Case]:
         Case(
             "the PF is passed to a virtual machine",
             Node(qat()),
-            "left alone",
+            "skipped",
             arrange=lambda node: give_away(node, "vfio-pci"),
-            reason="the driver vfio-pci has it, expected 4xxx",
+            reason="bound to the driver vfio-pci, expected 4xxx",
             unchanged=True,
         ),
         Case(
@@ -313,21 +313,21 @@ def cases() -> Sequence[Case]:
             Node(qat()),
             "failed",
             arrange=lambda node: give_away(node, ""),
-            reason="no driver has it, expected 4xxx",
+            reason="no driver is bound, expected 4xxx",
             unchanged=True,
         ),
         Case(
             "no SR-IOV",
             Node(qat(total_vfs=0)),
             "failed",
-            reason="it has no sriov_totalvfs: SR-IOV is off in the firmware, or this is a virtual machine",
+            reason="no sriov_totalvfs: SR-IOV is disabled in the firmware, or this is a virtual machine",
             unchanged=True,
         ),
         Case(
             "no vfio-pci",
             Node(qat(), loaded=()),
             "failed",
-            reason="the driver vfio-pci is not loaded, which the VFs need (modprobe vfio-pci)",
+            reason="the driver vfio-pci is not loaded, but the VFs need it (modprobe vfio-pci)",
             unchanged=True,
         ),
         Case(
@@ -335,7 +335,7 @@ def cases() -> Sequence[Case]:
             Node(qat()),
             "failed",
             QatConfig(services="asym;sym;dc"),
-            reason="services asym;sym;dc are 3, the driver 4xxx runs 2 at once",
+            reason="services asym;sym;dc are 3, expected at most 2 with the driver 4xxx",
             unchanged=True,
         ),
         Case(
@@ -343,20 +343,20 @@ def cases() -> Sequence[Case]:
             Node(qat()),
             "failed",
             QatConfig(services="sym;decomp"),
-            reason="services sym;decomp have decomp, which the driver 4xxx does not know",
+            reason="services sym;decomp contain decomp, which the driver 4xxx does not support",
             unchanged=True,
         ),
         Case(
             "no IOMMU",
             Node(qat(), iommu="off"),
-            "put back",
+            "rolled back",
             reason="writing '16'); no IOMMU is enabled; add intel_iommu=on to the kernel's command line",
             unchanged=True,
         ),
         Case(
             "services are refused",
             Node(qat()),
-            "put back",
+            "rolled back",
             arrange=fail("qat/cfg_services", errno.EINVAL),
             reason="services dc -> sym;asym: ",
             unchanged=True,
@@ -364,7 +364,7 @@ def cases() -> Sequence[Case]:
         Case(
             "a device that does not come up gets its services, its VFs and their driver back",
             Node(bound),
-            "put back",
+            "rolled back",
             arrange=lambda node: node.refused.append((f"{SYS}/qat/state", "up", errno.EIO)),
             reason="state down -> up: ",
             unchanged=True,
@@ -372,7 +372,7 @@ def cases() -> Sequence[Case]:
         Case(
             "VFs that nobody had bound are left to the kernel again",
             Node(qat(vfs=2)),
-            "put back",
+            "rolled back",
             arrange=lambda node: node.refused.append((f"{SYS}/qat/state", "up", errno.EIO)),
             reason="state down -> up: ",
             vfs={"4xxxvf": 2},
@@ -383,13 +383,13 @@ def cases() -> Sequence[Case]:
             Node(qat()),
             "failed",
             arrange=lambda node: node.kernel.say(f"{SYS}/sriov_totalvfs", b"0\n"),
-            reason="it can have no VFs: sriov_totalvfs is 0",
+            reason="sriov_totalvfs is 0, expected at least 1",
             unchanged=True,
         ),
         Case(
             "VFs cannot be enabled",
             Node(qat()),
-            "put back",
+            "rolled back",
             arrange=fail("sriov_numvfs", errno.EIO),
             reason="VFs 0 -> 16: ",
             unchanged=True,
@@ -397,7 +397,7 @@ def cases() -> Sequence[Case]:
         Case(
             "VFs in use somewhere else",
             Node(qat(services="sym;asym")),
-            "left alone",
+            "skipped",
             arrange=fail("sriov_numvfs", errno.EBUSY),
             reason="in use: VFs 0 -> 16: ",
             unchanged=True,
@@ -414,7 +414,7 @@ def cases() -> Sequence[Case]:
             "vfio-pci does not take the VFs",
             Node(qat(model="c6xx", total_vfs=2)),
             "failed",
-            reason="it is on vfio-pci's denylist; load the module with disable_denylist=1; likewise 1 more",
+            reason="it is on vfio-pci's denylist; load the module with disable_denylist=1; and 1 more like it",
             vfs={"c6xxvf": 2},
         ),
         Case(
@@ -422,14 +422,14 @@ def cases() -> Sequence[Case]:
             Node(qat()),
             "failed",
             arrange=refuse_to_start,
-            reason="could not be put back",
+            reason="rollback failed",
         ),
         Case(
             "a device that says it is down whatever is written",
             Node(qat(services="sym;asym", vfs=2, vf_driver="vfio-pci")),
-            "put back",
+            "rolled back",
             arrange=stay_down,
-            reason="/qat/state: took 'up', to no effect",
+            reason="/qat/state: writing 'up' had no effect",
         ),
         Case(
             "auto-reset is refused, the rest goes on",
@@ -444,10 +444,10 @@ def cases() -> Sequence[Case]:
         Case(
             "no auto-reset on kernels before 6.9",
             Node(bound),
-            "left alone",
+            "skipped",
             QatConfig(auto_reset="on"),
             arrange=lambda node: node.kernel.tree.remove(f"{node.kernel.resolve(SYS)}/qat/auto_reset"),
-            note="there is no qat/auto_reset, as on kernels before 6.9",
+            note="no qat/auto_reset (Linux 6.9 or newer)",
             unchanged=True,
         ),
         Case(
@@ -455,7 +455,7 @@ def cases() -> Sequence[Case]:
             Node(bound),
             "failed",
             arrange=lambda node: node.kernel.tree.remove(f"{node.kernel.resolve(SYS)}/qat"),
-            reason="there is no qat/cfg_services, as on kernels before 6.0",
+            reason="no qat/cfg_services (Linux 6.0 or newer)",
             unchanged=True,
         ),
         Case(
@@ -485,7 +485,7 @@ def give_away(node: Node, driver: str) -> None:
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.title)
-def test_a_device_is_as_wanted_or_as_it_was_and_says_why(case: Case) -> None:
+def test_a_device_reaches_the_desired_state_or_is_rolled_back_with_the_reason(case: Case) -> None:
     node = case.node
     case.arrange(node)
     before = snapshot(node.kernel)
@@ -497,14 +497,14 @@ def test_a_device_is_as_wanted_or_as_it_was_and_says_why(case: Case) -> None:
         assert node.read("qat/cfg_services") == case.services
     if case.vfs is not None:
         assert node.vf_drivers() == case.vfs
-    if case.state == "changed" and node.kernel.exists(f"{SYS}/qat"):
+    if case.state == "applied" and node.kernel.exists(f"{SYS}/qat"):
         assert node.read("qat/state") == "up"
     if case.unchanged:
         assert snapshot(node.kernel) == before
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in cases() if case.state in ("changed", "as wanted")], ids=lambda case: case.title
+    "case", [case for case in cases() if case.state in ("applied", "unchanged")], ids=lambda case: case.title
 )
 def test_a_second_run_writes_nothing(case: Case) -> None:
     node = case.node
@@ -535,7 +535,7 @@ def test_groups_of_vfs_that_stay_as_they_are_are_not_opened_to_look() -> None:
 def test_one_device_in_trouble_does_not_keep_the_others() -> None:
     node = Node(qat(), QatSpec(services="dc"), QatSpec(model="c6xx", total_vfs=1))
     node.kernel.fail(f"{SYS}/qat/state", errno.EIO)
-    assert [outcome.state for outcome in node.apply()] == ["failed", "changed", "failed"]
+    assert [outcome.state for outcome in node.apply()] == ["failed", "applied", "failed"]
 
 
 def test_a_node_without_devices_has_nothing_to_do() -> None:
@@ -563,6 +563,6 @@ def test_no_attribute_can_make_a_device_worse_than_failed(said: dict[str, bytes]
     to_do = planners(node.host(), CY)
     for name, content in said.items():
         node.kernel.say(f"{SYS}/{name}", content)
-    (shown,) = planned("/", to_do, host=node.host)
-    (done,) = apply("/", to_do, patience=0, host=node.host)
+    (shown,) = preview("/", to_do, host=node.host)
+    (done,) = apply("/", to_do, timeout=0, host=node.host)
     assert (shown.device, done.device) == (PF, PF)

@@ -9,7 +9,7 @@ import pytest
 from trees import write
 
 from accelplane.host import Host, HostError, WriteError
-from accelplane.provision.steps import Outcome, Plan, Planner, Step, apply, planned
+from accelplane.provision.steps import Outcome, Plan, Planner, Step, apply, preview
 
 A, B = "/sys/a", "/sys/b"
 
@@ -46,7 +46,7 @@ class Device:
         return Files(root, self.refuse, self.ignore, self.writes)
 
     def apply(self, planner: Planner) -> Outcome:
-        (outcome,) = apply(str(self.root), [planner], patience=0, host=self.host)
+        (outcome,) = apply(str(self.root), [planner], timeout=0, host=self.host)
         return outcome
 
     def values(self) -> tuple[str, str]:
@@ -78,20 +78,20 @@ def step(path: str, **more: object) -> Step:
 
 def test_steps_are_taken_round_after_round_until_nothing_is_left_to_write(device: Device) -> None:
     outcome = device.apply(both())
-    assert outcome == Outcome(device="d", state="changed", steps=["a", "b"], now={"a": "1", "b": "1"})
+    assert outcome == Outcome(device="d", state="applied", steps=["a", "b"], now={"a": "1", "b": "1"})
     assert device.writes == [f"{A}=1", f"{B}=1"]
 
 
 def test_a_second_run_writes_nothing(device: Device) -> None:
     device.apply(both())
     device.writes.clear()
-    assert device.apply(both()).state == "as wanted"
+    assert device.apply(both()).state == "unchanged"
     assert device.writes == []
 
 
-def test_a_plan_tells_what_comes_later_too_and_writes_nothing(device: Device) -> None:
-    (outcome,) = planned(str(device.root), [both()], host=device.host)
-    assert outcome == Outcome(device="d", state="to do", steps=["a", "b"], now={"a": "0", "b": "0"})
+def test_a_preview_shows_later_steps_too_and_writes_nothing(device: Device) -> None:
+    (outcome,) = preview(str(device.root), [both()], host=device.host)
+    assert outcome == Outcome(device="d", state="pending", steps=["a", "b"], now={"a": "0", "b": "0"})
     assert device.writes == []
 
 
@@ -113,24 +113,24 @@ class Trouble(NamedTuple):
 @pytest.mark.parametrize(
     "trouble",
     [
-        Trouble({(B, "1"): errno.EIO}, "put back", "b: /sys/b: no"),
+        Trouble({(B, "1"): errno.EIO}, "rolled back", "b: /sys/b: no"),
         Trouble({(A, "1"): errno.EIO}, "failed", "a: /sys/a: no"),
-        Trouble({(A, "1"): errno.EBUSY}, "left alone", "in use: a: /sys/a: no"),
-        Trouble({(A, "1"): errno.EROFS}, "left alone", "a: /sys/a: no", more={"skip_on": (errno.EROFS,)}),
-        Trouble({(B, "1"): errno.EBUSY}, "put back", "b: /sys/b: no"),
+        Trouble({(A, "1"): errno.EBUSY}, "skipped", "in use: a: /sys/a: no"),
+        Trouble({(A, "1"): errno.EROFS}, "skipped", "a: /sys/a: no", more={"skip_on": (errno.EROFS,)}),
+        Trouble({(B, "1"): errno.EBUSY}, "rolled back", "b: /sys/b: no"),
         Trouble({(A, "1"): errno.EIO}, "failed", "it is raining", more={"explain": explain}),
-        Trouble({}, "put back", "/sys/b: took '1', to no effect", ignore=(B,)),
-        Trouble({(B, "1"): 5, (A, "0"): 5}, "failed", "could not be put back: /sys/a: no", values=("1", "0")),
-        Trouble({(B, "1"): errno.EIO}, "failed", "and stays: a", values=("1", "0"), more={"undo": None}),
+        Trouble({}, "rolled back", "/sys/b: writing '1' had no effect", ignore=(B,)),
+        Trouble({(B, "1"): 5, (A, "0"): 5}, "failed", "rollback failed: /sys/a: no", values=("1", "0")),
+        Trouble({(B, "1"): errno.EIO}, "failed", "not rolled back: a", values=("1", "0"), more={"undo": None}),
     ],
     ids=lambda trouble: trouble.reason,
 )
-def test_a_device_that_cannot_be_finished_is_as_it_was_and_says_why(device: Device, trouble: Trouble) -> None:
+def test_a_device_that_cannot_be_finished_is_rolled_back_with_the_reason(device: Device, trouble: Trouble) -> None:
     device.refuse, device.ignore = trouble.refuse, set(trouble.ignore)
     outcome = device.apply(both(**(trouble.more or {})))
     assert (outcome.state, device.values()) == (trouble.state, trouble.values)
     assert trouble.reason in outcome.reason
-    assert outcome.failed == (trouble.state != "left alone")
+    assert outcome.failed == (trouble.state != "skipped")
     assert outcome.now == dict(zip("ab", trouble.values, strict=True))
 
 
@@ -156,22 +156,22 @@ def test_a_part_that_somebody_else_has_finished_meanwhile_did_not_fail(device: D
     def host(root: str) -> Host:
         return Beaten(root, {}, set(), device.writes)
 
-    (outcome,) = apply(str(device.root), [both(part="p")], patience=0, host=host)
-    assert outcome == Outcome(device="d", state="changed", steps=["a"], now={"a": "1", "b": "1"})
+    (outcome,) = apply(str(device.root), [both(part="p")], timeout=0, host=host)
+    assert outcome == Outcome(device="d", state="applied", steps=["a"], now={"a": "1", "b": "1"})
 
 
-def test_parts_that_fail_alike_are_told_once(device: Device) -> None:
+def test_parts_that_fail_alike_are_reported_once(device: Device) -> None:
     device.refuse = {(A, "1"): errno.EIO, (B, "1"): errno.EIO}
-    assert device.apply(two_parts).reason == "x: /sys/a: no; likewise 1 more"
+    assert device.apply(two_parts).reason == "x: /sys/a: no; and 1 more like it"
 
 
 @pytest.mark.parametrize(
     ("plan", "state", "reason"),
     [
-        (Plan(device="d", refusal="somebody has it", steps=[step(A)]), "left alone", "somebody has it"),
+        (Plan(device="d", skip_reason="somebody has it", steps=[step(A)]), "skipped", "somebody has it"),
         (Plan(device="d", failure="it is broken", steps=[step(A)]), "failed", "it is broken"),
-        (Plan(device="d", notes=["fewer than wanted"]), "left alone", ""),
-        (Plan(device="d"), "as wanted", ""),
+        (Plan(device="d", notes=["fewer than wanted"]), "skipped", ""),
+        (Plan(device="d"), "unchanged", ""),
     ],
 )
 def test_nothing_is_written_to_a_device_that_is_refused_broken_or_fine(
@@ -182,7 +182,7 @@ def test_nothing_is_written_to_a_device_that_is_refused_broken_or_fine(
     assert device.writes == []
 
 
-def test_the_way_back_may_be_planned_too(device: Device) -> None:
+def test_the_rollback_may_be_planned_too(device: Device) -> None:
     device.refuse = {(B, "1"): errno.EIO}
 
     def back(host: Host) -> Plan:
@@ -190,9 +190,9 @@ def test_the_way_back_may_be_planned_too(device: Device) -> None:
         return Plan(device="d", steps=[Step(what="a", path=A, text="0")] if wrong else [])
 
     def forth(host: Host) -> Plan:
-        return Plan(device="d", steps=[step(A, undo=None), step(B)] if host.text(B) != "1" else [], back=back)
+        return Plan(device="d", steps=[step(A, undo=None), step(B)] if host.text(B) != "1" else [], rollback=back)
 
-    assert device.apply(forth).state == "put back"
+    assert device.apply(forth).state == "rolled back"
     assert device.values() == ("0", "0")
 
 
@@ -202,11 +202,11 @@ def test_a_device_whose_plan_never_ends_is_given_up(device: Device) -> None:
         return Plan(device="d", steps=[Step(what="a", path=A, text=number, undo=(A, "0"))])
 
     outcome = device.apply(planner)
-    assert outcome.state == "put back"
-    assert "not as wanted after 10 rounds" in outcome.reason
+    assert outcome.state == "rolled back"
+    assert "desired state not reached after 10 rounds" in outcome.reason
 
 
 def test_one_device_in_trouble_does_not_keep_the_next_one(device: Device) -> None:
     broken: Callable[[Host], Plan] = lambda _host: Plan(device="broken", failure="it is broken")  # noqa: E731
-    outcomes = apply(str(device.root), [broken, both()], patience=0, host=device.host)
-    assert [outcome.state for outcome in outcomes] == ["failed", "changed"]
+    outcomes = apply(str(device.root), [broken, both()], timeout=0, host=device.host)
+    assert [outcome.state for outcome in outcomes] == ["failed", "applied"]

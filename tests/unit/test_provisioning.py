@@ -42,7 +42,7 @@ def test_a_signal_waits_for_the_device_at_hand(
     parts = [Part("x", "wanted", lambda _host: devices), Part("y", "wanted", lambda _host: [attribute("c")])]
     assert run("apply", parts, str(tmp_path), "table") == FAILED
     assert [(tmp_path / "sys" / name).read_text() for name in "abc"] == ["1", "1", "0"]
-    assert f"failed: stopped by {number.name}: nothing was done after b" in capsys.readouterr().out
+    assert f"failed: stopped by {number.name} after b" in capsys.readouterr().out
     assert signal.getsignal(number) is before
 
 
@@ -75,8 +75,8 @@ def test_nobody_applies_while_another_does_but_all_may_look(tmp_path: Path, caps
         with redirect_stderr(stderr):
             assert run("apply", parts, str(tmp_path), "table") == FAILED
         impatient.join()
-    assert told == ["waiting for another one that provisions this node\n"]
-    assert "failed: stopped by SIGTERM: nothing was done" in capsys.readouterr().out
+    assert told == ["waiting for another process that provisions this node\n"]
+    assert "failed: stopped by SIGTERM, nothing was written" in capsys.readouterr().out
     assert (tmp_path / "sys/a").read_text() == "0"
     assert run("apply", parts, str(tmp_path), "table") == OK
     assert (tmp_path / "sys/a").read_text() == "1"
@@ -91,11 +91,11 @@ def test_a_family_that_cannot_be_looked_for_fails_and_the_next_one_is_looked_for
 
     for name in "ab":
         write(tmp_path / "sys" / name, "1")
-    parts = [Part("x", "wanted: a", unreadable), Part("y", "wanted: b", lambda _host: [attribute("b")])]
+    parts = [Part("x", "desired: a", unreadable), Part("y", "desired: b", lambda _host: [attribute("b")])]
     assert run("plan", parts, str(tmp_path), "table") == FAILED
     assert capsys.readouterr().out == (
-        "x: wanted: a\n  a  as wanted\ny: wanted: b\n  b  as wanted\n"
-        "      failed: x: /sys/bus/x: Input/output error\n2 devices: 2 as wanted\n"
+        "x: desired: a\n  a  unchanged\ny: desired: b\n  b  unchanged\n"
+        "      failed: x: /sys/bus/x: Input/output error\n2 devices: 2 unchanged\n"
     )
 
 

@@ -107,7 +107,7 @@ class TestVirtualMachine:
         seen = Seen(tmp_path)
         assert list(seen.devices) == ["0000:00:05.0", "0000:00:06.0", "0000:00:09.0"]
         assert seen.resources == {"generic"}
-        assert "a virtual machine does not see" in seen.notes
+        assert "not visible in a virtual machine" in seen.notes
 
     def test_another_vendors_function_with_such_an_id_is_left_alone(self, tmp_path: Path) -> None:
         vf(tmp_path, "0000:00:05.0", vendor="0x1234")

@@ -244,13 +244,13 @@ def test_whoever_sees_a_card_sees_all_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (GpuSpec(index=0), "card0: is plugged in already"),
-        (GpuSpec(bdf="0000:01:00.0"), "0000:01:00.0: is there already"),
-        (GpuSpec(bdf="0000:00:1f.7", vfs=1), "no place for virtual function 0"),
-        (GpuSpec(bdf="0000:01:00.7", vfs=120), "/sys/devices/pci0000:00/0000:00:1c.0/0000:01:01.0: is there already"),
+        (GpuSpec(index=0), "card0: already plugged in"),
+        (GpuSpec(bdf="0000:01:00.0"), "0000:01:00.0: already exists"),
+        (GpuSpec(bdf="0000:00:1f.7", vfs=1), "no address left on the bus for virtual function 0"),
+        (GpuSpec(bdf="0000:01:00.7", vfs=120), "/sys/devices/pci0000:00/0000:00:1c.0/0000:01:01.0: already exists"),
     ],
 )
-def test_what_cannot_be_plugged_in_leaves_nothing_behind(tmp_path: Path, spec: GpuSpec, message: str) -> None:
+def test_a_failed_plug_removes_all_files(tmp_path: Path, spec: GpuSpec, message: str) -> None:
     node = SimulatedNode(tmp_path)
     node.plug_gpu()
     node.plug_gpu(GpuSpec(bdf="0000:01:01.0"))
@@ -287,12 +287,12 @@ def test_a_device_that_somebody_else_took_apart_can_be_unplugged(tmp_path: Path)
     assert Host(tmp_path).names("/sys/class/drm") == ["version"]
 
 
-def test_unplugging_what_is_not_there_says_what_is(tmp_path: Path) -> None:
+def test_unplugging_an_unknown_device_lists_the_plugged_devices(tmp_path: Path) -> None:
     node = SimulatedNode(tmp_path)
-    with pytest.raises(TreeError, match="'card9': not plugged in, there is nothing"):
+    with pytest.raises(TreeError, match="'card9': not plugged in, found no devices"):
         node.unplug("card9")
     node.plug_gpu()
-    with pytest.raises(TreeError, match="there is card0"):
+    with pytest.raises(TreeError, match="found card0"):
         node.device("card9")
 
 

@@ -77,13 +77,13 @@ def test_the_machines_own_namespace_is_left_in_peace() -> None:
 @pytest.mark.parametrize(
     ("action", "devpath", "fields", "message"),
     [
-        ("", "/devices/x", {}, "expected a word such as add"),
+        ("", "/devices/x", {}, "expected an action such as add"),
         ("add", "devices/x", {}, "a path below /sys"),
         ("add", "/devices/x", {"A": "b\0C=d"}, "without zero bytes"),
         ("add", "/devices/x", {"A=B": "c"}, "expected KEY=value"),
-        ("add", "/devices/x", {"A": "b" * 2048}, "2048 at most"),
+        ("add", "/devices/x", {"A": "b" * 2048}, "expected at most 2048"),
     ],
 )
-def test_what_is_no_notice_is_refused(action: str, devpath: str, fields: dict[str, str], message: str) -> None:
+def test_invalid_uevents_raise_an_error(action: str, devpath: str, fields: dict[str, str], message: str) -> None:
     with pytest.raises(UeventError, match=message):
         uevent(action, devpath, "drm", **fields)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from lightkube.core.resource import NamespacedResourceG
 from msgspec import Raw, Struct, field
 
-from accelplane.fpga.ids import NAMESPACE, IdError, Naming, af_type, region_type, resource, wanted_id
+from accelplane.fpga.ids import NAMESPACE, IdError, Naming, af_type, region_type, requested_id, resource
 from accelplane.kube.admission import ALLOWED, Decision, Review, Validator
 from accelplane.kube.cache import Cache
 from accelplane.kube.objects import Metadata, api
@@ -149,7 +149,7 @@ def target_of(thing: AcceleratorFunction | FpgaRegion, naming: Naming = "default
     region = resource(region_type(spec.interface_id))
     if spec.mode != "region":
         return Target(region, spec.mode)
-    wanted_id(spec.afu_id, "AFU id")  # which the hook would refuse
+    requested_id(spec.afu_id, "AFU id")  # which the hook would refuse
     return Target(region, spec.mode, Pair(spec.interface_id, spec.afu_id))
 
 

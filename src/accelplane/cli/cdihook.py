@@ -1,15 +1,15 @@
-"""`accelplane-cdi-hook`: an OCI createContainer hook that makes symbolic links in a container's root file system.
+"""`accelplane-cdi-hook`: an OCI createContainer hook that creates symbolic links in a container's root file system.
 
     accelplane-cdi-hook create-symlinks --link ../card0::/dev/dri/by-path/pci-0000:03:00.0-card
 
-CDI files can bring device nodes and mounts but no links; a link that is mounted arrives as what it leads to, and the
-PCI address is lost. The runtime calls this with the container's state on standard input (OCI runtime specification,
-config.md#posix-platform-hooks and runtime.md#state), before the container's own program runs.
+CDI specs support device nodes and mounts but no links; a mounted link becomes its target, and the PCI address is lost.
+The runtime runs the hook before the container's program, with the container's state on standard input (OCI runtime
+specification, config.md#posix-platform-hooks and runtime.md#state).
 
-The image's files are not to be trusted: `/dev` may be a link to anywhere. Paths are walked one component at a time from
-an open descriptor of the root, links are followed as the container would follow them, and nothing outside the root is
-touched. What is there already stays; only an equal link is taken for done. Exit status: 0, 1 when something could not
-be done, 2 for a command line that makes no sense. Only the standard library, for the sake of the start time.
+The image is untrusted: `/dev` may be a link to anywhere. Paths are walked by component from an open descriptor of the
+root, links are resolved as in the container, and nothing outside the root is accessed. Existing files are unchanged; an
+equal link counts as success. Exit status: 0, 1 for a failure, 2 for an invalid command line. Imports only the standard
+library, for a short start time.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ USAGE = f"usage: {PROGRAM} create-symlinks --link TARGET::LINKPATH …   (the co
 
 _STATE_LIMIT = 1024 * 1024
 _CONFIG_LIMIT = 16 * 1024 * 1024
-_MAX_LINKS = 40  # as the kernel's own limit (path_resolution(7))
+_MAX_LINKS = 40  # the kernel's limit (path_resolution(7))
 _PATH_LIMIT = 4096
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -34,17 +34,17 @@ Json = dict[str, "Json"] | list["Json"] | str | float | None
 
 
 class UsageError(Exception):
-    """A command line that makes no sense."""
+    """An invalid command line."""
 
 
 class HookError(Exception):
-    """What could not be done; the message names the file."""
+    """A failure; the message names the file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
     try:
-        links = links_of(sys.argv[1:] if arguments is None else arguments)
+        links = parse_links(sys.argv[1:] if arguments is None else arguments)
     except UsageError as error:
         print(f"{PROGRAM}: {error}\n{USAGE}", file=sys.stderr)
         return 2
@@ -66,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if problems else 0
 
 
-def links_of(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """Target and path of each link asked for. Raises `UsageError`."""
+def parse_links(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns target and path of each link. Raises `UsageError`."""
     words = list(arguments)
     if not words or words.pop(0) != "create-symlinks":
         raise UsageError("expected the command create-symlinks")
@@ -86,7 +86,7 @@ def links_of(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def open_root(state: int) -> int:
-    """A descriptor of the root file system of the container whose state is read from `state`. Raises `HookError`."""
+    """Opens the root file system of the container whose state is read from `state`. Raises `HookError`."""
     bundle = _text(_object(_read(state, _STATE_LIMIT, _STATE), _STATE), "bundle") or "."
     path = os.path.join(bundle, _configured_root(os.path.join(bundle, "config.json")) or "rootfs")
     try:
@@ -96,9 +96,9 @@ def open_root(state: int) -> int:
 
 
 def make_link(root: int, target: str, path: str) -> None:
-    """Makes the link `path` to `target` below the directory `root`, and the directories that lead there.
+    """Creates the link `path` to `target` below the directory `root`, with its parent directories.
 
-    Raises `HookError` when something else is there, or `OSError`.
+    Raises `HookError` if another file exists, or `OSError`.
     """
     directory, _slash, name = path.rpartition("/")
     parent = _walk(root, directory)
@@ -108,17 +108,17 @@ def make_link(root: int, target: str, path: str) -> None:
         found = _link(parent, name)
         if found == target:
             return
-        what = "something that is no link" if found is None else f"a link to {found[:200]}"
-        raise HookError(f"{path}: is there already, {what}, expected nothing or a link to {target[:200]}") from None
+        what = "a file that is not a link" if found is None else f"a link to {found[:200]}"
+        raise HookError(f"{path}: found {what}, expected no file or a link to {target[:200]}") from None
     finally:
         os.close(parent)
 
 
 def _walk(root: int, directory: str) -> int:
-    """A descriptor of `directory` as the container will see it; what is missing is made.
+    """Opens `directory` as the container resolves it. Creates missing directories.
 
-    The way back up (`..`) is taken from the descriptors passed on the way down: the kernel's own would follow a
-    directory that is moved away meanwhile.
+    `..` returns to the descriptor of the parent that was opened before: the kernel's `..` would leave the root if the
+    directory is moved concurrently.
     """
     pending = directory.split("/")[::-1]
     way = [os.dup(root)]
@@ -138,7 +138,7 @@ def _walk(root: int, directory: str) -> int:
                 continue
             hops += 1
             if hops > _MAX_LINKS:
-                raise HookError(f"{directory}: more than {_MAX_LINKS} symbolic links, do they loop?")
+                raise HookError(f"{directory}: more than {_MAX_LINKS} symbolic links; is there a loop?")
             if target.startswith("/"):
                 while len(way) > 1:
                     os.close(way.pop())
@@ -159,7 +159,7 @@ def _enter(parent: int, name: str) -> int:
 
 
 def _link(parent: int, name: str) -> str | None:
-    """The text of the link `name`, None when it is none."""
+    """Returns the target of the link `name`, None if it is not a link."""
     try:
         return os.readlink(name, dir_fd=parent)
     except OSError as error:
@@ -169,9 +169,9 @@ def _link(parent: int, name: str) -> str | None:
 
 
 def _configured_root(config: str) -> str:
-    """The root file system's path in the bundle's configuration, empty when it says nothing."""
+    """Returns the path of the root file system in the bundle's configuration, empty without a configuration."""
     try:
-        # O_NONBLOCK: a FIFO must not hold the runtime.
+        # O_NONBLOCK: a FIFO must not block the runtime.
         descriptor = os.open(config, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return ""
@@ -182,7 +182,7 @@ def _configured_root(config: str) -> str:
     finally:
         os.close(descriptor)
     if not isinstance(root, dict):
-        raise HookError(f"{config}: no object named root, expected the root file system's path in it")
+        raise HookError(f"{config}: no object root, expected one with the path of the root file system")
     return _text(root, "path")
 
 
@@ -213,7 +213,7 @@ def _object(data: bytes, what: str) -> dict[str, Json]:
 def _text(found: dict[str, Json], key: str) -> str:
     value = found.get(key, "")
     if not isinstance(value, str):
-        raise HookError(f"{key} is {str(value)[:80]!a}, expected a text")
+        raise HookError(f"{key} is {str(value)[:80]!a}, expected a string")
     return value
 
 

@@ -1,7 +1,7 @@
-"""The frame of commands that work with the API server: flags, log, and how they end.
+"""Runs commands that use the API server: flags, logging and exit codes.
 
-1 is for what is fatal, told in one line; 2 is for flags. What such a command needs more than a node does is imported
-once it is known to run: the text of its flags must not cost what its work does.
+The exit code is 1 for a fatal error, with one line on standard error or in the log, and 2 for invalid flags. The client
+modules are imported only after the flags have been parsed, because they are large.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ def run_in_cluster(
     *,
     lenient: bool,
 ) -> int:
-    """Runs `work` with the value of every flag; returns the exit status.
+    """Runs `work` with the values of all flags. Returns the exit code.
 
-    Words that are no flags are passed over when `lenient`. `work`, and what makes it, may raise `ValueError` naming the
-    flag that is wrong, `OSError`, `ConfigError` of a kubeconfig and `CertificateError`.
+    With `lenient`, arguments that are not flags are ignored. `work` may raise `ValueError` with the name of an invalid
+    flag, `OSError`, `ConfigError` for a kubeconfig, and `CertificateError`.
     """
     signals.end_at_once()
     given = parse_or_exit(program, flags, words, lenient=lenient)
     if importlib.util.find_spec("lightkube") is None:
-        sys.stderr.write(f"{program}: this needs more than a node does: pip install 'accelplane[operator]'\n")
+        sys.stderr.write(f"{program}: the package lightkube is missing; run pip install 'accelplane[operator]'\n")
         return 1
     from lightkube.core.exceptions import ConfigError  # noqa: PLC0415
 

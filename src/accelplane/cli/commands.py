@@ -1,4 +1,4 @@
-"""`accelplane …` for people; each command imports its work when it is called."""
+"""The click commands of `accelplane`. Each command imports its modules when it is called."""
 
 import importlib.util
 import os
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from accelplane.simulate.kernel.fpga import Outcome
 
 _KUBELET_DIR = click.option(
-    "--kubelet-dir", default="/var/lib/kubelet", show_default=True, help="The kubelet's directory."
+    "--kubelet-dir", default="/var/lib/kubelet", show_default=True, help="Directory of the kubelet."
 )
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="accelplane", message="%(prog)s %(version)s")
 def accelplane() -> None:
-    """Puts a Kubernetes node's accelerators to work."""
+    """Accelerators for Kubernetes: device plugins, operator, webhooks and tools."""
 
 
 @accelplane.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 )
 def node() -> None:
-    """Run the agent: all plugins whose hardware is present."""
+    """Run the agent with all plugins."""
     from accelplane.cli.node import main  # noqa: PLC0415
 
     sys.exit(main())
@@ -38,7 +38,7 @@ def node() -> None:
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 )
 def labels() -> None:
-    """Show, or keep on the Node, the labels that it deserves."""
+    """Print the hardware labels of a node, or write them to the Node."""
     from accelplane.cli.labels import main  # noqa: PLC0415
 
     sys.exit(main(sys.argv[2:]))
@@ -48,7 +48,7 @@ def labels() -> None:
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 )
 def operator() -> None:
-    """Run the operator, or (operator render FILE) show what it makes of custom resources."""
+    """Run the operator, or render custom resources (render FILE)."""
     from accelplane.cli.operator import main  # noqa: PLC0415
 
     sys.exit(main(sys.argv[2:]))
@@ -58,7 +58,7 @@ def operator() -> None:
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 )
 def fpga() -> None:
-    """Look at FPGA cards and bitstreams, install and program them."""
+    """Inspect FPGA cards, install bitstreams, program cards."""
     from accelplane.cli.fpgatool import main  # noqa: PLC0415
 
     sys.exit(main(sys.argv[2:], "accelplane fpga"))
@@ -66,12 +66,12 @@ def fpga() -> None:
 
 @accelplane.group()
 def webhook() -> None:
-    """Run a webhook for pods alone, without the operator."""
+    """Run a pod webhook without the operator."""
 
 
 @webhook.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
 def sgx() -> None:
-    """Give pods that ask for SGX memory what else they need."""
+    """Add SGX devices and settings to pods that request EPC."""
     from accelplane.cli.sgxwebhook import main  # noqa: PLC0415
 
     sys.exit(main(sys.argv[3:], "accelplane webhook sgx"))
@@ -81,27 +81,27 @@ def sgx() -> None:
     "fpga", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 )
 def fpga_webhook() -> None:
-    """Turn names of FPGA functions into what pods get for them."""
+    """Replace names of FPGA functions in pods by resources and settings."""
     from accelplane.cli.fpgawebhook import main  # noqa: PLC0415
 
     sys.exit(main(sys.argv[3:], "accelplane webhook fpga"))
 
 
 @accelplane.command()
-@click.option("--root", default="/", show_default=True, help="Read sysfs and devfs under this directory.")
+@click.option("--root", default="/", show_default=True, help="Read sysfs and devfs below this directory.")
 @_KUBELET_DIR
-@click.option("--plugins", default="", help="Comma-separated plugins; all that are installed when empty.")
-@click.option("--config", default="", help="The agent's YAML file, for the plugins' options.")
+@click.option("--plugins", default="", help="Comma-separated plugins; default: all installed ones.")
+@click.option("--config", default="", help="Configuration file of the agent, for the options of the plugins.")
 @click.option(
     "--output",
     "-o",
     type=click.Choice(["table", "json"]),
     default="table",
     show_default=True,
-    help="Form of the answer.",
+    help="Output format.",
 )
 def inspect(root: str, kubelet_dir: str, plugins: str, config: str, output: str) -> None:
-    """Show what this node has, what is advertised, and who holds what."""
+    """Show the devices of this node and the pods that use them."""
     from accelplane.cli.inspect import run  # noqa: PLC0415
 
     sys.exit(run(os.path.abspath(root), os.path.abspath(kubelet_dir), plugins, config, output))
@@ -114,13 +114,11 @@ def inspect(root: str, kubelet_dir: str, plugins: str, config: str, output: str)
     type=click.Choice(["none", "best-effort", "restricted", "single-numa-node"]),
     default="none",
     show_default=True,
-    help="The topology manager's policy.",
+    help="Policy of the Topology Manager.",
 )
-@click.option(
-    "--numa-nodes", type=click.IntRange(1, 8), default=2, show_default=True, help="NUMA nodes it believes in."
-)
+@click.option("--numa-nodes", type=click.IntRange(1, 8), default=2, show_default=True, help="Number of NUMA nodes.")
 def kubelet(kubelet_dir: str, topology_policy: str, numa_nodes: int) -> None:
-    """Run a kubelet's device manager alone, to develop a plugin without a cluster."""
+    """Run an embedded kubelet to develop a plugin without a cluster."""
     _require_simulate()
     from accelplane.cli.kubelet import run  # noqa: PLC0415
 
@@ -128,10 +126,10 @@ def kubelet(kubelet_dir: str, topology_policy: str, numa_nodes: int) -> None:
 
 
 @accelplane.command()
-@click.option("--keep", is_flag=True, help="Keep the simulated node's directory and say where it is.")
-@click.option("--svg", default="", metavar="FILE", help="Write a picture of the screen in the middle of it.")
+@click.option("--keep", is_flag=True, help="Keep the directory of the simulated node and print its path.")
+@click.option("--svg", default="", metavar="FILE", help="Write a picture of the screen to FILE.")
 def demo(keep: bool, svg: str) -> None:
-    """Show it all on a simulated node: found, allocated, plugged, sick, healed, kubelet restarted."""
+    """Run the agent on a simulated node with an embedded kubelet."""
     _require_simulate()
     from accelplane.cli.demo import run  # noqa: PLC0415
 
@@ -140,21 +138,21 @@ def demo(keep: bool, svg: str) -> None:
 
 @accelplane.group()
 def simulate() -> None:
-    """Run a command on hardware that is not there."""
+    """Run a command with simulated hardware."""
 
 
 @simulate.command("fpga", context_settings={"allow_interspersed_args": False})
-@click.option("--description", default="", metavar="FILE", help="A node's description; one card when not given.")
+@click.option("--description", default="", metavar="FILE", help="YAML description of the node; default: one card.")
 @click.option(
     "--outcome",
     "outcomes",
     multiple=True,
     type=click.Choice(["EIO", "EBUSY", "EAGAIN", "EINVAL", "ENODEV", "hang", "half", "crash", "other"]),
-    help="How the next attempt to program a card ends; repeated, the ones after it.",
+    help="Result of the next programming operation; repeat the option for later operations.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def simulated_fpgas(description: str, outcomes: "tuple[Outcome, ...]", command: tuple[str, ...]) -> None:
-    """Run COMMAND where there are FPGA cards that can be programmed. Needs root."""
+    """Run COMMAND with simulated FPGA cards that can be programmed. Needs root."""
     from accelplane.cli.simulate import run_with_fpgas  # noqa: PLC0415
 
     sys.exit(run_with_fpgas(command, description, outcomes))
@@ -164,8 +162,8 @@ accelplane.add_command(provision)
 
 
 def _require_simulate() -> None:
-    """Doubles of other programs speak gRPC as those do, by the reference implementation, which a node does without."""
+    """Raises `ClickException` without grpcio: the simulated peers use the reference implementation of gRPC."""
     if importlib.util.find_spec("grpc") is None:
-        raise click.ClickException("this command needs more than a node does: pip install 'accelplane[simulate]'")
-    # It writes a line of its own about every lost connection, unless told otherwise before it is imported.
+        raise click.ClickException("grpcio is not installed: pip install 'accelplane[simulate]'")
+    # grpcio logs every lost connection unless this is set before the import.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -1,6 +1,6 @@
-"""Drop-in commands: the names and flags of the Go programs, so that existing DaemonSets only change the image.
+"""Drop-in commands with the names and flags of the Go programs, so that existing DaemonSets change only the image.
 
-Signals are handled before the work is imported, and each command imports its own family only.
+Each command installs signal handlers before it imports other modules, and imports only its own device family.
 """
 # ruff: noqa: PLC0415
 

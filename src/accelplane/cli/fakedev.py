@@ -1,31 +1,31 @@
-"""`intel_gpu_fakedev`: makes fake GPU devices in the current directory from a JSON description."""
+"""`intel_gpu_fakedev`: creates fake GPU devices in the current directory from a JSON description."""
 
 import sys
 from collections.abc import Sequence
 
 import msgspec
 
-from accelplane.cli.goflags import Flag, FlagError, HelpWanted, parse, usage
+from accelplane.cli.goflags import Flag, FlagError, HelpRequested, parse, usage
 from accelplane.simulate.description import DescriptionError, read_description
 from accelplane.simulate.fakedev import FakedevError, generate
 
 PROGRAM = "intel_gpu_fakedev"
 FLAGS = (
     Flag("json", "", "JSON description of the devices"),
-    Flag("verbose", False, "say what is made"),
-    Flag("unprivileged", False, "make plain files in place of device nodes"),
-    Flag("seed", 0, "shuffle what has no order, the same way for the same number"),
+    Flag("verbose", False, "print each created device"),
+    Flag("unprivileged", False, "create plain files instead of device nodes"),
+    Flag("seed", 0, "seed for shuffling entries without a fixed order"),
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 1 for whatever went wrong."""
+    """Returns the exit code: 1 for any error."""
     try:
         given, words = parse(FLAGS, sys.argv[1:] if arguments is None else arguments)
         if words:
             raise FlagError(f"unexpected argument {words[0]!a}: flags only")
         if not given.get("json"):
-            raise FlagError("-json names the description and is missing")
+            raise FlagError("-json is missing; it names the file with the description")
         description = read_description(str(given["json"]))
         description = msgspec.structs.replace(
             description,
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         print(f"{description.devcount} GPUs: {description.info}")
         lines = generate(description, ".", print if given.get("verbose") else None)
-    except HelpWanted:
+    except HelpRequested:
         print(usage(PROGRAM, FLAGS), file=sys.stderr)
         return 0
     except FlagError as error:

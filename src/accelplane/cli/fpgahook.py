@@ -1,8 +1,8 @@
 """`intel-fpga-crihook` and `accelplane-fpga-hook`: the OCI hook that programs FPGAs before a container starts.
 
-The runtime hands it the container's state on standard input. Its answer is the exit status, 0 or 1, and on failure one
-line on standard error, which ends up in `kubectl describe pod`. It runs on the host, once for each region device of a
-container, while the runtime waits: nothing is imported that is not needed.
+The runtime writes the container's state to standard input. The exit status is 0 or 1; on failure `kubectl describe pod`
+shows the line on standard error. The hook runs on the host, once for each region device of a container, while the
+runtime waits, so imports are minimal.
 """
 
 import os
@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from accelplane.cli import signals
 from accelplane.fpga import FpgaError
 from accelplane.fpga.hook import HookError, read_request, run
-from accelplane.fpga.program import PATIENCE, limited
+from accelplane.fpga.program import DEFAULT_RETRY, limited
 from accelplane.fpga.request import STATE_LIMIT
 from accelplane.host import Host, HostError
 
 PROGRAM = "intel-fpga-crihook"
-LONGEST = 3600.0
+MAX_TIMEOUT = 3600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,17 +26,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signals.end_as_usual()
     words = sys.argv[1:] if arguments is None else arguments
     given = _given(words)
-    seconds = float(given.get("timeout", PATIENCE.seconds))
+    seconds = float(given.get("timeout", DEFAULT_RETRY.timeout))
     host = Host(str(given.get("root", "/")))
     try:
-        if not 0 < seconds <= LONGEST:
-            raise HookError(f"-timeout {seconds:g}: expected more than 0 and at most {LONGEST:g} seconds")
+        if not 0 < seconds <= MAX_TIMEOUT:
+            raise HookError(f"-timeout {seconds:g}: expected more than 0 and at most {MAX_TIMEOUT:g} seconds")
         begun = time.monotonic()
         with limited(seconds, "reading the container's state from standard input"):
             state = _state()
         request = read_request(state, require_mode=bool(given.get("require-annotation")))
         left = max(0.1, round(seconds - (time.monotonic() - begun), 1))
-        run(host, request, patience=PATIENCE._replace(seconds=left))
+        run(host, request, retry=DEFAULT_RETRY._replace(timeout=left))
     except (FpgaError, HostError, MemoryError) as error:
         print(f"{PROGRAM}: {str(error) or 'not enough memory'}", file=sys.stderr)
         return 1
@@ -47,9 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _state() -> bytes:
-    """What standard input has. Not by `sys.stdin`, which is None where it is closed. Raises `HookError`."""
+    """Reads standard input. Not from `sys.stdin`, which is None if it is closed. Raises `HookError`."""
     try:
-        os.set_blocking(0, True)  # whoever made the pipe
+        os.set_blocking(0, True)  # the parent process may have made it non-blocking
         with open(0, "rb", closefd=False) as file:
             return file.read(STATE_LIMIT + 1)
     except OSError as error:
@@ -59,13 +59,13 @@ def _state() -> bytes:
 def _given(words: Sequence[str]) -> Mapping[str, str | int | float | bool]:
     if not words:
         return {}
-    from accelplane.cli.goflags import Flag, parse_or_exit  # noqa: PLC0415 - runtimes give no arguments
+    from accelplane.cli.goflags import Flag, parse_or_exit  # noqa: PLC0415 - runtimes pass no arguments
 
     flags = (
-        Flag("require-annotation", False, "fail unless the container's annotations say that the device plugin's "
-             "region mode gave it its ports"),
+        Flag("require-annotation", False, "fail unless the container has the annotation of the device plugin's "
+             "region mode"),
         Flag("root", "/", "find sysfs, devfs, locks and the bitstream store under this directory"),
-        Flag("timeout", PATIENCE.seconds, "seconds that all of it may take"),
+        Flag("timeout", DEFAULT_RETRY.timeout, "total time limit in seconds"),
     )  # fmt: skip
     return parse_or_exit(PROGRAM, flags, words)
 

@@ -1,9 +1,9 @@
-"""`accelplane-fpga-init`: puts the FPGA hook and tool on the host, where container runtimes and people find them.
+"""`accelplane-fpga-init`: installs the FPGA hook and tool on the host.
 
-Each file is written under another name and renamed: whoever starts one meanwhile has the old one or the new one. What
-is there beside them is left alone. With CDI, which is how a container's FPGAs bring the hook with them today, the link
-by which CRI-O was made to run it in 2020 is removed, or CRI-O would run it twice; `-enable=hooks.d` makes it, for nodes
-whose runtime has no CDI. Facts: oci-hooks(5) of podman and CRI-O, whose old format without a version this is.
+Files are replaced atomically, by a rename; other files are unchanged. By default CDI runs the hook. Then the link in
+CRI-O's hooks directory of older releases is removed, because CRI-O would run the hook twice. `-enable=hooks.d` creates
+the link, for nodes whose runtime has no CDI. Source: oci-hooks(5) of podman and CRI-O; this is the format without a
+version.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from accelplane.cli import signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit
 from accelplane.fpga import FpgaError
 from accelplane.fpga.ids import REGION_MODE
-from accelplane.fpga.store import alone
+from accelplane.fpga.store import locked
 
 PROGRAM = "accelplane-fpga-init"
 HOME = "/opt/intel/fpga-sw"
@@ -30,25 +30,25 @@ DEFINITION = "intel-fpga-crihook.json"
 WAYS = ("cdi", "hooks.d")
 
 FLAGS = (
-    Flag("enable", "cdi", "who has the hook run: cdi, or hooks.d (CRI-O without CDI)"),
+    Flag("enable", "cdi", "mechanism that runs the hook: cdi, or hooks.d (CRI-O without CDI)"),
     Flag("source", "/usr/local/fpga-sw", "directory of the programs"),
-    Flag("target", HOME, "directory of the host where they belong"),
-    Flag("hooks-dir", "/etc/containers/oci/hooks.d", "directory of the host where CRI-O looks for hooks"),
+    Flag("target", HOME, "directory of the host to install them in"),
+    Flag("hooks-dir", "/etc/containers/oci/hooks.d", "directory of the host from which CRI-O reads hooks"),
 )
 
-# What CRI-O is told: containers with this value of an annotation, before the program starts.
-_TOLD = {"hook": HOOK, "stage": ["prestart"], "annotation": [REGION_MODE]}
+# For CRI-O: run the hook for containers with this value of an annotation, before their start.
+_HOOK_DEFINITION = {"hook": HOOK, "stage": ["prestart"], "annotation": [REGION_MODE]}
 _DEFINITION_LIMIT = 64 * 1024
 
 
 class _Definition(msgspec.Struct):
-    """A hook's definition, as far as it tells ours from others'."""
+    """The field of a hook's definition that identifies this hook."""
 
     hook: str = ""
 
 
 class InitError(FpgaError):
-    """Something could not be installed."""
+    """A file cannot be installed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,19 +74,19 @@ def _run(given: Mapping[str, Value]) -> None:
             raise InitError(f"-{flag} {directory}: no such directory; is it mounted?")
     if given["enable"] == "hooks.d" and not os.path.isdir(hooks):
         raise InitError(f"-hooks-dir {hooks}: no such directory; is it mounted?")
-    with alone(target):
+    with locked(target):
         _install(source, target)
         if given["enable"] == "hooks.d":
-            _write(os.path.join(target, DEFINITION), f"{json.dumps(_TOLD, indent=4)}\n".encode())
+            _write(os.path.join(target, DEFINITION), f"{json.dumps(_HOOK_DEFINITION, indent=4)}\n".encode())
             _link(f"{HOME}/{DEFINITION}", os.path.join(hooks, DEFINITION))
         else:
-            _forget(os.path.join(hooks, DEFINITION))
-            _forget(os.path.join(target, DEFINITION))
-        _settle(target)
+            _remove_definition(os.path.join(hooks, DEFINITION))
+            _remove_definition(os.path.join(target, DEFINITION))
+        _sync(target)
 
 
 def _install(source: str, target: str) -> None:
-    """Files that are one in the source, by hard links, become one."""
+    """Installs the files. Hard links in the source become hard links in the target."""
     installed: dict[tuple[int, int], str] = {}
     for name in sorted(os.listdir(source)):
         origin, path = os.path.join(source, name), os.path.join(target, name)
@@ -99,13 +99,13 @@ def _install(source: str, target: str) -> None:
                 os.link(first, new)
             else:
                 shutil.copyfile(origin, new)
-                os.chmod(new, 0o755)  # noqa: S103 - all may look at cards, as with any program
-                _settle(new)
+                os.chmod(new, 0o755)  # noqa: S103 - a program for all users
+                _sync(new)
         print(f"{path}: installed", flush=True)
 
 
 def _same(origin: str, path: str) -> bool:
-    """Whether the file has the content already, and may be executed."""
+    """Returns whether the file has the same content and is executable."""
     try:
         usable = not os.path.islink(path) and os.stat(path).st_mode & 0o777 == 0o755
         return usable and filecmp.cmp(origin, path, shallow=False)
@@ -118,18 +118,18 @@ def _write(path: str, data: bytes) -> None:
         with open(new, "wb") as file:
             file.write(data)
             os.fchmod(file.fileno(), 0o644)
-        _settle(new)
+        _sync(new)
     print(f"{path}: written", flush=True)
 
 
 def _link(to: str, path: str) -> None:
     with _replacing(path) as new:
         os.symlink(to, new)
-    print(f"{path}: leads to {to}", flush=True)
+    print(f"{path}: link to {to}", flush=True)
 
 
-def _forget(path: str) -> None:
-    """Removes a definition of the hook, or a link to it, and nothing that somebody else may have put there."""
+def _remove_definition(path: str) -> None:
+    """Removes a definition of the hook, or a link to it, and no other file."""
     try:
         status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode):
@@ -140,9 +140,9 @@ def _forget(path: str) -> None:
         return
     if ours:
         os.unlink(path)
-        print(f"{path}: removed, the hook is run by CDI", flush=True)
+        print(f"{path}: removed, CDI runs the hook", flush=True)
     else:
-        print(f"{path}: left alone, it is not ours", flush=True)
+        print(f"{path}: skipped, it does not run this hook", flush=True)
 
 
 def _runs_the_hook(path: str) -> bool:
@@ -156,7 +156,7 @@ def _runs_the_hook(path: str) -> bool:
 
 @contextlib.contextmanager
 def _replacing(path: str) -> Generator[str]:
-    """A name for a new file until it is renamed. One that an earlier start left behind is removed."""
+    """Yields a temporary name, which is then renamed to `path`. Removes an old temporary file."""
     directory, name = os.path.split(path)
     new = os.path.join(directory, f".{name}.accelplane-new")
     with contextlib.suppress(FileNotFoundError):
@@ -170,8 +170,8 @@ def _replacing(path: str) -> Generator[str]:
         raise error if error.filename else InitError(f"{new}: {error.strerror}") from None
 
 
-def _settle(path: str) -> None:
-    """On the disk before anything is said to be installed."""
+def _sync(path: str) -> None:
+    """Writes the file to disk, before a message says that it is installed."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

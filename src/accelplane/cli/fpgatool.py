@@ -1,10 +1,10 @@
-"""`fpga_tool`, `fpgatool` and `accelplane fpga`: bitstreams and FPGA cards, for whoever administers a node.
+"""`fpga_tool`, `fpgatool` and `accelplane fpga`: administration of bitstreams and FPGA cards.
 
     fpga_tool [flags] COMMAND [flags]
 
-What a command tells goes to standard output, as a table or (`-json`) as one JSON document; errors go to standard error
-and end it with 1, flags that make no sense with 2. What sysfs knows is read there: a port that nobody else holds open
-is reset by the kernel when we close it.
+Commands write a table or (`-json`) a JSON document to standard output, and errors to standard error. The exit status
+is 1 for errors and 2 for invalid flags. Attributes are read from sysfs if possible, because the kernel resets a port
+when its last descriptor is closed.
 """
 
 import json
@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from accelplane.cli import signals
-from accelplane.cli.goflags import Flag, FlagError, HelpWanted, Value, parse, usage
+from accelplane.cli.goflags import Flag, FlagError, HelpRequested, Value, parse, usage
 from accelplane.fpga import FpgaError, shown
 from accelplane.fpga.bitstream import extra, opened
 from accelplane.fpga.drivers import kind_of
 from accelplane.fpga.program import (
-    PATIENCE,
+    DEFAULT_RETRY,
     TimedOut,
     api_version,
     assign,
@@ -30,16 +30,7 @@ from accelplane.fpga.program import (
     release,
 )
 from accelplane.fpga.store import install, install_path
-from accelplane.fpga.sysfs import (
-    Fme,
-    Pci,
-    Port,
-    afu_id,
-    interface_of,
-    platform_devices,
-    read_fme,
-    read_port,
-)
+from accelplane.fpga.sysfs import Fme, Pci, Port, afu_id, interface_of, platform_devices, read_fme, read_port
 from accelplane.host import Host, HostError
 
 PROGRAM = "fpga_tool"
@@ -47,12 +38,12 @@ PROGRAM = "fpga_tool"
 FLAGS = (
     Flag("b", "", "bitstream file, GBS or AOCX"),
     Flag("d", "", "device node of an FME or a port, or its name in /dev"),
-    Flag("p", 0, "number of the port that is released or assigned", unsigned=True),
-    Flag("n", 0, "number of virtual functions wanted by sriov", unsigned=True),
+    Flag("p", 0, "number of the port to release or assign", unsigned=True),
+    Flag("n", 0, "number of virtual functions for sriov", unsigned=True),
     Flag("dry-run", False, "check everything and change nothing"),
-    Flag("force", False, "install: overwrite a file that is there"),
-    Flag("q", False, "tell less"),
-    Flag("json", False, "answer with a JSON document"),
+    Flag("force", False, "install: overwrite an existing file"),
+    Flag("q", False, "print less"),
+    Flag("json", False, "print a JSON document"),
     Flag("root", "/", "find sysfs, devfs, locks and the bitstream store under this directory"),
 )
 
@@ -63,38 +54,38 @@ _BITSTREAM_WIDTH = 22
 
 
 class ToolError(FpgaError):
-    """A command line that lacks something."""
+    """An invalid command line."""
 
 
 class Given(NamedTuple):
-    """What the command line says."""
+    """The command line."""
 
     host: Host
     flags: Mapping[str, Value]
 
     def text(self, name: str) -> str:
-        """Of a flag that must be there. Raises `ToolError`."""
+        """Returns the value of a required flag. Raises `ToolError`."""
         found = str(self.flags.get(name, ""))
         if not found:
             raise ToolError(f"-{name} is missing: {next(flag.help for flag in FLAGS if flag.name == name)}")
         return found
 
     def number(self, name: str) -> int:
-        """Of a flag, 0 when it was not given."""
+        """Returns the value of a flag, 0 by default."""
         return int(self.flags.get(name, 0))
 
     def has(self, name: str) -> bool:
-        """Whether a switch is on."""
+        """Returns whether a boolean flag is set."""
         return bool(self.flags.get(name))
 
     def say(self, line: str, *, end: str = "\n") -> None:
-        """A line for people, unless they want less, or JSON."""
+        """Prints a line, unless -q or -json is set."""
         if not self.has("q") and not self.has("json"):
             print(line, end=end, flush=True)
 
 
 class Row(NamedTuple):
-    """A line of a device's description: its label, its key in JSON, its text; a `detail` is left out with -q."""
+    """A line of a device's description: label, key in JSON, value; a `detail` is omitted with -q."""
 
     label: str
     key: str
@@ -107,7 +98,7 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
     signals.end_as_usual()
     try:
         flags, words = _parse(sys.argv[1:] if arguments is None else arguments)
-    except HelpWanted:
+    except HelpRequested:
         print(_usage(name), file=sys.stderr)
         return 0
     except FlagError as error:
@@ -126,7 +117,7 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
             print(json.dumps(document, indent=2))
         print(end="", flush=True)
     except OSError as error:
-        # Of standard output, for devices and files have errors of their own. At the end it is not flushed once more.
+        # Of standard output: devices and files raise other errors. Python must not flush it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(error, BrokenPipeError):
             print(f"{name}: standard output: {error.strerror}", file=sys.stderr)
@@ -141,7 +132,7 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
-    """Flags before, between and behind words, and the words. Raises `FlagError` or `HelpWanted`."""
+    """Parses flags before, between and after words. Raises `FlagError` or `HelpRequested`."""
     flags: dict[str, Value] = {}
     words: list[str] = []
     rest = list(arguments)
@@ -195,7 +186,7 @@ def _device_info(given: Given) -> Json:
     text = given.text("d")
     found = kind_of(given.host, text)
     if found is None:
-        raise ToolError(f"-d {shown(text)}: neither an FME nor a port by its name")
+        raise ToolError(f"-d {shown(text)}: expected the name of an FME or a port")
     if found[1] == "fme":
         fme = read_fme(given.host, text)
         return {**_show(given, "FME", _fme_rows(given, fme)), **_programmings(given, fme)}
@@ -203,10 +194,10 @@ def _device_info(given: Given) -> Json:
 
 
 def _programmings(given: Given, fme: Fme) -> dict[str, Json]:
-    """For JSON only: what people and their scripts read of a table is the same since 2020."""
+    """In JSON only: scripts depend on the table."""
     if given.has("q") or not given.has("json"):
         return {}
-    from accelplane.fpga import record  # noqa: PLC0415 - for this alone
+    from accelplane.fpga import record  # noqa: PLC0415 - for this command only
 
     try:
         found = record.read(given.host, fme.name)
@@ -243,7 +234,7 @@ def _fme_rows(given: Given, fme: Fme) -> list[Row]:
             Row("Bitstream Id", "bitstreamId", fme.bitstream_id),
             Row("Bitstream Metadata", "bitstreamMetadata", fme.bitstream_metadata),
         ]
-    return _wanted(given, rows)
+    return _visible(given, rows)
 
 
 def _port_rows(given: Given, port: Port) -> list[Row]:
@@ -266,7 +257,7 @@ def _port_rows(given: Given, port: Port) -> list[Row]:
             Row("Port Regions", "portRegions", info.regions),
             Row("Port Region (Index/Size/Offset)", "regions", regions),
         ]
-    return _wanted(given, rows)
+    return _visible(given, rows)
 
 
 def _device_rows(name: str, node: str, path: str, pci: Pci) -> Iterator[Row]:
@@ -286,7 +277,7 @@ def _device_rows(name: str, node: str, path: str, pci: Pci) -> Iterator[Row]:
         yield Row("SR-IOV maximum Virtual Functions", "maximumVirtualFunctions", pci.vfs_limit, detail=True)
 
 
-def _wanted(given: Given, rows: Sequence[Row]) -> list[Row]:
+def _visible(given: Given, rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not (row.detail and given.has("q"))]
 
 
@@ -318,28 +309,28 @@ def _listed(given: Given, kind: str) -> list[str]:
 def _program(given: Given) -> Json:
     host, path, dry_run = given.host, given.text("b"), given.has("dry-run")
     port = read_port(host, given.text("d"))
-    with limited(PATIENCE.seconds, "programming"), opened(path) as bitstream:
+    with limited(DEFAULT_RETRY.timeout, "programming"), opened(path) as bitstream:
         if not dry_run:
-            # Of the FME, which programs; the port is not opened.
+            # Of the FME: the port is not opened.
             api_version(host, port.fme)
         before = _ids(host, port)
-        given.say(f"Before: {_told(before)}")
+        given.say(f"Before: {_format_ids(before)}")
         given.say(f'Programming {json.dumps(bitstream.path)} to port "{port.name}": ', end="")
         try:
             done = program(host, port, bitstream, dry_run=dry_run)
         except (FpgaError, HostError) as error:
             given.say("FAILED")
-            if not isinstance(error, TimedOut):  # there is no time left for what may hang
-                given.say(f"After : {_told(_ids(host, port))}")
+            if not isinstance(error, TimedOut):  # the alarm has fired: a blocked call would not end
+                given.say(f"After : {_format_ids(_ids(host, port))}")
             raise
         given.say("OK" if done else "OK (dry run, nothing was programmed)")
         after = _ids(host, port)
-        given.say(f"After : {_told(after)}")
+        given.say(f"After : {_format_ids(after)}")
         return {"port": port.name, "file": bitstream.path, "programmed": done, "before": before, "after": after}
 
 
 def _ids(host: Host, port: Port) -> dict[str, str]:
-    """Empty where the card does not say: what has become of it is wanted most when something is wrong with it."""
+    """Returns empty ids if they cannot be read, so that the tool also reports on a failed card."""
     try:
         return {"interfaceId": interface_of(port), "acceleratorId": afu_id(host, port) or ""}
     except TimedOut:
@@ -348,7 +339,7 @@ def _ids(host: Host, port: Port) -> dict[str, str]:
         return {"interfaceId": "", "acceleratorId": ""}
 
 
-def _told(ids: Mapping[str, str]) -> str:
+def _format_ids(ids: Mapping[str, str]) -> str:
     return f'Interface ID: "{ids["interfaceId"]}" AFU ID: "{ids["acceleratorId"]}"'
 
 
@@ -364,34 +355,34 @@ def _move(given: Given, word: str) -> Json:
     host, number, dry_run = given.host, given.number("p"), given.has("dry-run")
     fme = read_fme(host, given.text("d"))
     if fme.ports_num.isdecimal() and number >= int(fme.ports_num):
-        raise ToolError(f"-p {number}: {fme.name} has {fme.ports_num} ports, counted from 0")
+        raise ToolError(f"-p {number}: {fme.name} has {fme.ports_num} ports, numbered from 0")
     if dry_run:
         given.say(f"Would {word} port {number} of {fme.name}")
     else:
-        with limited(PATIENCE.seconds, f"to {word} the port"):
+        with limited(DEFAULT_RETRY.timeout, f"to {word} the port"):
             (release if word == "release" else assign)(host, fme, number)
     return {"fme": fme.name, "portId": number, "done": not dry_run}
 
 
 def _sriov(given: Given) -> Json:
-    from accelplane.fpga import sriov  # noqa: PLC0415 - for this command alone
+    from accelplane.fpga import sriov  # noqa: PLC0415 - for this command only
 
     host, dry_run = given.host, given.has("dry-run")
     fme = read_fme(host, given.text("d"))
     if "n" not in given.flags:
-        raise ToolError("-n is missing: number of virtual functions wanted by sriov")
-    wanted = given.number("n")
-    steps = sriov.plan(sriov.read_state(host, fme), wanted)
+        raise ToolError("-n is missing: number of virtual functions for sriov")
+    vfs = given.number("n")
+    steps = sriov.plan(sriov.read_state(host, fme), vfs)
     if not steps:
-        given.say(f"{fme.name}: {wanted} virtual functions already")
-    # All of it before the first step: that nobody reads must not end it half way.
+        given.say(f"{fme.name}: {vfs} virtual functions already")
+    # All lines before the first step: a closed pipe must not interrupt the steps.
     for step in steps:
         given.say(f"Would {step}" if dry_run else str(step).capitalize())
     if steps and not dry_run:
         sriov.apply(host, fme, steps)
     return {
         "fme": fme.name,
-        "virtualFunctions": wanted,
+        "virtualFunctions": vfs,
         "steps": [str(step) for step in steps],
         "done": bool(steps) and not dry_run,
     }

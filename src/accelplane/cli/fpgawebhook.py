@@ -1,8 +1,7 @@
-"""`accelplane webhook fpga`, and under the name of Go's program `intel_fpga_admissionwebhook`: the FPGAs' pod webhook,
-alone in a process.
+"""`accelplane webhook fpga` and `intel_fpga_admissionwebhook` (the Go program's name): the pod webhook for FPGAs.
 
-It follows the AcceleratorFunctions and FpgaRegions of all namespaces, and is ready once it has them: every replica has
-them, so nobody has to lead. Their statuses are kept too, where the account's role allows that.
+It watches the AcceleratorFunctions and FpgaRegions of all namespaces and is ready after the initial lists. Every
+replica serves requests, without leader election. It updates statuses if the service account's role permits.
 """
 
 import sys
@@ -22,31 +21,31 @@ PROGRAM = "intel_fpga_admissionwebhook"
 
 FLAGS = (
     Flag("kubeconfig", "", "kubeconfig file, outside a cluster"),
-    Flag("leader-elect", False, "accepted; every replica has all mappings, and none leads"),
-    Flag("resource-naming", "default", "names of functions that are programmed already: default, or legacy63 as in "
-         "April 2020; the plugins have to agree"),
+    Flag("leader-elect", False, "ignored; every replica serves requests"),
+    Flag("resource-naming", "default", "resource names of programmed functions: default, or legacy63 as in "
+         "April 2020; the plugins must use the same"),
     Flag("port", 9443, "port of the webhook"),
     Flag("cert-dir", "/tmp/k8s-webhook-server/serving-certs",  # noqa: S108 - where existing manifests mount it
-         "directory of tls.crt and tls.key, which are read again when they change"),
-    Flag("tls-1.3", False, "allow TLS 1.3 as well; without it there is TLS 1.2 with two suites, and nothing else"),
-    Flag("health-probe-bind-address", "0", "where /healthz and /readyz are served; 0 means nowhere"),
-    Flag("metrics-bind-address", "0", "where /metrics is served, as host:port or :port; 0 means nowhere"),
-    Flag("certificate-secret", "", "Secret of the pod's own namespace for a certificate of the webhook's own"),
-    Flag("service", "intelfpgawebhook-webhook-service", "service in front of the webhook, for -certificate-secret"),
+         "directory of tls.crt and tls.key, which are reloaded when they change"),
+    Flag("tls-1.3", False, "also allow TLS 1.3; the default is TLS 1.2 with two cipher suites only"),
+    Flag("health-probe-bind-address", "0", "address of /healthz and /readyz, as host:port or :port; 0 disables them"),
+    Flag("metrics-bind-address", "0", "address of /metrics, as host:port or :port; 0 disables it"),
+    Flag("certificate-secret", "", "Secret in the pod's namespace for a self-signed certificate"),
+    Flag("service", "intelfpgawebhook-webhook-service", "Service of the webhook, for -certificate-secret"),
     Flag("webhook-configuration", "intelfpgawebhook-mutating-webhook-configuration",
-         "MutatingWebhookConfiguration that is to trust the webhook's own certificate"),
+         "MutatingWebhookConfiguration whose caBundle is set to the self-signed certificate"),
     *logflags.FLAGS,
 )  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
-    """The entry point, as which `program` it was called; 1 for what is fatal, 2 for flags."""
+    """Returns the exit status: 1 for a fatal error, 2 for invalid flags."""
     words = sys.argv[1:] if arguments is None else arguments
     return run_in_cluster(program, FLAGS, words, _run, lenient=True)
 
 
 def naming_of(text: str, flag: str = "-resource-naming") -> Naming:
-    """What the value of a flag says. Raises `ValueError`."""
+    """Validates the value of a flag. Raises `ValueError`."""
     known: Mapping[str, Naming] = {one: one for one in get_args(Naming)}
     if text not in known:
         raise ValueError(f"{flag}: {text!a}: expected one of {', '.join(known)}")

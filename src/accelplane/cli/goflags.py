@@ -1,7 +1,8 @@
-"""Command lines as Go's `flag` package reads them, so that existing manifests need no change.
+"""A parser for command lines with the rules of Go's `flag` package, so that existing manifests need no change.
 
-`-x`, `--x`, `-x=v` and `-x v` are the same; booleans are `-x` or `-x=true` and never take the next word; reading stops
-at the first word that is no flag, or behind `--`. Unknown flags print the usage and exit with 2, `-h` with 0.
+`-x`, `--x`, `-x=v` and `-x v` are equivalent. Booleans are `-x` or `-x=true` and never consume the next argument.
+Parsing stops at the first argument that is not a flag, or after `--`. An unknown flag prints the usage and exits with
+2, `-h` with 0.
 """
 
 import math
@@ -18,7 +19,7 @@ Kind = Literal["string", "int", "uint", "float", "bool"]
 
 _TRUE = frozenset(("1", "t", "T", "true", "TRUE", "True"))
 _FALSE = frozenset(("0", "f", "F", "false", "FALSE", "False"))
-# Go's literals: ASCII only, no white space; a leading zero means octal; underscores only between digits.
+# Go's literals: ASCII only, no white space, octal with a leading zero, underscores only between digits.
 _INTEGER = re.compile(r"[+-]?(0[xX](_?[0-9a-fA-F])+|0[bB](_?[01])+|0[oO](_?[0-7])+|0(_?[0-7])+|0|[1-9](_?[0-9])*)")
 _OCTAL = re.compile(r"[+-]?0[0-7_]+")
 _FLOAT = re.compile(
@@ -28,17 +29,17 @@ _KINDS: Mapping[type, Kind] = {str: "string", int: "int", float: "float", bool: 
 
 
 class FlagError(Exception):
-    """A command line that cannot be read; the text is for the user."""
+    """The command line is invalid. The message is for the user."""
 
 
-class HelpWanted(Exception):
+class HelpRequested(Exception):
     """`-h`, `-help` or `--help` was given."""
 
 
 class Flag(NamedTuple):
-    """One flag: its default tells its kind. An `unsigned` one is a number without a sign.
+    """One flag. The type of `default` determines the kind. Values of an `unsigned` flag have no sign.
 
-    Of a `repeated` one each occurrence adds to those before, with a comma; of others the last counts.
+    Multiple occurrences of a `repeated` flag are joined with commas. For other flags the last occurrence counts.
     """
 
     name: str
@@ -53,8 +54,8 @@ class Flag(NamedTuple):
 
 
 def flags_of(config: "type[Struct]") -> list[Flag]:
-    """A flag for each of the options that a command line can express; those that start at 0 are unsigned."""
-    import msgspec  # noqa: PLC0415 - the FPGA hook and tool do without it
+    """Returns a flag for each field of type str, int, float or bool. Integers with a minimum of 0 are unsigned."""
+    import msgspec  # noqa: PLC0415 - not available in the FPGA hook and tool
 
     flags: list[Flag] = []
     for field in msgspec.structs.fields(config):
@@ -68,7 +69,7 @@ def flags_of(config: "type[Struct]") -> list[Flag]:
 
 
 def parse(flags: Iterable[Flag], arguments: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
-    """The flags that were given, and the words behind them. Raises `FlagError` or `HelpWanted`."""
+    """Returns the values of the given flags and the remaining arguments. Raises `FlagError` or `HelpRequested`."""
     known = {flag.name: flag for flag in flags}
     given: dict[str, Value] = {}
     words = list(arguments)
@@ -82,7 +83,7 @@ def parse(flags: Iterable[Flag], arguments: Sequence[str]) -> tuple[dict[str, Va
         flag = known.get(name)
         if flag is None:
             if name in ("h", "help"):
-                raise HelpWanted
+                raise HelpRequested
             raise FlagError(f"flag provided but not defined: -{name}")
         if not equals:
             if flag.kind == "bool":
@@ -98,7 +99,7 @@ def parse(flags: Iterable[Flag], arguments: Sequence[str]) -> tuple[dict[str, Va
 
 
 def usage(program: str, flags: Iterable[Flag]) -> str:
-    """The help text, flags in alphabetical order."""
+    """Returns the help text with the flags in alphabetical order."""
     lines = [f"Usage of {program}:"]
     for flag in sorted(flags, key=lambda flag: flag.name):
         lines.append(f"  -{flag.name}" + ("" if flag.kind == "bool" else f" {flag.kind}"))
@@ -114,9 +115,9 @@ def usage(program: str, flags: Iterable[Flag]) -> str:
 def parse_or_exit(
     program: str, flags: Sequence[Flag], arguments: Sequence[str], *, lenient: bool = False
 ) -> dict[str, Value]:
-    """As `parse`, ending the process as a Go program would.
+    """Like `parse`, but prints errors and exits like a Go program.
 
-    Words behind the flags are refused, or (`lenient`) passed over as Go programs do, with a line that says so.
+    Rejects arguments after the flags. With `lenient` it ignores them with a message, as Go programs ignore them.
     """
     try:
         given, words = parse(flags, arguments)
@@ -124,7 +125,7 @@ def parse_or_exit(
             raise FlagError(f"unexpected argument {words[0]!r}: flags only, booleans as -flag or -flag=true")
         if words:
             print(f"{program}: ignored: {' '.join(words)} (booleans are -flag or -flag=false)", file=sys.stderr)
-    except HelpWanted:
+    except HelpRequested:
         print(usage(program, flags), file=sys.stderr)
         raise SystemExit(0) from None
     except FlagError as error:
@@ -172,7 +173,7 @@ def _unsigned(text: str) -> int:
 
 def _read(text: str) -> int:
     digits = text.replace("_", "")
-    # Longer ones are out of range whatever their base, and Python refuses to read some of them.
+    # Longer numbers are out of range in every base, and int() rejects very long ones.
     return int(digits, 8 if _OCTAL.fullmatch(digits) else 0) if len(digits.lstrip("+-0")) <= 66 else 2**64
 
 

@@ -1,7 +1,7 @@
-"""`accelplane kubelet`: the embedded kubelet alone, to develop a plugin on a laptop.
+"""`accelplane kubelet`: runs the embedded kubelet, to develop a plugin without a cluster.
 
-It tells what plugins do as it happens and takes commands, one a line, from standard input. Whatever a command may run
-into ends up as a line of text, never as the end of the program.
+It prints registrations and device lists of plugins, and reads one command per line from standard input. A failing
+command prints a message and never ends the program.
 """
 
 import asyncio
@@ -26,23 +26,23 @@ from accelplane.kubelet.embedded import (
 )
 
 _HELP = """\
-pod NAME RESOURCE=N [RESOURCE=N...]   admit a pod of one container and show what the container gets
-delete NAME                           end a pod
-status                                resources, devices and who holds them
-restart                               restart the kubelet: it removes all sockets, plugins must register again
-help                                  this text
-quit                                  end"""
+pod NAME RESOURCE=N [RESOURCE=N...]   admit a pod with one container and print what the container gets
+delete NAME                           delete a pod
+status                                print resources, devices and allocations
+restart                               restart the kubelet: it deletes all sockets, plugins must register again
+help                                  print this text
+quit                                  exit"""
 
 
-_LONGEST_LINE = 4096
+_MAX_LINE_LENGTH = 4096
 
 
 class CommandError(Exception):
-    """A line that is not a command; the text says what would be."""
+    """An invalid command. The message says what is expected."""
 
 
 def run(kubelet_dir: str, topology_policy: str, numa_nodes: int) -> int:
-    """Runs until `quit`, SIGTERM or SIGINT; returns the exit code. The end of the input ends nothing."""
+    """Runs until `quit`, SIGTERM or SIGINT, also after the end of the input. Returns the exit code."""
     try:
         kubelet = EmbeddedKubelet(kubelet_dir, topology_policy=topology_policy, numa_nodes=numa_nodes)
         return asyncio.run(_run(kubelet))
@@ -58,11 +58,12 @@ async def _run(kubelet: EmbeddedKubelet) -> int:
         loop.add_signal_handler(number, ended.set)
     lines: asyncio.Queue[str] = asyncio.Queue(maxsize=16)
     async with kubelet:
-        _say(f"kubelet started; plugins register at {kubelet.plugin_directory}/kubelet.sock ('help' lists commands)")
+        _print(f"kubelet started; plugins register at {kubelet.plugin_directory}/kubelet.sock ('help' lists commands)")
         if sys.__stdin__ is not None:
             _read_lines(sys.__stdin__.fileno(), loop, lines)
-        tasks = [loop.create_task(work) for work in (_narrate(kubelet), _obey(kubelet, lines, ended), ended.wait())]
-        # A failure of one of them is a defect and must be seen.
+        work = (_print_events(kubelet), _run_commands(kubelet, lines, ended), ended.wait())
+        tasks = [loop.create_task(each) for each in work]
+        # An exception of a task is a bug and must be visible.
         done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in others:
             task.cancel()
@@ -73,44 +74,44 @@ async def _run(kubelet: EmbeddedKubelet) -> int:
 
 
 def _read_lines(descriptor: int, loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str]) -> None:
-    """Puts lines into the queue as they come, from a thread, for nothing else can read any kind of standard input."""
-    # Unbuffered: a thread that waits inside a buffer would hold its lock when the interpreter ends.
-    source = open(descriptor, "rb", buffering=0, closefd=False)  # noqa: SIM115 - as long as the thread
+    """Puts input lines into the queue, from a thread: only blocking reads work for every kind of standard input."""
+    # Unbuffered: a thread that blocks in a buffered read would hold the buffer's lock at interpreter shutdown.
+    source = open(descriptor, "rb", buffering=0, closefd=False)  # noqa: SIM115 - the thread owns it
 
     def read() -> None:
-        # The program may end while a line is on its way; the input may be none.
+        # The loop may be closed while a line is being passed, and the input may not be readable.
         with contextlib.suppress(RuntimeError, OSError, concurrent.futures.CancelledError):
-            while line := source.readline(_LONGEST_LINE):
+            while line := source.readline(_MAX_LINE_LENGTH):
                 text = line.decode(errors="replace")
                 asyncio.run_coroutine_threadsafe(lines.put(text), loop).result()
 
     threading.Thread(target=read, name="commands", daemon=True).start()
 
 
-async def _narrate(kubelet: EmbeddedKubelet) -> None:
-    """Says what plugins do."""
-    told = 0
+async def _print_events(kubelet: EmbeddedKubelet) -> None:
+    """Prints registrations and changes of resources."""
+    printed = 0
     before: Mapping[str, ResourceStatus] = {}
     while True:
-        registrations = [record for record in kubelet.registrations if record.number > told]
+        registrations = [record for record in kubelet.registrations if record.number > printed]
         after = kubelet.resources()
         for line in (*map(describe_registration, registrations), *describe_changes(before, after)):
-            _say(line)
-        told = registrations[-1].number if registrations else told
+            _print(line)
+        printed = registrations[-1].number if registrations else printed
         before = after
-        await kubelet.until(_differs(told, before), timeout=None)
+        await kubelet.until(_differs(printed, before), timeout=None)
 
 
-def _differs(told: int, before: Mapping[str, ResourceStatus]) -> Callable[[EmbeddedKubelet], bool]:
+def _differs(printed: int, before: Mapping[str, ResourceStatus]) -> Callable[[EmbeddedKubelet], bool]:
     def differs(kubelet: EmbeddedKubelet) -> bool:
         latest = kubelet.registrations[-1].number if kubelet.registrations else 0
-        return latest > told or kubelet.resources() != before
+        return latest > printed or kubelet.resources() != before
 
     return differs
 
 
-async def _obey(kubelet: EmbeddedKubelet, lines: asyncio.Queue[str], ended: asyncio.Event) -> None:
-    """Carries out commands, one after the other."""
+async def _run_commands(kubelet: EmbeddedKubelet, lines: asyncio.Queue[str], ended: asyncio.Event) -> None:
+    """Runs commands one after another."""
     commands: dict[str, Callable[[Sequence[str]], Awaitable[str]]] = {
         "pod": lambda words: _pod(kubelet, words),
         "delete": lambda words: _delete(kubelet, words),
@@ -127,24 +128,24 @@ async def _obey(kubelet: EmbeddedKubelet, lines: asyncio.Queue[str], ended: asyn
             ended.set()
             return
         if name not in commands:
-            _say(f"no command {name[:40]!r}, expected one of {', '.join((*commands, 'quit'))}")
+            _print(f"unknown command {name[:40]!r}, expected one of {', '.join((*commands, 'quit'))}")
             continue
         try:
-            _say(await commands[name](arguments))
+            _print(await commands[name](arguments))
         except (CommandError, AdmissionError, ContainerStartError, KubeletError, NoSuchPod) as error:
-            _say(str(error))
+            _print(str(error))
 
 
 async def _pod(kubelet: EmbeddedKubelet, words: Sequence[str]) -> str:
     pod = parse_pod(words)
     if any((running.namespace, running.name) == (pod.namespace, pod.name) for running in kubelet.pods()):
-        raise CommandError(f"pod {pod.name} runs already; 'delete {pod.name}' ends it")
+        raise CommandError(f"pod {pod.name} already exists; delete it with 'delete {pod.name}'")
     running = await kubelet.run_pod(pod)
     lines = [f"pod {pod.name} admitted"]
     for name, container in running.containers.items():
         lines.extend(describe_container(container))
         lines.extend(
-            f"  {resource}: no plugin has ever registered it, the container runs without"
+            f"  {resource}: never registered, the container runs without it"
             for resource in sorted(pod.containers[name].keys() - container.device_ids.keys())
         )
     return "\n".join(lines)
@@ -171,30 +172,30 @@ async def _help(_words: Sequence[str]) -> str:
 
 
 def parse_pod(words: Sequence[str]) -> Pod:
-    """`NAME RESOURCE=N [RESOURCE=N...]` as a pod of one container. Raises `CommandError`."""
-    usage = "expected: pod NAME RESOURCE=N [RESOURCE=N...], as in: pod demo gpu.intel.com/i915=1"
+    """Parses `NAME RESOURCE=N [RESOURCE=N...]` to a pod with one container. Raises `CommandError`."""
+    usage = "expected: pod NAME RESOURCE=N [RESOURCE=N...], for example: pod demo gpu.intel.com/i915=1"
     if len(words) < 2:
         raise CommandError(usage)
-    wants: dict[str, int] = {}
+    requests: dict[str, int] = {}
     for word in words[1:]:
         resource, _, count = word.rpartition("=")
         if not resource or not count.isascii() or not count.isdigit() or len(count) > 9 or int(count) == 0:
-            raise CommandError(f"{word!r} is not RESOURCE=N with N of 1 or more; {usage}")
-        wants[resource] = int(count)
-    return Pod(words[0], containers={"main": wants})
+            raise CommandError(f"found {word!r}, expected RESOURCE=N with N of at least 1; {usage}")
+        requests[resource] = int(count)
+    return Pod(words[0], containers={"main": requests})
 
 
 def describe_registration(record: Registration) -> str:
-    """One line."""
+    """Returns one line."""
     if not record.accepted:
-        return f"registration of {record.resource} at {record.endpoint} refused: {record.outcome}"
+        return f"rejected registration of {record.resource} at {record.endpoint}: {record.outcome}"
     options = record.options._asdict() if record.options else {}
-    wishes = ", ".join(name for name, value in options.items() if value) or "no options"
-    return f"registered {record.resource} at {record.endpoint} ({wishes})"
+    enabled = ", ".join(name for name, value in options.items() if value) or "no options"
+    return f"registered {record.resource} at {record.endpoint} ({enabled})"
 
 
 def describe_changes(before: Mapping[str, ResourceStatus], after: Mapping[str, ResourceStatus]) -> Iterator[str]:
-    """What differs between two looks at the resources, a line for each resource and each device."""
+    """Yields one line per changed resource and per changed device."""
     for name in sorted(before.keys() | after.keys()):
         old = before.get(name, ResourceStatus(0, 0, {}))
         new = after.get(name, ResourceStatus(0, 0, {}))
@@ -213,7 +214,7 @@ def describe_changes(before: Mapping[str, ResourceStatus], after: Mapping[str, R
 
 
 def describe_container(container: RunningContainer) -> Iterator[str]:
-    """What the runtime would give to a container, a line for each thing."""
+    """Yields one line per item that the runtime would pass to the container."""
     for resource, ids in container.device_ids.items():
         yield f"  {resource}: {' '.join(ids)}"
     for device in container.devices:
@@ -228,8 +229,8 @@ def describe_container(container: RunningContainer) -> Iterator[str]:
         yield f"  CDI {name}"
 
 
-def _say(text: str) -> None:
-    # What plugins send is not to be trusted with the terminal.
+def _print(text: str) -> None:
+    # Plugins could send terminal escape sequences.
     shown = "\n".join(
         "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line) for line in text.split("\n")
     )
@@ -237,7 +238,7 @@ def _say(text: str) -> None:
         sys.stdout.write(f"{shown}\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        # Nobody reads any more, but plugins go on.
+        # Nobody reads the output, but plugins still use the kubelet.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

@@ -1,4 +1,4 @@
-"""The logging flags that every node command takes: klog's, and `-log-format`."""
+"""The logging flags of all node commands: the flags of klog, and `-log-format`."""
 
 import fnmatch
 import logging
@@ -18,20 +18,20 @@ FLAGS = (
     Flag("stderrthreshold", "ERROR", "logs at or above this threshold go to stderr when writing to files"),
     Flag("log_dir", "", "if non-empty, write log files in this directory (no effect when -logtostderr=true)"),
     Flag("log_file", "", "if non-empty, use this log file (no effect when -logtostderr=true)"),
-    Flag("log_file_max_size", 1800, "megabytes after which the log file begins anew; 0 means never"),
+    Flag("log_file_max_size", 1800, "size in MB at which the log file is rotated; 0 means never"),
     Flag("skip_headers", False, "if true, no headers in log messages"),
-    Flag("skip_log_headers", False, "accepted; log files have no headers of their own"),
+    Flag("skip_log_headers", False, "accepted, no effect: log files have no file headers"),
     Flag("add_dir_header", False, "if true, adds the file directory to the header of the log messages"),
-    Flag("one_output", False, "accepted; each message is written once in any case"),
-    Flag("log_backtrace_at", ":0", "accepted; errors of this program are logged with their traceback"),
-    Flag("legacy_stderr_threshold_behavior", True, "accepted; -stderrthreshold never hides what no file gets"),
+    Flag("one_output", False, "accepted, no effect: each message is written once"),
+    Flag("log_backtrace_at", ":0", "accepted, no effect: internal errors are logged with a traceback"),
+    Flag("legacy_stderr_threshold_behavior", True, "accepted, no effect: -stderrthreshold applies only with log files"),
     Flag("alsologtostderrthreshold", "INFO", "logs at or above this threshold go to stderr with -alsologtostderr"),
     Flag("log-format", "text", "text (klog's format) or json"),
 )
 
 
 def start(given: Mapping[str, Value], program: str) -> None:
-    """Directs logging as the flags say. Raises `ValueError` naming the flag that is wrong, `OSError` for its file."""
+    """Configures logging. Raises `ValueError` with the name of an invalid flag, and `OSError` for a log file."""
     values = {flag.name: flag.default for flag in FLAGS} | {
         name: value for name, value in given.items() if any(flag.name == name for flag in FLAGS)
     }

@@ -1,6 +1,6 @@
-"""Where the SGX webhook keeps a certificate of its own: a Secret that is there already, and one configuration.
+"""Stores the certificate of the SGX webhook in an existing Secret and in one MutatingWebhookConfiguration.
 
-It needs no more rights than to read and to patch these two objects.
+It needs only the rights to get and to patch these two objects.
 """
 
 import base64
@@ -36,7 +36,7 @@ class SecretStore:
         self._configuration = object_path(_CONFIGURATIONS, configuration)
 
     async def read(self) -> Held | None:
-        """Raises `TrustError`, also when there is no such Secret: to make one is not this program's right."""
+        """Raises `TrustError`, also if the Secret does not exist. The webhook has no right to create it."""
         secret = await self._get(self._secret, _Secret)
         try:
             data = {name: base64.b64decode(text, validate=True) for name, text in (secret.data or {}).items()}
@@ -54,7 +54,7 @@ class SecretStore:
         try:
             await self._api.patch(self._secret, operations, JSON_PATCH, Raw)
         except Refused as error:
-            # What the API server makes of a test that fails, and of a write that comes in between.
+            # The status of a failed JSON patch test, and of a concurrent write.
             if error.status in (409, 422):
                 return False
             raise TrustError(str(error)) from error

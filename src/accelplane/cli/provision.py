@@ -1,7 +1,7 @@
-"""`accelplane provision plan|apply|status`: brings this node's QAT, DSA, IAA and DLB devices into the wanted state.
+"""`accelplane provision plan|apply|status`: reconciles this node's QAT, DSA, IAA and DLB devices with their files.
 
-Exit codes: 0 when all is well (of `status`: when everything is as wanted), 1 when something failed, 2 for a command
-line that makes no sense.
+Exit codes: 0 for success (of `status`: if every device is unchanged), 1 if something failed, 2 for an invalid command
+line.
 """
 
 import os
@@ -12,16 +12,16 @@ from typing import Literal, TypeAlias, TypeVar
 import click
 
 _FAMILIES = ("qat", "idxd", "dlb")
-# Each is an environment variable of the init containers, and a flag, which wins.
+# Each is an environment variable of the init containers, and a flag, which has precedence.
 _INPUTS = (
-    ("NODE_NAME", "--node-name", "This node's name, for configuration files of its own."),
-    ("ENABLED_QAT_PF_PCIIDS", "--qat-ids", "PCI ids of the QAT devices that are meant, with blanks between."),
-    ("QAT_VF_DRIVER", "--qat-vf-driver", "Who gets QAT's virtual functions: vfio-pci, igb_uio or none."),
+    ("NODE_NAME", "--node-name", "Name of this node, for node-specific configuration files."),
+    ("ENABLED_QAT_PF_PCIIDS", "--qat-ids", "PCI device IDs of the QAT devices to provision, separated by blanks."),
+    ("QAT_VF_DRIVER", "--qat-vf-driver", "Driver of the QAT virtual functions: vfio-pci, igb_uio or none."),
     ("DEVICE_TYPE", "--device-type", "dsa or iaa for idxd, both when empty."),
-    ("DSA_DRIVER", "--dsa-driver", "Who gets the DSA devices: idxd or vfio-pci."),
-    ("DSA_PCI_IDS", "--dsa-ids", "PCI ids of the DSA devices that are meant, with blanks between."),
-    ("DLB_VFS", "--dlb-vfs", "How many virtual functions a DLB device gets."),
-    ("DLB_PFS", "--dlb-pfs", "Which DLB devices are meant: all or first."),
+    ("DSA_DRIVER", "--dsa-driver", "Driver of the DSA devices: idxd or vfio-pci."),
+    ("DSA_PCI_IDS", "--dsa-ids", "PCI device IDs of the DSA devices to provision, separated by blanks."),
+    ("DLB_VFS", "--dlb-vfs", "Number of virtual functions of a DLB device."),
+    ("DLB_PFS", "--dlb-pfs", "DLB devices to provision: all or first."),
 )
 
 _Mode: TypeAlias = Literal["plan", "apply", "status"]
@@ -30,15 +30,15 @@ _Command = TypeVar("_Command", bound=Callable[..., None])
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def provision() -> None:
-    """Bring QAT, DSA, IAA and DLB devices into the state that their configuration files want.
+    """Reconcile QAT, DSA, IAA and DLB devices with their configuration files.
 
-    Without a FAMILY all of them. Exit code: 0, or 1 when something failed (with status: when not all is as wanted).
+    Without a FAMILY all of them. Exit code: 0, or 1 if a device failed (with status: if a device is not unchanged).
     """
 
 
 def _inputs(command: _Command) -> _Command:
-    for variable, flag, told in reversed(_INPUTS):
-        command = click.option(flag, variable, envvar=variable, default="", show_envvar=True, help=told)(command)
+    for variable, flag, text in reversed(_INPUTS):
+        command = click.option(flag, variable, envvar=variable, default="", show_envvar=True, help=text)(command)
     for decorate in (
         click.option(
             "--output",
@@ -46,10 +46,10 @@ def _inputs(command: _Command) -> _Command:
             type=click.Choice(["table", "json"]),
             default="table",
             show_default=True,
-            help="Form of the answer.",
+            help="Output format.",
         ),
         click.option("--config-dir", default="", help="Directory of qat.conf, dsa.conf, iaa.conf, dlb.conf."),
-        click.option("--root", default="/", show_default=True, help="Find sysfs and devfs under this directory."),
+        click.option("--root", default="/", show_default=True, help="Directory that contains sysfs and devfs."),
         click.argument("families", nargs=-1, metavar="[qat|idxd|dlb]...", type=click.Choice(_FAMILIES)),
     ):
         command = decorate(command)
@@ -57,7 +57,7 @@ def _inputs(command: _Command) -> _Command:
 
 
 _force = click.option(
-    "--force", is_flag=True, help="Replace virtual functions that are there in another number, disable queues in use."
+    "--force", is_flag=True, help="Replace virtual functions if their number differs; disable queues in use."
 )
 
 
@@ -65,7 +65,7 @@ _force = click.option(
 @_inputs
 @_force
 def plan(families: tuple[str, ...], output: str, force: bool, **inputs: str) -> None:
-    """Show what apply would do, and what stands against it. Nothing is written."""
+    """Show what apply would do, and what would prevent it. Writes nothing."""
     _run("plan", families, output, force, inputs)
 
 
@@ -73,14 +73,14 @@ def plan(families: tuple[str, ...], output: str, force: bool, **inputs: str) -> 
 @_inputs
 @_force
 def apply(families: tuple[str, ...], output: str, force: bool, **inputs: str) -> None:
-    """Write what differs, look whether it took effect, and take back what could not be finished."""
+    """Write what differs, verify it, and roll back devices that cannot be finished."""
     _run("apply", families, output, force, inputs)
 
 
 @provision.command()
 @_inputs
 def status(families: tuple[str, ...], output: str, **inputs: str) -> None:
-    """Show what is there now; the exit code is 0 when it is as wanted."""
+    """Show the current state; the exit code is 0 if every device is unchanged."""
     _run("status", families, output, False, inputs)
 
 
@@ -93,11 +93,11 @@ def _run(mode: _Mode, families: tuple[str, ...], output: str, force: bool, input
 
     families = tuple(dict.fromkeys(families)) or _FAMILIES
     config_dir = os.path.abspath(config_dir) if config_dir else ""
-    wanted, problems = provisioning.parts(families, config_dir, inputs, force=force)
+    desired, problems = provisioning.parts(families, config_dir, inputs, force=force)
     for problem in problems:
         print(f"accelplane provision: {problem}", file=sys.stderr)
     if problems:
         if mode == "apply":
             print("accelplane provision: nothing was written", file=sys.stderr)
         sys.exit(provisioning.FAILED)
-    sys.exit(provisioning.run(mode, wanted, os.path.abspath(root), output))
+    sys.exit(provisioning.run(mode, desired, os.path.abspath(root), output))

@@ -1,8 +1,8 @@
 """`qat-init.sh`, `idxd-init.sh` and `dlb-init.sh`: the originals' names, variables and directories, without arguments.
 
-They print what they did for whoever reads the container's log, and end with 0, or with 1 when something failed: the
-configuration, or a device. What is in use and left alone is no failure, for the plugin is to start all the same.
-`-root` and `-config-dir` are for tries on something else than this machine.
+They print the outcomes to the container's log. The exit code is 0, or 1 if the configuration is invalid or a device
+failed. A device that is skipped because it is in use is no failure, so that the plugin starts. `-root` and
+`-config-dir` are for tests on other trees than this machine's.
 """
 # ruff: noqa: PLC0415 - each program imports what it does when it is called
 
@@ -22,7 +22,7 @@ def idxd_init() -> None:
 
 
 def dlb_init() -> None:
-    """`dlb-init.sh`. As the original, it looks after the first device only, unless it is told otherwise."""
+    """`dlb-init.sh`. Like the original, it provisions the first device only, unless `DLB_PFS` is `all`."""
     sys.exit(_run("dlb-init.sh", "dlb", "/dlb-init/conf"))
 
 
@@ -31,7 +31,7 @@ def _run(program: str, family: str, config_dir: str, arguments: Sequence[str] | 
     from accelplane.cli.goflags import Flag, parse_or_exit
 
     flags = (
-        Flag("root", "/", "find sysfs and devfs under this directory"),
+        Flag("root", "/", "directory that contains sysfs and devfs"),
         Flag("config-dir", config_dir, "directory of the configuration files"),
     )
     given = parse_or_exit(program, flags, sys.argv[1:] if arguments is None else arguments)
@@ -41,10 +41,10 @@ def _run(program: str, family: str, config_dir: str, arguments: Sequence[str] | 
         return 2
     variables = {**os.environ, "DEVICE_TYPE": os.environ.get("DEVICE_TYPE") or "dsa"}
     config_dir = str(given.get("config-dir", config_dir))
-    wanted, problems = provisioning.parts([family], config_dir, variables, dlb_pfs="first")
+    desired, problems = provisioning.parts([family], config_dir, variables, dlb_pfs="first")
     for problem in problems:
         print(f"{program}: {problem}", file=sys.stderr)
     if problems:
         print(f"{program}: nothing was written", file=sys.stderr)
         return provisioning.FAILED
-    return provisioning.run("apply", wanted, root, "table")
+    return provisioning.run("apply", desired, root, "table")

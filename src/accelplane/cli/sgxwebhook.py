@@ -16,7 +16,7 @@ from accelplane.admission.sgx import SgxOptions, SocketVolume, mutator
 from accelplane.apiserver import SERVICE_ACCOUNT, ApiError, ApiServer
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit
-from accelplane.http import HttpError, HttpLimits, HttpServer, Request, Response, split_address
+from accelplane.http import PAGE_LIMITS, HttpError, HttpLimits, HttpServer, Request, Response, split_address
 from accelplane.kube.admission import AdmissionServer
 from accelplane.kube.tls import CertificateError, ServingTls, TlsSettings
 
@@ -154,7 +154,7 @@ async def _metrics(address: str, server: AdmissionServer) -> AsyncGenerator[None
             raise HttpError(404, "there is /metrics")
         return Response(200, metrics_text(server).encode(), "text/plain; version=0.0.4; charset=utf-8")
 
-    pages = HttpServer(page)
+    pages = HttpServer(page, PAGE_LIMITS)
     try:
         await pages.start(*split_address(address))
     except ValueError:

@@ -1,7 +1,7 @@
-"""Signals that come before there is an agent to hear them.
+"""Signal handling before the event loop runs.
 
-The first container process ignores those that nobody handles, and a Ctrl-C in the middle of an import is a traceback,
-or worse: not all modules in C bear an exception there.
+The kernel does not deliver unhandled signals to the first process of a container. Ctrl-C during an import prints a
+traceback, or crashes in C modules that do not handle the exception.
 """
 
 import os
@@ -11,12 +11,12 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def end_at_once() -> None:
-    """From now on SIGTERM and SIGINT end the process with 0: nothing is there yet that would have to be put away."""
+    """Makes SIGTERM and SIGINT exit with 0 immediately. Use it while there is nothing to clean up."""
     for number in ENDING:
         signal.signal(number, lambda _number, _frame: os._exit(0))
 
 
 def end_as_usual() -> None:
-    """SIGTERM and SIGINT kill the process, which is how who waits for its output learns that there is none."""
+    """Restores the default handlers: SIGTERM and SIGINT kill the process, so a caller notices missing output."""
     for number in ENDING:
         signal.signal(number, signal.SIG_DFL)

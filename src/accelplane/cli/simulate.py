@@ -1,4 +1,4 @@
-"""`accelplane simulate`: hardware that is not there, for a command that need not know."""
+"""`accelplane simulate`: runs an unmodified command with simulated hardware."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from accelplane.simulate.specs import NodeSpec
 
 
 def run_with_fpgas(command: Sequence[str], description: str, outcomes: Sequence[Outcome]) -> int:
-    """Runs the command on a machine with FPGA cards; returns its exit status. Raises `click.ClickException`."""
+    """Runs the command with simulated FPGA cards. Returns its exit code. Raises `click.ClickException`."""
     try:
         spec = NodeSpec.load(description) if description else NodeSpec(fpgas=[FpgaSpec()])
         kernel = Kernel(spec)

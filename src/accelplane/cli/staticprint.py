@@ -1,7 +1,7 @@
-"""A program of a few hundred bytes that prints a text: what can be installed where there is no interpreter.
+"""Generates an executable of a few hundred bytes that prints a text, for containers without an interpreter.
 
 node-feature-discovery runs hooks in its worker's container, whose image has neither Python nor a shell. So the hook
-is machine code without libraries: write(1, text), exit(0), or exit(1) when not all of it was taken. Facts: System V ABI
+is machine code without libraries: write(1, text), then exit(0), or exit(1) after a short write. Sources: System V ABI
 with the AMD64 supplement (ELF-64), elf(5), syscall(2).
 """
 
@@ -18,7 +18,7 @@ _EXECUTE, _WRITE, _READ = 1, 2, 4
 
 
 def program(text: bytes) -> bytes:
-    """An executable for x86-64 Linux that prints `text`. Raises `ValueError` for more than a pipe takes at once."""
+    """Returns an x86-64 Linux executable that prints `text`. Raises `ValueError` if it exceeds a pipe's buffer."""
     if len(text) > _LONGEST:
         raise ValueError(f"{len(text)} bytes of text, expected at most {_LONGEST}")
     start = _HEADER + 2 * _PROGRAM_HEADER
@@ -31,7 +31,7 @@ def program(text: bytes) -> bytes:
         _EXECUTABLE, _X86_64, _CURRENT, _BASE + start, _HEADER, 0, 0, _HEADER, _PROGRAM_HEADER, 2, 0, 0, 0,
     )  # fmt: skip
     load = struct.pack("<IIQQQQQQ", _LOAD, _READ | _EXECUTE, 0, _BASE, _BASE, size, size, 0x1000)
-    # Without it the kernel makes the stack, and more, executable.
+    # Without PT_GNU_STACK the kernel makes the stack and other mappings executable.
     stack = struct.pack("<IIQQQQQQ", _GNU_STACK, _READ | _WRITE, 0, 0, 0, 0, 0, 16)
     return header + load + stack + code + text
 

@@ -41,7 +41,6 @@ class HealthPolicy(Struct, frozen=True, kw_only=True):
     good_verdicts: int = 2
     recovery_delay: float = 3.0
     fail_closed: bool = False
-    interval: float = 30.0
 
 
 class HealthState(Struct, frozen=True):

@@ -1,13 +1,14 @@
-"""A host's features, named as node-feature-discovery (NFD) names those that its rules ask for.
+"""Discovery of the host features that the rules use, under the names of node-feature-discovery (NFD).
 
-What is the same as there: PCI functions with the first four digits of their class, modules loaded (names with
-underscores) and enabled (also those built in, by the names of their files), kernel options, SGX and its memory. What
-is better: a kernel without a readable configuration has `X86_SGX` when its SGX driver is there to be seen, and built-in
-modules are known by `/sys/module` where `/lib/modules` is not. What is not known here is what other programs tell NFD.
+As in NFD: PCI functions with the first four digits of their class, loaded modules (names with underscores), enabled
+modules (also built-in ones, by the names of their files), kernel options, SGX and its memory. Unlike in NFD: a kernel
+without a readable configuration has `X86_SGX` if sysfs shows the SGX driver, and built-in modules are also read from
+`/sys/module`. Features that other programs report to NFD are unknown here.
 """
 
-import errno
+import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from accelplane.host import Host, HostError, Missing
 from accelplane.host.epc import Epc, read_epc
 
-# Kernel options that a rule asks for; there are ten thousand.
+# Kernel options that rules use.
 OPTIONS = ("X86_SGX",)
 
 _INTEL = "0x8086"
@@ -26,6 +27,7 @@ _BUILT_IN = re.compile(r"([A-Za-z0-9_-]{1,64})\.ko$", re.MULTILINE)
 _OPTION = re.compile(rf"^CONFIG_({'|'.join(OPTIONS)})=[ym]$", re.MULTILINE)
 _RELEASE = re.compile(r"[A-Za-z0-9._+~-]{1,128}")
 _LIMIT = 4 * 1024 * 1024
+_PIECE = 32 * 1024
 _CONFIGURATIONS = (
     "/proc/config.gz",
     "/boot/config-{}",
@@ -37,25 +39,25 @@ _CONFIGURATIONS = (
 
 
 class Function(msgspec.Struct, frozen=True):
-    """A PCI function of Intel's: four hexadecimal digits of its class, and its device id."""
+    """An Intel PCI function: four hexadecimal digits of its class, and its device id."""
 
     cls: str
     device: str
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True):
-    """`pci` in the order of their addresses; `elements` by feature (`kernel.loadedmodule`) and name, with values."""
+    """`pci` is sorted by address; `elements` are values by feature (`kernel.loadedmodule`) and name."""
 
     pci: tuple[Function, ...] = ()
     elements: Mapping[str, Mapping[str, str]] = {}
 
     def element(self, feature: str, name: str) -> str | None:
-        """Its value, empty for what is simply there; None for what is not."""
+        """Returns its value, empty for a flag, None if it is missing."""
         return self.elements.get(feature, {}).get(name)
 
 
-def look(host: Host) -> Features:
-    """The host's features. What cannot be read is noted, and counts as not there."""
+def discover(host: Host) -> Features:
+    """Returns the host's features. A file that cannot be read is a note of `host`, and its features are missing."""
     release = _release(host)
     loaded, enabled = _modules(host, release)
     epc = read_epc(host)
@@ -84,7 +86,7 @@ def _functions(host: Host) -> Iterator[Function]:
         cls, device = _CLASS.fullmatch(function.cls), _HEX.fullmatch(function.device)
         if cls is None or device is None:
             host.note(
-                f"PCI function {function.address} left out: class {function.cls[:20]!a}, device "
+                f"PCI function {function.address} skipped: class {function.cls[:20]!a}, device "
                 f"{function.device[:20]!a}, expected hexadecimal numbers"
             )
             continue
@@ -92,15 +94,15 @@ def _functions(host: Host) -> Iterator[Function]:
 
 
 def _modules(host: Host, release: str) -> tuple[set[str], set[str]]:
-    """Those loaded, and those loaded or built in."""
-    there = _names(host, "/sys/module")
+    """Returns the loaded modules, and the loaded or built-in ones."""
+    present = _names(host, "/sys/module")
     listed = _content(host, "/proc/modules")
     if listed is None:
-        loaded = {name for name in there if host.exists(f"/sys/module/{name}/initstate")}
+        loaded = {name for name in present if host.exists(f"/sys/module/{name}/initstate")}
     else:
         loaded = set(_MODULE.findall(_text(listed)))
-    # Loaded or not, a name in /sys/module has underscores; those of files may have either.
-    enabled = loaded | there | {name.replace("_", "-") for name in there - loaded}
+    # Names in /sys/module have underscores; file names have underscores or hyphens.
+    enabled = loaded | present | {name.replace("_", "-") for name in present - loaded}
     if release:
         built_in = _content(host, f"/lib/modules/{release}/modules.builtin")
         enabled.update(_BUILT_IN.findall(_text(built_in or b"")))
@@ -116,7 +118,7 @@ def _options(host: Host, release: str, epc: Epc) -> set[str]:
             continue
         if place.endswith(".gz"):
             data = _unpacked(host, place, data)
-        # Something else may lie there, or an empty file.
+        # The file may be empty or something else.
         if b"CONFIG_" in data:
             return set(_OPTION.findall(_text(data)))
     if epc.numa or host.exists("/sys/class/misc/sgx_enclave"):
@@ -125,17 +127,17 @@ def _options(host: Host, release: str, epc: Epc) -> set[str]:
 
 
 def _unpacked(host: Host, path: str, data: bytes) -> bytes:
-    import zlib  # noqa: PLC0415 - memory of those who never look
+    import zlib  # noqa: PLC0415 - saves memory in programs without feature discovery
 
     try:
         return zlib.decompressobj(wbits=31).decompress(data, _LIMIT)
     except zlib.error as error:
-        host.note(f"{path}: not what gzip makes: {error}")
+        host.note(f"{path}: not gzip data: {error}")
         return b""
 
 
 def _cpu_flags(epc: Epc) -> list[str]:
-    """The kernel's word before the CPU's own: it takes the flags away where firmware has SGX locked."""
+    """Prefers the kernel's flags to CPUID: the kernel clears them if firmware locks SGX."""
     if epc.cpu_flags is not None:
         names = {"sgx": "SGX", "sgx_lc": "SGXLC"}
         return [names[flag] for flag in epc.cpu_flags if flag in names]
@@ -147,7 +149,7 @@ def _cpu_flags(epc: Epc) -> list[str]:
 def _release(host: Host) -> str:
     text = _text(_content(host, "/proc/sys/kernel/osrelease") or b"").strip()
     if text and (not _RELEASE.fullmatch(text) or text in (".", "..")):
-        host.note(f"/proc/sys/kernel/osrelease: {text[:40]!a}, expected a kernel's release")
+        host.note(f"/proc/sys/kernel/osrelease: {text[:40]!a}, expected a kernel release")
         return ""
     return text
 
@@ -163,12 +165,32 @@ def _names(host: Host, path: str) -> set[str]:
 
 
 def _content(host: Host, path: str) -> bytes | None:
+    """Returns the content of a file that may be longer than an attribute, None if it cannot be read."""
     try:
-        return host.read_bytes(path, _LIMIT)
-    except HostError as error:
-        if not isinstance(error, Missing) and error.errno != errno.ENOTDIR:
-            host.note(str(error))
+        place = host.local(path)
+        host.touched.add(host.resolve(path.rpartition("/")[0]))
+        descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except (OSError, HostError, ValueError) as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            host.note(f"cannot read: {error}")
         return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            host.note(f"{path}: not a regular file")
+            return None
+        data = bytearray()
+        # In pieces: the kernel allocates a buffer of the requested size for a sysctl.
+        while piece := os.read(descriptor, _PIECE):
+            data += piece
+            if len(data) > _LIMIT:
+                host.note(f"{path}: more than {_LIMIT} bytes")
+                return None
+        return bytes(data)
+    except OSError as error:
+        host.note(f"{path}: {error.strerror}")
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def _text(data: bytes) -> str:

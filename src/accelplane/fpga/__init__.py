@@ -1,8 +1,7 @@
-"""Intel FPGA cards: names, what sysfs says, ioctls, bitstreams and their store, and what a container asks for.
+"""Intel FPGA cards: ids and names, sysfs, ioctls, bitstreams and their store, and requests of containers.
 
-The plugin, the admission, the OCI hook and the tool stand on it. The hook is started for every container of a region,
-by a runtime that waits: nothing here imports more than the standard library and `accelplane.host`, and values are named
-tuples.
+The plugin, the admission webhook, the OCI hook and the tool use it. The container runtime waits for the hook, so
+modules import only the standard library and `accelplane.host`, and values are named tuples.
 """
 
 from typing import TypeAlias
@@ -11,14 +10,14 @@ Json: TypeAlias = "dict[str, Json] | list[Json] | str | float | bool | None"
 
 
 class FpgaError(Exception):
-    """Something that an administrator can act on; the message is one line that says what was found and expected."""
+    """An error for administrators; the message is one line with what was found and expected."""
 
     def __str__(self) -> str:
-        # Whatever is in a file's name, which messages have as it is.
+        # A message may contain a file name with control characters.
         text = super().__str__()
         return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def shown(text: str, most: int = 80) -> str:
-    """Foreign text, quoted for a message: short and on one line."""
+    """Quotes untrusted text for a message, truncated and on one line."""
     return ascii(text if len(text) <= most else f"{text[: most - 3]}...")

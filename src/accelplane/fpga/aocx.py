@@ -1,8 +1,8 @@
-"""AOCX files: an OpenCL design, an ELF file that holds an ELF file that holds a packed GBS file.
+"""AOCX files: OpenCL designs. An ELF file contains an ELF file, which contains a compressed GBS file.
 
-Texts are in sections `.acl.…` of the outer file; `.acl.rand_hash` is what the design is called by. `.acl.fpga.bin` is
-the inner file, and its `.acl.gbs.gz` unpacks to the GBS file. Of a file that may have hundreds of megabytes only these
-are read, and what is unpacked has a limit.
+Texts are in sections `.acl.…` of the outer file; `.acl.rand_hash` is the id of the design. `.acl.fpga.bin` is the
+inner file, and its section `.acl.gbs.gz` the GBS file. Only these sections are read, and the size of the decompressed
+file is limited.
 """
 
 import zlib
@@ -21,18 +21,18 @@ _STEP = 256 * 1024
 
 
 class AocxError(Exception):
-    """The file is no AOCX file, or its design cannot be unpacked."""
+    """Not an AOCX file, or its design cannot be decompressed."""
 
 
 class Aocx(NamedTuple):
-    """The texts Board, Target, Hash and Version, and where the packed GBS file is, None where there is no design."""
+    """The texts Board, Target, Hash and Version, and the window of the compressed GBS file, None without a design."""
 
     texts: Mapping[str, str]
     packed: Window | None
 
 
 def parse(file: Window) -> Aocx:
-    """What the file has. Raises `AocxError`."""
+    """Reads texts and design of the file. Raises `AocxError`."""
     try:
         outer = sections(file, (*_TEXTS, _DESIGN))
         texts = {word: _text(outer, section) for section, word in _TEXTS.items()}
@@ -50,15 +50,15 @@ def parse(file: Window) -> Aocx:
 
 
 def unpacked(packed: Window) -> Iterator[bytes]:
-    """The GBS file, piece by piece. Raises `AocxError`; that it is complete is known at the end."""
+    """Yields the GBS file in pieces. Raises `AocxError`, for an incomplete file at the end."""
     room = HEAD_LIMIT + BITSTREAM_LIMIT
     member = zlib.decompressobj(_GZIP)
     try:
         for packed_piece in _pieces(packed):
             if member.eof:
-                raise AocxError(f"its section {_PACKED} has more bytes behind what is packed")
+                raise AocxError(f"its section {_PACKED} has data after the end of the gzip member")
             rest = packed_piece
-            full = False  # what filled its room may have left more in zlib's own memory
+            full = False  # after a full piece zlib may hold more output
             while rest or full:
                 piece = member.decompress(rest, _STEP)
                 rest, full = member.unconsumed_tail, len(piece) == _STEP
@@ -74,7 +74,7 @@ def unpacked(packed: Window) -> Iterator[bytes]:
     if not member.eof:
         raise AocxError(f"its section {_PACKED} ends too early, is the file complete?")
     if member.unused_data:
-        raise AocxError(f"its section {_PACKED} has more bytes behind what is packed")
+        raise AocxError(f"its section {_PACKED} has data after the end of the gzip member")
 
 
 def _pieces(window: Window) -> Iterator[bytes]:
@@ -87,5 +87,5 @@ def _text(found: Mapping[str, Window], section: str) -> str:
     if window is None:
         return ""
     if window.size > _TEXT_LIMIT:
-        raise AocxError(f"its section {section} has {window.size} bytes, expected a short text")
+        raise AocxError(f"its section {section} has {window.size} bytes, expected at most {_TEXT_LIMIT}")
     return window.read(0, window.size).decode("utf-8", "replace").strip(" \t\r\n\0")

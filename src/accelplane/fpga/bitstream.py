@@ -1,10 +1,10 @@
-"""Bitstream files of both formats as one value. Which format it is, the extension says: `.gbs` or `.aocx`.
+"""Bitstream files of both formats as one value. The extension selects the format: `.gbs` or `.aocx`.
 
     with opened("/tmp/nlb0.gbs") as bitstream:
         bitstream.accelerator       # d8424dc4a4a3c413f89e433683f9040b
-        bitstream.read()            # what the hardware takes
+        bitstream.read()            # for the hardware
 
-The file stays open meanwhile: what was looked at is what is programmed and installed, whoever replaces it.
+The file stays open, so the file that was checked is programmed and installed even if it is replaced.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ __all__ = ["EXTENSIONS", "Bitstream", "BitstreamError", "extra", "opened"]
 
 
 class Bitstream(NamedTuple):
-    """An open bitstream file. Ids are canonical, empty where the file does not say.
+    """An open bitstream file. Ids are canonical, and empty if the file has none.
 
-    `accelerator` is what the port's AFU id becomes; `unique` is what the file is asked for and installed by, the same
-    or an OpenCL design's hash. `size` and `read` are of the bitstream as the hardware takes it, an array because that
-    tells where in memory it is; both raise `BitstreamError`. `descriptor` is of the file as it is.
+    `accelerator` is the port's AFU id after programming; `unique` is the id in requests and in the store: the same, or
+    the hash of an OpenCL design. `size` and `read` return the bitstream for the hardware, as an array, whose address is
+    known; both raise `BitstreamError`. `descriptor` is the file itself.
     """
 
     path: str
@@ -44,13 +44,13 @@ class Bitstream(NamedTuple):
 
 @contextlib.contextmanager
 def opened(path: str, name: str = "") -> Generator[Bitstream]:
-    """The file at `path`, called `name` in messages if that is another. Raises `BitstreamError`."""
+    """Opens the file at `path`; messages call it `name`, or `path` by default. Raises `BitstreamError`."""
     name = name or path
     extension = os.path.splitext(name)[1]
     if extension not in EXTENSIONS:
         raise BitstreamError(f"{name}: extension {extension!a}, expected {' or '.join(EXTENSIONS)}")
     try:
-        # O_NONBLOCK: a FIFO must not hold whoever waits for us.
+        # O_NONBLOCK: a FIFO must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except (OSError, ValueError) as error:
         raise BitstreamError(f"{name}: {error.strerror if isinstance(error, OSError) else error}") from None
@@ -64,7 +64,7 @@ def opened(path: str, name: str = "") -> Generator[Bitstream]:
 
 
 def extra(bitstream: Bitstream) -> dict[str, str]:
-    """More that a person may want to know. Raises `BitstreamError`."""
+    """Returns details for users. Raises `BitstreamError`."""
     return {**bitstream.texts, **({"Size": str(bitstream.size())} if bitstream.programmable else {})}
 
 
@@ -73,21 +73,13 @@ def _gbs(name: str, descriptor: int, file_size: int) -> Bitstream:
     size = file_size - header.offset
     _check_size(name, size)
     return Bitstream(
-        name,
-        ".gbs",
-        header.interface,
-        header.accelerator,
-        header.accelerator,
-        {},
-        programmable=True,
-        descriptor=descriptor,
-        size=lambda: size,
-        read=lambda: _read(name, descriptor, header.offset, size),
-    )
+        name, ".gbs", header.interface, header.accelerator, header.accelerator, {}, programmable=True,
+        descriptor=descriptor, size=lambda: size, read=lambda: _read(name, descriptor, header.offset, size),
+    )  # fmt: skip
 
 
 def _aocx(name: str, descriptor: int, file_size: int) -> Bitstream:
-    from accelplane.fpga import aocx, elf  # noqa: PLC0415 - most bitstreams are none
+    from accelplane.fpga import aocx, elf  # noqa: PLC0415 - most bitstreams are GBS files
 
     try:
         file = aocx.parse(elf.Window(descriptor, 0, file_size))
@@ -97,7 +89,7 @@ def _aocx(name: str, descriptor: int, file_size: int) -> Bitstream:
 
     def pieces() -> Iterator[bytes]:
         if packed is None:
-            raise BitstreamError(f"{name}: has no section .acl.fpga.bin, so nothing can be programmed from it")
+            raise BitstreamError(f"{name}: no section .acl.fpga.bin, expected an FPGA design")
         try:
             yield from aocx.unpacked(packed)
         except aocx.AocxError as error:
@@ -123,36 +115,28 @@ def _aocx(name: str, descriptor: int, file_size: int) -> Bitstream:
             for piece in pieces():
                 data.frombytes(piece)
         except MemoryError:
-            raise BitstreamError(f"{inner}: not enough memory for it, {len(data)} bytes were unpacked") from None
+            raise BitstreamError(f"{inner}: not enough memory after {len(data)} bytes") from None
         del data[: header.offset]
         return data
 
     return Bitstream(
-        name,
-        ".aocx",
-        header.interface,
-        header.accelerator,
-        file.texts["Hash"],
-        file.texts,
-        programmable=packed is not None,
-        descriptor=descriptor,
-        size=size,
-        read=read,
-    )
+        name, ".aocx", header.interface, header.accelerator, file.texts["Hash"], file.texts,
+        programmable=packed is not None, descriptor=descriptor, size=size, read=read,
+    )  # fmt: skip
 
 
 def _check_size(name: str, size: int) -> None:
     if size <= 0:
-        raise BitstreamError(f"{name}: no bitstream behind the metadata, is the file complete?")
+        raise BitstreamError(f"{name}: no bitstream after the metadata; is the file complete?")
     if size > gbs.BITSTREAM_LIMIT:
-        raise BitstreamError(f"{name}: a bitstream of {size} bytes, at most {gbs.BITSTREAM_LIMIT} are possible")
+        raise BitstreamError(f"{name}: bitstream of {size} bytes, expected at most {gbs.BITSTREAM_LIMIT}")
 
 
 def _read(name: str, descriptor: int, offset: int, size: int) -> "array[int]":
     try:
         data = array("B", b"\0") * size
     except MemoryError:
-        raise BitstreamError(f"{name}: not enough memory for {size} bytes of it") from None
+        raise BitstreamError(f"{name}: not enough memory for {size} bytes") from None
     view = memoryview(data)
     done = 0
     while done < size:
@@ -161,6 +145,6 @@ def _read(name: str, descriptor: int, offset: int, size: int) -> "array[int]":
         except OSError as error:
             raise BitstreamError(f"{name}: cannot be read: {error.strerror}") from None
         if not count:
-            raise BitstreamError(f"{name}: has become shorter while it was read")
+            raise BitstreamError(f"{name}: was truncated while it was read")
         done += count
     return data

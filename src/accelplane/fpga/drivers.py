@@ -1,8 +1,8 @@
-"""The two families of drivers, as data: OPAE (out of the kernel's tree, `intel-fpga`) and DFL (in the tree).
+"""The two driver families as data: OPAE (out-of-tree, `intel-fpga`) and DFL (in-tree).
 
-They differ in what their files are called and in their ioctls' encoding, not in what is done with them. Facts: kernel
-documents Documentation/fpga/dfl.rst, ABI/testing/sysfs-platform-dfl-{fme,port}, include/uapi/linux/fpga-dfl.h, and
-OPAE's intel-fpga.h.
+They differ in the names of their files and in the encoding of their ioctls. Sources: kernel documents
+Documentation/fpga/dfl.rst, ABI/testing/sysfs-platform-dfl-{fme,port}, include/uapi/linux/fpga-dfl.h, and OPAE's
+intel-fpga.h.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ Kind: TypeAlias = Literal["port", "fme"]
 
 
 class Driver(NamedTuple):
-    """What a family calls things. `fme` is below a PCI function's directory, `interface` below the FME's."""
+    """Names in a family. `fme_glob` is relative to the PCI function, `interface_glob` to the FME."""
 
     name: str
     class_directory: str
@@ -47,16 +47,16 @@ DFL = Driver(
     interface_glob="dfl-fme-region.*/fpga_region/region*/compat_id",
     magic=0xB6,
 )
-DRIVERS = (OPAE, DFL)  # the first that is there is used
+DRIVERS = (OPAE, DFL)  # the first one present is used
 
 
 def detect(host: Host) -> Driver | None:
-    """The driver that is loaded, None when there is none."""
+    """Returns the loaded driver, None without one."""
     return next((driver for driver in DRIVERS if host.exists(driver.class_directory)), None)
 
 
-def named(text: str) -> tuple[Driver, Kind] | None:
-    """What the last part of a name or path says it is, None when it is neither port nor FME."""
+def parse_name(text: str) -> tuple[Driver, Kind] | None:
+    """Returns driver and kind by the last part of a name or path, None for neither port nor FME."""
     name = text.rpartition("/")[2]
     for driver in DRIVERS:
         if driver.port.fullmatch(name):
@@ -67,13 +67,13 @@ def named(text: str) -> tuple[Driver, Kind] | None:
 
 
 def kind_of(host: Host, text: str) -> tuple[Driver, Kind] | None:
-    """As `named`, for what a name or path leads to; a bare name is one in `/dev`."""
+    """Like `parse_name`, after resolving links; a bare name is in `/dev`."""
     path = node_path(text)
-    with contextlib.suppress(HostError):  # links that loop: the name alone has to say it
+    with contextlib.suppress(HostError):  # a link loop: only the name is used
         path = host.resolve(path)
-    return named(path)
+    return parse_name(path)
 
 
 def node_path(text: str) -> str:
-    """The device node that a name or path means."""
+    """Returns the path of the device node for a name or path."""
     return text if "/" in text else f"/dev/{text}"

@@ -1,8 +1,8 @@
-"""Where the sections of an ELF file are, for files that come from anywhere (gABI, chapter 4).
+"""Finds sections of untrusted ELF files (gABI, chapter 4).
 
-pyelftools does this too, for 90 ms and 8 MB at the start of a hook that a container waits for, and with whatever its
-parsers raise. This reads the section table and no more of a file of hundreds of megabytes, within limits, and knows one
-kind of error. Tables of more than 4096 sections, and compressed ones, are refused; designs have neither.
+pyelftools would add 90 ms and 8 MB to the start of the hook, and raises many kinds of exceptions. This module reads
+only the section table, with limits on its size, and raises one kind. Tables of more than 4096 sections and compressed
+sections are rejected; designs have neither.
 """
 
 import os
@@ -13,29 +13,29 @@ from typing import NamedTuple
 _SECTIONS_LIMIT = 4096
 _STRINGS_LIMIT = 1024 * 1024
 _ENTRY_LIMIT = 256
-_NO_BITS = 8  # SHT_NOBITS: takes no room in the file
+_NO_BITS = 8  # SHT_NOBITS: no data in the file
 _COMPRESSED = 0x800  # SHF_COMPRESSED
 
 
 class ElfError(Exception):
-    """The bytes are no ELF file, or one cut short."""
+    """Not an ELF file, or a truncated one."""
 
 
 class Window(NamedTuple):
-    """A piece of an open file."""
+    """A range of an open file."""
 
     descriptor: int
     start: int
     size: int
 
     def part(self, offset: int, size: int) -> "Window":
-        """A piece of the piece. Raises `ElfError` where it is not within."""
+        """Returns a range of the window. Raises `ElfError` if it exceeds the window."""
         if offset + size > self.size:
-            raise ElfError(f"{size} bytes at {offset} are beyond its end at {self.size}, is the file complete?")
+            raise ElfError(f"{size} bytes at {offset} exceed its size of {self.size}; is the file complete?")
         return Window(self.descriptor, self.start + offset, size)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes from it. Raises `ElfError`."""
+        """Returns bytes of the window. Raises `ElfError`."""
         part = self.part(offset, size)
         pieces: list[bytes] = []
         while size > 0:
@@ -44,14 +44,14 @@ class Window(NamedTuple):
             except OSError as error:
                 raise ElfError(f"cannot be read: {error.strerror}") from None
             if not piece:
-                raise ElfError("has become shorter while it was read")
+                raise ElfError("was truncated while it was read")
             pieces.append(piece)
             size -= len(piece)
         return b"".join(pieces)
 
 
 class _Layout(NamedTuple):
-    """Of one class (32 or 64 bits) and byte order: table offset, then size, number and names' index; a section."""
+    """Structures of a class (32 or 64 bits) and byte order: the table's offset, counts in the header, a section."""
 
     table: struct.Struct
     table_at: int
@@ -61,7 +61,7 @@ class _Layout(NamedTuple):
 
 
 class _Section(NamedTuple):
-    """The first fields of a section's entry; `name` is where it begins among the names."""
+    """The first fields of a section header; `name` is an offset in the section of names."""
 
     name: int
     kind: int
@@ -72,7 +72,7 @@ class _Section(NamedTuple):
 
 
 def sections(file: Window, wanted: Collection[str]) -> Mapping[str, Window]:
-    """Those of the wanted sections that are there, the first of each name. Raises `ElfError`."""
+    """Returns the first section of each wanted name, without missing ones. Raises `ElfError`."""
     layout = _layout(file.read(0, min(file.size, 64)))
     header = file.read(0, layout.counts_at + layout.counts.size)
     (table,) = layout.table.unpack_from(header, layout.table_at)
@@ -83,22 +83,22 @@ def sections(file: Window, wanted: Collection[str]) -> Mapping[str, Window]:
     if not table or not count:
         return {}
     if not layout.section.size <= stride <= _ENTRY_LIMIT or count > _SECTIONS_LIMIT or names_index >= count:
-        raise ElfError(f"a table of {count} sections of {stride} bytes, names in number {names_index}: makes no sense")
+        raise ElfError(f"invalid section table: {count} sections of {stride} bytes, names in section {names_index}")
     data = file.read(table, stride * count)
     entries = [_Section(*layout.section.unpack_from(data, stride * index)[:6]) for index in range(count)]
     strings = entries[names_index]
     if strings.size > _STRINGS_LIMIT:
-        raise ElfError(f"{strings.size} bytes of section names, at most {_STRINGS_LIMIT} are possible")
+        raise ElfError(f"{strings.size} bytes of section names, expected at most {_STRINGS_LIMIT}")
     names = file.read(strings.offset, strings.size)
     found: dict[str, Window] = {}
-    # No name is read that is longer than those: thousands of sections may have one name of a megabyte.
+    # Limits the time: thousands of sections may share one name of a megabyte.
     longest = max(map(len, wanted)) + 1
     for entry in entries:
         name = names[entry.name : entry.name + longest].partition(b"\0")[0].decode("ascii", "replace")
         if name not in wanted or name in found or entry.kind == _NO_BITS:
             continue
         if entry.flags & _COMPRESSED:
-            raise ElfError(f"section {name} is compressed by the linker, expected it as it is")
+            raise ElfError(f"section {name} is compressed (SHF_COMPRESSED), expected an uncompressed one")
         found[name] = file.part(entry.offset, entry.size)
     return found
 

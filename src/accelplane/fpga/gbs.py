@@ -3,11 +3,11 @@
     0   8  "XeonFPGA"
     8   8  0xB7 "GBSv001"
     16  4  length L of the metadata, little-endian, 1 to 4095
-    20  L  metadata; only its first JSON value counts
-    20+L   the bitstream as the hardware takes it, to the end of the file
+    20  L  metadata; only its first JSON value is used
+    20+L   the bitstream for the hardware, to the end of the file
 
-Facts: OPAE's documentation of the format (packager, `opae.io`). Only two keys matter here, `interface-uuid` and the one
-cluster's `accelerator-type-uuid`; others may hold what they like.
+Source: OPAE's documentation of the format (packager, `opae.io`). Only two keys of the metadata are used:
+`interface-uuid`, and `accelerator-type-uuid` of the only cluster.
 """
 
 import json
@@ -20,20 +20,20 @@ from accelplane.fpga.ids import canonical
 
 MAGIC = b"XeonFPGA\xb7GBSv001"
 METADATA_LIMIT = 4095
-# Everything before the bitstream fits into so many bytes.
+# Maximum size of header and metadata.
 HEAD_LIMIT = 20 + METADATA_LIMIT
-# Longest bitstream, unpacked: several times that of the largest card known.
+# Several times the size for the largest known card, decompressed.
 BITSTREAM_LIMIT = 512 * 1024 * 1024
 
 _HEADER = struct.Struct("<16sI")
 
 
 class BitstreamError(FpgaError):
-    """A file that is no bitstream, or one that nothing can be programmed from; the message names the file."""
+    """Not a bitstream, or one that cannot be programmed; the message names the file."""
 
 
 class Gbs(NamedTuple):
-    """What a GBS file is for, in canonical form and empty where it does not say, and where its bitstream begins."""
+    """Canonical ids of a GBS file, empty if it has none, and the offset of its bitstream."""
 
     interface: str
     accelerator: str
@@ -41,9 +41,9 @@ class Gbs(NamedTuple):
 
 
 def parse(head: bytes | bytearray, name: str) -> Gbs:
-    """The beginning of the file `name`, understood; `HEAD_LIMIT` bytes are enough. Raises `BitstreamError`."""
+    """Parses the first `HEAD_LIMIT` bytes of the file `name`. Raises `BitstreamError`."""
     if len(head) < _HEADER.size:
-        raise BitstreamError(f"{name}: {len(head)} bytes, a GBS header has {_HEADER.size}")
+        raise BitstreamError(f"{name}: {len(head)} bytes, expected a GBS header of {_HEADER.size}")
     magic, length = _HEADER.unpack_from(head)
     if magic != MAGIC:
         raise BitstreamError(f"{name}: begins with {magic.hex(' ')}, expected {MAGIC.hex(' ')} (GBS)")
@@ -51,12 +51,12 @@ def parse(head: bytes | bytearray, name: str) -> Gbs:
         raise BitstreamError(f"{name}: {length} bytes of metadata, expected 1 to {METADATA_LIMIT}")
     offset = _HEADER.size + length
     if len(head) < offset:
-        raise BitstreamError(f"{name}: ends within its metadata, is the file complete?")
+        raise BitstreamError(f"{name}: truncated in the metadata; is the file complete?")
     image = _object(_metadata(head[_HEADER.size : offset], name), "afu-image", name)
     clusters = image.get("accelerator-clusters")
     if not isinstance(clusters, list) or len(clusters) != 1:
         found = len(clusters) if isinstance(clusters, list) else 0
-        raise BitstreamError(f"{name}: {found} accelerator clusters in its metadata, expected 1")
+        raise BitstreamError(f"{name}: {found} accelerator clusters in the metadata, expected 1")
     cluster = clusters[0] if isinstance(clusters[0], dict) else {}
     return Gbs(_id(image, "interface-uuid", name), _id(cluster, "accelerator-type-uuid", name), offset)
 
@@ -66,21 +66,21 @@ def _metadata(data: bytes | bytearray, name: str) -> Mapping[str, Json]:
     try:
         found: Json = json.JSONDecoder().raw_decode(text)[0]
     except (ValueError, RecursionError) as error:
-        raise BitstreamError(f"{name}: its metadata is no JSON: {error}") from None
+        raise BitstreamError(f"{name}: invalid JSON in the metadata: {error}") from None
     if not isinstance(found, dict):
-        raise BitstreamError(f"{name}: its metadata is {shown(str(found))}, expected a JSON object")
+        raise BitstreamError(f"{name}: metadata is {shown(str(found))}, expected a JSON object")
     return found
 
 
 def _object(found: Mapping[str, Json], key: str, name: str) -> Mapping[str, Json]:
     value = found.get(key)
     if not isinstance(value, dict):
-        raise BitstreamError(f"{name}: its metadata has no object {key}")
+        raise BitstreamError(f"{name}: no object {key} in the metadata")
     return value
 
 
 def _id(found: Mapping[str, Json], key: str, name: str) -> str:
     value = found.get(key, "")
     if not isinstance(value, str):
-        raise BitstreamError(f"{name}: {key} in its metadata is {shown(str(value))}, expected a text")
+        raise BitstreamError(f"{name}: {key} in the metadata is {shown(str(value))}, expected a string")
     return canonical(value)

@@ -1,15 +1,15 @@
-"""Numbers and structures of the drivers' ioctls, byte by byte, and the one place where a node is opened for one.
+"""Numbers and structures of the drivers' ioctls, and the only place that opens device nodes.
 
-A number is `direction << 30 | size << 16 | magic << 8 | number` (asm-generic/ioctl.h). Nearly all are `_IO` (neither
-direction nor size), of both families; DFL's release and assign are `_IOW` of an int. Structures are the machine's own,
-little-endian with natural alignment; `argsz` is a structure's full size and `flags` are 0 (include/uapi/linux/
+A number is `direction << 30 | size << 16 | magic << 8 | number` (asm-generic/ioctl.h). Nearly all are `_IO` (without
+direction and size) in both families; DFL's release and assign are `_IOW` of an int. Structures are little-endian with
+natural alignment; `argsz` is the full size of a structure and `flags` are 0 (include/uapi/linux/
 fpga-dfl.h; OPAE's intel-fpga.h).
 
     buffer = pack_port_info(DFL)
     call("/dev/dfl-port.0", request(DFL, "port-info"), buffer)
     unpack_port_info(DFL, buffer).regions
 
-Opening a port is not free of consequence: when the last one closes it, DFL resets what runs in it.
+Opening a port has a side effect: DFL resets the port when its last descriptor is closed.
 """
 
 import errno
@@ -21,32 +21,18 @@ from typing import Literal, NamedTuple, TypeAlias
 from accelplane.fpga import FpgaError
 from accelplane.fpga.drivers import DFL, OPAE, Driver
 
-# Opens the node for reading and writing, performs the one ioctl, closes; the argument is a number or a structure, which
-# the driver may change in place. Gives what the driver returned. Raises `OSError`.
+# Opens the node for reading and writing, performs one ioctl, and closes it. The argument is a number or a structure,
+# which the driver may modify. Returns the driver's result. Raises `OSError`.
 Call: TypeAlias = Callable[[str, int, bytearray | int], int]
 
-Operation: TypeAlias = Literal[
-    "api-version", "check-extension", "port-reset", "port-info", "port-region", "program", "release", "assign"
-]
-_NUMBERS: dict[Operation, int] = {
-    "api-version": 0x00,
-    "check-extension": 0x01,
-    "port-reset": 0x40,
-    "port-info": 0x41,
-    "port-region": 0x42,
-    "program": 0x80,
-    "release": 0x81,
-    "assign": 0x82,
-}
-_WORDS: dict[Operation, str] = {
-    "api-version": "asking for the version of its interface",
-    "check-extension": "asking for an extension",
-    "port-reset": "resetting the port",
-    "port-info": "asking for the port's properties",
-    "port-region": "asking for a region of the port",
-    "program": "programming",
-    "release": "releasing the port",
-    "assign": "assigning the port",
+Operation: TypeAlias = Literal["api-version", "port-info", "port-region", "program", "release", "assign"]
+_OPERATIONS: dict[Operation, tuple[int, str]] = {
+    "api-version": (0x00, "reading the API version"),
+    "port-info": (0x41, "reading the port's properties"),
+    "port-region": (0x42, "reading a region of the port"),
+    "program": (0x80, "programming"),
+    "release": (0x81, "releasing the port"),
+    "assign": (0x82, "assigning the port"),
 }
 _IOW = 1 << 30
 
@@ -58,20 +44,14 @@ _PROGRAM_OPAE = struct.Struct("<4I2Q")
 _PORT_DFL = struct.Struct("<i")
 _PORT_OPAE = struct.Struct("<3I")
 
-# Bits of what OPAE's driver fills in when the hardware refuses a bitstream (EIO).
+# Bits of the status that OPAE's driver returns if the hardware rejects a bitstream (EIO).
 _PROGRAM_ERRORS = (
-    "operation",
-    "CRC",
-    "incompatible bitstream",
-    "IP protocol",
-    "FIFO overflow",
-    "timeout",
-    "secure load",
-)
+    "operation", "CRC", "incompatible bitstream", "IP protocol", "FIFO overflow", "timeout", "secure load",
+)  # fmt: skip
 
 
 class PortInfo(NamedTuple):
-    """Of a port: how many regions and user messages (umsgs) it has; the last two are 0 with DFL."""
+    """The number of a port's regions and user messages (umsgs); the last two fields are 0 with DFL."""
 
     flags: int
     regions: int
@@ -90,14 +70,14 @@ class PortRegion(NamedTuple):
 
 
 class IoctlError(FpgaError):
-    """The driver refused. `errno` says why; `bitmap` has OPAE's bits of a bitstream that the hardware refused."""
+    """An ioctl failed with `errno`; `bitmap` is OPAE's status of a bitstream that the hardware rejected."""
 
     def __init__(self, node: str, operation: Operation, number: int, bitmap: int = 0) -> None:
         reason = f"{os.strerror(number)} ({errno.errorcode.get(number, number)})"
         if bitmap:
             bits = [word for place, word in enumerate(_PROGRAM_ERRORS) if bitmap >> place & 1] or ["unknown"]
-            reason += f", the hardware's errors are {bitmap:#x} ({', '.join(bits)})"
-        super().__init__(f"{node}: {_WORDS[operation]} failed: {reason}{_advice(operation, number)}")
+            reason += f", hardware errors {bitmap:#x} ({', '.join(bits)})"
+        super().__init__(f"{node}: {_OPERATIONS[operation][1]} failed: {reason}{_advice(operation, number)}")
         self.node = node
         self.operation = operation
         self.errno = number
@@ -105,8 +85,8 @@ class IoctlError(FpgaError):
 
 
 def system_call(node: str, request: int, argument: bytearray | int) -> int:
-    """The real `Call`."""
-    import fcntl  # noqa: PLC0415 - who only reads bitstreams needs none
+    """The `Call` of the operating system."""
+    import fcntl  # noqa: PLC0415 - not needed to read bitstreams
 
     descriptor = os.open(node, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -116,15 +96,15 @@ def system_call(node: str, request: int, argument: bytearray | int) -> int:
 
 
 def request(driver: Driver, operation: Operation) -> int:
-    """The ioctl's number."""
-    number = driver.magic << 8 | _NUMBERS[operation]
+    """Returns the number of the ioctl."""
+    number = driver.magic << 8 | _OPERATIONS[operation][0]
     if driver is DFL and operation in ("release", "assign"):
         number |= _IOW | _PORT_DFL.size << 16
     return number
 
 
 def perform(call: Call, driver: Driver, node: str, operation: Operation, argument: bytearray | int = 0) -> int:
-    """What the driver returned. Raises `IoctlError`."""
+    """Performs an ioctl and returns the driver's result. Raises `IoctlError`."""
     try:
         return call(node, request(driver, operation), argument)
     except OSError as error:
@@ -135,13 +115,13 @@ def perform(call: Call, driver: Driver, node: str, operation: Operation, argumen
 
 
 def pack_port_info(driver: Driver) -> bytearray:
-    """The structure that the driver fills for `port-info`."""
+    """Returns the structure that the driver fills for `port-info`."""
     layout = _INFO_OPAE if driver is OPAE else _INFO_DFL
     return _packed(layout, layout.size, *[0] * (layout.size // 4 - 1))
 
 
 def unpack_port_info(driver: Driver, buffer: bytearray) -> PortInfo:
-    """What it was filled with."""
+    """Returns the fields that the driver filled."""
     if driver is OPAE:
         _argsz, flags, capability, regions, umsgs, interrupts = _INFO_OPAE.unpack(buffer)
         return PortInfo(flags, regions, umsgs, capability, interrupts)
@@ -150,30 +130,30 @@ def unpack_port_info(driver: Driver, buffer: bytearray) -> PortInfo:
 
 
 def pack_port_region(number: int) -> bytearray:
-    """The structure that the driver fills for `port-region`."""
+    """Returns the structure that the driver fills for `port-region`."""
     return _packed(_REGION, _REGION.size, 0, number, 0, 0, 0)
 
 
 def unpack_port_region(buffer: bytearray) -> PortRegion:
-    """What it was filled with."""
+    """Returns the fields that the driver filled."""
     _argsz, flags, number, _padding, size, offset = _REGION.unpack(buffer)
     return PortRegion(flags, number, size, offset)
 
 
 def pack_program(driver: Driver, port: int, size: int, address: int) -> bytearray:
-    """The structure for `program`: the port's number, and where in memory the bitstream is."""
+    """Returns the structure for `program`: the port's number, size and address of the bitstream."""
     if driver is OPAE:
         return _packed(_PROGRAM_OPAE, _PROGRAM_OPAE.size, 0, port, size, address, 0)
     return _packed(_PROGRAM_DFL, _PROGRAM_DFL.size, 0, port, size, address)
 
 
 def unpack_program_status(driver: Driver, buffer: bytearray) -> int:
-    """The error bitmap, 0 with DFL, which has none."""
+    """Returns the error bitmap, which is 0 with DFL."""
     return int(_PROGRAM_OPAE.unpack(buffer)[-1]) if driver is OPAE else 0
 
 
 def pack_port(driver: Driver, port: int) -> bytearray:
-    """The structure for `release` and `assign`."""
+    """Returns the structure for `release` and `assign`."""
     return _packed(_PORT_OPAE, _PORT_OPAE.size, 0, port) if driver is OPAE else _packed(_PORT_DFL, port)
 
 
@@ -183,7 +163,7 @@ def _packed(layout: struct.Struct, *fields: int) -> bytearray:
 
 def _advice(operation: Operation, number: int) -> str:
     if number in (errno.EACCES, errno.EPERM):
-        return "; expected to run as root"
+        return "; run as root"
     if number in (errno.ENOENT, errno.ENXIO):
         return "; is the FPGA driver loaded?"
     if operation == "program" and number == errno.EIO:
@@ -191,5 +171,5 @@ def _advice(operation: Operation, number: int) -> str:
     if operation == "program" and number == errno.EINVAL:
         return "; does the FME have that port?"
     if number == errno.EBUSY:
-        return "; it is in use, or has that state already"
+        return "; is it in use, or already in that state?"
     return ""

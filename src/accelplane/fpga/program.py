@@ -1,9 +1,8 @@
-"""Programming a port, and what else is done through the device nodes. Here hardware changes; nothing else here decides.
+"""Programming of ports, and other operations on device nodes. The only module that changes FPGA hardware.
 
-Programming goes through the FME's node, with the port's number. Two that do so at once would each find the other's
-function in the port, so whoever programs holds a lock, a file for each FME in `statedir`; whoever waits for it
-looks again what is in the port before doing anything. Drivers refuse for a moment while the node is open elsewhere
-(EBUSY, EAGAIN), and the port says nothing of its AFU id while it is disabled; both are waited for, but not forever.
+The FME's node programs the port with a given number. A lock file per FME in `statedir` serializes processes, and the
+AFU id is read again under the lock. Drivers return EBUSY or EAGAIN while another process has the node open, and the AFU
+id is unavailable while the port is disabled; both are retried until a timeout.
 """
 
 import contextlib
@@ -29,22 +28,22 @@ _PORTS_LIMIT = 1 << 31
 
 
 class ProgramError(FpgaError):
-    """A port was not programmed, or holds something else than it should."""
+    """A port was not programmed, or has another AFU than expected."""
 
 
 class TimedOut(ProgramError):
-    """It took too long."""
+    """A timeout expired."""
 
 
-class Patience(NamedTuple):
-    """How long to wait for all of it, how often to try while the driver is busy, and how long to pause in between."""
+class RetryPolicy(NamedTuple):
+    """The timeout of an operation, and number and interval of attempts while the driver is busy."""
 
-    seconds: float = 60.0
+    timeout: float = 60.0
     attempts: int = 40
-    pause: float = 0.25
+    interval: float = 0.25
 
 
-PATIENCE = Patience()
+DEFAULT_RETRY = RetryPolicy()
 
 
 def program(
@@ -55,13 +54,13 @@ def program(
     call: Call = system_call,
     unless: str = "",
     dry_run: bool = False,
-    patience: Patience = PATIENCE,
+    retry: RetryPolicy = DEFAULT_RETRY,
 ) -> bool:
-    """Programs the port and makes sure of what is in it then. Whether it was done.
+    """Programs the port and verifies its AFU id. Returns whether it programmed it.
 
-    It is not where the port's AFU id is `unless` already, nor in a dry run, which tries everything short of it.
-    It is counted (`record`); what keeps it from being counted is a note of `host`.
-    Raises `ProgramError`, `TimedOut`, `IoctlError` (the driver refused), `BitstreamError`, `IdError`, `SysfsError` or
+    Does nothing if the AFU id is `unless`. A dry run performs all checks only. Programming is counted in `record`;
+    a failure to count is a note of `host`.
+    Raises `ProgramError`, `TimedOut`, `IoctlError`, `BitstreamError`, `IdError`, `SysfsError` or
     `HostError`.
     """
     interface = interface_of(port)
@@ -72,56 +71,51 @@ def program(
         )
     expected = hardware_id(bitstream.accelerator, f"{bitstream.path}: accelerator type id")
     port_number(port)
-    deadline = time.monotonic() + patience.seconds
+    deadline = time.monotonic() + retry.timeout
     if dry_run:
         bitstream.read()
         return False
-    with _locked(host, port.fme, deadline, patience):
+    with _locked(host, port.fme, deadline, retry):
         if unless and afu_id(host, port) == unless:
             return False
         node, data = host.local(port.fme.node), bitstream.read()
         with _recorded(host, port, interface, expected):
-            _program(call, port, node, data, deadline=deadline, patience=patience)
-            found = _settled(host, port, deadline, patience)
+            _program(call, port, node, data, deadline=deadline, retry=retry)
+            found = _wait_for_afu(host, port, deadline, retry)
             if found != expected:
                 raise ProgramError(
-                    f"{port.name}: its AFU id is {found} after programming {bitstream.path}, expected {expected}"
+                    f"{port.name}: AFU id is {found} after programming {bitstream.path}, expected {expected}"
                 )
     return True
 
 
-def release(host: Host, fme: Fme, number: int, *, call: Call = system_call, patience: Patience = PATIENCE) -> None:
-    """Takes the port of that number from the physical function, so that a virtual one can have it.
+def release(host: Host, fme: Fme, number: int, *, call: Call = system_call, retry: RetryPolicy = DEFAULT_RETRY) -> None:
+    """Releases the port from the physical function, for use by a virtual function.
 
     Raises `ProgramError`, `TimedOut` or `IoctlError`.
     """
-    _move(host, fme, "release", number, call=call, patience=patience)
+    _move(host, fme, "release", number, call=call, retry=retry)
 
 
-def assign(host: Host, fme: Fme, number: int, *, call: Call = system_call, patience: Patience = PATIENCE) -> None:
-    """Gives the port back to the physical function. Raises as `release`."""
-    _move(host, fme, "assign", number, call=call, patience=patience)
-
-
-def reset(host: Host, port: Port, *, call: Call = system_call) -> None:
-    """Resets what runs in the port. Raises `IoctlError`."""
-    ioctl.perform(call, port.driver, host.local(port.node), "port-reset")
+def assign(host: Host, fme: Fme, number: int, *, call: Call = system_call, retry: RetryPolicy = DEFAULT_RETRY) -> None:
+    """Assigns the port to the physical function. Raises as `release`."""
+    _move(host, fme, "assign", number, call=call, retry=retry)
 
 
 def api_version(host: Host, device: Port | Fme, *, call: Call = system_call) -> int:
-    """The version of the driver's interface. Raises `IoctlError`."""
+    """Returns the API version of the driver. Raises `IoctlError`."""
     return ioctl.perform(call, device.driver, host.local(device.node), "api-version")
 
 
 def port_info(host: Host, port: Port, *, call: Call = system_call) -> PortInfo:
-    """How many regions of memory the port has, and more. Raises `IoctlError`."""
+    """Returns properties of the port. Raises `IoctlError`."""
     buffer = ioctl.pack_port_info(port.driver)
     ioctl.perform(call, port.driver, host.local(port.node), "port-info", buffer)
     return ioctl.unpack_port_info(port.driver, buffer)
 
 
 def port_regions(host: Host, port: Port, info: PortInfo, *, call: Call = system_call) -> list[PortRegion]:
-    """Its regions of memory. Raises `IoctlError`."""
+    """Returns the memory regions of the port. Raises `IoctlError`."""
     regions: list[PortRegion] = []
     for number in range(min(info.regions, _REGIONS_LIMIT)):
         buffer = ioctl.pack_port_region(number)
@@ -132,16 +126,16 @@ def port_regions(host: Host, port: Port, info: PortInfo, *, call: Call = system_
 
 @contextlib.contextmanager
 def limited(seconds: float, what: str) -> Generator[None]:
-    """Ends whatever is done within with `TimedOut`, also a call into a driver that does not return by itself.
+    """Raises `TimedOut` in the block after some seconds, also in a blocked system call, by SIGALRM.
 
-    Only in the main thread. A call that the kernel does not let interrupt is waited for.
+    Only in the main thread. Does not end an uninterruptible system call.
     """
 
-    def ring(_signal: int, _frame: object) -> None:
-        raise TimedOut(f"{what} took more than {seconds:g} s; see the kernel's log (dmesg) for the FPGA's driver")
+    def on_alarm(_signal: int, _frame: object) -> None:
+        raise TimedOut(f"{what} took more than {seconds:g} s; check the kernel log (dmesg) for the FPGA driver")
 
-    handler = signal.signal(signal.SIGALRM, ring)
-    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])  # it may be, by whoever started us
+    handler = signal.signal(signal.SIGALRM, on_alarm)
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])  # the parent process may have blocked it
     remaining, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
@@ -153,8 +147,8 @@ def limited(seconds: float, what: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def _recorded(host: Host, port: Port, interface: str, afu: str) -> Generator[None]:
-    """Counts what is programmed within, however it ends."""
-    from accelplane.fpga import record  # noqa: PLC0415 - not on the way of a hook that has nothing to do
+    """Counts the programming in the block, with its outcome."""
+    from accelplane.fpga import record  # noqa: PLC0415 - not needed if all ports have their AFU
 
     begun = time.monotonic()
 
@@ -176,10 +170,10 @@ def _recorded(host: Host, port: Port, interface: str, afu: str) -> Generator[Non
     add("programmed")
 
 
-def _program(call: Call, port: Port, node: str, data: "array[int]", *, deadline: float, patience: Patience) -> None:
+def _program(call: Call, port: Port, node: str, data: "array[int]", *, deadline: float, retry: RetryPolicy) -> None:
     number, driver = port_number(port), port.driver
     address, size = data.buffer_info()
-    attempts, refusal = 0, ""
+    attempts, last_error = 0, ""
     try:
         while True:
             argument = ioctl.pack_program(driver, number, size, address)
@@ -187,30 +181,30 @@ def _program(call: Call, port: Port, node: str, data: "array[int]", *, deadline:
                 ioctl.perform(call, driver, node, "program", argument)
                 return
             except IoctlError as error:
-                attempts, refusal = attempts + 1, str(error)
-                if error.errno not in _TRANSIENT or attempts >= patience.attempts or time.monotonic() >= deadline:
+                attempts, last_error = attempts + 1, str(error)
+                if error.errno not in _TRANSIENT or attempts >= retry.attempts or time.monotonic() >= deadline:
                     raise
-            _pause(deadline, patience)
+            _pause(deadline, retry)
     except TimedOut as error:
-        raise TimedOut(f"{error}; before that {refusal}" if refusal else str(error)) from None
+        raise TimedOut(f"{error}; last error: {last_error}" if last_error else str(error)) from None
 
 
-def _settled(host: Host, port: Port, deadline: float, patience: Patience) -> str:
-    with _in_vain(f"{port.name}: still disabled {patience.seconds:.3g} s after its programming was begun"):
+def _wait_for_afu(host: Host, port: Port, deadline: float, retry: RetryPolicy) -> str:
+    with _timeout_message(f"{port.name}: port is still disabled {retry.timeout:.3g} s after programming started"):
         while (found := afu_id(host, port)) is None:
-            _wait(deadline, patience)
+            _wait(deadline, retry)
         return found
 
 
-def _move(host: Host, fme: Fme, operation: ioctl.Operation, number: int, *, call: Call, patience: Patience) -> None:
+def _move(host: Host, fme: Fme, operation: ioctl.Operation, number: int, *, call: Call, retry: RetryPolicy) -> None:
     if not 0 <= number < _PORTS_LIMIT:
         raise ProgramError(f"port {number} of {fme.name}: expected a number from 0")
-    with _locked(host, fme, time.monotonic() + patience.seconds, patience):
+    with _locked(host, fme, time.monotonic() + retry.timeout, retry):
         ioctl.perform(call, fme.driver, host.local(fme.node), operation, ioctl.pack_port(fme.driver, number))
 
 
 @contextlib.contextmanager
-def _locked(host: Host, fme: Fme, deadline: float, patience: Patience) -> Generator[None]:
+def _locked(host: Host, fme: Fme, deadline: float, retry: RetryPolicy) -> Generator[None]:
     path = f"{STATE_DIRECTORY}/{fme.name}.lock"
     try:
         directory = open_state_directory(host)
@@ -220,19 +214,19 @@ def _locked(host: Host, fme: Fme, deadline: float, patience: Patience) -> Genera
         finally:
             os.close(directory)
     except OSError as error:
-        advice = "; expected to run as root" if error.errno in (errno.EACCES, errno.EPERM) else ""
+        advice = "; run as root" if error.errno in (errno.EACCES, errno.EPERM) else ""
         raise ProgramError(f"{path}: cannot be locked: {error.strerror}{advice}") from None
     try:
-        with _in_vain(f"{fme.name}: somebody else has been programming it for {patience.seconds:.3g} s ({path})"):
-            while not _taken(descriptor, path):
-                _wait(deadline, patience)
+        with _timeout_message(f"{fme.name}: locked by another process for {retry.timeout:.3g} s ({path})"):
+            while not _try_lock(descriptor, path):
+                _wait(deadline, retry)
         yield
     finally:
         os.close(descriptor)
 
 
-def _taken(descriptor: int, path: str) -> bool:
-    import fcntl  # noqa: PLC0415 - not on the way of a hook that has nothing to do
+def _try_lock(descriptor: int, path: str) -> bool:
+    import fcntl  # noqa: PLC0415 - not needed if all ports have their AFU
 
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -244,20 +238,20 @@ def _taken(descriptor: int, path: str) -> bool:
 
 
 @contextlib.contextmanager
-def _in_vain(problem: str) -> Generator[None]:
-    """Says what was waited for, whichever comes first, our own deadline or the alarm of `limited`."""
+def _timeout_message(problem: str) -> Generator[None]:
+    """Sets the message of `TimedOut`, raised by the deadline or by `limited`."""
     try:
         yield
     except TimedOut:
         raise TimedOut(problem) from None
 
 
-def _wait(deadline: float, patience: Patience) -> None:
-    """Pauses. Raises `TimedOut`."""
+def _wait(deadline: float, retry: RetryPolicy) -> None:
+    """Waits for the next attempt. Raises `TimedOut`."""
     if time.monotonic() >= deadline:
-        raise TimedOut("the time is over")
-    _pause(deadline, patience)
+        raise TimedOut("timed out")
+    _pause(deadline, retry)
 
 
-def _pause(deadline: float, patience: Patience) -> None:
-    time.sleep(max(0.0, min(patience.pause, deadline - time.monotonic())))
+def _pause(deadline: float, retry: RetryPolicy) -> None:
+    time.sleep(max(0.0, min(retry.interval, deadline - time.monotonic())))

@@ -1,9 +1,8 @@
-"""What became of programming the cards: one small JSON file for each FME, which the device plugin makes metrics of.
+"""Records of programmings: a JSON file for each FME, which the device plugin exports as metrics.
 
-Hook and tool live for a moment only, so they leave their counts below `/run`, where a restart of the node begins anew.
-Whoever programs an FME holds its lock (`program`), and so is alone with its file, which is replaced by a rename: who
-reads has the old one or the new one. It is bookkeeping: what cannot be read is begun anew, what cannot be written is
-lost, and both are noted without failing anything.
+Hook and tool are short-lived processes, so they keep their counts below `/run`, where a reboot resets them. The lock of
+the FME (`program`) serializes writers; a rename replaces the file atomically. An unreadable record is reset, an
+unwritable one is not updated; both are notes and do not fail the programming.
 """
 
 import contextlib
@@ -32,16 +31,16 @@ Json: TypeAlias = "Mapping[str, Json] | list[Json] | str | float | bool | None"
 _SUFFIX = ".json"
 _FILES_LIMIT = 64
 _TEXT_LIMIT = 64
-_MOST = 1 << 53  # up to which metrics are exact
+_MOST = 1 << 53  # the highest exact integer in a metric
 _ERRORS = frozenset(errno.errorcode.values())
 
 
 class RecordError(FpgaError):
-    """A record that cannot be read or written, or is none."""
+    """A record that is invalid, or cannot be read or written."""
 
 
 class Last(NamedTuple):
-    """The programming that ended last, `time` seconds after 1970; `error` is the driver's errno, if it was that."""
+    """The last programming, at `time` seconds after the epoch; `error` is the name of the driver's errno, if any."""
 
     time: float
     port: str
@@ -52,7 +51,7 @@ class Last(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Programmings of an FME: how many by outcome, how many that the driver refused by errno, their time in all."""
+    """Programmings of an FME: counts by outcome, errors of the driver by errno, total duration."""
 
     outcomes: Mapping[Outcome, int] = {}
     errors: Mapping[str, int] = {}
@@ -61,17 +60,17 @@ class Record(NamedTuple):
 
 
 def counted(record: Record, last: Last, seconds: float) -> Record:
-    """The record with one programming more, which took so many seconds."""
+    """Returns the record with one more programming of that duration."""
     errors = _one_more(record.errors, last.error) if last.error else record.errors
     return Record(_one_more(record.outcomes, last.outcome), errors, min(record.seconds + seconds, _MOST), last)
 
 
 def add(host: Host, fme: str, last: Last, seconds: float) -> None:
-    """Counts one programming more, for whoever holds the FME's lock. What goes wrong is a note of `host`."""
+    """Counts one more programming. The caller holds the lock of the FME. Errors are notes of `host`."""
     try:
         record = read(host, fme)
     except RecordError as error:
-        host.note(f"{error}; it is begun anew")
+        host.note(f"{error}; the record is reset")
         record = None
     try:
         _write(host, fme, counted(record or Record(), last, seconds))
@@ -80,9 +79,9 @@ def add(host: Host, fme: str, last: Last, seconds: float) -> None:
 
 
 def read(host: Host, fme: str) -> Record | None:
-    """The FME's record, None where there is none. Raises `RecordError`."""
+    """Returns the record of the FME, None if there is none. Raises `RecordError`."""
     path = f"{STATE_DIRECTORY}/{fme}{_SUFFIX}"
-    # O_NONBLOCK: a FIFO must not hold anybody.
+    # O_NONBLOCK: a FIFO must not block.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY
     try:
         descriptor = os.open(f"{host.local(STATE_DIRECTORY)}/{fme}{_SUFFIX}", flags)
@@ -102,7 +101,7 @@ def read(host: Host, fme: str) -> Record | None:
 
 
 def read_all(host: Host) -> Iterator[tuple[str, Record | RecordError]]:
-    """The host's records by the FMEs' names, or why one is none. Raises `RecordError` when they cannot be listed."""
+    """Yields names of FMEs with their record or its error. Raises `RecordError` if the directory cannot be listed."""
     try:
         names = host.names(STATE_DIRECTORY)
     except Missing:
@@ -121,7 +120,7 @@ def read_all(host: Host) -> Iterator[tuple[str, Record | RecordError]]:
 
 
 def parse(data: bytes, name: str) -> Record:
-    """The record in a file of that name; what is not known is passed over. Raises `RecordError`."""
+    """Parses the file of that name; unknown fields are ignored. Raises `RecordError`."""
     if len(data) > LIMIT:
         raise RecordError(f"{name}: more than {LIMIT} bytes, expected a record of programmings")
     try:
@@ -141,7 +140,7 @@ def parse(data: bytes, name: str) -> Record:
 
 
 def as_json(record: Record) -> Json:
-    """The record as it stands in its file."""
+    """Returns the content of the record's file."""
     return {
         "outcomes": {**record.outcomes},
         "errors": {**record.errors},
@@ -167,9 +166,9 @@ def _write(host: Host, fme: str, record: Record) -> None:
         finally:
             os.close(directory)
     except OSError as error:
-        raise RecordError(f"{path}: cannot be written, a programming is not counted: {error.strerror}") from None
+        raise RecordError(f"{path}: cannot write, the programming is not counted: {error.strerror}") from None
     except (HostError, StateDirectoryError) as error:
-        raise RecordError(f"{error}; a programming is not counted") from None
+        raise RecordError(f"{error}; the programming is not counted") from None
 
 
 def _is_fme(name: str) -> bool:
@@ -190,7 +189,7 @@ def _counts(value: Json, where: str) -> Mapping[str, int]:
     counts: dict[str, int] = {}
     for key, number in _object({} if value is None else value, where).items():
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= _MOST:
-            raise RecordError(f"{where}: {shown(key, 16)} is no count")
+            raise RecordError(f"{where}: {shown(key, 16)}: expected a count")
         counts[key] = number
     return counts
 
@@ -206,7 +205,7 @@ def _last(fields: Mapping[str, Json], where: str) -> Last:
     for key in ("port", "interface", "afu", "outcome", "error"):
         value = fields.get(key, "")
         if not isinstance(value, str) or len(value) > _TEXT_LIMIT or not (value.isascii() and value.isprintable()):
-            raise RecordError(f"{where}: {key}: expected a text of up to {_TEXT_LIMIT} plain characters")
+            raise RecordError(f"{where}: {key}: expected at most {_TEXT_LIMIT} printable ASCII characters")
         texts[key] = value
     outcome: Outcome | None = next((each for each in OUTCOMES if texts["outcome"] == each), None)
     if outcome is None:

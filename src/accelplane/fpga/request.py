@@ -1,8 +1,8 @@
-"""What a container wants programmed, by the state that its runtime hands to hooks and by its bundle's configuration.
+"""The programming request of a container: parses the OCI state and the configuration of its bundle.
 
-Facts: the OCI runtime specification (runtime.md#state, config.md: `process.env`, `linux.devices`). The variables are
-those that the admission webhook sets, `FPGA_REGION_1` and `FPGA_AFU_1`, 2 and so on. Both documents may carry what a
-user wrote: each variable is checked before anything is made of it. Pure: bytes in, values out.
+Source: the OCI runtime specification (runtime.md#state, config.md: `process.env`, `linux.devices`). The admission
+webhook sets the variables `FPGA_REGION_1` and `FPGA_AFU_1`, 2 and so on. Both documents contain untrusted input, so
+each variable is validated. Pure functions of bytes.
 """
 
 import json
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from accelplane.fpga import FpgaError, Json, shown
-from accelplane.fpga.drivers import named
-from accelplane.fpga.ids import AFU_VARIABLE, MODE_ANNOTATION, REGION_VARIABLE, wanted_id
+from accelplane.fpga.drivers import parse_name
+from accelplane.fpga.ids import AFU_VARIABLE, MODE_ANNOTATION, REGION_VARIABLE, requested_id
 
 STATE_LIMIT = 1024 * 1024
 CONFIG_LIMIT = 16 * 1024 * 1024
@@ -22,11 +22,11 @@ _STATE = "the container's state"
 
 
 class RequestError(FpgaError):
-    """The container asks for what makes no sense, or the documents are none."""
+    """An invalid request or document."""
 
 
 class State(NamedTuple):
-    """What the state says: the bundle's directory, and the mode annotation, empty when there is none."""
+    """The directory of the bundle, and the mode annotation, empty without one."""
 
     bundle: str
     mode: str
@@ -41,7 +41,7 @@ class Pair(NamedTuple):
 
 
 class Request(NamedTuple):
-    """All pairs by their numbers, from 1, and the names of the container's FPGA ports, at least as many."""
+    """Pairs by their numbers from 1, and the names of the container's FPGA ports, at least as many."""
 
     pairs: tuple[Pair, ...]
     ports: tuple[str, ...]
@@ -59,25 +59,25 @@ def parse_state(data: bytes) -> State:
 
 
 def parse_config(data: bytes, name: str) -> Request:
-    """What is asked for by the configuration called `name`. Raises `RequestError` or `IdError`."""
+    """Parses the configuration called `name`. Raises `RequestError` or `IdError`."""
     config = _document(data, name, CONFIG_LIMIT)
-    pairs = wanted(_texts(_section(config, "process", name).get("env"), f"{name}: process.env"))
+    pairs = requested_pairs(_strings(_section(config, "process", name).get("env"), f"{name}: process.env"))
     ports = _ports(_section(config, "linux", name).get("devices"), f"{name}: linux.devices")
     if len(pairs) > len(ports):
         raise RequestError(
-            f"AFUs asked for: {len(pairs)} (up to {REGION_VARIABLE}{len(pairs)}), FPGA ports of the container: "
+            f"AFUs requested: {len(pairs)} (up to {REGION_VARIABLE}{len(pairs)}), FPGA ports of the container: "
             f"{len(ports)} ({', '.join(ports) or 'none'}); expected at least as many"
         )
     return Request(pairs, ports)
 
 
-def wanted(environment: Sequence[str]) -> tuple[Pair, ...]:
-    """The pairs that the variables (`NAME=value`) ask for, at least one. Raises `RequestError` or `IdError`."""
+def requested_pairs(environment: Sequence[str]) -> tuple[Pair, ...]:
+    """Returns the pairs in the variables (`NAME=value`), at least one. Raises `RequestError` or `IdError`."""
     regions = _variables(environment, REGION_VARIABLE)
     afus = _variables(environment, AFU_VARIABLE)
     if not regions:
-        raise RequestError(f"no variable {REGION_VARIABLE}1; is the FPGA admission webhook running, and is the region "
-                           "asked for by the name of a mapping?")  # fmt: skip
+        raise RequestError(f"no variable {REGION_VARIABLE}1; is the FPGA admission webhook running, and does the pod "
+                           "request the region by the name of a mapping?")  # fmt: skip
     for suffix in regions:
         if not _NUMBER.fullmatch(suffix):
             raise RequestError(f"variable {shown(REGION_VARIABLE + suffix)}: expected a number from 1 at its end")
@@ -90,12 +90,12 @@ def wanted(environment: Sequence[str]) -> tuple[Pair, ...]:
         region, afu = f"{REGION_VARIABLE}{number}", f"{AFU_VARIABLE}{number}"
         if str(number) not in afus:
             raise RequestError(f"variable {region} without {afu}, expected both")
-        pairs.append(Pair(number, wanted_id(regions[str(number)], region), wanted_id(afus[str(number)], afu)))
+        pairs.append(Pair(number, requested_id(regions[str(number)], region), requested_id(afus[str(number)], afu)))
     return tuple(pairs)
 
 
 def _variables(environment: Sequence[str], prefix: str) -> dict[str, str]:
-    """Values by what follows the prefix."""
+    """Returns values by the suffix of their variable."""
     found: dict[str, str] = {}
     for entry in environment:
         name, equals, value = entry.partition("=")
@@ -104,7 +104,7 @@ def _variables(environment: Sequence[str], prefix: str) -> dict[str, str]:
         if not equals:
             raise RequestError(f"variable {shown(name)} has no value")
         if found.setdefault(name.removeprefix(prefix), value) != value:
-            raise RequestError(f"variable {shown(name)} is there twice with different values")
+            raise RequestError(f"variable {shown(name)} is set twice with different values")
     return found
 
 
@@ -117,7 +117,7 @@ def _ports(found: "Json", where: str) -> tuple[str, ...]:
         if not isinstance(path, str):
             raise RequestError(f"{where}: a device without a path")
         name = path.rpartition("/")[2]
-        kind = named(name)
+        kind = parse_name(name)
         if kind is not None and kind[1] == "port":
             ports[name] = None
     return tuple(ports)
@@ -142,13 +142,13 @@ def _section(found: Mapping[str, "Json"], key: str, name: str) -> Mapping[str, "
     return value
 
 
-def _texts(found: "Json", where: str) -> list[str]:
+def _strings(found: "Json", where: str) -> list[str]:
     if not isinstance(found, list) or not found:
-        raise RequestError(f"{where}: expected a list of texts, found {_word(found)}")
-    texts = [entry for entry in found if isinstance(entry, str)]
-    if len(texts) != len(found):
-        raise RequestError(f"{where}: expected nothing but texts")
-    return texts
+        raise RequestError(f"{where}: expected a list of strings, found {_word(found)}")
+    strings = [entry for entry in found if isinstance(entry, str)]
+    if len(strings) != len(found):
+        raise RequestError(f"{where}: expected only strings")
+    return strings
 
 
 def _word(found: "Json") -> str:

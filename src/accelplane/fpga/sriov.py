@@ -1,8 +1,8 @@
-"""Virtual functions of an FPGA card: as many as ports are released from the physical one, no more and no fewer.
+"""SR-IOV of FPGA cards: a virtual function for each port that is released from the physical function.
 
-A port that is to be a virtual function's is released first; `sriov_numvfs` is then written with the number of released
-ports, and the way back is the reverse (kernel document Documentation/fpga/dfl.rst, "FPGA virtualization"). Which ports
-are released, no file says: they are those that the physical function lacks once its virtual ones are off.
+Ports are released first; then their number is written to `sriov_numvfs`. To disable virtual functions the order is
+reversed (kernel document Documentation/fpga/dfl.rst, "FPGA virtualization"). Released ports are not listed in sysfs:
+they are missing from the physical function while virtual functions are disabled.
 
     steps = plan(read_state(host, fme), 2)
     apply(host, fme, steps)
@@ -14,17 +14,17 @@ from typing import Literal, NamedTuple
 
 from accelplane.fpga import FpgaError, shown
 from accelplane.fpga.ioctl import Call, system_call
-from accelplane.fpga.program import PATIENCE, Patience, assign, limited, release
+from accelplane.fpga.program import DEFAULT_RETRY, RetryPolicy, assign, limited, release
 from accelplane.fpga.sysfs import Fme, SysfsError
 from accelplane.host import Host, HostError
 
 
 class SriovError(FpgaError):
-    """The number of virtual functions cannot be had, or was not reached; what was done is undone."""
+    """The number of virtual functions is invalid, or a step failed and the steps before it are rolled back."""
 
 
 class State(NamedTuple):
-    """A card: how many ports there are, which the physical function has, how many virtual functions are and can be."""
+    """A card: number of ports, ports of the physical function, number and limit of virtual functions."""
 
     ports: int
     physical: tuple[int, ...]
@@ -33,17 +33,14 @@ class State(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One thing to do: a port of that number to release or assign, or the number of virtual functions to write.
-
-    `before` is the number that was written before, of which only `vfs` has one.
-    """
+    """A step: releases or assigns the port `number`, or writes `number` to sriov_numvfs, which was `before`."""
 
     what: Literal["release", "assign", "vfs"]
     number: int
     before: int = 0
 
-    def undone(self) -> "Step":
-        """What takes it back."""
+    def reversed(self) -> "Step":
+        """Returns the step that rolls this one back."""
         if self.what == "vfs":
             return Step("vfs", self.before, self.number)
         return Step("assign" if self.what == "release" else "release", self.number)
@@ -55,7 +52,7 @@ class Step(NamedTuple):
 
 
 def read_state(host: Host, fme: Fme) -> State:
-    """What the card's files say. Raises `SysfsError` or `HostError`."""
+    """Reads the state of the card. Raises `SysfsError` or `HostError`."""
     home = os.path.dirname(fme.path)
     physical = [
         _count(host.text(f"{home}/{name}/id"), f"{home}/{name}/id")
@@ -71,7 +68,7 @@ def read_state(host: Host, fme: Fme) -> State:
 
 
 def plan(state: State, vfs: int) -> tuple[Step, ...]:
-    """The steps to so many virtual functions, none when it is so. The last ports are released first.
+    """Returns the steps to that number of virtual functions. The last ports are released first.
 
     Raises `SriovError`.
     """
@@ -96,41 +93,36 @@ def plan(state: State, vfs: int) -> tuple[Step, ...]:
 
 
 def apply(
-    host: Host,
-    fme: Fme,
-    steps: Sequence[Step],
-    *,
-    call: Call = system_call,
-    patience: Patience = PATIENCE,
+    host: Host, fme: Fme, steps: Sequence[Step], *, call: Call = system_call, retry: RetryPolicy = DEFAULT_RETRY
 ) -> None:
-    """Takes the steps, or none of them: when one fails those before it are taken back. Raises `SriovError`.
+    """Performs the steps. If one fails, rolls back those before it and raises `SriovError`.
 
-    Neither the steps nor the way back takes longer than `patience`. Only in the main thread.
+    Steps and rollback each have the timeout of `retry`. Only in the main thread.
     """
     done: list[Step] = []
     try:
-        with limited(patience.seconds, "making virtual functions"):
+        with limited(retry.timeout, "creating virtual functions"):
             for step in steps:
-                _take(host, fme, step, call)
+                _perform(host, fme, step, call)
                 done.append(step)
     except (FpgaError, HostError) as error:
-        left = _undo(host, fme, done[::-1], call, patience)
-        raise SriovError(f"{error}; {left or 'all is as before'}") from error
+        problems = _rollback(host, fme, done[::-1], call, retry)
+        raise SriovError(f"{error}; {problems or 'rolled back'}") from error
 
 
-def _undo(host: Host, fme: Fme, done: Sequence[Step], call: Call, patience: Patience) -> str:
-    """Empty, or what could not be taken back, and why."""
+def _rollback(host: Host, fme: Fme, done: Sequence[Step], call: Call, retry: RetryPolicy) -> str:
+    """Rolls back steps. Returns the failed ones with their errors."""
     problems: list[str] = []
     for step in done:
         try:
-            with limited(patience.seconds / len(done), "taking it back"):
-                _take(host, fme, step.undone(), call)
+            with limited(retry.timeout / len(done), "rollback"):
+                _perform(host, fme, step.reversed(), call)
         except (FpgaError, HostError) as error:
-            problems.append(f"not taken back: {step} ({error})")
+            problems.append(f"not rolled back: {step} ({error})")
     return "; ".join(problems)
 
 
-def _take(host: Host, fme: Fme, step: Step, call: Call) -> None:
+def _perform(host: Host, fme: Fme, step: Step, call: Call) -> None:
     if step.what == "vfs":
         host.write(_numvfs(fme), f"{step.number}\n")
     else:

@@ -1,8 +1,7 @@
 """The bitstream store of a node: `/srv/intel.com/fpga/<interface id>/<unique id>.gbs` or `.aocx`.
 
-Ids of a look-up come from a container's environment, so they are ids and nothing else before a path is made of them,
-and a link that leads out of the store is not followed. Links within, put there for people, do no harm. A file is
-installed under a name of its own and then renamed: whoever looks sees all of it or none.
+Ids of a lookup come from a container's environment, so they are validated before they become part of a path. Links out
+of the store are rejected; links within it are followed. Files are installed atomically, by a rename.
 """
 
 import contextlib
@@ -11,7 +10,7 @@ from collections.abc import Generator
 
 from accelplane.fpga import FpgaError
 from accelplane.fpga.bitstream import EXTENSIONS, Bitstream, opened
-from accelplane.fpga.ids import IdError, wanted_id
+from accelplane.fpga.ids import IdError, requested_id
 from accelplane.host import Host
 
 STORE = "/srv/intel.com/fpga"
@@ -24,15 +23,15 @@ class StoreError(FpgaError):
 
 
 class NotInStore(StoreError):
-    """There is no bitstream for that region and AFU."""
+    """No bitstream for that region and AFU."""
 
 
 class AlreadyInStore(StoreError):
-    """The file is there, and was not to be overwritten."""
+    """The file exists, and overwriting was not requested."""
 
 
 def install_path(bitstream: Bitstream, store: str = STORE) -> str:
-    """Where the bitstream belongs, empty when its ids don't say."""
+    """Returns the path of the bitstream in the store, empty if it has no valid ids."""
     try:
         return _path(store, bitstream.interface, bitstream.unique, bitstream.extension)
     except IdError:
@@ -40,7 +39,7 @@ def install_path(bitstream: Bitstream, store: str = STORE) -> str:
 
 
 def find(host: Host, region: str, afu: str, store: str = STORE) -> str:
-    """The path of the bitstream that makes `afu` of the region; GBS before AOCX.
+    """Returns the path of the bitstream of `afu` for the region; GBS before AOCX.
 
     Raises `IdError`, `NotInStore`, or `StoreError`.
     """
@@ -54,51 +53,51 @@ def find(host: Host, region: str, afu: str, store: str = STORE) -> str:
             raise StoreError(f"{path}: {error.strerror}") from None
         home, found = host.resolve(store), host.resolve(path)
         if not found.startswith(f"{home}/"):
-            raise StoreError(f"{path}: leads to {found}, out of the store; expected the file itself or a link within")
+            raise StoreError(f"{path}: resolves to {found}, expected a file within the store")
         return path
     tried = " nor ".join(_path(store, region, afu, extension) for extension in EXTENSIONS)
-    raise NotInStore(f"no bitstream for AFU {afu} in region {region}: neither {tried} is there (fpga_tool install)")
+    raise NotInStore(f"no bitstream for AFU {afu} in region {region}: found neither {tried}; use fpga_tool install")
 
 
 @contextlib.contextmanager
 def opened_for(host: Host, region: str, afu: str, store: str = STORE) -> Generator[Bitstream]:
-    """The bitstream that `find` finds, open. Raises as `find`, and `BitstreamError`."""
+    """Opens the bitstream that `find` returns. Raises as `find`, and `BitstreamError`."""
     path = find(host, region, afu, store)
     with opened(host.local(path), path) as bitstream:
         yield bitstream
 
 
 def install(host: Host, bitstream: Bitstream, store: str = STORE, *, force: bool = False, dry_run: bool = False) -> str:
-    """Copies the file to its place, which is returned; what is there already is overwritten only with `force`.
+    """Copies the file into the store and returns its path. Overwrites an existing file only with `force`.
 
-    Raises `AlreadyInStore`, `StoreError`, `BitstreamError` (what is packed in it is damaged).
+    Raises `AlreadyInStore`, `StoreError`, or `BitstreamError` for a damaged file.
     """
     path = install_path(bitstream, store)
     if not path:
         raise StoreError(
-            f"{bitstream.path}: cannot be installed, its interface id is {bitstream.interface!a} and its unique id "
+            f"{bitstream.path}: cannot install: interface id is {bitstream.interface!a} and unique id "
             f"{bitstream.unique!a}; expected 8 to 40 hexadecimal digits each"
         )
-    bitstream.size()  # unpacks it to its end
+    bitstream.size()  # decompresses all of it
     try:
         directory, _, name = path.rpartition("/")
-        local = f"{host.local(directory)}/{name}"  # the place itself, whatever a link there leads to
+        local = f"{host.local(directory)}/{name}"  # a link at the path itself is replaced, not followed
         if not force and os.path.lexists(local):
-            raise _there(path)
+            raise _exists(path)
         if not dry_run:
             _make_directories(os.path.dirname(local))
             _copy(bitstream.descriptor, local, force=force)
     except FileExistsError:
-        raise _there(path) from None
+        raise _exists(path) from None
     except OSError as error:
-        raise StoreError(f"{path}: cannot be installed: {error.strerror}") from None
+        raise StoreError(f"{path}: cannot install: {error.strerror}") from None
     return path
 
 
 @contextlib.contextmanager
-def alone(directory: str) -> Generator[int]:
-    """The directory, open, with nobody else who installs something there."""
-    import fcntl  # noqa: PLC0415 - for those who install
+def locked(directory: str) -> Generator[int]:
+    """Opens the directory and locks it against other installing processes."""
+    import fcntl  # noqa: PLC0415 - only to install
 
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -109,12 +108,12 @@ def alone(directory: str) -> Generator[int]:
         os.close(descriptor)
 
 
-def _there(path: str) -> AlreadyInStore:
-    return AlreadyInStore(f"{path}: is there already; -force overwrites it")
+def _exists(path: str) -> AlreadyInStore:
+    return AlreadyInStore(f"{path}: file exists; use -force to overwrite it")
 
 
 def _path(store: str, region: str, afu: str, extension: str) -> str:
-    return f"{store}/{wanted_id(region, 'region')}/{wanted_id(afu, 'AFU')}{extension}"
+    return f"{store}/{requested_id(region, 'region')}/{requested_id(afu, 'AFU')}{extension}"
 
 
 def _make_directories(path: str) -> None:
@@ -129,15 +128,15 @@ def _make_directories(path: str) -> None:
 def _copy(source: int, path: str, *, force: bool) -> None:
     directory, name = os.path.split(path)
     temporary = f"{directory}/.{name}.new"
-    with alone(directory) as parent:
+    with locked(directory) as parent:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)  # of one that was killed
+            os.unlink(temporary)  # of a killed process
         try:
             _write(source, temporary)
             if force:
                 os.replace(temporary, path)
             else:
-                os.link(temporary, path)  # unlike a rename, never over what came there meanwhile
+                os.link(temporary, path)  # unlike a rename it fails if the path exists
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)

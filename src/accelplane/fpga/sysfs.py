@@ -1,14 +1,14 @@
-"""What the kernel's files say of FPGAs: ports (where a function runs), FMEs (what programs it), and regions.
+"""FPGAs in sysfs: ports (which run functions), FMEs (which program ports), and regions.
 
     /sys/class/fpga_region/region0 -> ../../devices/pci0000:80/0000:80:01.0/0000:81:00.0/fpga_region/region0
       dfl-fme.0/   dev bitstream_id … dfl-fme-region.1/fpga_region/region1/compat_id
       dfl-port.0/  dev id afu_id
 
-A port that is given to a virtual function has a class device of its own below that function, while its FME stays with
-the physical one; the `physfn` link leads from one to the other. Facts: kernel documents ABI/testing/
-sysfs-platform-dfl-{fme,port}, sysfs-class-fpga-region, fpga/dfl.rst; OPAE's driver has the same under other names.
+A port of a virtual function has its own class device below that function, while its FME stays below the physical
+function; `physfn` links to it. Sources: kernel documents ABI/testing/sysfs-platform-dfl-{fme,port},
+sysfs-class-fpga-region, fpga/dfl.rst; OPAE's driver has the same attributes under other names.
 
-Nothing is opened but files of sysfs. In a tree without hardware a plain file may stand for a device node.
+Only files of sysfs are opened. In a tree without hardware a regular file may replace a device node.
 """
 
 import errno
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from accelplane.fpga import FpgaError, shown
-from accelplane.fpga.drivers import DRIVERS, Driver, Kind, kind_of, named, node_path
+from accelplane.fpga.drivers import DRIVERS, Driver, Kind, kind_of, node_path, parse_name
 from accelplane.fpga.ids import hardware_id
 from accelplane.host import Host, HostError, Missing, pci_address
 
@@ -32,11 +32,11 @@ _DIGITS = re.compile(r"[0-9]+")
 
 
 class SysfsError(FpgaError):
-    """What sysfs has of a device is not enough to use it."""
+    """Attributes of a device are missing or invalid."""
 
 
 class Pci(NamedTuple):
-    """A PCI function. Texts are as sysfs has them, empty where there is no such file."""
+    """A PCI function, with the text of its attributes, empty for missing ones."""
 
     address: str
     path: str
@@ -70,7 +70,7 @@ class Fme(NamedTuple):
 
 
 class Port(NamedTuple):
-    """A port, and the FME that programs it. `number` is the port's own inside the FPGA, as text."""
+    """A port, and the FME that programs it. `number` is its attribute `id`."""
 
     driver: Driver
     name: str
@@ -83,7 +83,7 @@ class Port(NamedTuple):
 
 
 class Region(NamedTuple):
-    """What can be programmed: the ports of an FME that have the same interface id."""
+    """The ports of an FME that have the same interface id."""
 
     interface: str
     fme: Fme
@@ -91,23 +91,23 @@ class Region(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Why a port, or a class device with all that is in it, is left out."""
+    """A skipped port or class device, and the reason."""
 
     name: str
     problem: str
 
 
 class Scan(NamedTuple):
-    """One look at all devices of a driver."""
+    """The result of a scan of all devices of a driver."""
 
     regions: tuple[Region, ...]
     faults: tuple[Fault, ...]
 
 
 def scan(host: Host, driver: Driver) -> Scan:
-    """Every region that has ports, and what could not be understood. AFU ids are not read.
+    """Returns all regions with ports, and skipped devices. Does not read AFU ids.
 
-    Ports of one FME are together, of whatever function. Raises `HostError` when there is no list of devices at all.
+    A region has the ports of all PCI functions of an FME. Raises `HostError` if devices cannot be listed.
     """
     faults: list[Fault] = []
     regions: dict[tuple[str, str], Region] = {}
@@ -129,19 +129,19 @@ def scan(host: Host, driver: Driver) -> Scan:
 
 
 def read_port(host: Host, text: str) -> Port:
-    """The port that a node's path or a name in `/dev` means. Raises `SysfsError` or `HostError`."""
+    """Returns the port of a node's path or a name in `/dev`. Raises `SysfsError` or `HostError`."""
     driver, node, path = _device(host, text, "port")
     return _port(host, driver, node, path, {})
 
 
 def read_fme(host: Host, text: str) -> Fme:
-    """The FME that a node's path or a name in `/dev` means. Raises `SysfsError` or `HostError`."""
+    """Returns the FME of a node's path or a name in `/dev`. Raises `SysfsError` or `HostError`."""
     driver, node, path = _device(host, text, "fme")
     return _fme(host, driver, node, path, _function(host, path))
 
 
 def afu_id(host: Host, port: Port) -> str | None:
-    """What is programmed into the port, None while nobody can say because it is being programmed.
+    """Returns the id of the programmed function, None while the port is being programmed.
 
     Raises `SysfsError`, `IdError` or `HostError`.
     """
@@ -149,45 +149,45 @@ def afu_id(host: Host, port: Port) -> str | None:
     try:
         return hardware_id(host.text(path), f"{path}: AFU id")
     except HostError as error:
-        # Of both drivers: while a port is disabled, which it is during programming.
+        # Both drivers return EBUSY for a disabled port, as during programming.
         if error.errno == errno.EBUSY:
             return None
         raise
 
 
 def interface_of(port: Port) -> str:
-    """The interface id of the region behind the port. Raises `SysfsError` or `IdError`."""
+    """Returns the interface id of the port's region. Raises `SysfsError` or `IdError`."""
     fme = port.fme
     ids = [hardware_id(text, f"{fme.path}: interface id") for text in fme.interfaces]
     if not ids:
         raise SysfsError(f"{fme.path}: no interface id, expected one in {fme.driver.interface_glob}")
     if len(set(ids)) == 1:
         return ids[0]
-    # A region for each port that is there, made in the order of the ports (drivers/fpga/dfl-fme-pr.c, pr_mgmt_init).
+    # One region per port, in the order of the ports (drivers/fpga/dfl-fme-pr.c, pr_mgmt_init).
     if fme.ports_num != str(len(ids)) or not port.number or int(port.number) >= len(ids):
         raise SysfsError(
-            f"{port.path}: which of the interface ids {', '.join(ids)} of {fme.name} is its own cannot be told, its id "
-            f"is {shown(port.number)} and ports_num {shown(fme.ports_num)}; expected {len(ids)} ports from 0"
+            f"{port.path}: ambiguous interface id, {fme.name} has {', '.join(ids)}: found port id "
+            f"{shown(port.number)} and ports_num {shown(fme.ports_num)}, expected {len(ids)} ports from 0"
         )
     return ids[int(port.number)]
 
 
 def port_number(port: Port) -> int:
-    """The port's number inside the FPGA. Raises `SysfsError`."""
+    """Returns the number of the port in the FPGA. Raises `SysfsError`."""
     if not port.number:
         raise SysfsError(f"{port.path}/id: no such file, expected the port's number")
     return int(port.number)
 
 
 def platform_devices(host: Host) -> tuple[list[str], list[str]]:
-    """The names of all FMEs and of all ports, of any driver; none where there is no list."""
+    """Returns the names of all FMEs and of all ports of any driver, none if they cannot be listed."""
     names: dict[Kind, list[str]] = {"fme": [], "port": []}
     try:
         listed = host.names(_PLATFORM_DEVICES)
     except HostError:
         listed = []
     for name in listed:
-        found = named(name)
+        found = parse_name(name)
         if found is not None:
             names[found[1]].append(name)
     return names["fme"], names["port"]
@@ -201,7 +201,7 @@ def _found_ports(host: Host, driver: Driver, faults: list[Fault]) -> Iterator[tu
         try:
             names = host.names(directory)
         except Missing:
-            continue  # it went away meanwhile
+            continue  # it was removed during the scan
         except HostError as error:
             faults.append(Fault(device, str(error)))
             continue
@@ -211,7 +211,7 @@ def _found_ports(host: Host, driver: Driver, faults: list[Fault]) -> Iterator[tu
 
 
 def _device(host: Host, text: str, kind: Kind) -> tuple[Driver, str, str]:
-    """The driver, the node and the directory in sysfs."""
+    """Returns the driver, the node and the directory in sysfs."""
     node = node_path(text)
     found = kind_of(host, text)
     if found is None or found[1] != kind:
@@ -224,25 +224,25 @@ def _device(host: Host, text: str, kind: Kind) -> tuple[Driver, str, str]:
     if stat.S_ISCHR(status.st_mode):
         number = _number(status.st_rdev)
         path = host.resolve(f"/sys/dev/char/{number}")
-        if named(path) == found:
+        if parse_name(path) == found:
             return driver, node, path
     elif host.is_plain_stand_in(status):
         number = ""
     else:
         raise SysfsError(f"{node}: not a character device")
-    # A tree that somebody made need not have all of /sys/dev.
+    # A test tree may lack /sys/dev.
     name = host.resolve(node).rpartition("/")[2]
     for place in host.glob(f"{driver.class_directory}/*/{name}"):
         path = host.resolve(place)
         if not number or _attribute(host, path, "dev") in ("", number):
             return driver, node, path
-    raise SysfsError(f"{node}: sysfs knows no FPGA {_word(kind)} {name} of this device's number {number}".rstrip())
+    raise SysfsError(f"{node}: no FPGA {_word(kind)} {name} with device number {number} in sysfs".rstrip())
 
 
 def _port(host: Host, driver: Driver, node: str, path: str, known: dict[str, Fme]) -> Port:
     pci = _function(host, path)
     home = pci.physical or pci
-    places = [place for place in host.glob(f"{home.path}/{driver.fme_glob}") if named(place) == (driver, "fme")]
+    places = [place for place in host.glob(f"{home.path}/{driver.fme_glob}") if parse_name(place) == (driver, "fme")]
     if len(places) != 1:
         found = ", ".join(place.rpartition("/")[2] for place in places) or "none"
         raise SysfsError(f"{path}: FMEs below {home.path}: {found}; expected exactly one ({driver.fme_glob})")
@@ -275,7 +275,7 @@ def _fme(host: Host, driver: Driver, node: str, path: str, pci: Pci) -> Fme:
 
 
 def _fme_node(host: Host, name: str, dev: str) -> str:
-    """The node of the FME: what the kernel calls it, unless that is another's, or what udev has for its number."""
+    """Returns the FME's node: by its kernel name if its device number matches, else by its number in /dev/char."""
     node = f"/dev/{name}"
     status = host.status(node)
     if status is not None and (host.is_plain_stand_in(status) or dev in ("", _number(status.st_rdev))):
@@ -283,11 +283,11 @@ def _fme_node(host: Host, name: str, dev: str) -> str:
     by_number = f"/dev/char/{dev}"
     if _DEVICE_NUMBER.fullmatch(dev) and host.exists(by_number):
         return host.resolve(by_number)
-    raise SysfsError(f"{node}: no device node of that name and the number {shown(dev)}, nor {shown(by_number)}")
+    raise SysfsError(f"{node}: found neither this device node with number {shown(dev)} nor {shown(by_number)}")
 
 
 def _function(host: Host, path: str) -> Pci:
-    """The PCI function above a directory, if it is an accelerator."""
+    """Returns the PCI function above a directory. Raises `SysfsError` unless it is an accelerator."""
     place = path
     while place.startswith(_PCI_DEVICES):
         above, _, name = place.rpartition("/")
@@ -322,7 +322,7 @@ def _pci(host: Host, path: str, *, virtual: bool = True) -> Pci:
         _pci(host, physical, virtual=False) if physical else None,
     )
     if not pci.vendor or not pci.device:
-        raise SysfsError(f"{path}: no vendor or no device id, expected both")
+        raise SysfsError(f"{path}: vendor or device id is missing")
     return pci
 
 

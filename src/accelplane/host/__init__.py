@@ -1,7 +1,7 @@
-"""The node as files: sysfs and devfs below a root, PCI, NUMA, and the kernel's notices of change. No policy.
+"""The node as files: sysfs and devfs below a root, PCI, NUMA, and the kernel's change events. No policy.
 
-The notices are imported when somebody asks for them: what they stand on (ctypes, socket) takes longer to load than all
-that a short-lived command does.
+The modules of events are imported on first use: their dependencies (ctypes, socket) take longer to load than a
+short-lived command takes to run.
 """
 
 from typing import TYPE_CHECKING

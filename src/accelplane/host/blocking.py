@@ -1,7 +1,7 @@
-"""Blocking reads beside the event loop.
+"""Blocking calls in threads of their own.
 
-A thread for each piece of work instead of a pool: an idle agent has none, and one that hangs in the kernel (a device
-that does not answer) is a daemon that holds neither the others nor the end of the process.
+One thread per call instead of a pool: an idle agent has no threads, and a call that blocks in the kernel (a device that
+does not answer) delays neither other calls nor the exit of the process, because its thread is a daemon.
 """
 
 import _thread
@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """What `work` returns or raises, computed in a thread of its own."""
+    """Runs `work` in a new thread; returns or raises its result."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
+    def set_result(result: T | None, error: BaseException | None) -> None:
         if outcome.done():
             return
         if error is not None:
@@ -31,11 +31,11 @@ async def in_thread(work: Callable[[], T]) -> T:
         failure: BaseException | None = None
         try:
             result = work()
-        except BaseException as error:  # noqa: BLE001 - handed to whoever awaits
+        except BaseException as error:  # noqa: BLE001 - raised by the await below
             failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits any more
-            loop.call_soon_threadsafe(settle, result, failure)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(set_result, result, failure)
 
-    # `threading` would have the loop wait until the new thread has had Python's interpreter lock.
+    # `threading.Thread.start` blocks the loop until the new thread has run.
     _thread.start_new_thread(run, ())
     return await outcome

@@ -6,9 +6,9 @@ kernel moves links.
 
 Below a root other than `/`, links are followed inside that root, absolute ones included, as after chroot(2). An
 absolute link to the root's own real path leads to the same place as one without that prefix. A device node may be a
-plain file or a directory there, because trees without hardware have no others. Whoever may write to the tree may
-replace a directory by a link at any time, so every component is opened relative to the directory above it, without
-following links (openat(2), O_NOFOLLOW): nothing outside the root is read or written.
+plain file or a directory there, because trees without hardware have no others. Another process may replace a directory
+of the tree by a link at any time, so every component is opened relative to the directory above it, without following
+links (openat(2), O_NOFOLLOW): nothing outside the root is read or written.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ T = TypeVar("T")
 ATTRIBUTE_LIMIT = 64 * 1024
 DIRECTORY_LIMIT = 65_536
 _MAX_LINKS = 40  # as the kernel's own limit (path_resolution(7))
-_MAX_OPEN_DIRECTORIES = 32
+_MAX_OPEN_DIRECTORIES = 64
 _OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIECE = ATTRIBUTE_LIMIT + 1  # a sysctl allocates as much memory as a read asks for
 _ABSENT = ""  # in the place of a link's text, which is never empty
@@ -124,6 +124,13 @@ class HostFiles:
         """
         return self.raw_text(path).strip()
 
+    def optional_text(self, path: str) -> str | None:
+        """As `text`, but None if the file does not exist. Raises `Unreadable`."""
+        try:
+            return self.text(path)
+        except Missing:
+            return None
+
     def write(self, path: str, text: str) -> None:
         """Writes `text` as it is into the file, with one write(2) as attributes want it.
 
@@ -144,7 +151,7 @@ class HostFiles:
             problem = error if isinstance(error, HostError) else host_error(path, error)
             raise WriteError(path, f"{problem.problem} (writing {text[:80]!a})", problem.errno) from None
         finally:
-            self.forget()
+            self._forget()
         if written != len(data):
             raise WriteError(path, f"only {written} of {len(data)} bytes written (writing {text[:80]!a})")
 
@@ -217,7 +224,7 @@ class HostFiles:
         """Remembers something odd for the log; the agent prints it once, not at every scan."""
         self.notes.append(text)
 
-    def forget(self) -> None:
+    def _forget(self) -> None:
         """Drops what is cached: a write moves links, and with them what they lead to."""
         self._links.clear()
         self._canonical.clear()

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from accelplane.host import pci, topology
-from accelplane.host.errors import HostError, Missing
+from accelplane.host.errors import HostError
 from accelplane.host.files import HostFiles
 
 
@@ -30,12 +30,11 @@ class Host(HostFiles):
         An error is noted, and the result is `-1`.
         """
         try:
-            return self.text(f"{device}/sriov_numvfs")
-        except Missing:
-            return "-1"
+            count = self.optional_text(f"{device}/sriov_numvfs")
         except HostError as error:
             self.note(f"virtual functions unknown: {error}")
-            return "-1"
+            count = None
+        return "-1" if count is None else count
 
     def is_vf(self, device: str) -> bool:
         """Whether the PCI function is a virtual one."""
@@ -54,7 +53,7 @@ class Host(HostFiles):
         """As `topology_of`, for files under `/dev` (of any other file: for its disk)."""
         return topology.of_nodes(self, nodes, self._hints)
 
-    def forget(self) -> None:
-        super().forget()
+    def _forget(self) -> None:
+        super()._forget()
         self._hints.clear()
         self._numa_nodes.clear()

@@ -1,4 +1,4 @@
-"""inotify(7), the part that is needed: directories, watched for entries that come, go or are rewritten."""
+"""inotify(7) for directories: entries that are created, deleted, moved or written."""
 
 import ctypes
 import errno
@@ -17,10 +17,10 @@ _EVENT = struct.Struct("iIII")
 
 
 class InotifyEvent(NamedTuple):
-    """`watch` is the number that `add` returned, -1 when events were lost; `name` the entry, empty for the directory.
+    """`watch` is the number that `add` returned, -1 if events were lost; `name` the entry, empty for the directory.
 
-    `gone`: the kernel has dropped the watch, its directory is no more. `written`: an entry's content may have changed,
-    nothing came or went.
+    `gone`: the kernel removed the watch with its directory. `written`: an entry's content may have changed; none was
+    created or deleted.
     """
 
     watch: int
@@ -30,7 +30,7 @@ class InotifyEvent(NamedTuple):
 
 
 class Inotify:
-    """One inotify instance. Raises `OSError` when the machine gives none."""
+    """One inotify instance. Raises `OSError`, for example at the limit of instances."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -40,24 +40,24 @@ class Inotify:
         return self._descriptor
 
     def add(self, directory: str, mask: int = COME_OR_GONE) -> int:
-        """Watches a directory, or watches it for more; the number belongs to the directory, whatever path leads there.
+        """Watches a directory, or adds to the mask of its watch. Raises `OSError`.
 
-        Raises `OSError`.
+        Returns the watch's number, which is the same for every path of the directory.
         """
         path = os.fsencode(directory)
         if b"\0" in path:
-            raise OSError(errno.EINVAL, "a path has no zero bytes", directory)
+            raise OSError(errno.EINVAL, "zero byte in path", directory)
         return self._checked(
             self._libc.inotify_add_watch(self._descriptor, path, ctypes.c_uint32(mask | _ONLYDIR | _MASK_ADD)),
             directory,
         )
 
     def remove(self, watch: int) -> None:
-        """Ends a watch; one that the kernel has dropped already is fine."""
+        """Removes a watch; no-op if the kernel has removed it."""
         self._libc.inotify_rm_watch(self._descriptor, watch)
 
     def read(self) -> Iterator[InotifyEvent]:
-        """The events that wait."""
+        """The pending events."""
         try:
             data = os.read(self._descriptor, 64 * 1024)
         except BlockingIOError:

@@ -1,8 +1,8 @@
 """NUMA nodes of devices, from sysfs.
 
-A device's node is found by walking up from its sysfs directory to the first one that knows its place
-(`numa_node`, `local_cpulist`; kernel document: Documentation/ABI/testing/sysfs-bus-pci). Device mapper devices and VFIO
-groups stand for others, their `slaves` and the members of the IOMMU group; those count too.
+A device's node is found by walking up from its sysfs directory to the first one with `numa_node` or `local_cpulist`
+(kernel document: Documentation/ABI/testing/sysfs-bus-pci). Device mapper devices and VFIO groups represent others,
+their `slaves` and the members of the IOMMU group; these count as well.
 """
 
 import os
@@ -19,7 +19,7 @@ _MAX_DEPTH = 32
 
 
 class Hint(NamedTuple):
-    """What one sysfs directory says of its place; `cpus` and `numa` as written there, maybe empty."""
+    """The attributes of one sysfs directory; `cpus` and `numa` as written there, possibly empty."""
 
     cpus: str
     numa: str
@@ -64,7 +64,7 @@ def sysfs_device(host: HostFiles, node: str) -> str:
     if status is None:
         raise Missing(node, "does not exist")
     if host.is_plain_stand_in(status):
-        # Without device numbers only the name tells: /dev/dri/card0 is /sys/class/drm/card0.
+        # Without device numbers the name identifies the device: /dev/dri/card0 is /sys/class/drm/card0.
         name = node.rpartition("/")[2]
         for subsystem in _entries(host, "/sys/class") if name else ():
             if host.exists(f"{subsystem}/{name}"):
@@ -84,10 +84,7 @@ def sysfs_device(host: HostFiles, node: str) -> str:
 
 
 def hints(host: HostFiles, device: str, cache: Cache, depth: int = 0, seen: set[str] | None = None) -> dict[str, Hint]:
-    """Hints of a sysfs device and of those it stands for, keyed by the directory that gave them.
-
-    Raises `HostError` for what cannot be read.
-    """
+    """Hints of a sysfs device and of those it represents, by the directory with the attributes. Raises `HostError`."""
     start = host.resolve(device)
     seen = set() if seen is None else seen
     if start in seen:
@@ -112,7 +109,7 @@ def hints(host: HostFiles, device: str, cache: Cache, depth: int = 0, seen: set[
 
 def _hint(host: HostFiles, directory: str, cache: Cache, depth: int) -> Hint:
     if directory not in cache:
-        cache[directory] = Hint("", "")  # whoever comes back here in a circle learns nothing more
+        cache[directory] = Hint("", "")  # ends the recursion in a cycle
         try:
             cache[directory] = _read_hint(host, directory, cache, depth)
         except HostError:
@@ -122,21 +119,21 @@ def _hint(host: HostFiles, directory: str, cache: Cache, depth: int) -> Hint:
 
 
 def _read_hint(host: HostFiles, directory: str, cache: Cache, depth: int) -> Hint:
-    cpus = _optional(host, f"{directory}/local_cpulist")
-    numa = _optional(host, f"{directory}/numa_node")
+    cpus = host.optional_text(f"{directory}/local_cpulist")
+    numa = host.optional_text(f"{directory}/numa_node")
     if numa == "-1":
         return Hint(cpus or "", "")
     if cpus or not numa:
         return Hint(cpus or "", numa or "")
     if cpus is None:
         return Hint("", numa)
-    # No CPU is local to it: firmware that reports a socket number in place of a node. Ask the parent.
+    # Without local CPUs, firmware has reported a socket number instead of a node: use the parent.
     parent: list[Hint] = []
     if depth < _MAX_DEPTH:
         try:
             parent = list(hints(host, directory.rpartition("/")[0], cache, depth + 1).values())
         except HostError as error:
-            host.note(f"{directory}: numa_node without local CPUs, and no help from its parent: {error}")
+            host.note(f"{directory}: numa_node without local CPUs, and its parent cannot be read: {error}")
     cpus = ",".join(dict.fromkeys(hint.cpus for hint in parent if hint.cpus))
     nodes = ",".join(dict.fromkeys(hint.numa for hint in parent if hint.numa))
     return Hint(cpus, nodes or numa) if cpus else Hint("", "", socket=numa)
@@ -151,7 +148,7 @@ def _dependents(host: HostFiles, device: str) -> Iterator[str]:
 
 
 def _entries(host: HostFiles, directory: str) -> Iterator[str]:
-    """What leads somewhere of a directory's entries; none where there is no such directory."""
+    """A directory's entries, without dangling links; none if there is no such directory."""
     try:
         names = host.names(directory)
     except HostError:
@@ -159,13 +156,6 @@ def _entries(host: HostFiles, directory: str) -> Iterator[str]:
     for name in names:
         if host.exists(f"{directory}/{name}"):
             yield f"{directory}/{name}"
-
-
-def _optional(host: HostFiles, path: str) -> str | None:
-    try:
-        return host.text(path)
-    except Missing:
-        return None
 
 
 def _numbers(numa: str) -> list[int]:

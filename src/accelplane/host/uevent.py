@@ -1,7 +1,7 @@
-"""The kernel's notices of devices that come and go: uevents on a netlink socket.
+"""Uevents, the kernel's events of devices that are added or removed, on a netlink socket.
 
 Format: `ACTION@DEVPATH` and then `KEY=value` texts, each ended by a zero byte (kernel source: lib/kobject_uevent.c).
-Anyone privileged may send to the group; only messages whose sender port is 0 are the kernel's.
+Privileged processes may send to the group as well; messages of the kernel have the sender port 0.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _RECEIVE_BUFFER = 1024 * 1024
 
 
 class Uevent(NamedTuple):
-    """One notice; `devpath` is below `/sys`. A lost notice (the buffer overflowed) has the action `overflow`."""
+    """One event; `devpath` is below `/sys`. The action `overflow` stands for lost events (the buffer overflowed)."""
 
     action: str
     devpath: str
@@ -29,7 +29,7 @@ OVERFLOW = Uevent("overflow", "", "", {})
 
 
 def parse_uevent(message: bytes) -> Uevent | None:
-    """The notice in `message`, None when it is not one (truncated, from another sender, binary junk)."""
+    """The event in `message`, None if it is not one (truncated, from another sender, binary data)."""
     header, *entries = message.decode("utf-8", "replace").split("\0")
     action, at, devpath = header.partition("@")
     if not at or not action.isalpha() or not devpath.startswith("/"):
@@ -39,7 +39,7 @@ def parse_uevent(message: bytes) -> Uevent | None:
 
 
 class UeventSocket:
-    """A listener. Raises `OSError` when the machine does not let this process listen."""
+    """A subscription to all uevents. Raises `OSError` if this process may not subscribe."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(
@@ -59,7 +59,7 @@ class UeventSocket:
         return self._socket.fileno()
 
     def read(self, limit: int = 256) -> Iterator[Uevent]:
-        """The notices that wait, at most `limit` of them: the caller comes back for more."""
+        """The pending events, at most `limit`; call again for more."""
         for _ in range(limit):
             try:
                 message, (sender, _groups) = self._socket.recvfrom(_MAX_MESSAGE)

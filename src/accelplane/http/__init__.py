@@ -1,9 +1,10 @@
 """HTTP/1.1 servers for untrusted clients, with or without TLS."""
 
-from accelplane.http.messages import HttpError, HttpLimits, Request, Response
+from accelplane.http.messages import PAGE_LIMITS, HttpError, HttpLimits, Request, Response
 from accelplane.http.server import Handler, HttpServer, PendingResponse, split_address
 
 __all__ = [
+    "PAGE_LIMITS",
     "Handler",
     "HttpError",
     "HttpLimits",

@@ -27,11 +27,15 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     cached_head: int = 512
     connections: int = 512
     backlog: int = 1024  # connections that wait to be accepted, and that are accepted at once
-    buffered: int = 32 * 1024 * 1024  # incomplete requests of all connections together
+    buffered: int = 8 * 1024 * 1024  # incomplete requests of all connections together; fits programs of 60 MiB
     handshake: float = 10
     request: float = 15  # to receive a request, from its first byte; also to compute and to send the response
     idle: float = 180  # longer than the API server keeps a connection, so the client closes first
     linger: float = 1  # between an error response and the close, so that the client can read the response
+
+
+# For pages of metrics and health: GET requests of scrapers, which connect about every 30 s.
+PAGE_LIMITS = HttpLimits(body=0, cached_heads=0, connections=64, backlog=64, buffered=1024 * 1024, idle=30, linger=0.2)
 
 
 class Request(Struct, frozen=True):

@@ -12,16 +12,7 @@ import ssl
 import time
 from collections.abc import Callable, Coroutine, Sequence
 
-from accelplane.http.messages import (
-    END_OF_HEAD,
-    Head,
-    HttpError,
-    HttpLimits,
-    Request,
-    Response,
-    parse_head,
-    serialize,
-)
+from accelplane.http.messages import END_OF_HEAD, Head, HttpError, HttpLimits, Request, Response, parse_head, serialize
 from accelplane.http.tls import TlsSession
 
 log = logging.getLogger(__name__)

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from accelplane.http import (
+    PAGE_LIMITS,
     Handler,
     HttpError,
-    HttpLimits,
     HttpServer,
     PendingResponse,
     Request,
@@ -59,7 +59,6 @@ OFF = "0"
 _FAREWELL = 5.0
 
 _TEXT = "text/plain; charset=utf-8"
-_PAGES = HttpLimits(body=0, connections=64, idle=30, cached_heads=0)
 
 
 class _Cache(Protocol):
@@ -256,7 +255,7 @@ class Manager:
         ):
             if address == OFF:
                 continue
-            server = HttpServer(handler, _PAGES)
+            server = HttpServer(handler, PAGE_LIMITS)
             try:
                 self.ports[name] = await server.start(*split_address(address), tls)
             except OSError as error:

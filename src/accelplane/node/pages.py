@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 
 import msgspec
 
-from accelplane.http import Handler, HttpLimits, HttpServer, PendingResponse, Request, Response, split_address
+from accelplane.http import PAGE_LIMITS, Handler, HttpServer, PendingResponse, Request, Response, split_address
 from accelplane.node import metrics
 from accelplane.node.exposition import CONTENT_TYPE
 from accelplane.node.settings import ConfigurationError
@@ -15,10 +15,6 @@ from accelplane.plugins import Sample
 
 log = logging.getLogger(__name__)
 
-# Scrapers connect about every 30 s. Descriptors of clients are missing for the kubelet's connections.
-_LIMITS = HttpLimits(
-    body=0, head=8 * 1024, cached_heads=0, connections=64, backlog=64, buffered=512 * 1024, idle=30, linger=0.2
-)
 _TEXT = "text/plain; charset=utf-8"
 
 Measure = Callable[[], Awaitable[Sequence[Sample]]]
@@ -30,7 +26,7 @@ async def serving(address: str, status: Callable[[], NodeStatus], measure: Measu
 
     Raises `ConfigurationError` if the address cannot be bound.
     """
-    server = HttpServer(_handler(status, measure), _LIMITS, methods=("GET", "HEAD"))
+    server = HttpServer(_handler(status, measure), PAGE_LIMITS, methods=("GET", "HEAD"))
     try:
         await server.start(*split_address(address))
     except ValueError as error:

@@ -1,7 +1,7 @@
 """Intel Dynamic Load Balancers, `dlb.intel.com/pf` and `/vf`: from `/dev/dlb*` to devices.
 
-A physical function whose virtual functions are enabled has given its resources away, so it is not handed out itself.
-Driver: dlb2 (out of tree), whose class directory leads from a node's name to its PCI function.
+A physical function with enabled virtual functions has no resources of its own, so it is not published.
+Driver: dlb2 (out of tree), whose class directory links a node's name to its PCI function.
 """
 
 import re

@@ -77,7 +77,8 @@ class _QueuePlugin(Plugin[ConfigT]):
     async def preferred_allocation(
         self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
-        return preferred("none", available, must_include, size, in_use, group=_device_of)
+        # `wq0` stands for the device of the queue `wq0.1`.
+        return preferred("none", available, must_include, size, in_use, group=lambda unit: unit.partition(".")[0])
 
     def _queue(self, host: Host, path: str, queue: str) -> Iterator[Device | Skipped]:
         """Yields the IDs of one work queue. Raises `HostError`."""
@@ -148,11 +149,6 @@ class IaaPlugin(_QueuePlugin[IaaConfig]):
     config_type = IaaConfig
     device, nodes = "iax", "/dev/iax"
     watch = Watch(frozenset(("dsa", "pci")), ("/dev/iax", "/dev/char"))
-
-
-def _device_of(unit: str) -> str:
-    """Returns the same text for all queues of one device: `wq0` for `wq0.1`."""
-    return unit.partition(".")[0]
 
 
 def _queue_nodes(host: Host, path: str) -> tuple[DeviceNode, ...]:

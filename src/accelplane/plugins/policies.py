@@ -1,7 +1,6 @@
 """Allocation policies: which of the available device IDs a container should get.
 
-A unit is the physical device behind one or several IDs. Containers that run already count: `in_use` has the number of
-allocated IDs of each unit.
+A unit is the physical device behind one or several IDs. `in_use` has the number of allocated IDs of each unit.
 
 - `none` takes one ID of each unit before it takes a second one of any. Among these units it takes the one that is
   least in use, so containers that ask for one device spread evenly, whatever the order of the kubelet's offer.
@@ -15,23 +14,21 @@ to natural order (`card2` before `card10`). Equal requests get equal answers.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec import Struct
+
 from accelplane.devices import Device, natural
 
 POLICIES = ("none", "balanced", "packed")
 
 
-class _Unit:
-    """A unit during one decision: its IDs that are still available, in natural order, and how many are chosen."""
+class _Unit(Struct):
+    """A unit during one decision: how many IDs are in use and chosen, and which are available."""
 
-    __slots__ = ("available", "chosen", "group", "numa", "rank", "used")
-
-    def __init__(self, rank: int, group: str, used: int) -> None:
-        self.rank = rank
-        self.group = group
-        self.used = used
-        self.available: list[str] = []
-        self.chosen = 0
-        self.numa: frozenset[int] = frozenset()
+    group: str
+    used: int
+    chosen: int = 0
+    available: list[str] = []
+    numa: frozenset[int] = frozenset()
 
 
 def preferred(
@@ -45,56 +42,44 @@ def preferred(
 ) -> list[str]:
     """Returns the `size` IDs that the policy prefers, those of `must_include` first.
 
-    `available` contains `must_include`, as in the kubelet's request; `in_use` maps units to their number of allocated
-    IDs. `group` names the device that a unit is a part of: `none` spreads over groups where units are equally used.
-    Raises `ValueError` if there are fewer than `size` IDs.
+    `available` contains `must_include`, as in the kubelet's request. `group` maps a unit to the device that it is a
+    part of: `none` spreads over groups where units are equally used. Raises `ValueError` if there are too few IDs.
     """
     if size > len(available):
         raise ValueError(
             f"AllocationSize ({size}) is greater than the number of available device IDs ({len(available)})"
         )
+    rule = _RULES[policy]
     chosen = dict.fromkeys(device.id for device in must_include)
-    units = _units(available, must_include, in_use, group)
-    near = frozenset[int]().union(*(unit.numa for unit in units if unit.chosen))
     group_use = Counter[str]()
     for name, count in in_use.items():
         group_use[group(name)] += count
-    for unit in units:
-        group_use[unit.group] += unit.chosen
-
-    rule = _RULES[policy]
+    near = frozenset[int]()
+    devices = {device.id: device for device in (*available, *must_include)}.values()
+    names = sorted({device.unit for device in devices}, key=natural)
+    units = {name: _Unit(group(name), in_use.get(name, 0)) for name in names}
+    for device in devices:
+        unit = units[device.unit]
+        if isinstance(device.topology, tuple):
+            unit.numa |= frozenset(device.topology)
+        if device.id not in chosen:
+            unit.available.append(device.id)
+            continue
+        unit.chosen += 1
+        group_use[unit.group] += 1
+        near |= unit.numa
     while len(chosen) < size:
-        candidates = [unit for unit in units if unit.available]
+        candidates = [unit for unit in units.values() if unit.available]
         if not candidates:
             break
-        unit = min(candidates, key=lambda unit: (*rule(unit, not unit.numa & near, group_use[unit.group]), unit.rank))
-        chosen[unit.available.pop(0)] = None
+        unit = min(candidates, key=lambda unit: rule(unit, not unit.numa & near, group_use[unit.group]))
+        key = min(unit.available, key=natural)
+        unit.available.remove(key)
+        chosen[key] = None
         unit.chosen += 1
         group_use[unit.group] += 1
         near |= unit.numa
     return list(chosen)
-
-
-def _units(
-    available: Sequence[Device],
-    must_include: Sequence[Device],
-    in_use: Mapping[str, int],
-    group: Callable[[str], str],
-) -> list[_Unit]:
-    required = {device.id for device in must_include}
-    devices = {device.id: device for device in (*available, *must_include)}
-    names = sorted({device.unit for device in devices.values()}, key=natural)
-    units = {name: _Unit(rank, group(name), in_use.get(name, 0)) for rank, name in enumerate(names)}
-    for key in sorted(devices, key=natural):
-        device = devices[key]
-        unit = units[device.unit]
-        if isinstance(device.topology, tuple):
-            unit.numa |= frozenset(device.topology)
-        if key in required:
-            unit.chosen += 1
-        else:
-            unit.available.append(key)
-    return list(units.values())
 
 
 # From a unit, whether it is on none of the chosen NUMA nodes, and the use of its group. The lowest result is preferred.

@@ -24,7 +24,7 @@ from accelplane.plugins.base import Config, Plugin, Sample, Watch
 
 ENCLAVE, PROVISION, VEPC = "/dev/sgx_enclave", "/dev/sgx_provision", "/dev/sgx_vepc"
 CDI_KIND = "intel.cdi.k8s.io/sgx"
-DEFAULT_LIMIT = 110  # maxPods of the kubelet
+DEFAULT_LIMIT = 110  # as the default of maxPods in the kubelet
 
 _MAX_LIMIT = 100_000  # the kubelet receives messages of up to 4 MiB
 _ABSENT = "no such device node"
@@ -156,16 +156,11 @@ class SgxPlugin(Plugin[SgxConfig]):
             return Skipped(path, fault, warning=True)
         if self.config.enclave_only:
             return Skipped(path, fault)
-        return Skipped(
-            path, f"{fault}; {ENCLAVE} is not published either, set enclave-only to publish it", warning=True
-        )
+        return Skipped(path, f"{fault}; {ENCLAVE} is not published either, unless enclave-only is set", warning=True)
 
 
 def node_fault(host: Host, path: str) -> str:
-    """Returns why containers cannot use the device node, or an empty text.
-
-    A file that is no character device counts as usable, with a note.
-    """
+    """Returns why containers cannot use the device node, or an empty text. Other files are usable, with a note."""
     status = host.status(path)
     if status is None:
         return _ABSENT
@@ -199,10 +194,7 @@ def likely_cause(epc: Epc, faulty: Collection[str]) -> str:
         return f"SGX is disabled: {also}the firmware (BIOS) disables it, or the kernel has no CONFIG_X86_SGX"
     if (flags is not None and "sgx_lc" not in flags) or (cpu is not None and not cpu.flexible):
         return f"the firmware (BIOS) locks flexible launch control: Linux then supports no enclaves, only {VEPC}"
-    return (
-        "SGX is enabled: the driver is not loaded or found no EPC (see sgx in the kernel log), or its nodes are not "
-        "mounted in this container"
-    )
+    return "SGX is enabled: the driver is not loaded or found no EPC (see the kernel log), or its nodes are not mounted"
 
 
 def _shares(resource: str, path: str, count: int) -> tuple[Device, ...]:

@@ -1,4 +1,4 @@
-"""PCI functions handed to containers through VFIO: their nodes, and the variables that tell their addresses.
+"""PCI functions in containers through VFIO: their device nodes, and the variables with their addresses.
 
 Kernel document: Documentation/driver-api/vfio.rst. A container needs the node of the function's IOMMU group and the
 one that all groups share.
@@ -16,7 +16,7 @@ CONTAINER_NODE = DeviceNode("/dev/vfio/vfio")
 
 
 def group_nodes(host: Host, address: str) -> tuple[DeviceNode, DeviceNode]:
-    """The nodes for the function at the PCI address. Raises `HostError` when it has no IOMMU group."""
+    """The nodes for the function at the PCI address. Raises `HostError` if it has no IOMMU group."""
     return DeviceNode(f"/dev/vfio/{vfio_group(host, address)}"), CONTAINER_NODE
 
 
@@ -34,8 +34,8 @@ def iommufd_nodes(host: Host, address: str) -> tuple[DeviceNode, ...]:
 
 
 def numbered(variable: str, devices: Sequence[Device], allocation: Allocation) -> Allocation:
-    """The allocation with the addresses of its devices as `<variable>0`, `<variable>1`, … in the order asked for.
+    """The allocation with the addresses of its devices as `<variable>0`, `<variable>1`, … in the order of the request.
 
-    Only these variables remain: the devices' own are numbered by the scan, for which no container has a use.
+    These replace the devices' own variables, which are numbered by the scan.
     """
     return replace(allocation, envs={f"{variable}{number}": device.id for number, device in enumerate(devices)})

@@ -1,4 +1,4 @@
-"""Nodes provisioned as desired state: what the init containers of the device families do, with read-back and undo.
+"""Declarative provisioning of devices, in place of the init containers of the device families.
 
-`steps` says how a device is brought from what it is to what it should be; `qat`, `idxd` and `dlb` say what that is.
+`steps` reconciles a device with its desired state; the planners in `qat`, `idxd` and `dlb` compute the differences.
 """

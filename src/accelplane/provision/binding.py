@@ -52,6 +52,11 @@ def vf_count_step(
     return Step(what=what, path=path, text=str(after), undo=(path, str(before)), skip_on=skip_on, explain=explain)
 
 
+def missing_vfs(count: int, found: int) -> str:
+    """The problem of a physical function whose virtual ones are not all in sysfs."""
+    return f"sriov_numvfs is {count}, but sysfs shows {found} virtual functions"
+
+
 def read_number(host: Host, path: str) -> int:
     """The attribute's number. Raises `HostError`."""
     text = host.text(path)

@@ -1,7 +1,7 @@
-"""The files that say how devices are wanted: one for all nodes, and one for a node by its name, which then replaces it.
+"""Configuration files of the desired state: one for all nodes, and one per node, which replaces it there.
 
-They lie in a directory of this process, a mounted ConfigMap as a rule, and not below the root that is provisioned. What
-is wrong in them ends the command before anything is written.
+They are in a directory of this process, usually a mounted ConfigMap, and not below the root that is provisioned. Errors
+in them end the command before anything is written.
 """
 
 import errno
@@ -16,9 +16,9 @@ _NODE_NAME_LIMIT = 253  # of a Kubernetes object
 
 
 class ConfigError(Exception):
-    """Something in a configuration file, or in an environment variable, which `file` names then, cannot be used.
+    """A configuration file, or the environment variable with the name in `file`, is invalid.
 
-    `line` counts from 1; 0 where no line is to blame.
+    `line` counts from 1; 0 for errors without a line.
     """
 
     def __init__(self, file: str, line: int, found: str, expected: str) -> None:
@@ -32,16 +32,16 @@ class ConfigError(Exception):
 
 
 class ConfigFile(msgspec.Struct, frozen=True):
-    """One file: where it lies and what it says."""
+    """The path and the text of a file."""
 
     path: str
     text: str
 
 
 def find(config_dir: str, name: str, node_name: str) -> ConfigFile | None:
-    """The file that counts on this node: `<name>-<node name>.conf`, else `<name>.conf`; None when there is neither.
+    """This node's file: `<name>-<node name>.conf`, else `<name>.conf`; None if neither exists.
 
-    Raises `ConfigError` for one that cannot be read.
+    Raises `ConfigError` if it cannot be read.
     """
     if len(node_name) > _NODE_NAME_LIMIT or "/" in node_name or "\0" in node_name:
         raise ConfigError("NODE_NAME", 0, shown(node_name), "the name of a Kubernetes node")
@@ -55,7 +55,7 @@ def find(config_dir: str, name: str, node_name: str) -> ConfigFile | None:
 
 
 def read(path: str) -> str | None:
-    """The text of a configuration file, None when there is no such file. Raises `ConfigError`."""
+    """The text of a configuration file, None if it does not exist. Raises `ConfigError`."""
     try:
         with open(path, "rb", opener=_opened) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -64,7 +64,7 @@ def read(path: str) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:  # of a node whose own name is almost as long as a file's may be
+        if error.errno == errno.ENAMETOOLONG:  # the node's name is almost as long as a file name may be
             return None
         raise ConfigError(path, 0, f"a file that cannot be read ({error.strerror})", "a text file") from None
     if len(data) > CONFIG_LIMIT:
@@ -79,10 +79,10 @@ def read(path: str) -> str | None:
 
 
 def shown(text: str) -> str:
-    """A piece of somebody's text as messages quote it: short and printable."""
+    """The text quoted for messages: short and printable."""
     return ascii(text if len(text) <= 80 else f"{text[:80]}…")
 
 
 def _opened(path: str, flags: int) -> int:
-    # O_NONBLOCK: a FIFO without a writer must not hold the program.
+    # O_NONBLOCK: a FIFO without a writer must not block.
     return os.open(path, flags | os.O_NONBLOCK)

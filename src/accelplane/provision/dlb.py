@@ -1,8 +1,8 @@
-"""DLB physical functions (PF): virtual functions (VF) enabled, and given their share of the PF's resources.
+"""DLB physical functions (PF): virtual functions (VF), and their share of the PF's resources.
 
-Facts: Intel's out-of-tree dlb2 driver and its guide to SR-IOV. A VF starts without resources and is of no use until it
-has some, which can be written to `vf<N>_resources/` of its PF only while no driver has it. So a VF that has none at all
-is taken for one that nobody has looked after yet; one that has any is left as it is.
+Facts: Intel's out-of-tree dlb2 driver and its guide to SR-IOV. A VF needs resources, which can be written to
+`vf<N>_resources/` of its PF only while no driver is bound to the VF. A VF without any is set up, and one that has some
+is not changed.
 """
 
 import errno
@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from accelplane.host import Host, HostError, Missing, pci_address
 from accelplane.host.drivers import vf_address, vf_links
 from accelplane.provision import config as files
-from accelplane.provision.binding import read_number, vf_count_step
+from accelplane.provision.binding import missing_vfs, read_number, vf_count_step
 from accelplane.provision.config import ConfigError, shown
 from accelplane.provision.steps import Plan, Planner, Step
 
-# What the original init container gives its one VF.
+# The resources that the original init container writes to its single VF.
 ONE_VF: Mapping[str, int] = {
     "num_atomic_inflights": 2048,
     "num_dir_credits": 2048,
@@ -37,14 +37,14 @@ MAX_VFS = 16
 
 _DRIVER = "dlb2"
 _DRIVERS = f"/sys/bus/pci/drivers/{_DRIVER}"
-# A device in use, or one that this container must not write to, was never an error to the original.
-_NOT_TO_BE_HAD = (errno.EBUSY, errno.EROFS, errno.EACCES, errno.EPERM)
+# The original treats a device in use, and one that its container cannot write to, as success.
+SKIP_ERRNOS = (errno.EBUSY, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class DlbConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wanted: how many VFs each PF has, or only the first one. `resources` of each VF, where they are told.
+    """The desired state: `vfs` of every PF, or of the first one, with the `resources` that the file sets for each VF.
 
-    `force`: VFs that are there in another number are replaced. `file` is where that is written.
+    With `force`, VFs in another number are replaced. `file` is the path of the file.
     """
 
     vfs: int = 1
@@ -57,12 +57,12 @@ class DlbConfig(msgspec.Struct, frozen=True, kw_only=True):
 class _Vf(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     driver: str
-    resources: str  # their directory
+    resources: str  # their directory, `has` what it contains
     has: Mapping[str, int]
 
 
 class _Pf(msgspec.Struct, frozen=True, kw_only=True):
-    """What a PF shows. `has` is what there is in all, empty when it does not tell."""
+    """A PF in sysfs. `has` is its `total_resources`, empty if it has no such directory."""
 
     path: str
     total: int | None = None
@@ -74,7 +74,7 @@ class _Pf(msgspec.Struct, frozen=True, kw_only=True):
 def read_config(config_dir: str, environment: Mapping[str, str], *, pfs: str = "all", force: bool = False) -> DlbConfig:
     """From `dlb.conf` or `dlb-<NODE_NAME>.conf`, and `DLB_VFS` and `DLB_PFS`, which win. Raises `ConfigError`.
 
-    `pfs` is what counts where nothing is said.
+    `pfs` is the default.
     """
     file = files.find(config_dir, "dlb", environment.get("NODE_NAME", ""))
     config = parse(file.path, file.text, pfs) if file else DlbConfig(pfs=pfs)
@@ -88,7 +88,7 @@ def read_config(config_dir: str, environment: Mapping[str, str], *, pfs: str = "
 def parse(path: str, text: str, pfs: str = "all") -> DlbConfig:
     """From lines `VFs=2`, `PFs=all` or `first`, and resources of each VF as `num_ldb_ports=64`.
 
-    `pfs` is what counts where nothing is said. Raises `ConfigError`.
+    `pfs` is the default. Raises `ConfigError`.
     """
     found: dict[str, str] = {}
     vfs, resources = 1, dict[str, int]()
@@ -111,7 +111,7 @@ def parse(path: str, text: str, pfs: str = "all") -> DlbConfig:
 
 
 def planners(host: Host, config: DlbConfig) -> list[Planner]:
-    """A planner for each PF that the configuration is about. Raises `Unreadable`."""
+    """A planner for each PF that the configuration covers. Raises `Unreadable`."""
     try:
         names = host.names(_DRIVERS)
     except Missing:
@@ -123,38 +123,43 @@ def planners(host: Host, config: DlbConfig) -> list[Planner]:
 
 
 def plan(config: DlbConfig, address: str, host: Host) -> Plan:
-    """What the PF needs now."""
+    """The writes that the PF needs now."""
     try:
-        pf = _look(host, f"{_DRIVERS}/{address}")
+        pf = _read(host, f"{_DRIVERS}/{address}")
     except HostError as error:
         return Plan(device=address, failure=str(error))
-    made = Plan(device=address, now=_told(pf))
+    made = Plan(device=address, now=_properties(pf))
     if pf.total is None:
-        return replace(made, refusal="it has no sriov_totalvfs: SR-IOV is off in the firmware, or this is a VM")
+        return replace(
+            made, skip_reason="no sriov_totalvfs: SR-IOV is disabled in the firmware, or this is a virtual machine"
+        )
     share, failure = _share(config, pf)
     if failure:
         return replace(made, failure=failure)
-    anew = config.force and pf.count not in (0, config.vfs)
-    if anew or not pf.count:
-        steps = [vf_count_step(pf.path, pf.count, 0, skip_on=_NOT_TO_BE_HAD)] if anew else []
-        steps.append(vf_count_step(pf.path, 0, config.vfs, skip_on=_NOT_TO_BE_HAD))
+    replaced = config.force and pf.count not in (0, config.vfs)
+    if replaced or not pf.count:
+        steps = [vf_count_step(pf.path, pf.count, 0, skip_on=SKIP_ERRNOS)] if replaced else []
+        steps.append(vf_count_step(pf.path, 0, config.vfs, skip_on=SKIP_ERRNOS))
         later = [f"resources of each VF: {_listed(share)}"]
-        return replace(made, steps=steps, later=later, back=_way_back(config, pf, address) if anew else None)
+        return replace(made, steps=steps, later=later, rollback=_rollback(config, pf, address) if replaced else None)
     if pf.count != config.vfs:
-        return replace(made, refusal=f"{pf.count} VFs are enabled, {config.vfs} wanted, which stays so unless forced")
-    notes = [f"{pf.count} VFs are enabled, {len(pf.vfs)} are to be seen"] if len(pf.vfs) != pf.count else []
+        return replace(
+            made, skip_reason=f"sriov_numvfs is {pf.count}, expected {config.vfs}; use --force to replace the VFs"
+        )
+    shown_vfs = len(pf.vfs)
+    notes = [missing_vfs(pf.count, shown_vfs)] if shown_vfs != pf.count else []
     bare = [vf for vf in pf.vfs if _is_bare(vf, share)]
     what = f"resources of {len(bare)} VF{'s' * (len(bare) > 1)}: {_listed(share)}"
-    return replace(made, steps=[step for vf in bare for step in _provided(vf, share, what)], notes=notes)
+    return replace(made, steps=[step for vf in bare for step in _setup_steps(vf, share, what)], notes=notes)
 
 
-def _way_back(config: DlbConfig, pf: _Pf, address: str) -> Planner:
-    """VFs that are taken away come back without what they had: to write the old number would not do."""
+def _rollback(config: DlbConfig, pf: _Pf, address: str) -> Planner:
+    """The rollback planner: VFs that are disabled and enabled again have lost their resources."""
     had = max((vf.has for vf in pf.vfs), key=lambda has: sum(has.values()), default=config.resources)
     return partial(plan, replace(config, vfs=pf.count, resources=had, force=True), address)
 
 
-def _look(host: Host, path: str) -> _Pf:
+def _read(host: Host, path: str) -> _Pf:
     """Raises `HostError`."""
     try:
         total = read_number(host, f"{path}/sriov_totalvfs")
@@ -181,12 +186,12 @@ def _vf(host: Host, path: str, link: str) -> _Vf:
 
 
 def _resources(host: Host, directory: str) -> dict[str, int]:
-    """Those of the directory that are known here. Raises `HostError`."""
+    """The known resources in the directory. Raises `HostError`."""
     return {name: read_number(host, f"{directory}/{name}") for name in ONE_VF if host.exists(f"{directory}/{name}")}
 
 
-def _told(pf: _Pf) -> dict[str, str]:
-    """The PF for people."""
+def _properties(pf: _Pf) -> dict[str, str]:
+    """The PF, for `Plan.now`."""
     now = {"driver": _DRIVER}
     if pf.total is not None:
         now["VFs"] = f"{pf.count} of {pf.total}"
@@ -203,31 +208,31 @@ def _listed(resources: Mapping[str, int]) -> str:
 
 
 def _share(config: DlbConfig, pf: _Pf) -> tuple[dict[str, int], str]:
-    """What each VF gets, and why that cannot be, if it cannot."""
+    """The resources of each VF, and the problem if the PF has too few."""
     if config.vfs > (pf.total or 0):
-        return {}, f"{config.vfs} VFs wanted, it can have {pf.total}"
+        return {}, f"{config.vfs} VFs expected, but sriov_totalvfs is {pf.total}"
     if config.vfs > 1 and not pf.has:
-        return {}, f"{config.vfs} VFs wanted, and there is no total_resources to divide"
+        return {}, f"{config.vfs} VFs expected, but there is no total_resources to divide"
     if config.vfs == 1:
         share = {name: min(value, pf.has.get(name, value)) for name, value in ONE_VF.items()}
     else:
         share = {name: value // config.vfs for name, value in pf.has.items()}
     for name, value in config.resources.items():
         if value * config.vfs > pf.has.get(name, value * config.vfs):
-            return {}, f"{name}={value} wanted for each of {config.vfs} VFs, it has {pf.has[name]} in all"
+            return {}, f"{name}={value} for each of {config.vfs} VFs, but total_resources has {pf.has[name]}"
         share[name] = value
     return share, ""
 
 
 def _is_bare(vf: _Vf, share: Mapping[str, int]) -> bool:
-    """Whether nobody has looked after the VF, or somebody has begun to give it that share."""
+    """Whether the VF has no resources yet, or only a part of that share."""
     if vf.driver == _DRIVER:
         return bool(vf.has) and not any(vf.has.values())
     return not vf.driver and all(value in (0, share.get(name)) for name, value in vf.has.items())
 
 
-def _provided(vf: _Vf, share: Mapping[str, int], what: str) -> Iterator[Step]:
-    """The way of a VF to its share, and to the driver."""
+def _setup_steps(vf: _Vf, share: Mapping[str, int], what: str) -> Iterator[Step]:
+    """The steps that write the share to the VF, and bind it to the driver again."""
     bind, unbind = (f"{_DRIVERS}/bind", vf.address), (f"{_DRIVERS}/unbind", vf.address)
     if vf.driver:
         yield Step(what=what, path=unbind[0], text=vf.address, undo=bind)

@@ -1,9 +1,9 @@
-"""QAT physical functions (PF): their services, their virtual functions (VF) enabled and given to vfio-pci, auto-reset.
+"""QAT physical functions (PF): their services, virtual functions (VF) and their driver, auto-reset.
 
 Facts: Documentation/ABI/testing/sysfs-driver-qat, and the drivers below drivers/crypto/intel/qat. Services can be
-written only while the device is down, which takes its VFs away; kernels read them back in an order of their own; any
-number in `sriov_numvfs` enables all VFs and restarts the device. Only the drivers of the fourth generation on have
-`qat/`. The configuration is that of both generations of the original init container.
+written only while the device is down, which disables its VFs; kernels return them in another order; any number in
+`sriov_numvfs` enables all VFs and restarts the device. Only the drivers from the fourth generation have `qat/`. The
+configuration is that of both generations of the original init container.
 """
 
 import errno
@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from accelplane.host import Host, HostError, Missing, Unreadable
+from accelplane.host import Host, HostError, Unreadable
 from accelplane.host.drivers import (
     VFIO_PCI,
     driver_of,
@@ -26,7 +26,7 @@ from accelplane.host.drivers import (
 from accelplane.host.pci import DEVICES
 from accelplane.plugins.qat.models import VENDOR, QatModel, model_of_pf
 from accelplane.provision import config as files
-from accelplane.provision.binding import bind_steps, read_number, vf_count_step
+from accelplane.provision.binding import bind_steps, missing_vfs, read_number, vf_count_step
 from accelplane.provision.config import ConfigError, shown
 from accelplane.provision.steps import Plan, Planner, Step
 
@@ -45,10 +45,10 @@ _SERVICES, _AUTO_RESET = "ServicesEnabled", "AutoresetEnabled"
 
 
 class QatConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wanted of every PF with one of `pf_ids`. Empty `services` and `auto_reset` are left as they are.
+    """The desired state of every PF with one of `pf_ids`. Empty `services` and `auto_reset` are not changed.
 
-    `vf_driver` gets the VFs, empty leaves them to whom they are. `force`: VFs that are there in another number are
-    replaced, and those of UIO drivers taken. `file` is where that is written.
+    The VFs are bound to `vf_driver`; if it is empty, their drivers are not changed. With `force`, VFs in another number
+    are replaced, also those bound to UIO drivers. `file` is the path of the file.
     """
 
     services: str = ""
@@ -65,7 +65,7 @@ class _Vf(msgspec.Struct, frozen=True):
 
 
 class _Pf(msgspec.Struct, frozen=True, kw_only=True):
-    """What a PF shows. Attributes that it has not are None."""
+    """A PF in sysfs. Attributes that do not exist are None."""
 
     address: str
     path: str
@@ -131,57 +131,57 @@ def parse(path: str, text: str) -> tuple[str, str]:
 
 
 def planners(host: Host, config: QatConfig) -> list[Planner]:
-    """A planner for each PF that the configuration is about. Raises `Unreadable`."""
-    wanted = {f"0x{number.removeprefix('0x')}" for number in config.pf_ids}
+    """A planner for each PF that the configuration covers. Raises `Unreadable`."""
+    desired = {f"0x{number.removeprefix('0x')}" for number in config.pf_ids}
     return [
-        partial(plan, config, device.address) for device in host.pci_devices(f"0x{VENDOR}") if device.device in wanted
+        partial(plan, config, device.address) for device in host.pci_devices(f"0x{VENDOR}") if device.device in desired
     ]
 
 
 def plan(config: QatConfig, address: str, host: Host) -> Plan:
-    """What the PF needs now."""
+    """The writes that the PF needs now."""
     try:
-        pf = _look(config, address, host)
+        pf = _read(config, address, host)
     except HostError as error:
         return Plan(device=address, failure=str(error))
-    made = Plan(device=address, now=_told(pf))
+    made = Plan(device=address, now=_properties(pf))
     unbound = [vf for vf in pf.vfs if config.vf_driver not in ("", vf.driver)]
-    # Only groups of VFs that would be taken away are tried: while one is, nobody else can open it.
-    occupied = {vf.address: why for vf in unbound if (why := _occupied(config, host, vf))}
-    free = [vf for vf in unbound if vf.address not in occupied]
+    # Only groups of VFs that would be unbound are opened: while one is open here, no other process can open it.
+    in_use = {vf.address: why for vf in unbound if (why := _use(config, host, vf))}
+    free = [vf for vf in unbound if vf.address not in in_use]
     if failure := _failure(config, pf, binds=bool(free)):
         return replace(made, failure=failure)
     if pf.driver != pf.model.pf_driver:
-        return replace(made, refusal=f"the driver {pf.driver} has it, expected {pf.model.pf_driver}")
+        return replace(made, skip_reason=f"bound to the driver {pf.driver}, expected {pf.model.pf_driver}")
     change = _change(config, pf)
-    anew = bool(pf.count) and (bool(change) or (config.force and pf.count != pf.total))
-    if anew:
-        occupied |= {vf.address: why for vf in pf.vfs if vf not in unbound and (why := _occupied(config, host, vf))}
-    if anew and occupied:
-        return replace(made, refusal=f"{change or f'{pf.total} VFs'} wanted, but {'; '.join(_occupations(occupied))}")
+    replaced = bool(pf.count) and (bool(change) or (config.force and pf.count != pf.total))
+    if replaced:
+        in_use |= {vf.address: why for vf in pf.vfs if vf not in unbound and (why := _use(config, host, vf))}
+    if replaced and in_use:
+        return replace(made, skip_reason=f"{change or f'{pf.total} VFs'} needed, but {'; '.join(_uses(in_use))}")
 
-    steps = [vf_count_step(pf.path, pf.count, 0)] if anew else []
+    steps = [vf_count_step(pf.path, pf.count, 0)] if replaced else []
     steps += _services(config, pf, change)
     later: list[str] = []
     notes: list[str] = []
-    if anew or not pf.count:
-        steps.append(vf_count_step(pf.path, 0, pf.total or 0, explain=_without_iommu))
+    if replaced or not pf.count:
+        steps.append(vf_count_step(pf.path, 0, pf.total or 0, explain=_explain_einval))
         later += [f"driver of the VFs -> {config.vf_driver}"] if config.vf_driver else []
     else:
-        notes += _shortcomings(pf, occupied)
+        notes += _remaining_differences(pf, in_use)
         what = f"driver of {len(free)} VF{'s' * (len(free) > 1)} -> {config.vf_driver}"
         for vf in free:
             steps += bind_steps(host, vf.address, config.vf_driver, what, part=vf.address)
     if pf.model.detects_services and config.auto_reset not in ("", pf.auto_reset):
         if pf.auto_reset is None:
-            notes.append("auto-reset cannot be set: there is no qat/auto_reset, as on kernels before 6.9")
+            notes.append("auto-reset cannot be set: no qat/auto_reset (Linux 6.9 or newer)")
         else:
             steps.append(_set(pf, "auto-reset", "auto_reset", pf.auto_reset, config.auto_reset, part="auto-reset"))
-    return replace(made, steps=steps, later=later, notes=notes, back=_way_back(config, pf) if anew else None)
+    return replace(made, steps=steps, later=later, notes=notes, rollback=_rollback(config, pf) if replaced else None)
 
 
-def _way_back(config: QatConfig, pf: _Pf) -> Planner:
-    """VFs that are taken away come back with the kernel's own driver: to write the old texts would not do."""
+def _rollback(config: QatConfig, pf: _Pf) -> Planner:
+    """The rollback planner: VFs that are disabled and enabled again are bound to the kernel's own driver."""
     had_it = any(vf.driver == config.vf_driver for vf in pf.vfs)
     before = replace(
         config,
@@ -193,13 +193,13 @@ def _way_back(config: QatConfig, pf: _Pf) -> Planner:
     return partial(plan, before, pf.address)
 
 
-def _look(config: QatConfig, address: str, host: Host) -> _Pf:
+def _read(config: QatConfig, address: str, host: Host) -> _Pf:
     """Raises `HostError`."""
     path = f"{DEVICES}/{address}"
     model = model_of_pf(host.text(f"{path}/device"))
     if model is None:
-        raise Unreadable(f"{path}/device", "no QAT physical function any more")
-    state = _optional(host, f"{path}/qat/state")
+        raise Unreadable(f"{path}/device", "not a QAT physical function any more")
+    state = host.optional_text(f"{path}/qat/state")
     if state not in (None, "up", "down"):
         raise Unreadable(f"{path}/qat/state", f"found {shown(state)}, expected up or down")
     total = read_number(host, f"{path}/sriov_totalvfs") if host.exists(f"{path}/sriov_totalvfs") else None
@@ -212,15 +212,15 @@ def _look(config: QatConfig, address: str, host: Host) -> _Pf:
         total=total,
         count=0 if total is None else read_number(host, f"{path}/sriov_numvfs"),
         state=state,
-        services=_optional(host, f"{path}/qat/cfg_services"),
-        auto_reset=_optional(host, f"{path}/qat/auto_reset"),
+        services=host.optional_text(f"{path}/qat/cfg_services"),
+        auto_reset=host.optional_text(f"{path}/qat/auto_reset"),
         vfs=[_Vf(vf, driver_of(host, vf)) for vf in vfs],
         vf_driver_is_loaded=not config.vf_driver or is_loaded(host, config.vf_driver),
     )
 
 
-def _told(pf: _Pf) -> dict[str, str]:
-    """The PF for people."""
+def _properties(pf: _Pf) -> dict[str, str]:
+    """The PF, for `Plan.now`."""
     now = {"driver": pf.driver or "none"}
     shows = {"state": pf.state, "services": pf.services, "auto-reset": pf.auto_reset}
     now |= {name: value for name, value in shows.items() if value is not None}
@@ -233,68 +233,71 @@ def _told(pf: _Pf) -> dict[str, str]:
 
 
 def _failure(config: QatConfig, pf: _Pf, *, binds: bool) -> str:
-    """Why the PF cannot be as wanted whatever is written; empty when it can."""
+    """Why the PF can never reach the desired state; empty if it can."""
     if not pf.driver:
-        return f"no driver has it, expected {pf.model.pf_driver}: load its kernel module"
+        return f"no driver is bound, expected {pf.model.pf_driver}; load its kernel module"
     if pf.driver != pf.model.pf_driver:
         return ""
     if pf.total is None:
-        return "it has no sriov_totalvfs: SR-IOV is off in the firmware, or this is a virtual machine"
+        return "no sriov_totalvfs: SR-IOV is disabled in the firmware, or this is a virtual machine"
     if not pf.total:
-        return "it can have no VFs: sriov_totalvfs is 0"
+        return "sriov_totalvfs is 0, expected at least 1"
     if _change(config, pf):
         services, most = _words(config.services), _AT_ONCE.get(pf.driver, 2)
         if pf.services is None:
-            return f"services {config.services} cannot be set: there is no qat/cfg_services, as on kernels before 6.0"
+            return f"services {config.services} cannot be set: no qat/cfg_services (Linux 6.0 or newer)"
         if len(services) > most:
-            return f"services {config.services} are {len(services)}, the driver {pf.driver} runs {most} at once"
+            return (
+                f"services {config.services} are {len(services)}, expected at most {most} with the driver {pf.driver}"
+            )
         if "decomp" in services and pf.driver not in _WITH_DECOMP:
-            return f"services {config.services} have decomp, which the driver {pf.driver} does not know"
+            return f"services {config.services} contain decomp, which the driver {pf.driver} does not support"
     if (binds or not pf.count) and not pf.vf_driver_is_loaded:
-        return f"the driver {config.vf_driver} is not loaded, which the VFs need (modprobe {config.vf_driver})"
+        return f"the driver {config.vf_driver} is not loaded, but the VFs need it (modprobe {config.vf_driver})"
     return ""
 
 
 def _change(config: QatConfig, pf: _Pf) -> str:
-    """The change of services that is wanted, for people; empty when none is."""
+    """The description of the change of services; empty if there is none."""
     if not pf.model.detects_services or not config.services or _words(pf.services or "") == _words(config.services):
         return ""
     return f"services {pf.services} -> {config.services}"
 
 
-def _occupied(config: QatConfig, host: Host, vf: _Vf) -> str:
-    """Why the VF must stay as it is, if it must.
+def _use(config: QatConfig, host: Host, vf: _Vf) -> str:
+    """Why the VF must not be unbound; empty if it may.
 
-    An open group keeps it even when forced: the kernel would wait for the group's user, and nothing ends that wait.
+    An open group prevents it even with `force`: the kernel would wait for the group's user without a timeout.
     """
     if vfio_group_is_open(host, vf.address):
-        return "in use, the VFIO group is open"
+        return "in use: its VFIO group is open"
     if vf.driver in _UIO and not config.force:
-        return f"perhaps in use, {vf.driver} does not tell"
+        return f"possibly in use: {vf.driver} does not report its users"
     return ""
 
 
-def _occupations(occupied: Mapping[str, str]) -> list[str]:
-    """Which VFs must stay as they are, and why, in few words."""
-    told: dict[str, list[str]] = {}
-    for address, why in occupied.items():
-        told.setdefault(why, []).append(address)
+def _uses(in_use: Mapping[str, str]) -> list[str]:
+    """Which VFs are in use, and by what; several for the same reason in one text."""
+    by_reason: dict[str, list[str]] = {}
+    for address, why in in_use.items():
+        by_reason.setdefault(why, []).append(address)
     return [
-        f"VF {first}{f' and {len(others)} more' if others else ''}: {why}" for why, (first, *others) in told.items()
+        f"VF {first}{f' and {len(others)} more' if others else ''}: {why}"
+        for why, (first, *others) in by_reason.items()
     ]
 
 
-def _shortcomings(pf: _Pf, occupied: Mapping[str, str]) -> Iterator[str]:
-    """What is not as wanted of the VFs that are there, and stays so."""
+def _remaining_differences(pf: _Pf, in_use: Mapping[str, str]) -> Iterator[str]:
+    """The differences of the enabled VFs that remain."""
     if pf.count != pf.total:
-        yield f"{pf.count} of {pf.total} possible VFs are enabled, which stays so unless forced"
+        yield f"sriov_numvfs is {pf.count}, expected {pf.total}; use --force to replace the VFs"
     if pf.count != len(pf.vfs):
-        yield f"{pf.count} VFs are enabled, {len(pf.vfs)} are to be seen"
-    yield from _occupations(occupied)
+        yield missing_vfs(pf.count, len(pf.vfs))
+    yield from _uses(in_use)
 
 
 def _services(config: QatConfig, pf: _Pf, change: str) -> Iterator[Step]:
-    """The way from the services that are to those that should be, and up."""
+    """The steps to the desired services, and to state up."""
     if change and pf.state == "up":
         yield _set(pf, "state", "state", "up", "down")
     if change:
@@ -308,22 +311,14 @@ def _set(pf: _Pf, what: str, name: str, before: str, after: str, *, part: str = 
     return Step(what=f"{what} {before} -> {after}", path=path, text=after, undo=(path, before), part=part)
 
 
-def _without_iommu(host: Host, error: HostError) -> str:
+def _explain_einval(host: Host, error: HostError) -> str:
     if error.errno != errno.EINVAL:
         return ""
     return (
-        "the IOMMU does not translate for it"
+        "the IOMMU does not translate its addresses"
         if iommu_enabled(host)
         else "no IOMMU is enabled; add intel_iommu=on to the kernel's command line"
     )
-
-
-def _optional(host: Host, path: str) -> str | None:
-    """The attribute's text, None when there is none. Raises `Unreadable`."""
-    try:
-        return host.text(path)
-    except Missing:
-        return None
 
 
 def _words(services: str) -> frozenset[str]:

@@ -1,10 +1,9 @@
-"""From what a device is to what it should be: look, write what differs, look again.
+"""Reconciliation of one device: compare it with its desired state, write the difference, compare again.
 
-A family's planner is a plain function from the host to a `Plan`: what would have to be written now. It is asked
-before anything is written, and again afterwards, since some steps become possible only when others have taken effect
-(functions must exist before they can be bound); a device is done when its planner finds nothing left to write. So a
-second run changes nothing, and an attribute that took a write without effect is found out. A device that cannot be
-finished is put back to where it was.
+A family's planner is a plain function from the host to a `Plan`: the writes that are needed now. It is called before
+anything is written, and again afterwards, because some steps become possible only after others (functions must exist
+before they can be bound). A device is finished when its planner returns no steps. So a second run writes nothing, and a
+write without effect is found. A device that cannot be finished is rolled back.
 """
 
 import errno
@@ -18,18 +17,17 @@ import msgspec
 from accelplane.host import Host, HostError
 
 _ROUNDS = 10
-_PATIENCE, _PAUSE = 2.0, 0.05
+_EFFECT_TIMEOUT, _POLL_INTERVAL = 2.0, 0.05
 
-State = Literal["as wanted", "to do", "changed", "left alone", "failed", "put back"]
+State = Literal["unchanged", "pending", "applied", "skipped", "failed", "rolled back"]
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One write. `what` tells people ("services dc -> sym;asym"), once where several steps in a row say the same.
+    """One write. `what` describes it ("services dc -> sym;asym"); steps in a row with the same text are shown once.
 
-    `undo` is the path and text that take it back. Steps that name a `part` of the device (one of its functions) are
-    taken back without the rest when one of them fails, and the rest goes on. `explain` knows more than the kernel's
-    error says: it is asked when the write was refused, or had no effect. A device is skipped if its first step fails
-    with one of the errors in `skip_on`.
+    `undo` is the path and text that revert it. Steps of one `part` of the device (one of its functions) are reverted
+    alone if one of them fails, and the other parts continue. `explain` adds a cause to the kernel's error, and to a
+    write without effect. A device is skipped if its first step fails with one of the errors in `skip_on`.
     """
 
     what: str
@@ -44,13 +42,12 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What one device needs now.
 
-    `later` tells of steps that cannot be planned yet; `refusal` says why the device must be left alone as it is, and
-    then nothing is written; `failure` says what is wrong with it so that it can never be as wanted. `notes` say what
-    is not as wanted and stays so, and why, without keeping the rest. `now` describes the device for people, by
-    property.
+    `later` describes steps that cannot be planned yet. With a `skip_reason` nothing is written, and with a `failure`
+    the device can never reach its desired state. `notes` are differences that remain, and why, and keep no step from
+    being written. `now` describes the device, by property.
 
-    `back` plans the way back to what this plan found, instead of the steps' `undo`, where it takes more than to write
-    the old texts in the opposite order: the kernel forgets what a queue was told when the queue is disabled.
+    `rollback` plans the way back to what this plan found. It replaces the steps' `undo` where the old texts in reverse
+    order are not enough: the kernel forgets the configuration of a queue that is disabled.
     """
 
     device: str
@@ -58,17 +55,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     steps: Sequence[Step] = ()
     later: Sequence[str] = ()
     notes: Sequence[str] = ()
-    refusal: str = ""
+    skip_reason: str = ""
     failure: str = ""
-    back: "Planner | None" = None
+    rollback: "Planner | None" = None
 
 
 Planner: TypeAlias = Callable[[Host], Plan]
-_Look: TypeAlias = Callable[[], Host]
+_NewHost: TypeAlias = Callable[[], Host]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one device: its `state`, the steps that were taken (or, to do, would be), and why not the rest."""
+    """The result for one device: its `state`, the steps that were (or, pending, would be) written, and the reason."""
 
     device: str
     state: State
@@ -79,171 +76,170 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        return self.state in ("failed", "put back")
+        return self.state in ("failed", "rolled back")
 
 
-def planned(root: str, planners: Iterable[Planner], *, host: Callable[[str], Host] = Host) -> Iterator[Outcome]:
-    """What `apply` would do first, device by device; nothing is written."""
+def preview(root: str, planners: Iterable[Planner], *, host: Callable[[str], Host] = Host) -> Iterator[Outcome]:
+    """What `apply` would do, device by device. Writes nothing."""
     for planner in planners:
         plan = planner(host(root))
-        yield _without_writing(plan) or Outcome(
-            device=plan.device, state="to do", steps=[*_told(plan.steps), *plan.later], notes=plan.notes, now=plan.now
-        )
+        steps = [*_descriptions(plan.steps), *plan.later]
+        yield _outcome_without_steps(plan) or _outcome(plan, "pending", steps=steps)
 
 
 def apply(
-    root: str, planners: Iterable[Planner], *, patience: float = _PATIENCE, host: Callable[[str], Host] = Host
+    root: str, planners: Iterable[Planner], *, timeout: float = _EFFECT_TIMEOUT, host: Callable[[str], Host] = Host
 ) -> Iterator[Outcome]:
-    """Brings the devices into their states, one after the other; what fails with one does not keep the others.
+    """Reconciles the devices one after the other; an error of one does not affect the others.
 
-    An attribute has `patience` seconds to show what was written to it.
+    `timeout` is how long an attribute may take to show what was written to it, in seconds.
     """
     for planner in planners:
-        yield _apply_one(partial(host, root), planner, patience)
+        yield _apply_one(partial(host, root), planner, timeout)
 
 
-def _apply_one(look: _Look, planner: Planner, patience: float) -> Outcome:
-    taken: list[Step] = []
-    given_up: dict[str, tuple[str, str]] = {}  # parts: in which step, and why
-    plan = planner(look())
-    back = plan.back
+def _apply_one(new_host: _NewHost, planner: Planner, timeout: float) -> Outcome:
+    written: list[Step] = []
+    failed_parts: dict[str, tuple[str, str]] = {}  # by part: the step and the problem
+    plan = planner(new_host())
+    rollback = plan.rollback
     for _round in range(_ROUNDS):
-        plan = msgspec.structs.replace(plan, steps=[step for step in plan.steps if step.part not in given_up])
-        if (ended := _without_writing(plan)) is not None:
-            return _ended(look, planner, ended, taken, given_up, back=back)
-        overtaken: set[str] = set()  # parts that somebody else, such as the plugin, is bringing along
+        plan = msgspec.structs.replace(plan, steps=[step for step in plan.steps if step.part not in failed_parts])
+        if (ended := _outcome_without_steps(plan)) is not None:
+            return _finish(new_host, planner, ended, written, failed_parts, rollback=rollback)
+        finished_elsewhere: set[str] = set()  # parts that another process, such as the plugin, sets up as well
         for step in plan.steps:
-            if step.part in given_up or step.part in overtaken:
+            if step.part in failed_parts or step.part in finished_elsewhere:
                 continue
-            if _is_among(step, taken):
-                problem = _explained(look, step, HostError(step.path, f"took {step.text!a}, to no effect"))
+            if _contains(written, step):
+                problem = _explain(new_host, step, HostError(step.path, f"writing {step.text!a} had no effect"))
             else:
                 try:
-                    look().write(step.path, step.text)
+                    new_host().write(step.path, step.text)
                 except HostError as error:
-                    if error.errno in step.skip_on and not taken and not step.part:
+                    if error.errno in step.skip_on and not written and not step.part:
                         use = "in use: " if error.errno == errno.EBUSY else ""
-                        reason = f"{use}{step.what}: {_explained(look, step, error)}"
-                        return _outcome(plan, "left alone", reason=reason)
-                    problem = f"{step.what}: {_explained(look, step, error)}"
-                    if step.part and not _is_among(step, planner(look()).steps):
-                        overtaken.add(step.part)
+                        reason = f"{use}{step.what}: {_explain(new_host, step, error)}"
+                        return _outcome(plan, "skipped", reason=reason)
+                    problem = f"{step.what}: {_explain(new_host, step, error)}"
+                    if step.part and not _contains(planner(new_host()).steps, step):
+                        finished_elsewhere.add(step.part)
                         continue
                 else:
-                    taken.append(step)
+                    written.append(step)
                     continue
             if not step.part:
-                return _put_back(look, planner, taken, problem, back=back)
-            given_up[step.part] = step.what, "; ".join((problem, *_undone(look, taken, step.part)))
-        plan = _settled(look, planner, taken, patience)
-    return _put_back(look, planner, taken, f"not as wanted after {_ROUNDS} rounds of writing", back=back)
+                return _abort(new_host, planner, written, problem, rollback=rollback)
+            failed_parts[step.part] = step.what, "; ".join((problem, *_undo(new_host, written, step.part)))
+        plan = _wait_for_effect(new_host, planner, written, timeout)
+    problem = f"desired state not reached after {_ROUNDS} rounds of writes"
+    return _abort(new_host, planner, written, problem, rollback=rollback)
 
 
-def _settled(look: _Look, planner: Planner, taken: Sequence[Step], patience: float) -> Plan:
-    """The plan of now; of a device that was written to, once it no longer asks for what was written just now."""
-    deadline = time.monotonic() + patience
+def _wait_for_effect(new_host: _NewHost, planner: Planner, written: Sequence[Step], timeout: float) -> Plan:
+    """The next plan, once it no longer contains steps that are written, or after the timeout."""
+    deadline = time.monotonic() + timeout
     while True:
-        plan = planner(look())
-        if not any(_is_among(step, taken) for step in plan.steps) or time.monotonic() > deadline:
+        plan = planner(new_host())
+        if not any(_contains(written, step) for step in plan.steps) or time.monotonic() > deadline:
             return plan
-        time.sleep(_PAUSE)
+        time.sleep(_POLL_INTERVAL)
 
 
-def _is_among(step: Step, steps: Sequence[Step]) -> bool:
-    """Whether the same is written in one of the steps."""
+def _contains(steps: Sequence[Step], step: Step) -> bool:
+    """Whether one of the steps writes the same."""
     return any((step.path, step.text) == (one.path, one.text) for one in steps)
 
 
-def _without_writing(plan: Plan) -> Outcome | None:
-    """The outcome where there is nothing to write."""
+def _outcome_without_steps(plan: Plan) -> Outcome | None:
+    """The outcome of a plan that writes nothing, else None."""
     if plan.failure:
         return _outcome(plan, "failed", reason=plan.failure)
-    if plan.refusal:
-        return _outcome(plan, "left alone", reason=plan.refusal)
+    if plan.skip_reason:
+        return _outcome(plan, "skipped", reason=plan.skip_reason)
     if not plan.steps:
-        return _outcome(plan, "left alone" if plan.notes else "as wanted")
+        return _outcome(plan, "skipped" if plan.notes else "unchanged")
     return None
 
 
-def _ended(
-    look: _Look,
+def _finish(
+    new_host: _NewHost,
     planner: Planner,
     ended: Outcome,
-    taken: list[Step],
-    given_up: Mapping[str, tuple[str, str]],
+    written: list[Step],
+    failed_parts: Mapping[str, tuple[str, str]],
     *,
-    back: Planner | None,
+    rollback: Planner | None,
 ) -> Outcome:
-    """The outcome where nothing is left to write, in view of what was written before."""
-    if given_up:
+    """The outcome if no steps are left, given those that were written."""
+    if failed_parts:
         by_step: dict[str, list[str]] = {}
-        for what, why in given_up.values():
+        for what, why in failed_parts.values():
             by_step.setdefault(what, []).append(why)
-        reasons = [f"{first}; likewise {len(more)} more" if more else first for first, *more in by_step.values()]
-        return msgspec.structs.replace(ended, state="failed", steps=_told(taken), reason="; ".join(reasons))
-    if not taken:
+        reasons = [f"{first}; and {len(more)} more like it" if more else first for first, *more in by_step.values()]
+        return msgspec.structs.replace(ended, state="failed", steps=_descriptions(written), reason="; ".join(reasons))
+    if not written:
         return ended
     if ended.reason:
-        return _put_back(look, planner, taken, ended.reason, back=back)
-    return msgspec.structs.replace(ended, state="changed", steps=_told(taken))
+        return _abort(new_host, planner, written, ended.reason, rollback=rollback)
+    return msgspec.structs.replace(ended, state="applied", steps=_descriptions(written))
 
 
-def _put_back(look: _Look, planner: Planner, taken: list[Step], reason: str, *, back: Planner | None) -> Outcome:
-    """Takes the way back, else undoes the steps, the last one first; tells what could not be put back."""
-    told = _told(taken)
-    problems = _undone(look, taken) if back is None or not taken else _led_back(look, back)
-    state: State = "put back" if told and not problems else "failed"
-    return _outcome(planner(look()), state, steps=told, reason="; ".join((reason, *problems)))
+def _abort(
+    new_host: _NewHost, planner: Planner, written: list[Step], reason: str, *, rollback: Planner | None
+) -> Outcome:
+    """Rolls back by `rollback`, else reverts the steps in reverse order; the reason contains what failed in that."""
+    steps = _descriptions(written)
+    problems = _undo(new_host, written) if rollback is None or not written else _rollback(new_host, rollback)
+    state: State = "rolled back" if steps and not problems else "failed"
+    return _outcome(planner(new_host()), state, steps=steps, reason="; ".join((reason, *problems)))
 
 
-def _undone(look: _Look, taken: list[Step], part: str = "") -> list[str]:
-    """Takes back, and out of `taken`, the steps of a part, or all; returns what could not be taken back."""
+def _undo(new_host: _NewHost, written: list[Step], part: str = "") -> list[str]:
+    """Reverts the steps of a part, or all, and removes them from `written`; returns the problems."""
     problems: list[str] = []
-    for step in reversed(taken.copy()):
+    for step in reversed(written.copy()):
         if part in ("", step.part):
-            taken.remove(step)
+            written.remove(step)
             if step.undo is None:
-                problems.append(f"and stays: {step.what}")
+                problems.append(f"not rolled back: {step.what}")
                 continue
             try:
-                look().write(*step.undo)
+                new_host().write(*step.undo)
             except HostError as error:
-                problems.append(f"and could not be put back: {error}")
+                problems.append(f"rollback failed: {error}")
     return problems
 
 
-def _led_back(look: _Look, back: Planner) -> list[str]:
-    """Writes what `back` plans until it plans no more; returns what is still not as it was.
-
-    What is refused is tried again: there is nothing to lose.
-    """
-    taken: list[Step] = []
+def _rollback(new_host: _NewHost, rollback: Planner) -> list[str]:
+    """Writes the steps of `rollback` until it returns none; returns the problems. Failed writes are retried."""
+    written: list[Step] = []
     problems: dict[str, str] = {}
     for _round in range(_ROUNDS):
-        plan = _settled(look, back, taken, _PATIENCE)
-        steps = [step for step in plan.steps if not _is_among(step, taken)]
+        plan = _wait_for_effect(new_host, rollback, written, _EFFECT_TIMEOUT)
+        steps = [step for step in plan.steps if not _contains(written, step)]
         if not steps:
-            problems = {step.path: f"{step.path}: took {step.text!a}, to no effect" for step in plan.steps}
-            if reason := plan.failure or plan.refusal:
+            problems = {step.path: f"{step.path}: writing {step.text!a} had no effect" for step in plan.steps}
+            if reason := plan.failure or plan.skip_reason:
                 problems[plan.device] = reason
             break
         problems = {}
         for step in steps:
             try:
-                look().write(step.path, step.text)
+                new_host().write(step.path, step.text)
             except HostError as error:
-                problems[step.path] = _explained(look, step, error)
+                problems[step.path] = _explain(new_host, step, error)
             else:
-                taken.append(step)
-    return [f"and could not be put back: {problem}" for problem in problems.values()]
+                written.append(step)
+    return [f"rollback failed: {problem}" for problem in problems.values()]
 
 
-def _explained(look: _Look, step: Step, error: HostError) -> str:
-    explanation = step.explain(look(), error) if step.explain else ""
+def _explain(new_host: _NewHost, step: Step, error: HostError) -> str:
+    explanation = step.explain(new_host(), error) if step.explain else ""
     return f"{error}; {explanation}" if explanation else str(error)
 
 
-def _told(steps: Iterable[Step]) -> list[str]:
+def _descriptions(steps: Iterable[Step]) -> list[str]:
     return list(dict.fromkeys(step.what for step in steps))
 
 

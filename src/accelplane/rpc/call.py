@@ -23,24 +23,17 @@ _RESPONSE_HEADERS = EMPTY_TABLE + literal(b":status", b"200") + _CONTENT_TYPE
 _OK = literal(b"grpc-status", b"0")
 
 
-class TaskTracker(Protocol):
-    """Holds cancelled tasks until they are done."""
-
-    def track(self, task: asyncio.Task[None]) -> None: ...
-
-
 class CallConnection(Protocol):
     """The parts of a connection that its calls use."""
 
     @property
     def outbox(self) -> Outbox: ...
     @property
-    def tracker(self) -> TaskTracker: ...
-    @property
     def initial_window(self) -> int: ...
     def buffered_bytes(self) -> int: ...
     def remove_stream(self, stream: Stream) -> None: ...
     def reset_stream(self, stream_id: int, code: Code) -> None: ...
+    def track(self, task: asyncio.Task[None]) -> None: ...
 
 
 class Call(Stream):
@@ -196,7 +189,7 @@ class Call(Stream):
             self._timer.cancel()
         if self._task is not None and not self._task.done():
             self._task.cancel()
-            self._connection.tracker.track(self._task)
+            self._connection.track(self._task)
 
 
 def rejection(stream_id: int, http_status: bytes, error: RpcError, *, ended: bool) -> bytes:

@@ -302,23 +302,20 @@ class _ClientCall(Stream):
         """The request is sent. The response decides how the call ends."""
 
     def fail(self, error: RpcError) -> None:
-        self._end(error)
+        self.on_closed(error)
         self._connection.reset_stream(self.id, Code.CANCEL)
-
-    def on_closed(self, error: RpcError) -> None:
-        self._end(error)
 
     def _finish(self, error: RpcError | None) -> None:
         """The server has ended the stream."""
         if error is None and self.reader.pending:
             error = RpcError("INTERNAL", "the stream ended within a message")
-        self._end(error)
+        self.on_closed(error)
         if self.unsent:  # the server does not need the rest of the request
             self._connection.reset_stream(self.id, Code.NO_ERROR)
         else:
             self._connection.remove_stream(self)
 
-    def _end(self, error: RpcError | None) -> None:
+    def on_closed(self, error: RpcError | None) -> None:
         if not self._ended:
             self._ended, self._error = True, error
             self._wake()

@@ -94,13 +94,14 @@ class ServerConnection(Connection[Call]):
 
     def __init__(self, methods: Mapping[bytes, Method], tracker: ConnectionTracker) -> None:
         super().__init__(_INITIAL_FRAMES, frames.PREFACE)
-        self.tracker = tracker
+        self.track = tracker.track
+        self._tracker = tracker
         self._methods = methods
         tracker.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.tracker.remove(self)
+        self._tracker.remove(self)
 
     def buffered_bytes(self) -> int:
         """The size of unfinished calls in memory."""

@@ -1,4 +1,4 @@
-"""Hardware that isn't there: trees of files, services and notices that a node with accelerators would have."""
+"""Simulated hardware: the file trees, services and uevents of a node with accelerators."""
 
 from accelplane.simulate.description import DescriptionError
 from accelplane.simulate.kernel import Kernel, write_tree

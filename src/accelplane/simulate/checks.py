@@ -1,4 +1,4 @@
-"""What the descriptions of simulated devices may say: bounds of numbers, spellings of addresses and ids."""
+"""Validation of descriptions of simulated devices: ranges of numbers, formats of addresses and IDs."""
 
 import re
 
@@ -12,20 +12,20 @@ BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 
 
 def check(*problems: str | None) -> None:
-    """Raises `ValueError` with the first problem, if there is one."""
+    """Raises `ValueError` with the first problem, if any."""
     for problem in filter(None, problems):
         raise ValueError(problem)
 
 
 def bounded(key: str, value: float | None, most: int, *, least: int = 0) -> str | None:
-    """What is wrong with the number, if anything."""
+    """Returns a message if the number is out of range, else None."""
     if value is None or least <= value <= most:
         return None
     return f"{key} is {value}, expected {least} to {most}"
 
 
 def spelled(key: str, value: str | None, pattern: re.Pattern[str], example: str) -> str | None:
-    """What is wrong with the text, if anything."""
+    """Returns a message if the text has another format, else None."""
     if value is None or pattern.fullmatch(value):
         return None
     return f"{key} is {value[:80]!a}, expected the form {example}"

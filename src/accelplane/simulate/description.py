@@ -1,7 +1,7 @@
-"""The JSON descriptions of simulated GPU nodes, as `intel_gpu_fakedev` has always read them, and what is new in them.
+"""The JSON descriptions of simulated GPU nodes, in the format of `intel_gpu_fakedev` with optional additions.
 
-Keys are matched without case and unknown ones ignored, as the Go program does. The keys after `Capabilities` are
-optional additions; a description without them means exactly what it meant before.
+Keys are case-insensitive and unknown keys are ignored, as in the Go program. The keys after `Capabilities` are
+additions; a description without them has the same meaning as in the Go program.
 """
 
 import os
@@ -21,15 +21,15 @@ _PCI_ID = re.compile(r"0x[0-9a-f]{4}")
 
 
 class DescriptionError(ValueError):
-    """A description of simulated hardware that cannot be used; the message names the file and the key."""
+    """A description of simulated hardware is invalid. The message names the file and the key."""
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """One description; the names of the keys are the Go program's, in lower case.
+    """One description. The keys are those of the Go program in lower case.
 
-    `driver`, `device_id`, `by_path`, `mei`, `npus`: what the plain layout lacks. `pci_links` asks for the tree as the
-    kernel lays it out, which the last three need. `unprivileged` makes plain files in place of device nodes. `seed`
-    shuffles what has no order: the capabilities, and which PCI address a card gets.
+    `driver`, `device_id`, `by_path`, `mei` and `npus` are additions. `pci_links` selects the layout of the kernel; the
+    last three imply it. `unprivileged` creates plain files instead of device nodes. `seed` shuffles the capabilities
+    and the PCI addresses of the cards.
     """
 
     info: str = ""
@@ -55,15 +55,15 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kernel_layout(self) -> bool:
-        """Whether the tree is to be laid out as the kernel does, PCI functions and links and all."""
+        """Whether the tree has the layout of the kernel, with PCI functions and links."""
         return self.pci_links or self.by_path or self.mei or self.npus > 0
 
 
 def read_description(path: str | os.PathLike[str]) -> Description:
-    """The description in a file. Raises `DescriptionError`."""
+    """Reads a description from a file. Raises `DescriptionError`."""
     try:
         raw = msgspec.json.decode(read_limited(path), type=dict[str, object])
-        # A null leaves the key at its default, as in Go; of keys that differ only in case the last one counts.
+        # As in Go, null means the default, and the last of several keys that differ only in case counts.
         given = {key.lower(): value for key, value in raw.items() if value is not None}
         return msgspec.convert(given, Description)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -71,9 +71,9 @@ def read_description(path: str | os.PathLike[str]) -> Description:
 
 
 def read_limited(path: str | os.PathLike[str]) -> bytes:
-    """The content of a description. Raises `DescriptionError` when it cannot be read or is larger than any can be."""
+    """Returns the content of a file. Raises `DescriptionError` if it is unreadable or larger than `MAX_SIZE`."""
     try:
-        # O_NONBLOCK: a FIFO without a writer must not hold the program.
+        # O_NONBLOCK: do not block on a FIFO without a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             data = file.read(MAX_SIZE + 1) or b""
@@ -81,31 +81,33 @@ def read_limited(path: str | os.PathLike[str]) -> bytes:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise DescriptionError(f"{os.fspath(path)!a}: cannot be read: {reason}") from None
     if len(data) > MAX_SIZE:
-        raise DescriptionError(f"{os.fspath(path)}: larger than {MAX_SIZE} bytes, which no description needs")
+        raise DescriptionError(f"{os.fspath(path)}: larger than {MAX_SIZE} bytes")
     return data
 
 
-def _problem(made: Description) -> str:
+def _problem(description: Description) -> str:
     for key, value, least, most in (
-        ("DevCount", made.devcount, 1, MAX_CARDS),
-        ("TilesPerDev", made.tilesperdev, 0, MAX_TILES),
-        ("DevMemSize", made.devmemsize, 0, 2**63 - 1),
-        ("DevsPerNode", made.devspernode, 0, made.devcount),
-        ("VfsPerPf", made.vfsperpf, 0, made.devcount - 1),
-        ("Npus", made.npus, 0, MAX_CARDS),
+        ("DevCount", description.devcount, 1, MAX_CARDS),
+        ("TilesPerDev", description.tilesperdev, 0, MAX_TILES),
+        ("DevMemSize", description.devmemsize, 0, 2**63 - 1),
+        ("DevsPerNode", description.devspernode, 0, description.devcount),
+        ("VfsPerPf", description.vfsperpf, 0, description.devcount - 1),
+        ("Npus", description.npus, 0, MAX_CARDS),
     ):
         if not least <= value <= most:
             return f"{key} is {value}, expected {least} to {most}"
-    if made.device_id and not _PCI_ID.fullmatch(made.device_id):
-        return f"DeviceId is {made.device_id[:80]!a}, expected the form 0x56c0"
-    ends = made.devcount * made.tilesperdev
-    if made.capabilities.get("connection-topology") == "FULL" and ends > MAX_LINK_ENDS:
+    if description.device_id and not _PCI_ID.fullmatch(description.device_id):
+        return f"DeviceId is {description.device_id[:80]!a}, expected the form 0x56c0"
+    ends = description.devcount * description.tilesperdev
+    if description.capabilities.get("connection-topology") == "FULL" and ends > MAX_LINK_ENDS:
         return f"connection-topology is FULL with {ends} tiles, expected at most {MAX_LINK_ENDS}"
-    if made.devmemsize % MIB:
-        return f"DevMemSize is {made.devmemsize}, expected a multiple of 1 MiB ({MIB})"
-    if made.vfsperpf:
-        if made.tilesperdev or made.devspernode:
-            return "VfsPerPf cannot go with TilesPerDev or DevsPerNode"
-        if made.devcount % (made.vfsperpf + 1):
-            return f"DevCount is {made.devcount}, expected a multiple of VfsPerPf + 1 ({made.vfsperpf + 1})"
+    if description.devmemsize % MIB:
+        return f"DevMemSize is {description.devmemsize}, expected a multiple of 1 MiB ({MIB})"
+    if description.vfsperpf:
+        if description.tilesperdev or description.devspernode:
+            return "VfsPerPf cannot be combined with TilesPerDev or DevsPerNode"
+        if description.devcount % (description.vfsperpf + 1):
+            return (
+                f"DevCount is {description.devcount}, expected a multiple of VfsPerPf + 1 ({description.vfsperpf + 1})"
+            )
     return ""

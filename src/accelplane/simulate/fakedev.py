@@ -1,7 +1,7 @@
-"""The tree that `intel_gpu_fakedev` makes: class directories without links, the least that plugin and labeler need.
+"""The tree of `intel_gpu_fakedev`: class directories without links, the minimum for plugin and labeler.
 
-With the additions of `description` that need PCI functions the tree is laid out as the kernel does instead. The files
-of the original (capabilities, memory, Xe-Link labels) are there in both layouts.
+Additions of `description` that need PCI functions select the layout of the kernel. Both layouts have the files of the
+original: capabilities, memory and Xe-Link labels.
 """
 
 import os
@@ -20,32 +20,32 @@ LABEL_FILE = "xpum-sidecar-labels.txt"
 LABEL = "xpumanager.intel.com/xe-links"
 _LABEL_LENGTH = 63
 _MARK = "Z"
-_NULL = (1, 3)  # the numbers of /dev/null: whatever opens the node gets something
+_NULL = (1, 3)  # the device numbers of /dev/null, so that the node can be opened
 _DEVICE_ID = "0x4905"
 _OWN_DEV = re.compile(r"dri|accel|mei[0-9]+")
 _OWN_SYS = frozenset(("bus", "class", "dev", "devices", "kernel"))
 
 
 class FakedevError(Exception):
-    """The tree cannot be made; the message names the file and what to do."""
+    """The tree cannot be created. The message names the file and a solution."""
 
 
-def generate(description: Description, directory: str, tell: Callable[[str], None] | None = None) -> list[str]:
-    """Makes `sys`, `dev` and the label file in `directory`, in place of what an earlier call made there.
+def generate(description: Description, directory: str, report: Callable[[str], None] | None = None) -> list[str]:
+    """Creates `sys`, `dev` and the label file in `directory`. Replaces the result of an earlier call.
 
-    `tell` hears what is done, if given. Returns the lines of the label file. Raises `FakedevError`.
+    Calls `report` with progress messages. Returns the lines of the label file. Raises `FakedevError`.
     """
-    tell = tell or _tell_nobody
+    report = report or (lambda _text: None)
     try:
-        _clear(directory, tell)
+        _clear(directory, report)
         if description.kernel_layout:
             _kernel_layout(description, directory)
-            tell("laid out as the kernel does, PCI functions below sys/devices")
+            report("created PCI functions below sys/devices")
         for index in range(description.devcount):
             if not description.kernel_layout:
                 _class_layout(description, directory, index)
             _capabilities(description, directory, index)
-            tell(f"card{index} is complete")
+            report(f"created card{index}")
         lines = label_lines(links(description))
         _write(f"{directory}/{LABEL_FILE}", "".join(f"{line}\n" for line in lines))
     except PermissionError as error:
@@ -59,7 +59,7 @@ def generate(description: Description, directory: str, tell: Callable[[str], Non
 
 
 def links(description: Description) -> str:
-    """The Xe-Links as the label spells them, each `GPU.tile-GPU.tile`."""
+    """Returns the Xe-Links in the format of the label, each as `GPU.tile-GPU.tile`."""
     if description.capabilities.get("connection-topology") != "FULL":
         return description.capabilities.get("connections", "")
     ends = [f"{gpu}.{tile}" for gpu in range(description.devcount) for tile in range(description.tilesperdev)]
@@ -67,7 +67,7 @@ def links(description: Description) -> str:
 
 
 def label_lines(text: str) -> list[str]:
-    """The label for `text`, cut into as many numbered ones as it takes."""
+    """Returns the label for `text`, split into numbered labels of limited length."""
     lines = [f"{LABEL}={text[:_LABEL_LENGTH]}"]
     step = _LABEL_LENGTH - len(_MARK)
     for number, start in enumerate(range(_LABEL_LENGTH, len(text), step), 2):
@@ -75,11 +75,11 @@ def label_lines(text: str) -> list[str]:
     return lines
 
 
-def _clear(directory: str, tell: Callable[[str], None]) -> None:
-    """Removes what an earlier call left, having made sure that it is nothing else. Both are looked at first."""
-    doomed = [path for path in (f"{directory}/dev", f"{directory}/sys") if _is_ours(path)]
-    for path in doomed:
-        tell(f"removing the old {path}")
+def _clear(directory: str, report: Callable[[str], None]) -> None:
+    """Removes the result of an earlier call. Checks both directories before it removes one."""
+    old = [path for path in (f"{directory}/dev", f"{directory}/sys") if _is_ours(path)]
+    for path in old:
+        report(f"removing old {path}")
         shutil.rmtree(path)
 
 
@@ -89,7 +89,7 @@ def _is_ours(path: str) -> bool:
     except FileNotFoundError:
         return False
     if not stat.S_ISDIR(kind):
-        raise FakedevError(f"{path}: not a directory, remove it first")
+        raise FakedevError(f"{path}: not a directory; remove it first")
     names = sorted(os.listdir(path))
     if path.endswith("/dev"):
         ours = bool(names) and all(_OWN_DEV.fullmatch(name) for name in names)
@@ -98,7 +98,7 @@ def _is_ours(path: str) -> bool:
     if not ours:
         shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
         raise FakedevError(
-            f"{path}: holds {shown or 'nothing'}, which looks like a real tree; run in another directory"
+            f"{path}: found {shown or 'nothing'}, expected a tree of an earlier call; run in another directory"
         )
     return True
 
@@ -112,19 +112,19 @@ def _class_layout(description: Description, directory: str, index: int) -> None:
     driver = description.driver or "i915"
     card = f"{directory}/sys/class/drm/card{index}"
     names = (f"card{index}", f"renderD{128 + index}")
-    _make(card)
+    _make_directory(card)
     _write(f"{card}/lmem_total_bytes", str(description.devmemsize))
     for name in names:
-        _make(f"{card}/device/drm/{name}")
+        _make_directory(f"{card}/device/drm/{name}")
     for path, text in _device_files(description, index):
         _write(f"{card}/device/{path}", text)
     for tile in range(description.tilesperdev):
-        _make(f"{card}/gt/gt{tile}")
+        _make_directory(f"{card}/gt/gt{tile}")
     if description.driver:
         os.symlink(f"../../../../bus/pci/drivers/{driver}", f"{card}/device/driver")
     function = f"{directory}/sys/bus/pci/drivers/{driver}/0000:00:0{index}.0"
-    _make(f"{function}/drm")
-    _make(f"{directory}/dev/dri")
+    _make_directory(f"{function}/drm")
+    _make_directory(f"{directory}/dev/dri")
     _write(f"{function}/device", description.device_id or _DEVICE_ID)
     for name in names:
         _node(f"{directory}/dev/dri/{name}", description)
@@ -143,13 +143,13 @@ def _device_files(description: Description, index: int) -> Iterator[tuple[str, s
 def _capabilities(description: Description, directory: str, index: int) -> None:
     lines = [f"{key}: {value}\n" for key, value in description.capabilities.items()]
     if description.seed is not None:
-        random.Random(description.seed + index).shuffle(lines)  # noqa: S311 - a repeatable order, no secret
+        random.Random(description.seed + index).shuffle(lines)  # noqa: S311 - a reproducible order, no secret
     debug = f"{directory}/sys/kernel/debug/dri/{index}"
-    _make(debug)
+    _make_directory(debug)
     _write(f"{debug}/i915_capabilities", "".join(lines), mode="x")
 
 
-def _make(directory: str) -> None:
+def _make_directory(directory: str) -> None:
     os.makedirs(directory, mode=0o775, exist_ok=True)
 
 
@@ -170,7 +170,3 @@ def _node(path: str, description: Description) -> None:
         os.mknod(path, stat.S_IFCHR | 0o644, os.makedev(*_NULL))
     except OSError as error:
         raise type(error)(error.errno, error.strerror, path) from None
-
-
-def _tell_nobody(_text: str) -> None:
-    return

@@ -1,6 +1,6 @@
-"""What the kernel shows of one PCI function: its directory, the class devices below it, and the links that lead there.
+"""The sysfs files of one PCI function: its directory, its class devices, and the links to them.
 
-Each step is one function that writes through the device's journal; `tree` calls them in the kernel's order.
+Each function performs one step and writes through the journal of the device. `tree` calls them in the kernel's order.
 """
 
 import os
@@ -12,15 +12,15 @@ import msgspec
 from accelplane.simulate.journal import Journal, Numbers, TreeError
 from accelplane.simulate.specs import GpuSpec, Model
 
-_DRM, _ACCEL, _MEI = 226, 261, 237  # the last is one of those that the kernel gives out as it likes
+_DRM, _ACCEL, _MEI = 226, 261, 237  # the last one is dynamically allocated by the kernel
 _CPUS_PER_NODE = 8
 
 
 class SimulatedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One card or accelerator that is plugged in. Paths are the node's own, without the root.
+    """One card or accelerator that is plugged in. Paths do not contain the root of the tree.
 
-    `path` is the PCI function's directory, `class_path` the device's own below it, `nodes` its files under `/dev`.
-    `physical` names the card whose virtual function it is, if it is one.
+    `path` is the directory of the PCI function, `class_path` that of the class device, `nodes` are the device nodes.
+    `physical` names the card of the physical function if the device is a virtual function.
     """
 
     name: str
@@ -35,7 +35,7 @@ class SimulatedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassDevice(msgspec.Struct, frozen=True):
-    """A device of a class, below the one that it belongs to. Without numbers it has no node."""
+    """A class device below its parent. Without `numbers` it has no device node."""
 
     path: str
     subsystem: str
@@ -45,9 +45,9 @@ class ClassDevice(msgspec.Struct, frozen=True):
 
 
 def drm_minors(device: SimulatedDevice) -> list[ClassDevice]:
-    """The card and its render node."""
+    """Returns the primary node and the render node of a card."""
     index = int(device.name.removeprefix("card"))
-    # 64 cards have the old minors, later ones share the space after the render nodes'.
+    # The first 64 cards have fixed minors. Later ones use the range after the render nodes.
     minors = (index, 128 + index) if index < 64 else (192 + 2 * (index - 64), 193 + 2 * (index - 64))
     return [
         ClassDevice(f"{device.path}/drm/{os.path.basename(node)}", "drm", Numbers(_DRM, minor), node, "drm_minor")
@@ -56,20 +56,20 @@ def drm_minors(device: SimulatedDevice) -> list[ClassDevice]:
 
 
 def connectors(device: SimulatedDevice, outputs: Sequence[str]) -> list[ClassDevice]:
-    """The card's sockets for displays."""
+    """Returns the display connectors of a card."""
     return [
         ClassDevice(f"{device.class_path}/{device.name}-{output}", "drm", devtype="drm_connector") for output in outputs
     ]
 
 
 def accel_minor(device: SimulatedDevice) -> ClassDevice:
-    """The NPU's only one."""
+    """Returns the class device of an NPU."""
     minor = int(device.name.removeprefix("accel"))
     return ClassDevice(device.class_path, "accel", Numbers(_ACCEL, minor), device.nodes[0], "accel_minor")
 
 
 def mei_device(device: SimulatedDevice, number: int) -> ClassDevice:
-    """The firmware's interface, on an auxiliary device that the kernel numbers by the function's place on its bus."""
+    """Returns the MEI device, below an auxiliary device whose number the kernel derives from the PCI address."""
     domain, bus, place = device.bdf.split(":")
     slot, function = place.split(".")
     place_number = int(domain, 16) << 16 | int(bus, 16) << 8 | int(slot, 16) << 3 | int(function)
@@ -78,7 +78,7 @@ def mei_device(device: SimulatedDevice, number: int) -> ClassDevice:
 
 
 def make_function(journal: Journal, device: SimulatedDevice, model: Model, more: Mapping[str, str]) -> None:
-    """The function's own directory with its attributes."""
+    """Creates the directory of the function with its attributes."""
     attributes = pci_attributes(device.bdf, model, device.numa_node, device.driver)
     journal.directory(device.path, {**attributes, **more})
     journal.link(f"{device.path}/subsystem", "/sys/bus/pci")
@@ -86,7 +86,7 @@ def make_function(journal: Journal, device: SimulatedDevice, model: Model, more:
 
 
 def make_class_device(journal: Journal, made: ClassDevice, more: Mapping[str, str] | None = None) -> None:
-    """A class device's directory; nobody is led there yet."""
+    """Creates the directory of a class device, without links to it."""
     lines: list[str] = []
     files: dict[str, str] = dict(more or {})
     if made.numbers:
@@ -97,8 +97,8 @@ def make_class_device(journal: Journal, made: ClassDevice, more: Mapping[str, st
     journal.directory(made.path, {**files, "uevent": "\n".join(lines)})
     parent = os.path.dirname(made.path)
     if os.path.basename(parent) == made.subsystem:
-        # Below a device of another kind a class's devices have a directory of their own. The kernel writes this link
-        # up to the directory that holds the parent and down to it again; its last part is the PCI address.
+        # Class devices below a device of another kind are in a directory with the name of the class. The kernel
+        # writes this link relative to the parent's directory; its last component is the PCI address.
         owner = os.path.dirname(parent)
         journal.link_as(f"{made.path}/device", f"../../../{os.path.basename(owner)}")
     else:
@@ -107,32 +107,32 @@ def make_class_device(journal: Journal, made: ClassDevice, more: Mapping[str, st
 
 
 def make_bus_links(journal: Journal, device: SimulatedDevice) -> None:
-    """The function among those of the bus and of its driver."""
+    """Links the function from the directories of its bus and driver."""
     journal.link(f"/sys/bus/pci/devices/{device.bdf}", device.path)
     journal.link(f"/sys/bus/pci/drivers/{device.driver}/{device.bdf}", device.path)
 
 
 def make_class_links(journal: Journal, made: ClassDevice) -> None:
-    """The ways to a class device by its number and by its name."""
+    """Links a class device by number and by name."""
     if made.numbers:
         journal.link(f"/sys/dev/char/{made.numbers}", made.path)
     journal.link(f"/sys/class/{made.subsystem}/{os.path.basename(made.path)}", made.path)
 
 
 def make_node(journal: Journal, made: ClassDevice) -> None:
-    """The class device's file under `/dev`."""
+    """Creates the device node of a class device."""
     if made.numbers:
         journal.node(made.node, made.numbers)
 
 
 def make_by_path(journal: Journal, device: SimulatedDevice) -> None:
-    """udev's links to the DRM nodes."""
+    """Creates udev's by-path links to the DRM nodes."""
     for node, kind in zip(device.nodes, ("card", "render"), strict=True):
         journal.link(f"/dev/dri/by-path/pci-{device.bdf}-{kind}", node)
 
 
 def pci_attributes(bdf: str, model: Model, numa_node: int, driver: str) -> dict[str, str]:
-    """The attributes that every PCI function has."""
+    """Returns the attributes of a PCI function."""
     first = max(numa_node, 0) * _CPUS_PER_NODE
     device, cls = model.device_id[2:].upper(), model.pci_class[2:].upper()
     alias = f"pci:v00008086d0000{device}sv00008086sd00000000bc{cls[:2]}sc{cls[2:4]}i{cls[4:]}"
@@ -160,7 +160,7 @@ def pci_attributes(bdf: str, model: Model, numa_node: int, driver: str) -> dict[
 
 
 def function_tiles(spec: GpuSpec) -> dict[str, str]:
-    """The xe driver shows tiles and memory below the PCI function."""
+    """Returns the attributes of tiles and memory that xe creates below the PCI function."""
     files: dict[str, str] = {}
     if spec.driver == "xe":
         for tile in range(spec.tiles):
@@ -171,7 +171,7 @@ def function_tiles(spec: GpuSpec) -> dict[str, str]:
 
 
 def card_tiles(spec: GpuSpec) -> dict[str, str]:
-    """The i915 driver shows tiles and memory below the card."""
+    """Returns the attributes of tiles and memory that i915 creates below the card."""
     files: dict[str, str] = {}
     if spec.driver == "i915":
         files |= {f"gt/gt{tile}/id": str(tile) for tile in range(spec.tiles)}
@@ -181,10 +181,10 @@ def card_tiles(spec: GpuSpec) -> dict[str, str]:
 
 
 def virtual_address(physical: str, number: int) -> str:
-    """The address of a virtual function: the places on the bus after the physical one."""
+    """Returns the address of a virtual function: the routing IDs after that of the physical function."""
     bus, _colon, place = physical.rpartition(":")
     slot, _dot, function = place.partition(".")
     routing = (int(slot, 16) << 3 | int(function)) + 1 + number
     if routing > 0xFF:
-        raise TreeError(f"{physical}: no place for virtual function {number} on its bus")
+        raise TreeError(f"{physical}: no address left on the bus for virtual function {number}")
     return f"{bus}:{routing >> 3:02x}.{routing & 7}"

@@ -1,7 +1,7 @@
-"""A journal of files made below a root, which takes them away again in the reverse order.
+"""A journal of created files that can remove them in reverse order.
 
-A device comes as the kernel and udev bring it, its own directory first and the ways to it last, so that nobody who
-looks meanwhile finds half of one; by the journal it goes the other way round.
+A device is created in the order of the kernel and udev: its directory first, the links to it last. A concurrent scan
+therefore never finds an incomplete device. The journal removes it in reverse order.
 """
 
 import os
@@ -14,7 +14,7 @@ Nodes = Literal["files", "char"]
 
 
 class TreeError(Exception):
-    """The tree cannot be changed as asked; the message names the file or device."""
+    """The tree cannot be changed. The message names the file or device."""
 
 
 class Numbers(NamedTuple):
@@ -28,7 +28,7 @@ class Numbers(NamedTuple):
 
 
 class Journal:
-    """What one device added to the tree. Paths are the node's own, without the root."""
+    """The files of one device. Paths do not contain the root of the tree."""
 
     def __init__(self, root: str, device_nodes: Nodes, numbers: Numbers | None) -> None:
         self._root = root
@@ -38,7 +38,7 @@ class Journal:
         self._shared: list[str] = []
 
     def directory(self, path: str, files: Mapping[str, str]) -> None:
-        """A directory of attributes, each ended by a newline as the kernel's are. Raises `TreeError`."""
+        """Creates a directory with attributes. Each attribute ends with a newline. Raises `TreeError`."""
         local = self._root + path
         try:
             os.makedirs(os.path.dirname(local), exist_ok=True)
@@ -53,11 +53,11 @@ class Journal:
             raise _explained(path, error) from None
 
     def link(self, path: str, target: str) -> None:
-        """A link at `path` to the node's own path `target`, written the relative way. Raises `TreeError`."""
+        """Creates a relative link at `path` to `target`. Raises `TreeError`."""
         self.link_as(path, os.path.relpath(target, os.path.dirname(path)))
 
     def link_as(self, path: str, text: str) -> None:
-        """A link with that text. Raises `TreeError`."""
+        """Creates a link with this text. Raises `TreeError`."""
         local = self._root + path
         try:
             self._parents(local, path)
@@ -67,7 +67,7 @@ class Journal:
             raise _explained(path, error) from None
 
     def node(self, path: str, numbers: Numbers) -> None:
-        """A device node, or the plain file that stands for one. Raises `TreeError`."""
+        """Creates a device node, or a plain file that represents one. Raises `TreeError`."""
         local = self._root + path
         try:
             self._parents(local, path)
@@ -77,13 +77,13 @@ class Journal:
                 os.close(os.open(local, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o660))
             self._made.append(local)
         except PermissionError as error:
-            hint = "" if self._device_nodes == "files" else "; device nodes need CAP_MKNOD, plain files do not"
+            hint = "" if self._device_nodes == "files" else "; device nodes need CAP_MKNOD, use plain files instead"
             raise TreeError(f"{path}: {error.strerror}{hint}") from None
         except OSError as error:
             raise _explained(path, error) from None
 
     def keep(self, path: str, text: str) -> None:
-        """A file that stays when the device goes, as what a driver's module brings does. Raises `TreeError`."""
+        """Creates a file that `undo` does not remove, such as a file of a driver module. Raises `TreeError`."""
         local = self._root + path
         try:
             os.makedirs(os.path.dirname(local), exist_ok=True)
@@ -94,14 +94,14 @@ class Journal:
             raise _explained(path, error) from None
 
     def undo(self) -> None:
-        """Takes everything away, the last thing first. What is gone already is fine. Raises `TreeError`."""
+        """Removes all files in reverse order. Ignores missing files. Raises `TreeError`."""
         try:
             while self._made:
                 _remove(self._made[-1])
                 self._made.pop()
         except OSError as error:
             raise TreeError(f"{error.filename}: {error.strerror}") from None
-        # devtmpfs and udev drop directories that they made and that nothing is left in.
+        # devtmpfs and udev remove their directories when they are empty.
         while self._shared:
             try:
                 os.rmdir(self._shared.pop())
@@ -126,5 +126,5 @@ def _remove(local: str) -> None:
 
 
 def _explained(path: str, error: OSError) -> TreeError:
-    what = "is there already" if isinstance(error, FileExistsError) else error.strerror or str(error)
+    what = "already exists" if isinstance(error, FileExistsError) else error.strerror or str(error)
     return TreeError(f"{path}: {what}")

@@ -1,7 +1,7 @@
-"""What a simulated node has of QAT, DSA, IAA, DLB, FPGAs and SGX, as values: the state in which the kernel is found.
+"""Descriptions of simulated QAT, DSA, IAA, DLB, FPGA and SGX hardware in its initial state.
 
-Whatever is left out follows from the number of the device, so that `{}` is a complete one. Facts: the PCI id tables of
-the kernel's qat_*, idxd and vfio_pci drivers, and of Intel's dlb2 driver.
+Defaults follow from the number of the device, so `{}` is a complete description. Sources: the PCI ID tables of the
+kernel's qat_*, idxd and vfio_pci drivers, and of Intel's dlb2 driver.
 """
 
 import re
@@ -24,7 +24,7 @@ VfDriver = Literal["kernel", "vfio-pci", "igb_uio", "none"]
 
 
 class QatProduct(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernel knows of one QAT product. `services`: how many it runs at once, 0 where there is no choice."""
+    """The kernel's data of one QAT product. `services` is the maximum number of services, 0 if not configurable."""
 
     device_id: str
     vf_device_id: str
@@ -68,9 +68,9 @@ QAT_PRODUCTS: Mapping[str, QatProduct] = {
 class QatSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     """One QAT physical function.
 
-    `vfs` are enabled already and have `vf_driver`: the kernel's own for them, another, or none. It could have
-    `total_vfs`: unless told, those that are enabled, else the product's number. `services` are written as in
-    `qat/cfg_services`; unless told, those that the driver starts with. `bridge` puts it behind a root port.
+    `vfs` is the number of enabled VFs, `vf_driver` their driver: the kernel's, another one, or none. The default of
+    `total_vfs` is `vfs`, or the number of the product if that is 0. `services` has the format of `qat/cfg_services`;
+    its default is that of the driver. `bridge` puts the device behind a root port.
     """
 
     model: QatModel = "4xxx"
@@ -99,12 +99,12 @@ class QatSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_
 
     @property
     def could_have(self) -> int:
-        """The number in `sriov_totalvfs`."""
+        """The value of `sriov_totalvfs`."""
         return self.product.total_vfs if self.total_vfs is None and not self.vfs else self.total_vfs or self.vfs
 
 
 class QueueSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """One work queue that is set up already, in a group of its own number with the engine of that number."""
+    """One configured work queue, in the group of the same number with the engine of the same number."""
 
     type: Literal["user", "kernel"] = "user"
     mode: Literal["dedicated", "shared"] = "dedicated"
@@ -140,22 +140,22 @@ class _IdxdSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbi
 
 
 class DsaSpec(_IdxdSpec, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """One DSA. `index` is the number in `dsaN`, the lowest free one when left out; `queues` are set up already.
+    """One DSA. `index` is the number in `dsaN`, default the lowest free one. `queues` are configured.
 
-    Without `driver_name_file` it has queues as kernels before 6.7 show them.
+    Without `driver_name_file`, queues have the attributes of kernels before 6.7.
     """
 
     model: DsaModel = "0b25"
 
 
 class IaaSpec(_IdxdSpec, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """One IAA. `index` is the number in `iaxN`, shared with the DSAs' as the driver counts both."""
+    """One IAA. `index` is the number in `iaxN`. DSAs and IAAs share one sequence of numbers."""
 
     model: IaaModel = "0cfe"
 
 
 class DlbSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """One DLB physical function, whose `vfs` are enabled already; they have nodes once they are given resources."""
+    """One DLB physical function with `vfs` enabled VFs. VFs have device nodes once they have resources."""
 
     bdf: str | None = None
     numa_node: int | None = None
@@ -173,7 +173,7 @@ class DlbSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_
 
 
 class SgxSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """SGX of the whole machine. `epc` is in bytes and per NUMA node; without `loaded` the driver refused to start."""
+    """SGX of the machine. `epc` is in bytes per NUMA node. Without `loaded` the driver has failed to start."""
 
     epc: int = 64 * 1024**2
     loaded: bool = True
@@ -184,9 +184,9 @@ class SgxSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_
 
 
 class FpgaSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """One FPGA card: a port for each of `afus`, programmed with it; `interface` is what its regions are built for.
+    """One FPGA card with one port per entry of `afus`, programmed with that AFU. `interface` is the interface ID.
 
-    The last `vfs` ports belong to virtual functions. Programming takes `seconds`.
+    The last `vfs` ports belong to VFs. Programming takes `seconds`.
     """
 
     driver: Literal["dfl", "opae"] = "dfl"
@@ -210,9 +210,9 @@ class FpgaSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid
 
 
 def offload_address(kind: Literal["qat", "dsa", "iaa", "dlb", "fpga"], index: int, numa_nodes: int) -> str:
-    """Where the device of that number sits unless told otherwise: as on real processors, devices of one place together.
+    """Returns the default PCI address of a device. As on real processors, one device of each kind forms a group.
 
-    Each place has four buses, from 60 on even NUMA nodes and from e0 on odd ones.
+    Each group has four buses, from 60 on even NUMA nodes and from e0 on odd ones.
     """
     place, numa_node = divmod(index, max(numa_nodes, 1))
     overflow, place = divmod(place, 8)

@@ -1,6 +1,6 @@
-"""What a simulated node has: GPUs, NPUs, NUMA nodes and more, as values, and how they are written down in YAML.
+"""Descriptions of simulated nodes (GPUs, NPUs, NUMA nodes and more), and their YAML format.
 
-Whatever is left out follows from the number of the card, so that `{}` is a complete GPU.
+Defaults follow from the number of the card, so `{}` is a complete GPU.
 """
 
 import os
@@ -36,7 +36,7 @@ _CONNECTOR = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,30}")
 
 
 class Model(msgspec.Struct, frozen=True):
-    """What the PCI function of a product says of itself."""
+    """The PCI device ID and class of a product."""
 
     device_id: str
     pci_class: str
@@ -48,11 +48,10 @@ LUNAR_LAKE_NPU = Model("0x643e", "0x120000")
 
 
 class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """One GPU. `index` is the number in `cardN`, the lowest free one when left out.
+    """One GPU. `index` is the number in `cardN`, default the lowest free one.
 
-    `vfs` virtual functions are enabled, each a card of its own after this one. `memory` is in bytes and per tile, 0
-    for an integrated GPU. `mei` adds the firmware interface, `by_path` the links that udev makes. `numa_node` -1 means
-    that the machine does not tell.
+    `vfs` is the number of enabled VFs, each of them a card. `memory` is in bytes per tile, 0 for an integrated GPU.
+    `mei` adds the firmware interface, `by_path` the links of udev. `numa_node` -1 means that it is unknown.
     """
 
     driver: Literal["i915", "xe"] = "i915"
@@ -83,20 +82,20 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_
 
     @property
     def model(self) -> Model:
-        """The ids of the product: those given, else those of a usual one for the driver."""
+        """The PCI device ID and class; default: those of a common product with this driver."""
         usual = FLEX_170 if self.driver == "i915" else ARC_B580
         return Model(self.device_id or usual.device_id, self.pci_class or usual.pci_class)
 
     @property
     def outputs(self) -> Sequence[str]:
-        """The names of its connectors: those given, else one if it is a display controller."""
+        """The names of the connectors; default: one for a display controller, else none."""
         if self.connectors is not None:
             return self.connectors
         return ("DP-1",) if self.model.pci_class.startswith("0x0300") else ()
 
 
 class NpuSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """One NPU. `index` is the number in `accelN`, the lowest free one when left out."""
+    """One NPU. `index` is the number in `accelN`, default the lowest free one."""
 
     driver: Literal["intel_vpu"] = "intel_vpu"
     index: int | None = None
@@ -118,11 +117,10 @@ class NpuSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_
 
 
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """A whole node. Devices that don't say so are dealt to the `numa_nodes` in turn; 0 is a machine without NUMA.
+    """A node. Devices without a NUMA node are distributed over `numa_nodes`; 0 means a machine without NUMA.
 
-    `iommu`: in `scalable` mode user queues can be enabled, in `legacy` mode virtual functions, when `off` neither.
-    `loaded` says which drivers are there when no device brings them: vfio-pci, igb_uio. `noiommu` and
-    `disable_denylist` are vfio's module parameters.
+    `iommu`: `scalable` allows user queues and VFs, `legacy` only VFs, `off` neither. `loaded` lists additional drivers.
+    `noiommu` and `disable_denylist` are module parameters of vfio.
     """
 
     gpus: Sequence[GpuSpec] = ()
@@ -147,17 +145,17 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The node in a YAML file, or in a JSON description of `intel_gpu_fakedev` when the name ends so.
+        """Reads a node from YAML, or from JSON of `intel_gpu_fakedev` if the name ends in `.json`.
 
-        Raises `DescriptionError` naming the file and the key.
+        Raises `DescriptionError` with the file and the key.
         """
         if os.fspath(path).endswith(".json"):
             return cls.of(read_description(path))
-        import yaml  # noqa: PLC0415 - whoever builds the node in Python does without it
+        import yaml  # noqa: PLC0415 - not needed for nodes that are described in Python
 
         try:
-            # Plain YAML 1.1 takes `0000:03:00.0` for a number in base 60: every scalar is read as text.
-            given: object = yaml.load(read_limited(path).decode(), yaml.BaseLoader)  # noqa: S506 - makes text only
+            # YAML 1.1 parses `0000:03:00.0` as a number in base 60, so read every scalar as text.
+            given: object = yaml.load(read_limited(path).decode(), yaml.BaseLoader)  # noqa: S506 - creates only text
             return msgspec.convert(given or {}, cls, strict=False)
         except yaml.YAMLError as error:
             raise DescriptionError(f"{os.fspath(path)}: not YAML: {' '.join(str(error).split())}") from None
@@ -168,7 +166,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid
 
     @classmethod
     def of(cls, description: Description) -> Self:
-        """The node that a description of `intel_gpu_fakedev` means, with real PCI functions."""
+        """Converts a description of `intel_gpu_fakedev` to a node with PCI functions."""
         functions = description.vfsperpf + 1
         count = description.devcount // functions
         per_node = description.devspernode
@@ -187,7 +185,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid
         ]
         if description.seed is not None:
             places = list(range(count))
-            random.Random(description.seed).shuffle(places)  # noqa: S311 - a repeatable order, no secret
+            random.Random(description.seed).shuffle(places)  # noqa: S311 - a reproducible order, no secret
             gpus = [
                 msgspec.structs.replace(gpu, bdf=gpu_address(place, gpu.numa_node or 0))
                 for place, gpu in zip(places, gpus, strict=True)
@@ -200,7 +198,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid
 
 
 def gpu_address(index: int, numa_node: int) -> str:
-    """Where the card of that number sits unless told otherwise: behind a root port of its own, near its NUMA node.
+    """Returns the default PCI address of a card: behind its own root port, on its NUMA node.
 
     Even nodes have the host bridges 00 to 70 of a PCI domain, odd ones 80 to f0, each with 15 root ports.
     """
@@ -212,6 +210,6 @@ def gpu_address(index: int, numa_node: int) -> str:
 
 
 def npu_address(index: int) -> str:
-    """Where the NPU of that number sits unless told otherwise: in the processor itself."""
+    """Returns the default PCI address of an NPU, on the bus of the processor."""
     domain, function = divmod(index, 8)
     return f"{domain:04x}:00:0b.{function}"

@@ -1,7 +1,7 @@
-"""A node's sysfs and devfs with accelerators in them, laid out as the kernel does, below a directory.
+"""A simulated sysfs and devfs below a directory, in the layout of the kernel.
 
-Facts: Documentation/ABI/testing/sysfs-bus-pci and sysfs-class-drm, the i915, xe and ivpu drivers' sysfs code, udev's
-60-drm.rules. Every device has its directory below `/sys/devices/pci…`, where class, bus and number links lead.
+Sources: Documentation/ABI/testing/sysfs-bus-pci and sysfs-class-drm, the i915, xe and ivpu drivers' sysfs code, udev's
+60-drm.rules. Every device has a directory below `/sys/devices/pci…`, the target of class, bus and number links.
 
     node = SimulatedNode(tmp_path)
     card = node.plug_gpu(GpuSpec(driver="xe"))     # "card0"
@@ -25,10 +25,10 @@ _TOTAL_VFS = 31
 
 
 class SimulatedNode:
-    """The node below `root`, which is made when missing; what else is there is left alone.
+    """The node below `root`. The directory is created if missing; other files in it do not change.
 
-    `device_nodes`: plain files, which anybody may make, or real character devices. These have the numbers that the
-    kernel would give, or all of them `numbers` (those of `/dev/null`, say, for containers that open what they get).
+    `device_nodes` selects plain files, which need no privileges, or character devices. These have the numbers of the
+    kernel, or all of them `numbers`, for example those of `/dev/null`, so that containers can open them.
     """
 
     def __init__(
@@ -48,19 +48,19 @@ class SimulatedNode:
         self._mei: dict[int, str] = {}
 
     def devices(self) -> tuple[SimulatedDevice, ...]:
-        """What is plugged in, in the order in which it came."""
+        """The plugged devices in the order of their creation."""
         return tuple(device for device, _journal in self._plugged.values())
 
     def device(self, name: str) -> SimulatedDevice:
-        """The device of that name. Raises `TreeError` when there is none."""
+        """Returns the device with this name. Raises `TreeError` if there is none."""
         if name not in self._plugged:
-            raise TreeError(f"{name[:80]!a}: not plugged in, there is {', '.join(self._plugged) or 'nothing'}")
+            raise TreeError(f"{name[:80]!a}: not plugged in, found {', '.join(self._plugged) or 'no devices'}")
         return self._plugged[name][0]
 
     def build(self, spec: NodeSpec) -> list[str]:
-        """Plugs in everything that `spec` has and returns the names, without those of virtual functions.
+        """Plugs in all devices of `spec`. Returns the names of GPUs and NPUs, without virtual functions.
 
-        QAT, DSA, IAA, DLB, FPGAs and SGX are there from then on, as plain files; they have no names to unplug them by.
+        QAT, DSA, IAA, DLB, FPGA and SGX devices are plain files that do not react. They cannot be unplugged.
         """
         self._numa_nodes = spec.numa_nodes
         names = [self.plug_gpu(gpu) for gpu in spec.gpus] + [self.plug_npu(npu) for npu in spec.npus]
@@ -69,9 +69,9 @@ class SimulatedNode:
         return names
 
     def plug_gpu(self, spec: GpuSpec | None = None) -> str:
-        """Plugs in a GPU, and its virtual functions after it; returns its name.
+        """Plugs in a GPU and its virtual functions. Returns the name of the card.
 
-        Raises `TreeError`, and then nothing of it stays.
+        Raises `TreeError`. In this case all its files are removed.
         """
         spec = spec or GpuSpec()
         index = self._index("card", spec.index)
@@ -89,7 +89,7 @@ class SimulatedNode:
         return card.name
 
     def plug_npu(self, spec: NpuSpec | None = None) -> str:
-        """Plugs in an NPU and returns its name. Raises `TreeError`, and then nothing of it stays."""
+        """Plugs in an NPU and returns its name. Raises `TreeError`. In this case all its files are removed."""
         spec = spec or NpuSpec()
         index = self._index("accel", spec.index)
         numa_node = self._numa_node(index, spec.numa_node)
@@ -115,7 +115,7 @@ class SimulatedNode:
         return device.name
 
     def unplug(self, name: str) -> None:
-        """Takes a device away, the virtual functions of a card before it. Raises `TreeError` when there is none."""
+        """Removes a device, the virtual functions of a card first. Raises `TreeError` if there is none."""
         self.device(name)
         for device in reversed(self.devices()):
             if name in (device.name, device.physical):
@@ -166,9 +166,9 @@ class SimulatedNode:
                 functions.make_by_path(journal, card)
 
     def _root_port(self, bdf: str, numa_node: int) -> str:
-        """The directory that functions on that bus go into; the root port that leads to the bus is made when missing.
+        """Returns the parent directory of functions on this bus. Creates the root port of the bus if missing.
 
-        Functions on a host bridge's own bus lie directly below it.
+        Functions on the bus of a host bridge are directly below it.
         """
         domain, bus, _place = bdf.split(":")
         root_bus = int(bus, 16) & 0xF0
@@ -211,7 +211,7 @@ class SimulatedNode:
         if wanted is None:
             return next(index for index in range(len(self._plugged) + 1) if f"{kind}{index}" not in self._plugged)
         if f"{kind}{wanted}" in self._plugged:
-            raise TreeError(f"{kind}{wanted}: is plugged in already")
+            raise TreeError(f"{kind}{wanted}: already plugged in")
         return wanted
 
 

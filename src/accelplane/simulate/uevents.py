@@ -1,9 +1,9 @@
-"""Uevents as the kernel sends them, in a network namespace of one's own.
+"""Sends uevents through the kernel, in a separate network namespace.
 
-Since Linux 4.18 a privileged process may have the kernel broadcast a uevent of its making to the listeners of its
-network namespace; the kernel appends SEQNUM, and the sender's port is 0 as with real ones (kernel source:
-lib/kobject_uevent.c, uevent_net_rcv_skb). In the machine's own namespace udev would act on devices that don't exist,
-so this refuses to work there.
+Since Linux 4.18 a privileged process can request the kernel to broadcast a uevent to the listeners of its network
+namespace. The kernel appends SEQNUM, and the sender's port is 0 as for other uevents (kernel source:
+lib/kobject_uevent.c, uevent_net_rcv_skb). In the initial network namespace udev would act on devices that do not exist,
+so the functions raise an error there.
 """
 
 import ctypes
@@ -20,27 +20,27 @@ _REQUEST_AND_ACK = 0x1 | 0x4
 _HEADER = struct.Struct("=IHHII")
 _MAX_MESSAGE = 2048  # the kernel's UEVENT_BUFFER_SIZE
 _SEQNUM_ROOM = 32
-# Written for the machine's own network namespace only (kernel source: net/core/sysctl_net_core.c).
-_MACHINE_ONLY = "/proc/sys/net/core/netdev_max_backlog"
-_ANSWER_WITHIN = 5.0
+# Exists only in the initial network namespace (kernel source: net/core/sysctl_net_core.c).
+_INITIAL_NAMESPACE_ONLY = "/proc/sys/net/core/netdev_max_backlog"
+_TIMEOUT = 5.0
 _NAMESPACES = "/run/netns"
 _CLONE_NEWNET = 0x40000000
 
 
 class UeventError(Exception):
-    """The notice cannot be sent; the message says what is missing."""
+    """The uevent cannot be sent. The message says what is missing."""
 
 
 def uevent(action: str, devpath: str, subsystem: str, **fields: str) -> None:
-    """Has the kernel tell every listener in this network namespace. Raises `UeventError`.
+    """Sends a uevent to every listener in this network namespace. Raises `UeventError`.
 
-    `devpath` is below `/sys` (`/devices/pci0000:00/…/drm/card0`); `fields` are more KEY=value pairs.
+    `devpath` is below `/sys` (`/devices/pci0000:00/…/drm/card0`); `fields` are additional KEY=value pairs.
     """
     entries = {"ACTION": action, "DEVPATH": devpath, "SUBSYSTEM": subsystem, **fields}
     payload = _payload(action, devpath, entries)
-    if os.path.exists(_MACHINE_ONLY):
+    if os.path.exists(_INITIAL_NAMESPACE_ONLY):
         raise UeventError(
-            "this is the machine's own network namespace, whose udev would act on the notice; "
+            "this is the initial network namespace, where udev would handle the uevent; "
             "run in another one (unshare --net)"
         )
     length = _HEADER.size + len(payload)
@@ -49,7 +49,7 @@ def uevent(action: str, devpath: str, subsystem: str, **fields: str) -> None:
         with socket.socket(
             socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_KOBJECT_UEVENT
         ) as kernel:
-            kernel.settimeout(_ANSWER_WITHIN)
+            kernel.settimeout(_TIMEOUT)
             kernel.bind((0, 0))
             kernel.sendto(message, (0, 0))
             answer = kernel.recv(_MAX_MESSAGE)
@@ -59,9 +59,9 @@ def uevent(action: str, devpath: str, subsystem: str, **fields: str) -> None:
 
 
 def uevent_everywhere(action: str, devpath: str, subsystem: str, **fields: str) -> None:
-    """As `uevent`, in the network namespaces of pods, too, as the kernel does. Raises `UeventError`.
+    """Like `uevent`, but also in the network namespaces of pods, as the kernel does. Raises `UeventError`.
 
-    They are those in `/run/netns` (ip-netns(8)), where container runtimes keep them.
+    These are the namespaces in `/run/netns` (ip-netns(8)), where container runtimes store them.
     """
     uevent(action, devpath, subsystem, **fields)
     own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -70,12 +70,12 @@ def uevent_everywhere(action: str, devpath: str, subsystem: str, **fields: str) 
             try:
                 other = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
-                continue  # gone meanwhile, with its pod
+                continue  # the pod has ended
             try:
                 _enter(other)
                 uevent(action, devpath, subsystem, **fields)
             except OSError:
-                continue  # a name without its namespace yet
+                continue  # the file exists before the namespace is mounted
             finally:
                 _enter(own)
                 os.close(other)
@@ -84,7 +84,7 @@ def uevent_everywhere(action: str, devpath: str, subsystem: str, **fields: str) 
 
 
 def _enter(namespace: int) -> None:
-    """Puts this thread into the network namespace. Raises `OSError`."""
+    """Moves this thread into the network namespace. Raises `OSError`."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(namespace, _CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -92,14 +92,14 @@ def _enter(namespace: int) -> None:
 
 def _payload(action: str, devpath: str, entries: dict[str, str]) -> bytes:
     if not action.isalpha() or not devpath.startswith("/"):
-        raise UeventError(f"{action[:40]!a}@{devpath[:120]!a}: expected a word such as add, and a path below /sys")
+        raise UeventError(f"{action[:40]!a}@{devpath[:120]!a}: expected an action such as add, and a path below /sys")
     for key, value in entries.items():
         if not key.isidentifier() or "\0" in value:
             raise UeventError(f"{key[:40]!a}={value[:40]!a}: expected KEY=value without zero bytes")
     lines = [f"{action}@{devpath}", *(f"{key}={value}" for key, value in entries.items())]
     payload = b"".join(os.fsencode(line) + b"\0" for line in lines)
     if len(payload) > _MAX_MESSAGE - _SEQNUM_ROOM:
-        raise UeventError(f"{action}@{devpath[:120]}: {len(payload)} bytes, the kernel sends {_MAX_MESSAGE} at most")
+        raise UeventError(f"{action}@{devpath[:120]}: found {len(payload)} bytes, expected at most {_MAX_MESSAGE}")
     return payload
 
 
@@ -107,6 +107,6 @@ def _check(answer: bytes, what: str) -> None:
     kind = _HEADER.unpack_from(answer)[1] if len(answer) >= _HEADER.size + 4 else 0
     code = -struct.unpack_from("=i", answer, _HEADER.size)[0] if kind == _ERROR else errno.EPROTO
     if code in (errno.EPERM, errno.EACCES):
-        raise UeventError(f"{what}: {os.strerror(code)}; CAP_SYS_ADMIN over this network namespace is needed (root)")
+        raise UeventError(f"{what}: {os.strerror(code)}; CAP_SYS_ADMIN is required in this network namespace (root)")
     if code:
         raise UeventError(f"{what}: {os.strerror(code)}")

@@ -112,9 +112,7 @@ def api_server(path: str, master: str = "") -> ApiServer:
     certificate = _source(path, user.client_certificate, user.client_certificate_data)
     key = _source(path, user.client_key, user.client_key_data)
     if token is None and (certificate is None or key is None):
-        raise NoApiServer(
-            f"{path}: user {shown(context.user)} has neither a token nor a client certificate with its key"
-        )
+        raise NoApiServer(f"{path}: user {shown(context.user)} has neither a token nor a client certificate and key")
     pair = (certificate, key) if certificate is not None and key is not None else None
     return ApiServer(host, port, authority=authority, token_file=token, certificate=pair)
 

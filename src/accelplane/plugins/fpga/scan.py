@@ -1,13 +1,13 @@
 """From what sysfs says of FPGAs to what is published.
 
-Resources are named after ids that change while the card is there: with every function that is programmed, to all ones
-when its firmware crashes, to nothing at all while a port is programmed or does not answer. So there are three plain
-functions: `read` looks at the host, `recalled` completes that with what was known of the same ports before, and
-`published` makes devices of it. A port that crashes or cannot be read thus stays under its name, unhealthy.
+Resources are named after ids that change at run time: with every function that is programmed, to all ones if the
+firmware crashes, to nothing while a port is programmed or does not answer. So there are three plain functions: `read`
+reads the host, `recalled` completes the reading with the ids that the same ports had before, and `published` makes
+devices of it. A port that crashes or cannot be read keeps its name, and is unhealthy.
 
-In mode region the hook that programs reaches the runtime through CDI. A runtime that has it switched off starts the
-container without a word; who gives the ports through CDI only, too, has a container without a port there, rather than
-with one that nobody has programmed.
+In mode region the hook that programs the port reaches the runtime through CDI. A runtime with CDI disabled ignores it
+without an error. If the ports are given through CDI only as well, a container then has no port, instead of one that is
+not programmed.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ HOOK = "/opt/intel/fpga-sw/intel-fpga-crihook"
 
 
 class Seen(NamedTuple):
-    """A port as it was read: `afu` is None while it is being programmed, and empty where nobody asked."""
+    """A port as it was read: `afu` is None while it is being programmed, and empty if it was not read."""
 
     port: Port
     interface: str
@@ -35,7 +35,7 @@ class Seen(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """One look at the host; `unused` are FMEs of which no port is to be seen."""
+    """The ports of a host; `unused` are FMEs without a usable port."""
 
     ports: tuple[Seen, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -43,7 +43,7 @@ class Reading(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A port with the ids that it is published under. `problem` is why it cannot be used now, empty when it can."""
+    """A port with the ids under which it is published. `problem` is why it cannot be used now, empty if it can."""
 
     port: Port
     interface: str
@@ -57,7 +57,7 @@ class Known(NamedTuple):
 
 
 def read(host: Host, *, afus: bool) -> Reading:
-    """What there is now; the ports' AFU ids only where asked for. Raises `HostError` when nothing can be listed."""
+    """Reads the ports, with `afus` also their AFU ids. Raises `HostError` if nothing can be listed."""
     driver = detect(host)
     if driver is None:
         return Reading()
@@ -75,9 +75,9 @@ def read(host: Host, *, afus: bool) -> Reading:
 
 
 def recalled(known: Mapping[str, Known], reading: Reading) -> Mapping[str, Known]:
-    """The ports that there are, by name, with the ids that they are known by: read now, or else before.
+    """The present ports by name, with their ids from this reading, or else from `known`.
 
-    What it returns is what the next reading is to be completed with; the same reading again changes nothing.
+    The result is `known` of the next reading. The function is idempotent for the same reading.
     """
     now: dict[str, Known] = {}
     for port, interface, afu in reading.ports:
@@ -113,7 +113,7 @@ def published(
 ) -> Iterator[Device | Skipped]:
     """The devices of a reading, whose ports were `known` as given before.
 
-    `obstacle` is why nobody on this node would program a region for a container, empty where somebody does.
+    `obstacle` is why no hook on this node would program a region for a container, empty if one does.
     """
     ports = recalled(known, reading)
     # As sysfs lists them, whether they were read or recalled.
@@ -129,10 +129,10 @@ def published(
             yield Skipped(fault.name, fault.problem, warning=True)
     for seen in reading.ports:
         if seen.port.name not in ports:
-            yield Skipped(seen.port.name, "it is being programmed, and what was in it before is not known")
+            yield Skipped(seen.port.name, "it is being programmed, and its previous function is not known")
     for name in reading.unused:
         if name not in kept:
-            yield Skipped(name, "none of its ports is to be seen: released, or not usable")
+            yield Skipped(name, "no usable port: its ports are released, or cannot be read")
 
 
 def _functions(host: Host, ports: list[Known], naming: Naming) -> Iterator[Device | Skipped]:
@@ -202,7 +202,7 @@ def _regions(host: Host, ports: list[Known], mode: Mode, cdi_use: CdiUse, obstac
 
 
 def _crash(port: Port, interface: str, afu: str) -> str:
-    """What tells that the firmware has crashed, empty when nothing does."""
+    """The sign that the firmware has crashed, empty if there is none."""
     if interface == CRASHED:
         return f"the interface id of {port.fme.name} reads {CRASHED}: the card's firmware has crashed"
     if afu == CRASHED:

@@ -22,27 +22,16 @@ class GpuConfig(Config, frozen=True, kw_only=True):
     """Options are checked in the order of the Go implementation, with its error texts: scripts may match them."""
 
     prefix: Prefix = ""
-    enable_monitoring: Annotated[
-        bool, Meta(description="publish monitoring resources, which have the device nodes of all GPUs")
-    ] = False
+    enable_monitoring: Annotated[bool, Meta(description="publish resources with the nodes of all GPUs")] = False
     health_management: Annotated[bool, Meta(description="check the health of GPUs by the Level-Zero service")] = False
-    wsl: Annotated[bool, Meta(description="Windows Subsystem for Linux: publish /dev/dxg once for each Intel GPU")] = (
-        False
-    )
+    wsl: Annotated[bool, Meta(description="Windows Subsystem for Linux: publish /dev/dxg for each Intel GPU")] = False
     shared_dev_num: SharedDevNum = 1
-    temp_limit: Annotated[
-        int, Meta(description="limit of the global temperature in °C, above which a GPU is unhealthy")
-    ] = _DEFAULT_LIMIT
-    gpu_temp_limit: Annotated[int, Meta(description="limit of the temperature of the GPU sensor in °C")] = (
-        _DEFAULT_LIMIT
-    )
-    memory_temp_limit: Annotated[int, Meta(description="limit of the temperature of the GPU memory in °C")] = (
-        _DEFAULT_LIMIT
-    )
+    temp_limit: Annotated[int, Meta(description="maximum global temperature in °C")] = _DEFAULT_LIMIT
+    gpu_temp_limit: Annotated[int, Meta(description="maximum temperature of the GPU sensor in °C")] = _DEFAULT_LIMIT
+    memory_temp_limit: Annotated[int, Meta(description="maximum temperature of the memory in °C")] = _DEFAULT_LIMIT
     allocation_policy: AllocationPolicy = "none"
     monitoring_mode: Annotated[
-        str,
-        Meta(description="single (one resource for all GPUs) or split (one for each driver); default: both"),
+        str, Meta(description="single (one resource for all GPUs) or split (one for each driver); default: both")
     ] = ""
     xpumd_endpoint: Annotated[str, Meta(description="Unix socket of xpumd; check the health of GPUs by xpumd")] = ""
     bypath: Annotated[
@@ -59,13 +48,9 @@ class GpuConfig(Config, frozen=True, kw_only=True):
     drivers: Annotated[str, Meta(description="publish only GPUs of these kernel drivers (i915,xe)")] = ""
     kinds: Annotated[str, Meta(description="publish only integrated or only discrete GPUs")] = ""
     functions: Annotated[str, Meta(description="publish only physical (pf) or only virtual functions (vf)")] = ""
-    health_fail_closed: Annotated[
-        bool, Meta(description="treat a health source that does not answer as a bad verdict")
-    ] = False
+    health_fail_closed: Annotated[bool, Meta(description="no answer of the health source is a bad verdict")] = False
     health_bad_verdicts: Annotated[int, Meta(description="consecutive bad verdicts that make a GPU unhealthy")] = 1
-    temperature_margin: Annotated[
-        float, Meta(description="°C below the limit at which an overheated GPU is healthy again")
-    ] = 5.0
+    temperature_margin: Annotated[float, Meta(description="°C below its limit at which a GPU is healthy again")] = 5.0
     cdi: CdiMode = "auto"
     cdi_hook: Annotated[str, Meta(description="path on the host of the CDI hook program for -bypath=links")] = (
         "/usr/local/bin/accelplane-cdi-hook"

@@ -1,7 +1,7 @@
-"""Gives virtual functions to the driver that containers use them through.
+"""Binds virtual functions to the driver through which containers use them.
 
-An attempt is not made again with every scan: taking a function from its driver and giving it back tells everybody,
-this plugin included, so that it would never come to rest. What was known to fail beforehand makes no such noise.
+A failed attempt is not repeated at every scan: unbinding and binding cause uevents, and these the next scan. A failure
+that is known before anything is written causes none, and is checked at every scan.
 """
 
 import errno
@@ -18,12 +18,12 @@ RETRY_AFTER = 60.0
 
 
 class _Attempt(NamedTuple):
-    rests_until: float
+    retry_at: float
     problem: str
 
 
 class Binder:
-    """Binds, and remembers in `problems` why a function, by its PCI address, could not be bound."""
+    """Binds functions; `problems` is why a function, by its PCI address, could not be bound."""
 
     def __init__(self, config: QatConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.problems: dict[str, str] = {}
@@ -32,12 +32,12 @@ class Binder:
         self._clock = clock
         self._attempts: dict[str, _Attempt] = {}
         self._ids = [number for driver in config.vf_drivers for number in BY_VF_DRIVER[driver].vf_ids]
-        self._untold = self._ids if config.new_id == "always" else []
+        self._new_ids = self._ids if config.new_id == "always" else []
 
     def bind(self, host: Host, addresses: Iterable[str]) -> None:
-        """Gives the functions to the driver; those that have it already stay untouched."""
+        """Binds the functions to the driver; writes nothing for those that are bound to it."""
         self._binds = True
-        self._tell_ids(host)
+        self._add_ids(host)
         driver = self._config.dpdk_driver
         now = self._clock()
         attempts: dict[str, _Attempt] = {}
@@ -45,16 +45,16 @@ class Binder:
             if driver_of(host, address) == driver:
                 continue
             attempt = self._attempts.get(address)
-            if attempt is None or now >= attempt.rests_until:
+            if attempt is None or now >= attempt.retry_at:
                 attempt = self._attempt(host, address, driver, now)
             attempts[address] = attempt
         self._attempts = attempts
         self.problems = {address: attempt.problem for address, attempt in attempts.items() if attempt.problem}
 
     def problem(self, host: Host, address: str) -> str:
-        """Why the function could not be bound; of a binder that never binds, why it could not. Empty when it could.
+        """Why the function could not be bound, empty if it could.
 
-        So whoever only looks at a node is told what stands against it, too.
+        If `bind` was never called, as by `accelplane inspect`: why it would fail before it writes anything.
         """
         if not self._binds:
             return bind_problem(host, address, self._config.dpdk_driver)
@@ -67,14 +67,14 @@ class Binder:
             return _Attempt(now + RETRY_AFTER if error.attempted else now, str(error))
         return _Attempt(now + RETRY_AFTER, "")
 
-    def _tell_ids(self, host: Host) -> None:
-        """Tells the driver the ids that it does not know yet, as far as it is loaded."""
-        untold: list[str] = []
-        for number in self._untold:
+    def _add_ids(self, host: Host) -> None:
+        """Writes the ids that are not written yet to the driver's `new_id`, if it is loaded."""
+        remaining: list[str] = []
+        for number in self._new_ids:
             try:
                 host.write(f"/sys/bus/pci/drivers/{self._config.dpdk_driver}/new_id", f"{VENDOR} {number}")
             except HostError as error:
                 if error.errno != errno.EEXIST:
                     host.note(f"{error}; is the module of {self._config.dpdk_driver} loaded?")
-                    untold.append(number)
-        self._untold = untold
+                    remaining.append(number)
+        self._new_ids = remaining

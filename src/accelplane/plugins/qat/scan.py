@@ -1,7 +1,7 @@
 """Virtual functions (VFs) of QAT devices as sysfs shows them, and what a container needs to use one.
 
-VFs are found through the kernel drivers of their physical functions (PFs). A virtual machine that was given VFs has
-no PFs: there they are known by their PCI ids. Kernel documents: Documentation/ABI/testing/sysfs-driver-qat,
+VFs are found through the kernel drivers of their physical functions (PFs). A virtual machine with assigned VFs has no
+PFs: there VFs are identified by their PCI ids. Kernel documents: Documentation/ABI/testing/sysfs-driver-qat,
 debugfs-driver-qat and sysfs-bus-pci.
 """
 
@@ -81,7 +81,7 @@ def scan(host: Host, config: QatConfig, found: Discovery, bind_problem: Callable
 
 
 def physical_function(host: Host, vf: str) -> Pf | None:
-    """The PF of the VF at the PCI address, None where it cannot be seen: in a virtual machine."""
+    """The PF of the VF at the PCI address, None in a virtual machine, which has no PFs."""
     link = f"{DEVICES}/{vf}/physfn"
     if not host.exists(link):
         return None
@@ -90,7 +90,7 @@ def physical_function(host: Host, vf: str) -> Pf | None:
 
 
 def debugfs(host: Host, pf: Pf) -> str:
-    """The PF's directory in debugfs. Raises `HostError` when no driver has the PF."""
+    """The PF's directory in debugfs. Raises `HostError` if no driver is bound to the PF."""
     return f"/sys/kernel/debug/qat_{host.driver(pf.path)}_{pf.address}"
 
 
@@ -132,17 +132,17 @@ def _virtual_functions(host: Host, pf: Pf, skipped: list[Skipped]) -> list[tuple
 
 
 def _passed_through(host: Host, models: Sequence[QatModel], skipped: list[Skipped]) -> list[tuple[str, Vf]]:
-    """VFs by their ids, on a bus without a PF that has its driver; one without may be in sight."""
+    """VFs by their ids, if no PF is bound to its driver; an unbound PF may exist."""
     found: list[tuple[str, Vf]] = []
     for name, path in host.class_devices("pci", bus=True):
         try:
             if not pci_address(name) or model_of_vf(host.text(f"{path}/device")) not in models:
                 continue
-            vendor = _optional(host, f"{path}/vendor")
+            vendor = host.optional_text(f"{path}/vendor")
         except HostError as error:
             host.note(f"PCI function {name} left out: {error}")
             continue
-        if vendor in ("", f"0x{VENDOR}"):
+        if vendor in (None, "", f"0x{VENDOR}"):
             found.append((name, Vf(name, physical_function(host, name))))
         else:
             skipped.append(Skipped(name, f"has the device id of a QAT, but the vendor is {vendor[:20]!a}"))
@@ -150,7 +150,7 @@ def _passed_through(host: Host, models: Sequence[QatModel], skipped: list[Skippe
 
 
 class _Facts:
-    """What several VFs have in common, looked up once in a scan."""
+    """Properties that several VFs share, read once per scan."""
 
     def __init__(self, host: Host) -> None:
         self.place = functools.cache(host.topology_of)
@@ -164,7 +164,7 @@ def _device(host: Host, config: QatConfig, facts: _Facts, vf: Vf, problem: str) 
     resource = GENERIC
     if model is not None and model.detects_services:
         if vf.pf is None:
-            host.note(f"a virtual machine does not see what QAT is configured for, so it is {GENERIC}")
+            host.note(f"the services of QAT are not visible in a virtual machine, so its resource is {GENERIC}")
         else:
             resource = facts.service(vf.pf)
     mounts: tuple[Mount, ...] = ()
@@ -180,7 +180,7 @@ def _device(host: Host, config: QatConfig, facts: _Facts, vf: Vf, problem: str) 
     return Device(
         resource=resource,
         id=vf.address,
-        # Without a PF in sight the VFs of one bus count as one device.
+        # Without a PF the VFs of one bus count as one device.
         unit=vf.pf.address if vf.pf else vf.address.rpartition(":")[0],
         health=UNHEALTHY if problem else HEALTHY,
         reason=problem,
@@ -192,7 +192,7 @@ def _device(host: Host, config: QatConfig, facts: _Facts, vf: Vf, problem: str) 
 
 
 def _configured(host: Host, pf: Pf) -> str:
-    """The resource that the PF's VFs are."""
+    """The resource of the PF's VFs."""
     try:
         found = _service(host, pf)
     except (HostError, ValueError) as error:
@@ -203,13 +203,13 @@ def _configured(host: Host, pf: Pf) -> str:
 
 
 def _service(host: Host, pf: Pf) -> Service:
-    """What the PF is configured for. Raises `HostError`, or `ValueError` for a file that cannot be understood.
+    """The services of the PF. Raises `HostError`, or `ValueError` for a file that cannot be parsed.
 
-    Kernels before 6.0 tell in debugfs only. A PF that is down will come up with what `cfg_services` says, so that its
-    VFs, unhealthy meanwhile, need not change their resource.
+    Kernels before 6.0 report them in debugfs only. A PF that is down will start with the services in `cfg_services`, so
+    its VFs, unhealthy until then, keep their resource.
     """
-    state = _optional(host, f"{pf.path}/qat/state")
-    text = _optional(host, f"{pf.path}/qat/cfg_services")
+    state = host.optional_text(f"{pf.path}/qat/state")
+    text = host.optional_text(f"{pf.path}/qat/cfg_services")
     if state == "up" and text:
         return service(text)
     try:
@@ -228,7 +228,7 @@ def _vfio(host: Host, vf: Vf, *, iommufd: bool) -> tuple[DeviceNode, ...]:
         return nodes
     more = iommufd_nodes(host, vf.address)
     if not more:
-        host.note(f"{vf.address}: no IOMMUFD node, the one of its group ({nodes[0].host_path}) has to do")
+        host.note(f"{vf.address}: no IOMMUFD node, only that of its group ({nodes[0].host_path})")
     return (*nodes, *more)
 
 
@@ -239,11 +239,3 @@ def _uio(host: Host, vf: Vf) -> str:
     if not name:
         raise Missing(directory, "no entry like uio0")
     return name
-
-
-def _optional(host: Host, path: str) -> str:
-    """The file's text, empty where there is no such file."""
-    try:
-        return host.text(path)
-    except Missing:
-        return ""

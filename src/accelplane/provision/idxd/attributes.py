@@ -1,13 +1,13 @@
-"""The attributes of DSA and IAA devices, groups, work queues and engines: what may be asked of each.
+"""The attributes of DSA and IAA devices, groups, work queues and engines: their types and limits.
 
-Facts: the kernel's Documentation/ABI/stable/sysfs-driver-dma-idxd, and what its idxd driver takes and when.
+Facts: the kernel's Documentation/ABI/stable/sysfs-driver-dma-idxd, and when its idxd driver accepts a write.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
-from accelplane.provision.idxd.tolerant import Plain
+from accelplane.provision.idxd.jsonc import Plain
 
 Kind: TypeAlias = Literal["device", "group", "wq", "engine"]
 KINDS: tuple[Kind, ...] = ("device", "group", "wq", "engine")
@@ -20,7 +20,7 @@ class Part(NamedTuple):
     number: int = 0
 
     def name(self, device: int) -> str:
-        """What the kernel calls the part of the device of that number; the device itself has no such name."""
+        """The kernel's name of the part of the device with that number; the device itself has no such name."""
         return f"{self.kind}{device}.{self.number}"
 
 
@@ -28,26 +28,26 @@ DEVICE = Part("device")
 
 
 class Number(NamedTuple):
-    """A whole number within limits. `rounded`: the kernel makes the next power of two of it."""
+    """A whole number within limits. `rounded`: the kernel rounds it up to a power of two."""
 
     least: int = 0
     most: int = 2**63 - 1
     rounded: bool = False
 
     def text(self, plain: Plain) -> str | None:
-        """As it is written to the attribute, None when it cannot be. Quoted numbers, true and false are numbers too."""
+        """The text for the attribute, None if it is invalid. Quoted numbers, true and false are numbers too."""
         if isinstance(plain, str) and re.fullmatch(r"-?[0-9]{1,20}", plain, re.ASCII):
             plain = int(plain)
         return str(int(plain)) if isinstance(plain, int) and self.least <= plain <= self.most else None
 
-    def same(self, wanted: str, found: str) -> bool:
+    def same(self, desired: str, found: str) -> bool:
         try:
-            return self.kept(int(wanted)) == int(found, 0)
+            return self.kept(int(desired)) == int(found, 0)
         except ValueError:
             return False
 
     def kept(self, value: int) -> int:
-        """What the kernel makes of it."""
+        """The value that the kernel stores."""
         return 1 << (value - 1).bit_length() if self.rounded and value > 0 else value
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Number(NamedTuple):
 
 
 class Word(NamedTuple):
-    """A text of a certain form."""
+    """A text that matches a pattern."""
 
     form: str
     expected: str
@@ -63,23 +63,23 @@ class Word(NamedTuple):
     def text(self, plain: Plain) -> str | None:
         return plain if isinstance(plain, str) and re.fullmatch(self.form, plain) else None
 
-    def same(self, wanted: str, found: str) -> bool:
-        return wanted == found
+    def same(self, desired: str, found: str) -> bool:
+        return desired == found
 
     def __str__(self) -> str:
         return self.expected
 
 
 class Bitmap(NamedTuple):
-    """A map of bits as the kernel prints them: words of 32 bits in hexadecimal, commas between them."""
+    """A bitmap in the kernel's format: words of 32 bits in hexadecimal, separated by commas."""
 
     def text(self, plain: Plain) -> str | None:
         form = r"[0-9a-fA-F]{1,8}(,[0-9a-fA-F]{1,8}){0,7}"
         return plain if isinstance(plain, str) and re.fullmatch(form, plain, re.ASCII) else None
 
-    def same(self, wanted: str, found: str) -> bool:
+    def same(self, desired: str, found: str) -> bool:
         try:
-            return _bits(wanted) == _bits(found)
+            return _bits(desired) == _bits(found)
         except ValueError:
             return False
 
@@ -91,7 +91,7 @@ Rule: TypeAlias = Number | Word | Bitmap
 
 _FLAG = Number(0, 1)
 
-# In the order in which a queue wants them: the size limits the threshold, a dedicated queue has none, a queue whose
+# In the order of the writes to a queue: the size limits the threshold, a dedicated queue has none, a queue whose
 # type changes loses its name, and faults can only be waited for when pages can be asked for.
 RULES: Mapping[Kind, Mapping[str, Rule]] = {
     "device": {"read_buffer_limit": Number(), "event_log_size": Number()},
@@ -122,7 +122,7 @@ RULES: Mapping[Kind, Mapping[str, Rule]] = {
     },
     "engine": {"group_id": Number()},
 }
-# Older names, which newer kernels still have as files.
+# Deprecated names, which newer kernels still have as files.
 ALIASES = {
     "token_limit": "read_buffer_limit",
     "tokens_reserved": "read_buffers_reserved",
@@ -131,14 +131,14 @@ ALIASES = {
 }
 READ_BUFFERS = frozenset(ALIASES.values())
 
-# Who drives the queues of a type unless `driver_name` says otherwise.
+# The driver of the queues of a type without `driver_name`.
 DRIVERS = {"user": "user", "kernel": "dmaengine"}
 
 # What can be written to a queue that is disabled while its device is enabled.
 _NEEDS_DEVICE_DISABLED = frozenset(("size", "group_id"))
 # What can be written to a device whose configuration is fixed (`configurable` is 0).
 NEVER_FIXED = frozenset(("type", "name", "driver_name"))
-# Which an older kernel, or hardware that cannot do it, does not have.
+# Attributes that older kernels and some hardware do not have.
 OPTIONAL = frozenset(
     (
         "event_log_size",
@@ -158,13 +158,13 @@ def needs_device_disabled(part: Part, attribute: str) -> bool:
     return part.kind != "wq" or attribute in _NEEDS_DEVICE_DISABLED
 
 
-def same(part: Part, attribute: str, wanted: str, found: str) -> bool:
-    """Whether the attribute reads as it does once `wanted` was written to it."""
-    return RULES[part.kind][attribute].same(wanted, found)
+def same(part: Part, attribute: str, desired: str, found: str) -> bool:
+    """Whether the attribute reads as it does once `desired` was written to it."""
+    return RULES[part.kind][attribute].same(desired, found)
 
 
 def rounded(part: Part, attribute: str, text: str) -> int:
-    """The number that the kernel makes of the text."""
+    """The number that the kernel stores for the text."""
     rule = RULES[part.kind][attribute]
     return rule.kept(int(text)) if isinstance(rule, Number) else int(text)
 

@@ -1,4 +1,4 @@
-"""Whether a device can be as a template has it: found out before anything is written."""
+"""Validation of a template against a device, before anything is written."""
 
 from collections.abc import Iterator
 
@@ -12,27 +12,28 @@ _EVENT_LOG = range(64, 65536)
 
 
 def problems(host: Host, setup: Setup, found: Observed) -> Iterator[str]:
-    """What keeps the device from being set up so."""
+    """Why the device cannot have the setup."""
     for part, state in found.states.items():
         if part == DEVICE and state not in ("enabled", "disabled"):
             yield f"its state reads {state[:80]!a}, expected enabled or disabled"
     for part, values in setup.attributes.items():
         limit = found.limits.get(_COUNTS.get(part.kind, ""))
         if part not in found.files or (limit is not None and part.number >= limit):
-            yield f"it has no {found.place.told(part)}{'' if limit is None else f' ({_COUNTS[part.kind]} is {limit})'}"
+            count = "" if limit is None else f" ({_COUNTS[part.kind]} is {limit})"
+            yield f"it has no {found.place.part_name(part)}{count}"
             continue
         for name in values:
-            if name in found.faults[part]:
-                yield found.faults[part][name]
+            if name in found.errors[part]:
+                yield found.errors[part][name]
             elif name not in found.files[part] and name not in OPTIONAL | READ_BUFFERS:
-                yield f"{found.place.told(part)} has no attribute {name}"
+                yield f"{found.place.part_name(part)} has no attribute {name}"
         group = values.get("group_id")
         if group is not None and Part("group", int(group)) not in found.files:
-            yield f"{found.place.told(part)} is to be in group {group}, which it does not have"
+            yield f"{found.place.part_name(part)} has group_id {group}, but the device has no such group"
     for driver in sorted({*setup.queues.values()}):
         path = driver_path(host, found.place.bus, driver)
         if not host.exists(path):
-            yield f"queues are to have the driver {driver}, which is not there ({path})"
+            yield f"the driver {driver} of the queues is not loaded, expected {path}"
     if found.configurable:
         yield from _beyond_limits(setup, found)
 
@@ -44,7 +45,7 @@ def _beyond_limits(setup: Setup, found: Observed) -> Iterator[str]:
         for name in ("max_batch_size", "max_transfer_size"):
             if name in values and name in found.files.get(part, {}):
                 value = rounded(part, name, values[name])
-                yield from _beyond(found, name, value, f"{found.place.told(part)} {name} is")
+                yield from _beyond(found, name, value, f"{found.place.part_name(part)} {name} is")
     values = setup.attributes.get(DEVICE, {})
     if "event_log_size" in values and "event_log_size" in found.files[DEVICE]:
         size = int(values["event_log_size"])
@@ -63,7 +64,7 @@ def _beyond_read_buffers(setup: Setup, found: Observed) -> Iterator[str]:
     for part, values in groups.items():
         others = total - reserved[part]
         allowed = int(values.get("read_buffers_allowed", 0))
-        what = f"{found.place.told(part)} read_buffers_allowed, with {others} reserved for other groups, is"
+        what = f"{found.place.part_name(part)} read_buffers_allowed, with {others} reserved for other groups, is"
         yield from _beyond(found, "max_read_buffers", allowed + others, what)
 
 

@@ -1,8 +1,8 @@
-"""What the container's files and environment variables say about DSA and IAA: read and checked whole, before anything.
+"""Configuration of DSA and IAA: files and environment variables, validated before anything is written.
 
-A device has the template of the first of these files that is there: `<type>-<node>-<device>.conf`,
+The template of a device is the first of these files that exists: `<type>-<node>-<device>.conf`,
 `<type>-<node>.conf`, `<type>.conf` in the configuration directory, and the built-in profile, where `<type>` is `dsa`
-or `iaa` and `<device>` as the kernel calls it (`dsa3`, `iax1`).
+or `iaa` and `<device>` the kernel's name (`dsa3`, `iax1`).
 
 The built-in profiles have one dedicated queue for user space in each of four groups. Those of DSA are called
 `dpdk_<device number><queue>`, since DPDK takes only queues that begin so.
@@ -24,10 +24,10 @@ _PROFILES = os.path.join(os.path.dirname(os.path.dirname(__file__)), "profiles")
 
 
 class IdxdConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How the devices of one type are to be.
+    """The desired state of the devices of one type.
 
-    `driver` is to have the PCI functions of `pci_ids` (`0x0b25`); those of IAA stay with idxd. `templates` are those of
-    single devices by name. `force`: also what somebody uses is disabled.
+    The PCI functions of `pci_ids` (`0x0b25`) are bound to `driver`; those of IAA stay bound to idxd. `templates` are
+    those of single devices by name. With `force`, queues with clients are disabled as well.
     """
 
     device_type: str
@@ -39,22 +39,22 @@ class IdxdConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def family(self) -> str:
-        """What the kernel calls the devices, before their numbers."""
+        """The kernel's name of the devices, without the number."""
         return "dsa" if self.device_type == "dsa" else "iax"
 
     @property
     def notes(self) -> list[str]:
-        """What the files say in vain."""
+        """What was ignored in the files."""
         return [note for template in (self.template, *self.templates.values()) for note in template.notes]
 
     def setup(self, number: int) -> tuple[str, Setup | None]:
-        """The file that counts for the device of that number, and what it says of it."""
+        """The file for the device of that number, and the setup in it."""
         template = self.templates.get(f"{self.family}{number}", self.template)
         return template.file, template.setup(number)
 
 
 def read_config(config_dir: str, environment: Mapping[str, str], *, force: bool = False) -> IdxdConfig:
-    """From the directory's files and DEVICE_TYPE, NODE_NAME, DSA_DRIVER and DSA_PCI_IDS, none of which need be there.
+    """From the directory's files and DEVICE_TYPE, NODE_NAME, DSA_DRIVER and DSA_PCI_IDS, all optional.
 
     Raises `ConfigError`.
     """

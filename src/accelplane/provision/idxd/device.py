@@ -1,4 +1,4 @@
-"""What a DSA or IAA device is now, as its files in sysfs say it.
+"""The current state of a DSA or IAA device in sysfs.
 
 Facts: the kernel's Documentation/ABI/stable/sysfs-driver-dma-idxd. Very old kernels have IAAs on a bus of their own,
 one driver per bus, and tokens where others have read buffers.
@@ -28,7 +28,7 @@ _DEVICE = re.compile(r"(dsa|iax)(0|[1-9][0-9]{0,9})", re.ASCII)
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a device is: `/sys/bus/<bus>/devices/<family><number>`."""
+    """The location of a device: `/sys/bus/<bus>/devices/<family><number>`."""
 
     bus: str
     family: str
@@ -46,23 +46,22 @@ class Place(msgspec.Struct, frozen=True):
         """The directory of the part."""
         return self.path if part == DEVICE else f"{self.path}/{part.name(self.number)}"
 
-    def told(self, part: Part) -> str:
-        """What the kernel calls the part."""
+    def part_name(self, part: Part) -> str:
+        """The kernel's name of the part."""
         return self.name if part == DEVICE else part.name(self.number)
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """A device as it is.
+    """The current state of a device.
 
-    `files` has the attributes that are there, and `faults` why some of those cannot be read. `states` are of the
-    device and its queues, `drivers` those that are bound to them, as far as they are told. `clients` is None for a
-    queue that doesn't say how many use it.
+    `files` are the attributes that exist, and `errors` is why some of them cannot be read. `states` and `drivers` are
+    those of the device and its queues. `clients` is None for a queue that does not report the number.
     """
 
     place: Place
     files: Mapping[Part, Mapping[str, str]]
     attributes: Mapping[Part, Mapping[str, str]]
-    faults: Mapping[Part, Mapping[str, str]]
+    errors: Mapping[Part, Mapping[str, str]]
     states: Mapping[Part, str]
     drivers: Mapping[Part, str]
     clients: Mapping[Part, int | None]
@@ -82,7 +81,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def places(host: Host, family: str) -> list[Place]:
-    """Where the devices of the family, `dsa` or `iax`, are, by their numbers. Raises `Unreadable`."""
+    """The devices of the family, `dsa` or `iax`, by number. Raises `Unreadable`."""
     for bus in _BUSES:
         names = [device.name for device in host.class_devices(bus, bus=True)]
         found = [match for name in names if (match := _DEVICE.fullmatch(name)) and match[1] == family]
@@ -92,7 +91,7 @@ def places(host: Host, family: str) -> list[Place]:
 
 
 def observe(host: Host, place: Place) -> Observed:
-    """Reads all of the device. Raises `HostError` where its state, or that of a queue, cannot be read."""
+    """Reads the device. Raises `HostError` if its state, or that of a queue, cannot be read."""
     files: dict[Part, dict[str, str]] = {}
     attributes: dict[Part, dict[str, str]] = {}
     faults: dict[Part, dict[str, str]] = {}
@@ -105,7 +104,7 @@ def observe(host: Host, place: Place) -> Observed:
         place=place,
         files=files,
         attributes=attributes,
-        faults=faults,
+        errors=faults,
         states={part: host.text(f"{place.part(part)}/state") for part in stateful},
         drivers={part: driver for part in stateful if (driver := _driver(host, place.part(part)))},
         clients={part: _clients(host, place.part(part)) for part in stateful if part.kind == "wq"},
@@ -115,7 +114,7 @@ def observe(host: Host, place: Place) -> Observed:
 
 
 def driver_path(host: Host, bus: str, driver: str) -> str:
-    """The directory of the bus's driver; of the one that does it all, where the kernel has no others."""
+    """The directory of the bus's driver; very old kernels have a single driver per bus."""
     path = f"/sys/bus/{bus}/drivers/{driver}"
     alone = f"/sys/bus/{bus}/drivers/{bus}"
     return alone if not host.exists(path) and host.exists(alone) else path
@@ -161,7 +160,7 @@ def _clients(host: Host, path: str) -> int | None:
 
 
 def _limit(host: Host, place: Place, name: str) -> int | None:
-    """What the device says that it can, None where it says nothing."""
+    """The limit that the device reports, None if it reports none."""
     for file in filter(None, (name, _OLD_NAMES.get(name))):
         path = f"{place.path}/{file}"
         try:

@@ -1,9 +1,9 @@
-"""What is to be written to a device so that it is set up as wanted, and what leads it back.
+"""The writes that bring a device to a setup, the desired one or, for a rollback, the previous one.
 
-The kernel takes most attributes only while the device, or its queue, is disabled, and then forgets them when it is
-disabled again. So a device goes through rounds: what stands in the way is disabled; what differs is written; the
-device is enabled; its queues are. A device that is as wanted is not touched, and a queue that alone differs is
-disabled alone. Facts: drivers/dma/idxd of the kernel, and its Documentation/ABI/stable/sysfs-driver-dma-idxd.
+The kernel accepts most attributes only while the device, or its queue, is disabled, and resets them when it is disabled
+again. So a device is set up in rounds: disable what differs; write the differences; enable the device; enable its
+queues. A device in its desired state is not written to, and if only a queue differs, only that queue is disabled.
+Facts: drivers/dma/idxd of the kernel, and its Documentation/ABI/stable/sysfs-driver-dma-idxd.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +28,7 @@ from accelplane.provision.idxd.status import explained
 from accelplane.provision.idxd.template import Setup
 from accelplane.provision.steps import Plan, Step
 
-_LONGEST = 80  # of what is told of a text
+_MAX_SHOWN = 80  # characters of a text in messages
 _OLDEST_WITH_TRAFFIC_CLASSES = 0x200
 _QUEUE_ORDER = {name: place for place, name in enumerate(RULES["wq"])}
 
@@ -36,42 +36,42 @@ _QUEUE_ORDER = {name: place for place, name in enumerate(RULES["wq"])}
 class _Difference(NamedTuple):
     part: Part
     attribute: str
-    wanted: str
+    desired: str
     found: str
 
 
-def towards(host: Host, setup: Setup, found: Observed, *, force: bool = False) -> Plan:
-    """What brings the device nearer to the setup; with `force` also where somebody uses its queues."""
+def plan_changes(host: Host, setup: Setup, found: Observed, *, force: bool = False) -> Plan:
+    """The next round of writes towards the setup; with `force` also if queues have clients."""
     plan = Plan(device=found.place.name)
     fixed, differences = _differences(setup, found)
     if fixed:
-        plan = msgspec.structs.replace(plan, notes=[f"its configuration is fixed: {_told(found, fixed, 'stays')}"])
+        plan = msgspec.structs.replace(plan, notes=[f"its configuration is fixed: {_format_fixed(found, fixed)}"])
     down = _to_disable(host, setup, found, differences)
     if down:
         if refusal := _locked(found):
-            return msgspec.structs.replace(plan, refusal=refusal)
-        if not force and (told := users(found)):
-            return msgspec.structs.replace(plan, refusal=f"in use: {', '.join(told)}")
+            return msgspec.structs.replace(plan, skip_reason=refusal)
+        if not force and (used := users(found)):
+            return msgspec.structs.replace(plan, skip_reason=f"in use: {', '.join(used)}")
         changes = [_what(found, difference) for difference in _in_order(setup, found, differences)]
-        later = [*changes, *_to_come(setup, found, down)]
+        later = [*changes, *_later_steps(setup, found, down)]
         return msgspec.structs.replace(plan, steps=[_disabling(found, part) for part in down], later=later)
-    differences += _in_the_way(setup, found)
+    differences += _sizes_to_release(setup, found)
     if differences:
         steps = list(_writing(setup, found, differences))
-        return _unless_locked(plan, found, steps, list(_to_come(setup, found, ())))
+        return _unless_locked(plan, found, steps, list(_later_steps(setup, found, ())))
     if setup.enabled and not found.enabled:
-        return _unless_locked(plan, found, [_enabling(host, found, DEVICE, "idxd")], _queues_to_come(setup, found, ()))
+        return _unless_locked(plan, found, [_enabling(host, found, DEVICE, "idxd")], _later_queues(setup, found, ()))
     disabled = [part for part in sorted(setup.queues) if found.states.get(part) not in (None, "enabled")]
     return _unless_locked(plan, found, [_enabling(host, found, part, setup.queues[part]) for part in disabled], ())
 
 
-def as_it_is(found: Observed) -> Setup:
-    """The setup that the device has, as far as it can be written again."""
+def current_setup(found: Observed) -> Setup:
+    """The setup of the device, as far as it can be written again."""
     attributes = {
         part: {
             name: text
             for name, text in values.items()
-            # Junk is not the same as itself.
+            # An invalid value is not equal to itself.
             if same(part, name, text, text) and not (name.startswith("traffic_class") and "-" in text)
         }
         for part, values in found.attributes.items()
@@ -80,38 +80,38 @@ def as_it_is(found: Observed) -> Setup:
     return Setup(attributes, queues, found.enabled)
 
 
-def described(setup: Setup | None, found: Observed) -> dict[str, str]:
-    """The device for people."""
+def describe(setup: Setup | None, found: Observed) -> dict[str, str]:
+    """The device, for `Plan.now`."""
     place = found.place
-    lines = {"state": found.states[DEVICE][:_LONGEST]}
+    lines = {"state": found.states[DEVICE][:_MAX_SHOWN]}
     idle: list[str] = []
     for group in found.parts("group"):
         members = [
-            place.told(part)
+            place.part_name(part)
             for part, values in found.attributes.items()
             if part.kind in ("wq", "engine") and values.get("group_id") == str(group.number)
         ]
         if members:
-            lines[place.told(group)] = ", ".join(members)
+            lines[place.part_name(group)] = ", ".join(members)
         else:
-            idle.append(place.told(group))
+            idle.append(place.part_name(group))
     for queue in found.parts("wq"):
         values = found.attributes[queue]
         if found.states[queue] == "disabled" and values.get("size") == "0" and found.clients[queue] == 0:
-            idle.append(place.told(queue))
+            idle.append(place.part_name(queue))
             continue
         words = [found.states[queue], *(values[name] for name in ("type", "mode") if values.get(name))]
         words += [f"{name} {values[name]}" for name in ("size", "name") if values.get(name)]
-        words = [word[:_LONGEST] for word in words]
+        words = [word[:_MAX_SHOWN] for word in words]
         clients = found.clients[queue]
         words.append("clients unknown" if clients is None else f"clients {clients}")
         if setup is not None and queue not in setup.attributes:
-            words.append("not in the template, so not to be enabled")
-        lines[place.told(queue)] = ", ".join(words)
+            words.append("not in the template")
+        lines[place.part_name(queue)] = ", ".join(words)
     if idle:
         lines["not set up"] = ", ".join(idle)
     unsupported = [
-        f"{place.told(part)} {name}"
+        f"{place.part_name(part)} {name}"
         for part, values in (() if setup is None else setup.attributes.items())
         for name in values
         if part in found.files and name not in found.files[part] and name not in READ_BUFFERS | {"driver_name"}
@@ -122,28 +122,28 @@ def described(setup: Setup | None, found: Observed) -> dict[str, str]:
 
 
 def users(found: Observed) -> list[str]:
-    """Who uses the device's queues, or may do so."""
+    """The queues with clients, or with an unknown number of them."""
     return [
-        f"{found.place.told(part)} does not say by how many"
+        f"{found.place.part_name(part)} does not report its clients"
         if clients is None
-        else f"{clients} client{'s' * (clients > 1)} of {found.place.told(part)}"
+        else f"{clients} client{'s' * (clients > 1)} of {found.place.part_name(part)}"
         for part, clients in found.clients.items()
         if clients is None or clients > 0
     ]
 
 
 def _differences(setup: Setup, found: Observed) -> tuple[list[_Difference], list[_Difference]]:
-    """What is not as in the setup: what cannot be changed, and the rest."""
+    """The differences from the setup: those that cannot be changed, and the others."""
     fixed: list[_Difference] = []
     open_: list[_Difference] = []
     for part, values in setup.attributes.items():
         there = found.attributes.get(part, {})
-        for name, wanted in values.items():
-            if name not in there or not _counts(setup, found, part, name, wanted):
+        for name, desired in values.items():
+            if name not in there or not _has_effect(setup, found, part, name, desired):
                 continue
-            if same(part, name, wanted, there[name]):
+            if same(part, name, desired, there[name]):
                 continue
-            difference = _Difference(part, name, wanted, there[name])
+            difference = _Difference(part, name, desired, there[name])
             (open_ if found.configurable or name in NEVER_FIXED else fixed).append(difference)
     for part in [part for part, name, *_ in open_ if name == "type"]:
         name = setup.attributes[part].get("name")
@@ -152,8 +152,8 @@ def _differences(setup: Setup, found: Observed) -> tuple[list[_Difference], list
     return fixed, open_
 
 
-def _counts(setup: Setup, found: Observed, part: Part, name: str, wanted: str) -> bool:
-    """Whether the attribute means anything here."""
+def _has_effect(setup: Setup, found: Observed, part: Part, name: str, desired: str) -> bool:
+    """Whether the attribute has an effect on this device."""
     if name in READ_BUFFERS and found.place.family == "iax":
         return False
     if name.startswith("traffic_class"):
@@ -161,21 +161,21 @@ def _counts(setup: Setup, found: Observed, part: Part, name: str, wanted: str) -
     if name == "use_read_buffer_limit":
         now = found.attributes[DEVICE].get("read_buffer_limit", "0")
         then = setup.attributes.get(DEVICE, {}).get("read_buffer_limit", now)
-        return then != "0" or (wanted == "0" and now != "0")
+        return then != "0" or (desired == "0" and now != "0")
     if name == "threshold":
         return setup.attributes[part].get("mode", found.attributes[part].get("mode")) != "dedicated"
     return True
 
 
-def _in_the_way(setup: Setup, found: Observed) -> list[_Difference]:
-    """What other queues must give up, where the sizes of all would be more than the device has."""
+def _sizes_to_release(setup: Setup, found: Observed) -> list[_Difference]:
+    """Sizes that queues outside the setup must release, if all would be more than the device has."""
     most = found.limits.get("max_work_queues_size")
-    wanted = sum(int(values.get("size", "0")) for part, values in setup.attributes.items() if part.kind == "wq")
+    desired = sum(int(values.get("size", "0")) for part, values in setup.attributes.items() if part.kind == "wq")
     others = [part for part in found.parts("wq") if part not in setup.attributes]
     sizes = {part: text for part in others if (text := found.attributes[part].get("size", "")).isdecimal()}
     if found.enabled or not found.configurable or most is None:
         return []
-    if wanted + sum(int(size) for size in sizes.values()) <= most:
+    if desired + sum(int(size) for size in sizes.values()) <= most:
         return []
     differences = [_Difference(part, "size", "0", size) for part, size in sizes.items() if size != "0"]
     return differences + [
@@ -186,7 +186,7 @@ def _in_the_way(setup: Setup, found: Observed) -> list[_Difference]:
 
 
 def _to_disable(host: Host, setup: Setup, found: Observed, differences: Sequence[_Difference]) -> list[Part]:
-    """The queues that have to be disabled, the last one first, and then the device if that has to be."""
+    """The queues to disable, the last one first, and then the device if it must be disabled."""
     device = found.enabled and (
         not setup.enabled
         or any(needs_device_disabled(difference.part, difference.attribute) for difference in differences)
@@ -201,43 +201,43 @@ def _to_disable(host: Host, setup: Setup, found: Observed, differences: Sequence
 
 
 def _has_driver(host: Host, setup: Setup, found: Observed, queue: Part) -> bool:
-    wanted = driver_path(host, found.place.bus, setup.queues[queue]).rpartition("/")[2]
-    return found.drivers.get(queue, wanted) == wanted
+    desired = driver_path(host, found.place.bus, setup.queues[queue]).rpartition("/")[2]
+    return found.drivers.get(queue, desired) == desired
 
 
 def _driver(found: Observed, queue: Part) -> str:
-    """The driver that an enabled queue has."""
+    """The driver of an enabled queue."""
     values = found.attributes[queue]
     return found.drivers.get(queue) or values.get("driver_name") or DRIVERS.get(values.get("type", ""), "user")
 
 
 def _locked(found: Observed) -> str:
     states = {part: state for part, state in found.states.items() if state not in ("enabled", "disabled")}
-    return "; ".join(f"{found.place.told(part)} is {state[:_LONGEST]}" for part, state in states.items())
+    return "; ".join(f"{found.place.part_name(part)} is {state[:_MAX_SHOWN]}" for part, state in states.items())
 
 
 def _unless_locked(plan: Plan, found: Observed, steps: Sequence[Step], later: Iterable[str]) -> Plan:
     refusal = _locked(found) if steps else ""
     return (
-        msgspec.structs.replace(plan, refusal=refusal)
+        msgspec.structs.replace(plan, skip_reason=refusal)
         if refusal
         else msgspec.structs.replace(plan, steps=steps, later=list(later))
     )
 
 
 def _writing(setup: Setup, found: Observed, differences: Sequence[_Difference]) -> Iterator[Step]:
-    """The writes, in an order that the kernel takes."""
+    """The writes, in an order that the kernel accepts."""
     crowded = _crowding_engines(found, differences)
     moves = [_Difference(part, "group_id", "-1", found.attributes[part]["group_id"]) for part in crowded]
     back = [
-        _Difference(part, "group_id", wanted, "-1")
+        _Difference(part, "group_id", desired, "-1")
         for part, now in ((move.part, move.found) for move in moves)
-        if (wanted := setup.attributes.get(part, {}).get("group_id", now)) != "-1"
+        if (desired := setup.attributes.get(part, {}).get("group_id", now)) != "-1"
     ]
     rest = [difference for difference in differences if difference.part not in crowded]
     for difference in (*moves, *_in_order(setup, found, rest), *back):
-        if difference.attribute == "threshold" and difference.wanted == "0":
-            # Zero is refused; a queue that becomes dedicated loses its threshold.
+        if difference.attribute == "threshold" and difference.desired == "0":
+            # Zero is rejected; a queue that becomes dedicated loses its threshold.
             for mode in ("dedicated", "shared"):
                 yield _write(found, _Difference(difference.part, "mode", mode, ""))
         else:
@@ -245,16 +245,16 @@ def _writing(setup: Setup, found: Observed, differences: Sequence[_Difference]) 
 
 
 def _crowding_engines(found: Observed, differences: Sequence[_Difference]) -> list[Part]:
-    """Engines to be out of their groups while these are told a number of read buffers that is too small for them.
+    """Engines to remove from their groups while a number of read buffers is written that is too small for them.
 
-    The kernel wants four for each engine, but only at the moment of writing.
+    The kernel requires four for each engine, but only at the time of the write.
     """
     crowding: list[Part] = []
-    for part, attribute, wanted, _found in differences:
+    for part, attribute, desired, _found in differences:
         if attribute == "read_buffers_allowed":
             group = str(part.number)
             engines = [one for one in found.parts("engine") if found.attributes[one].get("group_id") == group]
-            if int(wanted) < 4 * len(engines):
+            if int(desired) < 4 * len(engines):
                 crowding += engines
     return crowding
 
@@ -265,21 +265,21 @@ def _in_order(setup: Setup, found: Observed, differences: Iterable[_Difference])
 
 
 def _rank(setup: Setup, limit: str, difference: _Difference) -> tuple[int, int, int]:
-    """Where in the order of all writes this one belongs; what makes room comes before what takes it."""
-    part, attribute, wanted, found = difference
+    """The sort key of a write; writes that release something precede those that take it."""
+    part, attribute, desired, found = difference
     if part.kind == "device":
         return 1, 0, 0
     if part.kind == "group":
         if attribute == "use_read_buffer_limit":
-            return (0 if wanted == "0" and limit != "0" else 4), part.number, 0
+            return (0 if desired == "0" and limit != "0" else 4), part.number, 0
         if attribute == "read_buffers_reserved":
-            return (2 if _less(wanted, found) else 3), part.number, 0
+            return (2 if _less(desired, found) else 3), part.number, 0
         return 4, part.number, 0
     if part.kind == "wq":
         if part not in setup.attributes:
             return 5, part.number, 0
         if attribute == "size":
-            return (6 if _less(wanted, found) else 7), part.number, 0
+            return (6 if _less(desired, found) else 7), part.number, 0
         return 8, part.number, _QUEUE_ORDER[attribute]
     return 9, part.number, 0
 
@@ -292,49 +292,49 @@ def _write(found: Observed, difference: _Difference) -> Step:
     return Step(
         what=_what(found, difference),
         path=found.files[difference.part][difference.attribute],
-        text=difference.wanted or "\n",  # nothing at all is no write
+        text=difference.desired or "\n",  # an empty write is ignored
         explain=partial(explained, found.place.path),
     )
 
 
 def _disabling(found: Observed, part: Part) -> Step:
     return Step(
-        what=f"disable {found.place.told(part)}",
+        what=f"disable {found.place.part_name(part)}",
         path=f"{found.place.part(part)}/driver/unbind",
-        text=found.place.told(part),
+        text=found.place.part_name(part),
         explain=partial(explained, found.place.path),
     )
 
 
 def _enabling(host: Host, found: Observed, part: Part, driver: str) -> Step:
     return Step(
-        what=f"enable {found.place.told(part)}",
+        what=f"enable {found.place.part_name(part)}",
         path=f"{driver_path(host, found.place.bus, driver)}/bind",
-        text=found.place.told(part),
+        text=found.place.part_name(part),
         explain=partial(explained, found.place.path),
     )
 
 
 def _what(found: Observed, difference: _Difference) -> str:
-    part, attribute, wanted, now = difference
-    return f"{found.place.told(part)} {attribute} {now[:_LONGEST] or 'none'} -> {wanted or 'none'}"
+    part, attribute, desired, now = difference
+    return f"{found.place.part_name(part)} {attribute} {now[:_MAX_SHOWN] or 'none'} -> {desired or 'none'}"
 
 
-def _told(found: Observed, differences: Sequence[_Difference], verb: str) -> str:
+def _format_fixed(found: Observed, differences: Sequence[_Difference]) -> str:
     return ", ".join(
-        f"{found.place.told(part)} {attribute} {verb} {now[:_LONGEST]} (not {wanted})"
-        for part, attribute, wanted, now in differences
+        f"{found.place.part_name(part)} {attribute} stays {now[:_MAX_SHOWN]} (not {desired})"
+        for part, attribute, desired, now in differences
     )
 
 
-def _to_come(setup: Setup, found: Observed, down: Sequence[Part]) -> Iterator[str]:
-    """What is enabled once the attributes are written."""
+def _later_steps(setup: Setup, found: Observed, down: Sequence[Part]) -> Iterator[str]:
+    """What is enabled after the attributes are written."""
     if setup.enabled and (DEVICE in down or not found.enabled):
         yield f"enable {found.place.name}"
-    yield from _queues_to_come(setup, found, down)
+    yield from _later_queues(setup, found, down)
 
 
-def _queues_to_come(setup: Setup, found: Observed, down: Sequence[Part]) -> Iterator[str]:
+def _later_queues(setup: Setup, found: Observed, down: Sequence[Part]) -> Iterator[str]:
     for part in sorted(setup.queues):
         if part in down or found.states.get(part) != "enabled":
-            yield f"enable {found.place.told(part)}"
+            yield f"enable {found.place.part_name(part)}"

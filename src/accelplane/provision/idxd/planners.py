@@ -1,7 +1,7 @@
-"""The planners of a node's DSA or IAA devices, in the order in which they are to be asked.
+"""The planners of a node's DSA or IAA devices, in the order of their calls.
 
-First the PCI functions that another driver is to have: a device is on the bus `dsa` only while the driver idxd has its
-function. Then the devices that are there.
+First the PCI functions to be bound to another driver: a device is on the bus `dsa` only while its function is bound to
+idxd. Then the devices.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,24 +10,24 @@ from functools import partial
 import msgspec
 
 from accelplane.host import Host, HostError
-from accelplane.host.drivers import VFIO_PCI, driver_of, driver_override, is_loaded, vfio_group_is_open
+from accelplane.host.drivers import DRIVERS, VFIO_PCI, driver_of, driver_override, is_loaded, vfio_group_is_open
+from accelplane.host.pci import DEVICES
 from accelplane.provision.binding import bind_steps
 from accelplane.provision.idxd.check import problems
 from accelplane.provision.idxd.config import IDXD, IdxdConfig
 from accelplane.provision.idxd.device import Place, observe, places
-from accelplane.provision.idxd.plan import as_it_is, described, towards, users
+from accelplane.provision.idxd.plan import current_setup, describe, plan_changes, users
 from accelplane.provision.idxd.template import Setup
 from accelplane.provision.steps import Plan, Planner, Step
 
 _INTEL = "0x8086"
-_FUNCTIONS = "/sys/bus/pci/devices"
 
 
 def planners(host: Host, config: IdxdConfig) -> Iterator[Planner]:
-    """One planner for each function that is to have another driver, and for each device.
+    """One planner for each function to be bound to another driver, and for each device.
 
-    To be asked one after the other, each before the next one is taken: devices are looked for once the functions have
-    their drivers. Raises `Unreadable`.
+    Call each one before the next is taken from the iterator: devices are listed after the functions are bound. Raises
+    `Unreadable`.
     """
     functions = [one.address for one in host.pci_devices(_INTEL) if one.device in config.pci_ids]
     for address in functions:
@@ -45,18 +45,18 @@ def _device_plan(place: Place, config: IdxdConfig, host: Host) -> Plan:
     except HostError as error:
         return Plan(device=place.name, failure=str(error))
     file, setup = config.setup(place.number)
-    now = described(setup, found)
+    now = describe(setup, found)
     if setup is None:
-        return Plan(device=place.name, now=now, refusal=f"{file} says nothing of it")
+        return Plan(device=place.name, now=now, skip_reason=f"{file} does not describe it")
     if wrong := list(problems(host, setup, found)):
-        return Plan(device=place.name, now=now, failure=f"cannot be as in {file}: {'; '.join(wrong)}")
-    plan = towards(host, setup, found, force=config.force)
-    return msgspec.structs.replace(plan, now=now, back=partial(_device_back, place, as_it_is(found)))
+        return Plan(device=place.name, now=now, failure=f"cannot be set up from {file}: {'; '.join(wrong)}")
+    plan = plan_changes(host, setup, found, force=config.force)
+    return msgspec.structs.replace(plan, now=now, rollback=partial(_device_rollback, place, current_setup(found)))
 
 
-def _device_back(place: Place, before: Setup, host: Host) -> Plan:
+def _device_rollback(place: Place, before: Setup, host: Host) -> Plan:
     try:
-        return towards(host, before, observe(host, place), force=True)
+        return plan_changes(host, before, observe(host, place), force=True)
     except HostError as error:
         return Plan(device=place.name, failure=str(error))
 
@@ -70,38 +70,40 @@ def _function_plan(address: str, config: IdxdConfig, host: Host) -> Plan:
     if not is_loaded(host, driver):
         missing = f"the driver {driver} is not loaded (modprobe {driver})"
         if driver == IDXD:
-            return msgspec.structs.replace(plan, refusal=missing)
+            return msgspec.structs.replace(plan, skip_reason=missing)
         return msgspec.structs.replace(plan, failure=missing)
     if before == VFIO_PCI and vfio_group_is_open(host, address):
-        return msgspec.structs.replace(plan, refusal=f"in use: its VFIO group is open; it stays bound to {before}")
+        return msgspec.structs.replace(plan, skip_reason=f"in use: its VFIO group is open; it stays bound to {before}")
     try:
         found = [observe(host, place) for place in places(host, "dsa") if _function(host, place) == address]
     except HostError as error:
         return msgspec.structs.replace(plan, failure=str(error))
-    used = [told for device in found for told in users(device)]
+    used = [use for device in found for use in users(device)]
     if used and not config.force:
-        return msgspec.structs.replace(plan, refusal=f"in use: {', '.join(used)}; it stays bound to {before}")
+        return msgspec.structs.replace(plan, skip_reason=f"in use: {', '.join(used)}; it stays bound to {before}")
     steps = list(bind_steps(host, address, driver, f"driver {before or 'none'} -> {driver}"))
-    setups = [(device.place, as_it_is(device)) for device in found]
-    back = partial(_function_back, address, before, driver_override(host, address), setups)
-    return msgspec.structs.replace(plan, steps=steps, back=back)
+    setups = [(device.place, current_setup(device)) for device in found]
+    back = partial(_function_rollback, address, before, driver_override(host, address), setups)
+    return msgspec.structs.replace(plan, steps=steps, rollback=back)
 
 
-def _function_back(address: str, driver: str, override: str, setups: Sequence[tuple[Place, Setup]], host: Host) -> Plan:
-    """Gives the function back to the driver that it had, and then sets up the device that it was with that."""
+def _function_rollback(
+    address: str, driver: str, override: str, setups: Sequence[tuple[Place, Setup]], host: Host
+) -> Plan:
+    """Binds the function to its previous driver, and then restores the setup of its device."""
     now = driver_of(host, address)
     steps: list[Step] = []
     if now not in ("", driver):
-        steps.append(_step(f"/sys/bus/pci/drivers/{now}/unbind", address))
+        steps.append(_step(f"{DRIVERS}/{now}/unbind", address))
     if driver_override(host, address) != override:
-        steps.append(_step(f"{_FUNCTIONS}/{address}/driver_override", override or "\n"))
+        steps.append(_step(f"{DEVICES}/{address}/driver_override", override or "\n"))
     if driver not in ("", now):
-        steps.append(_step(f"/sys/bus/pci/drivers/{driver}/bind", address))
+        steps.append(_step(f"{DRIVERS}/{driver}/bind", address))
     if steps:
         return Plan(device=address, steps=steps)
     for place, setup in setups:
-        plan = _device_back(place, setup, host)
-        if plan.steps or plan.failure or plan.refusal:
+        plan = _device_rollback(place, setup, host)
+        if plan.steps or plan.failure or plan.skip_reason:
             return plan
     return Plan(device=address)
 
@@ -111,5 +113,5 @@ def _step(path: str, text: str) -> Step:
 
 
 def _function(host: Host, place: Place) -> str:
-    """The address of the PCI function that the device is."""
+    """The address of the device's PCI function."""
     return host.resolve(place.path).split("/")[-2]

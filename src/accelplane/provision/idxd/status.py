@@ -1,4 +1,4 @@
-"""Why the idxd driver refused: the codes of `cmd_status`, in words.
+"""The error codes of the idxd driver in `cmd_status`.
 
 Facts: the kernel's include/uapi/linux/idxd.h.
 """
@@ -19,15 +19,15 @@ _MEANINGS = {
     0x80050000: f"a shared queue needs shared virtual memory: {_IOMMU}",
     0x80060000: "the shared queue has no threshold",
     0x80070000: "the queue's portals could not be mapped",
-    0x80080000: "the queue's resources could not be had",
-    0x80090000: "the queue's counter could not be had",
+    0x80080000: "the queue's resources could not be allocated",
+    0x80090000: "the queue's counter could not be allocated",
     0x800A0000: "the queue's DMA channel could not be registered",
     0x800B0000: "the queue's character device could not be made",
     0x800C0000: f"shared queues are not supported here: {_IOMMU}",
     0x800D0000: "no queue is configured",
     0x800E0000: "the queue has no size",
     0x800F0000: "the queue lacks the privileged mode",
-    0x80100000: "the queue's interrupt could not be had",
+    0x80100000: "the queue's interrupt could not be allocated",
     0x80110000: f"queues for user space need shared virtual addressing: {_IOMMU}",
     0x80120000: "the event log could not be set up",
     0x80200000: "the queue has no driver_name, or that of another driver",
@@ -35,11 +35,11 @@ _MEANINGS = {
 
 
 def explained(path: str, host: Host, _error: HostError) -> str:
-    """What `cmd_status` of the device in the directory `path` says, empty when it says nothing."""
+    """The error in `cmd_status` of the device in the directory `path`, empty if there is none."""
     try:
         text = host.text(f"{path}/cmd_status")
     except HostError as error:
-        return f"and the driver does not say why: {error}"
+        return f"cmd_status cannot be read: {error}"
     try:
         code = int(text, 0)
     except ValueError:

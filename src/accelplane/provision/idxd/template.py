@@ -12,7 +12,7 @@ import msgspec
 
 from accelplane.provision.config import ConfigError, ConfigFile, shown
 from accelplane.provision.idxd.attributes import ALIASES, DEVICE, DRIVERS, RULES, Kind, Part
-from accelplane.provision.idxd.tolerant import Value, parse
+from accelplane.provision.idxd.jsonc import Value, parse
 
 MAX_DEVICES = 256
 MAX_PARTS = 128  # groups, queues or engines of one device

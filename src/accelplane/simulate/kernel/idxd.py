@@ -12,130 +12,17 @@ from collections.abc import Mapping, Sequence
 
 from accelplane.simulate.journal import Numbers
 from accelplane.simulate.kernel.core import Bus, Core, Device, Driver
-from accelplane.simulate.kernel.model import Attribute, oserror
-from accelplane.simulate.kernel.numbers import number
+from accelplane.simulate.kernel.model import oserror
 from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
-from accelplane.simulate.kernel.queues import Engine, Group, WorkQueue
+from accelplane.simulate.kernel.queues import MAJORS, VERSIONS, IdxdDevice, WorkQueue
 from accelplane.simulate.offload import DsaSpec, IaaSpec
 
 DEV_ENABLED, DEV_NOT_ENABLED, WQ_ENABLED = 0x80000010, 0x80000020, 0x80000021
 WQ_NO_GROUP, WQ_NO_NAME, WQ_NO_SVM, WQ_NO_THRESHOLD = 0x80030000, 0x80040000, 0x80050000, 0x80060000
-CDEV_ERROR, NO_SHARED_SUPPORT, NONE_CONFIGURED = 0x800B0000, 0x800C0000, 0x800D0000
+CDEV_ERROR = 0x800B0000
 USER_NO_IOMMU, NO_DRIVER_NAME = 0x80110000, 0x80200000
 
-_VERSIONS = {"0b25": 0x100, "11fb": 0x200, "1212": 0x300, "0cfe": 0x100, "1216": 0x200}
-_MAJORS = {"dsa": 234, "iax": 235}  # the kernel gives these out as it likes
 _DEFAULT_SIZE = 16
-
-
-class IdxdDevice(Device):
-    """One DSA (`dsaN`) or IAA (`iaxN`)."""
-
-    def __init__(self, core: Core, function: PciFunction, spec: DsaSpec | IaaSpec, index: int, *, sva: bool) -> None:
-        self.kind = "dsa" if isinstance(spec, DsaSpec) else "iax"
-        super().__init__(core, f"{self.kind}{index}", f"{function.path}/{self.kind}{index}")
-        self.function = function
-        self.spec = spec
-        self.index = index
-        self.sva = sva
-        self.version = _VERSIONS[spec.model]
-        self.configurable = True
-        self.enabled = False
-        self.status = 0
-        self.buffer_limit = 0
-        self.event_log_size = 64
-        self.max_size = 128
-        self.max_transfer = 2**31
-        self.max_batch = 1024
-        self.max_buffers = 96
-        self.groups = [Group(core, self, number) for number in range(spec.max_groups)]
-        self.queues = [WorkQueue(core, self, number) for number in range(spec.max_queues)]
-        self.engines = [Engine(core, self, number) for number in range(spec.max_engines)]
-
-    def fields(self) -> dict[str, str]:
-        return {"DEVTYPE": self.kind}
-
-    def show(self) -> None:
-        """Its files."""
-        files: dict[str, Attribute | str | int] = {
-            "version": f"{self.version:#x}",
-            "max_groups": len(self.groups),
-            "max_work_queues": len(self.queues),
-            "max_work_queues_size": self.max_size,
-            "max_engines": len(self.engines),
-            "numa_node": self.function.numa_node,
-            "max_transfer_size": self.max_transfer,
-            "op_cap": self.queues[0].operations,
-            "gen_cap": "0x71f10901f0105",
-            "configurable": Attribute(read=lambda: int(self.configurable)),
-            "clients": Attribute(read=lambda: sum(self.core.holds.users(queue.name) for queue in self.queues)),
-            "pasid_enabled": int(self.sva),
-            "state": Attribute(read=lambda: "enabled" if self.enabled else "disabled"),
-            "errors": ",".join(["00000000"] * 8),
-            "cdev_major": _MAJORS[self.kind],
-            "cmd_status": Attribute(read=lambda: f"{self.status:#x}" if self.status else "0", write=self._clear_status),
-        }
-        if self.kind == "dsa":
-            files["max_batch_size"] = self.max_batch
-            files |= dict.fromkeys(("max_read_buffers", "max_tokens"), self.max_buffers)
-            for name in ("read_buffer_limit", "token_limit"):
-                files[name] = Attribute(read=lambda: self.buffer_limit, write=self._set_buffer_limit)
-        elif self.version > 0x100:
-            files["iaa_cap"] = "0x3"
-        if self.version > 0x100:
-            files["event_log_size"] = Attribute(read=lambda: self.event_log_size, write=self._set_event_log_size)
-        self.core.tree.directory(self.path, files)
-        for part in (*self.queues, *self.engines, *self.groups):
-            part.show()
-
-    def group_number(self, written: int) -> int | None:
-        """The group that was written, none for -1. Raises `OSError` EINVAL."""
-        if not -1 <= written < len(self.groups):
-            raise oserror(errno.EINVAL, self.path)
-        return None if written == -1 else written
-
-    def check_configuration(self) -> None:
-        """What the driver does before it enables the device or a queue. Raises `OSError` EINVAL, and sets `status`."""
-        grouped = [queue for queue in self.queues if queue.group is not None]
-        if any(not queue.dedicated for queue in grouped) and not self.sva:
-            self.status = NO_SHARED_SUPPORT
-            raise oserror(errno.EINVAL, self.path)
-        if not grouped:
-            self.status = NONE_CONFIGURED
-            raise oserror(errno.EINVAL, self.path)
-        if all(engine.group is None for engine in self.engines):
-            raise oserror(errno.EINVAL, self.path)
-
-    def forget(self) -> None:
-        """What disabling the device does to its configuration."""
-        for queue in self.queues:
-            queue.forget()
-            queue.size, queue.group = 0, None
-        for engine in self.engines:
-            engine.group = None
-        for group in self.groups:
-            group.forget()
-
-    def _clear_status(self, _text: str) -> None:
-        self.status = 0
-
-    def _set_buffer_limit(self, text: str) -> None:
-        value = number(text, base=10)
-        self._check()
-        if value > self.max_buffers:
-            raise oserror(errno.EINVAL)
-        self.buffer_limit = value
-
-    def _set_event_log_size(self, text: str) -> None:
-        value = number(text, base=10)
-        self._check()
-        if not 0x40 <= value <= 0xFFFF:
-            raise oserror(errno.EINVAL)
-        self.event_log_size = value
-
-    def _check(self) -> None:
-        if self.enabled or not self.configurable:
-            raise oserror(errno.EPERM, self.path)
 
 
 class DeviceDriver(Driver[Device]):
@@ -242,7 +129,7 @@ class QueueDriver(Driver[Device]):
         taken = self._minors[kind]
         queue.minor = next(number for number in range(len(taken) + 1) if number not in taken)
         taken.add(queue.minor)
-        numbers = Numbers(_MAJORS[kind], queue.minor)
+        numbers = Numbers(MAJORS[kind], queue.minor)
         self.core.add_class_device(_node_path(queue), "dsa", numbers, f"{kind}/{queue.name}", bus=True)
 
 
@@ -254,7 +141,7 @@ class IdxdDriver(PciDriver):
 
     name = "idxd"
     module = "idxd"
-    ids: Sequence[str] = tuple(_VERSIONS)
+    ids: Sequence[str] = tuple(VERSIONS)
 
     def __init__(self, bus: PciBus, specs: Mapping[str, DsaSpec | IaaSpec]) -> None:
         super().__init__(bus)

@@ -1,56 +1,141 @@
-"""What an idxd device is made of: work queues, engines and groups, each a device of the bus `dsa`.
+"""An idxd device and its parts: work queues, engines and groups, each a device of the bus `dsa`.
 
 Facts: the kernel's drivers/dma/idxd/sysfs.c (every rule and errno of an attribute) and device.c (what disabling
 forgets), Documentation/ABI/stable/sysfs-driver-dma-idxd.
 """
 
 import errno
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from accelplane.simulate.kernel.core import Core, Device
 from accelplane.simulate.kernel.model import Attribute, oserror
 from accelplane.simulate.kernel.numbers import boolean, number
+from accelplane.simulate.kernel.pci import PciFunction
 from accelplane.simulate.offload import DsaSpec, IaaSpec
+
+NO_SHARED_SUPPORT, NONE_CONFIGURED = 0x800C0000, 0x800D0000  # in `cmd_status`
+VERSIONS = {"0b25": 0x100, "11fb": 0x200, "1212": 0x300, "0cfe": 0x100, "1216": 0x200}
+MAJORS = {"dsa": 234, "iax": 235}  # the kernel assigns these dynamically
 
 _MAX_NAME, _MAX_DRIVER_NAME = 1024, 128
 _DEFAULT_TRANSFER, _DEFAULT_BATCH = 2 * 1024**2, 32
 _ALL_OPERATIONS = ",".join(["00000000"] * 6 + ["00000001", "003f03ff"])
 
 
-class Parent(Protocol):
-    """The device (`IdxdDevice`) that work queues, engines and groups belong to."""
+class IdxdDevice(Device):
+    """One DSA (`dsaN`) or IAA (`iaxN`)."""
 
-    kind: str
-    index: int
-    path: str
-    spec: DsaSpec | IaaSpec
-    version: int
-    configurable: bool
-    enabled: bool
-    buffer_limit: int
-    max_size: int
-    max_transfer: int
-    max_batch: int
-    max_buffers: int
-    status: int
-    sva: bool
+    def __init__(self, core: Core, function: PciFunction, spec: DsaSpec | IaaSpec, index: int, *, sva: bool) -> None:
+        self.kind = "dsa" if isinstance(spec, DsaSpec) else "iax"
+        super().__init__(core, f"{self.kind}{index}", f"{function.path}/{self.kind}{index}")
+        self.function = function
+        self.spec = spec
+        self.index = index
+        self.sva = sva
+        self.version = VERSIONS[spec.model]
+        self.configurable = True
+        self.enabled = False
+        self.status = 0
+        self.buffer_limit = 0
+        self.event_log_size = 64
+        self.max_size = 128
+        self.max_transfer = 2**31
+        self.max_batch = 1024
+        self.max_buffers = 96
+        self.groups = [Group(core, self, number) for number in range(spec.max_groups)]
+        self.queues = [WorkQueue(core, self, number) for number in range(spec.max_queues)]
+        self.engines = [Engine(core, self, number) for number in range(spec.max_engines)]
 
-    @property
-    def queues(self) -> "Sequence[WorkQueue]": ...
-    @property
-    def engines(self) -> "Sequence[Engine]": ...
-    @property
-    def groups(self) -> "Sequence[Group]": ...
+    def fields(self) -> dict[str, str]:
+        return {"DEVTYPE": self.kind}
 
-    def group_number(self, written: int) -> int | None: ...
-    def check_configuration(self) -> None: ...
+    def show(self) -> None:
+        """Its files."""
+        files: dict[str, Attribute | str | int] = {
+            "version": f"{self.version:#x}",
+            "max_groups": len(self.groups),
+            "max_work_queues": len(self.queues),
+            "max_work_queues_size": self.max_size,
+            "max_engines": len(self.engines),
+            "numa_node": self.function.numa_node,
+            "max_transfer_size": self.max_transfer,
+            "op_cap": self.queues[0].operations,
+            "gen_cap": "0x71f10901f0105",
+            "configurable": Attribute(read=lambda: int(self.configurable)),
+            "clients": Attribute(read=lambda: sum(self.core.holds.users(queue.name) for queue in self.queues)),
+            "pasid_enabled": int(self.sva),
+            "state": Attribute(read=lambda: "enabled" if self.enabled else "disabled"),
+            "errors": ",".join(["00000000"] * 8),
+            "cdev_major": MAJORS[self.kind],
+            "cmd_status": Attribute(read=lambda: f"{self.status:#x}" if self.status else "0", write=self._clear_status),
+        }
+        if self.kind == "dsa":
+            files["max_batch_size"] = self.max_batch
+            files |= dict.fromkeys(("max_read_buffers", "max_tokens"), self.max_buffers)
+            for name in ("read_buffer_limit", "token_limit"):
+                files[name] = Attribute(read=lambda: self.buffer_limit, write=self._set_buffer_limit)
+        elif self.version > 0x100:
+            files["iaa_cap"] = "0x3"
+        if self.version > 0x100:
+            files["event_log_size"] = Attribute(read=lambda: self.event_log_size, write=self._set_event_log_size)
+        self.core.tree.directory(self.path, files)
+        for part in (*self.queues, *self.engines, *self.groups):
+            part.show()
+
+    def group_number(self, written: int) -> int | None:
+        """The group that was written, none for -1. Raises `OSError` EINVAL."""
+        if not -1 <= written < len(self.groups):
+            raise oserror(errno.EINVAL, self.path)
+        return None if written == -1 else written
+
+    def check_configuration(self) -> None:
+        """What the driver does before it enables the device or a queue. Raises `OSError` EINVAL, and sets `status`."""
+        grouped = [queue for queue in self.queues if queue.group is not None]
+        if any(not queue.dedicated for queue in grouped) and not self.sva:
+            self.status = NO_SHARED_SUPPORT
+            raise oserror(errno.EINVAL, self.path)
+        if not grouped:
+            self.status = NONE_CONFIGURED
+            raise oserror(errno.EINVAL, self.path)
+        if all(engine.group is None for engine in self.engines):
+            raise oserror(errno.EINVAL, self.path)
+
+    def forget(self) -> None:
+        """What disabling the device does to its configuration."""
+        for queue in self.queues:
+            queue.forget()
+            queue.size, queue.group = 0, None
+        for engine in self.engines:
+            engine.group = None
+        for group in self.groups:
+            group.forget()
+
+    def _clear_status(self, _text: str) -> None:
+        self.status = 0
+
+    def _set_buffer_limit(self, text: str) -> None:
+        value = number(text, base=10)
+        self._check()
+        if value > self.max_buffers:
+            raise oserror(errno.EINVAL)
+        self.buffer_limit = value
+
+    def _set_event_log_size(self, text: str) -> None:
+        value = number(text, base=10)
+        self._check()
+        if not 0x40 <= value <= 0xFFFF:
+            raise oserror(errno.EINVAL)
+        self.event_log_size = value
+
+    def _check(self) -> None:
+        if self.enabled or not self.configurable:
+            raise oserror(errno.EPERM, self.path)
 
 
 class Part(Device):
     """One thing of a device, with its number."""
 
-    def __init__(self, core: Core, device: Parent, kind: str, index: int) -> None:
+    def __init__(self, core: Core, device: IdxdDevice, kind: str, index: int) -> None:
         name = f"{kind}{device.index}.{index}"
         super().__init__(core, name, f"{device.path}/{name}")
         self.device = device
@@ -74,7 +159,7 @@ class Part(Device):
 class WorkQueue(Part):
     """One work queue. Disabling one forgets all but its size and group; disabling the device forgets these too."""
 
-    def __init__(self, core: Core, device: Parent, index: int) -> None:
+    def __init__(self, core: Core, device: IdxdDevice, index: int) -> None:
         super().__init__(core, device, "wq", index)
         self.enabled = False
         self.minor = -1
@@ -246,7 +331,7 @@ class WorkQueue(Part):
 class Engine(Part):
     """One engine."""
 
-    def __init__(self, core: Core, device: Parent, index: int) -> None:
+    def __init__(self, core: Core, device: IdxdDevice, index: int) -> None:
         super().__init__(core, device, "engine", index)
         self.group: int | None = None
 
@@ -264,7 +349,7 @@ class Engine(Part):
 class Group(Part):
     """One group. The read buffers of a device are shared by its groups; an IAA has none."""
 
-    def __init__(self, core: Core, device: Parent, index: int) -> None:
+    def __init__(self, core: Core, device: IdxdDevice, index: int) -> None:
         super().__init__(core, device, "group", index)
         self.forget()
 
@@ -355,7 +440,7 @@ class Group(Part):
         return write
 
 
-def _members(group: Group, parts: Sequence[WorkQueue] | Sequence[Engine]) -> str:
+def _members(group: Group, parts: list[WorkQueue] | list[Engine]) -> str:
     names = [part.name for part in parts if part.group == group.index]
     return " ".join(names) + "\n" if names else ""
 

@@ -1,8 +1,6 @@
-"""JSON as people write it into configuration files: commas before a closing bracket are fine, and so are comments (`#`,
-`//`, `/* */`).
+"""JSON with comments (`#`, `//`, `/* */`) and trailing commas.
 
-Everything else is as strict as RFC 8259 has it. Every value knows its line, so that whoever makes sense of the values
-can say where one is wrong.
+Everything else is strict (RFC 8259). Every value has its line, for error messages.
 """
 
 import json
@@ -36,7 +34,7 @@ class Value(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        """As messages name it."""
+        """For messages."""
         if isinstance(self.plain, list):
             return "a list"
         if isinstance(self.plain, dict):
@@ -54,7 +52,7 @@ class _Token(NamedTuple):
 
 
 def parse(text: str, file: str) -> Value:
-    """The value that the text is. Raises `ConfigError` with the line; `file` is the name to tell."""
+    """Parses the text. Raises `ConfigError` with the line and the name `file`."""
     reader = _Reader(text, file)
     value = reader.value(0)
     if (after := reader.take()).text:
@@ -63,7 +61,7 @@ def parse(text: str, file: str) -> Value:
 
 
 class _Reader:
-    """Goes through the tokens, one ahead."""
+    """A recursive-descent parser with one token of lookahead."""
 
     def __init__(self, text: str, file: str) -> None:
         self._file = file
@@ -98,7 +96,7 @@ class _Reader:
         return values
 
     def _object(self, depth: int) -> dict[str, Value]:
-        """Of members with the same name the last one counts, as with most readers of JSON."""
+        """Of members with the same name the last one is used, as by most JSON parsers."""
         members: dict[str, Value] = {}
         while not self._closes("}"):
             name = self.take()
@@ -125,7 +123,7 @@ class _Reader:
 
 
 def _tokens(text: str, file: str) -> Iterator[_Token]:
-    """The tokens, and at last one without text."""
+    """The tokens, and a last one without text."""
     place, line = 0, 1
     while place < len(text):
         found = _TOKEN.match(text, place)
