@@ -855,19 +855,3 @@ async def test_resize_of_a_pod_that_holds_an_unlisted_id_would_crash(directory: 
         assert [pod.name for pod in kubelet.pods()] == ["pod"]
         with pytest.raises(NoSuchPod):
             await kubelet.resize_pod("other")
-
-
-async def test_checkpoint_names_a_deleted_pod_until_the_next_list(kubelet: EmbeddedKubelet) -> None:
-    def holders() -> int:
-        kept = read_checkpoint(kubelet.plugin_directory)
-        assert kept
-        return len(kept.holdings)
-
-    async with FakePlugin(kubelet.directory) as plugin:
-        await joined(kubelet, plugin)
-        await kubelet.run_pod(asks(1))
-        kubelet.delete_pod("pod")
-        assert holders() == 1
-        await plugin.send(listing("a"))
-        await kubelet.until(lambda k: counts(k) == (1, 1))
-        assert holders() == 0

@@ -21,6 +21,7 @@ import grpc.aio
 
 from accelplane.devices import natural
 from accelplane.kubelet import checkpoint, sockets
+from accelplane.kubelet import podresources_v1_pb2 as podresources_pb2
 from accelplane.kubelet.checkpoint import Checkpoint, CheckpointError, Holding
 from accelplane.kubelet.embedded import podresources_server, topology
 from accelplane.kubelet.embedded.allocations import Allocations
@@ -114,6 +115,8 @@ class EmbeddedKubelet:
         self._servers: list[grpc.aio.Server] = []
         self._notified: Mapping[str, ResourceStatus] = {}
         self._crashes: list[str] = []
+        # A kubelet keeps the holdings of deleted pods until the next admission or pod resources List.
+        self._ended: list[Holding] = []
         # Resources of pods from before the start whose hints have not been renewed yet.
         self._renewals_due: set[str] = set()
         self._state_changed = Notifier()
@@ -146,7 +149,7 @@ class EmbeddedKubelet:
             await self._serve(self._endpoints.handlers(), "r", self._kubelet_socket)
             await self._serve(
                 podresources_server.handlers(
-                    lambda: podresources_server.pod_list(self.pods(), self._allocations),
+                    self._list_pods,
                     lambda: podresources_server.allocatable(self.resources()),
                 ),
                 "p",
@@ -300,10 +303,12 @@ class EmbeddedKubelet:
     def delete_pod(self, name: str, namespace: str = "default") -> None:
         """Ends a pod; its devices are free at once. Raises `NoSuchPod`.
 
-        As in a real kubelet, the checkpoint names the pod until the next list or allocation.
+        As in a real kubelet, the checkpoint names the pod until it is written for the first time after an admission or
+        a pod resources List.
         """
         _, running = self._pod(name, namespace)
         del self._pods[namespace, name]
+        self._ended.extend(holding for holding in self._allocations if holding.pod_uid == running.uid)
         self._allocations.forget(running.uid)
         self._notify()
 
@@ -326,6 +331,7 @@ class EmbeddedKubelet:
     async def _admit(self, pod: Pod) -> RunningPod:
         known = self._pods.get((pod.namespace, pod.name))
         uid = known[1].uid if known else str(uuid.uuid4())
+        self._ended.clear()
         # The checkpoint may name pods that ended while no kubelet ran.
         self._allocations.forget_all_but((uid, *(running.uid for _, running in self._pods.values())))
         containers = (*pod.init_containers, *pod.containers)
@@ -492,6 +498,10 @@ class EmbeddedKubelet:
             self._crashes.append(f"{resource}: {event}, but {', '.join(unlisted)} is not listed")
             log.error("a real kubelet would crash: %s", self._crashes[-1])
 
+    def _list_pods(self) -> podresources_pb2.ListPodResourcesResponse:
+        self._ended.clear()
+        return podresources_server.pod_list(self.pods(), self._allocations)
+
     def _is_ours(self, resource: str) -> bool:
         """Whether the device manager counts a resource as its own: it is listed, or pods hold devices of it."""
         endpoint = self._endpoints.by_name.get(resource)
@@ -536,7 +546,9 @@ class EmbeddedKubelet:
                 for name, endpoint in self._endpoints.by_name.items()
                 if endpoint.listed
             }
-            checkpoint.write_checkpoint(self.plugin_directory, Checkpoint(tuple(self._allocations), registered))
+            checkpoint.write_checkpoint(
+                self.plugin_directory, Checkpoint((*self._allocations, *self._ended), registered)
+            )
 
     def _on_list(self) -> None:
         """Saves a list, and renews the hints of pods from before the start when their resource has devices again.
