@@ -855,3 +855,16 @@ async def test_resize_of_a_pod_that_holds_an_unlisted_id_would_crash(directory: 
         assert [pod.name for pod in kubelet.pods()] == ["pod"]
         with pytest.raises(NoSuchPod):
             await kubelet.resize_pod("other")
+
+
+@pytest.mark.parametrize(("policy", "ends"), [("best-effort", False), ("restricted", True), ("single-numa-node", True)])
+async def test_restart_ends_pods_whose_device_has_lost_its_numa_nodes(directory: str, policy: str, ends: bool) -> None:
+    async with (
+        EmbeddedKubelet(directory, topology_policy=policy) as kubelet,
+        FakePlugin(directory) as plugin,
+    ):
+        await run_holder_of_a(kubelet, plugin)
+        await plugin.send(listing(("a", "Unhealthy"), ("b", "Healthy", [0])))
+        await restart(kubelet, plugin)
+        assert (kubelet.pods() == ()) == ends
+        assert kubelet.would_crash == ()

@@ -169,7 +169,10 @@ class EmbeddedKubelet:
         shutil.rmtree(self._private, ignore_errors=True)
 
     async def restart(self) -> None:
-        """Stops and starts. Pods keep running with their devices; plugins have to register again."""
+        """Stops and starts. Pods keep running with their devices; plugins have to register again.
+
+        Under a topology policy, pods whose devices are not aligned in the new list end, as with a real kubelet.
+        """
         await self.stop()
         await self.start()
 
@@ -366,16 +369,20 @@ class EmbeddedKubelet:
                     f"OutOf{resource}",
                     f"Node didn't have enough resource: {resource}, requested: {size}, used: 0, capacity: 0",
                 )
-        claim.wants = {resource: size for resource, size in claim.requested.items() if self._is_ours(resource)}
-        # A kubelet without a policy computes no hints.
-        hints = [self._hints(claim, resource) for resource in claim.wants] if self._policy != "none" else ()
-        affinity, admitted = topology.decide(self._policy, hints, self._numa_nodes)
+        affinity, admitted = self._decide(claim)
         if not admitted:
             raise AdmissionError(
                 claim.pod.name, "TopologyAffinityError", "Resources cannot be allocated with Topology locality"
             )
         for resource in claim.wants:
             await self._allocate(claim, resource, affinity)
+
+    def _decide(self, claim: _Claim) -> tuple[int | None, bool]:
+        """The topology manager's decision: NUMA nodes, and whether the container is admitted."""
+        claim.wants = {resource: size for resource, size in claim.requested.items() if self._is_ours(resource)}
+        # A kubelet without a policy computes no hints.
+        hints = [self._hints(claim, resource) for resource in claim.wants] if self._policy != "none" else ()
+        return topology.decide(self._policy, hints, self._numa_nodes)
 
     def _hints(self, claim: _Claim, resource: str) -> Sequence[topology.Hint] | None:
         devices = self._listed(resource)
@@ -551,19 +558,18 @@ class EmbeddedKubelet:
             )
 
     def _on_list(self) -> None:
-        """Saves a list, and renews the hints of pods from before the start when their resource has devices again.
+        """Saves a list, and admits pods from before the start again when their resource has devices.
 
-        A real kubelet admits these pods once after its start, usually a moment after the plugins have registered.
+        A real kubelet does this once after its start, usually a moment after the plugins have registered.
         """
         self._save_and_notify()
         for resource in [each for each in self._renewals_due if topology.has_topology(self._listed(each))]:
             self._renewals_due.remove(resource)
-            for pod, running in self._pods.values():
-                for container in running.containers:
-                    claim = _Claim(pod, running.uid, container)
-                    if self._allocations.held(claim.uid, container, resource):
-                        claim.wants = claim.requested
-                        self._hints(claim, resource)
+            for pod, running in [*self._pods.values()]:
+                holding = [name for name in running.containers if self._allocations.held(running.uid, name, resource)]
+                if not all(self._decide(_Claim(pod, running.uid, name))[1] for name in holding):
+                    log.warning("pod %s/%s: TopologyAffinityError after the restart", pod.namespace, pod.name)
+                    self.delete_pod(pod.name, pod.namespace)
 
     def _save_and_notify(self) -> None:
         """Writes the checkpoint and notifies waiters."""
