@@ -64,6 +64,7 @@ class World(Struct, frozen=True):
     node: SimulatedNode
     plugins: Sequence[str] = ("gpu", "npu")
     more: Mapping[str, int] = {}
+    config: str = ""
 
     @property
     def root(self) -> str:
@@ -80,7 +81,8 @@ class World(Struct, frozen=True):
     @property
     def arguments(self) -> Sequence[str]:
         directories = ("--root", self.root, "--kubelet-dir", self.kubelet_dir, "--cdi-dir", f"{self.directory}/cdi")
-        return ("node", "--plugins", ",".join(self.plugins), *directories)
+        config = ("--config", self.config) if self.config else ()
+        return ("node", "--plugins", ",".join(self.plugins), *directories, *config)
 
     def has_everything(self, kubelet: EmbeddedKubelet) -> bool:
         """Whether the kubelet can give away all that is plugged in."""
@@ -110,6 +112,16 @@ def world(cards: int = CARDS, npus: int = NPUS) -> Iterator[World]:
             node.plug_npu()
         os.makedirs(f"{directory}/k/device-plugins")
         yield World(directory, node)
+
+
+@contextlib.contextmanager
+def health_world() -> Iterator[World]:
+    """The same node with health management. The caller serves `LevelZeroService` below its root."""
+    with world() as here:
+        config = f"{here.directory}/agent.yaml"
+        with open(config, "w") as file:
+            file.write("plugins: {gpu: {health-management: true}}\n")
+        yield msgspec.structs.replace(here, config=config)
 
 
 @contextlib.contextmanager

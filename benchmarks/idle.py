@@ -5,6 +5,7 @@ run side by side. What the kernel tells every listener of other things that happ
 """
 
 import asyncio
+import contextlib
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,7 +13,9 @@ from contextlib import AbstractContextManager
 from msgspec import Struct
 
 from accelplane.node.settings import Settings
-from benchmarks.agent import PROGRAM, World, ordinary_world, registered, whole_world, world
+from accelplane.plugins.gpu.health import LEVELZERO_SOCKET
+from accelplane.simulate.levelzero import LevelZeroService
+from benchmarks.agent import PROGRAM, World, health_world, ordinary_world, registered, whole_world, world
 from benchmarks.figures import Figure, Outcome, Scale, median
 
 _SETTLED, _APART_BY = 5, 7
@@ -31,10 +34,11 @@ class Idle(Struct, frozen=True):
 def measure(scale: Scale) -> Outcome:
     seconds = scale.of(int(Settings().safety_interval), 10)
     apart = _APART if _can_be_apart() else ()
-    cards, ordinary, large = asyncio.run(_side_by_side(scale.of(3, 1), seconds, apart))
+    cards, health, ordinary, large = asyncio.run(_side_by_side(scale.of(3, 1), seconds, apart))
     return Outcome(
         figures=(
             *_figures("", cards, {"Go GPU plugin": 18, "seven Go plugins": 60}),
+            *_figures("health management: ", health, {}, budget=25),
             *_figures("all families: ", ordinary, {"seven Go plugins": 60}),
             *_figures("all families, large node: ", large, {"seven Go plugins": 60}),
         ),
@@ -45,16 +49,16 @@ def measure(scale: Scale) -> Outcome:
     )
 
 
-def _figures(prefix: str, runs: Sequence[Idle], peers: Mapping[str, float]) -> Sequence[Figure]:
+def _figures(prefix: str, runs: Sequence[Idle], peers: Mapping[str, float], *, budget: float = 6) -> Sequence[Figure]:
     return (
-        median(f"{prefix}processor time a minute", [run.cpu for run in runs], "ms", budget=6, peers=peers),
+        median(f"{prefix}processor time a minute", [run.cpu for run in runs], "ms", budget=budget, peers=peers),
         median(f"{prefix}of it in the main thread", [run.main for run in runs], "ms"),
         median(f"{prefix}voluntary context switches a minute", [run.switches for run in runs], ""),
     )
 
 
 async def _side_by_side(count: int, seconds: int, apart: Sequence[str]) -> Iterator[Sequence[Idle]]:
-    worlds = [make for make in (world, ordinary_world, whole_world) for _ in range(count)]
+    worlds = [make for make in (world, health_world, ordinary_world, whole_world) for _ in range(count)]
     runs = await asyncio.gather(*(_idle(make, place, seconds, apart) for place, make in enumerate(worlds)))
     return (runs[first : first + count] for first in range(0, len(runs), count))
 
@@ -65,7 +69,8 @@ async def _idle(
     # They look again one after the other: on threads of one core each would cost the other time.
     await asyncio.sleep(_APART_BY * place)
     with make() as here:
-        async with registered(here, program=(*apart, *PROGRAM)) as (agent, _kubelet):
+        service = LevelZeroService(f"{here.root}{LEVELZERO_SOCKET}") if here.config else contextlib.nullcontext()
+        async with service, registered(here, program=(*apart, *PROGRAM)) as (agent, _kubelet):
             await asyncio.sleep(_SETTLED)
             cpu, main, switches = agent.cpu_seconds(), agent.schedstat_seconds(), agent.voluntary_switches()
             await asyncio.sleep(seconds)

@@ -6,9 +6,8 @@ without a readable configuration has `X86_SGX` if sysfs shows the SGX driver, an
 `/sys/module`. Features that other programs report to NFD are unknown here.
 """
 
-import os
+import errno
 import re
-import stat
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -27,7 +26,6 @@ _BUILT_IN = re.compile(r"([A-Za-z0-9_-]{1,64})\.ko$", re.MULTILINE)
 _OPTION = re.compile(rf"^CONFIG_({'|'.join(OPTIONS)})=[ym]$", re.MULTILINE)
 _RELEASE = re.compile(r"[A-Za-z0-9._+~-]{1,128}")
 _LIMIT = 4 * 1024 * 1024
-_PIECE = 32 * 1024
 _CONFIGURATIONS = (
     "/proc/config.gz",
     "/boot/config-{}",
@@ -167,30 +165,11 @@ def _names(host: Host, path: str) -> set[str]:
 def _content(host: Host, path: str) -> bytes | None:
     """Returns the content of a file that may be longer than an attribute, None if it cannot be read."""
     try:
-        place = host.local(path)
-        host.touched.add(host.resolve(path.rpartition("/")[0]))
-        descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except (OSError, HostError, ValueError) as error:
-        if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            host.note(f"cannot read: {error}")
+        return host.read_bytes(path, _LIMIT)
+    except HostError as error:
+        if not isinstance(error, Missing) and error.errno != errno.ENOTDIR:
+            host.note(str(error))
         return None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            host.note(f"{path}: not a regular file")
-            return None
-        data = bytearray()
-        # In pieces: the kernel allocates a buffer of the requested size for a sysctl.
-        while piece := os.read(descriptor, _PIECE):
-            data += piece
-            if len(data) > _LIMIT:
-                host.note(f"{path}: more than {_LIMIT} bytes")
-                return None
-        return bytes(data)
-    except OSError as error:
-        host.note(f"{path}: {error.strerror}")
-        return None
-    finally:
-        os.close(descriptor)
 
 
 def _text(data: bytes) -> str:

@@ -23,7 +23,7 @@ WSL_RETRY = 3.0
 # ze_result_t of the Level-Zero specification: the device is not usable, whatever else the response says.
 _FATAL = frozenset((0x70000001, 0x70000006))  # DEVICE_LOST, DEVICE_REQUIRES_RESET
 
-_LEVELZERO_INTERVAL = 4.0  # a failing card is Unhealthy within 5 s
+_LEVELZERO_INTERVAL = 4.5  # a failing card is Unhealthy within 5 s
 
 
 def health_source(config: GpuConfig) -> HealthSource:
