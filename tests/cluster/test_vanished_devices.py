@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 import sys
 from collections.abc import Iterator
 
@@ -43,6 +42,13 @@ def nodes(shared_nodes: list[GpuNode]) -> Iterator[list[GpuNode]]:
     on_all(shared_nodes, GpuNode.reset)
 
 
+def wait_admitted(kubelet: KubeletProcess, pod: str) -> None:
+    """Waits until a restarted kubelet has admitted the running pod. Raises `AssertionError` if it rejects the pod."""
+    rejected = rf'"Pod admission denied".* pod="default/{pod}".*'
+    kubelet.wait_log(f"{ADMITTED.format(pod=pod)}|{rejected}")
+    assert not kubelet.found(rejected)
+
+
 def start(gpus: GpuNode, shares: int = 1) -> None:
     gpus.start_plugin(f"-shared-dev-num={shares}")
     gpus.wait_counts(CARDS * shares, CARDS * shares)
@@ -72,7 +78,7 @@ def restart_and_renew_hints(gpus: GpuNode, holder: str) -> KubeletProcess:
     """Restarts the kubelet until the plugin registers before the kubelet admits the pod, as it nearly always does."""
     for _ in range(5):
         kubelet = gpus.restart_kubelet()
-        kubelet.wait_log(ADMITTED.format(pod=holder))
+        wait_admitted(kubelet, holder)
         if kubelet.logged(RENEWED.format(pod=holder)):
             return kubelet
     raise AssertionError(f"{gpus.node.name}: the plugin registered late after each of 5 kubelet starts")
@@ -91,7 +97,8 @@ def test_kubelet_restarts_while_a_pod_holds_an_unplugged_card(nodes: list[GpuNod
         gpus.wait_counts(shares + 1, shares)
         assert gpus.container(holder) == container
         gpus.delete(holder)
-        gpus.wait_counts(shares, shares)
+        if shares == 1:
+            gpus.wait_counts(1, 1)
         kubelet.check()
 
     on_all(nodes, scenario)
@@ -107,7 +114,8 @@ def test_kubelet_starts_without_the_api_server_and_gets_its_pods_later(nodes: li
         kubelet = gpus.restart_kubelet()
         kubelet.wait_log(LISTED.format(resource=I915))
         gpus.node.connect()
-        kubelet.wait_log(RENEWED.format(pod=holder))
+        wait_admitted(kubelet, holder)
+        assert kubelet.logged(RENEWED.format(pod=holder))
         gpus.wait_counts(2, 1)
         assert gpus.container(holder) == container
         kubelet.check()
@@ -170,7 +178,7 @@ def test_agent_starts_while_the_kubelet_is_down(nodes: list[GpuNode]) -> None:
         gpus.unplug(held.partition("-")[0])
         plugin.start()
         kubelet = gpus.restart_kubelet()
-        kubelet.wait_log(ADMITTED.format(pod=holder))
+        wait_admitted(kubelet, holder)
         gpus.wait_counts(CARDS, CARDS - 1)
         assert gpus.container(holder) == container
         kubelet.check()
@@ -299,16 +307,13 @@ def test_card_that_went_before_allocate_fails_the_pod_and_leaves_no_directory(no
         start(gpus)
         kubelet = KubeletProcess(gpus.node)
         (plugin,) = gpus.daemons
-        # A frozen agent has no chance to notice before the call comes.
-        plugin.kill(signal.SIGSTOP, wait=False)
         links = sorted(path.name for path in gpus.node.path(BY_PATH).iterdir())
         name = f"late-{gpus.node.name}"
-        try:
+        # A suspended agent cannot notice the removal before the call arrives.
+        with gpus.suspended(plugin):
             gpus.unplug(*gpus.cards)
             gpus.create(name, {I915: 1})
             kubelet.wait_log(rf'"SyncLoop ADD" source="api" pods=.*default/{name}"')
-        finally:
-            plugin.kill(signal.SIGCONT, wait=False)
         kubelet.wait_log(
             rf'"Pod admission denied".* pod="default/{name}" reason="UnexpectedAdmissionError" message=.*card'
         )

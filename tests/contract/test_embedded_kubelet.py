@@ -90,7 +90,7 @@ async def test_a_stopped_kubelet_leaves_its_sockets_and_nobody_listens_on_them(d
 async def test_a_directory_that_a_kubelet_serves_is_refused(kubelet: EmbeddedKubelet) -> None:
     with pytest.raises(KubeletError, match=f"another kubelet.*{os.getpid()}"):
         await EmbeddedKubelet(kubelet.directory).start()
-    with pytest.raises(KubeletError, match="runs already"):
+    with pytest.raises(KubeletError, match="is running already"):
         await kubelet.start()
 
 
@@ -114,7 +114,7 @@ def test_an_unknown_policy_and_impossible_numbers_of_nodes_are_refused() -> None
 
 
 async def test_a_stopped_kubelet_runs_no_pods(directory: str) -> None:
-    with pytest.raises(KubeletError, match="does not run"):
+    with pytest.raises(KubeletError, match="is not running"):
         await EmbeddedKubelet(directory).run_pod(asks(1))
 
 
@@ -857,17 +857,14 @@ async def test_resize_of_a_pod_that_holds_an_unlisted_id_would_crash(directory: 
             await kubelet.resize_pod("other")
 
 
-async def test_checkpoint_names_a_deleted_pod_until_the_next_list(kubelet: EmbeddedKubelet) -> None:
-    def holders() -> int:
-        kept = read_checkpoint(kubelet.plugin_directory)
-        assert kept
-        return len(kept.holdings)
-
-    async with FakePlugin(kubelet.directory) as plugin:
-        await joined(kubelet, plugin)
-        await kubelet.run_pod(asks(1))
-        kubelet.delete_pod("pod")
-        assert holders() == 1
-        await plugin.send(listing("a"))
-        await kubelet.until(lambda k: counts(k) == (1, 1))
-        assert holders() == 0
+@pytest.mark.parametrize(("policy", "ends"), [("best-effort", False), ("restricted", True), ("single-numa-node", True)])
+async def test_restart_ends_pods_whose_device_has_lost_its_numa_nodes(directory: str, policy: str, ends: bool) -> None:
+    async with (
+        EmbeddedKubelet(directory, topology_policy=policy) as kubelet,
+        FakePlugin(directory) as plugin,
+    ):
+        await run_holder_of_a(kubelet, plugin)
+        await plugin.send(listing(("a", "Unhealthy"), ("b", "Healthy", [0])))
+        await restart(kubelet, plugin)
+        assert (kubelet.pods() == ()) == ends
+        assert kubelet.would_crash == ()

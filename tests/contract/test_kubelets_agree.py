@@ -14,6 +14,7 @@ from fake_plugin import FakePlugin, Refusal, listing
 from kubelets import Kubelet, PodRefused
 
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
+from accelplane.kubelet import podresources
 from accelplane.kubelet.checkpoint import Checkpoint, read_checkpoint
 
 GADGET, GIZMO = "example.com/gadget", "example.com/gizmo"
@@ -288,3 +289,18 @@ async def test_devices_of_a_pod_that_was_deleted_are_given_again(kubelet: Kubele
     await kubelet.run_pod("first", {GADGET: 3})
     await kubelet.delete_pod("first")
     assert (await kubelet.run_pod("second", {GADGET: 3})).device_ids == {GADGET: ("a", "b", "c")}
+
+
+async def test_checkpoint_names_a_deleted_pod_until_pods_are_listed_and_a_list_arrives(
+    kubelet: Kubelet, join: Join
+) -> None:
+    plugin = await join()
+    await kubelet.run_pod("pod", {GADGET: 1})
+    await kubelet.delete_pod("pod")
+    await plugin.send(listing("a", "b"))
+    await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+    assert len(memory(kubelet).holdings) == 1
+    assert await podresources.list_pods(f"{kubelet.directory}/pod-resources/kubelet.sock") == ()
+    assert len(memory(kubelet).holdings) == 1
+    await plugin.send(listing("a"))
+    await kubelet.until(lambda resources: resources == {GADGET: (1, 1)} and not memory(kubelet).holdings)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelplane.kubelet.embedded.allocation import NotEnough, Plan, plan, settle
+from accelplane.kubelet.embedded.device_choice import NotEnough, Plan, complete, plan
 from accelplane.kubelet.embedded.model import DeviceStatus
 
 LISTED = {
@@ -48,7 +48,7 @@ def test_reusable_devices_come_first_then_aligned_ones_and_the_plugin_chooses_th
     drafted: Plan, taken: str, choice: str
 ) -> None:
     assert ("".join(drafted.taken), "".join(drafted.choice)) == (taken, choice)
-    assert drafted.complete == (not choice)
+    assert drafted.is_complete == (not choice)
 
 
 def test_too_few_devices_are_counted_without_the_reusable_ones() -> None:
@@ -58,13 +58,13 @@ def test_too_few_devices_are_counted_without_the_reusable_ones() -> None:
 
 
 def test_gaps_are_filled_with_devices_on_other_nodes_before_those_on_none() -> None:
-    assert settle(planned(4, affinity=0b01), ()) == ("a", "b", "d", "c")
+    assert complete(planned(4, affinity=0b01), ()) == ("a", "b", "d", "c")
 
 
 @given(st.integers(1, 5), st.lists(st.sampled_from("abcdsxyz")), st.sampled_from([None, 0b01, 0b10, 0b11]))
 def test_whatever_a_plugin_prefers_the_choice_is_complete_and_of_offered_devices(
     size: int, preferred: list[str], affinity: int | None
 ) -> None:
-    chosen = settle(planned(size, affinity=affinity), preferred)
+    chosen = complete(planned(size, affinity=affinity), preferred)
     assert len(chosen) == len(set(chosen)) == size
     assert set(chosen) <= set("abcds")

@@ -1,9 +1,10 @@
 """A kubelet's device manager for machines that have no kubelet: for demos, tests, and plugin authors' laptops.
 
-It is held to what plugins can observe of the real one, kubelets 1.28 to 1.37: sockets that are swept away at its start,
-registration that calls back before it answers, lists that replace each other, the order in which devices are chosen,
-the checkpoint, the pod resources socket. There is no API server and no container runtime behind it: pods come from
-`EmbeddedKubelet.run_pod`, and their containers are values.
+It behaves towards plugins like kubelets 1.28 to 1.37: it removes sockets at its start, calls the plugin back before it
+answers Register, replaces the device list with each message, chooses devices in the same order, writes the checkpoint
+and serves the pod resources API. It has no API server and no container runtime: pods come from
+`EmbeddedKubelet.run_pod`, and their containers are values. `EmbeddedKubelet.would_crash` has the events that would have
+crashed a real kubelet.
 """
 
 from accelplane.kubelet.embedded.kubelet import EmbeddedKubelet

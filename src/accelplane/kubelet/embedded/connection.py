@@ -1,7 +1,7 @@
-"""The kubelet's end of the connection to one plugin. Errors read as a Go client's do, for they reach the pods' events.
+"""The kubelet's connection to one plugin. Error texts are those of a Go client, because pods' events show them.
 
-The real kubelet sets no deadline on most of its calls; here every one has some, so that no plugin can hang a test or a
-demo. Connections are never shared: a plugin that comes back on the same path is dialled anew.
+The real kubelet sets no deadline on most calls; here each call has one, so that a plugin cannot block a test or a demo.
+Connections are never shared: each registration opens a new one.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 _SERVICE = "/v1beta1.DevicePlugin/"
-# How Go spells the status codes that it does not simply write in camel case.
+# Go names of status codes that are not the camel case of the name.
 _GO_NAMES: Mapping[str, str] = {"OK": "OK", "CANCELLED": "Canceled"}
 
 _Response = TypeVar("_Response", bound=Message)
 
 
 class PluginError(Exception):
-    """A call to a plugin failed; the text is what the kubelet would say."""
+    """A call to a plugin failed; the text is the kubelet's."""
 
 
 class PluginConnection:
@@ -54,8 +54,8 @@ class PluginConnection:
     async def options(self) -> pb.DevicePluginOptions:
         return await self._call("GetDevicePluginOptions", pb.Empty(), pb.DevicePluginOptions)
 
-    async def lists(self) -> AsyncIterator[pb.ListAndWatchResponse]:
-        """The device lists as they come, until the plugin ends the stream. Raises `PluginError`."""
+    async def list_and_watch(self) -> AsyncIterator[pb.ListAndWatchResponse]:
+        """The messages of ListAndWatch until the plugin ends the stream. Raises `PluginError`."""
         start = self._channel.unary_stream(
             f"{_SERVICE}ListAndWatch", request_serializer=pb.Empty.SerializeToString, response_deserializer=bytes
         )
@@ -68,7 +68,7 @@ class PluginConnection:
             yield _decoded(message, pb.ListAndWatchResponse)
 
     async def preferred(self, available: Collection[str], taken: Collection[str], size: int) -> tuple[str, ...]:
-        """What the plugin would choose; empty when it has no opinion. Only the first answer is looked at."""
+        """The IDs of the first container response; empty if there is none."""
         request = pb.PreferredAllocationRequest()
         request.container_requests.add(
             available_deviceIDs=available, must_include_deviceIDs=taken, allocation_size=size
@@ -90,11 +90,11 @@ class PluginConnection:
         )
 
     async def close(self) -> None:
-        """Cuts the connection with everything under way on it."""
+        """Closes the connection; calls in progress fail."""
         await self._channel.close()
 
     async def _call(self, method: str, request: Message, response_type: type[_Response]) -> _Response:
-        # Answers are decoded here, because gRPC turns one that cannot be decoded into None.
+        # Answers are decoded here, because gRPC returns None for an invalid one.
         call = self._channel.unary_unary(
             _SERVICE + method, request_serializer=type(request).SerializeToString, response_deserializer=bytes
         )
@@ -109,9 +109,9 @@ _Result = TypeVar("_Result")
 
 
 async def _uncancelled(call: Awaitable[_Result]) -> _Result:
-    """The call's result; its failure as `PluginError`.
+    """The call's result. Raises `PluginError` if it fails.
 
-    gRPC ends calls on a closed channel with a CancelledError, which must not be taken for our own task's.
+    gRPC raises CancelledError for calls on a closed channel, although the task is not cancelled.
     """
     try:
         return await call

@@ -1,4 +1,4 @@
-"""The kubelet's side of the plugins: registration, the streams of lists, and what becomes of lost plugins."""
+"""The kubelet's side of plugins: registration, ListAndWatch streams, and the grace period after a disconnect."""
 
 import asyncio
 import logging
@@ -16,33 +16,33 @@ from accelplane.kubelet.embedded.model import ACCEPTED, DeviceStatus, PluginOpti
 
 log = logging.getLogger(__name__)
 
-# A plugin that registers without end must not fill the memory.
+# Bounds the memory when a plugin registers in a loop.
 _REGISTRATIONS_KEPT = 10_000
 _Result = TypeVar("_Result")
 
 
 class Endpoint:
-    """A resource name that was registered at some time.
+    """A resource that has been registered.
 
-    `devices` is None until the first list. `connection` is None while no plugin is there (then `options` are still
-    those of the last one), `gone` is set when the grace for its return is over.
+    `devices` is None until the first list. `connection` is None while no plugin is connected; `options` are then those
+    of the last plugin. `expired` is set at the end of the grace period.
     """
 
     def __init__(self) -> None:
         self.devices: Mapping[str, DeviceStatus] | None = None
         self.connection: PluginConnection | None = None
         self.options = PluginOptions()
-        self.gone = False
+        self.expired = False
         self.expiry: asyncio.TimerHandle | None = None
 
     @property
     def listed(self) -> bool:
         """Whether the kubelet counts the resource as one of a device plugin."""
-        return self.devices is not None and not self.gone
+        return self.devices is not None and not self.expired
 
 
-class _Refused(Exception):
-    """A registration that is not accepted; the text is what the plugin gets."""
+class _RegistrationError(Exception):
+    """A rejected registration; the text is the error that the plugin gets."""
 
 
 class Endpoints:
@@ -72,8 +72,8 @@ class Endpoints:
         self._tasks: set[asyncio.Task[object]] = set()
         self._connections: set[PluginConnection] = set()
 
-    def expect(self, names: Iterable[str]) -> None:
-        """Begins anew with resources that a checkpoint names: 0 devices each, until their plugins register."""
+    def restore(self, names: Iterable[str]) -> None:
+        """Replaces all endpoints by those of a checkpoint, with 0 devices until their plugins register."""
         self.by_name = {}
         for name in names:
             endpoint = self.by_name[name] = Endpoint()
@@ -81,7 +81,7 @@ class Endpoints:
             self._start_grace(name, endpoint)
 
     async def close(self) -> None:
-        """Cuts all connections, and leaves everything else as it is."""
+        """Closes all connections."""
         for endpoint in self.by_name.values():
             if endpoint.expiry is not None:
                 endpoint.expiry.cancel()
@@ -98,7 +98,7 @@ class Endpoints:
         async def register(
             request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]
         ) -> pb.Empty:
-            # A kubelet goes on with a registration whose plugin does not wait for the answer.
+            # A kubelet completes a registration even if the plugin cancels the call.
             outcome = await asyncio.shield(self._spawn(self._register(request)))
             if outcome != ACCEPTED:
                 await context.abort(grpc.StatusCode.UNKNOWN, outcome)
@@ -120,10 +120,10 @@ class Endpoints:
         outcome = ACCEPTED
         try:
             _check(request)
-            options = await self._call_back(request)
-        except _Refused as error:
+            options = await self._connect(request)
+        except _RegistrationError as error:
             outcome = str(error)
-            log.warning("registration of %s at %s refused: %s", request.resource_name, request.endpoint, outcome)
+            log.warning("registration of %s at %s rejected: %s", request.resource_name, request.endpoint, outcome)
         self._registered += 1
         record = Registration(
             number=self._registered,
@@ -138,19 +138,19 @@ class Endpoints:
         self._on_registration()
         return outcome
 
-    async def _call_back(self, request: pb.RegisterRequest) -> PluginOptions:
-        """Connects to the plugin, which then takes the place of an earlier one of the resource."""
-        # As in Go, an absolute endpoint is still below the directory.
+    async def _connect(self, request: pb.RegisterRequest) -> PluginOptions:
+        """Connects to the plugin, which then replaces an earlier one of the resource."""
+        # As in Go, an absolute endpoint is joined to the directory.
         path = f"{self._directory}/{request.endpoint}"
         try:
             connection = PluginConnection(request.resource_name, path, call_timeout=self._call_timeout)
         except sockets.SocketPathError as error:
-            raise _Refused(f"failed to dial device plugin: {error}") from error
+            raise _RegistrationError(f"failed to dial device plugin: {error}") from error
         self._connections.add(connection)
         try:
             options = await self._ask_options(connection, path)
         except BaseException:
-            await self._drop(connection)
+            await self._close_connection(connection)
             raise
         endpoint = self.by_name.setdefault(request.resource_name, Endpoint())
         endpoint.connection = connection
@@ -165,18 +165,18 @@ class Endpoints:
         try:
             await connection.connect(self._connect_timeout)
         except PluginError as error:
-            raise _Refused(f"failed to dial device plugin: {error}: {path}") from error
+            raise _RegistrationError(f"failed to dial device plugin: {error}: {path}") from error
         try:
             return PluginOptions.of(await connection.options())
         except PluginError as error:
-            raise _Refused(f"failed to get device plugin options: {error}") from error
+            raise _RegistrationError(f"failed to get device plugin options: {error}") from error
 
     async def _watch(self, connection: PluginConnection, endpoint: Endpoint) -> None:
-        """Follows one plugin's lists until they end."""
+        """Receives one plugin's lists until the stream ends."""
         reason = "the plugin ended it"
         try:
-            async for message in connection.lists():
-                # Where plugins are known by resource name only, lists of a predecessor are still heard.
+            async for message in connection.list_and_watch():
+                # Kubelets that identify plugins by resource name only still accept lists of a predecessor.
                 if self._drops_successor or endpoint.connection is connection:
                     self._listed(endpoint, message)
         except PluginError as error:
@@ -184,9 +184,9 @@ class Endpoints:
         log.info("ListAndWatch of %s ended: %s", connection.resource, reason)
         current = endpoint.connection
         if current is not None and (current is connection or self._drops_successor):
-            self._lost(connection.resource, endpoint)
-            await self._drop(current)
-        await self._drop(connection)
+            self._disconnected(connection.resource, endpoint)
+            await self._close_connection(current)
+        await self._close_connection(connection)
 
     def _listed(self, endpoint: Endpoint, message: pb.ListAndWatchResponse) -> None:
         devices = {
@@ -196,12 +196,12 @@ class Endpoints:
             )
             for device in message.devices
         }
-        endpoint.gone = False
+        endpoint.expired = False
         endpoint.devices = {key: devices[key] for key in sorted(devices, key=natural)}
         self._on_list()
 
-    def _lost(self, name: str, endpoint: Endpoint) -> None:
-        """The plugin is gone: its devices are unhealthy, and after the grace there are none."""
+    def _disconnected(self, name: str, endpoint: Endpoint) -> None:
+        """Marks the devices Unhealthy and starts the grace period."""
         endpoint.connection = None
         if endpoint.devices is not None:
             endpoint.devices = {key: device._replace(health=UNHEALTHY) for key, device in endpoint.devices.items()}
@@ -212,14 +212,14 @@ class Endpoints:
         endpoint.expiry = asyncio.get_running_loop().call_later(self._grace, self._expire, name, endpoint)
 
     def _expire(self, name: str, endpoint: Endpoint) -> None:
-        log.info("%s: no plugin for %g s, the resource is given up", name, self._grace)
+        log.info("%s: no plugin for %g s, resource removed", name, self._grace)
         endpoint.expiry = None
-        endpoint.gone = True
+        endpoint.expired = True
         if endpoint.devices is not None:
             endpoint.devices = {}
         self._on_list()
 
-    async def _drop(self, connection: PluginConnection) -> None:
+    async def _close_connection(self, connection: PluginConnection) -> None:
         self._connections.discard(connection)
         await connection.close()
 
@@ -231,9 +231,9 @@ class Endpoints:
 
 
 def _check(request: pb.RegisterRequest) -> None:
-    """The kubelet's checks of a registration. Raises `_Refused` with its words."""
+    """Checks a registration. Raises `_RegistrationError` with the kubelet's text."""
     if request.version != messages.VERSION:
-        raise _Refused(
+        raise _RegistrationError(
             f'requested API version "{request.version}" is not supported by kubelet. '
             f'Supported version is ["{messages.VERSION}"]'
         )
@@ -241,4 +241,4 @@ def _check(request: pb.RegisterRequest) -> None:
     try:
         check_resource_name(namespace, name)
     except ResourceNameError as error:
-        raise _Refused(f'the ResourceName "{request.resource_name}" is invalid: {error}') from error
+        raise _RegistrationError(f'the ResourceName "{request.resource_name}" is invalid: {error}') from error

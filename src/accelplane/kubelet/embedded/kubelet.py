@@ -1,7 +1,7 @@
-"""The embedded kubelet itself: sockets, registrations, the plugins' lists, admission of pods.
+"""The embedded kubelet: sockets, registrations, device lists, admission of pods.
 
-Facts are from the device plugin and pod resources documentation of Kubernetes 1.28 to 1.37 and from what their
-kubelets do. Where they surprise, a comment says so.
+Facts are from the device plugin and pod resources documentation of Kubernetes 1.28 to 1.37 and from the behaviour of
+their kubelets.
 """
 
 import asyncio
@@ -21,12 +21,13 @@ import grpc.aio
 
 from accelplane.devices import natural
 from accelplane.kubelet import checkpoint, sockets
+from accelplane.kubelet import podresources_v1_pb2 as podresources_pb2
 from accelplane.kubelet.checkpoint import Checkpoint, CheckpointError, Holding
 from accelplane.kubelet.embedded import podresources_server, topology
-from accelplane.kubelet.embedded.allocation import NotEnough, plan, settle
+from accelplane.kubelet.embedded.allocations import Allocations
 from accelplane.kubelet.embedded.connection import PluginError
+from accelplane.kubelet.embedded.device_choice import NotEnough, complete, plan
 from accelplane.kubelet.embedded.endpoints import Endpoint, Endpoints
-from accelplane.kubelet.embedded.ledger import Ledger
 from accelplane.kubelet.embedded.model import (
     AdmissionError,
     ContainerStartError,
@@ -47,13 +48,13 @@ _SOCKET = "kubelet.sock"
 
 
 class _Claim:
-    """A container in admission: whose it is, what it asks for, and what of that (`wants`) the node knows."""
+    """A container in admission: its pod, its requests, and those of them that are the device manager's (`wants`)."""
 
     def __init__(self, pod: Pod, uid: str, container: str) -> None:
         self.pod = pod
         self.uid = uid
         self.container = container
-        self.asked = pod.wants(container)
+        self.requested = pod.wants(container)
         self.wants: Mapping[str, int] = {}
 
     def __str__(self) -> str:
@@ -67,11 +68,11 @@ class EmbeddedKubelet:
     """A kubelet's device manager below `directory`: sockets in its `device-plugins` and `pod-resources`.
 
     `topology_policy` is none, best-effort, restricted or single-numa-node, on a machine of `numa_nodes` nodes.
-    `endpoint_grace` is how many seconds a resource keeps its capacity after its plugin was lost.
+    `endpoint_grace` is how many seconds a resource keeps its capacity after its plugin has disconnected.
 
-    `call_timeout` bounds the calls for which a real kubelet would wait for ever, and PreStartContainer. `seed` makes
-    the random order of ids repeatable. `drops_successor` is the race of kubelets up to about 1.35: when the old stream
-    of a resource ends after a new registration, the new plugin is disconnected in its place.
+    `call_timeout` bounds PreStartContainer and the calls for which a real kubelet has no deadline. `seed` makes the
+    random order of IDs repeatable. `drops_successor` is a race in kubelets: when the old stream of a resource ends
+    after a new registration, the new plugin is disconnected instead.
     """
 
     def __init__(
@@ -105,29 +106,31 @@ class EmbeddedKubelet:
             call_timeout=call_timeout,
             drops_successor=drops_successor,
             on_list=self._on_list,
-            on_registration=self._news,
+            on_registration=self._notify,
         )
-        self._ledger = Ledger()
+        self._allocations = Allocations()
         self._pods: dict[tuple[str, str], tuple[Pod, RunningPod]] = {}
         self._admission = asyncio.Lock()
         self._running = False
         self._servers: list[grpc.aio.Server] = []
-        self._shown: Mapping[str, ResourceStatus] = {}
+        self._notified: Mapping[str, ResourceStatus] = {}
         self._crashes: list[str] = []
+        # A kubelet keeps the holdings of deleted pods until the next admission or pod resources List.
+        self._ended: list[Holding] = []
         # Resources of pods from before the start whose hints have not been renewed yet.
         self._renewals_due: set[str] = set()
-        self._any_news = Notifier()
-        self._resource_news = Notifier()
+        self._state_changed = Notifier()
+        self._resources_changed = Notifier()
 
-    # Life
+    # Start and stop
 
     async def start(self) -> None:
-        """Starts as a kubelet does: reads the checkpoint, sweeps away all sockets of plugins, makes its own.
+        """Starts like a kubelet: reads the checkpoint, removes all sockets of plugins, creates its own.
 
         Raises `KubeletError` when another kubelet serves the directory or the sockets cannot be made.
         """
         if self._running:
-            raise KubeletError(f"{self.directory}: this kubelet runs already")
+            raise KubeletError(f"{self.directory}: this kubelet is running already")
         try:
             for path in (self._kubelet_socket, self.pod_resources_socket):
                 sockets.checked_path(path)
@@ -138,15 +141,15 @@ class EmbeddedKubelet:
                 )
             for directory in (self.plugin_directory, os.path.dirname(self.pod_resources_socket)):
                 os.makedirs(directory, mode=0o750, exist_ok=True)
-            self._recall()
-            _sweep(self.plugin_directory)
+            self._restore()
+            _remove_sockets(self.plugin_directory)
             shutil.rmtree(self._private, ignore_errors=True)
             os.mkdir(self._private, mode=0o700)
             self._running = True
             await self._serve(self._endpoints.handlers(), "r", self._kubelet_socket)
             await self._serve(
                 podresources_server.handlers(
-                    lambda: podresources_server.pod_list(self.pods(), self._ledger),
+                    self._list_pods,
                     lambda: podresources_server.allocatable(self.resources()),
                 ),
                 "p",
@@ -155,10 +158,10 @@ class EmbeddedKubelet:
         except (OSError, RuntimeError, sockets.SocketPathError) as error:
             await self.stop()
             raise KubeletError(f"{self.directory}: cannot start a kubelet here: {error}") from error
-        self._news()
+        self._notify()
 
     async def stop(self) -> None:
-        """Ends as a killed kubelet does: streams are cut, the sockets and the checkpoint stay behind."""
+        """Ends like a killed kubelet: streams break, the sockets and the checkpoint stay."""
         self._running = False
         await self._endpoints.close()
         await asyncio.gather(*(server.stop(None) for server in self._servers))
@@ -166,7 +169,10 @@ class EmbeddedKubelet:
         shutil.rmtree(self._private, ignore_errors=True)
 
     async def restart(self) -> None:
-        """Stops and starts. Pods go on running with what they hold; plugins have to register again."""
+        """Stops and starts. Pods keep running with their devices; plugins have to register again.
+
+        Under a topology policy, pods whose devices are not aligned in the new list end, as with a real kubelet.
+        """
         await self.stop()
         await self.start()
 
@@ -179,11 +185,11 @@ class EmbeddedKubelet:
     ) -> None:
         await self.stop()
 
-    # What it knows
+    # State
 
     @property
     def registrations(self) -> Sequence[Registration]:
-        """The calls of `Register` since the first start, refused ones too, oldest first."""
+        """The calls of `Register` since the first start, rejected ones included, oldest first."""
         return self._endpoints.registrations
 
     @property
@@ -196,7 +202,7 @@ class EmbeddedKubelet:
         return tuple(self._crashes)
 
     def resources(self) -> Mapping[str, ResourceStatus]:
-        """The resources as they would stand in the node's status, in the order of their names."""
+        """The resources as in the node's status, in the order of their names."""
         return {
             name: self._status(name, endpoint.devices)
             for name, endpoint in sorted(self._endpoints.by_name.items())
@@ -209,21 +215,21 @@ class EmbeddedKubelet:
 
     async def changed(self) -> None:
         """Returns at the next change of anything in `resources()`."""
-        await self._resource_news.wait()
+        await self._resources_changed.wait()
 
     async def until(
         self,
         predicate: Callable[["EmbeddedKubelet"], bool],
-        timeout: float | None = 10.0,  # noqa: ASYNC109 - the error has to tell what was waited for in vain
+        timeout: float | None = 10.0,  # noqa: ASYNC109 - the error has to describe the state
     ) -> None:
-        """Returns when `predicate(self)` holds; it is asked again at each change of resources, pods, registrations.
+        """Returns when `predicate(self)` is true; checks at each change of resources, pods, registrations.
 
-        Raises `TimeoutError` with the state at that moment in its text.
+        Raises `TimeoutError` with the current state in its text.
         """
         try:
             async with asyncio.timeout(timeout):
                 while not predicate(self):
-                    await self._any_news.wait()
+                    await self._state_changed.wait()
         except TimeoutError:
             raise TimeoutError(f"not within {timeout} s; the kubelet's state is:\n{self.describe()}") from None
 
@@ -233,7 +239,7 @@ class EmbeddedKubelet:
         names = {pod.uid: f"{pod.namespace}/{pod.name}" for pod in self.pods()}
         holders = {
             (holding.resource, key): f"{holding.container} of {names.get(holding.pod_uid, 'a pod that is gone')}"
-            for holding in self._ledger
+            for holding in self._allocations
             for key in holding.ids
         }
         for name, status in self.resources().items():
@@ -256,8 +262,8 @@ class EmbeddedKubelet:
     async def run_pod(self, pod: Pod) -> RunningPod:
         """Admits a pod that was bound to this node and starts its containers.
 
-        A pod that runs already is admitted once more, as after a reboot of the node: it keeps what it holds, if that is
-        still healthy. Raises `AdmissionError`, after which the pod is gone, and `ContainerStartError`, after which it
+        A running pod is admitted again, as after a reboot of the node: it keeps its devices if they are still healthy.
+        Raises `AdmissionError`, after which the pod is gone, and `ContainerStartError`, after which it
         waits for `start_container`.
         """
         self._require_running()
@@ -268,9 +274,9 @@ class EmbeddedKubelet:
         return running
 
     async def start_container(self, name: str, container: str, namespace: str = "default") -> RunningContainer:
-        """Starts, or starts again, a container of an admitted pod; plugins that want to are told before.
+        """Starts or restarts a container of an admitted pod, after PreStartContainer where a plugin requires it.
 
-        The container gets what was answered at its admission: `Allocate` is not called again. Raises `NoSuchPod`,
+        The container gets the answer of its admission: `Allocate` is not called again. Raises `NoSuchPod`,
         `ContainerStartError`.
         """
         self._require_running()
@@ -280,8 +286,8 @@ class EmbeddedKubelet:
         wants = [resource for resource in pod.wants(container) if self._is_ours(resource)]
         for resource in wants:
             await self._pre_start(running, container, resource)
-        if not all(self._ledger.held(running.uid, container, resource) for resource in wants):
-            # The checkpoint was lost: a kubelet allocates anew for a pod that it finds running.
+        if not all(self._allocations.held(running.uid, container, resource) for resource in wants):
+            # The checkpoint was lost: a kubelet then allocates again for a running pod.
             async with self._admission:
                 running = await self._admit(pod)
         return running.containers[container]
@@ -300,18 +306,19 @@ class EmbeddedKubelet:
     def delete_pod(self, name: str, namespace: str = "default") -> None:
         """Ends a pod; its devices are free at once. Raises `NoSuchPod`.
 
-        As in a real kubelet, the checkpoint names the pod until the next list or allocation.
+        As in a real kubelet, the checkpoint names the pod until it is written for the first time after an admission or
+        a pod resources List.
         """
         _, running = self._pod(name, namespace)
         del self._pods[namespace, name]
-        self._ledger.forget(running.uid)
-        self._news()
+        self._ended.extend(holding for holding in self._allocations if holding.pod_uid == running.uid)
+        self._allocations.forget(running.uid)
+        self._notify()
 
     # Sockets
 
     async def _serve(self, handlers: grpc.GenericRpcHandler, name: str, path: str) -> None:
-        """Serves at `path` through a second link, because gRPC removes the one that it was given when it stops, and a
-        killed kubelet leaves its sockets behind."""
+        """Serves at a hard link `path`: gRPC removes its own path at the end, but a killed kubelet's sockets stay."""
         private = os.path.join(self._private, name)
         server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         server.add_generic_rpc_handlers((handlers,))
@@ -327,8 +334,9 @@ class EmbeddedKubelet:
     async def _admit(self, pod: Pod) -> RunningPod:
         known = self._pods.get((pod.namespace, pod.name))
         uid = known[1].uid if known else str(uuid.uuid4())
-        # Holdings that a checkpoint brought back, of pods that ended while no kubelet was there to see it.
-        self._ledger.forget_all_but((uid, *(running.uid for _, running in self._pods.values())))
+        self._ended.clear()
+        # The checkpoint may name pods that ended while no kubelet ran.
+        self._allocations.forget_all_but((uid, *(running.uid for _, running in self._pods.values())))
         containers = (*pod.init_containers, *pod.containers)
         try:
             for container in containers:
@@ -339,32 +347,29 @@ class EmbeddedKubelet:
                 raise _unexpected(pod, str(error)) from error
         except BaseException:
             self._pods.pop((pod.namespace, pod.name), None)
-            self._ledger.forget(uid)
-            self._keep()
+            self._allocations.forget(uid)
+            self._save_and_notify()
             raise
         running = RunningPod(
             name=pod.name,
             namespace=pod.namespace,
             uid=uid,
-            containers={container: self._ledger.container(uid, container) for container in containers},
+            containers={container: self._allocations.container(uid, container) for container in containers},
         )
         self._pods[pod.namespace, pod.name] = (pod, running)
-        self._news()
+        self._notify()
         return running
 
     async def _admit_container(self, claim: _Claim) -> None:
-        for resource, size in claim.asked.items():
-            # A kubelet leaves out of its account, and of the container, what the node's status does not name at all.
+        for resource, size in claim.requested.items():
+            # A kubelet ignores resources that the node's status does not have.
             if resource in self._endpoints.by_name and not self._is_ours(resource):
                 raise AdmissionError(
                     claim.pod.name,
                     f"OutOf{resource}",
                     f"Node didn't have enough resource: {resource}, requested: {size}, used: 0, capacity: 0",
                 )
-        claim.wants = {resource: size for resource, size in claim.asked.items() if self._is_ours(resource)}
-        # A kubelet without a policy computes no hints.
-        hints = [self._hints(claim, resource) for resource in claim.wants] if self._policy != "none" else ()
-        affinity, admitted = topology.decide(self._policy, hints, self._numa_nodes)
+        affinity, admitted = self._decide(claim)
         if not admitted:
             raise AdmissionError(
                 claim.pod.name, "TopologyAffinityError", "Resources cannot be allocated with Topology locality"
@@ -372,19 +377,26 @@ class EmbeddedKubelet:
         for resource in claim.wants:
             await self._allocate(claim, resource, affinity)
 
+    def _decide(self, claim: _Claim) -> tuple[int | None, bool]:
+        """The topology manager's decision: NUMA nodes, and whether the container is admitted."""
+        claim.wants = {resource: size for resource, size in claim.requested.items() if self._is_ours(resource)}
+        # A kubelet without a policy computes no hints.
+        hints = [self._hints(claim, resource) for resource in claim.wants] if self._policy != "none" else ()
+        return topology.decide(self._policy, hints, self._numa_nodes)
+
     def _hints(self, claim: _Claim, resource: str) -> Sequence[topology.Hint] | None:
         devices = self._listed(resource)
         if not topology.has_topology(devices):
             return None
         size = claim.wants[resource]
-        recorded = self._ledger.held(claim.uid, claim.container, resource)
+        recorded = self._allocations.held(claim.uid, claim.container, resource)
         if recorded is not None:
             available, reusable = frozenset(recorded.ids), frozenset[str]()
             if len(available) != size:
                 return ()
         else:
-            available = _healthy(devices) - self._ledger.in_use(resource)
-            reusable = self._ledger.reusable(claim.uid, claim.pod, resource)
+            available = _healthy(devices) - self._allocations.in_use(resource)
+            reusable = self._allocations.reusable(claim.uid, claim.pod, resource)
             if len(available | reusable) < size:
                 return ()
         self._check_listed(resource, available | reusable, f"renewing the topology hints of {claim}")
@@ -393,9 +405,9 @@ class EmbeddedKubelet:
         )
 
     async def _allocate(self, claim: _Claim, resource: str, affinity: int | None) -> None:
-        """Records devices for one resource of a container, unless it has them already."""
+        """Allocates devices of one resource to a container that does not hold them yet."""
         size = claim.wants[resource]
-        recorded = self._ledger.held(claim.uid, claim.container, resource)
+        recorded = self._allocations.held(claim.uid, claim.container, resource)
         if recorded is not None and len(recorded.ids) != size:
             raise claim.unexpected(
                 f'pod "{claim.uid}" container "{claim.container}" changed request for resource "{resource}" '
@@ -421,7 +433,7 @@ class EmbeddedKubelet:
         except PluginError as error:
             raise claim.unexpected(str(error)) from error
         self._check_listed(resource, chosen, f"Allocate was answered for {claim}")
-        self._ledger.record(
+        self._allocations.record(
             Holding(
                 claim.uid,
                 claim.container,
@@ -437,8 +449,8 @@ class EmbeddedKubelet:
             draft = plan(
                 self._listed(resource),
                 size,
-                reusable=self._ledger.reusable(claim.uid, claim.pod, resource),
-                in_use=self._ledger.in_use(resource),
+                reusable=self._allocations.reusable(claim.uid, claim.pod, resource),
+                in_use=self._allocations.in_use(resource),
                 affinity=affinity,
                 shuffled=self._shuffled,
             )
@@ -447,8 +459,8 @@ class EmbeddedKubelet:
                 f"requested number of devices unavailable for {resource}. "
                 f"Requested: {error.needed}, Available: {error.available}"
             ) from error
-        if draft.complete or not endpoint.options.get_preferred_allocation_available:
-            return settle(draft, ())
+        if draft.is_complete or not endpoint.options.get_preferred_allocation_available:
+            return complete(draft, ())
         problem = f"device plugin GetPreferredAllocation rpc failed with err: endpoint {resource} has been stopped"
         if endpoint.connection is None:
             raise claim.unexpected(problem)
@@ -458,13 +470,13 @@ class EmbeddedKubelet:
             )
         except PluginError as error:
             raise claim.unexpected(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from error
-        return settle(draft, preferred)
+        return complete(draft, preferred)
 
     async def _pre_start(self, running: RunningPod, container: str, resource: str) -> None:
         endpoint = self._endpoints.by_name.get(resource)
-        holding = self._ledger.held(running.uid, container, resource)
+        holding = self._allocations.held(running.uid, container, resource)
         problem = ""
-        if endpoint is None or endpoint.gone:
+        if endpoint is None or endpoint.expired:
             problem = f"endpoint not found in cache for a registered resource: {resource}"
         elif not endpoint.options.pre_start_required:
             return
@@ -493,17 +505,21 @@ class EmbeddedKubelet:
             self._crashes.append(f"{resource}: {event}, but {', '.join(unlisted)} is not listed")
             log.error("a real kubelet would crash: %s", self._crashes[-1])
 
+    def _list_pods(self) -> podresources_pb2.ListPodResourcesResponse:
+        self._ended.clear()
+        return podresources_server.pod_list(self.pods(), self._allocations)
+
     def _is_ours(self, resource: str) -> bool:
-        """Whether the device manager answers for a resource: it is listed, or pods hold some of it."""
+        """Whether the device manager counts a resource as its own: it is listed, or pods hold devices of it."""
         endpoint = self._endpoints.by_name.get(resource)
-        return bool((endpoint and endpoint.listed) or self._ledger.in_use(resource))
+        return bool((endpoint and endpoint.listed) or self._allocations.in_use(resource))
 
     def _status(self, resource: str, devices: Mapping[str, DeviceStatus]) -> ResourceStatus:
         return ResourceStatus(
             capacity=len(devices),
             allocatable=len(_healthy(devices)),
             devices=devices,
-            in_use=tuple(sorted(self._ledger.in_use(resource), key=natural)),
+            in_use=tuple(sorted(self._allocations.in_use(resource), key=natural)),
         )
 
     def _pod(self, name: str, namespace: str) -> tuple[Pod, RunningPod]:
@@ -513,21 +529,21 @@ class EmbeddedKubelet:
             raise NoSuchPod(f"no pod {namespace}/{name} runs here") from None
 
     def _shuffled(self, ids: Iterable[str]) -> list[str]:
-        """Ids in the random order of a Go map, so that no plugin gets used to any other."""
+        """IDs in random order, like a Go map's keys."""
         order = sorted(ids, key=natural)
         self._random.shuffle(order)
         return order
 
-    def _recall(self) -> None:
-        """Back to what a kubelet knows after its start."""
+    def _restore(self) -> None:
+        """Restores the state from the checkpoint."""
         try:
             found = checkpoint.read_checkpoint(self.plugin_directory) or Checkpoint()
         except CheckpointError as error:
             log.warning("starting without a checkpoint: %s", error)
             found = Checkpoint()
-        self._ledger = Ledger(found.holdings)
+        self._allocations = Allocations(found.holdings)
         self._renewals_due = {one.resource for one in found.holdings} if self._policy != "none" else set()
-        self._endpoints.expect(found.registered)
+        self._endpoints.restore(found.registered)
 
     def _save(self) -> None:
         """Raises `OSError`."""
@@ -537,41 +553,42 @@ class EmbeddedKubelet:
                 for name, endpoint in self._endpoints.by_name.items()
                 if endpoint.listed
             }
-            checkpoint.write_checkpoint(self.plugin_directory, Checkpoint(tuple(self._ledger), registered))
+            checkpoint.write_checkpoint(
+                self.plugin_directory, Checkpoint((*self._allocations, *self._ended), registered)
+            )
 
     def _on_list(self) -> None:
-        """Saves a list, and renews the hints of pods from before the start when their resource has devices again.
+        """Saves a list, and admits pods from before the start again when their resource has devices.
 
-        A real kubelet admits these pods once after its start, usually a moment after the plugins have registered.
+        A real kubelet does this once after its start, usually a moment after the plugins have registered.
         """
-        self._keep()
+        self._save_and_notify()
         for resource in [each for each in self._renewals_due if topology.has_topology(self._listed(each))]:
             self._renewals_due.remove(resource)
-            for pod, running in self._pods.values():
-                for container in running.containers:
-                    claim = _Claim(pod, running.uid, container)
-                    if self._ledger.held(claim.uid, container, resource):
-                        claim.wants = claim.asked
-                        self._hints(claim, resource)
+            for pod, running in [*self._pods.values()]:
+                holding = [name for name in running.containers if self._allocations.held(running.uid, name, resource)]
+                if not all(self._decide(_Claim(pod, running.uid, name))[1] for name in holding):
+                    log.warning("pod %s/%s: TopologyAffinityError after the restart", pod.namespace, pod.name)
+                    self.delete_pod(pod.name, pod.namespace)
 
-    def _keep(self) -> None:
-        """Saves what has changed, and tells."""
+    def _save_and_notify(self) -> None:
+        """Writes the checkpoint and notifies waiters."""
         try:
             self._save()
         except OSError as error:
             log.warning("%s: checkpoint not written: %s", self.plugin_directory, error)
-        self._news()
+        self._notify()
 
-    def _news(self) -> None:
-        self._any_news.notify_all()
+    def _notify(self) -> None:
+        self._state_changed.notify_all()
         shown = self.resources()
-        if shown != self._shown:
-            self._shown = shown
-            self._resource_news.notify_all()
+        if shown != self._notified:
+            self._notified = shown
+            self._resources_changed.notify_all()
 
     def _require_running(self) -> None:
         if not self._running:
-            raise KubeletError(f"{self.directory}: the kubelet does not run")
+            raise KubeletError(f"{self.directory}: the kubelet is not running")
 
 
 def _unexpected(pod: Pod, problem: str) -> AdmissionError:
@@ -584,7 +601,7 @@ def _healthy(devices: Mapping[str, DeviceStatus]) -> frozenset[str]:
     return frozenset(key for key, device in devices.items() if device.healthy)
 
 
-def _sweep(directory: str) -> None:
+def _remove_sockets(directory: str) -> None:
     """Removes every socket, and nothing else."""
     with os.scandir(directory) as entries:
         for entry in entries:

@@ -1,4 +1,4 @@
-"""What the embedded kubelet is asked, and what it answers: pods, what their containers get, resources, errors."""
+"""Values of the embedded kubelet's interface: pods, containers, resources, registrations, errors."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -13,18 +13,18 @@ Requests = Mapping[str, Mapping[str, int]]
 
 
 class KubeletError(Exception):
-    """The kubelet cannot start, or is asked for something while it is stopped."""
+    """The kubelet cannot start, or a method is called while it is stopped."""
 
 
 class NoSuchPod(LookupError):
-    """No such pod runs here, or it has no such container."""
+    """The pod does not run, or does not have the container."""
 
 
 class AdmissionError(Exception):
     """The kubelet does not admit a pod, which is final for the pod.
 
-    `reason` is the word that ends up in the pod's status (`UnexpectedAdmissionError`, `TopologyAffinityError`,
-    `OutOf<resource>`), `message` the sentence beside it.
+    `reason` and `message` are those of the pod's status; reasons are `UnexpectedAdmissionError`,
+    `TopologyAffinityError` and `OutOf<resource>`.
     """
 
     def __init__(self, pod: str, reason: str, message: str) -> None:
@@ -35,11 +35,11 @@ class AdmissionError(Exception):
 
 
 class ContainerStartError(Exception):
-    """A container of an admitted pod cannot be started now. A kubelet tries again after a while."""
+    """A container of an admitted pod cannot start now. A kubelet retries with back-off."""
 
 
 class Pod(Struct, frozen=True):
-    """What a pod asks for: container name to resource name to count. Init containers run first, one by one."""
+    """A pod's requests: container name to resource name to count. Init containers run first, one by one."""
 
     name: str
     namespace: str = "default"
@@ -57,13 +57,13 @@ class Pod(Struct, frozen=True):
             raise ValueError(f"pod {self.name}: two containers are named {min(both)}")
 
     def wants(self, container: str) -> dict[str, int]:
-        """The devices that a container asks for, resources in the order of their names."""
+        """The devices that a container requests, resources in the order of their names."""
         counts = self.init_containers.get(container) or self.containers.get(container) or {}
         return {resource: counts[resource] for resource in sorted(counts) if counts[resource]}
 
 
 class RunningContainer(Struct, frozen=True, kw_only=True):
-    """What the runtime gets for a container: the merged answers of the plugins, and the ids that it holds."""
+    """The container runtime's input for a container: the merged answers of the plugins, and the IDs that it holds."""
 
     devices: tuple[DeviceNode, ...] = ()
     mounts: tuple[Mount, ...] = ()
@@ -76,7 +76,7 @@ class RunningContainer(Struct, frozen=True, kw_only=True):
     def of(
         cls, responses: Iterable[pb.ContainerAllocateResponse], device_ids: Mapping[str, tuple[str, ...]]
     ) -> "RunningContainer":
-        """Merges the answers for the container's resources as the kubelet does.
+        """Merges the answers for the container's resources like the kubelet.
 
         The first value wins per env name, annotation key and container path; CDI names are given once.
         """
@@ -106,7 +106,7 @@ class RunningContainer(Struct, frozen=True, kw_only=True):
 
 
 class RunningPod(Struct, frozen=True, kw_only=True):
-    """An admitted pod; `containers` has its init containers too."""
+    """An admitted pod; `containers` includes its init containers."""
 
     name: str
     namespace: str
@@ -115,7 +115,7 @@ class RunningPod(Struct, frozen=True, kw_only=True):
 
 
 class DeviceStatus(NamedTuple):
-    """A device as the kubelet sees it; `nodes` are the NUMA nodes that the plugin named."""
+    """A device in the kubelet's list; `nodes` are its NUMA nodes as listed."""
 
     health: HealthName
     nodes: tuple[int, ...] = ()
@@ -126,7 +126,7 @@ class DeviceStatus(NamedTuple):
 
 
 class ResourceStatus(Struct, frozen=True):
-    """A resource as it would stand in the node's status, the devices behind it, and the ids that pods hold."""
+    """A resource as in the node's status, its devices, and the IDs that pods hold."""
 
     capacity: int
     allocatable: int
@@ -148,8 +148,8 @@ class PluginOptions(NamedTuple):
 class Registration(Struct, frozen=True):
     """One call of `Register`: the `number`-th since the first start.
 
-    `announced` are the options in the request, which the kubelet ignores; `options` those that the plugin answered
-    when it was called back, None if it came not that far. `outcome` is `accepted` or the error that the plugin got.
+    `announced` are the options in the request, which the kubelet ignores; `options` those of GetDevicePluginOptions,
+    None if it was not answered. `outcome` is `accepted` or the error that the plugin got.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""The kubelet's pod resources API, version v1: who holds which device, for monitoring programs and plugins.
+"""The kubelet's pod resources API, version v1: the devices of each container.
 
 As in the real kubelet, every device is an entry of its own, once for each of its NUMA nodes.
 """
@@ -60,7 +60,7 @@ def handlers(
     list_pods: Callable[[], pb.ListPodResourcesResponse],
     list_allocatable: Callable[[], pb.AllocatableResourcesResponse],
 ) -> grpc.GenericRpcHandler:
-    """The service, over functions that give its answers of the moment."""
+    """The service; the functions return its current answers."""
 
     async def answer_list(_request: pb.ListPodResourcesRequest, _context: object) -> pb.ListPodResourcesResponse:
         return list_pods()

@@ -1,7 +1,7 @@
-"""The topology manager: from where a container's devices are to where the container should run.
+"""The topology manager: chooses the NUMA nodes of a container from those of the available devices.
 
-Each resource gives hints, sets of NUMA nodes on which its request can be met, the narrowest possible ones preferred. A
-policy merges one hint of each resource into the best common set and says whether the container is admitted. Sets of
+Each resource has hints: sets of NUMA nodes that can satisfy its request; the smallest possible sets are preferred. A
+policy merges one hint of each resource into the best common set and decides whether the container is admitted. Sets of
 nodes are bit masks. Facts: the Kubernetes documentation on topology management policies (container scope, default
 options), whose machine may have 8 NUMA nodes at most.
 """
@@ -18,7 +18,7 @@ MAX_NUMA_NODES = 8
 
 
 class Hint(NamedTuple):
-    """A set of NUMA nodes that would do; `affinity` None means any."""
+    """A set of NUMA nodes that can satisfy a request; `affinity` None means any."""
 
     affinity: int | None
     preferred: bool
@@ -37,7 +37,7 @@ def checked_policy(name: str) -> Policy:
 
 
 def node_mask(device: DeviceStatus, numa_nodes: int) -> int:
-    """The device's NUMA nodes as bits. Nodes that the machine has not are useless and left out."""
+    """The device's NUMA nodes as bits, without those that the machine does not have."""
     mask = 0
     for node in device.nodes:
         if 0 <= node < numa_nodes:
@@ -46,7 +46,7 @@ def node_mask(device: DeviceStatus, numa_nodes: int) -> int:
 
 
 def has_topology(devices: Mapping[str, DeviceStatus]) -> bool:
-    """Whether any device of a resource names a NUMA node; the resource has no wishes otherwise."""
+    """Whether any device of a resource has a NUMA node; a resource without one has no hints."""
     return any(device.nodes for device in devices.values())
 
 
@@ -58,9 +58,9 @@ def resource_hints(
     reusable: Collection[str],
     numa_nodes: int,
 ) -> list[Hint]:
-    """All sets of nodes on which `size` devices can be had. Empty when there is none.
+    """All sets of nodes with `size` devices. Empty if there is none.
 
-    A device of several nodes is on each of them. What is reusable has to be used, so it must be within the set.
+    A device of several nodes is on each of them. Reusable devices have to be used, so the set must include them.
     """
     everything = Counter(node_mask(device, numa_nodes) for device in devices.values())
     free = Counter(_masks(devices, available, numa_nodes))
@@ -77,18 +77,18 @@ def resource_hints(
     return [Hint(mask, mask.bit_count() == narrowest) for mask in masks]
 
 
-def decide(policy: Policy, wishes: Sequence[Sequence[Hint] | None], numa_nodes: int) -> tuple[int | None, bool]:
-    """The nodes that a container's devices should come from (None: any), and whether it is admitted.
+def decide(policy: Policy, hints: Sequence[Sequence[Hint] | None], numa_nodes: int) -> tuple[int | None, bool]:
+    """The nodes for a container's devices (None: any), and whether it is admitted.
 
-    `wishes` are the hints of each resource that the container asks for, None for a resource without wishes.
+    `hints` are those of each resource that the container requests, None for a resource without NUMA nodes.
     """
     if policy == "none":
         return None, True
     everywhere = (1 << numa_nodes) - 1
-    hints = [[ANYWHERE] if wish is None else list(wish) or [NOWHERE] for wish in wishes]
+    merged = [[ANYWHERE] if each is None else list(each) or [NOWHERE] for each in hints]
     if policy == "single-numa-node":
-        hints = [[hint for hint in each if _on_one_node(hint)] for each in hints]
-    affinity, preferred = _merged(hints, everywhere)
+        merged = [[hint for hint in each if _on_one_node(hint)] for each in merged]
+    affinity, preferred = _merged(merged, everywhere)
     if policy == "best-effort":
         return affinity, True
     if policy == "single-numa-node" and affinity == everywhere:
@@ -111,10 +111,10 @@ def _on_one_node(hint: Hint) -> bool:
 def _merged(hints: Sequence[Sequence[Hint]], everywhere: int) -> tuple[int, bool]:
     """The best intersection of one hint of each resource.
 
-    An intersection is preferred when all its hints are, and name the same nodes. Resource by resource only the
-    distinct intersections are kept, of which there are few; the combinations of hints themselves would explode.
+    An intersection is preferred if all its hints are preferred and have the same nodes. For each resource only the
+    distinct intersections are kept; the number of combinations of hints is exponential.
     """
-    # Intersection so far, the nodes that all preferred hints named (None: none did yet), still preferred.
+    # Intersection so far, the common nodes of the preferred hints (None: no hint had nodes yet), still preferred.
     merged: set[tuple[int, int | None, bool]] = {(everywhere, None, True)}
     for each in hints:
         merged = {_merge(state, hint) for state in merged for hint in each}
@@ -137,7 +137,7 @@ def _narrowest(hints: Sequence[Hint]) -> int:
 
 
 def _rank(mask: int, preferred: bool, best_width: int) -> tuple[int, int, int, int]:
-    """Low is good: preferred and narrow; of what is not preferred, just wide enough for the neediest resource."""
+    """The lowest is best: preferred and small; if not preferred, not smaller than the largest best hint."""
     width = mask.bit_count()
     if preferred:
         return 0, 0, width, mask

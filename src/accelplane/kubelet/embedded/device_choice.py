@@ -1,8 +1,7 @@
-"""Choosing devices for a container, in two steps around the question to the plugin.
+"""Chooses devices for a container, in two steps before and after GetPreferredAllocation.
 
 Devices of the pod's finished init containers come first, then free ones on the NUMA nodes that the topology manager
-chose. `plan` says what is fixed already and what the plugin may choose from, `settle` completes the choice with its
-answer or without.
+chose. `plan` returns the fixed IDs and those that the plugin may choose from; `complete` adds the plugin's choice.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -16,7 +15,7 @@ Shuffled = Callable[[Iterable[str]], list[str]]
 
 
 class NotEnough(Exception):
-    """Fewer devices are free than asked for."""
+    """Fewer devices are free than requested."""
 
     def __init__(self, needed: int, available: int) -> None:
         super().__init__(f"requested: {needed}, available: {available}")
@@ -25,7 +24,7 @@ class NotEnough(Exception):
 
 
 class Plan(Struct, frozen=True):
-    """A choice of `size` devices on its way: `taken` for certain, the rest from `choice`, by default in the order of
+    """An unfinished choice of `size` devices: all of `taken`, the rest from `choice`, by default in the order of
     `fallback`."""
 
     size: int
@@ -34,7 +33,7 @@ class Plan(Struct, frozen=True):
     fallback: tuple[str, ...] = ()
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         return len(self.taken) >= self.size
 
 
@@ -47,9 +46,9 @@ def plan(
     affinity: int | None,
     shuffled: Shuffled,
 ) -> Plan:
-    """What is chosen without asking the plugin, and what it may be asked. Raises `NotEnough`.
+    """The part of the choice that needs no plugin. Raises `NotEnough`.
 
-    `shuffled` brings ids into the order in which they are taken where nothing else orders them.
+    `shuffled` returns IDs in the order in which they are taken where no other order applies.
     """
     taken = shuffled(reusable)[:size]
     needed = size - len(taken)
@@ -72,12 +71,12 @@ def plan(
     )
 
 
-def settle(unsettled: Plan, preferred: Iterable[str]) -> tuple[str, ...]:
-    """The final choice. Of what the plugin prefers only what it was offered counts, gaps are filled."""
-    offered = frozenset(unsettled.choice)
-    chosen = dict.fromkeys(unsettled.taken)
-    for key in (*(key for key in preferred if key in offered), *unsettled.fallback):
-        if len(chosen) >= unsettled.size:
+def complete(unfinished: Plan, preferred: Iterable[str]) -> tuple[str, ...]:
+    """The final choice. Preferred IDs that were not offered are ignored; missing ones come from the fallback."""
+    offered = frozenset(unfinished.choice)
+    chosen = dict.fromkeys(unfinished.taken)
+    for key in (*(key for key in preferred if key in offered), *unfinished.fallback):
+        if len(chosen) >= unfinished.size:
             break
         chosen[key] = None
     return tuple(chosen)
@@ -86,7 +85,7 @@ def settle(unsettled: Plan, preferred: Iterable[str]) -> tuple[str, ...]:
 def _by_affinity(
     devices: Mapping[str, DeviceStatus], available: Iterable[str], affinity: int | None
 ) -> tuple[list[str], list[str], list[str]]:
-    """Devices on the wanted nodes, on others, and on none."""
+    """Devices on the nodes of the affinity, on other nodes, and without a node."""
     if affinity is None or not has_topology(devices):
         return [], [], list(available)
     aligned: list[str] = []

@@ -1,4 +1,4 @@
-"""Who holds what: the bookkeeping of allocations. No effects, no plugins."""
+"""The devices that containers hold. No effects, no plugins."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -7,7 +7,7 @@ from accelplane.kubelet.checkpoint import Holding
 from accelplane.kubelet.embedded.model import Pod, RunningContainer
 
 
-class Ledger:
+class Allocations:
     """The holdings of all containers, each found by pod uid, container and resource."""
 
     def __init__(self, holdings: Iterable[Holding] = ()) -> None:
@@ -23,11 +23,11 @@ class Ledger:
         self._holdings[holding.pod_uid, holding.container, holding.resource] = holding
 
     def forget(self, uid: str) -> None:
-        """Frees what a pod holds."""
+        """Frees the devices of a pod."""
         self._holdings = {key: holding for key, holding in self._holdings.items() if holding.pod_uid != uid}
 
     def forget_all_but(self, uids: Iterable[str]) -> None:
-        """Frees what pods hold that are no more."""
+        """Frees the devices of all other pods."""
         alive = frozenset(uids)
         self._holdings = {key: holding for key, holding in self._holdings.items() if holding.pod_uid in alive}
 
@@ -35,12 +35,12 @@ class Ledger:
         return frozenset(key for holding in self if holding.resource == resource for key in holding.ids)
 
     def reusable(self, uid: str, pod: Pod, resource: str) -> frozenset[str]:
-        """What the pod's init containers hold and its other containers have not taken over yet."""
+        """The IDs that the pod's init containers hold and its other containers do not hold yet."""
         init = self._ids(uid, pod.init_containers, resource)
         return frozenset(init).difference(self._ids(uid, pod.containers, resource))
 
     def container(self, uid: str, container: str) -> RunningContainer:
-        """What the runtime gets for a container."""
+        """The container runtime's input for a container."""
         held: Mapping[str, Holding] = {
             resource: holding
             for (pod, name, resource), holding in sorted(self._holdings.items())
