@@ -76,7 +76,7 @@ def dropin(
         own = {option.name for option in options}
         try:
             config = plugin_type.config_type.of({key: value for key, value in given.items() if key in own})
-            settings, plugin = _settings(given, {}, ""), plugin_type(config)
+            settings, plugin = _settings(given, {}), plugin_type(config)
         except (msgspec.ValidationError, ValueError) as error:
             raise ConfigurationError(f"Argument check failed: {error}") from error
         serves = not any(given.get(flag) for flag in ("once", "dry-run", "check"))
@@ -184,14 +184,12 @@ def _configured(
     types = installed(wanted)
     if config.plugins:
         configuration.check_names(config, types if wanted is None else installed(), path)
-    return _settings(given, config.settings, path), configuration.plugins(config, types, path)
+    return _settings(given, config.settings), configuration.plugins(config, types, path)
 
 
-def _settings(given: Mapping[str, Value], configured: Mapping[str, float], path: str) -> Settings:
+def _settings(given: Mapping[str, Value], configured: Mapping[str, float]) -> Settings:
     """From flags, and from the configuration file where there is no such flag. Raises `ConfigurationError`."""
     names = {flag.name for flag in flags_of(Settings) if flag.help}
-    if configured:
-        Settings.of(configured, f"{path}: ")
     return Settings.of({**configured, **{name: value for name, value in given.items() if name in names}}, "-")
 
 

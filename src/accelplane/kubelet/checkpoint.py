@@ -39,6 +39,10 @@ class Holding(Struct, frozen=True):
     def ids(self) -> tuple[str, ...]:
         return tuple(sorted({key for keys in self.devices.values() for key in keys}, key=natural))
 
+    def numa_nodes(self, id_: str) -> tuple[int, ...]:
+        """The NUMA nodes of a device, ascending; empty if it has none."""
+        return tuple(sorted(node for node, ids in self.devices.items() if id_ in ids and node != NO_NODE))
+
     @property
     def answer(self) -> pb.ContainerAllocateResponse:
         return pb.ContainerAllocateResponse.FromString(self.response)

@@ -5,7 +5,7 @@ device of two nodes twice; here each container and resource is one value with ea
 requests a second for everybody on the node, so ask rarely.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from google.protobuf.message import Message
 from msgspec import Struct
@@ -29,20 +29,21 @@ class PodResourcesError(Exception):
 
 
 class Holder(Struct, frozen=True):
-    """A container and the devices of one resource that it holds, ids in natural order."""
+    """A container and the devices of one resource that it holds, ids in natural order; NUMA nodes by id, if any."""
 
     namespace: str
     pod: str
     container: str
     resource: str
     device_ids: tuple[str, ...]
+    numa_nodes: Mapping[str, Sequence[int]] = {}
 
 
 async def list_pods(socket: str) -> tuple[Holder, ...]:
     """Who holds devices on this node, in the order of the names. Raises `PodResourcesError`."""
     response = await _ask(socket, "List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
     holders = [
-        Holder(pod.namespace, pod.name, container.name, resource, ids)
+        Holder(pod.namespace, pod.name, container.name, resource, ids, _numa_nodes(container.devices, resource))
         for pod in response.pod_resources
         for container in pod.containers
         for resource, ids in _summed(container.devices).items()
@@ -63,6 +64,15 @@ def _summed(entries: Iterable[pb.ContainerDevices]) -> dict[str, tuple[str, ...]
     for entry in entries:
         ids.setdefault(entry.resource_name, set()).update(entry.device_ids)
     return {resource: tuple(sorted(ids[resource], key=natural)) for resource in sorted(ids)}
+
+
+def _numa_nodes(entries: Iterable[pb.ContainerDevices], resource: str) -> dict[str, tuple[int, ...]]:
+    nodes: dict[str, set[int]] = {}
+    for entry in entries:
+        if entry.resource_name == resource and entry.topology.nodes:
+            for id_ in entry.device_ids:
+                nodes.setdefault(id_, set()).update(node.ID for node in entry.topology.nodes)
+    return {id_: tuple(sorted(numbers)) for id_, numbers in nodes.items()}
 
 
 async def _ask(socket: str, method: str, request: Message, response_type: type[rpc.Response]) -> rpc.Response:

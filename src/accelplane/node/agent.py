@@ -183,6 +183,8 @@ class Agent:
             self._stop.set()
 
     async def _follow_config(self, _watcher: Watcher) -> None:
+        if self._config_stamp() != self._config_read:
+            self._config_changed.set()  # before the watch began
         while True:
             try:
                 async with asyncio.timeout(self.settings.safety_interval):

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -29,7 +29,7 @@ Key = tuple[str, str]  # qualified resource name, device ID
 
 
 class Reading(Struct, frozen=True):
-    """The IDs that containers hold, from a reading that began at the monotonic time `began`.
+    """The IDs that containers hold, each with its NUMA nodes, from a reading that began at the monotonic time `began`.
 
     `source` is `none` where there is neither a socket nor a checkpoint (no kubelet has run yet), `unreadable` where
     there is one and it cannot be read. `ended` are IDs that only the checkpoint names: of pods that have ended, or that
@@ -38,7 +38,7 @@ class Reading(Struct, frozen=True):
 
     began: float
     source: Literal["kubelet", "none", "unreadable"]
-    held: frozenset[Key] = frozenset()
+    held: Mapping[Key, Sequence[int]] = {}
     ended: frozenset[Key] = frozenset()
 
 
@@ -79,9 +79,9 @@ class AllocationReader:
             return Reading(began, "none") if running is None else Reading(began, "kubelet", running)
         if running is None:
             return Reading(began, "kubelet", recorded)
-        return Reading(began, "kubelet", running | recorded, recorded - running)
+        return Reading(began, "kubelet", {**recorded, **running}, frozenset(recorded.keys() - running.keys()))
 
-    async def _from_pod_resources(self) -> frozenset[Key] | None:
+    async def _from_pod_resources(self) -> Mapping[Key, Sequence[int]] | None:
         if sockets.identity(self._socket) is None:
             return None
         try:
@@ -89,13 +89,13 @@ class AllocationReader:
         except podresources.PodResourcesError as error:
             log.log(v(2), "allocations: %s", error)
             return None
-        return frozenset((pod.resource, id_) for pod in pods for id_ in pod.device_ids)
+        return {(pod.resource, id_): pod.numa_nodes.get(id_, ()) for pod in pods for id_ in pod.device_ids}
 
-    def _from_checkpoint(self) -> frozenset[Key] | None:
+    def _from_checkpoint(self) -> Mapping[Key, Sequence[int]] | None:
         recorded = checkpoint.read_checkpoint(self._directory)
         if recorded is None:
             return None
-        return frozenset((one.resource, id_) for one in recorded.holdings for id_ in one.ids)
+        return {(one.resource, id_): one.numa_nodes(id_) for one in recorded.holdings for id_ in one.ids}
 
 
 class CallRecord:

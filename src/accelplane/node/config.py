@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from accelplane.node.plugins import PluginType
-from accelplane.node.settings import ConfigurationError
+from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 
@@ -57,9 +57,11 @@ def read(path: str) -> AgentConfig:
     except foreign_yaml.YamlError as error:
         raise ConfigurationError(f"{path}: not YAML: {error}") from error
     try:
-        return msgspec.convert({} if content is None else content, AgentConfig)
+        config = msgspec.convert({} if content is None else content, AgentConfig)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
+    Settings.of(config.settings, f"{path}: ")
+    return config
 
 
 def plugins(config: AgentConfig, types: Mapping[str, PluginType], source: str) -> dict[str, Plugin[Config]]:

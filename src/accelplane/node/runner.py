@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from accelplane.devices import UNHEALTHY, Device, Inventory
 from accelplane.host import Host
@@ -217,17 +217,25 @@ class PluginRunner:
                     continue
             if not unread:
                 interval = min(2 * interval, _LAST_RECHECK)
+            ended = self._reading.ended if self._reading is not None else frozenset[tuple[str, str]]()
             self._reading = await self._allocations.read(time.monotonic())
             await self._publish()
-            self._refresh_checkpoint(self._reading)
+            if self._refresh_checkpoint(self._reading, ended):
+                interval = _FIRST_RECHECK
 
-    def _refresh_checkpoint(self, reading: Reading) -> None:
-        """Resends lists if only the checkpoint says that a device which is gone is held: it may be outdated."""
+    def _refresh_checkpoint(self, reading: Reading, before: Collection[tuple[str, str]]) -> bool:
+        """Resends lists if only the checkpoint says that a device which is gone is held: it may be outdated.
+
+        At once for IDs that were not so `before`, else after an interval. Returns whether lists were resent.
+        """
         prefix = f"{self.context.plugin.namespace}/"
-        resources = {resource for resource, id_ in self._departures if (prefix + resource, id_) in reading.ended}
-        if resources and time.monotonic() - self._resent >= _RESEND_INTERVAL:
-            self._resent = time.monotonic()
-            self.publisher.resend(resources)
+        ended = {key for key in self._departures if (prefix + key[0], key[1]) in reading.ended}
+        overdue = time.monotonic() - self._resent >= _RESEND_INTERVAL
+        if not ended or not (overdue or any((prefix + resource, id_) not in before for resource, id_ in ended)):
+            return False
+        self._resent = time.monotonic()
+        self.publisher.resend({resource for resource, _id in ended})
+        return True
 
     async def _log_explanation(self) -> None:
         plugin, root = self.context.plugin, self.context.settings.root
@@ -260,10 +268,15 @@ class PluginRunner:
 
 
 def _placeholders(namespace: str, reading: Reading) -> dict[Key, Device]:
-    """Devices for the IDs of `namespace` that containers hold. Only their names are known."""
+    """Devices for the IDs of `namespace` that containers hold. Only names and NUMA nodes are known.
+
+    The NUMA nodes matter: a restarted kubelet computes the topology hints of running pods from them.
+    """
     held: dict[Key, Device] = {}
-    for name, id_ in reading.held:
+    for (name, id_), nodes in reading.held.items():
         owner, _, resource = name.partition("/")
         if owner == namespace:
-            held[resource, id_] = Device(resource=resource, id=id_, health=UNHEALTHY, reason=DEPARTED, topology=None)
+            held[resource, id_] = Device(
+                resource=resource, id=id_, health=UNHEALTHY, reason=DEPARTED, topology=tuple(nodes) or None
+            )
     return held
