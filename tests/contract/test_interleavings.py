@@ -227,4 +227,4 @@ class AgentMachine(RuleBasedStateMachine):
 
 
 TestAgentMachine = AgentMachine.TestCase
-TestAgentMachine.settings = settings(max_examples=10, stateful_step_count=30)
+TestAgentMachine.settings = settings(max_examples=25, stateful_step_count=30)

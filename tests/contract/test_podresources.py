@@ -33,7 +33,7 @@ async def test_holders_have_each_device_once_whatever_its_nodes(directory: str) 
         await kubelet.until(lambda k: GADGET in k.resources())
         await kubelet.run_pod(Pod("pod", "team", containers={"main": {GADGET: 3}, "idle": {}}))
         assert await list_pods(kubelet.pod_resources_socket) == (
-            Holder("team", "pod", "main", GADGET, ("d1", "d2", "s")),
+            Holder("team", "pod", "main", GADGET, ("d1", "d2", "s"), {"d1": (0,), "d2": (0, 1)}),
         )
         assert await allocatable(kubelet.pod_resources_socket) == {GADGET: ("d1", "d2", "s")}
 
