@@ -1,6 +1,6 @@
 """What tests of the emulated kernel ask it."""
 
-from accelplane.simulate import Kernel
+from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.kernel.model import Directory, Link
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accelplane.simulate import Kernel
+from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.kernel.fuse import FuseUnavailable
 from accelplane.simulate.kernel.mounting import mounted
 

@@ -102,8 +102,9 @@ for name in names:
                 raise
 """
 
-# What is imported from extras that are not there: `simulate` plays the parts of other programs, and is in no image.
-SIMULATE = ("grpc", "rich")
+# Not in any image: the emulated kernel, and the extra `simulate`.
+EMULATED_KERNEL = "accelplane/simulate/kernel"
+SIMULATE = ("grpc", "rich", EMULATED_KERNEL.replace("/", "."))
 OPERATOR = ("cryptography", "httpx2", "lightkube")
 
 
@@ -156,6 +157,7 @@ def product(root: Path, base: Path, sources: Path, extra: str = "") -> None:
         locked = ("--constraint", sources / "constraints.txt", "--requirement", wanted)
         _pip("--target", packages, *locked, env=tools)
     shutil.rmtree(packages / "bin", ignore_errors=True)
+    shutil.rmtree(packages / EMULATED_KERNEL)
     for library in packages.rglob("*.so"):
         if library.name.startswith("_testcapi"):
             library.unlink()

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from accelplane.simulate import DlbSpec, DsaSpec, IaaSpec, Kernel, NodeSpec, QatSpec
+from accelplane.simulate import DlbSpec, DsaSpec, IaaSpec, NodeSpec, QatSpec
+from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.kernel.mounting import parts
 from accelplane.simulate.offload import FpgaSpec
 

@@ -14,10 +14,10 @@ from virtualtime import Threads, VirtualTimeLoop, controlled
 
 from accelplane import rpc
 from accelplane.devices import Device, HealthPolicy, Verdict
-from accelplane.host import Host
+from accelplane.host import Host, blocking
 from accelplane.kubelet import checkpoint, messages, server
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
-from accelplane.node import allocations, health_loop, runner, scan_loop, threads
+from accelplane.node import allocations, health_loop, runner, scan_loop
 from accelplane.node.agent import Agent
 from accelplane.node.publishers import cdi, kubelet
 from accelplane.node.settings import Settings
@@ -208,7 +208,7 @@ class World:
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(
             controlled(
-                self.loop, self.threads, allocations, health_loop, runner, scan_loop, server, threads, cdi, kubelet
+                self.loop, self.threads, allocations, blocking, health_loop, runner, scan_loop, server, cdi, kubelet
             )
         )
         self.settings = Settings(

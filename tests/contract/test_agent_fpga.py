@@ -28,7 +28,8 @@ from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.plugins.fpga import FpgaPlugin
 from accelplane.plugins.fpga.config import FpgaConfig
 from accelplane.plugins.fpga.nodemode import ANNOTATION
-from accelplane.simulate import Kernel, NodeSpec
+from accelplane.simulate import NodeSpec
+from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.offload import FpgaSpec
 
 # Longer than any test: what is noticed is noticed by an event, or because the plugin reads again.

@@ -15,7 +15,8 @@ from accelplane.fpga.drivers import DFL
 from accelplane.fpga.program import RetryPolicy, TimedOut, program
 from accelplane.fpga.sysfs import afu_id, interface_of, read_port, scan
 from accelplane.host import Host, HostError
-from accelplane.simulate import Kernel, NodeSpec
+from accelplane.simulate import NodeSpec
+from accelplane.simulate.kernel import Kernel
 
 AFU = "/sys/class/fpga_region/region0/dfl-port.0/afu_id"
 

@@ -13,7 +13,7 @@ from bitstreams import INTERFACE, NLB0, NLB3, gbs, metadata
 from mountpoints import mounted_for_test
 from waiting import until
 
-from accelplane.simulate import Kernel
+from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.kernel.fpga import Outcome
 from accelplane.simulate.kernel.ioctls import answered
 from accelplane.simulate.offload import FpgaSpec

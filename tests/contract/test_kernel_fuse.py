@@ -14,7 +14,8 @@ import pytest
 from mountpoints import mounted_for_test
 
 from accelplane.host import Host, HostError
-from accelplane.simulate import DlbSpec, DsaSpec, Kernel, NodeSpec, QatSpec, QueueSpec, TreeError
+from accelplane.simulate import DlbSpec, DsaSpec, NodeSpec, QatSpec, QueueSpec, TreeError
+from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.kernel.mounting import mounted
 
 QAT = "/sys/bus/pci/devices/0000:61:00.0"
@@ -255,7 +256,7 @@ def test_many_readers_and_a_writer_at_once_all_get_their_answers(root: Path) -> 
 
 NOBODY = """
 import os, sys
-from accelplane.simulate import Kernel
+from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.kernel.fuse import FuseUnavailable, served
 os.setuid(65534)
 try:

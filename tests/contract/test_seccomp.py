@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from accelplane.simulate import Kernel
+from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.kernel.ioctls import answered
 from accelplane.simulate.offload import FpgaSpec
 from accelplane.simulate.specs import NodeSpec

@@ -10,7 +10,7 @@ import pytest
 from kernels import dangling, refusal
 from waiting import until
 
-from accelplane.simulate import Kernel
+from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.kernel.control import obey
 from accelplane.simulate.offload import FpgaSpec
 from accelplane.simulate.specs import NodeSpec

@@ -5,7 +5,8 @@ import errno
 import pytest
 from kernels import refusal
 
-from accelplane.simulate import DsaSpec, IaaSpec, Kernel, NodeSpec, QueueSpec
+from accelplane.simulate import DsaSpec, IaaSpec, NodeSpec, QueueSpec
+from accelplane.simulate.kernel import Kernel
 
 BUS = "/sys/bus/dsa/devices"
 DRIVERS = "/sys/bus/dsa/drivers"

@@ -15,14 +15,13 @@ from accelplane.simulate import (
     DsaSpec,
     GpuSpec,
     IaaSpec,
-    Kernel,
     NodeSpec,
     QatSpec,
     QueueSpec,
     SgxSpec,
     SimulatedNode,
-    write_tree,
 )
+from accelplane.simulate.kernel import Kernel, write_tree
 from accelplane.simulate.offload import offload_address
 
 DLB = "/sys/bus/pci/devices/0000:62:00.0"

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from accelplane.simulate import DlbSpec, DsaSpec, Kernel, NodeSpec, QatSpec, TreeError
+from accelplane.simulate import DlbSpec, DsaSpec, NodeSpec, QatSpec, TreeError
+from accelplane.simulate.kernel import Kernel
 
 DEVICES, DRIVERS = "/sys/bus/pci/devices", "/sys/bus/pci/drivers"
 VFIO = f"{DRIVERS}/vfio-pci"

@@ -6,7 +6,8 @@ import pytest
 from kernels import refusal
 
 from accelplane.host import Host
-from accelplane.simulate import Kernel, NodeSpec, QatSpec, write_tree
+from accelplane.simulate import NodeSpec, QatSpec
+from accelplane.simulate.kernel import Kernel, write_tree
 from accelplane.simulate.offload import QAT_PRODUCTS
 
 BDF = "0000:61:00.0"

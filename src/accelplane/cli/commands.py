@@ -153,6 +153,8 @@ def simulate() -> None:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def simulated_fpgas(description: str, outcomes: "tuple[Outcome, ...]", command: tuple[str, ...]) -> None:
     """Run COMMAND with simulated FPGA cards that can be programmed. Needs root."""
+    if importlib.util.find_spec("accelplane.simulate.kernel") is None:
+        raise click.ClickException("this image has no emulated kernel: pip install accelplane")
     from accelplane.cli.simulate import run_with_fpgas  # noqa: PLC0415
 
     sys.exit(run_with_fpgas(command, description, outcomes))

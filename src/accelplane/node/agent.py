@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 
 from accelplane import __version__
 from accelplane.devices import Inventory
+from accelplane.host.blocking import SerialThread
 from accelplane.kubelet import sockets
 from accelplane.kubelet.server import KUBELET_SOCKET
 from accelplane.node.allocations import AllocationReader
@@ -18,7 +19,6 @@ from accelplane.node.context import PluginContext
 from accelplane.node.runner import PluginRunner
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import NodeStatus
-from accelplane.node.threads import SerialThread
 from accelplane.node.watcher import Watcher
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from accelplane.devices import UNHEALTHY, Device, Inventory
 from accelplane.host import Host
+from accelplane.host.blocking import SerialThread
 from accelplane.node.advertised import DEPARTED, Departure, Departures, Key, with_departed, with_health
 from accelplane.node.allocations import AllocationReader, Reading
 from accelplane.node.context import PluginContext
@@ -23,7 +24,6 @@ from accelplane.node.publishers.labels import LabelPublisher
 from accelplane.node.scan_loop import FIRST_RETRY, LAST_RETRY, ScanLoop, explanation
 from accelplane.node.settings import Settings
 from accelplane.node.status import PluginStatus, UnitHealth
-from accelplane.node.threads import SerialThread
 from accelplane.node.watcher import Watcher
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config

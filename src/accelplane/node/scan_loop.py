@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from accelplane.devices import Device, Inventory, Skipped
 from accelplane.host import Host, HostError
+from accelplane.host.blocking import SerialThread, retrieve_exception
 from accelplane.node.context import PluginContext
 from accelplane.node.status import ScanStatus
-from accelplane.node.threads import SerialThread, retrieve_exception
 from accelplane.node.watcher import Watcher
 from accelplane.plugins import Plugin, ScanError
 from accelplane.plugins.base import Config

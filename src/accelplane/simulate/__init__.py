@@ -1,7 +1,9 @@
-"""Simulated hardware: the file trees, services and uevents of a node with accelerators."""
+"""Simulated hardware: the file trees, services and uevents of a node with accelerators.
+
+The emulated kernel is in `accelplane.simulate.kernel`. It is not part of the images for nodes.
+"""
 
 from accelplane.simulate.description import DescriptionError
-from accelplane.simulate.kernel import Kernel, write_tree
 from accelplane.simulate.offload import DlbSpec, DsaSpec, IaaSpec, QatSpec, QueueSpec, SgxSpec
 from accelplane.simulate.specs import GpuSpec, NodeSpec, NpuSpec
 from accelplane.simulate.tree import SimulatedDevice, SimulatedNode, TreeError
@@ -12,7 +14,6 @@ __all__ = [
     "DsaSpec",
     "GpuSpec",
     "IaaSpec",
-    "Kernel",
     "NodeSpec",
     "NpuSpec",
     "QatSpec",
@@ -21,5 +22,4 @@ __all__ = [
     "SimulatedDevice",
     "SimulatedNode",
     "TreeError",
-    "write_tree",
 ]

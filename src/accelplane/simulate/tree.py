@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from accelplane.simulate import functions
 from accelplane.simulate.functions import SimulatedDevice
 from accelplane.simulate.journal import Journal, Nodes, Numbers, TreeError
-from accelplane.simulate.kernel import Kernel, write_tree
 from accelplane.simulate.specs import GpuSpec, Model, NodeSpec, NpuSpec, gpu_address, npu_address
 
 __all__ = ["GpuSpec", "NodeSpec", "NpuSpec", "SimulatedDevice", "SimulatedNode", "TreeError"]
@@ -65,6 +64,8 @@ class SimulatedNode:
         self._numa_nodes = spec.numa_nodes
         names = [self.plug_gpu(gpu) for gpu in spec.gpus] + [self.plug_npu(npu) for npu in spec.npus]
         if spec.qats or spec.dsas or spec.iaas or spec.dlbs or spec.fpgas or spec.sgx:
+            from accelplane.simulate.kernel import Kernel, write_tree  # noqa: PLC0415 - not part of images for nodes
+
             write_tree(Kernel(spec), self.root, device_nodes=self._device_nodes, numbers=self._numbers)
         return names
 

@@ -5,10 +5,10 @@ import time
 from collections.abc import Iterable
 
 from accelplane.devices import CdiDevice, Device
+from accelplane.host.blocking import SerialThread
 from accelplane.node.allocations import AllocationReader, Key
 from accelplane.node.context import PluginContext
 from accelplane.node.publishers.cdi_directory import CdiDirectory
-from accelplane.node.threads import SerialThread
 
 _END_TIMEOUT = 2.0
 

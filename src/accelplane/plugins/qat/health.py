@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from accelplane.devices import Device, HealthPolicy, Verdict
 from accelplane.host import Host, HostError, Missing, pci_address
-from accelplane.host.blocking import in_thread
+from accelplane.host.blocking import SerialThread
 from accelplane.plugins.qat.scan import Pf, debugfs
 
 
@@ -18,10 +18,13 @@ class HeartbeatSource:
     # A device that comes back has been reset by its driver, and the next check is as far away as any delay.
     policy = HealthPolicy(interval=9.0, good_verdicts=1, recovery_delay=0.0)
 
+    def __init__(self) -> None:
+        self._thread = SerialThread()
+
     async def verdicts(self, host: Host, devices: Sequence[Device]) -> dict[str, Verdict]:
-        """By unit. Reads in a thread, because the firmware may respond slowly."""
+        """By unit. Reads in a thread: the firmware may respond slowly. No read starts while another one hangs."""
         addresses = {device.unit for device in devices if pci_address(device.unit)}
-        return await in_thread(lambda: {address: _verdict(host, address) for address in addresses})
+        return await self._thread.run(lambda: {address: _verdict(host, address) for address in addresses})
 
     async def run(self, host: Host, request_scan: Callable[[], None]) -> None:
         """Nothing to follow: the kernel reports no changes of these files."""
