@@ -1,7 +1,7 @@
-"""`accelplane inspect`: what this node has, what is advertised, and who holds what.
+"""`accelplane inspect`: the devices of this node, which of them are advertised, and which containers hold them.
 
-What is here comes from a scan of its own; the rest from the kubelet: its pod resources socket, or, where that is not
-there, the device manager's checkpoint. A running agent is not needed and not disturbed.
+The devices come from a scan of its own, the rest from the kubelet: from its pod-resources socket or, if there is none,
+from the device manager's checkpoint. It needs no running agent and does not affect one.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from accelplane import __version__
 from accelplane.devices import Device, Inventory, Skipped, natural
 from accelplane.host import HostError
 from accelplane.kubelet import checkpoint, podresources, sockets
@@ -21,13 +22,15 @@ from accelplane.node import config as configuration
 from accelplane.node.plugins import installed
 from accelplane.node.scan_loop import scan_once
 from accelplane.node.settings import ConfigurationError, Settings
-from accelplane.plugins import ScanError
+from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, ScanStatus
+from accelplane.plugins import Plugin, ScanError
+from accelplane.plugins.base import Config
 
 _MANY = 8
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One device id. `advertised` is None where the kubelet cannot be asked."""
+    """One device ID. `advertised` is None if the kubelet does not answer, `here` whether the scan has found it."""
 
     plugin: str
     resource: str
@@ -43,7 +46,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer; `source` says where the kubelet's part comes from."""
+    """The whole result; `source` is where the kubelet's part comes from."""
 
     source: Literal["pod-resources", "checkpoint", "none"]
     devices: Sequence[Row]
@@ -52,7 +55,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Kubelet(msgspec.Struct, frozen=True):
-    """What the kubelet says: ids advertised (None: unknown) and holders by resource and id."""
+    """The kubelet's part: advertised IDs (None: unknown), and containers by resource and ID."""
 
     source: Literal["pod-resources", "checkpoint", "none"]
     advertised: Mapping[str, frozenset[str]] | None = None
@@ -61,7 +64,7 @@ class _Kubelet(msgspec.Struct, frozen=True):
 
 
 def run(root: str, kubelet_dir: str, plugins: str, config: str, output: str) -> int:
-    """Prints the answer; the process's exit code is 1 when something could not be read."""
+    """Prints the result. Returns the exit code, 1 if something could not be read."""
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(message)s")
     if not os.path.isdir(root):
         print(
@@ -85,31 +88,56 @@ def run(root: str, kubelet_dir: str, plugins: str, config: str, output: str) -> 
 async def _report(settings: Settings, plugins: str, config: str) -> Report:
     named = [name.strip() for name in plugins.split(",") if name.strip()]
     options = configuration.read(config) if config else configuration.AgentConfig()
-    made = configuration.plugins(options, installed(named or options.enabled), config)
+    installed_plugins = configuration.plugins(options, installed(named or options.enabled), config)
     kubelet = await _ask_kubelet(settings)
-    rows: list[Row] = []
-    skipped: dict[str, Sequence[Skipped]] = {}
-    problems = [kubelet.problem] if kubelet.problem else []
-    for name, plugin in made.items():
-        inventory = Inventory()
-        try:
-            inventory = await scan_once(plugin, settings.root)
-        except (HostError, ScanError, OSError) as error:
-            problems.append(f"{name}: {error}")
-        except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything; the others are shown
-            problems.append(f"{name}: {type(error).__name__}: {error}")
-        skipped[name] = inventory.skipped
-        rows += _rows(name, plugin.namespace, inventory, kubelet)
-    return Report(source=kubelet.source, devices=rows, skipped=skipped, problems=problems)
+    status = NodeStatus(
+        version=__version__,
+        root=settings.root,
+        kubelet_dir=settings.kubelet_dir,
+        plugins={name: await _scan(name, plugin, settings.root) for name, plugin in installed_plugins.items()},
+    )
+    problems = [f"{plugin.name}: {plugin.scan.problem}" for plugin in status.plugins.values() if plugin.scan.failing]
+    return Report(
+        source=kubelet.source,
+        devices=[row for plugin in status.plugins.values() for row in _rows(plugin, kubelet)],
+        skipped={name: plugin.skipped for name, plugin in status.plugins.items()},
+        problems=[kubelet.problem, *problems] if kubelet.problem else problems,
+    )
 
 
-def _rows(name: str, namespace: str, inventory: Inventory, kubelet: _Kubelet) -> Iterator[Row]:
-    here = {(f"{namespace}/{device.resource}", device.id): device for device in inventory}
-    elsewhere = {key for key in kubelet.holders if key[0].startswith(f"{namespace}/")}
+async def _scan(name: str, plugin: Plugin[Config], root: str) -> PluginStatus:
+    """The status of a plugin after one scan."""
+    inventory, problem = Inventory(), ""
+    try:
+        inventory = await scan_once(plugin, root)
+    except (HostError, ScanError, OSError) as error:
+        problem = str(error)
+    except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything
+        problem = f"{type(error).__name__}: {error}"
+    return PluginStatus(
+        name=name,
+        namespace=plugin.namespace,
+        scan=ScanStatus(completed=True, failing=bool(problem), problem=problem, count=1),
+        resources={
+            resource: ResourceStatus(name=f"{plugin.namespace}/{resource}", devices=devices)
+            for resource, devices in inventory.resources.items()
+        },
+        skipped=inventory.skipped,
+    )
+
+
+def _rows(plugin: PluginStatus, kubelet: _Kubelet) -> Iterator[Row]:
+    prefix = f"{plugin.namespace}/"
+    here = {
+        (resource.name, id_): device
+        for resource in plugin.resources.values()
+        for id_, device in resource.devices.items()
+    }
+    elsewhere = {key for key in kubelet.holders if key[0].startswith(prefix)}
     elsewhere.update(
         (resource, id_)
         for resource, ids in (kubelet.advertised or {}).items()
-        if resource.startswith(f"{namespace}/")
+        if resource.startswith(prefix)
         for id_ in ids
     )
     for resource, id_ in sorted(here.keys() | elsewhere, key=lambda key: (natural(key[0]), natural(key[1]))):
@@ -119,9 +147,9 @@ def _rows(name: str, namespace: str, inventory: Inventory, kubelet: _Kubelet) ->
             advertised = id_ in kubelet.advertised.get(resource, ())
         held_by = kubelet.holders.get((resource, id_), ())
         if device is None:
-            yield Row(plugin=name, resource=resource, id=id_, here=False, advertised=advertised, held_by=held_by)
+            yield Row(plugin=plugin.name, resource=resource, id=id_, here=False, advertised=advertised, held_by=held_by)
         else:
-            yield _row(name, resource, device, advertised, held_by)
+            yield _row(plugin.name, resource, device, advertised, held_by)
 
 
 def _row(name: str, resource: str, device: Device, advertised: bool | None, held_by: Sequence[str]) -> Row:
@@ -177,7 +205,7 @@ def _by_id(held: Iterator[tuple[str, Sequence[str], str]]) -> dict[tuple[str, st
 
 
 def _folded(rows: Sequence[Row]) -> Iterator[tuple[Row, str]]:
-    """The rows with what to call their devices; one for many in a row that are free and differ by their ids only."""
+    """The rows with the names to show: one row for many free devices in sequence that differ by their IDs only."""
     for row, alike in itertools.groupby(rows, lambda row: msgspec.structs.replace(row, id="", unit="")):
         devices = list(alike)
         if row.held_by or len(devices) < _MANY:
@@ -192,7 +220,7 @@ def _print_tables(report: Report, kubelet_dir: str) -> None:
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    # Without a terminal there is no width to keep to: cut lines would be of no use to grep.
+    # Without a terminal lines are not folded to its width, for grep.
     console = Console(width=None if sys.stdout.isatty() else 200)
     table = Table(box=box.SIMPLE_HEAD, title=None)
     for column in ("RESOURCE", "DEVICE", "ADDRESS", "NUMA", "HEALTH", "ADVERTISED", "HELD BY"):
@@ -214,17 +242,17 @@ def _print_tables(report: Report, kubelet_dir: str) -> None:
         console.print(table)
     else:
         console.print("No devices found.")
-    passed_over = [(name, skip) for name, skips in report.skipped.items() for skip in skips]
-    if passed_over:
+    skipped_devices = [(name, skip) for name, skips in report.skipped.items() for skip in skips]
+    if skipped_devices:
         skipped = Table(box=box.SIMPLE_HEAD)
         for column in ("PLUGIN", "NOT PUBLISHED", "WHY"):
             skipped.add_column(column, overflow="fold")
-        for name, skip in passed_over:
+        for name, skip in skipped_devices:
             skipped.add_row(name, skip.subject, skip.reason)
         console.print(skipped)
     if report.source == "none":
-        console.print(f"No kubelet found under {kubelet_dir}: what is advertised and held is not known.")
+        console.print(f"No kubelet found under {kubelet_dir}: advertised and held devices are not known.")
     elif report.source == "checkpoint":
-        console.print(f"From the checkpoint under {kubelet_dir}; its pod resources socket does not answer.")
+        console.print(f"From the checkpoint under {kubelet_dir}: its pod-resources socket does not answer.")
     for problem in report.problems:
         console.print(Text(problem, style="red"))
