@@ -349,15 +349,13 @@ async def test_a_gpu_has_its_file_from_the_drop_in_command(
 
 
 @pytest.mark.parametrize("keep", [True, False])
-async def test_files_outlive_the_agent_unless_it_is_told_otherwise(
-    kubelet: Kubelet, run: Run, files: Path, tmp_path: Path, keep: bool
+async def test_keep_cdi_decides_whether_files_stay_when_the_agent_ends(
+    kubelet: Kubelet, start_agent: Start, files: Path, directory: str, keep: bool
 ) -> None:
-    node = SimulatedNode(tmp_path / "tree")
-    node.plug_gpu()
-    node.plug_gpu()
-    agent = run("intel_gpu_device_plugin", f"-keep-cdi={str(keep).lower()}")
-    await kubelet.until(lambda resources: resources.get("gpu.intel.com/i915") == (2, 2))
-    changed = files / "intel.cdi.k8s.io-gpu-card1.yaml"
-    changed.write_text("somebody else's now")
-    assert await agent.terminate() == 0
-    assert names(files) == ["intel.cdi.k8s.io-gpu-card0.yaml"] * keep + [changed.name]
+    agent = await start_agent({"keep_cdi": keep}, table=Listed(listed("a", "b")))
+    await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
+    changed = files / file_of("b")
+    changed.write_text("of another program")
+    agent.stop()
+    await until(lambda: not os.path.exists(f"{directory}/device-plugins/example.com-gadget.sock"))
+    await until(lambda: names(files) == [file_of("a")] * keep + [file_of("b")])
