@@ -254,14 +254,15 @@ async def test_hundreds_of_concurrent_calls_of_the_channel_are_answered(channel:
 
 async def test_the_server_sees_cancelled_and_expired_calls_of_the_channel(service: Reference, channel: Channel) -> None:
     tasks = [asyncio.create_task(ask(channel, "Wait")) for _ in range(10)]
-    late = [asyncio.create_task(ask(channel, "Wait", deadline=0.5)) for _ in range(10)]
-    await until(lambda: service.running == 20)
+    await until(lambda: service.running == 10)
     for task in tasks:
         task.cancel()
+    await until(lambda: service.cancelled == 10)
+    late = [asyncio.create_task(ask(channel, "Wait", deadline=0.5)) for _ in range(10)]
     for task in late:
         with pytest.raises(RpcError, match="DEADLINE_EXCEEDED"):
             await task
-    await until(lambda: service.cancelled == 20)
+    await until(lambda: service.cancelled == service.running)
     assert await ask(channel, "Echo", b"a") == b"a"
 
 
