@@ -214,7 +214,7 @@ def test_the_daemon_outlives_the_api_server(cluster: Cluster, node: Node, labell
     program = run(labeller, "epchook", "-register", "-daemon", sgx)
     wait_until(lambda: RESOURCE in capacity(cluster), "EPC", hint=str(program.log))
     cluster.apiserver.kill()
-    wait_until(lambda: "trying again" in program.log.read_text(), "word of it")
+    wait_until(lambda: "retrying with backoff" in program.log.read_text(), "the error in the log")
     cluster.apiserver.start()
     node.wait_ready()
     take_out_epc(cluster)

@@ -111,7 +111,7 @@ def test_a_function_that_is_in_the_region_already_needs_no_bitstream(fpga: Fpga)
 
 PLACE = STORE / INTERFACE / f"{NLB0}.gbs"
 WRONG = {
-    "missing": (None, f"no bitstream for AFU {NLB0} in region {INTERFACE}: neither {PLACE} nor"),
+    "missing": (None, f"no bitstream for AFU {NLB0} in region {INTERFACE}: found neither {PLACE} nor"),
     "renamed": (
         bitstream(NLB3),
         f"{PLACE}: found id {NLB3} in the file, expected {NLB0};",
@@ -177,7 +177,7 @@ def test_a_driver_that_does_not_answer_is_not_waited_for_without_end(fpga: Fpga)
     with fpga.hook_flags("-timeout=3"):
         fpga.cluster.apply(asking("hanging", ORCHESTRATED[NLB3]))
         fpga.refused(
-            "hanging", "FPGA_AFU_1 in dfl-port.0: programming for this container took more than 3 s; see the kernel"
+            "hanging", "FPGA_AFU_1 in dfl-port.0: programming for this container took more than 3 s; check the kernel log"
         )
     fpga.card(go_on=True)
     wait_until(lambda: not fpga.is_busy(), "the card: done", 60)

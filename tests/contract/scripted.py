@@ -17,7 +17,7 @@ from accelplane.devices import Device, HealthPolicy, Verdict
 from accelplane.host import Host, blocking
 from accelplane.kubelet import checkpoint, messages, server
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
-from accelplane.node import allocations, health_loop, runner, scan_loop
+from accelplane.node import allocations, health, runner, scan_loop
 from accelplane.node.agent import Agent
 from accelplane.node.publishers import cdi, kubelet
 from accelplane.node.settings import Settings
@@ -207,9 +207,7 @@ class World:
         self._changes = 0
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(
-            controlled(
-                self.loop, self.threads, allocations, blocking, health_loop, runner, scan_loop, server, cdi, kubelet
-            )
+            controlled(self.loop, self.threads, allocations, blocking, health, runner, scan_loop, server, cdi, kubelet)
         )
         self.settings = Settings(
             root=str(self.root),

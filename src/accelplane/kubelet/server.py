@@ -121,9 +121,15 @@ class ResourceServer:
         self._sent = Notifier()
 
     def publish(self, devices: Iterable[Device]) -> None:
-        """Sends `devices` to every stream, also if the list is unchanged. Only the latest list is kept."""
+        """Sends `devices` to every stream, also if the list is unchanged. Only the latest list is kept.
+
+        If the list is too long, devices that were listed before have precedence.
+        """
+        devices = list(devices)
         message, left_out = messages.device_list(devices)
         if left_out:
+            listed = {device.ID for device in self._list.message.devices}
+            message, left_out = messages.device_list(sorted(devices, key=lambda device: device.id not in listed))
             log.error(
                 "%s: %d of %d devices left out, the list would exceed the kubelet's limit of %d bytes",
                 self.resource,

@@ -116,25 +116,16 @@ class Agent:
 
     async def _supervise_service(self, name: str, service: Service) -> None:
         """Runs a service; restarts it after an internal error."""
-        while True:
-            try:
-                await service(self._watcher)
-                return
-            except Exception:
-                log.exception("%s crashed, restarting it in %g s", name, _RESTART_DELAY)
+        while (error := await _run(service(self._watcher))) is not None:
+            log.error("%s crashed, restarting it in %g s", name, _RESTART_DELAY, exc_info=error)
             await asyncio.sleep(_RESTART_DELAY)
 
     async def _supervise_plugin(self, name: str) -> None:
         """Runs a plugin; restarts it after an internal error, with the plugin object and settings valid by then."""
         while True:
             self._crashed.discard(name)
-            # A task of its own: a task group leaves the task in which it failed marked as cancelled (Python 3.11).
-            run = asyncio.create_task(self.runners[name].run())
-            try:
-                await asyncio.wait((run,))
-            finally:
-                await _end_tasks(run)
-            log.error("plugin %s crashed, restarting it in %g s", name, _RESTART_DELAY, exc_info=run.exception())
+            error = await _run(self.runners[name].run())
+            log.error("plugin %s crashed, restarting it in %g s", name, _RESTART_DELAY, exc_info=error)
             self._crashed.add(name)
             await asyncio.sleep(_RESTART_DELAY)
             self.runners[name] = self._runner(name)
@@ -194,7 +185,7 @@ class Agent:
                 if self._config_stamp() == self._config_read:
                     continue
             self._config_changed.clear()
-            self._config_read = self._config_stamp()
+            stamp = self._config_stamp()
             if self._reload is None:
                 return
             try:
@@ -203,9 +194,10 @@ class Agent:
                 if str(error) != self.config_problem:
                     self.config_problem = str(error)
                     log.error("new configuration rejected, the present one stays in force: %s", error)
-                continue
-            self.config_problem = ""
-            await self._apply(settings, plugins)
+            else:
+                self.config_problem = ""
+                await self._apply(settings, plugins)
+            self._config_read = stamp  # not before: after an internal error the file is read again
 
     def _config_stamp(self) -> tuple[int, int, int] | None:
         """Changes with the file's content. For directories that cannot be watched, and files that are links."""
@@ -229,6 +221,19 @@ class Agent:
                 self._start(name)
             elif name not in self._crashed:  # a crashed one is restarted with the new plugin and settings
                 self.runners[name].reconfigure(plugin, settings)
+
+
+async def _run(work: Coroutine[None, None, None]) -> BaseException | None:
+    """Runs `work` in a task of its own and returns its exception. The task has ended when this function is cancelled.
+
+    A task group leaves the task in which it failed marked as cancelled (Python 3.11), so the caller must not run it.
+    """
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait((task,))
+    finally:
+        await _end_tasks(task)
+    return task.exception()
 
 
 async def _end_tasks(*tasks: asyncio.Task[None]) -> None:

@@ -22,8 +22,9 @@ from accelplane.node.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# The kubelet records an allocation a moment after it has received the answer.
-_RECORDING_TIME = 3.0
+# The kubelet records an allocation as soon as it has received the answer, but writes the checkpoint when all resources
+# of the container are allocated, which may take as long as another plugin does.
+_RECORDING_TIME, _CHECKPOINT_TIME = 3.0, 120.0
 
 Key = tuple[str, str]  # qualified resource name, device ID
 
@@ -31,13 +32,14 @@ Key = tuple[str, str]  # qualified resource name, device ID
 class Reading(Struct, frozen=True):
     """The IDs that containers hold, each with its NUMA nodes, from a reading that began at the monotonic time `began`.
 
-    `source` is `none` where there is neither a socket nor a checkpoint (no kubelet has run yet), `unreadable` where
-    there is one and it cannot be read. `ended` are IDs that only the checkpoint names: of pods that have ended, or that
-    a restarted kubelet does not know yet.
+    `result` is `none` where there is neither a socket nor a checkpoint (no kubelet has run yet), `unreadable` where
+    there is one and it cannot be read. `answered`: whether the kubelet itself has answered. `ended` are IDs that only
+    the checkpoint names: of pods that have ended, or that a restarted kubelet does not know yet.
     """
 
     began: float
-    source: Literal["kubelet", "none", "unreadable"]
+    result: Literal["known", "none", "unreadable"]
+    answered: bool = False
     held: Mapping[Key, Sequence[int]] = {}
     ended: frozenset[Key] = frozenset()
 
@@ -51,35 +53,33 @@ class AllocationReader:
         self._lock = asyncio.Lock()
         self._last: Reading | None = None
 
-    async def read(self, since: float) -> Reading:
-        """A reading that began after the monotonic time `since`; several callers may get the same one."""
-        async with self._lock:
-            if self._last is None or self._last.began <= since:
-                self._last = await self._read(ask_kubelet=True)
-            return self._last
+    async def read(self, since: float, *, ask_kubelet: bool = True) -> Reading:
+        """A reading that began after the monotonic time `since`; several callers may get the same one.
 
-    async def read_at_start(self) -> Reading:
-        """The first reading. It asks the kubelet only if the checkpoint cannot be read."""
+        Without `ask_kubelet` it is only the checkpoint, which takes no time.
+        """
         async with self._lock:
-            if self._last is None:
-                self._last = await self._read(ask_kubelet=False)
-                if self._last.source == "unreadable":
-                    self._last = await self._read(ask_kubelet=True)
-            return self._last
+            last = self._last
+            if last is None or last.began <= since or (ask_kubelet and not last.answered):
+                last = self._last = await self._read(ask_kubelet=ask_kubelet)
+            return last
 
     async def _read(self, *, ask_kubelet: bool) -> Reading:
         began = time.monotonic()
         running = await self._from_pod_resources() if ask_kubelet else None
+        answered, recorded, problem = running is not None, None, ""
         try:
             recorded = await in_thread(self._from_checkpoint)
         except checkpoint.CheckpointError as error:
-            log.log(v(2), "allocations: %s", error)
-            return Reading(began, "unreadable") if running is None else Reading(began, "kubelet", running)
-        if recorded is None:
-            return Reading(began, "none") if running is None else Reading(began, "kubelet", running)
-        if running is None:
-            return Reading(began, "kubelet", recorded)
-        return Reading(began, "kubelet", {**recorded, **running}, frozenset(recorded.keys() - running.keys()))
+            problem = str(error)
+            log.log(v(2), "allocations: %s", problem)
+        if problem and not running:  # a restarted kubelet names no pods at first
+            return Reading(began, "unreadable", answered)
+        if running is None and recorded is None:
+            return Reading(began, "none")
+        running, recorded = running or {}, recorded or {}
+        ended = frozenset(recorded.keys() - running.keys()) if answered else frozenset[Key]()
+        return Reading(began, "known", answered, {**recorded, **running}, ended)
 
     async def _from_pod_resources(self) -> Mapping[Key, Sequence[int]] | None:
         if sockets.identity(self._socket) is None:
@@ -130,9 +130,10 @@ class CallRecord:
             if allocated is not None and allocated < reading.began:
                 self._allocated[id_] = 0.0  # the kubelet has recorded the allocation: no need to wait for that
             return True
-        if reading.source == "kubelet":
-            return allocated is not None and reading.began - allocated < _RECORDING_TIME
-        return reading.source == "unreadable" or allocated is not None
+        if reading.result == "known":
+            time_limit = _RECORDING_TIME if reading.answered else _CHECKPOINT_TIME
+            return allocated is not None and reading.began - allocated < time_limit
+        return reading.result == "unreadable" or allocated is not None
 
     def forget(self, id_: str) -> None:
         """Forgets an ID that has left the list."""

@@ -44,7 +44,8 @@ class HealthTracker:
             if state.phase is Phase.SUSPECT:
                 due = min(due, _CONFIRM_SUSPECT)
             elif state.phase is Phase.RECOVERING:
-                due = min(due, max(0.0, state.since + self._policy.recovery_delay - now))
+                # A source that does not answer does not end the recovery.
+                due = min(due, max(_CONFIRM_SUSPECT, state.since + self._policy.recovery_delay - now))
         return due
 
     def retain(self, units: Collection[str]) -> None:

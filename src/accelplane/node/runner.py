@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator
 
 from accelplane.devices import UNHEALTHY, Device, Inventory
 from accelplane.host import Host
@@ -62,9 +62,11 @@ class PluginRunner:
         self._publishing = asyncio.Lock()
         self._departures: Departures = {}
         self._departed = asyncio.Event()
-        self._removal_delay = context.plugin.removal_delay
+        # The delay of the plugin is for devices that this runner has found.
+        self._removal_delay = Plugin.removal_delay
+        self._created = time.monotonic()
         self._reading: Reading | None = None
-        self._held_at_start: Mapping[Key, Device] | None = None
+        self._inventory = Inventory()
         self._resent = -math.inf
         self._prune: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
@@ -75,9 +77,9 @@ class PluginRunner:
         name = self.context.name
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.scan.run())
-                group.create_task(self.health.run())
-                group.create_task(self._release_departed())
+                group.create_task(_forever(self.scan.run()))
+                group.create_task(_forever(self.health.run()))
+                group.create_task(_forever(self._release_departed()))
                 if self.context.plugin.overrides("explain"):
                     group.create_task(self._log_explanation())
                 self._start_background()
@@ -145,6 +147,7 @@ class PluginRunner:
     async def _scanned(self) -> float:
         await self.health.check_new_devices()
         start = time.monotonic()
+        self._inventory = self.scan.inventory  # new devices are listed only after their check
         await self._publish()
         if self.scan.plugin is self.context.plugin:
             self._removal_delay = self.context.plugin.removal_delay
@@ -152,41 +155,39 @@ class PluginRunner:
 
     async def _publish(self) -> None:
         async with self._publishing:
-            if self._held_at_start is None:
-                reading = await self._allocations.read_at_start()
-                self._held_at_start = _placeholders(self.context.plugin.namespace, reading)
+            if self._reading is None:
+                self._reading = await self._allocations.read(self._created, ask_kubelet=False)
+                self._departed.set()
             listed, departures = self._listed()
-            if await self.cdi.publish(self.scan.inventory, listed):
+            if await self.cdi.publish(self._inventory, listed):
                 listed, departures = self._listed()  # health and calls may have changed during the await
             for resource, id_ in self._departures.keys() - departures.keys():
-                self.publisher.calls[resource].forget(id_)
+                if id_ not in listed.resources.get(resource, {}):
+                    self.publisher.calls[resource].forget(id_)
             if departures.keys() - self._departures.keys():
                 self._departed.set()
             self._departures = departures
-            self._held_at_start = {
-                (resource, id_): device
-                for (resource, id_), device in self._held_at_start.items()
-                if id_ not in listed.resources.get(resource, {})
-            }
-            if self.publisher.publish(listed):
-                self._labels.publish(listed)
+            self.publisher.publish(listed)
+            self._labels.publish(listed)
         if self.cdi.needs_prune and (self._prune is None or self._prune.done()):
             # In the background: it waits for the kubelet.
             self._prune = asyncio.create_task(self.cdi.prune())
 
     def _listed(self) -> tuple[Inventory, Departures]:
         """The devices to list, and those of them that are gone."""
-        scan, tracker, plugin = self.scan, self.health.tracker, self.context.plugin
-        outdated = f"scan fails: {scan.problem}" if scan.outdated else ""
-        present = with_health(scan.inventory, tracker.apply if tracker.states else None, outdated)
+        tracker, plugin = self.health.tracker, self.context.plugin
+        outdated = f"scan fails: {self.scan.problem}" if self.scan.outdated else ""
+        present = with_health(self._inventory, tracker.apply if tracker.states else None, outdated)
+        known = self.publisher.inventory
         held = [
             device
-            for device in (self._held_at_start or {}).values()
-            if plugin.owns_namespace or device.resource in present.resources
+            for device in _placeholders(plugin.namespace, self._reading)
+            if device.id not in known.resources.get(device.resource, {})
+            and (plugin.owns_namespace or device.resource in present.resources)
         ]
         return with_departed(
             present,
-            (*self.publisher.inventory, *held),
+            (*known, *held),
             self._departures,
             now=time.monotonic(),
             removal_delay=self._removal_delay,
@@ -199,25 +200,34 @@ class PluginRunner:
         return calls.must_stay(name, device.id, departure.since, self._reading)
 
     async def _release_departed(self) -> None:
-        """Reads allocations while devices that are gone are listed, until no container holds them."""
+        """Reads allocations while devices that are gone are listed, until no container holds them.
+
+        Also if the first reading, which is made without the kubelet, is not conclusive.
+        """
+        await self._departed.wait()
+        if self._reading is not None and self._reading.result != "known":
+            self._reading = await self._allocations.read(time.monotonic())
+            await self._publish()
         interval = _FIRST_RECHECK
         while True:
             self._departed.clear()
-            read = self._reading.began if self._reading is not None else -math.inf
+            reading = self._reading
+            unknown = reading is not None and reading.result == "unreadable"
+            read = reading.began if reading is not None else -math.inf
             until = [departure.until for departure in self._departures.values() if departure.until < math.inf]
             unread = [time_ for time_ in until if time_ > read]
             if unread:
                 interval = _FIRST_RECHECK
                 wait = max(0.0, min(unread) - time.monotonic())
             else:
-                wait = interval if until else None
+                wait = interval if until or unknown else None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._departed.wait()
                     continue
             if not unread:
                 interval = min(2 * interval, _LAST_RECHECK)
-            ended = self._reading.ended if self._reading is not None else frozenset[tuple[str, str]]()
+            ended = reading.ended if reading is not None else frozenset[Key]()
             self._reading = await self._allocations.read(time.monotonic())
             await self._publish()
             if self._refresh_checkpoint(self._reading, ended):
@@ -267,16 +277,23 @@ class PluginRunner:
             retry = min(2 * retry, LAST_RETRY)
 
 
-def _placeholders(namespace: str, reading: Reading) -> dict[Key, Device]:
+def _placeholders(namespace: str, reading: Reading | None) -> Iterator[Device]:
     """Devices for the IDs of `namespace` that containers hold. Only names and NUMA nodes are known.
 
     The NUMA nodes matter: a restarted kubelet computes the topology hints of running pods from them.
     """
-    held: dict[Key, Device] = {}
-    for (name, id_), nodes in reading.held.items():
+    for (name, id_), nodes in reading.held.items() if reading is not None else ():
         owner, _, resource = name.partition("/")
         if owner == namespace:
-            held[resource, id_] = Device(
-                resource=resource, id=id_, health=UNHEALTHY, reason=DEPARTED, topology=tuple(nodes) or None
-            )
-    return held
+            yield Device(resource=resource, id=id_, health=UNHEALTHY, reason=DEPARTED, topology=tuple(nodes) or None)
+
+
+async def _forever(loop: Coroutine[None, None, None]) -> None:
+    """Runs a loop. A hook that raises `CancelledError` crashes it; a task group would ignore its end."""
+    try:
+        await loop
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and not task.cancelling():
+            raise RuntimeError("a plugin's hook raised CancelledError") from None
+        raise

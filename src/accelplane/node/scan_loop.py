@@ -38,7 +38,7 @@ _MAX_RESCANS = 3
 class ScanLoop:
     """Scans until `run` is cancelled and calls `publish` after each scan, also after a failed one.
 
-    `inventory` is the result of the last scan that succeeded, `plugin` the one that was asked last.
+    `inventory` is the result of the last scan that succeeded, `plugin` the one that made it.
 
     The scans of all plugins take `turn`s: in parallel they would contend for the interpreter lock at every system call
     and take twice the time. A scan that blocks on a device gives its turn away.
@@ -151,10 +151,10 @@ class ScanLoop:
             self._record_failure(error)
             self._watch(host, complete=False)
         else:
+            self.plugin = plugin
             self._record_success(inventory, host)
             self._watch(host, complete=True)
             self.seconds = time.monotonic() - start
-        self.plugin = plugin
         work = time.monotonic() - start
         return work + await self._publish()
 

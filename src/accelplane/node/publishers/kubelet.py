@@ -132,8 +132,9 @@ class KubeletPublisher:
         if served is None:
             return
         log.info("%s: no devices left, resource removed", served.server.resource)
-        served.allocator.devices = dict[str, Device]
-        ending = self._ending[resource] = asyncio.create_task(_end(served))
+        served.allocator.devices = dict
+        ending = asyncio.create_task(_end(served, self._ending.get(resource)))
+        self._ending[resource] = ending
         ending.add_done_callback(
             lambda task: self._ending.pop(resource) if self._ending.get(resource) is task else None
         )
@@ -147,10 +148,12 @@ class KubeletPublisher:
             log.log(v(1), "%s: server ended", name)
 
 
-async def _end(served: ServedResource) -> None:
+async def _end(served: ServedResource, predecessor: asyncio.Task[None] | None) -> None:
+    """Ends a server. `predecessor` still ends an earlier one of the same resource."""
     await served.server.withdraw()
     served.task.cancel()
-    await asyncio.gather(served.task, return_exceptions=True)
+    tasks = (served.task,) if predecessor is None else (served.task, predecessor)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _status(server: ResourceServer, devices: Mapping[str, Device]) -> ResourceStatus:

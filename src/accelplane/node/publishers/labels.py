@@ -59,6 +59,9 @@ class LabelPublisher:
             log.warning("%s: labels not written: %s", self._context.name, str(error) or type(error).__name__)
 
     def close(self) -> None:
-        """Removes the file."""
-        if self._file is not None:
-            self._file.remove()
+        """Removes the file. Errors are logged."""
+        try:
+            if self._file is not None:
+                self._file.remove()
+        except OSError as error:
+            log.warning("%s: labels not removed: %s", self._context.name, error)

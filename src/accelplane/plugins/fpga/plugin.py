@@ -9,7 +9,7 @@ from accelplane.devices import Device
 from accelplane.fpga.drivers import DRIVERS, detect
 from accelplane.fpga.ids import NAMESPACE
 from accelplane.host import Host, HostError
-from accelplane.host.blocking import in_thread
+from accelplane.host.blocking import SerialThread
 from accelplane.logs import v
 from accelplane.plugins.base import Plugin, Sample, ScanResult, Watch
 from accelplane.plugins.fpga.config import MODES, FpgaConfig
@@ -46,6 +46,7 @@ class FpgaPlugin(Plugin[FpgaConfig]):
         self._node = NodeMode(self.config, api)
         self._interval = interval
         self._present = asyncio.Event()
+        self._thread = SerialThread()  # of the reads between scans
         self._reading = Reading()
         self._prepared: Host | None = None  # for the scan after `prepare`, which has read it
         # With whether it has AFU ids: of the other modes it would be incomplete.
@@ -126,7 +127,7 @@ class FpgaPlugin(Plugin[FpgaConfig]):
             busy = any(seen.afu is None for seen in self._reading.ports)
             await asyncio.sleep(self._interval / 5 if busy else self._interval)
             try:
-                now = await in_thread(lambda: read(Host(host.root), afus=self._afus))
+                now = await self._thread.run(lambda: read(Host(host.root), afus=self._afus))
             except HostError:
                 continue  # the scan reports it
             if now != self._reading:
