@@ -177,7 +177,8 @@ def test_a_driver_that_does_not_answer_is_not_waited_for_without_end(fpga: Fpga)
     with fpga.hook_flags("-timeout=3"):
         fpga.cluster.apply(asking("hanging", ORCHESTRATED[NLB3]))
         fpga.refused(
-            "hanging", "FPGA_AFU_1 in dfl-port.0: programming for this container took more than 3 s; check the kernel log"
+            "hanging",
+            "FPGA_AFU_1 in dfl-port.0: programming for this container took more than 3 s; check the kernel log",
         )
     fpga.card(go_on=True)
     wait_until(lambda: not fpga.is_busy(), "the card: done", 60)
@@ -250,6 +251,8 @@ def test_a_function_that_is_programmed_by_somebody_is_offered_in_place_of_the_ot
 # Supervision is for the emulated card's sake; the tool is the one that hosts have.
 DEVELOPER = """
 import pathlib, sys
+import accelplane.simulate
+accelplane.simulate.__path__.append(sys.argv.pop(1))  # images have no emulated kernel
 from accelplane.simulate.seccomp import run
 afu = pathlib.Path(sys.argv[1])
 print(*sorted(pathlib.Path("/dev").glob("dfl-*")), afu.read_text(), flush=True)
@@ -263,13 +266,14 @@ def test_a_pod_programs_its_region_itself(fpga: Fpga) -> None:
     fpga.program(NLB0)
     path = fpga.write("/opt/team/nlb3.gbs", bitstream(NLB3))
     tool = (str(SOFTWARE / "fpga_tool"), "-b", str(path), "-d", "dfl-port.0", "-q", "pr")
+    simulate = str(REPOSITORY / "src/accelplane/simulate")
     more: dict[str, Any] = {
         "image": PLUGIN_IMAGE,
-        "host_paths": (IOCTLS, str(SOFTWARE), str(path.parent)),
+        "host_paths": (IOCTLS, str(SOFTWARE), str(path.parent), simulate),
         "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}},
     }
     with fpga.mode("regiondevel", REGION):
-        words = ("python3.11", "-c", DEVELOPER, f"{PORT}/afu_id", IOCTLS, *tool)
+        words = ("python3.11", "-c", DEVELOPER, simulate, f"{PORT}/afu_id", IOCTLS, *tool)
         fpga.cluster.apply(asking("developer", CARDS, *words, **more))
         assert fpga.ran("developer") == ["/dev/dfl-fme.0", "/dev/dfl-port.0", NLB0, NLB3]
 
