@@ -40,6 +40,7 @@ class ScriptedKubelet:
         self.lists: dict[str, dict[str, bool]] = {}
         self.held: dict[str, set[str]] = {}
         self.crashes: list[str] = []
+        self.records = True  # whether it writes its checkpoint
         self.ends_streams = 0  # so many streams end after their first list, while Register is unanswered
         self._unanswered: list[tuple[str, str]] = []
         self._streams: set[asyncio.Task[None]] = set()
@@ -83,6 +84,7 @@ class ScriptedKubelet:
         self._write_checkpoint()
 
     def release(self, resource: str, id_: str) -> None:
+        """The container ends."""
         self.held[resource].discard(id_)
         self._write_checkpoint()
 
@@ -119,7 +121,13 @@ class ScriptedKubelet:
         self._listed.set()
         self._write_checkpoint()
 
+    def spoil_checkpoint(self) -> None:
+        """Makes the checkpoint unreadable until it is written again."""
+        Path(self.directory, checkpoint.FILE_NAME).write_text("not JSON")
+
     def _write_checkpoint(self) -> None:
+        if not self.records:
+            return
         holdings = tuple(
             checkpoint.Holding(f"pod-{id_}", "main", resource, {-1: (id_,)}, b"")
             for resource, ids in self.held.items()
@@ -142,17 +150,21 @@ class Shelf(Plugin[ShelfConfig]):
     """
 
     config_type = ShelfConfig
+    owns_namespace = True
 
     def __init__(self, world: "World", name: str, config: ShelfConfig | None = None) -> None:
         super().__init__(config)
         self.namespace = f"{name}.example.com"
         self.name = name
         self.crash = False
+        self.policy = HealthPolicy(bad_verdicts=1, good_verdicts=1, interval=NEVER)
+        self.answers = True
+        self.checks = 0
         self._world = world
 
     @property
     def health_policy(self) -> HealthPolicy:
-        return HealthPolicy(bad_verdicts=1, good_verdicts=1, interval=NEVER)
+        return self.policy
 
     def overrides(self, hook: str) -> bool:
         if self.crash and hook == "health":
@@ -172,6 +184,9 @@ class Shelf(Plugin[ShelfConfig]):
                 yield Device(resource="thing", id=id_, unit=unit, topology=None)
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
+        self.checks += 1
+        if not self.answers:
+            raise ConnectionError("no answer")
         verdicts = {unit: Verdict("bad" if unit in self._world.bad else "good") for unit in {d.unit for d in devices}}
         await self._world.reply()
         return verdicts
@@ -219,6 +234,9 @@ class World:
         self.kubelet = ScriptedKubelet(str(plugins))
         self.loop.run(self.kubelet.start())
         self.enabled["a"] = Shelf(self, "a")
+        self._start_agent()
+
+    def _start_agent(self) -> None:
         # The events and locks of the agent belong to this loop from their first use on.
         self.agent = Agent(
             self.settings,
@@ -227,6 +245,14 @@ class World:
             reload=lambda: (self.settings, dict(self.enabled)),
         )
         self.task = self.loop.create_task(self.agent.run())
+
+    def _stop_agent(self) -> None:
+        self.agent.stop()
+        self.threads.immediate = self.immediate_replies = True
+        self.threads.deliver_all()
+        while self.replies:
+            self.answer_health()
+        self.loop.run(self.task)
 
     # What happens on the node
 
@@ -272,6 +298,13 @@ class World:
     def disable(self, name: str) -> None:
         self.enabled.pop(name, None)
         self.reload()
+
+    def restart_agent(self) -> None:
+        """Ends the agent as SIGTERM does, and starts it with new plugin objects."""
+        self._stop_agent()
+        for name, plugin in self.enabled.items():
+            self.enabled[name] = Shelf(self, name, plugin.config)
+        self._start_agent()
 
     def restart_kubelet(self) -> None:
         self.loop.run(self._restart())
@@ -332,12 +365,7 @@ class World:
     def close(self) -> None:
         """Stops the agent; nothing that it started may be left."""
         try:
-            self.agent.stop()
-            self.threads.immediate = self.immediate_replies = True
-            self.threads.deliver_all()
-            while self.replies:
-                self.answer_health()
-            self.loop.run(self.task)
+            self._stop_agent()
             self.loop.run(self.kubelet.stop())
             self.step(5)
             assert asyncio.all_tasks(self.loop) == set()

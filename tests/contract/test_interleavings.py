@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from scripted import World
 
+from accelplane.devices import HealthPolicy
+
 THING = "a.example.com/thing"
 
 
@@ -112,6 +114,97 @@ def test_an_id_that_leaves_while_allocate_is_under_way_stays_listed(resting: Wor
     assert resting.kubelet.lists[THING] == {"d1": True}
 
 
+@pytest.mark.parametrize("event", ["crash", "disable and enable", "agent restart", "kubelet restart"])
+def test_an_id_that_was_allocated_after_the_start_stays_listed(resting: World, event: str) -> None:
+    resting.plug("a", "u0", "d1")
+    resting.rest()
+    resting.loop.run(resting.kubelet.allocate(THING, "d0"))
+    resting.advance(300)
+    if event == "disable and enable":
+        resting.disable("a")
+        resting.rest()
+    resting.unplug("a", "u0", "d0")
+    match event:
+        case "crash":
+            resting.enabled["a"].crash = True
+            resting.set_health("u0", good=True)
+        case "disable and enable":
+            resting.enable("a")
+        case "agent restart":
+            resting.restart_agent()
+        case _:
+            resting.restart_kubelet()
+    resting.rest()
+    resting.check_rest()
+    assert resting.kubelet.lists[THING] == {"d0": False, "d1": True}
+    resting.kubelet.release(THING, "d0")
+    resting.rest()
+    assert resting.kubelet.lists[THING] == {"d1": True}
+
+
+def test_an_id_that_returns_for_a_moment_stays_listed_until_its_allocation_is_recorded(resting: World) -> None:
+    resting.kubelet.records = False
+    resting.loop.run(resting.kubelet.allocate(THING, "d0"))
+    resting.unplug("a", "u0", "d0")
+    resting.advance(0.1)
+    resting.plug("a", "u0", "d0")
+    resting.advance(0.1)
+    resting.unplug("a", "u0", "d0")
+    resting.advance(60)
+    assert resting.kubelet.lists[THING] == {"d0": False}
+    resting.kubelet.records = True
+    resting.kubelet.release(THING, "d0")
+    resting.advance(300)
+    assert resting.kubelet.lists.get(THING, {}) == {}
+
+
+def test_held_ids_are_listed_when_the_checkpoint_becomes_readable(resting: World) -> None:
+    resting.plug("a", "u0", "d1")
+    resting.rest()
+    resting.loop.run(resting.kubelet.allocate(THING, "d0"))
+    resting.unplug("a", "u0", "d0")
+    resting.rest()
+    resting.kubelet.records = False
+    resting.kubelet.spoil_checkpoint()
+    resting.restart_agent()
+    resting.advance(5)
+    resting.kubelet.records = True
+    resting.kubelet.crashes.clear()  # nothing could tell the agent of the holder
+    resting.kubelet.release(THING, "other")
+    resting.rest()
+    resting.check_rest()
+    assert resting.kubelet.lists[THING] == {"d0": False, "d1": True}
+
+
+def test_a_new_device_is_not_listed_before_its_check(resting: World) -> None:
+    resting.hold()
+    resting.set_health("u1", good=False)
+    resting.plug("a", "u1", "d5")
+    until_scanning(resting)
+    resting.threads.deliver_all()
+    resting.step(5)
+    resting.loop.create_task(resting.agent.runners["a"]._publish())  # as after a change of health
+    resting.advance(0.2)
+    assert "d5" not in resting.kubelet.lists[THING]
+    resting.rest()
+    resting.check_rest()
+
+
+def test_a_recovering_unit_whose_source_does_not_answer_is_not_checked_continuously(resting: World) -> None:
+    resting.enabled["a"].policy = HealthPolicy(good_verdicts=2, recovery_delay=3.0, interval=30.0)
+    resting.set_health("u0", good=False)
+    resting.advance(1)
+    resting.set_health("u0", good=True)
+    resting.advance(0.5)
+    resting.enabled["a"].answers = False
+    checks = resting.enabled["a"].checks
+    resting.advance(20)
+    assert resting.enabled["a"].checks - checks <= 21
+    resting.enabled["a"].answers = True
+    resting.rest()
+    resting.check_rest()
+
+
 def test_a_stream_that_ends_while_register_is_unanswered_is_followed_by_a_registration_at_once(resting: World) -> None:
     resting.kubelet.ends_streams = 1
     resting.restart_kubelet()
@@ -176,6 +269,10 @@ class AgentMachine(RuleBasedStateMachine):
     def crash(self, name: str) -> None:
         if name in self.world.enabled:
             self.world.enabled[name].crash = True
+
+    @rule()
+    def restart_agent(self) -> None:
+        self.world.restart_agent()
 
     @rule()
     def restart_kubelet(self) -> None:
