@@ -117,6 +117,7 @@ def test_an_id_that_leaves_while_allocate_is_under_way_stays_listed(resting: Wor
 @pytest.mark.parametrize("event", ["crash", "disable and enable", "agent restart", "kubelet restart"])
 def test_an_id_that_was_allocated_after_the_start_stays_listed(resting: World, event: str) -> None:
     resting.plug("a", "u0", "d1")
+    resting.restart_agent()  # so that its first reading is conclusive
     resting.rest()
     resting.loop.run(resting.kubelet.allocate(THING, "d0"))
     resting.advance(300)
@@ -178,11 +179,12 @@ def test_held_ids_are_listed_when_the_checkpoint_becomes_readable(resting: World
 
 def test_a_new_device_is_not_listed_before_its_check(resting: World) -> None:
     resting.hold()
-    resting.set_health("u1", good=False)
+    resting.bad.add("u1")
     resting.plug("a", "u1", "d5")
     until_scanning(resting)
     resting.threads.deliver_all()
-    resting.step(5)
+    while not resting.replies:
+        resting.step()
     resting.loop.create_task(resting.agent.runners["a"]._publish())  # as after a change of health
     resting.advance(0.2)
     assert "d5" not in resting.kubelet.lists[THING]
