@@ -183,9 +183,10 @@ def test_a_new_device_is_not_listed_before_its_check(resting: World) -> None:
     resting.plug("a", "u1", "d5")
     until_scanning(resting)
     resting.threads.deliver_all()
-    while not resting.replies:
+    runner = resting.agent.runners["a"]
+    while len(runner.scan.inventory) < 2:
         resting.step()
-    resting.loop.create_task(resting.agent.runners["a"]._publish())  # as after a change of health
+    resting.loop.create_task(runner._publish())  # as after a change of health
     resting.advance(0.2)
     assert "d5" not in resting.kubelet.lists[THING]
     resting.rest()
