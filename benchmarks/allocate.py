@@ -15,14 +15,14 @@ from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 from benchmarks.agent import DLB, ENCLAVE, GPU, NPU, agent, whole_world
 from benchmarks.constant import serving
 from benchmarks.figures import Figure, Outcome, Scale, percentile, quantile
-from benchmarks.lean import LeanClient
 from benchmarks.peer import ALLOCATE, ReferenceClient, Registry, allocate_request
+from benchmarks.raw_grpc_client import RawGrpcClient
 
 _ROUNDS, _WARM_UP = 5, 200
 _SHARES = (("p50", 0.5), ("p99", 0.99))
 # What the Go plugins took, asked by a Go client on this kind of machine; microseconds by share.
-_GO_LEAN = {0.5: 75.0, 0.99: 370.0}
-_GO = {GPU: {0.5: 560.0, 0.99: 1900.0}, NPU: _GO_LEAN, ENCLAVE: _GO_LEAN, DLB: _GO_LEAN}
+_GO_SMALL = {0.5: 75.0, 0.99: 370.0}
+_GO = {GPU: {0.5: 560.0, 0.99: 1900.0}, NPU: _GO_SMALL, ENCLAVE: _GO_SMALL, DLB: _GO_SMALL}
 # A GPU no slower than Go's; the rest at most twice as slow as Go's server.
 _BUDGET = {name: {share: value * (1 if name == GPU else 2) for share, value in go.items()} for name, go in _GO.items()}
 _WORDS = {GPU: "GPU, with CDI", NPU: "NPU, without CDI", ENCLAVE: "SGX, without CDI", DLB: "DLB, without CDI"}
@@ -39,7 +39,7 @@ def measure(scale: Scale) -> Outcome:
             listed = registry.until(lambda listed: listed.resource in _GO and bool(listed.devices))
             lists[listed.resource] = sorted(listed.devices)
         reference: dict[str, Ask] = {}
-        lean: dict[str, Ask] = {}
+        raw: dict[str, Ask] = {}
         for resource, path in sockets.items():
             request = allocate_request(lists[resource][0])
             with ReferenceClient(path) as once:
@@ -49,20 +49,20 @@ def measure(scale: Scale) -> Outcome:
             stack.enter_context(serving(constant, answer.SerializeToString()))
             for key, place in ((resource, path), (_constant(resource), constant)):
                 whole = stack.enter_context(ReferenceClient(place))
-                bare = stack.enter_context(LeanClient(place, ALLOCATE))
+                bare = stack.enter_context(RawGrpcClient(place, ALLOCATE))
                 data = request.SerializeToString()
                 reference[key] = lambda whole=whole, request=request: whole.call(request)
-                lean[key] = lambda bare=bare, data=data: bare.call(data)
-        by_reference, by_lean = taken(reference, count), taken(lean, count)
+                raw[key] = lambda bare=bare, data=data: bare.call(data)
+        by_reference, by_raw = taken(reference, count), taken(raw, count)
     return Outcome(
         figures=[
             figure
-            for client, rounds in (("lean client", by_lean), ("grpcio client", by_reference))
+            for client, rounds in (("raw gRPC client", by_raw), ("grpcio client", by_reference))
             for resource in _GO
             for figure in _figures(resource, client, rounds)
         ],
         notes=(
-            "lean client: HTTP/2 frames on a blocking socket; grpcio client: gRPC's reference implementation, blocking",
+            "raw gRPC client: HTTP/2 frames on a blocking socket; grpcio client: the reference implementation, blocking",
             "constant server: grpcio, blocking, answers the same bytes; measured in turns with the agent",
         ),
     )
@@ -108,7 +108,7 @@ def _figures(resource: str, client: str, rounds: dict[str, Sequence[Sequence[flo
             share,
             "us",
             # The budgets come from a Go client; by grpcio's even a server that does nothing would exceed them.
-            budget=_BUDGET[resource][share] if client == "lean client" else None,
+            budget=_BUDGET[resource][share] if client == "raw gRPC client" else None,
             peers={"Go plugin": _GO[resource][share], "constant server": quantile(floor, share)},
         )
         for word, share in _SHARES

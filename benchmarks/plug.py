@@ -5,8 +5,8 @@ import time
 
 from benchmarks.agent import GPU, agent, world
 from benchmarks.figures import Outcome, Scale, median, single
-from benchmarks.moments import Moments
 from benchmarks.peer import Listed, Registry
+from benchmarks.syscall_timestamps import SyscallTimestamps
 
 _BUDGET, _PEER, _SLOWEST_PEER = 50, {"Go GPU plugin": 2800.0}, {"Go GPU plugin": 5000.0}
 
@@ -19,14 +19,16 @@ def measure(scale: Scale) -> Outcome:
         registry.registrations(2)
         known = registry.until(lambda listed: listed.resource == GPU and bool(listed.devices)).devices
         link = f"{here.node.root}/sys/class/drm/card4"
-        moments = Moments(link)
+        timestamps = SyscallTimestamps(link)
         for _ in range(scale.of(50, 5)):
             time.sleep(spread.uniform(0.05, 0.25))
             here.node.plug_gpu()
-            plugged.append(_after(moments.at[link], registry.until(lambda listed: _healthy(listed) == len(known) + 1)))
+            plugged.append(
+                _after(timestamps.at[link], registry.until(lambda listed: _healthy(listed) == len(known) + 1))
+            )
             time.sleep(spread.uniform(0.05, 0.25))
             here.node.unplug("card4")
-            unplugged.append(_after(moments.at[link], registry.until(lambda listed: _healthy(listed) == len(known))))
+            unplugged.append(_after(timestamps.at[link], registry.until(lambda listed: _healthy(listed) == len(known))))
             registry.until(lambda listed: listed.resource == GPU and len(listed.devices) == len(known))
     return Outcome(
         figures=(

@@ -6,7 +6,7 @@ import time
 from accelplane.kubelet.embedded import EmbeddedKubelet, Pod
 from benchmarks.agent import GPU, NPU, registered, world
 from benchmarks.figures import Outcome, Scale, median, single
-from benchmarks.moments import Moments
+from benchmarks.syscall_timestamps import SyscallTimestamps
 
 _SETTLED = 10
 
@@ -25,14 +25,14 @@ async def _restarts(count: int) -> Outcome:
             await kubelet.run_pod(Pod("npu", containers={"work": {NPU: 1}}))
             held = _held(kubelet)
             socket = f"{kubelet.plugin_directory}/kubelet.sock"
-            moments = Moments(socket)
+            timestamps = SyscallTimestamps(socket)
             before = agent.memory()
             for number in range(1, count + 1):
                 await kubelet.stop()
                 await asyncio.sleep(0.1)
                 await kubelet.start()
                 await kubelet.until(here.has_everything, 30)
-                times.append((time.perf_counter() - moments.at[socket]) * 1e3)
+                times.append((time.perf_counter() - timestamps.at[socket]) * 1e3)
                 kept += _held(kubelet) == held
                 if number == _SETTLED:
                     before = agent.memory()

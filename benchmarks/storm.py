@@ -13,8 +13,8 @@ import urllib.request
 from benchmarks.agent import GPU, agent, free_port, world
 from benchmarks.allocate import check, timed
 from benchmarks.figures import Outcome, Scale, percentile, single
-from benchmarks.lean import LeanClient
 from benchmarks.peer import ALLOCATE, ReferenceClient, Registry, allocate_request
+from benchmarks.raw_grpc_client import RawGrpcClient
 
 _PAUSE = 0.001
 _WARM_UP, _ROUNDS = 200, 5
@@ -30,7 +30,7 @@ def measure(scale: Scale) -> Outcome:
         with ReferenceClient(path) as once:
             check(GPU, once.call(request))
         data = request.SerializeToString()
-        with LeanClient(path, ALLOCATE) as client:
+        with RawGrpcClient(path, ALLOCATE) as client:
             timed(lambda: client.call(data), _WARM_UP)
             scans, cpu = _scans(address), running.cpu_seconds()
             storm = subprocess.Popen(
@@ -58,7 +58,7 @@ def measure(scale: Scale) -> Outcome:
             single("scans", scans / took, "/s"),
             single("processor time of the agent", 100 * cpu / took, "%"),
         ),
-        notes=(f"lean client, a call every 2 ms for {seconds} s",),
+        notes=(f"raw gRPC client, a call every 2 ms for {seconds} s",),
     )
 
 

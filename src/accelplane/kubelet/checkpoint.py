@@ -1,8 +1,7 @@
-"""The kubelet's memory of who holds what: the file `kubelet_internal_checkpoint` in the plugin directory.
+"""The device manager's checkpoint: the file `kubelet_internal_checkpoint` in the plugin directory.
 
-It is JSON in the layout of the real kubelet, so that tools which read the one read the other. `Checksum` is the CRC-32
-of the text of `Data`; the real kubelet hashes a dump of its own memory layout instead, which nobody else can
-reproduce, so the number is not looked at on reading.
+It is JSON in the layout of the real kubelet. `Checksum` is written as the CRC-32 of the text of `Data` and ignored when
+reading: the real kubelet hashes a dump of its memory layout, which other programs cannot reproduce.
 """
 
 import os
@@ -17,7 +16,7 @@ from accelplane.devices import natural
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 
 FILE_NAME = "kubelet_internal_checkpoint"
-# Four times what a node with 110 pods of 16 devices and generous answers would need.
+# Four times the size for a node with 110 pods of 16 devices and large responses.
 MAX_BYTES = 16 * 1024 * 1024
 NO_NODE = -1
 
@@ -27,7 +26,7 @@ class CheckpointError(Exception):
 
 
 class Holding(Struct, frozen=True):
-    """What one container holds of one resource: ids by NUMA node (-1: none), and the plugin's answer for them."""
+    """The devices of one resource that one container holds: IDs by NUMA node (-1: none), and the plugin's response."""
 
     pod_uid: str
     container: str
@@ -58,7 +57,7 @@ def by_node(ids: Iterable[str], placed: Mapping[str, Sequence[int]]) -> dict[int
 
 
 class Checkpoint(Struct, frozen=True):
-    """Everything in the file: holdings, and the healthy ids of each registered resource."""
+    """The content of the file: holdings, and the healthy IDs of each registered resource."""
 
     holdings: tuple[Holding, ...] = ()
     registered: Mapping[str, tuple[str, ...]] = {}
@@ -125,10 +124,10 @@ def decode_checkpoint(text: bytes) -> Checkpoint:
 
 
 def read_checkpoint(directory: str) -> Checkpoint | None:
-    """The directory's checkpoint, None when there is none. Raises `CheckpointError`, which names the file."""
+    """The directory's checkpoint, None if there is none. Raises `CheckpointError`, which names the file."""
     path = os.path.join(directory, FILE_NAME)
     try:
-        # Not a pipe that never ends: the size of what is not a regular file says nothing.
+        # O_NONBLOCK and a limited read: the path may be a pipe.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             text = file.read(MAX_BYTES + 1)
@@ -145,9 +144,9 @@ def read_checkpoint(directory: str) -> Checkpoint | None:
 
 
 def write_checkpoint(directory: str, checkpoint: Checkpoint) -> None:
-    """Replaces the directory's checkpoint in one step. Raises `OSError`."""
+    """Replaces the directory's checkpoint atomically. Raises `OSError`."""
     path = os.path.join(directory, FILE_NAME)
-    passing = os.path.join(directory, f".{FILE_NAME}")
-    with open(passing, "wb") as file:
+    temporary = os.path.join(directory, f".{FILE_NAME}")
+    with open(temporary, "wb") as file:
         file.write(encode_checkpoint(checkpoint))
-    os.replace(passing, path)
+    os.replace(temporary, path)

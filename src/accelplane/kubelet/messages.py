@@ -1,4 +1,4 @@
-"""Between the values of `devices` and the kubelet's messages (device plugin API v1beta1)."""
+"""Conversion of the values of `devices` to messages of the device plugin API v1beta1."""
 
 from collections.abc import Iterable
 
@@ -9,12 +9,12 @@ from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 
 VERSION = "v1beta1"
 REGISTER = "/v1beta1.Registration/Register"
-# A kubelet receives at most gRPC's default of 4 MiB; a longer list would end the stream again and again.
+# A kubelet accepts messages of up to 4 MiB, the default of gRPC. A longer list would end each stream.
 MAX_LIST_BYTES = 4 * 1024 * 1024
 
 
 def device_list(devices: Iterable[Device]) -> tuple[pb.ListAndWatchResponse, int]:
-    """The complete list for `ListAndWatch`, and how many devices at its end did not fit into a message."""
+    """The complete list for `ListAndWatch`, and the number of devices that did not fit into the message."""
     response = pb.ListAndWatchResponse()
     size = left_out = 0
     for device in devices:
@@ -29,7 +29,7 @@ def device_list(devices: Iterable[Device]) -> tuple[pb.ListAndWatchResponse, int
 
 
 def listed(device: Device) -> pb.Device:
-    """One entry. Topology is left out rather than sent empty: older kubelets take an empty one for a demand."""
+    """One entry, without an empty topology: older kubelets interpret that as a constraint."""
     entry = pb.Device(ID=device.id, health=device.health)
     if not isinstance(device.topology, UnsetType) and device.topology:
         entry.topology.nodes.extend(pb.NUMANode(ID=node) for node in device.topology)
@@ -37,7 +37,7 @@ def listed(device: Device) -> pb.Device:
 
 
 def container_response(allocation: Allocation) -> pb.ContainerAllocateResponse:
-    """The answer for one container."""
+    """The response for one container."""
     return pb.ContainerAllocateResponse(
         envs=allocation.envs,
         mounts=[

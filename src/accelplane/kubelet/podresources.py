@@ -1,8 +1,8 @@
-"""Asks a kubelet who holds which device: client of its pod resources API, version v1.
+"""Client of the kubelet's pod-resources API, version v1: the devices that containers hold.
 
-The kubelet gives a container's devices in several entries of one resource (per device or per NUMA node, by version), a
-device of two nodes twice; here each container and resource is one value with each id once. The API answers 100
-requests a second for everybody on the node, so ask rarely.
+The kubelet returns a container's devices in several entries per resource (per device or per NUMA node, depending on its
+version), and a device with two NUMA nodes twice. Here each container and resource is one value with each ID once. The
+API serves 100 requests per second for all clients on the node.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ _MAX_MESSAGE = 16 * 1024 * 1024
 
 
 class PodResourcesError(Exception):
-    """The kubelet's pod resources socket gave no usable answer; the text names the socket."""
+    """The kubelet's pod-resources socket returned no usable response; the text names the socket."""
 
     def __init__(self, socket: str, problem: str) -> None:
         super().__init__(f"{socket}: {problem}")
@@ -29,7 +29,7 @@ class PodResourcesError(Exception):
 
 
 class Holder(Struct, frozen=True):
-    """A container and the devices of one resource that it holds, ids in natural order; NUMA nodes by id, if any."""
+    """A container and the devices of one resource that it holds: IDs in natural order, NUMA nodes by ID, if any."""
 
     namespace: str
     pod: str
@@ -40,7 +40,7 @@ class Holder(Struct, frozen=True):
 
 
 async def list_pods(socket: str) -> tuple[Holder, ...]:
-    """Who holds devices on this node, in the order of the names. Raises `PodResourcesError`."""
+    """The containers of this node that hold devices, ordered by name. Raises `PodResourcesError`."""
     response = await _ask(socket, "List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
     holders = [
         Holder(pod.namespace, pod.name, container.name, resource, ids, _numa_nodes(container.devices, resource))
@@ -52,7 +52,7 @@ async def list_pods(socket: str) -> tuple[Holder, ...]:
 
 
 async def allocatable(socket: str) -> Mapping[str, tuple[str, ...]]:
-    """The healthy device ids of each resource, held or not. Raises `PodResourcesError`."""
+    """The healthy device IDs of each resource, including those in use. Raises `PodResourcesError`."""
     response = await _ask(
         socket, "GetAllocatableResources", pb.AllocatableResourcesRequest(), pb.AllocatableResourcesResponse
     )

@@ -247,7 +247,7 @@ class ResourceServer:
                     lambda at=kubelet: (sockets.identity(self.path), sockets.identity(self._kubelet)) != (own, at),
                 )
                 state.record_attempt(time.monotonic(), accepted=accepted)
-                continue  # changes during the attempt have notified nobody
+                continue  # notifications during the attempt were not received
             self.stage = Stage.REGISTERED if state.registered else Stage.SERVING
             if kubelet is None and not state.registered:
                 self._report(f"waiting for {self._kubelet}", level=v(1))

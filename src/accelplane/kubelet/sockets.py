@@ -1,4 +1,4 @@
-"""Unix sockets of the kubelet and of plugins: length limits, identity, and who listens."""
+"""Unix sockets of the kubelet and of plugins: length limits, identity, and listening processes."""
 
 import os
 import socket
@@ -15,11 +15,11 @@ CHANNEL_OPTIONS = (("grpc.default_authority", "localhost"), ("grpc.enable_http_p
 
 
 class SocketPathError(ValueError):
-    """A path on which no socket can be made, whatever happens: too long, or below something that is no directory."""
+    """A path at which no socket can be created: too long, or below a file that is not a directory."""
 
 
 class Identity(NamedTuple):
-    """Tells a socket from a later one of the same name. The time guards against inode numbers used again."""
+    """Differs between a socket and a later one of the same name. The time distinguishes reused inode numbers."""
 
     device: int
     inode: int
@@ -27,7 +27,7 @@ class Identity(NamedTuple):
 
 
 def checked_path(path: str) -> str:
-    """`path`, if a socket address can hold it. Raises `SocketPathError`."""
+    """Returns `path` if it fits into a socket address. Raises `SocketPathError`."""
     length = len(os.fsencode(path))
     if length > MAX_PATH_BYTES:
         raise SocketPathError(
@@ -38,7 +38,7 @@ def checked_path(path: str) -> str:
 
 
 def identity(path: str) -> Identity | None:
-    """Of the file at `path`, None when there is none."""
+    """The identity of the file at `path`, None if there is none."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -47,12 +47,12 @@ def identity(path: str) -> Identity | None:
 
 
 def listener(path: str) -> int | None:
-    """The process id of who listens on the socket at `path` (0 when it is in another pid namespace), None if nobody."""
+    """The ID of the process that listens at `path` (0 if it is in another PID namespace), None if there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(path)
         except BlockingIOError:
-            return 0  # alive, its queue of connections is full
+            return 0  # alive, its backlog is full
         except OSError:
             return None
         pid, _uid, _gid = struct.unpack("iII", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -60,5 +60,5 @@ def listener(path: str) -> int | None:
 
 
 def address(path: str) -> str:
-    """The gRPC target or listening address of an absolute socket path, as the reference implementation spells it."""
+    """The address of an absolute socket path in the reference implementation of gRPC."""
     return f"unix://{quote(path)}"

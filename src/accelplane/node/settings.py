@@ -22,7 +22,7 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
 
     root: Annotated[
         str,
-        Meta(description="read sysfs and devfs under this directory; paths told to the kubelet do not contain it"),
+        Meta(description="read sysfs and devfs under this directory; paths in responses to the kubelet omit it"),
     ] = "/"
     kubelet_dir: Annotated[
         str, Meta(description="the kubelet's directory; sockets are in device-plugins/ below it")

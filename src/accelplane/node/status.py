@@ -38,7 +38,7 @@ class ResourceCounters(Struct, frozen=True, kw_only=True):
 
 
 class ResourceStatus(Struct, frozen=True, kw_only=True):
-    """One resource as the kubelet is told of it. `name` is qualified; `devices` is keyed by device ID."""
+    """One resource as listed to the kubelet. `name` is qualified, `devices` is keyed by device ID."""
 
     name: str
     stage: Stage = Stage.WAITING
@@ -76,7 +76,7 @@ class PluginStatus(Struct, frozen=True, kw_only=True):
 
 
 class NodeStatus(Struct, frozen=True, kw_only=True):
-    """The whole agent. `config_problem` is why the configuration file was refused, empty while it is in force."""
+    """The whole agent. `config_problem` is why the configuration file was rejected, empty if it is in force."""
 
     version: str
     root: str

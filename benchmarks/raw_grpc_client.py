@@ -17,7 +17,7 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _INITIAL_WINDOW, _WIDEST = 4, 2**31 - 1
 
 
-class LeanClient:
+class RawGrpcClient:
     """Calls one unary method on the socket at `path`."""
 
     def __init__(self, path: str, method: str) -> None:

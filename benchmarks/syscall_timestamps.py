@@ -13,7 +13,7 @@ from typing import Any
 _TARGET = {"os.symlink": 1, "os.link": 1, "os.remove": 0, "os.mkdir": 0}
 
 
-class Moments:
+class SyscallTimestamps:
     """The last moment at which each of some paths was made or removed, by `time.perf_counter`."""
 
     def __init__(self, *paths: str) -> None:
