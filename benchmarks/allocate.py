@@ -62,7 +62,7 @@ def measure(scale: Scale) -> Outcome:
             for figure in _figures(resource, client, rounds)
         ],
         notes=(
-            "raw gRPC client: HTTP/2 frames on a blocking socket; grpcio client: the reference implementation, blocking",
+            "raw gRPC client: HTTP/2 frames on a blocking socket; grpcio client: the reference, blocking",
             "constant server: grpcio, blocking, answers the same bytes; measured in turns with the agent",
         ),
     )

@@ -1,7 +1,7 @@
-"""A client that does next to nothing: HTTP/2 frames written and read on a blocking socket.
+"""A minimal gRPC client: writes and reads HTTP/2 frames on a blocking socket.
 
-gRPC's Python client takes longer for a call than the agent does, so what it measures is mostly itself. This one costs
-some tens of microseconds, like the Go client with which the peers were measured. Facts: RFC 9113, gRPC over HTTP/2.
+gRPC's Python client needs more time per call than the agent. This one needs some tens of microseconds, like the Go
+client with which the peers were measured. Specifications: RFC 9113, gRPC over HTTP/2.
 """
 
 import socket

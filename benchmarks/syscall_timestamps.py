@@ -1,7 +1,7 @@
-"""When a path came or went: the moment just before the system call of this process that did it.
+"""Timestamps of the system calls with which this process creates or removes paths.
 
-The simulated node does much before and after the one link that counts, and says nothing of when. CPython announces
-such calls to audit hooks (PEP 578), which stay for the rest of the process.
+The simulated node does much before and after the one link that matters. CPython reports such calls to audit hooks
+(PEP 578) just before it makes them. A hook stays until the process ends.
 """
 
 import os
@@ -14,7 +14,7 @@ _TARGET = {"os.symlink": 1, "os.link": 1, "os.remove": 0, "os.mkdir": 0}
 
 
 class SyscallTimestamps:
-    """The last moment at which each of some paths was made or removed, by `time.perf_counter`."""
+    """The time at which each of the paths was last created or removed, by `time.perf_counter`."""
 
     def __init__(self, *paths: str) -> None:
         self.at = dict.fromkeys(paths, 0.0)
