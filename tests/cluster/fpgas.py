@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import http
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -197,6 +198,11 @@ class Fpga:
         target.write_bytes(content)
         return Path(path)
 
+    def copy(self, directory: Path, path: str) -> str:
+        """The directory, which pods cannot mount from where it is, at `path` of the node."""
+        shutil.copytree(directory, self.node.path(path), dirs_exist_ok=True)
+        return path
+
     def install(self, afu: str, interface: str = "") -> None:
         """The bitstream is in the host's store."""
         path = self.write("/root/bitstream.gbs", bitstream(afu, interface or self.spec.interface))
@@ -250,8 +256,11 @@ class Fpga:
 
     def ran(self, name: str) -> list[str]:
         """What the pod, which has come to its end, has printed."""
-        self.cluster.wait_pod(name, "Succeeded", namespace=TEAM, timeout=90)
-        return self.cluster.kubectl("logs", name, f"--namespace={TEAM}", "--all-containers").split()
+        spec = self.cluster.wait_pod(name, "Succeeded", namespace=TEAM, timeout=90)["spec"]
+        # One by one: with --all-containers kubectl prints them in random order.
+        containers = [one["name"] for one in (*spec.get("initContainers", ()), *spec["containers"])]
+        logs = [self.cluster.kubectl("logs", name, f"--namespace={TEAM}", f"--container={one}") for one in containers]
+        return " ".join(logs).split()
 
     def refused(self, name: str, words: str) -> None:
         """The container was not started, and users are told why."""

@@ -266,7 +266,7 @@ def test_a_pod_programs_its_region_itself(fpga: Fpga) -> None:
     fpga.program(NLB0)
     path = fpga.write("/opt/team/nlb3.gbs", bitstream(NLB3))
     tool = (str(SOFTWARE / "fpga_tool"), "-b", str(path), "-d", "dfl-port.0", "-q", "pr")
-    simulate = str(REPOSITORY / "src/accelplane/simulate")
+    simulate = fpga.copy(REPOSITORY / "src/accelplane/simulate", "/opt/simulate")
     more: dict[str, Any] = {
         "image": PLUGIN_IMAGE,
         "host_paths": (IOCTLS, str(SOFTWARE), str(path.parent), simulate),
