@@ -262,19 +262,24 @@ sys.exit(status)
 """
 
 
-def test_a_pod_programs_its_region_itself(fpga: Fpga) -> None:
-    fpga.program(NLB0)
+def developer(fpga: Fpga) -> Object:
+    """A pod that programs NLB3 into its region with the tool from the host."""
     path = fpga.write("/opt/team/nlb3.gbs", bitstream(NLB3))
-    tool = (str(SOFTWARE / "fpga_tool"), "-b", str(path), "-d", "dfl-port.0", "-q", "pr")
     simulate = fpga.copy(REPOSITORY / "src/accelplane/simulate", "/opt/simulate")
+    tool = (str(SOFTWARE / "fpga_tool"), "-b", str(path), "-d", "dfl-port.0", "-q", "pr")
     more: dict[str, Any] = {
         "image": PLUGIN_IMAGE,
         "host_paths": (IOCTLS, str(SOFTWARE), str(path.parent), simulate),
         "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}},
     }
+    words = ("python3.11", "-c", DEVELOPER, simulate, f"{PORT}/afu_id", IOCTLS, *tool)
+    return asking("developer", CARDS, *words, **more)
+
+
+def test_a_pod_programs_its_region_itself(fpga: Fpga) -> None:
+    fpga.program(NLB0)
     with fpga.mode("regiondevel", REGION):
-        words = ("python3.11", "-c", DEVELOPER, simulate, f"{PORT}/afu_id", IOCTLS, *tool)
-        fpga.cluster.apply(asking("developer", CARDS, *words, **more))
+        fpga.cluster.apply(developer(fpga))
         assert fpga.ran("developer") == ["/dev/dfl-fme.0", "/dev/dfl-port.0", NLB0, NLB3]
 
 

@@ -21,26 +21,22 @@ from . import settings
 from .build import OLD_CONTAINERD, assets
 from .cluster import Runtime
 from .conftest import running_cluster
-from .emulated import IOCTLS
 from .fpgas import (
-    CARDS,
     ORCHESTRATED,
     PORT,
     PREPROGRAMMED,
     REGION,
-    SOFTWARE,
     TEAM,
     WITH,
     Fpga,
     Fpgas,
     Installation,
     asking,
-    bitstream,
     plan,
 )
 from .machine import REPOSITORY, wait_until
 from .product_image import product_image
-from .test_fpga import DEVELOPER, DFL, PLUGIN_IMAGE
+from .test_fpga import DFL, developer
 
 pytestmark = pytest.mark.cluster
 
@@ -114,14 +110,7 @@ def test_a_function_that_was_programmed_before_is_given_to_a_pod(fpga: Fpga) -> 
 
 def test_a_pod_programs_its_region_itself(fpga: Fpga) -> None:
     fpga.program(NLB0)
-    path = fpga.write("/opt/team/nlb3.gbs", bitstream(NLB3))
-    tool = (str(SOFTWARE / "fpga_tool"), "-b", str(path), "-d", "dfl-port.0", "-q", "pr")
-    words = ("python3.11", "-c", DEVELOPER, f"{PORT}/afu_id", IOCTLS, *tool)
-    pod = asking(
-        "developer", CARDS, *words, image=PLUGIN_IMAGE, host_paths=(IOCTLS, str(SOFTWARE), str(path.parent)),
-        securityContext={"capabilities": {"add": ["SYS_ADMIN"]}},
-    )  # fmt: skip
-    fpga.cluster.apply(pod)
+    fpga.cluster.apply(developer(fpga))
     assert fpga.ran("developer") == ["/dev/dfl-fme.0", "/dev/dfl-port.0", NLB0, NLB3]
 
 
