@@ -256,13 +256,14 @@ def test_a_device_in_trouble_is_named_with_its_reason_and_the_others_are_done(fa
     qat, dsa, dlb = (failed(each) for each in trees)
     assert f"{QAT0} failed" in qat, qat
     assert "Input/output error (writing '4')" in qat
-    assert f"{QAT1} applied" in qat
+    # The log may be that of the second start.
+    assert f"{QAT1} applied" in qat or f"{QAT1} unchanged" in qat
     assert "0000:69:00.0 failed" in qat or "0000:69:00.0 rolled back" in qat
     assert "state down -> up" in qat
     assert "dsa0 rolled back" in dsa, dsa
     assert "enable wq0.1" in dsa
     assert "Input/output error" in dsa
-    assert "dsa1 changed" in dsa
+    assert "dsa1 applied" in dsa or "dsa1 unchanged" in dsa
     assert f"{DLB0} rolled back" in dlb, dlb
     assert "num_ldb_ports" in dlb
     assert families.read(f"{DEVICES}/{DLB0}/sriov_numvfs") == "0"
