@@ -266,7 +266,8 @@ def test_a_device_in_trouble_is_named_with_its_reason_and_the_others_are_done(fa
     assert "dsa1 applied" in dsa or "dsa1 unchanged" in dsa
     assert f"{DLB0} rolled back" in dlb, dlb
     assert "num_ldb_ports" in dlb
-    assert families.read(f"{DEVICES}/{DLB0}/sriov_numvfs") == "0"
+    # The container is restarted, and enables the VF again before it fails.
+    wait_until(lambda: families.read(f"{DEVICES}/{DLB0}/sriov_numvfs") == "0", "no VF of the DLB")
 
     kernel.mend()
     kernel.do("qat", bdf="0000:69:00.0", starts=True)
