@@ -28,6 +28,7 @@ from .families import (
     Families,
     config_map,
 )
+from .machine import wait_until
 from .test_families import CY, DC, DSA, ENCLAVE, EXAMPLES, IAA, PF, PROVISION, TREES, VF
 
 pytestmark = pytest.mark.cluster

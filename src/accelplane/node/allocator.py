@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from accelplane.devices import Allocation, Device
-from accelplane.host import Host
 from accelplane.kubelet.server import AllocationError
 from accelplane.node.allocations import CallRecord
 from accelplane.node.context import PluginContext
@@ -110,10 +109,10 @@ class ResourceAllocator:
 
         Container runtimes create a missing mount source as a directory, which then blocks the name for the kernel.
         """
-        root = self._context.settings.root
+        root = self._context.settings.root.rstrip("/")
         for mount in allocation.mounts:
             path = mount.host_path
-            if path.startswith("/dev/") and not (os.path.exists(path) if root == "/" else Host(root).exists(path)):
+            if path.startswith("/dev/") and not os.path.lexists(root + path):
                 raise AllocationError(f"{self.resource}: {path} does not exist, the device is gone")
 
     async def _with_cdi_files(self, devices: Iterable[Device], allocation: Allocation) -> Allocation:
