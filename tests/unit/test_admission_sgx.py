@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonpatching import applied
 
-from accelplane.admission.quantities import QuantityError, binary_text, parse
 from accelplane.admission.sgx import Pod, SgxOptions, mutate
 from accelplane.kube.admission import Decision
+from accelplane.kube.quantities import QuantityError, binary_text, parse
 
 DEFAULTS = SgxOptions()
 MOUNT = {"name": "aesmd-socket", "mountPath": "/var/run/aesmd"}

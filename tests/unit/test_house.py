@@ -41,6 +41,7 @@ LOADED_ON_DEMAND = {
         "rich",
         "click",
         "cProfile",
+        "accelplane.kube.crds",
         "accelplane.operator.crds",
     ),
 }

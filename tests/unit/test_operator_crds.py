@@ -12,8 +12,8 @@ from customresources import SAMPLES, sample
 
 from accelplane.admission.mapping_status import MappingStatus
 from accelplane.kube.conditions import condition
+from accelplane.kube.schemas import violations
 from accelplane.operator import crds, models
-from accelplane.operator.schemas import violations
 
 BASES = Path(__file__).parents[2] / "deploy" / "operator" / "crd" / "bases"
 Schema = dict[str, Any]

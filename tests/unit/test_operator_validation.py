@@ -10,7 +10,7 @@ from customresources import plugin, resource, sample
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelplane.admission.quantities import number_of
+from accelplane.kube.quantities import number_of
 from accelplane.operator import defaulting, models
 from accelplane.operator.overlap import Overlap
 from accelplane.operator.settings import ImagePolicy

@@ -16,10 +16,10 @@ import msgspec
 from msgspec import Raw, Struct
 
 from accelplane.admission.mappings import PREFIX, Names, Pair, Target
-from accelplane.admission.quantities import Quantity, QuantityError, parse
 from accelplane.fpga.ids import AFU_VARIABLE, REGION_VARIABLE
 from accelplane.kube.admission import ALLOWED, Decision, Mutator, Review, deny
 from accelplane.kube.jsonpatch import Operation, Word, pointer
+from accelplane.kube.quantities import Quantity, QuantityError, parse
 
 PATH = "/pods"
 

@@ -16,11 +16,11 @@ from lightkube.core.resource import GlobalResource
 from msgspec import Struct, field
 
 from accelplane.admission.mappings import PREFIX
-from accelplane.admission.quantities import Quantity, number_of
 from accelplane.kube.cache import Cache, Patience
 from accelplane.kube.client import Client
 from accelplane.kube.errors import Refused
 from accelplane.kube.objects import Identity, api
+from accelplane.kube.quantities import Quantity, number_of
 
 log = logging.getLogger(__name__)
 

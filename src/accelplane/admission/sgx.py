@@ -14,9 +14,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-from accelplane.admission.quantities import Quantity, QuantityError, binary_text, parse
 from accelplane.kube.admission import ALLOWED, Decision, Mutator, Review, deny
 from accelplane.kube.jsonpatch import Operation, Word, append, put
+from accelplane.kube.quantities import Quantity, QuantityError, binary_text, parse
 
 PATH = "/mutate--v1-pod"
 

@@ -130,10 +130,10 @@ def families(text: str) -> list[str]:
 
 def _name(given: Mapping[str, str], source: str) -> str:
     """The name of an object, from a flag or a variable. Raises `ValueError`."""
-    from accelplane.operator.pods import is_name  # noqa: PLC0415
+    from accelplane.kube.names import is_dns_subdomain  # noqa: PLC0415
 
     name = given.get(source, "")
-    if name and not is_name(name):
+    if name and not is_dns_subdomain(name):
         raise ValueError(f"{source}: {name!a}: expected a name of a-z, 0-9, - and .")
     return name
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from accelplane.kube.cache import Cache, Patience
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.errors import Unreachable
+from accelplane.kube.names import is_dns_subdomain
 from accelplane.kube.objects import Request
 from accelplane.operator.daemonsets import provisioning_hash
-from accelplane.operator.pods import is_name
 from accelplane.operator.resources import ConfigMap
 
 
@@ -41,7 +41,7 @@ class ConfigMaps:
         Raises `Unreachable` when nothing is known of it after a while, for which it is waited once.
         """
         await self._begun.wait()
-        if not is_name(name):
+        if not is_dns_subdomain(name):
             return None
         cache = self._cache(name)
         try:

@@ -17,13 +17,13 @@ from accelplane.kube.cache import Cache
 from accelplane.kube.client import Selection
 from accelplane.kube.controller import Result, Terminal
 from accelplane.kube.errors import Conflict, NotFound, Refused, Unreachable
+from accelplane.kube.jsontypes import JsonObject
 from accelplane.kube.manager import Manager
 from accelplane.kube.objects import Request, request_of
 from accelplane.kube.owners import controller_of, owner_request
 from accelplane.operator import images, models, status
 from accelplane.operator.configmaps import ConfigMaps
 from accelplane.operator.daemonsets import render
-from accelplane.operator.jsontypes import JsonObject
 from accelplane.operator.models import DevicePlugin
 from accelplane.operator.overlap import Overlap, overlaps_of
 from accelplane.operator.resources import KINDS, CustomResource, DaemonSet, Node, Pod, labels_only, own, place_only

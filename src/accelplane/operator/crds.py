@@ -19,8 +19,9 @@ from pathlib import Path
 import msgspec
 from msgspec import inspect
 
+from accelplane.kube.crds import definition, plural_of, resource_schema, struct_type, structural_schema, version
+from accelplane.kube.jsontypes import Json, JsonObject
 from accelplane.operator import models
-from accelplane.operator.jsontypes import Json, JsonObject
 
 _PROVISIONED = models.PROVISIONED_VF_DRIVERS
 _NO_CONFIG = "!has(self.provisioningConfig) || self.provisioningConfig == ''"
@@ -128,15 +129,15 @@ def definitions() -> list[JsonObject]:
 
 def schema_of(model: type[models.DevicePlugin]) -> JsonObject:
     """What the API server holds resources of a kind to."""
-    fields = {field.encode_name: field.type for field in _struct(model).fields}
-    spec = _schema(fields["spec"])
+    fields = {field.encode_name: field.type for field in struct_type(model).fields}
+    spec = structural_schema(fields["spec"])
     spec["description"] = "What is wanted of the device plugin."
     spec_model = fields["spec"]
     if isinstance(spec_model, inspect.StructType) and (rules := _RULES.get(spec_model.cls)):
         spec["x-kubernetes-validations"] = [_rule(rule) for rule in rules]
-    status = _schema(fields["status"])
+    status = structural_schema(fields["status"])
     status["description"] = "What there is of the device plugin, as the operator saw it last."
-    return _object(model.about, {"spec": spec, "status": status})
+    return resource_schema(model.about, {"spec": spec, "status": status})
 
 
 def files() -> dict[str, str]:
@@ -144,9 +145,9 @@ def files() -> dict[str, str]:
     import yaml  # noqa: PLC0415 - the operator itself has no use for it
 
     found: dict[str, str] = {}
-    for kind, definition in zip(_kinds(), definitions(), strict=True):
+    for kind, made in zip(_kinds(), definitions(), strict=True):
         group = models.FPGA_GROUP if kind in _MAPPINGS else models.GROUP
-        found[f"{group}_{_plural(kind)}.yaml"] = yaml.safe_dump(definition, sort_keys=False, width=110)
+        found[f"{group}_{plural_of(kind)}.yaml"] = yaml.safe_dump(made, sort_keys=False, width=110)
     return found
 
 
@@ -169,16 +170,12 @@ def _kinds() -> Iterator[str]:
     yield from _MAPPINGS
 
 
-def _plural(kind: str) -> str:
-    return f"{kind.lower()}s"
-
-
 def _plugin(model: type[models.DevicePlugin]) -> JsonObject:
-    return _definition(
+    return definition(
         model.__name__,
         models.GROUP,
         scope="Cluster",
-        versions=[_version(models.VERSION, _COLUMNS, schema_of(model))],
+        versions=[version(models.VERSION, schema_of(model), columns=_COLUMNS)],
     )
 
 
@@ -189,25 +186,25 @@ def _mapping(
     columns: tuple[Mapping[str, str], ...],
 ) -> JsonObject:
     """Served as of April 2020, too: the fields are the same, and what is stored as such can be read."""
-    fields = {field.encode_name: field.type for field in _struct(model).fields}
-    status = _schema(fields["status"])
+    fields = {field.encode_name: field.type for field in struct_type(model).fields}
+    status = structural_schema(fields["status"])
     status["description"] = "What it stands for, and who has that, as it was seen last."
-    top = _object(about, {"spec": _schema(fields["spec"]), "status": status})
+    top = resource_schema(about, {"spec": structural_schema(fields["spec"]), "status": status})
     top["required"] = ["spec"]
     kind = model.__name__
-    old, new = (f"{models.FPGA_GROUP}/{version} {kind}" for version in (models.FPGA_OLD_VERSION, models.FPGA_VERSION))
+    old, new = (f"{models.FPGA_GROUP}/{served} {kind}" for served in (models.FPGA_OLD_VERSION, models.FPGA_VERSION))
     deprecated: JsonObject = {
         "deprecated": True,
         "deprecationWarning": f"{old} is deprecated: write {new}, its fields are the same",
     }
-    return _definition(
+    return definition(
         model.__name__,
         models.FPGA_GROUP,
         scope="Namespaced",
         versions=[
-            _version(models.FPGA_VERSION, columns, top),
+            version(models.FPGA_VERSION, top, columns=columns),
             # A copy, lest it be written as a reference.
-            _version(models.FPGA_OLD_VERSION, columns, copy.deepcopy(top), stored=False) | deprecated,
+            version(models.FPGA_OLD_VERSION, copy.deepcopy(top), columns=columns, storage=False) | deprecated,
         ],
         short_names=[short_name],
         # The definition of 2020, of an API that is gone, has it otherwise, and would keep that when this is applied.
@@ -215,115 +212,8 @@ def _mapping(
     )
 
 
-def _version(
-    name: str, columns: tuple[Mapping[str, str], ...], schema: JsonObject, *, stored: bool = True
-) -> JsonObject:
-    return {
-        "name": name,
-        "served": True,
-        "storage": stored,
-        "subresources": {"status": {}},
-        "additionalPrinterColumns": [dict[str, Json](column) for column in columns],
-        "schema": {"openAPIV3Schema": schema},
-    }
-
-
-def _definition(
-    kind: str,
-    group: str,
-    *,
-    scope: str,
-    versions: list[Json],
-    short_names: list[Json] | None = None,
-    more: JsonObject | None = None,
-) -> JsonObject:
-    names: JsonObject = {"kind": kind, "listKind": f"{kind}List", "plural": _plural(kind), "singular": kind.lower()}
-    if short_names:
-        names["shortNames"] = short_names
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{_plural(kind)}.{group}"},
-        "spec": {"group": group, "names": names, "scope": scope, "versions": versions, **(more or {})},
-    }
-
-
-def _object(about: str, properties: JsonObject) -> JsonObject:
-    return {
-        "description": about,
-        "type": "object",
-        "properties": {
-            "apiVersion": {"type": "string"},
-            "kind": {"type": "string"},
-            "metadata": {"type": "object"},
-            **properties,
-        },
-    }
-
-
 def _rule(rule: Rule) -> Json:
     return {"rule": rule.holds, "messageExpression": rule.message}
-
-
-def _struct(model: type[msgspec.Struct]) -> inspect.StructType:
-    found = inspect.type_info(model)
-    if not isinstance(found, inspect.StructType):
-        raise TypeError(f"{model} is no struct")
-    return found
-
-
-def _schema(kind: inspect.Type) -> JsonObject:
-    """The structural schema of a type."""
-    match kind:
-        case inspect.Metadata(type=inner):
-            return _described(_schema(inner), kind)
-        case inspect.StructType(fields=fields):
-            return _structure(fields)
-        case inspect.DictType(value_type=value):
-            return {"type": "object", "additionalProperties": _schema(value)}
-        case inspect.VarTupleType(item_type=item):
-            return {"type": "array", "items": _schema(item)}
-        case inspect.UnionType(types=types):
-            choices = [each for each in types if not isinstance(each, inspect.NoneType)]
-            if len(choices) == 1:
-                return _schema(choices[0])
-            return {"anyOf": [_schema(each) for each in choices], "x-kubernetes-int-or-string": True}
-        case inspect.LiteralType(values=values):
-            return {"type": "string", "enum": [str(value) for value in values]}
-        case inspect.IntType(ge=minimum):
-            return _with({"type": "integer"}, minimum=minimum)
-        case inspect.StrType(pattern=pattern, max_length=longest):
-            return _with({"type": "string"}, pattern=pattern, maxLength=longest)
-        case inspect.BoolType():
-            return {"type": "boolean"}
-        case _:
-            raise TypeError(f"no schema for {kind}")
-
-
-def _structure(fields: tuple[inspect.Field, ...]) -> JsonObject:
-    ordered = sorted(fields, key=lambda each: each.encode_name)
-    found: JsonObject = {"type": "object", "properties": {each.encode_name: _schema(each.type) for each in ordered}}
-    if required := [each.encode_name for each in ordered if each.required]:
-        found["required"] = [*required]
-    return found
-
-
-def _with(schema: JsonObject, **limits: Json) -> JsonObject:
-    return schema | {name: limit for name, limit in limits.items() if limit is not None}
-
-
-class _Annotated(msgspec.Struct):
-    """The part of msgspec's `Metadata` that is wanted, with its type."""
-
-    extra_json_schema: dict[str, str | list[str]] | None
-
-
-def _described(schema: JsonObject, metadata: inspect.Metadata) -> JsonObject:
-    """With the description first, where a reader looks for it."""
-    more: JsonObject = {}
-    for name, value in (msgspec.convert(metadata, _Annotated, from_attributes=True).extra_json_schema or {}).items():
-        more[name] = [*value] if isinstance(value, list) else value
-    return {name: more[name] for name in ("description",) if name in more} | schema | more
 
 
 if __name__ == "__main__":

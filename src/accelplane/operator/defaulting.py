@@ -9,7 +9,7 @@ which come later and say it better.
 
 import msgspec
 
-from accelplane.operator.jsontypes import Json
+from accelplane.kube.jsontypes import Json
 from accelplane.operator.settings import ImagePolicy
 
 

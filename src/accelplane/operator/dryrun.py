@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from accelplane.kube.jsontypes import JsonObject
+from accelplane.kube.names import is_dns_subdomain
+from accelplane.kube.schemas import violations
 from accelplane.operator import crds, defaulting, images, models, validation
 from accelplane.operator.daemonsets import render
-from accelplane.operator.jsontypes import JsonObject
-from accelplane.operator.pods import is_name
-from accelplane.operator.schemas import violations
 from accelplane.operator.settings import ImagePolicy, Settings
 
 _MOST_BYTES = 1024 * 1024
@@ -70,7 +70,7 @@ def _daemonset(document: bytes | msgspec.Raw, settings: Settings) -> JsonObject:
     model = models.BY_KIND.get(kind) if isinstance(kind, str) else None
     if model and (problem := next(violations(resource, crds.schema_of(model)), "")):
         raise NotRendered(f"{told}: {problem}")
-    if model and not (isinstance(name, str) and is_name(name)):
+    if model and not (isinstance(name, str) and is_dns_subdomain(name)):
         raise NotRendered(f"{told}: metadata.name is {name!a}, expected a name of a-z, 0-9, - and .")
     try:
         plugin = models.decode(_defaulted(resource, settings.images))

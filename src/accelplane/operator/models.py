@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from accelplane.operator.jsontypes import JsonObject
+from accelplane.kube.jsontypes import JsonObject
 
 GROUP, VERSION = "deviceplugin.intel.com", "v1"
 FPGA_GROUP, FPGA_VERSION, FPGA_OLD_VERSION = "fpga.intel.com", "v2", "v1"

@@ -3,11 +3,10 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from accelplane.admission.quantities import number_of
+from accelplane.kube.names import is_dns_subdomain, is_label_value, is_qualified_name
+from accelplane.kube.quantities import number_of
 from accelplane.operator.models import PluginSpec, Resources, RollingUpdate, Toleration
 
-_SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_NAME = re.compile(r"(?=.{1,63}\Z)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _SHARE = re.compile(r"(100|[1-9]?[0-9])%", re.ASCII)
 _STANDARD = re.compile(r"cpu|memory|ephemeral-storage|hugepages-.+")
 _OPERATORS = ("", "Exists", "Equal")
@@ -18,17 +17,17 @@ _MOST_ANNOTATIONS = 256 * 1024
 def pod_refusals(spec: PluginSpec) -> Iterator[str]:
     """What is wrong with the fields that go into the pods as they are; each names the field."""
     for key, value in spec.node_selector.items():
-        if not _is_key(key):
+        if not is_qualified_name(key):
             yield f"nodeSelector has the key {key!a}, expected a label's name"
-        if value and not _NAME.fullmatch(value):
+        if not is_label_value(value):
             yield f"nodeSelector[{key}] is {value!a}, expected a label's value"
     for position, toleration in enumerate(spec.tolerations):
         for problem in _toleration(toleration):
             yield f"tolerations[{position}].{problem}"
     for position, secret in enumerate(spec.image_pull_secrets):
-        if not is_name(secret.name):
+        if not is_dns_subdomain(secret.name):
             yield f"imagePullSecrets[{position}].name is {secret.name!a}, expected the name of a secret"
-    if spec.priority_class_name and not is_name(spec.priority_class_name):
+    if spec.priority_class_name and not is_dns_subdomain(spec.priority_class_name):
         yield f"priorityClassName is {spec.priority_class_name!a}, expected the name of a priority class"
     if spec.resources:
         yield from _resources(spec.resources)
@@ -39,23 +38,18 @@ def pod_refusals(spec: PluginSpec) -> Iterator[str]:
     yield from _annotations(spec.pod_annotations)
 
 
-def is_name(text: str) -> bool:
-    """Whether most kinds of objects may have this name."""
-    return bool(_SUBDOMAIN.fullmatch(text))
-
-
 def _toleration(toleration: Toleration) -> Iterator[str]:
     if toleration.operator not in _OPERATORS:
         yield f"operator is {toleration.operator!a}, expected Exists or Equal"
     if toleration.effect not in _EFFECTS:
         yield f"effect is {toleration.effect!a}, expected {', '.join(_EFFECTS[1:])} or none"
-    if toleration.key and not _is_key(toleration.key):
+    if toleration.key and not is_qualified_name(toleration.key):
         yield f"key is {toleration.key!a}, expected a taint's name"
     if not toleration.key and toleration.operator != "Exists":
         yield "key is empty, expected one, or Exists as operator"
     if toleration.operator == "Exists" and toleration.value:
         yield f"value is {toleration.value!a} and operator is Exists, expected no value"
-    if toleration.value and not _NAME.fullmatch(toleration.value):
+    if not is_label_value(toleration.value):
         yield f"value is {toleration.value!a}, expected a taint's value"
     if toleration.toleration_seconds is not None and toleration.effect != "NoExecute":
         yield f"tolerationSeconds is {toleration.toleration_seconds}, expected NoExecute as effect"
@@ -65,7 +59,7 @@ def _resources(resources: Resources) -> Iterator[str]:
     for field, amounts in (("limits", resources.limits), ("requests", resources.requests)):
         for name, amount in amounts.items():
             number = number_of(amount)
-            if not _is_key(name) or not ("/" in name or _STANDARD.fullmatch(name)):
+            if not is_qualified_name(name) or not ("/" in name or _STANDARD.fullmatch(name)):
                 yield (
                     f"resources.{field} has the key {name!a}, expected cpu, memory, ephemeral-storage, "
                     "hugepages-<size> or a resource's name with its domain"
@@ -99,14 +93,8 @@ def _rolling_update(update: RollingUpdate) -> Iterator[str]:
 
 def _annotations(annotations: Mapping[str, str]) -> Iterator[str]:
     for key in annotations:
-        if not _is_key(key.lower()):
+        if not is_qualified_name(key.lower()):
             yield f"podAnnotations has the key {key!a}, expected an annotation's name"
     size = sum(len(text.encode()) for pair in annotations.items() for text in pair)
     if size > _MOST_ANNOTATIONS:
         yield f"podAnnotations has {size} bytes, expected {_MOST_ANNOTATIONS} or fewer"
-
-
-def _is_key(text: str) -> bool:
-    """Whether it is a qualified name: `name` or `prefix.example/name`."""
-    prefix, slash, name = text.rpartition("/")
-    return bool(_NAME.fullmatch(name)) and (not slash or is_name(prefix))

@@ -13,9 +13,9 @@ from lightkube.core.resource import GlobalResource, NamespacedResourceG
 from lightkube.models.meta_v1 import OwnerReference
 from msgspec.structs import astuple
 
+from accelplane.kube.jsontypes import JsonObject
 from accelplane.kube.objects import Identity, Metadata, api, document_of
 from accelplane.operator import models
-from accelplane.operator.jsontypes import JsonObject
 
 _EMPTY = msgspec.Raw(b"null")
 

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from accelplane.kube.jsontypes import JsonObject
 from accelplane.operator.images import Replacement
-from accelplane.operator.jsontypes import JsonObject
 from accelplane.operator.models import Condition, DevicePlugin, ObjectReference, Status, provisioning_config
 from accelplane.operator.overlap import Overlap, told
 

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from accelplane.admission.quantities import number_of
+from accelplane.kube.jsontypes import Json, JsonObject
+from accelplane.kube.quantities import number_of
 from accelplane.operator.daemonsets import PROVISIONING_ANNOTATION, DaemonSet
 from accelplane.operator.daemonsets.objects import Selector
-from accelplane.operator.jsontypes import Json, JsonObject
 from accelplane.operator.models import GROUP
 
 HASH_ANNOTATION = f"{GROUP}/template-hash"

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from accelplane.kube.names import is_dns_subdomain
 from accelplane.operator import images
 from accelplane.operator.models import (
     PCI_IDS,
@@ -29,7 +30,7 @@ from accelplane.operator.models import (
     SgxSpec,
 )
 from accelplane.operator.overlap import Overlap, told
-from accelplane.operator.pods import is_name, pod_refusals
+from accelplane.operator.pods import pod_refusals
 from accelplane.operator.settings import ImagePolicy
 
 PREFIX = "invalid resource: "
@@ -135,7 +136,7 @@ def _unprovisioned(spec: DsaSpec | IaaSpec | QatSpec, names: Sequence[str]) -> I
             f"provisioningConfig is {spec.provisioning_config!a} and initImage is empty, expected an image of "
             f"{names[0]} in initImage"
         )
-    if spec.provisioning_config and not is_name(spec.provisioning_config):
+    if spec.provisioning_config and not is_dns_subdomain(spec.provisioning_config):
         yield f"provisioningConfig is {spec.provisioning_config!a}, expected the name of a ConfigMap"
 
 

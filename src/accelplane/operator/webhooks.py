@@ -10,9 +10,9 @@ from msgspec import Raw
 
 from accelplane.kube.admission import ALLOWED, Decision, Hook, Mutator, Review, Validator, deny, refusing
 from accelplane.kube.jsonpatch import Operation
+from accelplane.kube.jsontypes import Json
 from accelplane.operator import defaulting, models, validation
 from accelplane.operator.controller import PluginController
-from accelplane.operator.jsontypes import Json
 from accelplane.operator.overlap import overlaps_of
 from accelplane.operator.settings import ImagePolicy
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from accelplane.operator.jsontypes import JsonObject
+from accelplane.kube.jsontypes import JsonObject
 from accelplane.operator.models import Resources, SecretReference, Toleration, UpdateStrategy, Wire
 
 

@@ -1,19 +1,19 @@
-"""What a structural schema does not allow of an object, in words.
+"""Validation of objects against structural schemas without an API server.
 
-The API server holds custom resources to the schemas of `crds`, and does so before any webhook; this is for those who
-ask no API server. A null counts as absent, as there.
+The API server validates custom resources against the schema of their definition before it calls webhooks. Like the API
+server, this module treats null as an absent field.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 
-from accelplane.operator.jsontypes import Json, JsonObject
+from accelplane.kube.jsontypes import Json, JsonObject
 
 _LONGEST_SHOWN = 80
 
 
 def violations(value: Json, schema: JsonObject, path: str = "") -> Iterator[str]:
-    """What is wrong with a value, each with its field, what was found there and what is expected."""
+    """Yields one message per violation: the field, the value found and the value expected."""
     if value is None:
         return
     match schema.get("type"):
@@ -22,7 +22,7 @@ def violations(value: Json, schema: JsonObject, path: str = "") -> Iterator[str]
         case "array":
             items = schema.get("items")
             if not isinstance(value, list):
-                yield _told(path, value, "a list")
+                yield _message(path, value, "a list")
             elif isinstance(items, dict):
                 for position, each in enumerate(value):
                     yield from violations(each, items, f"{path}[{position}]")
@@ -31,16 +31,16 @@ def violations(value: Json, schema: JsonObject, path: str = "") -> Iterator[str]
         case "integer":
             yield from _number(value, schema, path)
         case "boolean" if not isinstance(value, bool):
-            yield _told(path, value, "true or false")
+            yield _message(path, value, "true or false")
         case _ if schema.get("x-kubernetes-int-or-string") and not _is_int_or_string(value):
-            yield _told(path, value, "a number or a text")
+            yield _message(path, value, "an integer or a string")
         case _:
             return
 
 
 def _object(value: Json, schema: JsonObject, path: str) -> Iterator[str]:
     if not isinstance(value, dict):
-        yield _told(path, value, "an object")
+        yield _message(path, value, "an object")
         return
     known, others = schema.get("properties"), schema.get("additionalProperties")
     fields: Mapping[str, Json] = known if isinstance(known, dict) else {}
@@ -49,7 +49,7 @@ def _object(value: Json, schema: JsonObject, path: str) -> Iterator[str]:
         if isinstance(inner, dict):
             yield from violations(each, inner, f"{path}.{name}" if path else name)
         elif fields:
-            yield f"{path}.{name}".removeprefix(".") + f" is no field, expected one of {', '.join(fields)}"
+            yield f"{path}.{name}".removeprefix(".") + f" is an unknown field, expected one of {', '.join(fields)}"
     required = schema.get("required")
     for name in required if isinstance(required, list) else ():
         if value.get(str(name)) is None:
@@ -59,26 +59,26 @@ def _object(value: Json, schema: JsonObject, path: str) -> Iterator[str]:
 def _text(value: Json, schema: JsonObject, path: str) -> Iterator[str]:
     choices, pattern = schema.get("enum"), schema.get("pattern")
     if isinstance(choices, list) and value not in choices:
-        yield _told(path, value, f"one of {', '.join(map(str, choices))}")
+        yield _message(path, value, f"one of {', '.join(map(str, choices))}")
     elif not isinstance(value, str):
-        yield _told(path, value, "a text")
+        yield _message(path, value, "a string")
     elif isinstance(pattern, str) and not re.search(pattern, value):
-        yield _told(path, value, f"a match of {pattern}")
+        yield _message(path, value, f"a string that matches {pattern}")
 
 
 def _number(value: Json, schema: JsonObject, path: str) -> Iterator[str]:
     least = schema.get("minimum")
     if isinstance(value, bool) or not isinstance(value, int):
-        yield _told(path, value, "a whole number")
+        yield _message(path, value, "an integer")
     elif isinstance(least, int) and value < least:
-        yield _told(path, value, f"{least} or more")
+        yield _message(path, value, f"{least} or more")
 
 
 def _is_int_or_string(value: Json) -> bool:
     return isinstance(value, int | str) and not isinstance(value, bool)
 
 
-def _told(path: str, value: Json, expected: str) -> str:
+def _message(path: str, value: Json, expected: str) -> str:
     shown = ascii(value)
     if len(shown) > _LONGEST_SHOWN:
         shown = f"{shown[:_LONGEST_SHOWN]}..."
