@@ -27,7 +27,7 @@ from waiting import until
 from accelplane.http import HttpError, Response
 from accelplane.http import Request as HttpRequest
 from accelplane.kube.authorized import Authorized
-from accelplane.kube.cache import Cache, Patience
+from accelplane.kube.cache import Cache, WatchTimeouts
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.errors import Conflict, Gone, Refused
 from accelplane.kube.events import Recorder
@@ -64,7 +64,8 @@ async def main():
     client = Client(load_config(), field_manager="greeter")
     election = None
     if identity:
-        election = Election(name="greeter", namespace="default", identity=identity, lease=4, renew=3, retry=0.5)
+        times = {"lease_duration": 4, "renew_deadline": 3, "retry_period": 0.5}
+        election = Election(name="greeter", namespace="default", identity=identity, **times)
     manager = Manager(client, election=election, health_address=OFF, metrics_address=OFF)
     names["greeter"](manager)
     await manager.run()
@@ -210,11 +211,11 @@ async def test_bookmarks_are_sent_and_lists_come_in_pages(api: Cluster) -> None:
 
 
 async def test_a_cache_lists_again_when_etcd_forgot(api: Cluster) -> None:
-    patience = Patience(silence=30, lasting=60, first_delay=0.1, max_delay=1)
+    watch_timeouts = WatchTimeouts(idle=30, duration=60, first_delay=0.1, max_delay=1)
     async with connected(api) as client:
         await client.apply(text("stays"))
         await client.apply(text("goes"))
-        cache = Cache(client, ConfigMap, LABELED, patience=patience)
+        cache = Cache(client, ConfigMap, LABELED, watch_timeouts=watch_timeouts)
         first = asyncio.create_task(cache.run())
         async with asyncio.timeout(20):
             await cache.synced.wait()
@@ -249,9 +250,9 @@ def resume(cluster: Cluster) -> None:
 
 
 async def test_a_cache_recovers_from_a_server_that_stopped_without_a_word(api: Cluster) -> None:
-    patience = Patience(silence=2, lasting=60, first_delay=0.1, max_delay=1)
+    watch_timeouts = WatchTimeouts(idle=2, duration=60, first_delay=0.1, max_delay=1)
     async with connected(api) as client:
-        cache = Cache(client, ConfigMap, LABELED, patience=patience)
+        cache = Cache(client, ConfigMap, LABELED, watch_timeouts=watch_timeouts)
         running = asyncio.create_task(cache.run())
         async with asyncio.timeout(20):
             await cache.synced.wait()

@@ -37,7 +37,7 @@ from operatorscenarios import (
 )
 from waiting import until
 
-from accelplane.kube.cache import Patience
+from accelplane.kube.cache import WatchTimeouts
 from accelplane.kube.client import Client, load_config
 from accelplane.kube.manager import OFF, Manager
 from accelplane.operator.controller import controllers
@@ -272,10 +272,10 @@ async def test_watches_that_go_silent_hide_nothing(world: World) -> None:
     await expected(world, name)
     await prepare(world, name)
     world.operator.kill()
-    # As the command does it, but for its patience.
+    # As the command does it, but for its watch_timeouts.
     client = Client(load_config(str(world.kubeconfig)), field_manager=MANAGER)
-    patience = Patience(silence=2)
-    manager = Manager(client, health_address=OFF, metrics_address=OFF, patience=patience)
+    watch_timeouts = WatchTimeouts(idle=2)
+    manager = Manager(client, health_address=OFF, metrics_address=OFF, watch_timeouts=watch_timeouts)
     controllers(manager, FAMILIES, SETTINGS)
     watches = 3 * len(FAMILIES) + 1
     task = asyncio.create_task(manager.run())

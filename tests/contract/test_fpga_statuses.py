@@ -20,7 +20,7 @@ from webhookprograms import page
 
 from accelplane.admission.mapping_controller import hosted
 from accelplane.kube.admission import Hook, Kind, Review
-from accelplane.kube.cache import Patience
+from accelplane.kube.cache import WatchTimeouts
 from accelplane.kube.client import Client
 from accelplane.kube.manager import OFF, Manager
 
@@ -47,7 +47,10 @@ class Host:
 async def hosting(api: KubeApi, *, again: float = 300, settle: float = 0.05) -> AsyncIterator[Host]:
     client = Client(api.config, field_manager="test", timeout=1)
     manager = Manager(
-        client, health_address="127.0.0.1:0", metrics_address=OFF, patience=Patience(first_delay=0.01, max_delay=0.1)
+        client,
+        health_address="127.0.0.1:0",
+        metrics_address=OFF,
+        watch_timeouts=WatchTimeouts(first_delay=0.01, max_delay=0.1),
     )
     host = Host(manager, hosted(manager, again=again, settle=settle))
     task = asyncio.create_task(manager.run())

@@ -9,19 +9,21 @@ from kubeapi import KubeApi
 from kubekinds import Config, Widget, widget
 from waiting import until
 
-from accelplane.kube.cache import Cache, Patience, UnreadableObject
+from accelplane.kube.cache import Cache, UnreadableObject, WatchTimeouts
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.errors import Refused
 from accelplane.kube.objects import Request
 
 ALL = Selection()
-HASTE = Patience(silence=5, lasting=60, first_delay=0.01, max_delay=0.1)
+HASTE = WatchTimeouts(idle=5, duration=60, first_delay=0.01, max_delay=0.1)
 
 
 @contextlib.asynccontextmanager
-async def widgets(api: KubeApi, selection: Selection = ALL, patience: Patience = HASTE) -> AsyncIterator[Cache[Widget]]:
+async def widgets(
+    api: KubeApi, selection: Selection = ALL, watch_timeouts: WatchTimeouts = HASTE
+) -> AsyncIterator[Cache[Widget]]:
     client = Client(api.config, field_manager="test", timeout=1)
-    cache = Cache(client, Widget, selection, patience=patience)
+    cache = Cache(client, Widget, selection, watch_timeouts=watch_timeouts)
     running = asyncio.create_task(cache.run())
     try:
         yield cache
@@ -61,8 +63,8 @@ async def test_a_cache_that_may_not_list_begins_when_it_may_and_says_so_once(api
     forbidden = api.fault("GET .*/widgets", 403, times=1_000_000)
     api.put("widgets", widget("a"))
     refused: list[Refused] = []
-    cache = Cache(client, Widget, patience=HASTE)
-    running = asyncio.create_task(cache.run_when_allowed(refused.append, again=0.02))
+    cache = Cache(client, Widget, watch_timeouts=HASTE)
+    running = asyncio.create_task(cache.run_when_permitted(refused.append, retry=0.02))
     await until(lambda: api.count("GET .*/widgets") > 3)
     assert [error.code for error in refused] == [403]
     assert not cache.synced.is_set()
@@ -131,7 +133,7 @@ async def test_a_watch_that_breaks_is_taken_up(api: KubeApi) -> None:
 
 
 async def test_a_watch_that_fell_silent_is_left_for_another(api: KubeApi) -> None:
-    async with widgets(api, patience=Patience(silence=0.2, first_delay=0.01, max_delay=0.1)) as cache:
+    async with widgets(api, watch_timeouts=WatchTimeouts(idle=0.2, first_delay=0.01, max_delay=0.1)) as cache:
         await synced(cache, api)
         api.silent = True
         api.put("widgets", widget("missed"))
@@ -174,7 +176,7 @@ async def test_junk_from_a_watch_has_everything_listed_again(api: KubeApi) -> No
 
 async def test_a_server_that_ends_every_watch_at_once_is_not_asked_in_a_circle(api: KubeApi) -> None:
     api.fault("WATCH", 200, body=b"", times=1_000_000)
-    async with widgets(api, patience=Patience(first_delay=0.1, max_delay=10)) as cache:
+    async with widgets(api, watch_timeouts=WatchTimeouts(first_delay=0.1, max_delay=10)) as cache:
         await cache.synced.wait()
         await until(lambda: api.count("WATCH") >= 3)
         await asyncio.sleep(0.2)
@@ -265,7 +267,7 @@ async def test_what_nobody_reads_is_not_kept(api: KubeApi) -> None:
         thing.data = {"small": thing.data["small"]}
 
     client = Client(api.config, field_manager="test")
-    cache = Cache(client, Config, Selection(namespace="n"), keep=small)
+    cache = Cache(client, Config, Selection(namespace="n"), transform=small)
     running = asyncio.create_task(cache.run())
     async with asyncio.timeout(5):
         await cache.synced.wait()

@@ -11,15 +11,15 @@ from kubeapi import KubeApi, kube_api
 from kubekinds import Config, Widget, widget
 from waiting import until
 
-from accelplane.kube.cache import Cache, Patience
+from accelplane.kube.cache import Cache, WatchTimeouts
 from accelplane.kube.client import Client
-from accelplane.kube.controller import Controller, Reconcile, Result, Terminal
+from accelplane.kube.controller import Controller, Reconcile, Result, TerminalError
 from accelplane.kube.errors import Conflict, Throttled
 from accelplane.kube.events import Recorder
 from accelplane.kube.metrics import Metrics
 from accelplane.kube.objects import Request
 
-HASTE = Patience(first_delay=0.01, max_delay=0.1)
+HASTE = WatchTimeouts(first_delay=0.01, max_delay=0.1)
 
 
 class World:
@@ -28,8 +28,8 @@ class World:
     def __init__(self, api: KubeApi, client: Client) -> None:
         self.api = api
         self.client = client
-        self.widgets = Cache(client, Widget, patience=HASTE)
-        self.configs = Cache(client, Config, patience=HASTE)
+        self.widgets = Cache(client, Widget, watch_timeouts=HASTE)
+        self.configs = Cache(client, Config, watch_timeouts=HASTE)
         self.seen: list[Request] = []
         self.metrics = Metrics()
 
@@ -79,7 +79,7 @@ def config(name: str, owner: str, api_version: str = "example.com/v1") -> dict[s
 
 async def test_every_object_is_looked_at_first_and_each_when_it_changes_or_goes(world: World) -> None:
     world.api.put("widgets", widget("a"))
-    async with world.running(world.controller().own(world.widgets)):
+    async with world.running(world.controller().for_object(world.widgets)):
         await until(lambda: world.seen == [Request("a")])
         world.api.put("widgets", widget("b"))
         await until(lambda: world.seen[1:] == [Request("b")])
@@ -94,12 +94,12 @@ async def test_an_object_that_cannot_be_read_is_looked_at_too(world: World) -> N
         world.seen.append(request)
         world.widgets.get(request)
 
-    async with world.running(world.controller(read).own(world.widgets)):
+    async with world.running(world.controller(read).for_object(world.widgets)):
         await until(lambda: len(world.seen) > 2)
 
 
 async def test_an_owner_is_looked_at_when_what_it_owns_changes(world: World) -> None:
-    async with world.running(world.controller().owned(world.configs, Widget)):
+    async with world.running(world.controller().owns(world.configs, Widget)):
         world.api.put("configmaps", config("other", "x", "elsewhere.com/v1"))
         world.api.put("configmaps", config("c", "w", "example.com/v1beta1"))
         await until(lambda: world.seen == [Request("w")])
@@ -108,7 +108,7 @@ async def test_an_owner_is_looked_at_when_what_it_owns_changes(world: World) -> 
 
 
 async def test_who_waits_to_lead_keeps_nothing_of_what_was_and_looks_at_all_that_is_when_he_does(world: World) -> None:
-    controller = world.controller().own(world.widgets).owned(world.configs, Widget)
+    controller = world.controller().for_object(world.widgets).owns(world.configs, Widget)
     tasks = [asyncio.create_task(cache.run()) for cache in (world.widgets, world.configs)]
     await until(lambda: world.widgets.synced.is_set() and world.configs.synced.is_set())
     world.api.put("widgets", widget("gone"))
@@ -137,7 +137,7 @@ async def test_what_changes_beside_the_specification_may_settle_first(world: Wor
         return thing.metadata.labels["note"]
 
     put(1, "first")
-    async with world.running(world.controller().own(world.widgets, settle=3600)):
+    async with world.running(world.controller().for_object(world.widgets, debounce=3600)):
         await until(lambda: world.seen == [Request("a")])
         put(1, "same")
         await until(lambda: noted() == "same")
@@ -148,7 +148,7 @@ async def test_what_changes_beside_the_specification_may_settle_first(world: Wor
 
 async def test_what_has_settled_is_looked_at_once(world: World) -> None:
     world.api.put("widgets", {"metadata": {"name": "a", "generation": 1}, "spec": {}})
-    async with world.running(world.controller().own(world.widgets, settle=0.2)):
+    async with world.running(world.controller().for_object(world.widgets, debounce=0.2)):
         await until(lambda: world.seen == [Request("a")])
         for count in range(100):
             change = {"name": "a", "generation": 1, "labels": {"count": str(count)}}
@@ -158,7 +158,7 @@ async def test_what_has_settled_is_looked_at_once(world: World) -> None:
 
 
 async def test_what_a_mapping_said_before_a_change_counts_too(world: World) -> None:
-    controller = world.controller().mapped(world.configs, lambda thing: [Request(thing.data["for"])])
+    controller = world.controller().watches(world.configs, lambda thing: [Request(thing.data["for"])])
     world.api.put("configmaps", {"metadata": {"name": "c", "namespace": "n"}, "data": {"for": "a"}})
     async with world.running(controller):
         await until(lambda: world.seen == [Request("a")])
@@ -176,7 +176,7 @@ async def test_what_fails_is_tried_again_and_others_go_on(world: World, caplog: 
 
     world.api.put("widgets", widget("bad"))
     world.api.put("widgets", widget("good"))
-    async with world.running(world.controller(fail).own(world.widgets)):
+    async with world.running(world.controller(fail).for_object(world.widgets)):
         await until(lambda: world.seen.count(Request("bad")) == 5)
         await until(lambda: world.counted("controller_runtime_reconcile_total") == {"error": 4, "success": 2})
     assert world.seen.count(Request("good")) == 1
@@ -194,7 +194,7 @@ async def test_a_server_that_asks_to_wait_is_not_asked_sooner(world: World) -> N
         raise Throttled("GET /x", "429", retry_after=3600)
 
     world.api.put("widgets", widget("w"))
-    async with world.running(world.controller(throttled).own(world.widgets)):
+    async with world.running(world.controller(throttled).for_object(world.widgets)):
         await until(lambda: world.seen == [Request("w")])
         world.api.put("widgets", widget("v"))
         await until(lambda: len(world.seen) == 2)
@@ -208,7 +208,7 @@ async def test_a_conflict_is_no_error_to_alarm_anybody(world: World, caplog: pyt
             raise Conflict("PUT /x", "modified")
 
     world.api.put("widgets", widget("w"))
-    async with world.running(world.controller(conflict).own(world.widgets)):
+    async with world.running(world.controller(conflict).for_object(world.widgets)):
         await until(lambda: len(world.seen) == 3)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -216,10 +216,10 @@ async def test_a_conflict_is_no_error_to_alarm_anybody(world: World, caplog: pyt
 async def test_what_cannot_succeed_is_tried_again_only_when_something_changes(world: World) -> None:
     async def impossible(request: Request) -> None:
         world.seen.append(request)
-        raise Terminal("no such size")
+        raise TerminalError("no such size")
 
     world.api.put("widgets", widget("w"))
-    async with world.running(world.controller(impossible).own(world.widgets)):
+    async with world.running(world.controller(impossible).for_object(world.widgets)):
         await until(lambda: world.counted("controller_runtime_terminal_reconcile_errors_total") == {"": 1})
         await asyncio.sleep(0.05)
         assert len(world.seen) == 1
@@ -233,14 +233,14 @@ async def test_a_result_brings_the_object_back_later(world: World) -> None:
         return Result(requeue_after=0.01) if len(world.seen) < 4 else None
 
     world.api.put("widgets", widget("w"))
-    async with world.running(world.controller(again).own(world.widgets)):
+    async with world.running(world.controller(again).for_object(world.widgets)):
         await until(lambda: len(world.seen) == 4)
         await until(lambda: world.counted("controller_runtime_reconcile_total") == {"requeue_after": 3, "success": 1})
 
 
 async def test_everything_is_looked_at_again_from_time_to_time(world: World) -> None:
     world.api.put("widgets", widget("w"))
-    async with world.running(world.controller(resync=0.02).own(world.widgets)):
+    async with world.running(world.controller(resync=0.02).for_object(world.widgets)):
         await until(lambda: len(world.seen) > 3)
 
 
@@ -256,7 +256,7 @@ async def test_one_object_is_never_reconciled_twice_at_a_time(world: World) -> N
         working.discard(request)
         world.seen.append(request)
 
-    async with world.running(world.controller(slow, workers=4).own(world.widgets)):
+    async with world.running(world.controller(slow, workers=4).for_object(world.widgets)):
         for size in range(30):
             world.api.put("widgets", widget(f"w{size % 3}", size=size))
         await until(lambda: sorted(each.spec.size for each in world.widgets) == [27, 28, 29] and len(working) == 3)
@@ -271,7 +271,7 @@ async def test_stopping_lets_what_was_begun_end(world: World) -> None:
         await asyncio.sleep(0.05)
         world.seen.append(request)
 
-    controller = world.controller(slow).own(world.widgets)
+    controller = world.controller(slow).for_object(world.widgets)
     world.api.put("widgets", widget("a"))
     world.api.put("widgets", widget("b"))
     async with world.running(controller):

@@ -18,7 +18,9 @@ async def test_a_leader_that_stood_still_in_the_middle_of_its_work_ends_at_its_n
     refused: list[str] = []
     async with kube_api() as api:
         client = Client(api.config, field_manager="test", timeout=1)
-        election = Election(name="l", namespace="n", identity="one", lease=2, renew=1, retry=0.05)
+        election = Election(
+            name="l", namespace="n", identity="one", lease_duration=2, renew_deadline=1, retry_period=0.05
+        )
         manager = Manager(client, election=election, health_address=OFF, metrics_address=OFF, end=codes.append)
 
         async def reconcile(request: Request) -> None:
@@ -31,7 +33,7 @@ async def test_a_leader_that_stood_still_in_the_middle_of_its_work_ends_at_its_n
                 refused.append(str(error))
                 raise
 
-        manager.controller("widget", reconcile).own(manager.cache(Widget))
+        manager.controller("widget", reconcile).for_object(manager.cache(Widget))
         api.put("widgets", widget("w"))
         running = asyncio.create_task(manager.run())
         await until(lambda: bool(codes))

@@ -15,7 +15,10 @@ PATH = "/apis/coordination.k8s.io/v1/namespaces/n/leases"
 
 
 def candidate(client: Client, identity: str, *, renew: float = 0.6) -> LeaderElector:
-    return LeaderElector(client, Election(name="l", namespace="n", identity=identity, lease=1, renew=renew, retry=0.05))
+    return LeaderElector(
+        client,
+        Election(name="l", namespace="n", identity=identity, lease_duration=1, renew_deadline=renew, retry_period=0.05),
+    )
 
 
 async def soon(awaitable: Awaitable[None]) -> None:
@@ -30,7 +33,7 @@ def holder(api: KubeApi) -> object:
 async def test_the_first_one_leads_and_the_second_waits_until_it_is_released(api: KubeApi, client: Client) -> None:
     first, second = candidate(client, "first"), candidate(client, "second")
     await soon(first.acquire())
-    holding = asyncio.create_task(first.hold())
+    holding = asyncio.create_task(first.renew())
     waiting = asyncio.create_task(second.acquire())
     # longer than the Lease would last if it were not renewed
     for _ in range(30):
@@ -66,7 +69,7 @@ async def test_who_finds_another_in_its_place_has_lost(api: KubeApi, client: Cli
     lease = api.objects["leases", "n", "l"]
     api.put("leases", {**lease, "spec": {**lease["spec"], "holderIdentity": "another"}})
     with pytest.raises(LeaseLost, match="lease n/l: lost by one: another holds it"):
-        await soon(leader.hold())
+        await soon(leader.renew())
     assert not leader.leading
     await leader.release()
     assert holder(api) == "another"
@@ -81,7 +84,7 @@ async def test_who_cannot_renew_has_lost_before_the_lease_ends(
     api.fault(PATH, times=1_000_000, **how)
     began = asyncio.get_running_loop().time()
     with pytest.raises(LeaseLost, match=r"not renewed for 0\.6 s"):
-        await soon(leader.hold())
+        await soon(leader.renew())
     assert asyncio.get_running_loop().time() - began < 1
     assert not leader.leading
 
@@ -92,7 +95,7 @@ async def test_a_few_failures_are_no_loss(api: KubeApi, client: Client) -> None:
     api.fault(f"GET {PATH}", 500, times=2)
     api.fault(f"PUT {PATH}", times=2)
     api.fault(f"PUT {PATH}", 409, times=1)
-    holding = asyncio.create_task(leader.hold())
+    holding = asyncio.create_task(leader.renew())
     writes = api.count("PUT")
     await until(lambda: api.count("PUT") > writes + 8)
     assert leader.leading
@@ -103,7 +106,7 @@ async def test_a_few_failures_are_no_loss(api: KubeApi, client: Client) -> None:
 async def test_a_lease_that_somebody_deleted_is_made_again(api: KubeApi, client: Client) -> None:
     leader = candidate(client, "one")
     await soon(leader.acquire())
-    holding = asyncio.create_task(leader.hold())
+    holding = asyncio.create_task(leader.renew())
     api.remove("leases", "l", "n")
     await until(lambda: holder(api) == "one")
     assert leader.leading
@@ -116,7 +119,7 @@ async def test_many_candidates_have_one_leader_at_a_time(api: KubeApi, client: C
 
     async def compete(one: LeaderElector) -> None:
         await one.acquire()
-        holding = asyncio.create_task(one.hold())
+        holding = asyncio.create_task(one.renew())
         for _ in range(5):
             assert [other.election.identity for other in candidates if other.leading] == [one.election.identity]
             await asyncio.sleep(0.01)
@@ -153,15 +156,15 @@ async def test_a_leader_whose_machine_slept_has_lost_when_it_wakes_up(api: KubeA
     slept = [0.0]
     leader = LeaderElector(
         client,
-        Election(name="l", namespace="n", identity="one", lease=1, renew=0.6, retry=0.05),
+        Election(name="l", namespace="n", identity="one", lease_duration=1, renew_deadline=0.6, retry_period=0.05),
         clock=lambda: boot_time() + slept[0],
     )
     await soon(leader.acquire())
     slept[0] = 3600
     with pytest.raises(LeaseLost, match=r"not renewed for 0\.6 s"):
-        await soon(leader.hold())
+        await soon(leader.renew())
 
 
 def test_times_that_cannot_work_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected lease > renew > retry > 0, found 15, 20, 2"):
-        Election(name="l", namespace="n", identity="i", renew=20)
+    with pytest.raises(ValueError, match="renew_deadline > retry_period > 0, found 15, 20, 2"):
+        Election(name="l", namespace="n", identity="i", renew_deadline=20)

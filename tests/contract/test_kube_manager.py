@@ -12,13 +12,13 @@ from kubeapi import KubeApi
 from kubekinds import Config, Widget, widget
 from waiting import until
 
-from accelplane.kube.cache import Patience
+from accelplane.kube.cache import WatchTimeouts
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.leader import Election
 from accelplane.kube.manager import OFF, Manager
 from accelplane.kube.objects import Request
 
-HASTE = Patience(first_delay=0.01, max_delay=0.1)
+HASTE = WatchTimeouts(first_delay=0.01, max_delay=0.1)
 
 
 @pytest.fixture
@@ -31,13 +31,15 @@ def made(
 ) -> Manager:
     election = None
     if identity:
-        election = Election(name="l", namespace="n", identity=identity, lease=1, renew=0.6, retry=0.05)
+        election = Election(
+            name="l", namespace="n", identity=identity, lease_duration=1, renew_deadline=0.6, retry_period=0.05
+        )
     return Manager(
         client,
         election=election,
         health_address="127.0.0.1:0",
         metrics_address="127.0.0.1:0",
-        patience=HASTE,
+        watch_timeouts=HASTE,
         end=end,
         profiling=profiling,
     )
@@ -79,8 +81,8 @@ async def test_controllers_share_caches_and_begin_when_all_are_synced(
     configs = manager.cache(Config, Selection(namespace="n"))
     assert manager.cache(Widget) is widgets
     assert manager.cache(Config) is not configs
-    manager.controller("one", look).own(widgets)
-    manager.controller("two", look).own(widgets)
+    manager.controller("one", look).for_object(widgets)
+    manager.controller("two", look).for_object(widgets)
     api.put("widgets", widget("w"))
     api.fault("GET .*/n/configmaps", 403, times=5)
     async with running(manager):
@@ -93,7 +95,7 @@ async def test_probes_tell_what_is_awaited(api: KubeApi, manager: Manager) -> No
     manager.cache(Widget, Selection(labels="a=b"))
     fault = api.fault("GET", 500, times=1_000_000)
     ready = [False]
-    manager.ready_when("certificate", lambda: ready[0])
+    manager.add_readyz_check("certificate", lambda: ready[0])
     async with running(manager):
         assert await page(manager, "health", "/healthz") == (200, "ok")
         assert await page(manager, "health", "/readyz") == (503, "waits for cache widgets a=b, certificate")
@@ -131,7 +133,7 @@ async def test_metrics_have_the_names_that_dashboards_know(api: KubeApi, manager
     async def look(request: Request) -> None:
         pass
 
-    manager.controller("widget", look).own(manager.cache(Widget))
+    manager.controller("widget", look).for_object(manager.cache(Widget))
     api.put("widgets", widget("w"))
     async with running(manager):
 
@@ -176,7 +178,7 @@ async def test_a_signal_ends_it_after_what_was_begun_and_releases_the_lease(api:
         ended.set()
 
     manager = made(client, "one")
-    manager.controller("widget", slow).own(manager.cache(Widget))
+    manager.controller("widget", slow).for_object(manager.cache(Widget))
     api.put("widgets", widget("w"))
     async with running(manager) as task:
         await begun.wait()
@@ -200,7 +202,7 @@ async def test_the_second_signal_ends_it_at_once(api: KubeApi, client: Client) -
         await asyncio.sleep(3600)
 
     manager = made(client, end=codes.append)
-    manager.controller("widget", stuck).own(manager.cache(Widget))
+    manager.controller("widget", stuck).for_object(manager.cache(Widget))
     api.put("widgets", widget("w"))
     async with running(manager) as task:
         await begun.wait()
@@ -227,10 +229,10 @@ async def test_who_does_not_end_in_time_is_ended_before_the_lease_is_released(ap
             await client.get(Widget, "w")
             ended[who] = api.objects["leases", "n", "l"]["spec"]["holderIdentity"]
 
-    election = Election(name="l", namespace="n", identity="one", lease=2, renew=1, retry=0.05)
-    manager = Manager(client, election=election, health_address=OFF, metrics_address=OFF, grace=0.1)
-    manager.controller("widget", lambda _request: stuck("controller")).own(manager.cache(Widget))
-    manager.background(lambda: stuck("background"), leader_only=True)
+    election = Election(name="l", namespace="n", identity="one", lease_duration=2, renew_deadline=1, retry_period=0.05)
+    manager = Manager(client, election=election, health_address=OFF, metrics_address=OFF, graceful_shutdown_timeout=0.1)
+    manager.controller("widget", lambda _request: stuck("controller")).for_object(manager.cache(Widget))
+    manager.add_runnable(lambda: stuck("background"), leader_only=True)
     api.put("widgets", widget("w"))
     task = asyncio.create_task(manager.run())
     await until(lambda: len(begun) == 2)
@@ -242,7 +244,7 @@ async def test_who_does_not_end_in_time_is_ended_before_the_lease_is_released(ap
 
 
 async def test_an_api_server_that_is_away_does_not_keep_it_from_ending_in_order(api: KubeApi, client: Client) -> None:
-    manager = Manager(client, health_address=OFF, metrics_address=OFF, grace=0.2)
+    manager = Manager(client, health_address=OFF, metrics_address=OFF, graceful_shutdown_timeout=0.2)
     widgets = manager.cache(Widget)
     api.put("widgets", widget("w"))
     task = asyncio.create_task(manager.run())
@@ -268,8 +270,8 @@ async def test_only_the_leader_reconciles_and_the_next_one_takes_over(api: KubeA
             await asyncio.sleep(3600)
 
         manager = made(client, identity)
-        manager.controller("widget", look).own(manager.cache(Widget))
-        manager.background(lead, leader_only=True)
+        manager.controller("widget", look).for_object(manager.cache(Widget))
+        manager.add_runnable(lead, leader_only=True)
         return manager
 
     api.put("widgets", widget("a"))
@@ -306,11 +308,11 @@ async def test_background_work_that_fails_ends_the_program_and_says_why(client: 
     async def end() -> None:
         pass
 
-    manager.background(fail)
+    manager.add_runnable(fail)
     with pytest.raises(OSError, match="the disk is full"):
         await manager.run()
     manager = made(client)
-    manager.background(end)
+    manager.add_runnable(end)
     with pytest.raises(RuntimeError, match="background: ended by itself"):
         await manager.run()
 
@@ -324,7 +326,7 @@ async def test_servers_of_others_run_from_the_beginning_to_the_end(manager: Mana
         yield
         said.append("ended")
 
-    manager.enter(server())
+    manager.add_context(server())
     async with running(manager):
         await until(lambda: said == ["begun"])
     assert said == ["begun", "ended"]

@@ -10,7 +10,7 @@ from customresources import resource, sample
 from kubeapi import KubeApi, Object
 from waiting import until
 
-from accelplane.kube.cache import Patience
+from accelplane.kube.cache import WatchTimeouts
 from accelplane.kube.client import Client
 from accelplane.kube.manager import OFF, Manager
 from accelplane.operator import models
@@ -29,7 +29,7 @@ async def operator(
     """Runs the controllers of these families."""
     client = Client(api.config, field_manager="accelplane-operator", timeout=1)
     manager = Manager(
-        client, health_address=OFF, metrics_address=OFF, patience=Patience(first_delay=0.01, max_delay=0.1)
+        client, health_address=OFF, metrics_address=OFF, watch_timeouts=WatchTimeouts(first_delay=0.01, max_delay=0.1)
     )
     controllers(manager, families, Settings(namespace=NAMESPACE, images=images or ImagePolicy()), wait=wait)
     task = asyncio.create_task(manager.run())

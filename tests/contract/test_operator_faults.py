@@ -33,15 +33,15 @@ from operatorscenarios import (
 )
 from waiting import until
 
-from accelplane.kube.cache import Patience
+from accelplane.kube.cache import WatchTimeouts
 from accelplane.kube.client import Client
 from accelplane.kube.manager import OFF, Manager
 from accelplane.operator.controller import controllers
 
 # Everything but watches.
 ANY = r"^(GET|PATCH|PUT|POST|DELETE) "
-PATIENCE = Patience(first_delay=0.01, max_delay=0.1)
-IMPATIENT = Patience(first_delay=0.01, max_delay=0.1, silence=0.4)
+PATIENCE = WatchTimeouts(first_delay=0.01, max_delay=0.1)
+IMPATIENT = WatchTimeouts(first_delay=0.01, max_delay=0.1, idle=0.4)
 EXPIRED = b'{"type":"ERROR","object":{"kind":"Status","status":"Failure","code":410,"reason":"Expired"}}'
 # As many at a time as keep the processor busy while they wait.
 AT_A_TIME = 8
@@ -60,11 +60,11 @@ class Operator:
     """The operator's controllers, started again whenever they are killed."""
 
     def __init__(
-        self, api: KubeApi, families: Sequence[str], timeout: float = 1, patience: Patience = PATIENCE
+        self, api: KubeApi, families: Sequence[str], timeout: float = 1, watch_timeouts: WatchTimeouts = PATIENCE
     ) -> None:
         self.api = api
         self.families = families
-        self.patience = patience
+        self.watch_timeouts = watch_timeouts
         self.kills = 0
         self._stopped = False
         self._timeout = timeout
@@ -90,7 +90,7 @@ class Operator:
     async def _one_life(self) -> bool:
         """Whether it ended in order."""
         client = Client(self.api.config, field_manager="accelplane-operator", timeout=self._timeout)
-        self._manager = Manager(client, health_address=OFF, metrics_address=OFF, patience=self.patience)
+        self._manager = Manager(client, health_address=OFF, metrics_address=OFF, watch_timeouts=self.watch_timeouts)
         controllers(self._manager, self.families, SETTINGS)
         kills = self.kills
         self._running = asyncio.create_task(self._manager.run())
@@ -311,7 +311,7 @@ async def test_watches_that_fail_hide_nothing(what: str, moment: str) -> None:
         scenario, record = SCENARIOS[name], await recorded(name)
         async with kube_api() as api:
             api.become(record.prepared)
-            async with operator(api, *scenario.families, patience=IMPATIENT if what == "silent" else PATIENCE):
+            async with operator(api, *scenario.families, watch_timeouts=IMPATIENT if what == "silent" else PATIENCE):
                 await until(lambda: api.watches >= record.watches, 60)
                 if moment == "before":
                     WATCHES[what](api)
@@ -406,7 +406,7 @@ async def step(api: KubeApi, running: Operator, what: str, *how: Any) -> None:
 def test_whatever_happens_there_is_in_the_end_what_the_last_edit_asked_for(steps: list[tuple[Any, ...]]) -> None:
     async def live() -> None:
         async with kube_api() as api:
-            async with operator(api, "gpu", patience=IMPATIENT) as running:
+            async with operator(api, "gpu", watch_timeouts=IMPATIENT) as running:
                 for each in steps:
                     await step(api, running, *each)
                 # What was begun for a resource that is gone meanwhile is to be seen through, too.

@@ -6,18 +6,18 @@ import pytest
 from waiting import until
 
 from accelplane.kube.objects import Request
-from accelplane.kube.queue import QueueClosed, WorkQueue
+from accelplane.kube.queue import QueueShutDown, WorkQueue
 
 A, B = Request("a"), Request("b", "somewhere")
 
 
 async def taken(queue: WorkQueue, count: int) -> list[Request]:
     async with asyncio.timeout(5):
-        return [await queue.take() for _ in range(count)]
+        return [await queue.get() for _ in range(count)]
 
 
 def nothing_waits(queue: WorkQueue) -> bool:
-    take = queue.take()
+    take = queue.get()
     try:
         take.send(None)
     except StopIteration:
@@ -48,26 +48,26 @@ async def test_a_key_added_while_it_is_worked_on_comes_again_afterwards_and_not_
 
 
 async def test_delays_double_with_failures_up_to_the_longest_and_are_forgotten() -> None:
-    queue = WorkQueue("test", first_delay=0.005, max_delay=1000)
-    delays = [queue.add_failed(A) for _ in range(20)]
+    queue = WorkQueue("test", base_delay=0.005, max_delay=1000)
+    delays = [queue.add_rate_limited(A) for _ in range(20)]
     assert delays[:4] == [0.005, 0.01, 0.02, 0.04]
     assert delays[-2:] == [1000, 1000]
-    assert [queue.failures(A), queue.failures(B)] == [20, 0]
+    assert [queue.num_requeues(A), queue.num_requeues(B)] == [20, 0]
     queue.forget(A)
-    assert queue.add_failed(A) == 0.005
-    queue.close()
+    assert queue.add_rate_limited(A) == 0.005
+    queue.shut_down()
 
 
 async def test_ten_thousand_failures_do_not_overflow() -> None:
     queue = WorkQueue("test")
-    assert {queue.add_failed(A) for _ in range(10_000)} >= {0.005, 1000.0}
-    queue.close()
+    assert {queue.add_rate_limited(A) for _ in range(10_000)} >= {0.005, 1000.0}
+    queue.shut_down()
 
 
 async def test_a_server_that_asks_to_be_left_alone_longer_is() -> None:
     queue = WorkQueue("test")
-    assert queue.add_failed(A, at_least=7) == 7
-    queue.close()
+    assert queue.add_rate_limited(A, at_least=7) == 7
+    queue.shut_down()
 
 
 async def test_a_delayed_key_comes_by_itself_and_the_sooner_delay_counts() -> None:
@@ -91,13 +91,13 @@ async def test_a_delayed_key_that_is_added_is_taken_at_once_and_only_then() -> N
 
 async def test_closing_ends_those_who_wait_and_drops_what_waits() -> None:
     queue = WorkQueue("test")
-    waiting = [asyncio.create_task(queue.take()) for _ in range(3)]
+    waiting = [asyncio.create_task(queue.get()) for _ in range(3)]
     await asyncio.sleep(0)
     queue.add_after(A, 0.001)
-    queue.close()
+    queue.shut_down()
     queue.add(A)
     for task in waiting:
-        with pytest.raises(QueueClosed):
+        with pytest.raises(QueueShutDown):
             await task
 
 
@@ -109,7 +109,7 @@ async def test_two_workers_share_what_there_is_and_no_key_at_a_time() -> None:
 
     async def work() -> None:
         while True:
-            key = await queue.take()
+            key = await queue.get()
             assert key not in working
             working.add(key)
             await asyncio.sleep(0)
@@ -124,6 +124,6 @@ async def test_two_workers_share_what_there_is_and_no_key_at_a_time() -> None:
         queue.add(key)
     await until(lambda: len(done) >= 70)
     assert set(done) == set(keys)
-    queue.close()
+    queue.shut_down()
     results = await asyncio.gather(*workers, return_exceptions=True)
-    assert {type(result) for result in results} == {QueueClosed}
+    assert {type(result) for result in results} == {QueueShutDown}

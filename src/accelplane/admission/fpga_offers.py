@@ -16,7 +16,7 @@ from lightkube.core.resource import GlobalResource
 from msgspec import Struct, field
 
 from accelplane.admission.mappings import PREFIX
-from accelplane.kube.cache import Cache, Patience
+from accelplane.kube.cache import Cache, WatchTimeouts
 from accelplane.kube.client import Client
 from accelplane.kube.errors import Refused
 from accelplane.kube.objects import Identity, api
@@ -50,14 +50,14 @@ def fpgas_only(node: Node) -> None:
 class Offers:
     """How many nodes offer each resource. `settled` is set once that is known, or is known to take longer."""
 
-    def __init__(self, client: Client, patience: Patience, *, again: float, wait: float = 10.0) -> None:
+    def __init__(self, client: Client, watch_timeouts: WatchTimeouts, *, again: float, wait: float = 10.0) -> None:
         self.settled = asyncio.Event()
         self._counts: Counter[str] = Counter()
         self._listing: Counter[str] = Counter()
         self._again = again
         self._wait = wait
         self._subscribers: list[Callable[[Iterable[str] | None], None]] = []
-        self._nodes = Cache(client, Node, keep=fpgas_only, patience=patience)
+        self._nodes = Cache(client, Node, transform=fpgas_only, watch_timeouts=watch_timeouts)
         self._nodes.subscribe(self._node_changed)
 
     @property
@@ -72,7 +72,7 @@ class Offers:
     async def run(self) -> None:
         """Follows the nodes until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._nodes.run_when_allowed(self._refused, again=self._again))
+            tasks.create_task(self._nodes.run_when_permitted(self._refused, retry=self._again))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._wait):
                     await self._nodes.synced.wait()

@@ -59,14 +59,16 @@ def hosted(manager: Manager, naming: Naming = "default", *, again: float = _AGAI
     What an account may not do is tried `again` after so many seconds; a pod is looked at when it has waited for
     `settle` seconds.
     """
-    mappings = Mappings(manager.cache(AcceleratorFunction, keep=own), manager.cache(FpgaRegion, keep=own), naming)
-    offers = Offers(manager.client, manager.patience, again=again)
+    mappings = Mappings(
+        manager.cache(AcceleratorFunction, transform=own), manager.cache(FpgaRegion, transform=own), naming
+    )
+    offers = Offers(manager.client, manager.watch_timeouts, again=again)
     StatusController(manager, mappings.functions, mappings, offers, again=again).with_others(mappings.regions)
     StatusController(manager, mappings.regions, mappings, offers, again=again).with_others(mappings.functions)
     pods = PendingPods(manager, mappings, offers, again=again, settle=settle)
     begun = asyncio.Event()
     for work in (offers.run, pods.run):
-        manager.background(_after(begun, work), leader_only=True)
+        manager.add_runnable(_after(begun, work), leader_only=True)
 
     def seen(_old: AcceleratorFunction | FpgaRegion | None, new: AcceleratorFunction | FpgaRegion | None) -> None:
         if new is not None:
@@ -125,13 +127,13 @@ class StatusController(Generic[M]):
         self._told: dict[Request, Fault] = {}
         self._complained: dict[Request, str] = {}
         self._kind = api_of(cache.kind).resource.kind
-        self._controller = manager.controller(self._kind.lower(), self.reconcile).own(cache)
+        self._controller = manager.controller(self._kind.lower(), self.reconcile).for_object(cache)
         cache.add_index(_RESOURCE, self._resource)
         offers.subscribe(self._offers_changed)
 
     def with_others(self, others: Cache[Other]) -> None:
         """Looks at an object when one of the other kind comes or goes that has its name."""
-        self._controller.mapped(others, lambda each: [request_of(each)])
+        self._controller.watches(others, lambda each: [request_of(each)])
 
     async def reconcile(self, request: Request) -> Result | None:
         """Has one object's status be what there is to tell of it."""
@@ -207,4 +209,4 @@ class StatusController(Generic[M]):
         else:
             found = [request_of(each) for name in resources for each in self._cache.by_index(_RESOURCE, name)]
         for request in found:
-            self._controller.look_at(request, after=0.0 if resources is None else _SETTLE)
+            self._controller.enqueue(request, after=0.0 if resources is None else _SETTLE)

@@ -114,13 +114,15 @@ class PendingPods:
         self._settle = settle
         selection = Selection(fields="spec.nodeName=,status.phase=Pending")
         # None of the manager's: not everybody's role allows to list pods, and the rest works without.
-        self._pods = Cache(manager.client, PendingPod, selection, keep=asks_only, patience=manager.patience)
+        self._pods = Cache(
+            manager.client, PendingPod, selection, transform=asks_only, watch_timeouts=manager.watch_timeouts
+        )
         self._controller = manager.controller("fpgapendingpod", self.reconcile)
         self._pods.subscribe(self._pod_changed)
 
     async def run(self) -> None:
         """Follows the pods until cancelled, from when that is allowed."""
-        await self._pods.run_when_allowed(_refused, again=self._again)
+        await self._pods.run_when_permitted(_refused, retry=self._again)
 
     async def reconcile(self, request: Request) -> Result | None:
         """Looks at one pod."""
@@ -139,7 +141,7 @@ class PendingPods:
     def _pod_changed(self, old: PendingPod | None, new: PendingPod | None) -> None:
         # A name may have been made a moment before the pod, and news of it may come after: there is no hurry.
         if old is None and new is not None and new.asks:
-            self._controller.look_at(request_of(new), after=self._settle)
+            self._controller.enqueue(request_of(new), after=self._settle)
 
 
 def _refused(error: Refused) -> None:

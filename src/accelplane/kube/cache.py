@@ -31,11 +31,11 @@ class UnreadableObject(Exception):
     """The object exists, but is not what its type says: to take it for absent would be wrong."""
 
 
-class Patience(msgspec.Struct, frozen=True):
+class WatchTimeouts(msgspec.Struct, frozen=True):
     """How long a cache waits: for a watch's next sign of life, for its end, and before it tries again."""
 
-    silence: float = 180.0
-    lasting: float = 300.0
+    idle: float = 180.0
+    duration: float = 300.0
     first_delay: float = 0.8
     max_delay: float = 5.0
 
@@ -43,7 +43,7 @@ class Patience(msgspec.Struct, frozen=True):
 class Cache(Generic[T]):
     """The objects of one kind and selection. `run` keeps it; it is of use once `synced` is set.
 
-    `keep` may take from each object what nobody reads, before it is stored.
+    `transform` may take from each object what nobody reads, before it is stored.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class Cache(Generic[T]):
         kind: type[T],
         selection: Selection = Selection(),  # noqa: B008 a frozen value
         *,
-        keep: Callable[[T], None] = trim,
-        patience: Patience = Patience(),  # noqa: B008 a frozen value
+        transform: Callable[[T], None] = trim,
+        watch_timeouts: WatchTimeouts = WatchTimeouts(),  # noqa: B008 a frozen value
     ) -> None:
         self.kind = kind
         self.selection = selection
         self.synced = asyncio.Event()
         self._client = client
-        self._keep = keep
-        self._patience = patience
+        self._transform = transform
+        self._watch_timeouts = watch_timeouts
         self._decoder = msgspec.json.Decoder(kind)
         self._objects: dict[Request, T] = {}
         self._unreadable: dict[Request, str] = {}
@@ -137,22 +137,22 @@ class Cache(Generic[T]):
         self._trouble = str(error)
 
     async def _pause(self, at_least: float) -> None:
-        patience = self._patience
-        delay = min(patience.first_delay * 2 ** min(self._failures, 60), patience.max_delay)
+        watch_timeouts = self._watch_timeouts
+        delay = min(watch_timeouts.first_delay * 2 ** min(self._failures, 60), watch_timeouts.max_delay)
         self._failures += 1
         await asyncio.sleep(max(at_least, delay * (0.5 + random.random())))  # noqa: S311 no secret
 
-    async def run_when_allowed(self, refused: Callable[[Refused], None], *, again: float) -> None:
+    async def run_when_permitted(self, on_forbidden: Callable[[Refused], None], *, retry: float) -> None:
         """The same from when the account may list: roles are not there, or are changed, without a word to it.
 
-        `refused` is told of the refusal, once; after `again` seconds it is asked anew.
+        Calls `on_forbidden` once. Retries every `retry` seconds.
         """
         told = False
         while (error := await self._refusal()) is not None:
             if not told:
-                refused(error)
+                on_forbidden(error)
                 told = True
-            await asyncio.sleep(again)
+            await asyncio.sleep(retry)
         await self.run()
 
     async def _refusal(self) -> Refused | None:
@@ -166,7 +166,7 @@ class Cache(Generic[T]):
         return None
 
     async def _list(self) -> None:
-        listing = await self._client.list(self.kind, self.selection, keep=self._keep)
+        listing = await self._client.list(self.kind, self.selection, keep=self._transform)
         seen: set[Request] = set()
         unreadable: dict[Request, str] = {}
         for raw, why in listing.unreadable:
@@ -194,9 +194,9 @@ class Cache(Generic[T]):
     async def _watch(self) -> bool:
         """Follows one watch to its end; whether it told anything."""
         heard = False
-        patience = self._patience
+        watch_timeouts = self._watch_timeouts
         watch = self._client.watch(
-            self.kind, self.selection, self._version, lasting=patience.lasting, silence=patience.silence
+            self.kind, self.selection, self._version, lasting=watch_timeouts.duration, silence=watch_timeouts.idle
         )
         try:
             async for event in watch:
@@ -226,7 +226,7 @@ class Cache(Generic[T]):
                     self._unreadable[key] = str(error)
                     self._complain(key, str(error))
                 else:
-                    self._keep(thing)
+                    self._transform(thing)
                     self._unreadable.pop(key, None)
                     self._store(key, thing)
         self._version = envelope.metadata.resourceVersion or self._version

@@ -6,8 +6,8 @@ time, for objects that are gone too, and does nothing when there is nothing to d
 at a time.
 
 It returns None when all is as it should be, or `Result(requeue_after=…)` to be called again later. What it raises is
-logged, and it is called again after a delay that doubles from 5 ms to 1000 s; after `Terminal`, only when something
-changes.
+logged, and it is called again after a delay that doubles from 5 ms to 1000 s; after `TerminalError`, only when
+something changes.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from .errors import ApiError, Conflict
 from .metrics import Metrics
 from .objects import Object, Request, request_of
 from .owners import owner_request
-from .queue import QueueClosed, WorkQueue
+from .queue import QueueShutDown, WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Result(msgspec.Struct, frozen=True):
     requeue_after: float
 
 
-class Terminal(Exception):
+class TerminalError(Exception):
     """There is nothing that this controller can do about the object until something changes."""
 
 
@@ -62,7 +62,7 @@ class Controller:
         workers: int = 1,
         resync: float = RESYNC,
         metrics: Metrics | None = None,
-        first_delay: float = 0.005,
+        base_delay: float = 0.005,
         max_delay: float = 1000.0,
     ) -> None:
         self.name = name
@@ -70,49 +70,49 @@ class Controller:
         self._reconcile = reconcile
         self._workers = workers
         self._resync = resync
-        self._queue = WorkQueue(name, metrics=self._metrics, first_delay=first_delay, max_delay=max_delay)
-        self._own: list[_Source] = []
+        self._queue = WorkQueue(name, metrics=self._metrics, base_delay=base_delay, max_delay=max_delay)
+        self._sources: list[_Source] = []
         self._replays: list[Callable[[], None]] = []
         self._runs = False
         self._metrics.max_workers.labels(name).set(workers)
 
-    def own(self, cache: Cache[T], *, settle: float = 0.0) -> "Controller":
+    def for_object(self, cache: Cache[T], *, debounce: float = 0.0) -> "Controller":
         """Reconciles the objects of this cache: each when it changes, and all of them every ten hours.
 
-        What changes beside the specification, as a status does, is looked at `settle` seconds later: once, however
+        What changes beside the specification, as a status does, is looked at `debounce` seconds later: once, however
         often it changed meanwhile.
         """
 
         def changed(old: T | None, new: T | None) -> None:
             if (thing := new if new is not None else old) is not None:
-                self.look_at(request_of(thing), after=settle if _same_generation(old, new) else 0.0)
+                self.enqueue(request_of(thing), after=debounce if _same_generation(old, new) else 0.0)
 
         cache.subscribe(self._heard(changed))
-        self._own.append(cache)
+        self._sources.append(cache)
         return self
 
-    def owned(self, cache: Cache[T], owner: type[Object], *, settle: float = 0.0) -> "Controller":
-        """Reconciles the `owner` of an object of this cache when that object changes; `settle` as with `own`."""
+    def owns(self, cache: Cache[T], owner: type[Object], *, debounce: float = 0.0) -> "Controller":
+        """Reconciles the `owner` of an object of this cache when that object changes; `debounce` as in `for_object`."""
 
         def owners(thing: T) -> Iterable[Request]:
             request = owner_request(thing, owner)
             return () if request is None else (request,)
 
-        return self.mapped(cache, owners, settle=settle)
+        return self.watches(cache, owners, debounce=debounce)
 
-    def mapped(
-        self, cache: Cache[T], requests: Callable[[T], Iterable[Request]], *, settle: float = 0.0
+    def watches(
+        self, cache: Cache[T], requests: Callable[[T], Iterable[Request]], *, debounce: float = 0.0
     ) -> "Controller":
         """Reconciles what `requests` says of an object of this cache, as it was and as it is, when it changes.
 
-        `settle` as with `own`.
+        `debounce` as with `for_object`.
         """
 
         def changed(old: T | None, new: T | None) -> None:
-            delay = settle if _same_generation(old, new) else 0.0
+            delay = debounce if _same_generation(old, new) else 0.0
             for thing in (old, new):
                 for request in () if thing is None else requests(thing):
-                    self.look_at(request, after=delay)
+                    self.enqueue(request, after=delay)
 
         def replay() -> None:
             for thing in cache:
@@ -122,7 +122,7 @@ class Controller:
         self._replays.append(replay)
         return self
 
-    def look_at(self, request: Request, *, after: float = 0.0) -> None:
+    def enqueue(self, request: Request, *, after: float = 0.0) -> None:
         """Has one object reconciled, in so many seconds at the latest: once, however often that was asked for."""
         self._queue.add_after(request, after)
 
@@ -131,8 +131,8 @@ class Controller:
         self._runs = True
         for replay in self._replays:
             replay()
-        self._look_at_all()
-        resync = asyncio.create_task(self._look_at_all_again())
+        self._enqueue_all()
+        resync = asyncio.create_task(self._enqueue_all_again())
         try:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(self._workers):
@@ -142,7 +142,7 @@ class Controller:
 
     def stop(self) -> None:
         """Begins nothing new; `run` returns when what was begun has ended."""
-        self._queue.close()
+        self._queue.shut_down()
 
     def _heard(self, changed: Subscriber[T]) -> Subscriber[T]:
         def heard(old: T | None, new: T | None) -> None:
@@ -152,23 +152,23 @@ class Controller:
 
         return heard
 
-    def _look_at_all(self) -> None:
+    def _enqueue_all(self) -> None:
         # unreadable objects told nobody that they are there
-        for cache in self._own:
+        for cache in self._sources:
             for request in cache.requests():
                 self._queue.add(request)
 
-    async def _look_at_all_again(self) -> None:
+    async def _enqueue_all_again(self) -> None:
         while True:
             await asyncio.sleep(self._resync)
-            self._look_at_all()
+            self._enqueue_all()
 
     async def _work(self) -> None:
         active = self._metrics.active_workers.labels(self.name)
         while True:
             try:
-                request = await self._queue.take()
-            except QueueClosed:
+                request = await self._queue.get()
+            except QueueShutDown:
                 return
             active.inc()
             started = time.perf_counter()
@@ -183,7 +183,7 @@ class Controller:
     async def _reconcile_one(self, request: Request) -> str:
         try:
             result = await self._reconcile(request)
-        except Terminal as error:
+        except TerminalError as error:
             log.error("%s %s: %s", self.name, request, error)
             self._metrics.reconcile_errors.labels(self.name).inc()
             self._metrics.terminal_errors.labels(self.name).inc()
@@ -191,7 +191,7 @@ class Controller:
             return "error"
         except Exception as error:  # whatever it is: one object's trouble is not the others'
             self._metrics.reconcile_errors.labels(self.name).inc()
-            delay = self._queue.add_failed(request, at_least=getattr(error, "retry_after", 0.0))
+            delay = self._queue.add_rate_limited(request, at_least=getattr(error, "retry_after", 0.0))
             if isinstance(error, Conflict):
                 log.info("%s %s: tries again: %s", self.name, request, error)
             else:

@@ -44,9 +44,9 @@ class Election(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     namespace: str
     identity: str
-    lease: int = 15
-    renew: float = 10.0
-    retry: float = 2.0
+    lease_duration: int = 15
+    renew_deadline: float = 10.0
+    retry_period: float = 2.0
 
     @classmethod
     def of(cls, name: str, namespace: str) -> "Election":
@@ -54,15 +54,15 @@ class Election(msgspec.Struct, frozen=True, kw_only=True):
         return cls(name=name, namespace=namespace, identity=f"{socket.gethostname()}_{uuid.uuid4()}")
 
     def __post_init__(self) -> None:
-        if not self.lease > self.renew > self.retry > 0:
+        if not self.lease_duration > self.renew_deadline > self.retry_period > 0:
             raise ValueError(
-                f"lease {self.namespace}/{self.name}: expected lease > renew > retry > 0, "
-                f"found {self.lease}, {self.renew}, {self.retry}"
+                f"lease {self.namespace}/{self.name}: expected lease_duration > renew_deadline > retry_period > 0, "
+                f"found {self.lease_duration}, {self.renew_deadline}, {self.retry_period}"
             )
 
 
 class LeaderElector:
-    """One candidate: `acquire`, then `hold`, and `release` in the end."""
+    """One candidate: `acquire`, then `renew`, and `release` in the end."""
 
     def __init__(self, client: Client, election: Election, *, clock: Callable[[], float] = boot_time) -> None:
         self.election = election
@@ -84,25 +84,25 @@ class LeaderElector:
             if await self._try("acquire"):
                 break
             # so that candidates do not all come at once
-            await asyncio.sleep(self.election.retry * (1 + 0.2 * random.random()))  # noqa: S311 no secret
+            await asyncio.sleep(self.election.retry_period * (1 + 0.2 * random.random()))  # noqa: S311 no secret
         self.leading = True
         self._gauge.set(1)
         log.info("lease %s/%s: %s leads", self.election.namespace, self.election.name, self.election.identity)
 
-    async def hold(self) -> None:
+    async def renew(self) -> None:
         """Renews the Lease for as long as that works. Raises `LeaseLost`, and never returns."""
         while True:
-            await asyncio.sleep(min(self.election.retry, self._remaining()))
+            await asyncio.sleep(min(self.election.retry_period, self._remaining()))
             if await self._try("renew"):
                 continue
             if self._seen is not None and (self._seen.holderIdentity or "") != self.election.identity:
                 self._lose(f"{self._seen.holderIdentity or 'nobody'} holds it")
-            self.assure()
+            self.check()
 
-    def assure(self) -> None:
+    def check(self) -> None:
         """Raises `LeaseLost` when it is not certain any more who leads: a process that stood still finds that first."""
         if not self._remaining():
-            self._lose(f"not renewed for {self.election.renew:g} s")
+            self._lose(f"not renewed for {self.election.renew_deadline:g} s")
 
     async def release(self) -> None:
         """Gives the Lease up, so that the next leader need not wait; what goes wrong with that is logged."""
@@ -111,7 +111,7 @@ class LeaderElector:
         self.leading = False
         self._gauge.set(0)
         try:
-            async with asyncio.timeout(self.election.retry):
+            async with asyncio.timeout(self.election.retry_period):
                 try:
                     await self._give_up()
                 except Conflict:
@@ -128,7 +128,7 @@ class LeaderElector:
             await self._client.replace(lease)
 
     def _remaining(self) -> float:
-        return max(0.0, self._renewed_at + self.election.renew - self._clock())
+        return max(0.0, self._renewed_at + self.election.renew_deadline - self._clock())
 
     def _lose(self, why: str) -> None:
         self.leading = False
@@ -139,7 +139,7 @@ class LeaderElector:
 
     async def _try(self, purpose: Literal["acquire", "renew"]) -> bool:
         # A request that began when the Lease was still ours must not be waited for longer than that.
-        limit = self._remaining() if purpose == "renew" else self.election.renew
+        limit = self._remaining() if purpose == "renew" else self.election.renew_deadline
         try:
             async with asyncio.timeout(limit):
                 taken = await self._take(purpose)
@@ -171,7 +171,7 @@ class LeaderElector:
         self._look(found)
         holder = found.holderIdentity or ""
         if holder and holder != election.identity:
-            duration = found.leaseDurationSeconds or election.lease
+            duration = found.leaseDurationSeconds or election.lease_duration
             if purpose == "renew" or self._clock() < self._seen_at + duration:
                 return False
         if purpose == "renew" and not holder:
@@ -192,7 +192,7 @@ class LeaderElector:
         ours = before.holderIdentity == election.identity
         return LeaseSpec(
             holderIdentity=election.identity,
-            leaseDurationSeconds=election.lease,
+            leaseDurationSeconds=election.lease_duration,
             acquireTime=before.acquireTime if ours else now,
             renewTime=now,
             leaseTransitions=(before.leaseTransitions or 0) + (0 if ours or before.holderIdentity is None else 1),

@@ -2,7 +2,7 @@
 
     manager = Manager(client, election=Election.of("widgets.example.com", "default"))
     widgets = manager.cache(Widget)
-    manager.controller("widget", reconcile).own(widgets)
+    manager.controller("widget", reconcile).for_object(widgets)
     await manager.run()
 
 Caches, servers and background work run in every process; controllers only in the leader's, once all caches are synced.
@@ -36,7 +36,7 @@ from accelplane.http import (
 )
 
 from .authorized import Authorized
-from .cache import Cache, Patience
+from .cache import Cache, WatchTimeouts
 from .client import FENCE, Client, Selection
 from .controller import RESYNC, Controller, Reconcile
 from .events import Recorder
@@ -56,7 +56,7 @@ OFF = "0"
 """As an address: no such server."""
 
 # for the last events, when what was begun has ended
-_FAREWELL = 5.0
+_EVENT_FLUSH_TIMEOUT = 5.0
 
 _TEXT = "text/plain; charset=utf-8"
 
@@ -72,7 +72,7 @@ class _Cache(Protocol):
 class _Which(NamedTuple):
     kind: type[Object]
     selection: Selection
-    keep: object
+    transform: object
 
 
 class Manager:
@@ -93,8 +93,8 @@ class Manager:
         metrics_tls: ssl.SSLContext | None = None,
         metrics_authorized: bool = False,
         profiling: bool = False,
-        patience: Patience = Patience(),  # noqa: B008 a frozen value
-        grace: float = 25.0,
+        watch_timeouts: WatchTimeouts = WatchTimeouts(),  # noqa: B008 a frozen value
+        graceful_shutdown_timeout: float = 25.0,
         end: Callable[[int], None] = os._exit,
     ) -> None:
         self.client = client
@@ -109,8 +109,8 @@ class Manager:
             Authorized(client, self._answer_metrics) if metrics_authorized else self._answer_metrics
         )
         self._profiling = profiling
-        self.patience = patience
-        self._grace = grace
+        self.watch_timeouts = watch_timeouts
+        self._graceful_shutdown_timeout = graceful_shutdown_timeout
         self._end = end
         self._caches: dict[_Which, _Cache] = {}
         self._controllers: list[Controller] = []
@@ -127,31 +127,33 @@ class Manager:
         kind: type[T],
         selection: Selection = Selection(),  # noqa: B008 a frozen value
         *,
-        keep: Callable[[T], None] = trim,
+        transform: Callable[[T], None] = trim,
     ) -> Cache[T]:
         """The cache of a kind and selection, the same one for all who ask for it."""
-        which = _Which(kind, selection, keep)
+        which = _Which(kind, selection, transform)
         if which not in self._caches:
-            self._caches[which] = Cache(self.client, kind, selection, keep=keep, patience=self.patience)
+            self._caches[which] = Cache(
+                self.client, kind, selection, transform=transform, watch_timeouts=self.watch_timeouts
+            )
         return cast("Cache[T]", self._caches[which])  # its key has the type
 
     def controller(
         self, name: str, reconcile: Reconcile, *, workers: int = 1, resync: float = RESYNC, max_delay: float = 1000.0
     ) -> Controller:
-        """A controller; say with `own`, `owned` and `mapped` what it is for."""
+        """A controller; say with `for_object`, `owns` and `watches` what it is for."""
         made = Controller(name, reconcile, workers=workers, resync=resync, max_delay=max_delay, metrics=self.metrics)
         self._controllers.append(made)
         return made
 
-    def enter(self, context: AbstractAsyncContextManager[object]) -> None:
+    def add_context(self, context: AbstractAsyncContextManager[object]) -> None:
         """Has a server or the like run from the beginning to the end of the program."""
         self._contexts.append(context)
 
-    def background(self, work: Work, *, leader_only: bool = False) -> None:
+    def add_runnable(self, work: Work, *, leader_only: bool = False) -> None:
         """Has `work` run for as long as the program does, or leads; if it ends by itself that is a failure."""
         self._work.append((work, leader_only))
 
-    def ready_when(self, name: str, check: Check) -> None:
+    def add_readyz_check(self, name: str, check: Check) -> None:
         """Has `/readyz` wait for one thing more than the caches."""
         self._checks[name] = check
 
@@ -196,8 +198,8 @@ class Manager:
         async with asyncio.TaskGroup() as tasks:
             if self.elector is not None:
                 await self.elector.acquire()
-                tasks.create_task(self._hold(self.elector))
-                FENCE.set(partial(self._assure, self.elector))
+                tasks.create_task(self._renew(self.elector))
+                FENCE.set(partial(self._check_lease, self.elector))
             self._led = [tasks.create_task(work()) for work, leading in self._work if leading]
             self._running = [
                 tasks.create_task(controller.run(), name=f"controller {controller.name}")
@@ -206,17 +208,17 @@ class Manager:
             # without controllers, too, there is something to be the leader of
             await self._stopping.wait()
 
-    async def _hold(self, elector: LeaderElector) -> None:
+    async def _renew(self, elector: LeaderElector) -> None:
         try:
-            await elector.hold()
+            await elector.renew()
         except LeaseLost as error:
             self._lost(error)
             raise
 
-    def _assure(self, elector: LeaderElector) -> None:
+    def _check_lease(self, elector: LeaderElector) -> None:
         """Before each write of what only the leader does: one that stood still must not go on where it was."""
         try:
-            elector.assure()
+            elector.check()
         except LeaseLost as error:
             self._lost(error)
             raise
@@ -231,12 +233,12 @@ class Manager:
         for controller in self._controllers:
             controller.stop()
         if self._running:
-            _, left = await asyncio.wait(self._running, timeout=self._grace)
+            _, left = await asyncio.wait(self._running, timeout=self._graceful_shutdown_timeout)
             for task in left:
-                log.warning("%s: not finished within %g s", task.get_name(), self._grace)
+                log.warning("%s: not finished within %g s", task.get_name(), self._graceful_shutdown_timeout)
         await _cancel([*self._running, *self._led])
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(_FAREWELL, self._grace)):
+            async with asyncio.timeout(min(_EVENT_FLUSH_TIMEOUT, self._graceful_shutdown_timeout)):
                 await self.events.flush()
 
     def _signalled(self) -> None:

@@ -13,7 +13,7 @@ from .metrics import Metrics
 from .objects import Request
 
 
-class QueueClosed(Exception):
+class QueueShutDown(Exception):
     """There is no more work: the queue was closed."""
 
 
@@ -25,11 +25,11 @@ class WorkQueue:
         name: str,
         *,
         metrics: Metrics | None = None,
-        first_delay: float = 0.005,
+        base_delay: float = 0.005,
         max_delay: float = 1000.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.first_delay = first_delay
+        self.base_delay = base_delay
         self.max_delay = max_delay
         self._clock = clock
         self._waiting: deque[Request] = deque()
@@ -77,13 +77,13 @@ class WorkQueue:
             known.cancel()
         self._later[key] = loop.call_later(delay, self.add, key)
 
-    def add_failed(self, key: Request, *, at_least: float = 0.0) -> float:
+    def add_rate_limited(self, key: Request, *, at_least: float = 0.0) -> float:
         """Brings the key back after a delay that doubles with each failure until `forget`; returns the delay."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         self._retries.inc()
         # beyond 2^60 a float would overflow some day
-        delay = max(at_least, min(self.first_delay * 2 ** min(failures, 60), self.max_delay))
+        delay = max(at_least, min(self.base_delay * 2 ** min(failures, 60), self.max_delay))
         self.add_after(key, delay)
         return delay
 
@@ -91,14 +91,14 @@ class WorkQueue:
         """Forgets the key's failures."""
         self._failures.pop(key, None)
 
-    def failures(self, key: Request) -> int:
+    def num_requeues(self, key: Request) -> int:
         return self._failures.get(key, 0)
 
-    async def take(self) -> Request:
-        """The next key, which is nobody else's until `done`. Raises `QueueClosed`."""
+    async def get(self) -> Request:
+        """The next key, which is nobody else's until `done`. Raises `QueueShutDown`."""
         while True:
             if self._closed:
-                raise QueueClosed
+                raise QueueShutDown
             if self._waiting:
                 key = self._waiting.popleft()
                 now = self._clock()
@@ -115,8 +115,8 @@ class WorkQueue:
             self._waiting.append(key)
             self._changed.set()
 
-    def close(self) -> None:
-        """Ends all `take`; what waits is dropped."""
+    def shut_down(self) -> None:
+        """Ends all `get`; what waits is dropped."""
         self._closed = True
         for timer in self._later.values():
             timer.cancel()

@@ -36,9 +36,9 @@ def serve(manager: Manager, hooks: Iterable[Hook], certificate: Certificate, tls
     """Has the manager serve these webhooks, and be ready when they can be reached. Raises `CertificateError`."""
     _certify(manager, certificate, tls)
     server = AdmissionServer(hooks, observe=_observed(manager.client.metrics))
-    manager.ready_when("the webhooks' certificate", lambda: tls.ready)
-    manager.ready_when("the webhooks' port", server.accepts)
-    manager.enter(_serving(server, port, tls))
+    manager.add_readyz_check("the webhooks' certificate", lambda: tls.ready)
+    manager.add_readyz_check("the webhooks' port", server.accepts)
+    manager.add_context(_serving(server, port, tls))
 
 
 def _certify(manager: Manager, certificate: Certificate, tls: ServingTls) -> None:
@@ -48,7 +48,7 @@ def _certify(manager: Manager, certificate: Certificate, tls: ServingTls) -> Non
     namespace = manager.client.namespace
     store = ClusterTrustStore(manager.client, namespace, certificate.secret, certificate.configurations)
     settings = TrustSettings(service=certificate.service, namespace=namespace)
-    manager.background(Trust(store, tls, settings).run)
+    manager.add_runnable(Trust(store, tls, settings).run)
 
 
 def _observed(metrics: Metrics) -> Callable[[str, str, int, float], None]:

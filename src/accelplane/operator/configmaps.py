@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable
 
-from accelplane.kube.cache import Cache, Patience
+from accelplane.kube.cache import Cache, WatchTimeouts
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.errors import Unreachable
 from accelplane.kube.names import is_dns_subdomain
@@ -16,12 +16,18 @@ class ConfigMaps:
     """Hashes of the ConfigMaps of one namespace. `changed(name)` is told of each that came, changed or went."""
 
     def __init__(
-        self, client: Client, namespace: str, changed: Callable[[str], None], *, patience: Patience, wait: float
+        self,
+        client: Client,
+        namespace: str,
+        changed: Callable[[str], None],
+        *,
+        watch_timeouts: WatchTimeouts,
+        wait: float,
     ) -> None:
         self._client = client
         self._namespace = namespace
         self._changed = changed
-        self._patience = patience
+        self._watch_timeouts = watch_timeouts
         self._wait = wait
         self._caches: dict[str, tuple[Cache[ConfigMap], asyncio.Task[None]]] = {}
         self._named: dict[str, set[str]] = {}
@@ -65,7 +71,7 @@ class ConfigMaps:
             if self._tasks is None:
                 raise RuntimeError("ConfigMaps are asked for before they are watched")
             selection = Selection(self._namespace, fields=f"metadata.name={name}")
-            cache = Cache(self._client, ConfigMap, selection, patience=self._patience)
+            cache = Cache(self._client, ConfigMap, selection, watch_timeouts=self._watch_timeouts)
             cache.subscribe(lambda _old, _new: self._changed(name))
             self._caches[name] = (cache, self._tasks.create_task(cache.run(), name=f"cache {cache}"))
         return self._caches[name][0]

@@ -15,7 +15,7 @@ import msgspec
 
 from accelplane.kube.cache import Cache
 from accelplane.kube.client import Selection
-from accelplane.kube.controller import Result, Terminal
+from accelplane.kube.controller import Result, TerminalError
 from accelplane.kube.errors import Conflict, NotFound, Refused, Unreachable
 from accelplane.kube.jsontypes import JsonObject
 from accelplane.kube.manager import Manager
@@ -56,13 +56,15 @@ class PluginController:
         self._config_maps = config_maps
         self._shared = SharedObjects(manager.client, settings) if family == "gpu" else None
         ours = Selection(settings.namespace, labels=f"app=intel-{family}-plugin")
-        self._resources = manager.cache(self._kind, keep=own)
+        self._resources = manager.cache(self._kind, transform=own)
         self._daemonsets = manager.cache(DaemonSet, ours)
-        self._pods = manager.cache(Pod, ours, keep=place_only)
+        self._pods = manager.cache(Pod, ours, transform=place_only)
         self._nodes = nodes
         self._looks = False
         self._controller = manager.controller(self._kind.__name__.lower(), self.reconcile)
-        self._controller.own(self._resources, settle=_SETTLE).owned(self._daemonsets, self._kind, settle=_SETTLE)
+        self._controller.for_object(self._resources, debounce=_SETTLE).owns(
+            self._daemonsets, self._kind, debounce=_SETTLE
+        )
         self._resources.add_index(_CONFIG, lambda each: [each.provisioning_config()])
         self._daemonsets.add_index(_OWNER, self._owner_name)
         self._pods.add_index(_OWNER, _owner_uid)
@@ -71,14 +73,14 @@ class PluginController:
         self._nodes.subscribe(self._node_changed)
         if self._shared is not None:
             # The last resource may have gone while no operator ran.
-            self._controller.look_at(_NONE)
+            self._controller.enqueue(_NONE)
 
     # What else a pass is for
 
     def config_map_changed(self, name: str) -> None:
         """Has the resources looked at that name this ConfigMap."""
         for each in self._resources.by_index(_CONFIG, name):
-            self._controller.look_at(request_of(each))
+            self._controller.enqueue(request_of(each))
 
     def config_maps(self) -> Iterator[str]:
         """The names of all ConfigMaps that resources name."""
@@ -96,13 +98,13 @@ class PluginController:
         daemonset = self._daemonsets.get(Request(reference.name, self._settings.namespace)) if reference else None
         owner = owner_request(daemonset, self._kind) if daemonset is not None else None
         if owner is not None:
-            self._controller.look_at(owner, after=_SETTLE)
+            self._controller.enqueue(owner, after=_SETTLE)
 
     def _node_changed(self, old: Node | None, new: Node | None) -> None:
         same = old is not None and new is not None and old.metadata.labels == new.metadata.labels
         if not same and len(self._resources) > 1:
             for request in self._resources.requests():
-                self._controller.look_at(request, after=_SETTLE)
+                self._controller.enqueue(request, after=_SETTLE)
 
     def _look_at_all_soon(self) -> None:
         # a list tells of each of its objects, and one look is enough for all of them
@@ -113,7 +115,7 @@ class PluginController:
     def _look_at_all(self) -> None:
         self._looks = False
         for request in self._resources.requests():
-            self._controller.look_at(request)
+            self._controller.enqueue(request)
 
     # One pass
 
@@ -134,7 +136,7 @@ class PluginController:
             seen = _seen(existing[0].document()) if existing else None
             observed = status.Observed(daemonset=seen, nodes=self._nodes_of(seen), malformed=problem)
             await self._tell(resource, resource.bare(), observed)
-            raise Terminal(problem) from error
+            raise TerminalError(problem) from error
         await self._bring_about(resource, plugin, existing)
         await self._settle_shared(before=False)
 
@@ -330,11 +332,13 @@ def controllers(
         for each in made.values():
             each.config_map_changed(name)
 
-    config_maps = ConfigMaps(manager.client, settings.namespace, changed, patience=manager.patience, wait=wait)
-    manager.background(config_maps.run)
+    config_maps = ConfigMaps(
+        manager.client, settings.namespace, changed, watch_timeouts=manager.watch_timeouts, wait=wait
+    )
+    manager.add_runnable(config_maps.run)
     # None of the manager's: not everybody's role allows to list nodes, and the rest works without.
-    nodes = Cache(manager.client, Node, keep=labels_only, patience=manager.patience)
-    manager.background(lambda: nodes.run_when_allowed(_without_nodes, again=_NODES_AGAIN))
+    nodes = Cache(manager.client, Node, transform=labels_only, watch_timeouts=manager.watch_timeouts)
+    manager.add_runnable(lambda: nodes.run_when_permitted(_without_nodes, retry=_NODES_AGAIN))
     for family in families:
         made[family] = PluginController(manager, family, settings, config_maps, nodes)
     return made
