@@ -59,6 +59,13 @@ generated: $(ready)
 	$(PY) -m accelplane.operator.crds "$$made"
 	diff -ru $(definitions) "$$made" >&2 || { echo "$(definitions): differs from the types in operator/models.py; run make crds" >&2; exit 1; }
 
+## version: change the version of the package and of the images in manifests, demos and docs: make version TO=1.0.1
+version: init := src/accelplane/__init__.py
+version:
+	@from=$$(sed -n 's/^__version__ = "\(.*\)"$$/\1/p' $(init))
+	sed -i "s/\"$$from\"/\"$(TO)\"/" $(init)
+	grep -rlE "accelplane/[a-z-]+:$$from" deploy demos docs | xargs sed -i -E "s#(accelplane/[a-z-]+):$$from#\1:$(TO)#"
+
 ## format: apply ruff fixes and formatting
 format: $(ready)
 	$(PY) -m ruff check --fix .
@@ -171,5 +178,5 @@ $(ready): $(VENV)/.pinned pyproject.toml
 
 FORCE:
 
-.PHONY: FORCE help demo test fuzz check lint types layers generated format proto crds bench wheel fpga-host kube test-cluster cluster \
-	cluster-down lock clean
+.PHONY: FORCE help demo test fuzz check version lint types layers generated format proto crds bench wheel fpga-host kube \
+	test-cluster cluster cluster-down lock clean

@@ -9,6 +9,8 @@ import pytest
 import yaml
 from cluster.build import assets
 
+import accelplane
+
 REPOSITORY = Path(__file__).parents[1]
 DEPLOY = REPOSITORY / "deploy"
 Object = dict[str, Any]
@@ -78,6 +80,11 @@ def resources(requests: tuple[str, str], limits: tuple[str, str]) -> Object:
             "limits": dict(zip(("memory", "cpu"), limits, strict=True))}  # fmt: skip
 
 
+def own_image(name: str) -> str:
+    """The reference of an image that this repository builds, as manifests name it."""
+    return f"accelplane/{name}:{accelplane.__version__}"
+
+
 def plugin_container(name: str, volumes: Volumes, amounts: Object, *, selinux: bool = True) -> Object:
     security: Object = {
         "allowPrivilegeEscalation": False,
@@ -89,7 +96,7 @@ def plugin_container(name: str, volumes: Volumes, amounts: Object, *, selinux: b
         security["seLinuxOptions"] = {"type": "container_device_plugin_t"}
     return {
         "name": name,
-        "image": f"accelplane/{name}:devel",
+        "image": own_image(name),
         "imagePullPolicy": "IfNotPresent",
         "securityContext": security,
         "resources": amounts,

@@ -1,3 +1,3 @@
 """Accelplane puts a Kubernetes cluster's accelerators to work."""
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"

@@ -6,7 +6,7 @@ account may do nothing but read the mappings: what the original may do beyond th
 
 from __future__ import annotations
 
-from manifests import SOCKETS, Object, Volumes, from_fields, host_paths, mounts, plugin_daemonset, resources
+from manifests import SOCKETS, Object, Volumes, from_fields, host_paths, mounts, own_image, plugin_daemonset, resources
 
 from .cluster import Cluster
 from .trees import encoded, tls_secret
@@ -95,14 +95,14 @@ def _granted(role: str, binding: str, group: str, kinds: list[str], verbs: list[
 def _plugin(mode: str) -> Object:
     init = {
         "name": "intel-fpga-initcontainer",
-        "image": "accelplane/intel-fpga-initcontainer:devel",
+        "image": own_image("intel-fpga-initcontainer"),
         "imagePullPolicy": "IfNotPresent",
         "securityContext": _CLOSED,
         "volumeMounts": mounts(_PROGRAMS),
     }
     container = {
         "name": "intel-fpga-plugin",
-        "image": "accelplane/intel-fpga-plugin:devel",
+        "image": own_image("intel-fpga-plugin"),
         "imagePullPolicy": "IfNotPresent",
         "env": from_fields(NODE_NAME="spec.nodeName"),
         "args": [f"-mode={mode}"],
@@ -120,7 +120,7 @@ def _plugin(mode: str) -> Object:
 def _webhook() -> Object:
     container = {
         "name": "manager",
-        "image": "accelplane/intel-fpga-admissionwebhook:devel",
+        "image": own_image("intel-fpga-admissionwebhook"),
         "imagePullPolicy": "IfNotPresent",
         "args": ["-v=1"],
         "ports": [{"name": "webhook-server", "containerPort": 9443, "protocol": "TCP"}],

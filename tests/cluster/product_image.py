@@ -20,13 +20,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import accelplane
+
 from .build import ClusterError, cache_directory
 from .images import ImageConfig, images_from_directory
 from .machine import REPOSITORY
 
 RECIPES = REPOSITORY / "deploy/images"
 ORGANISATION = "accelplane"
-TAG = "devel"
+TAG = accelplane.__version__
 _SOURCES = ("LICENSE", "README.md", "constraints.txt", "pyproject.toml", "src", "deploy/images")
 _KEPT = 4
 # What the Containerfile says of what is in an image, and which layer that is here.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from bitstreams import INTERFACE, NLB0, NLB3
-from manifests import render
+from manifests import own_image, render
 
 from accelplane.fpga.ids import region_type
 from accelplane.simulate import NodeSpec
@@ -45,7 +45,7 @@ from .settings import BUSYBOX_IMAGE
 pytestmark = pytest.mark.cluster
 
 DEMO_IMAGE = "intel/opae-nlb-demo:devel"
-PLUGIN_IMAGE = "accelplane/intel-fpga-plugin:devel"
+PLUGIN_IMAGE = own_image("intel-fpga-plugin")
 
 DFL = FpgaSpec(bdf="0000:63:00.0", interface=INTERFACE, afus=[NLB0])
 # The other driver's, after the first one of which there is a second region.
@@ -286,7 +286,7 @@ def test_a_pod_programs_its_region_itself(fpga: Fpga) -> None:
 def test_the_operator_is_the_webhook_and_brings_the_plugin_for_as_long_as_a_resource_asks_for_it(fpgas: Fpgas) -> None:
     fpga, opae = fpgas.nodes
     for name in ("intel-fpga-plugin", "intel-fpga-initcontainer"):
-        names = (f"docker.io/accelplane/{name}:devel", f"docker.io/intel/{name}:0.31.1")
+        names = (f"docker.io/{own_image(name)}", f"docker.io/intel/{name}:0.31.1")
         fpga.node.run("ctr", "--namespace=k8s.io", "images", "tag", "--force", *names)
     fpga.cluster.kubectl("label", "node", "node-1", "intel.feature.node.kubernetes.io/fpga-arria10=true")
     objects = render(REPOSITORY / "deploy/operator/default")

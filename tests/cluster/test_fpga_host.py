@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from bitstreams import INTERFACE, NLB0, NLB3, aocx, gbs, metadata
 from fpgatrees import one_port
+from manifests import own_image
 from trees import write
 
 from .images import needs_a_loader
@@ -16,7 +17,7 @@ from .product_image import product_image
 
 pytestmark = pytest.mark.cluster
 
-IMAGE = "accelplane/intel-fpga-initcontainer:devel"
+IMAGE = own_image("intel-fpga-initcontainer")
 PROGRAMS = ("fpga_tool", "fpgatool", "intel-fpga-crihook")
 READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec chroot "$0" "$@"'
 

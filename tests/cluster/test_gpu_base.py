@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from manifests import own_image
 
 from .build import ClusterError
 from .cluster import Cluster, Node
@@ -100,7 +101,7 @@ def worker(namespace: str) -> Object:
 def test_the_pods_fields_are_those_of_the_manifest_and_the_cards_are_advertised(plugin: Plugin) -> None:
     spec = plugin.pod["spec"]
     container = spec["containers"][0]
-    assert container["image"] == "accelplane/intel-gpu-plugin:devel"
+    assert container["image"] == own_image("intel-gpu-plugin")
     assert "command" not in container
     assert "args" not in container
     assert plugin.node.allocatable("gpu.intel.com/i915_monitoring") is None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from customresources import resource, sample
-from manifests import render
+from manifests import own_image, render
 
 from accelplane.operator import models
 
@@ -115,7 +115,7 @@ def operated(shared_families: Families) -> Iterator[Families]:
     families = shared_families
     families.reset()
     for name in (*(f"intel-{family}-plugin" for family in PRESENT), *PREPARED):
-        names = (f"docker.io/accelplane/{name}:devel", f"docker.io/intel/{name}:0.31.1")
+        names = (f"docker.io/{own_image(name)}", f"docker.io/intel/{name}:0.31.1")
         families.node.run("ctr", "--namespace=k8s.io", "images", "tag", "--force", *names)
     labels = [f"intel.feature.node.kubernetes.io/{family}" for family in PRESENT]
     node = ("node", families.node.name)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from manifests import REPOSITORY, Object
+from manifests import REPOSITORY, Object, own_image
 from trees import link, write
 
 DEMOS = REPOSITORY / "demos"
@@ -212,7 +212,7 @@ def test_a_demo_of_ours_runs_its_script_for_as_many_devices_as_it_asks_for(file:
     config, pod = found["ConfigMap"], found["Pod"]["spec"]
     (container,) = pod["containers"]
     (script,) = config["data"]
-    assert container["image"] == "accelplane/accelplane:devel"
+    assert container["image"] == own_image("accelplane")
     assert container["command"] == ["/usr/bin/python3.11", f"/demo/{script}", str(count)]
     assert container["resources"]["limits"][resource] == count
     assert container["securityContext"] == {

@@ -26,12 +26,15 @@ from manifests import (
     host_paths,
     in_order,
     mounts,
+    own_image,
     plugin_container,
     plugin_daemonset,
     render,
     resources,
     run_kubectl,
 )
+
+import accelplane
 
 GPU_VOLUMES: Volumes = {
     "devfs": ("/dev/dri", "ro", ""),
@@ -99,7 +102,7 @@ def expected_daemonset(directory: str) -> Object:
         containers.append(
             {
                 "name": "intel-gpu-levelzero",
-                "image": "accelplane/intel-gpu-levelzero:devel",
+                "image": "intel/intel-gpu-levelzero:0.31.1",
                 "imagePullPolicy": "IfNotPresent",
                 "args": sidecar[0],
                 "securityContext": {
@@ -330,11 +333,11 @@ WORKING_DIRECTORIES = {"intel-qat-initcontainer": "/qat-init", "intel-idxd-confi
 def test_every_image_has_its_entry_point_and_says_what_it_is() -> None:
     configs = image_configs()
     assert {name: config.entrypoint for name, config in configs.items()} == {
-        f"accelplane/{name}:devel": [f"/usr/local/bin/{command}"] for name, command in IMAGES.items()
+        own_image(name): [f"/usr/local/bin/{command}"] for name, command in IMAGES.items()
     }
     for name, config in configs.items():
         assert {"vendor", "version", "release", "name", "summary", "description"} <= set(config.labels)
-        assert config.labels["name"] == name.removeprefix("accelplane/").removesuffix(":devel")
+        assert config.labels["name"] == name.removeprefix("accelplane/").removesuffix(f":{accelplane.__version__}")
         assert config.working_directory == WORKING_DIRECTORIES.get(config.labels["name"], "/")
         assert not config.user
 

@@ -14,6 +14,7 @@ from manifests import (
     from_fields,
     host_paths,
     in_order,
+    own_image,
     plugin_container,
     plugin_daemonset,
     render,
@@ -47,7 +48,7 @@ FAMILIES = ("gpu", "npu", "qat", "dsa", "iaa", "dlb", "sgx", "fpga")
 def expected_daemonset(*, configured: bool) -> Object:
     container = {
         **plugin_container(NAME, VOLUMES, resources(("45Mi", "50m"), ("90Mi", "200m"))),
-        "image": "accelplane/accelplane:devel",
+        "image": own_image("accelplane"),
         "args": ["node", "--config=/etc/accelplane/agent.yaml"] if configured else ["node"],
         "env": from_fields(NODE_NAME="spec.nodeName", HOST_IP="status.hostIP"),
         "terminationMessagePath": "/tmp/termination-log",

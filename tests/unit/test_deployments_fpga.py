@@ -23,6 +23,7 @@ from manifests import (
     host_paths,
     in_order,
     mounts,
+    own_image,
     plugin_container,
     plugin_daemonset,
     render,
@@ -111,7 +112,7 @@ def configuration(namespace: str, prefix: str, *, inject_from: str = "") -> Obje
 
 CONTAINER = {
     "name": "manager",
-    "image": "accelplane/intel-fpga-admissionwebhook:devel",
+    "image": own_image("intel-fpga-admissionwebhook"),
     "imagePullPolicy": "IfNotPresent",
     "args": ["-v=1", "-health-probe-bind-address=:8081"],
     "ports": [
@@ -267,7 +268,7 @@ def plugin(namespace: str, prefix: str, mode: str = "af", *, cdi: bool = True) -
     installed = PROGRAMS if cdi else PROGRAMS | HOOKS
     init = {
         "name": "intel-fpga-initcontainer",
-        "image": "accelplane/intel-fpga-initcontainer:devel",
+        "image": own_image("intel-fpga-initcontainer"),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 import yaml
-from manifests import DEPLOY, Object, render, resources, run_kubectl
+from manifests import DEPLOY, Object, own_image, render, resources, run_kubectl
 
 from accelplane.cli.goflags import parse
 from accelplane.cli.operator import FLAGS
@@ -159,7 +159,7 @@ def probe(path: str, delay: int, period: int) -> Object:
 
 CONTAINER: Object = {
     "name": "manager",
-    "image": "accelplane/intel-deviceplugin-operator:devel",
+    "image": own_image("intel-deviceplugin-operator"),
     "imagePullPolicy": "IfNotPresent",
     "args": ARGUMENTS,
     "env": [{"name": "DEVICEPLUGIN_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}],

@@ -5,7 +5,7 @@ token where nothing is asked of the API, and the overlay that needs no cert-mana
 """
 
 import pytest
-from manifests import DEPLOY, Object, render, resources
+from manifests import DEPLOY, Object, own_image, render, resources
 
 from accelplane.cli.goflags import parse
 from accelplane.cli.sgxwebhook import FLAGS
@@ -59,7 +59,7 @@ def configuration(namespace: str, prefix: str, *, inject_from: str = "") -> Obje
 
 CONTAINER = {
     "name": "manager",
-    "image": "accelplane/intel-sgx-admissionwebhook:devel",
+    "image": own_image("intel-sgx-admissionwebhook"),
     "imagePullPolicy": "IfNotPresent",
     "args": ["-v=1"],
     "ports": [{"name": "webhook-server", "containerPort": 9443, "protocol": "TCP"}],

@@ -144,7 +144,8 @@ def test_every_dependency_is_pinned_with_hashes_and_without_url() -> None:
 def test_the_version_is_the_same_everywhere() -> None:
     newest = re.search(r"^## \[?(\d[^] ]*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest
-    assert accelplane.__version__ == PROJECT["version"] == newest[1]
+    assert accelplane.__version__ == newest[1]
+    assert "version" in PROJECT["dynamic"]
 
 
 @pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=lambda page: str(page.relative_to(ROOT)))

@@ -15,6 +15,7 @@ from manifests import (
     host_paths,
     in_order,
     mounts,
+    own_image,
     plugin_container,
     plugin_daemonset,
     resources,
@@ -52,7 +53,7 @@ def test_a_skeleton_is_the_plain_manifest(family: str) -> None:
     for metadata in (manifest["metadata"], manifest["spec"]["template"]["metadata"]):
         # What the manifest of QAT says to AppArmor never comes from a resource.
         metadata.pop("annotations", None)
-    assert skeleton(family, f"accelplane/{name}:devel").as_object() == manifest
+    assert skeleton(family, own_image(name)).as_object() == manifest
 
 
 FPGA_VOLUMES: Volumes = {
@@ -72,7 +73,7 @@ def test_fpgas_skeleton_is_that_of_the_table() -> None:
         "terminationMessagePath": "/tmp/termination-log",
     }
     expected = plugin_daemonset(name, {"containers": [container], "volumes": host_paths(FPGA_VOLUMES)})
-    assert in_order(skeleton("fpga", f"accelplane/{name}:devel").as_object()) == in_order(expected)
+    assert in_order(skeleton("fpga", own_image(name)).as_object()) == in_order(expected)
 
 
 @pytest.mark.parametrize("family", models.KINDS)
@@ -393,8 +394,8 @@ def test_whole_dsa_devices_are_where_they_are_looked_for() -> None:
 @pytest.mark.parametrize("overlay", ["levelzero", "health", "xpumd"])
 def test_gpus_overlays_can_be_had_by_fields(overlay: str) -> None:
     spec: dict[str, Any] = {
-        "levelzero": {"levelZeroImage": "accelplane/intel-gpu-levelzero:devel"},
-        "health": {"levelZeroImage": "accelplane/intel-gpu-levelzero:devel", "healthManagement": True},
+        "levelzero": {"levelZeroImage": "intel/intel-gpu-levelzero:0.31.1"},
+        "health": {"levelZeroImage": "intel/intel-gpu-levelzero:0.31.1", "healthManagement": True},
         "xpumd": {"xpumdEndpoint": "/run/xpumd/intelxpuinfo.sock"},
     }[overlay]
     found = pod("gpu", **spec)
