@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from trees import gpu_card, link, write
 
-from accelplane.apiserver import MERGE_PATCH, ApiServer, Refused
+from accelplane.apiserver import MERGE_PATCH, ApiServer, StatusError
 
 from . import settings
 from .cluster import Cluster, Node
@@ -166,7 +166,7 @@ def refusal(cluster: Cluster, directory: Path, as_token: str, path: str, change:
     api = ApiServer(*where, authority=str(authority), token_file=str(token_file))
     try:
         asyncio.run(api.patch(f"/api/v1/nodes/{path}", change, MERGE_PATCH, Any))
-    except Refused as error:
+    except StatusError as error:
         return str(error)
     return ""
 

@@ -24,12 +24,12 @@ from lightkube.resources.core_v1 import ConfigMap
 from lightkube.resources.core_v1 import Namespace as NamespaceObject
 from waiting import until
 
+from accelplane.apiserver import Conflict, Gone, StatusError
 from accelplane.http import HttpError, Response
 from accelplane.http import Request as HttpRequest
 from accelplane.kube.authorized import Authorized
 from accelplane.kube.cache import Cache, WatchTimeouts
 from accelplane.kube.client import Client, Selection
-from accelplane.kube.errors import Conflict, Gone, Refused
 from accelplane.kube.events import Recorder
 from accelplane.kube.leader import Election, LeaderElector
 from accelplane.kube.objects import Request
@@ -177,7 +177,7 @@ async def test_requests_mean_to_the_real_server_what_the_double_says(api: Cluste
         old.metadata.resourceVersion = stale
         with pytest.raises(Conflict):
             await client.replace(old)
-        with pytest.raises(Refused, match="Invalid"):
+        with pytest.raises(StatusError, match="Invalid"):
             await client.create(text("Not A Name"))
         assert not await client.delete(ConfigMap, "none", NAMESPACE)
         with pytest.raises(Conflict):

@@ -21,7 +21,7 @@ from tls_peer import TOKEN
 from tls_peer import Peer as Server
 from waiting import until
 
-from accelplane.apiserver import ApiServer, NoApiServer
+from accelplane.apiserver import ApiServer, NoCredentials
 from accelplane.fpga.ids import af_type
 from accelplane.node.agent import Agent
 from accelplane.node.settings import ConfigurationError, Settings
@@ -293,12 +293,12 @@ async def test_who_has_no_api_server_to_ask_is_told_so_and_serves(
     tmp_path: Path, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     def nobody() -> ApiServer:
-        raise NoApiServer("not in a cluster")
+        raise NoCredentials("not in a cluster", "no variables")
 
     one_port(tmp_path)
     await start_agent(PATIENT, fpga=FpgaPlugin(FpgaConfig(node_name="one"), api=nobody))
     await kubelet.until(lambda resources: resources == {WITH_NLB0: (1, 1)})
-    assert "node one not read, the mode is af: not in a cluster" in caplog.messages
+    assert "node one not read, the mode is af: not in a cluster: no variables" in caplog.messages
 
 
 async def test_a_pod_without_an_account_serves_in_its_own_mode_and_is_not_troubled(

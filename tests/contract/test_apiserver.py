@@ -24,8 +24,8 @@ from accelplane.apiserver import (
     ApiServer,
     Event,
     Gone,
-    NoApiServer,
-    Refused,
+    NoCredentials,
+    StatusError,
     Unreachable,
     object_path,
     without_account,
@@ -146,9 +146,9 @@ async def test_a_refusal_carries_what_the_server_said(tmp_path: Path) -> None:
         "code": 409,
         "details": {"causes": [{"reason": "FieldManagerConflict", "message": "x", "field": ".metadata.labels.a"}]},
     }
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(StatusError) as caught:
         await fetched(tmp_path, document(status, "409 Conflict"))
-    assert (caught.value.status, caught.value.reason, caught.value.message) == (409, "Conflict", "somebody else has it")
+    assert (caught.value.code, caught.value.reason, caught.value.message) == (409, "Conflict", "somebody else has it")
     assert [cause.field for cause in caught.value.causes] == [".metadata.labels.a"]
     assert f"{NODE}: 409 Conflict: somebody else has it" in str(caught.value)
 
@@ -158,15 +158,15 @@ async def test_a_refusal_carries_what_the_server_said(tmp_path: Path) -> None:
     [("502 Bad Gateway", b"<html>no</html>"), ("403 Forbidden", b""), ("500 Oops", b'{"reason": 7}'), ("404", b"\xff")],
 )
 async def test_a_refusal_by_somebody_else_is_told_too(tmp_path: Path, status: str, body: bytes) -> None:
-    with pytest.raises(Refused, match=status[:3]) as caught:
+    with pytest.raises(StatusError, match=status[:3]) as caught:
         await fetched(tmp_path, says(response(status, body)))
-    assert caught.value.status == int(status[:3])
+    assert caught.value.code == int(status[:3])
 
 
 @pytest.mark.parametrize("status", ["301 Moved Permanently", "307 Temporary Redirect", "304 Not Modified"])
 async def test_redirects_are_not_followed(tmp_path: Path, status: str) -> None:
     async with serving(tmp_path, says(response(status, b"", "Location: https://127.0.0.1:1/else"))) as peer:
-        with pytest.raises(Refused, match=status[:3]):
+        with pytest.raises(StatusError, match=status[:3]):
             await peer.api.get(NODE, Thing)
         assert len(peer.requests) == 1
 
@@ -272,7 +272,7 @@ async def test_credentials_that_cannot_be_used_are_named(tmp_path: Path, file: s
         (tmp_path / file).unlink()
         if content is not None:
             (tmp_path / file).write_bytes(content)
-        with pytest.raises(NoApiServer, match=str(tmp_path / file)):
+        with pytest.raises(NoCredentials, match=str(tmp_path / file)):
             await peer.api.get(NODE, Thing)
         assert peer.requests == []
 
@@ -281,7 +281,7 @@ async def test_a_pipe_in_the_place_of_a_token_holds_nobody(tmp_path: Path) -> No
     async with serving(tmp_path, document({"name": "one"})) as peer:
         (tmp_path / "token").unlink()
         os.mkfifo(tmp_path / "token")
-        with pytest.raises(NoApiServer, match="regular file"):
+        with pytest.raises(NoCredentials, match="regular file"):
             await peer.api.get(NODE, Thing)
 
 
@@ -317,7 +317,7 @@ async def test_a_forgotten_version_is_an_error_of_its_own(tmp_path: Path, status
 
 
 async def test_a_watch_that_is_refused_tells_so(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="403") as caught:
+    with pytest.raises(StatusError, match="403") as caught:
         await watched(tmp_path, document({"reason": "Forbidden", "message": "no watch"}, "403 Forbidden"))
     assert caught.value.reason == "Forbidden"
 
@@ -411,7 +411,7 @@ def test_a_pod_is_told_where_the_server_is(host: str, port: str, address: str) -
      ("10.0.0.1", "-1"), ("a b", "1"), ("a/b", "1"), ("a\r\nX: y", "1"), ("[fd00::1]", "1"), ("ä", "1")],
 )  # fmt: skip
 def test_outside_of_a_pod_that_is_said(host: str, port: str) -> None:
-    with pytest.raises(NoApiServer):
+    with pytest.raises(NoCredentials):
         ApiServer.in_cluster({"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port})
 
 

@@ -19,7 +19,7 @@ from tls_peer import Request, chunked, response, serving
 from trees import write
 from waiting import until
 
-from accelplane.apiserver import ApiError, Refused
+from accelplane.apiserver import ApiError, StatusError
 from accelplane.cli import epchook
 from accelplane.cli.epchook import Fatal, Hook
 from accelplane.cli.staticprint import program
@@ -165,7 +165,7 @@ async def test_a_node_without_labels_and_capacity_gets_them(tmp_path: Path) -> N
 async def test_a_refusal_is_fatal_to_one_who_does_not_stay(tmp_path: Path) -> None:
     async with hooked(tmp_path, register=True) as (api, _peer, hook):
         api.refuse["PATCH"] = [("403 Forbidden", {"reason": "Forbidden", "message": "no"})]
-        with pytest.raises(Refused, match="403"):
+        with pytest.raises(StatusError, match="403"):
             await epchook.once(hook)
 
 

@@ -9,9 +9,9 @@ from kubeapi import KubeApi
 from kubekinds import Config, Widget, widget
 from waiting import until
 
+from accelplane.apiserver import StatusError
 from accelplane.kube.cache import Cache, UnreadableObject, WatchTimeouts
 from accelplane.kube.client import Client, Selection
-from accelplane.kube.errors import Refused
 from accelplane.kube.objects import Request
 
 ALL = Selection()
@@ -62,7 +62,7 @@ async def test_a_cache_holds_what_there_is_and_follows_it(api: KubeApi) -> None:
 async def test_a_cache_that_may_not_list_begins_when_it_may_and_says_so_once(api: KubeApi, client: Client) -> None:
     forbidden = api.fault("GET .*/widgets", 403, times=1_000_000)
     api.put("widgets", widget("a"))
-    refused: list[Refused] = []
+    refused: list[StatusError] = []
     cache = Cache(client, Widget, watch_timeouts=HASTE)
     running = asyncio.create_task(cache.run_when_permitted(refused.append, retry=0.02))
     await until(lambda: api.count("GET .*/widgets") > 3)

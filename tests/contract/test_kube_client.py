@@ -16,7 +16,7 @@ from lightkube.core.resource import ApiInfo, GlobalResource
 from msgspec import Struct
 from waiting import until
 
-from accelplane.kube import errors
+from accelplane.apiserver import errors
 from accelplane.kube.client import Client, Selection, Watched, load_config
 from accelplane.kube.metrics import Metrics
 from accelplane.kube.objects import Metadata
@@ -63,7 +63,7 @@ async def test_a_mapping_is_a_merge_patch_and_a_sequence_a_json_patch(api: KubeA
     api.put("widgets", widget("w"))
     assert (await client.patch(Widget, "w", {"spec": {"size": 3}})).spec.size == 3
     api.fault("PATCH", 422)
-    with pytest.raises(errors.Refused):
+    with pytest.raises(errors.StatusError):
         await client.patch(Widget, "w", [{"op": "add", "path": "/spec/size", "value": 4}])
     assert [asked.content_type.partition("/")[2] for asked in api.asked] == ["merge-patch+json", "json-patch+json"]
 
@@ -137,14 +137,14 @@ async def test_one_object_that_cannot_be_decoded_hides_no_others(api: KubeApi, c
         (404, errors.NotFound),
         (409, errors.Conflict),
         (410, errors.Gone),
-        (429, errors.Throttled),
-        (500, errors.Refused),
-        (503, errors.Refused),
-        (302, errors.Refused),
+        (429, errors.TooManyRequests),
+        (500, errors.StatusError),
+        (503, errors.StatusError),
+        (302, errors.StatusError),
     ],
 )
 async def test_each_refusal_is_an_error_of_its_own(
-    api: KubeApi, client: Client, status: int, error: type[errors.Refused]
+    api: KubeApi, client: Client, status: int, error: type[errors.StatusError]
 ) -> None:
     api.fault("GET", status, headers={"Retry-After": "12"})
     with pytest.raises(error, match=f"GET /apis/example.com/v1/widgets/w: {status}") as raised:
@@ -156,7 +156,7 @@ async def test_each_refusal_is_an_error_of_its_own(
 @pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"[]", b"{}", b'{"metadata": 3}', b'{"metadata": {"name": "w"}'])
 async def test_junk_is_said_to_be_junk(api: KubeApi, client: Client, body: bytes) -> None:
     api.fault("GET", 200, body=body)
-    with pytest.raises(errors.Unintelligible, match="the answer is no Widget"):
+    with pytest.raises(errors.DecodeError, match="the answer is no Widget"):
         await client.get(Widget, "w")
 
 
@@ -193,7 +193,7 @@ async def test_a_watch_tells_what_happens_and_asks_for_bookmarks(api: KubeApi, c
 
 async def test_a_silent_watch_is_taken_for_dead(api: KubeApi, client: Client) -> None:
     api.silent = True
-    with pytest.raises(errors.Silent, match=r"told nothing for 0\.1 s"):
+    with pytest.raises(errors.WatchIdleTimeout, match=r"told nothing for 0\.1 s"):
         await events(client, silence=0.1)
 
 
@@ -212,7 +212,7 @@ async def test_junk_in_a_watch_is_said_to_be_junk(api: KubeApi, client: Client, 
     watching = asyncio.create_task(events(client))
     await until(lambda: api.watches == 1)
     api.say(line)
-    with pytest.raises(errors.Unintelligible, match="the answer is no Watched"):
+    with pytest.raises(errors.DecodeError, match="the answer is no Watched"):
         await watching
 
 

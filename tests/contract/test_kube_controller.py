@@ -11,10 +11,10 @@ from kubeapi import KubeApi, kube_api
 from kubekinds import Config, Widget, widget
 from waiting import until
 
+from accelplane.apiserver import Conflict, TooManyRequests
 from accelplane.kube.cache import Cache, WatchTimeouts
 from accelplane.kube.client import Client
 from accelplane.kube.controller import Controller, Reconcile, Result, TerminalError
-from accelplane.kube.errors import Conflict, Throttled
 from accelplane.kube.events import Recorder
 from accelplane.kube.metrics import Metrics
 from accelplane.kube.objects import Request
@@ -191,7 +191,7 @@ async def test_what_fails_is_tried_again_and_others_go_on(world: World, caplog: 
 async def test_a_server_that_asks_to_wait_is_not_asked_sooner(world: World) -> None:
     async def throttled(request: Request) -> None:
         world.seen.append(request)
-        raise Throttled("GET /x", "429", retry_after=3600)
+        raise TooManyRequests("GET /x", "429", retry_after=3600)
 
     world.api.put("widgets", widget("w"))
     async with world.running(world.controller(throttled).for_object(world.widgets)):

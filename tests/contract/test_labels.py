@@ -223,7 +223,7 @@ async def test_a_conflicting_label_of_another_manager_is_unchanged(tmp_path: Pat
 async def test_another_conflict_is_raised(tmp_path: Path) -> None:
     async with node_api(tmp_path) as (api, peer):
         api.refuse["PATCH"] = [("409 Conflict", {"reason": "Conflict", "message": "uid mismatch"})]
-        with pytest.raises(node_reconciler.Refused, match="uid mismatch"):
+        with pytest.raises(node_reconciler.StatusError, match="uid mismatch"):
             await node_reconciler.Labels(peer.api, "me", {"x": "1"}).reconcile(
                 await node_reconciler.read(peer.api, "one")
             )

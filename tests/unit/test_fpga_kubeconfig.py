@@ -10,7 +10,7 @@ from cluster.pki import Authority
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelplane.apiserver import ApiServer, NoApiServer
+from accelplane.apiserver import ApiServer, NoCredentials
 from accelplane.plugins.fpga.kubeconfig import api_server
 
 AUTHORITY = Authority("test authority")
@@ -95,7 +95,7 @@ def test_master_replaces_the_server(tmp_path: Path) -> None:
 def test_unsupported_and_invalid_fields_are_named(
     tmp_path: Path, cluster: dict[str, Any], user: dict[str, Any] | None, text: str
 ) -> None:
-    with pytest.raises(NoApiServer) as refused:
+    with pytest.raises(NoCredentials) as refused:
         api_server(kubeconfig(tmp_path, cluster, user))
     assert str(refused.value).startswith(f"{tmp_path}/kubeconfig: ")
     assert text in str(refused.value)
@@ -117,12 +117,12 @@ def test_unsupported_and_invalid_fields_are_named(
 def test_errors_of_invalid_kubeconfigs(tmp_path: Path, content: str, text: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(content)
-    with pytest.raises(NoApiServer, match=text):
+    with pytest.raises(NoCredentials, match=text):
         api_server(str(path))
 
 
 def test_a_missing_kubeconfig() -> None:
-    with pytest.raises(NoApiServer, match="/nowhere: No such file or directory; expected a kubeconfig"):
+    with pytest.raises(NoCredentials, match="/nowhere: No such file or directory; expected a kubeconfig"):
         api_server("/nowhere")
 
 
@@ -136,7 +136,7 @@ def test_a_missing_kubeconfig() -> None:
     ids=["missing", "no key", "another key"],
 )
 def test_a_certificate_without_its_key_fails_when_it_is_used(tmp_path: Path, user: dict[str, Any], text: str) -> None:
-    with pytest.raises(NoApiServer, match=text):
+    with pytest.raises(NoCredentials, match=text):
         api_server(kubeconfig(tmp_path, user=user)).context()
 
 
@@ -144,5 +144,5 @@ def test_a_certificate_without_its_key_fails_when_it_is_used(tmp_path: Path, use
 def test_any_content_raises_no_other_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "junk-kubeconfig"
     path.write_bytes(data)
-    with pytest.raises(NoApiServer):
+    with pytest.raises(NoCredentials):
         api_server(str(path))

@@ -4,15 +4,12 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from lightkube.models.apps_v1 import DaemonSetSpec
 from lightkube.models.core_v1 import PodTemplateSpec
 from lightkube.models.meta_v1 import Condition, LabelSelector, ManagedFieldsEntry, ObjectMeta, OwnerReference
 from lightkube.resources.apps_v1 import DaemonSet
 from lightkube.resources.core_v1 import ConfigMap, Node, Pod
 
-from accelplane.kube import errors
 from accelplane.kube.client import path_of
 from accelplane.kube.conditions import condition, find_condition, with_conditions
 from accelplane.kube.objects import Object, Request, document_of, micro_time, request_of, trim
@@ -145,35 +142,3 @@ def test_a_condition_holds_or_not_or_nobody_knows(holds: bool | None, status: st
 def test_a_full_second_is_written_with_its_microseconds() -> None:
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     assert msgspec.json.encode(micro_time(moment)) == b'"2026-01-01T00:00:00.000001Z"'
-
-
-@pytest.mark.parametrize(
-    ("code", "reason", "kind"),
-    [
-        (404, "NotFound", errors.NotFound),
-        (409, "Conflict", errors.Conflict),
-        (409, "AlreadyExists", errors.AlreadyExists),
-        (410, "Expired", errors.Gone),
-        (410, "", errors.Gone),
-        (429, "TooManyRequests", errors.Throttled),
-        (422, "Invalid", errors.Refused),
-        (500, "", errors.Refused),
-    ],
-)
-def test_a_refusal_is_what_its_reason_says(code: int, reason: str, kind: type[errors.Refused]) -> None:
-    body = msgspec.json.encode({"code": code, "reason": reason, "message": "no"})
-    made = errors.refusal("GET /x", code, body)
-    assert type(made) is kind
-    assert str(made).startswith(f"GET /x: {code} ")
-    assert made.retry_after == 0
-
-
-def test_a_refusal_says_when_to_come_again() -> None:
-    assert errors.refusal("x", 429, b"{}", "7").retry_after == 7
-    assert errors.refusal("x", 500, b'{"details": {"retryAfterSeconds": 3}}').retry_after == 3
-    assert errors.refusal("x", 429, b"", "Wed, 21 Oct 2026 07:28:00 GMT").retry_after == 0
-
-
-@given(code=st.integers(400, 599), body=st.binary(max_size=300), after=st.text(max_size=10))
-def test_whatever_an_answer_says_it_is_a_refusal(code: int, body: bytes, after: str) -> None:
-    assert errors.refusal("GET /x", code, body, after).code == code

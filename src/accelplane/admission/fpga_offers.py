@@ -16,9 +16,9 @@ from lightkube.core.resource import GlobalResource
 from msgspec import Struct, field
 
 from accelplane.admission.mappings import PREFIX
+from accelplane.apiserver import StatusError
 from accelplane.kube.cache import Cache, WatchTimeouts
 from accelplane.kube.client import Client
-from accelplane.kube.errors import Refused
 from accelplane.kube.objects import Identity, api
 from accelplane.kube.quantities import Quantity, number_of
 
@@ -80,7 +80,7 @@ class Offers:
             await self._nodes.synced.wait()
             self._tell(None)
 
-    def _refused(self, error: Refused) -> None:
+    def _refused(self, error: StatusError) -> None:
         log.warning("how many nodes offer an FPGA is not told, and whether a pod asks for what none has: %s", error)
         self._settle()
 

@@ -33,11 +33,11 @@ from accelplane.admission.mappings import (
     target_of,
 )
 from accelplane.admission.pending import PendingPods
+from accelplane.apiserver import NotFound, StatusError
 from accelplane.fpga.ids import IdError, Naming
 from accelplane.kube.admission import Hook
 from accelplane.kube.cache import Cache, UnreadableObject
 from accelplane.kube.controller import Result
-from accelplane.kube.errors import NotFound, Refused
 from accelplane.kube.manager import Manager
 from accelplane.kube.objects import Request, api_of, request_of
 
@@ -169,8 +169,8 @@ class StatusController(Generic[M]):
             await self._client.patch(
                 self._cache.kind, request.name, change, namespace=request.namespace, subresource="status"
             )
-        except Refused as error:
-            if not error.final:
+        except StatusError as error:
+            if not error.permanent:
                 raise
             return self._refused(thing, error)
         self._silent_until = 0.0
@@ -178,7 +178,7 @@ class StatusController(Generic[M]):
         self._complained.pop(request, None)
         return None
 
-    def _refused(self, thing: M, error: Refused) -> Result | None:
+    def _refused(self, thing: M, error: StatusError) -> Result | None:
         request, version = request_of(thing), thing.metadata.resourceVersion
         if isinstance(error, NotFound) and self._not_found.get(request) != version:
             # Most probably it is gone, and the news is on its way.

@@ -14,10 +14,10 @@ from msgspec import Struct, field
 
 from accelplane.admission.fpga_offers import Offers
 from accelplane.admission.mappings import PREFIX, Mappings, Names
+from accelplane.apiserver import StatusError
 from accelplane.kube.cache import Cache
 from accelplane.kube.client import Selection
 from accelplane.kube.controller import Result
-from accelplane.kube.errors import Refused
 from accelplane.kube.manager import Manager
 from accelplane.kube.objects import Identity, Request, api, request_of
 
@@ -144,5 +144,5 @@ class PendingPods:
             self._controller.enqueue(request_of(new), after=self._settle)
 
 
-def _refused(error: Refused) -> None:
+def _refused(error: StatusError) -> None:
     log.warning("pods whose FPGA names were not replaced are not told so: %s", error)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from accelplane.apiserver import APPLY_PATCH, JSON_PATCH, SERVICE_ACCOUNT, ApiError, ApiServer, Refused, object_path
+from accelplane.apiserver import APPLY_PATCH, JSON_PATCH, SERVICE_ACCOUNT, ApiError, ApiServer, StatusError, object_path
 from accelplane.cli import logflags, signals, staticprint
 from accelplane.cli.goflags import Flag, Value, parse_or_exit
 from accelplane.features import node_reconciler
@@ -152,8 +152,8 @@ class Hook:
         if self.output == "node-feature" and self.api is not None:
             try:
                 await self.api.delete(self._node_feature)
-            except Refused as error:
-                if error.status != 404:
+            except StatusError as error:
+                if error.code != 404:
                     raise
 
     async def _clean_node(self, api: ApiServer) -> None:
@@ -168,9 +168,9 @@ class Hook:
                 return
             try:
                 await self._patch(operations)
-            except Refused as error:
+            except StatusError as error:
                 # Somebody else was faster with a part of it.
-                if error.status not in (409, 422) or tries == _CLEANUP_TRIES:
+                if error.code not in (409, 422) or tries == _CLEANUP_TRIES:
                     raise
                 continue
             log.info("node %s: removed: %s", self.node_name, ", ".join(str(each["path"]) for each in operations))

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from msgspec import Raw, Struct
 
-from accelplane.apiserver import JSON_PATCH, ApiError, ApiServer, Refused, object_path
+from accelplane.apiserver import JSON_PATCH, ApiError, ApiServer, StatusError, object_path
 from accelplane.kube.jsonpatch import Operation, pointer
 from accelplane.kube.trust import Held, Target, TargetKind, TrustError
 
@@ -53,9 +53,9 @@ class SecretStore:
         ]
         try:
             await self._api.patch(self._secret, operations, JSON_PATCH, Raw)
-        except Refused as error:
+        except StatusError as error:
             # The status of a failed JSON patch test, and of a concurrent write.
-            if error.status in (409, 422):
+            if error.code in (409, 422):
                 return False
             raise TrustError(str(error)) from error
         except ApiError as error:

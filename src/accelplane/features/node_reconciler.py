@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from accelplane.apiserver import APPLY_PATCH, ApiError, ApiServer, Gone, Refused, object_path
+from accelplane.apiserver import APPLY_PATCH, ApiError, ApiServer, Gone, StatusError, object_path
 
 log = logging.getLogger(__name__)
 
@@ -129,13 +129,13 @@ class Labels:
         try:
             await self._apply(node, self._labels)
             self._conflicts = frozenset()
-        except Refused as error:
+        except StatusError as error:
             conflicts = frozenset(
                 cause.field.removeprefix(_LABELS)
                 for cause in error.causes
                 if cause.reason == "FieldManagerConflict" and cause.field.startswith(_LABELS)
             )
-            if error.status != 409 or not conflicts:
+            if error.code != 409 or not conflicts:
                 raise
             for key in sorted(conflicts - self._conflicts):
                 log.warning(

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from lightkube.core.resource import GlobalResource
 from msgspec import Struct
 
+from accelplane.apiserver import ApiError, StatusError, TooManyRequests
 from accelplane.http import HttpError, Request, Response
 
 from .client import Client
-from .errors import ApiError, Refused, Throttled
 from .objects import Metadata, api
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class Authorized:
                 refusal = await self._reviewed(token, access)
         except (ApiError, TimeoutError) as error:
             self._tell(f"cannot ask the API server who may read {access.path}: {str(error) or 'no answer in time'}")
-            if isinstance(error, Refused) and not isinstance(error, Throttled) and error.code < 500:
+            if isinstance(error, StatusError) and not isinstance(error, TooManyRequests) and error.code < 500:
                 raise HttpError(
                     500, "the API server does not let us ask who may read this; the log tells more"
                 ) from None

@@ -17,8 +17,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from accelplane.apiserver import ApiError, DecodeError, Gone, StatusError, WatchIdleTimeout
+
 from .client import Client, Selection, Watched
-from .errors import ApiError, Gone, Refused, Silent, Unintelligible
 from .objects import Metadata, Object, Request, api_of, request_of, trim
 
 log = logging.getLogger(__name__)
@@ -118,12 +119,12 @@ class Cache(Generic[T]):
                 if not heard and time.monotonic() - started < 1:
                     # a server that ends watches as soon as they begin must not be asked in a circle
                     await self._pause(0.0)
-            except Silent as error:
+            except WatchIdleTimeout as error:
                 log.debug("%s: watches again: %s", self, error)
             except ApiError as error:
                 self._complain_of(error)
                 # when only the connection failed the watch is taken up where it was
-                if isinstance(error, Refused | Unintelligible):
+                if isinstance(error, StatusError | DecodeError):
                     self._version = ""
                 await self._pause(error.retry_after)
 
@@ -142,7 +143,7 @@ class Cache(Generic[T]):
         self._failures += 1
         await asyncio.sleep(max(at_least, delay * (0.5 + random.random())))  # noqa: S311 no secret
 
-    async def run_when_permitted(self, on_forbidden: Callable[[Refused], None], *, retry: float) -> None:
+    async def run_when_permitted(self, on_forbidden: Callable[[StatusError], None], *, retry: float) -> None:
         """The same from when the account may list: roles are not there, or are changed, without a word to it.
 
         Calls `on_forbidden` once. Retries every `retry` seconds.
@@ -155,11 +156,11 @@ class Cache(Generic[T]):
             await asyncio.sleep(retry)
         await self.run()
 
-    async def _refusal(self) -> Refused | None:
+    async def _refusal(self) -> StatusError | None:
         selection = msgspec.structs.replace(self.selection, fields="metadata.name=none")
         try:
             await self._client.list(self.kind, selection)
-        except Refused as error:
+        except StatusError as error:
             return error if error.code == HTTPStatus.FORBIDDEN else None
         except ApiError as error:
             log.debug("%s", error)
@@ -175,14 +176,14 @@ class Cache(Generic[T]):
             except msgspec.MsgspecError:
                 key = None
             if key is None:
-                raise Unintelligible(f"LIST {self}", f"an item that is no object: {why}")
+                raise DecodeError(f"LIST {self}", f"an item that is no object: {why}")
             unreadable[key] = why
             self._complain(key, why)
         for thing in listing.items:
             try:
                 key = request_of(thing)
             except ValueError as error:
-                raise Unintelligible(f"LIST {self}", str(error)) from error
+                raise DecodeError(f"LIST {self}", str(error)) from error
             seen.add(key)
             self._store(key, thing)
         for key in [key for key in self._objects if key not in seen and key not in unreadable]:
@@ -211,11 +212,11 @@ class Cache(Generic[T]):
         try:
             envelope = msgspec.json.decode(event.object, type=_Envelope)
         except msgspec.MsgspecError as error:
-            raise Unintelligible(f"WATCH {self}", f"what was {event.type} is no object: {error}") from error
+            raise DecodeError(f"WATCH {self}", f"what was {event.type} is no object: {error}") from error
         if event.type != "BOOKMARK":
             key = _key(envelope)
             if key is None:
-                raise Unintelligible(f"WATCH {self}", f"what was {event.type} has no name")
+                raise DecodeError(f"WATCH {self}", f"what was {event.type} has no name")
             if event.type == "DELETED":
                 self._unreadable.pop(key, None)
                 self._drop(key)

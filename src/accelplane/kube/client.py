@@ -1,4 +1,4 @@
-"""Requests to the API server: typed objects in and out, and for whatever goes wrong one of the errors of `errors`.
+"""Requests to the API server: typed objects in and out, and the errors of `apiserver.errors`.
 
 lightkube brings the kinds, kubeconfig files, credentials (the token of a service account is read again when it was
 replaced) and TLS; httpx2 does the HTTP, over `transport` unless there are proxies. The requests are made here, because
@@ -28,7 +28,9 @@ from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
 from yaml import YAMLError
 
-from .errors import NotFound, Silent, Unintelligible, Unreachable, refusal
+from accelplane.apiserver import DecodeError, NotFound, StatusError, Unreachable, WatchIdleTimeout
+from accelplane.apiserver.errors import status_error
+
 from .metrics import Metrics
 from .objects import Object, api_of, document_of, is_namespaced, metadata_of
 from .transport import Transport
@@ -245,8 +247,8 @@ class Client:
     ) -> AsyncGenerator[Watched, None]:
         """What happens after a resource version, until the server ends it after about `lasting` seconds.
 
-        Raises `Gone` when that version is too old, and `Silent` when nothing came for `silence` seconds: the server
-        sends a bookmark every minute, if anything of the kind changed since it began.
+        Raises `Gone` when that version is too old, and `WatchIdleTimeout` when nothing came for `silence` seconds: the
+        server sends a bookmark every minute, if anything of the kind changed since it began.
         """
         path = path_of(kind, selection.namespace)
         parameters = _selectors(selection) | {
@@ -264,11 +266,11 @@ class Client:
             answer = await self._send(request, name)
             try:
                 if not answer.is_success:
-                    raise refusal(name, answer.status_code, await answer.aread(), answer.headers.get("Retry-After"))
+                    raise _status_error(name, answer, await answer.aread())
                 async for line in _lines(answer, name, silence):
                     event = _decode(line, Watched, name)
                     if event.type == "ERROR":
-                        raise refusal(name, 0, event.object)
+                        raise status_error(name, 0, event.object)
                     yield event
             finally:
                 await answer.aclose()
@@ -312,7 +314,7 @@ class Client:
         except (httpx2.HTTPError, OSError, ssl.SSLError) as error:
             raise Unreachable(name, f"{self._server}: {_cause(error)}") from error
         if not answer.is_success:
-            raise refusal(name, answer.status_code, text, answer.headers.get("Retry-After"))
+            raise _status_error(name, answer, text)
         return text
 
     async def _send(self, request: httpx2.Request, name: str) -> httpx2.Response:
@@ -366,6 +368,11 @@ def path_of(kind: type[Object], namespace: str = "", name: str = "", subresource
     return "/" + "/".join(parts)
 
 
+def _status_error(name: str, answer: httpx2.Response, text: bytes) -> StatusError:
+    retry_after = answer.headers.get("Retry-After", "")
+    return status_error(name, answer.status_code, text, phrase=answer.reason_phrase, retry_after=retry_after)
+
+
 async def _lines(answer: httpx2.Response, name: str, silence: float) -> AsyncGenerator[bytes, None]:
     rest = bytearray()
     pieces = answer.aiter_bytes()
@@ -373,7 +380,7 @@ async def _lines(answer: httpx2.Response, name: str, silence: float) -> AsyncGen
         try:
             piece = await anext(pieces, None)
         except httpx2.ReadTimeout as error:
-            raise Silent(name, f"told nothing for {silence:g} s") from error
+            raise WatchIdleTimeout(name, f"told nothing for {silence:g} s") from error
         if piece is None:
             break
         rest += piece
@@ -383,7 +390,7 @@ async def _lines(answer: httpx2.Response, name: str, silence: float) -> AsyncGen
             if line.strip():
                 yield line
         if len(rest) > MAX_EVENT:
-            raise Unintelligible(name, f"an event of more than {MAX_EVENT} bytes")
+            raise DecodeError(name, f"an event of more than {MAX_EVENT} bytes")
     if rest.strip():
         yield bytes(rest)
 
@@ -395,7 +402,7 @@ def _decode(text: bytes, kind: type[Decoded], name: str) -> Decoded:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Unintelligible(name, f"the answer is no {kind.__name__}: {error}") from error
+        raise DecodeError(name, f"the answer is no {kind.__name__}: {error}") from error
 
 
 def _selectors(selection: Selection) -> dict[str, str]:

@@ -18,8 +18,9 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from accelplane.apiserver import ApiError, Conflict
+
 from .cache import Cache, Subscriber
-from .errors import ApiError, Conflict
 from .metrics import Metrics
 from .objects import Object, Request, request_of
 from .owners import owner_request

@@ -23,8 +23,9 @@ from lightkube.models.events_v1 import EventSeries
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.events_v1 import Event
 
+from accelplane.apiserver import AlreadyExists, ApiError, NotFound, StatusError
+
 from .client import Client
-from .errors import AlreadyExists, ApiError, NotFound, Refused
 from .objects import Object, api_of, metadata_of, micro_time
 
 log = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ class Recorder:
 
     def _tell(self, key: _Key, namespace: str, error: ApiError) -> None:
         """That an event is not written. A role that does not allow it is no news at the second time."""
-        if not isinstance(error, Refused) or error.code != 403:
+        if not isinstance(error, StatusError) or error.code != 403:
             log.warning("event %s of %s: not written: %s", key.reason, key.kind, error)
             return
         if namespace not in self._forbidden:

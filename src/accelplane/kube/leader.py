@@ -21,8 +21,9 @@ from lightkube.models.coordination_v1 import LeaseSpec
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.coordination_v1 import Lease
 
+from accelplane.apiserver import AlreadyExists, ApiError, Conflict, NotFound
+
 from .client import Client
-from .errors import AlreadyExists, ApiError, Conflict, NotFound
 from .objects import micro_time
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from lightkube.core.resource import GlobalResource, NamespacedResourceG
 from msgspec import Struct
 
+from accelplane.apiserver import AlreadyExists, ApiError, Conflict, NotFound
+
 from .client import Client
-from .errors import AlreadyExists, ApiError, Conflict, NotFound
 from .jsonpatch import Operation, documents
 from .objects import Metadata, api
 from .trust import DefinitionSpec, Held, HookEntry, Target, TargetKind, TargetMetadata, TrustError

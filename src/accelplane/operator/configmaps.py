@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable, Iterable
 
+from accelplane.apiserver import Unreachable
 from accelplane.kube.cache import Cache, WatchTimeouts
 from accelplane.kube.client import Client, Selection
-from accelplane.kube.errors import Unreachable
 from accelplane.kube.names import is_dns_subdomain
 from accelplane.kube.objects import Request
 from accelplane.operator.daemonsets import provisioning_hash

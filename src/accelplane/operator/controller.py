@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from accelplane.apiserver import Conflict, NotFound, StatusError, Unreachable
 from accelplane.kube.cache import Cache
 from accelplane.kube.client import Selection
 from accelplane.kube.controller import Result, TerminalError
-from accelplane.kube.errors import Conflict, NotFound, Refused, Unreachable
 from accelplane.kube.jsontypes import JsonObject
 from accelplane.kube.manager import Manager
 from accelplane.kube.objects import Request, request_of
@@ -146,15 +146,15 @@ class PluginController:
         missing, provisioning = await self._provisioning(plugin, documents)
         wanted = render(plugin, self._settings, provisioning=provisioning)
         planned = plan(wanted, documents, manager=self._client.field_manager)
-        failure: Refused | None = None
+        failure: StatusError | None = None
         there = planned.kept
         try:
             await self._settle_shared(before=True)
             if planned.apply is not None:
                 there = await self._write(resource, planned, planned.apply)
             await self._delete(resource, [each for each in existing if each.metadata.name in planned.surplus])
-        except Refused as error:
-            if not error.final:
+        except StatusError as error:
+            if not error.permanent:
                 raise
             failure = error
             self._events.record(resource, "Warning", "Refused", str(error))
@@ -170,7 +170,7 @@ class PluginController:
         await self._tell(resource, plugin, observed)
         if failure is not None:
             raise failure
-        if not_upgraded is not None and not not_upgraded.final:
+        if not_upgraded is not None and not not_upgraded.permanent:
             raise not_upgraded
 
     async def _clean_up(self, request: Request, existing: Sequence[DaemonSet]) -> None:
@@ -200,7 +200,7 @@ class PluginController:
 
     async def _upgraded(
         self, resource: CustomResource, plugin: DevicePlugin
-    ) -> tuple[DevicePlugin, Sequence[images.Replacement], Refused | None]:
+    ) -> tuple[DevicePlugin, Sequence[images.Replacement], StatusError | None]:
         """The resource with the images to run, those that are other ones than it names, and why it names others."""
         upgraded, replaced = images.upgrade(plugin, self._settings.images)
         if not replaced or self._settings.images.upgrade != "spec":
@@ -213,7 +213,7 @@ class PluginController:
             written = await self._client.patch(self._kind, plugin.name, change)
         except Conflict:
             raise
-        except Refused as error:
+        except StatusError as error:
             # No reason for the pods to wait: it may be our own webhook that is away.
             log.warning("%s %s: images cannot be upgraded in it: %s", plugin.kind, plugin.name, error)
             return upgraded, replaced, error
@@ -264,14 +264,14 @@ class PluginController:
         return written.document()
 
     async def _check_name(self, made: DaemonSet) -> None:
-        """An apply would take over what has the name already. Raises `Refused`."""
+        """An apply would take over what has the name already. Raises `StatusError`."""
         name, namespace = made.metadata.name or "", made.metadata.namespace or ""
         try:
             there = await self._client.get(DaemonSet, name, namespace)
         except NotFound:
             return
         if owner_request(there, self._kind) != owner_request(made, self._kind):
-            raise Refused(
+            raise StatusError(
                 f"APPLY daemonset {namespace}/{name}", "there is one of this name that is not the resource's", code=409
             )
         if there.metadata.uid and _controller_uid(there) != _controller_uid(made):
@@ -344,7 +344,7 @@ def controllers(
     return made
 
 
-def _without_nodes(_error: Refused) -> None:
+def _without_nodes(_error: StatusError) -> None:
     log.info("nodes may not be listed: where two resources of a kind select the same ones is not told")
 
 

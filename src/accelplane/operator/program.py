@@ -14,9 +14,9 @@ from accelplane.admission import sgx
 from accelplane.admission.mapping_controller import hosted
 from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion
 from accelplane.admission.sgx import SgxOptions
+from accelplane.apiserver import ApiError, NotFound
 from accelplane.kube.admission import Hook
 from accelplane.kube.client import Client, Selection
-from accelplane.kube.errors import ApiError, NotFound
 from accelplane.kube.leader import Election
 from accelplane.kube.manager import Manager
 from accelplane.kube.objects import Object

@@ -5,8 +5,8 @@ It is there while any resource asks for the resource manager, which only images 
 
 import logging
 
+from accelplane.apiserver import AlreadyExists, StatusError
 from accelplane.kube.client import Client
-from accelplane.kube.errors import AlreadyExists, Refused
 from accelplane.kube.objects import Metadata
 from accelplane.operator.daemonsets.rendering import GPU_MANAGER
 from accelplane.operator.resources import ClusterRoleBinding, RoleReference, ServiceAccount, Subject
@@ -35,8 +35,8 @@ class SharedObjects:
             try:
                 await self._client.delete(ClusterRoleBinding, BINDING)
                 await self._client.delete(ServiceAccount, GPU_MANAGER, self._namespace)
-            except Refused as error:
-                if not error.final:
+            except StatusError as error:
+                if not error.permanent:
                     raise
                 # An installation that never made them may not be allowed to delete them either.
                 log.warning("what GPU plugins shared is no longer needed, and stays: %s", error)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 import yaml
 
-from accelplane.apiserver import ApiServer, NoApiServer, Source
+from accelplane.apiserver import ApiServer, NoCredentials, Source
 from accelplane.fpga import shown
 
 _MAX_SIZE = 1024 * 1024
@@ -85,7 +85,7 @@ T = TypeVar("T")
 
 
 def api_server(path: str, master: str = "") -> ApiServer:
-    """Returns the server of the current context; `master` replaces its URL. Raises `NoApiServer`."""
+    """Returns the server of the current context; `master` replaces its URL. Raises `NoCredentials`."""
     config = _load(path)
     context = _entry(path, "context", config.current, {each.name: each.context for each in config.contexts})
     cluster = _entry(path, "cluster", context.cluster, {each.name: each.cluster for each in config.clusters})
@@ -101,18 +101,18 @@ def api_server(path: str, master: str = "") -> ApiServer:
     for name, value in unsupported.items():
         if value:
             expected = "a certificate authority and a token or client certificate"
-            raise NoApiServer(f"{path}: unsupported kubeconfig field {name}; expected {expected}")
+            raise NoCredentials(path, f"unsupported kubeconfig field {name}; expected {expected}")
     host, port = _address(path, master or cluster.server)
     authority = _source(path, cluster.certificate_authority, cluster.certificate_authority_data)
     if authority is None:
-        raise NoApiServer(f"{path}: cluster {shown(context.cluster)} has no certificate-authority")
+        raise NoCredentials(path, f"cluster {shown(context.cluster)} has no certificate-authority")
     token: Source | None = user.token.encode() if user.token else None
     if token is None and user.token_file:
         token = _absolute(path, user.token_file)
     certificate = _source(path, user.client_certificate, user.client_certificate_data)
     key = _source(path, user.client_key, user.client_key_data)
     if token is None and (certificate is None or key is None):
-        raise NoApiServer(f"{path}: user {shown(context.user)} has neither a token nor a client certificate and key")
+        raise NoCredentials(path, f"user {shown(context.user)} has neither a token nor a client certificate and key")
     pair = (certificate, key) if certificate is not None and key is not None else None
     return ApiServer(host, port, authority=authority, token_file=token, certificate=pair)
 
@@ -122,18 +122,18 @@ def _load(path: str) -> _Config:
         with open(path, "rb") as file:
             data = file.read(_MAX_SIZE + 1)
         if len(data) > _MAX_SIZE:
-            raise NoApiServer(f"{path}: found more than {_MAX_SIZE} bytes, expected a kubeconfig")
+            raise NoCredentials(path, f"found more than {_MAX_SIZE} bytes, expected a kubeconfig")
         return msgspec.convert(yaml.load(data, _Texts), _Config, strict=False)  # noqa: S506
     except OSError as error:
-        raise NoApiServer(f"{path}: {error.strerror}; expected a kubeconfig") from None
+        raise NoCredentials(path, f"{error.strerror}; expected a kubeconfig") from None
     except (yaml.YAMLError, msgspec.ValidationError, RecursionError) as error:
-        raise NoApiServer(f"{path}: invalid kubeconfig: {' '.join(str(error).split())}") from None
+        raise NoCredentials(path, f"invalid kubeconfig: {' '.join(str(error).split())}") from None
 
 
 def _entry(path: str, kind: str, name: str, entries: Mapping[str, T]) -> T:
     if name not in entries:
         known = ", ".join(map(shown, entries)) or "none"
-        raise NoApiServer(f"{path}: found no {kind} {shown(name)}, expected one of: {known}")
+        raise NoCredentials(path, f"found no {kind} {shown(name)}, expected one of: {known}")
     return entries[name]
 
 
@@ -147,7 +147,7 @@ def _address(path: str, url: str) -> tuple[str, int]:
         plain = not (parts.path.strip("/") or parts.query or parts.username)
         if parts.scheme == "https" and host and host.isascii() and " " not in host and plain:
             return host, port or 443
-    raise NoApiServer(f"{path}: server is {shown(url)}, expected https://host:port")
+    raise NoCredentials(path, f"server is {shown(url)}, expected https://host:port")
 
 
 def _source(path: str, file: str, data: str) -> Source | None:
@@ -156,7 +156,7 @@ def _source(path: str, file: str, data: str) -> Source | None:
         try:
             return base64.b64decode(data, validate=True)
         except (binascii.Error, ValueError):
-            raise NoApiServer(f"{path}: invalid base64 data of a certificate or key") from None
+            raise NoCredentials(path, "invalid base64 data of a certificate or key") from None
     return _absolute(path, file) if file else None
 
 

@@ -126,7 +126,7 @@ def _obstacle(runtime: str) -> str:
 
 
 def _api(config: FpgaConfig) -> "ApiServer | None":
-    """Raises `NoApiServer`."""
+    """Raises `NoCredentials`."""
     from accelplane.apiserver import ApiServer, without_account  # noqa: PLC0415
 
     if not config.kubeconfig:

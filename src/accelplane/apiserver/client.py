@@ -20,6 +20,8 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from accelplane.apiserver.errors import NoCredentials, StatusError, Unreachable, status_error
+
 if TYPE_CHECKING:
     import ssl
 
@@ -37,7 +39,6 @@ _MAX_LINE = 16 * 1024
 _MAX_HEADERS = 100
 _MAX_CREDENTIAL = 1024 * 1024
 _PIECE = 64 * 1024
-_MAX_MESSAGE = 500
 
 T = TypeVar("T")
 
@@ -45,57 +46,11 @@ T = TypeVar("T")
 Source: TypeAlias = str | bytes
 
 
-class ApiError(Exception):
-    """A request that came to nothing; the text names it, what was found and, where there is one, the reason."""
-
-
-class NoApiServer(ApiError):
-    """It is not known where the server is or who asks: not in a pod, no credentials."""
-
-
-class Unreachable(ApiError):
-    """No answer, or none that can be understood: the network, TLS, a deadline, a size, junk. Later it may work."""
-
-
-class Cause(msgspec.Struct, frozen=True):
-    """One of the causes that a Status gives, for example a field that somebody else manages."""
-
-    reason: str = ""
-    message: str = ""
-    field: str = ""
-
-
-class Refused(ApiError):
-    """The server answered and did not do it. `status` is HTTP's, `reason` and `message` are the API's own."""
-
-    def __init__(self, request: str, status: int, reason: str, message: str, causes: tuple[Cause, ...] = ()) -> None:
-        super().__init__(f"{request}: {status} {reason or 'without a reason'}{': ' if message else ''}{message}")
-        self.status = status
-        self.reason = reason
-        self.message = message
-        self.causes = causes
-
-
-class Gone(Refused):
-    """A watch from a resource version that the server does not remember (410): read the objects, watch from there."""
-
-
 class Event(msgspec.Struct, Generic[T], frozen=True):
     """One event of a watch."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
     object: T
-
-
-class _Details(msgspec.Struct, frozen=True):
-    causes: tuple[Cause, ...] | None = None
-
-
-class _Status(msgspec.Struct, frozen=True):
-    reason: str | None = None
-    message: str | None = None
-    code: int | None = None
-    details: _Details | None = None
 
 
 class _Wrapped(msgspec.Struct, frozen=True):
@@ -143,18 +98,19 @@ class ApiServer:
 
     @classmethod
     def in_cluster(cls, environment: Mapping[str, str] | None = None, directory: str = SERVICE_ACCOUNT) -> "ApiServer":
-        """The one of the cluster that this pod is in. Raises `NoApiServer`."""
+        """The one of the cluster that this pod is in. Raises `NoCredentials`."""
         variables = os.environ if environment is None else environment
         host, port = variables.get("KUBERNETES_SERVICE_HOST", ""), variables.get("KUBERNETES_SERVICE_PORT", "")
         if not host or not port:
-            raise NoApiServer(
-                "not in a cluster: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not both set; "
-                "expected to run in a pod with a service account"
+            raise NoCredentials(
+                "not in a cluster",
+                "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not both set; "
+                "expected to run in a pod with a service account",
             )
         if not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 65536):
-            raise NoApiServer(f"KUBERNETES_SERVICE_PORT: {port[:40]!a}, expected a port")
+            raise NoCredentials("KUBERNETES_SERVICE_PORT", f"{port[:40]!a}, expected a port")
         if not host.isascii() or any(character.isspace() or character in "/@?#[]" for character in host):
-            raise NoApiServer(f"KUBERNETES_SERVICE_HOST: {host[:80]!a}, expected a name or an address")
+            raise NoCredentials("KUBERNETES_SERVICE_HOST", f"{host[:80]!a}, expected a name or an address")
         return cls(host, int(port), authority=f"{directory}/ca.crt", token_file=f"{directory}/token")
 
     @property
@@ -211,7 +167,7 @@ class ApiServer:
             async with _in_time(name, DEADLINE):
                 head = await _exchange(reader, writer, message, name)
                 if head.status != 200:
-                    raise _refused(name, head, await _body(reader, head, name, MAX_ANSWER))
+                    raise _status_error(name, head, await _body(reader, head, name, MAX_ANSWER))
             async with contextlib.aclosing(_lines(reader, head, name, limit, end)) as lines:
                 async for line in lines:
                     yield _event(name, line, kind)
@@ -222,17 +178,17 @@ class ApiServer:
             head = await _exchange(reader, writer, message, name)
             content = await _body(reader, head, name, limit)
         if not 200 <= head.status < 300:
-            raise _refused(name, head, content)
+            raise _status_error(name, head, content)
         try:
             return msgspec.json.decode(content, type=answer)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Unreachable(f"{name}: {head.status} with an answer that is not understood: {error}") from None
+            raise Unreachable(name, f"{head.status} with an answer that is not understood: {error}") from None
 
     def _named(self, request: _Request) -> str:
         return f"{request.method} https://{self.address}{request.path.partition('?')[0]}"
 
     def _message(self, request: _Request) -> bytes:
-        """The request as it goes over the wire. Raises `NoApiServer`."""
+        """The request as it goes over the wire. Raises `NoCredentials`."""
         lines = [
             f"{request.method} {request.path} HTTP/1.1",
             f"Host: {self.address}",
@@ -247,7 +203,7 @@ class ApiServer:
         return "\r\n".join((*lines, "", "")).encode("ascii") + (request.body or b"")
 
     def context(self) -> "ssl.SSLContext":
-        """TLS that trusts the cluster's own authority and nobody else. Raises `NoApiServer`."""
+        """TLS that trusts the cluster's own authority and nobody else. Raises `NoCredentials`."""
         import ssl  # noqa: PLC0415 - imported by asyncio already, but not by everyone who imports this
 
         authority = _content(self._authority)
@@ -256,7 +212,7 @@ class ApiServer:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.load_verify_locations(cadata=authority.decode("ascii"))
         except (ssl.SSLError, ValueError) as error:
-            raise NoApiServer(f"{_named(self._authority)}: no certificates in PEM: {error}") from None
+            raise NoCredentials(_named(self._authority), f"no certificates in PEM: {error}") from None
         if self._certificate is not None:
             _identify(context, *self._certificate)
         # Clusters live for years with authorities whose certificates lack what Python 3.13 began to ask for.
@@ -273,12 +229,12 @@ def _token(source: Source) -> str:
     token = _content(source).strip()
     text = token.decode("ascii", "replace")
     if not text or " " in text or not text.isascii() or not text.isprintable():
-        raise NoApiServer(f"{_named(source)}: {len(token)} bytes that are no token, expected a service account's")
+        raise NoCredentials(_named(source), f"{len(token)} bytes that are no token, expected a service account's")
     return text
 
 
 def _identify(context: "ssl.SSLContext", certificate: Source, key: Source) -> None:
-    """Has TLS tell who asks. Raises `NoApiServer`."""
+    """Has TLS tell who asks. Raises `NoCredentials`."""
     both = b"%s\n%s" % (_content(certificate), _content(key))
     # OpenSSL takes them from files only, and a key that is in none should not get into one.
     with open(os.memfd_create("key"), "w+b") as file:
@@ -289,9 +245,8 @@ def _identify(context: "ssl.SSLContext", certificate: Source, key: Source) -> No
             context.load_cert_chain(f"/proc/self/fd/{file.fileno()}", password="")
         except OSError as error:  # ssl.SSLError is one
             problem = getattr(error, "reason", None) or error
-            raise NoApiServer(
-                f"{_named(certificate)} and {_named(key)}: no certificate with its key in PEM: {problem}"
-            ) from None
+            named = f"{_named(certificate)} and {_named(key)}"
+            raise NoCredentials(named, f"no certificate with its key in PEM: {problem}") from None
 
 
 def _with(path: str, query: Mapping[str, str] | None) -> str:
@@ -314,9 +269,9 @@ async def _connected(
     except OSError as error:  # also of TLS; a deadline that passed is another matter
         if isinstance(error, TimeoutError):
             raise
-        raise Unreachable(f"{request}: {error.strerror or error}") from None
+        raise Unreachable(request, str(error.strerror or error)) from None
     except UnicodeError as error:  # a name that DNS cannot have
-        raise Unreachable(f"{request}: {error}") from None
+        raise Unreachable(request, str(error)) from None
     finally:
         if writer is not None:
             # Nothing is left to be said, and who does not answer would hold an orderly end.
@@ -331,7 +286,7 @@ async def _in_time(request: str, deadline: float) -> AsyncGenerator[None]:
         async with asyncio.timeout(deadline):
             yield
     except TimeoutError:
-        raise Unreachable(f"{request}: no complete answer within {deadline:g} s") from None
+        raise Unreachable(request, f"no complete answer within {deadline:g} s") from None
 
 
 async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message: bytes, request: str) -> _Head:
@@ -348,12 +303,12 @@ async def _read_head(reader: asyncio.StreamReader, request: str) -> _Head:
     version, _, rest = first.partition(" ")
     code, _, phrase = rest.partition(" ")
     if not version.startswith("HTTP/1.") or len(code) != 3 or not code.isdecimal() or not code.isascii():
-        raise Unreachable(f"{request}: answered {first[:60]!a}, expected HTTP/1.1")
+        raise Unreachable(request, f"answered {first[:60]!a}, expected HTTP/1.1")
     headers: dict[str, str] = {}
     while line := await _line(reader, request):
         name, colon, value = line.partition(":")
         if not colon or len(headers) >= _MAX_HEADERS:
-            raise Unreachable(f"{request}: headers that are not understood: {line[:60]!a}")
+            raise Unreachable(request, f"headers that are not understood: {line[:60]!a}")
         headers[name.strip().lower()] = value.strip()
     return _Head(int(code), phrase, headers)
 
@@ -363,9 +318,9 @@ async def _line(reader: asyncio.StreamReader, request: str) -> str:
         return (await reader.readuntil(b"\n")).decode("latin-1").rstrip("\r\n")
     except asyncio.IncompleteReadError as error:
         told = f" behind {len(error.partial)} bytes of a line" if error.partial else ""
-        raise Unreachable(f"{request}: the connection ended early{told}") from None
+        raise Unreachable(request, f"the connection ended early{told}") from None
     except asyncio.LimitOverrunError:
-        raise Unreachable(f"{request}: a line of more than {_MAX_LINE} bytes") from None
+        raise Unreachable(request, f"a line of more than {_MAX_LINE} bytes") from None
 
 
 async def _body(reader: asyncio.StreamReader, head: _Head, request: str, limit: int) -> bytes:
@@ -374,7 +329,7 @@ async def _body(reader: asyncio.StreamReader, head: _Head, request: str, limit: 
         async for piece in pieces:
             content += piece
             if len(content) > limit:
-                raise Unreachable(f"{request}: an answer of more than {limit} bytes")
+                raise Unreachable(request, f"an answer of more than {limit} bytes")
     return bytes(content)
 
 
@@ -388,7 +343,7 @@ async def _pieces(reader: asyncio.StreamReader, head: _Head, request: str) -> As
                 async for piece in pieces:
                     yield piece
             if await _line(reader, request):
-                raise Unreachable(f"{request}: a chunk that does not end where it should")
+                raise Unreachable(request, "a chunk that does not end where it should")
         return
     length = head.headers.get("content-length")
     if length is None:
@@ -396,7 +351,7 @@ async def _pieces(reader: asyncio.StreamReader, head: _Head, request: str) -> As
             yield piece
         return
     if not (length.isascii() and length.isdecimal()) or len(length) > 15:
-        raise Unreachable(f"{request}: Content-Length {length[:40]!a}, expected a number")
+        raise Unreachable(request, f"Content-Length {length[:40]!a}, expected a number")
     async with contextlib.aclosing(_exactly(reader, int(length), request)) as pieces:
         async for piece in pieces:
             yield piece
@@ -405,7 +360,7 @@ async def _pieces(reader: asyncio.StreamReader, head: _Head, request: str) -> As
 def _chunk_size(line: str, request: str) -> int:
     size = line.partition(";")[0].strip()
     if not size or len(size) > 12 or any(character not in "0123456789abcdefABCDEF" for character in size):
-        raise Unreachable(f"{request}: a chunk of size {line[:40]!a}, expected a hexadecimal number")
+        raise Unreachable(request, f"a chunk of size {line[:40]!a}, expected a hexadecimal number")
     return int(size, 16)
 
 
@@ -413,7 +368,7 @@ async def _exactly(reader: asyncio.StreamReader, size: int, request: str) -> Asy
     while size:
         piece = await reader.read(min(size, _PIECE))
         if not piece:
-            raise Unreachable(f"{request}: the connection ended {size} bytes early")
+            raise Unreachable(request, f"the connection ended {size} bytes early")
         size -= len(piece)
         yield piece
 
@@ -444,39 +399,27 @@ async def _lines(
                 if line.strip():
                     yield line
             if len(waiting) > limit:
-                raise Unreachable(f"{request}: an event of more than {limit} bytes")
+                raise Unreachable(request, f"an event of more than {limit} bytes")
     finally:
         await pieces.aclose()
 
 
 def _event(request: str, line: bytes, kind: type[T]) -> Event[T]:
-    """Raises `Gone`, `Refused` or `Unreachable`."""
+    """Raises `Gone`, `StatusError` or `Unreachable`."""
     try:
         wrapped = msgspec.json.decode(line, type=_Wrapped)
         if wrapped.type == "ERROR":
-            status = msgspec.json.decode(wrapped.object, type=_Status)
-            raise _told(request, status.code or 500, status)
+            raise status_error(request, 0, wrapped.object)
         if wrapped.type not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
-            raise Unreachable(f"{request}: an event of type {wrapped.type[:40]!a}")
+            raise Unreachable(request, f"an event of type {wrapped.type[:40]!a}")
         return Event(wrapped.type, msgspec.json.decode(wrapped.object, type=kind))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Unreachable(f"{request}: an event that is not understood: {error}") from None
+        raise Unreachable(request, f"an event that is not understood: {error}") from None
 
 
-def _refused(request: str, head: _Head, content: bytes) -> Refused:
-    try:
-        status = msgspec.json.decode(content, type=_Status)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # Proxies and authentication in front of the server answer with text of their own.
-        status = _Status(head.phrase, content[:_MAX_MESSAGE].decode("utf-8", "replace").strip())
-    return _told(request, head.status, status)
-
-
-def _told(request: str, code: int, status: _Status) -> Refused:
-    causes = (status.details.causes if status.details is not None else None) or ()
-    kind = Gone if code == 410 else Refused
-    message = (status.message or "")[:_MAX_MESSAGE]
-    return kind(request, code, (status.reason or "")[:100], message, causes)
+def _status_error(request: str, head: _Head, content: bytes) -> StatusError:
+    phrase, retry_after = head.phrase, head.headers.get("retry-after", "")
+    return status_error(request, head.status, content, phrase=phrase, retry_after=retry_after)
 
 
 def _named(source: Source) -> str:
@@ -492,10 +435,10 @@ def _read(path: str) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise NoApiServer(f"{path}: not a regular file, expected a service account's")
+                raise NoCredentials(path, "not a regular file, expected a service account's")
             data = file.read(_MAX_CREDENTIAL + 1)
     except OSError as error:
-        raise NoApiServer(f"{path}: {error.strerror}; expected a pod with a service account") from None
+        raise NoCredentials(path, f"{error.strerror}; expected a pod with a service account") from None
     if len(data) > _MAX_CREDENTIAL:
-        raise NoApiServer(f"{path}: more than {_MAX_CREDENTIAL} bytes")
+        raise NoCredentials(path, f"more than {_MAX_CREDENTIAL} bytes")
     return data

@@ -1,0 +1,51 @@
+"""The API server for every process: requests, credentials and errors, without a Kubernetes library."""
+
+from accelplane.apiserver.client import (
+    APPLY_PATCH,
+    JSON_PATCH,
+    MERGE_PATCH,
+    SERVICE_ACCOUNT,
+    ApiServer,
+    Event,
+    Source,
+    object_path,
+    without_account,
+)
+from accelplane.apiserver.errors import (
+    AlreadyExists,
+    ApiError,
+    Cause,
+    Conflict,
+    DecodeError,
+    Gone,
+    NoCredentials,
+    NotFound,
+    StatusError,
+    TooManyRequests,
+    Unreachable,
+    WatchIdleTimeout,
+)
+
+__all__ = [
+    "APPLY_PATCH",
+    "JSON_PATCH",
+    "MERGE_PATCH",
+    "SERVICE_ACCOUNT",
+    "AlreadyExists",
+    "ApiError",
+    "ApiServer",
+    "Cause",
+    "Conflict",
+    "DecodeError",
+    "Event",
+    "Gone",
+    "NoCredentials",
+    "NotFound",
+    "Source",
+    "StatusError",
+    "TooManyRequests",
+    "Unreachable",
+    "WatchIdleTimeout",
+    "object_path",
+    "without_account",
+]
