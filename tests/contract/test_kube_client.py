@@ -84,18 +84,15 @@ async def test_long_lists_come_in_pages(api: KubeApi, client: Client) -> None:
     assert api.count("GET") == 3
 
 
-async def test_each_object_of_a_list_is_trimmed_before_the_next_page_comes(api: KubeApi, client: Client) -> None:
+async def test_each_page_of_a_list_is_consumed_before_the_next_one_is_requested(api: KubeApi, client: Client) -> None:
     for number in range(5):
-        api.put("widgets", widget(f"w{number}", size=7))
-    pages: list[int] = []
-
-    def keep(thing: Widget) -> None:
-        thing.spec.size = 0
-        pages.append(api.count("GET"))
-
-    listing = await client.list(Widget, page=2, keep=keep)
-    assert [item.spec.size for item in listing.items] == [0] * 5
-    assert pages == [1, 1, 2, 2, 3]
+        api.put("widgets", widget(f"w{number}"))
+    pages: list[tuple[int, int]] = []
+    version = await client.list_pages(
+        Widget, Selection(), lambda raws: pages.append((len(raws), api.count("GET"))), page=2
+    )
+    assert pages == [(2, 1), (2, 2), (1, 3)]
+    assert version == str(api.version)
 
 
 class Outline(GlobalResource, Struct):

@@ -167,7 +167,7 @@ class Cache(Generic[T]):
         return None
 
     async def _list(self) -> None:
-        listing = await self._client.list(self.kind, self.selection, keep=self._transform)
+        listing = await self._client.list(self.kind, self.selection)
         seen: set[Request] = set()
         unreadable: dict[Request, str] = {}
         for raw, why in listing.unreadable:
@@ -185,6 +185,7 @@ class Cache(Generic[T]):
             except ValueError as error:
                 raise DecodeError(f"LIST {self}", str(error)) from error
             seen.add(key)
+            self._transform(thing)
             self._store(key, thing)
         for key in [key for key in self._objects if key not in seen and key not in unreadable]:
             self._drop(key)

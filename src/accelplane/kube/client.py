@@ -149,31 +149,42 @@ class Client:
         selection: Selection = Selection(),  # noqa: B008 a frozen value
         *,
         page: int = PAGE,
-        keep: Callable[[T], None] | None = None,
     ) -> Listing[T]:
-        """All objects of a selection, asked for in pages. Raises `Gone` when the pages took too long.
-
-        `keep` may take from each object what is not needed, before more of them are read.
-        """
-        path = path_of(kind, selection.namespace)
-        parameters = _selectors(selection) | {"limit": str(page)}
+        """Returns all objects of a selection, read in pages. Raises `Gone` if the continue token expired."""
         items: list[T] = []
         unreadable: list[tuple[msgspec.Raw, str]] = []
         decoder = msgspec.json.Decoder(kind)
-        while True:
-            metadata, raws = await self._page(path, parameters, _accepts(kind, "List"))
+
+        def decode(raws: Sequence[msgspec.Raw]) -> None:
             for raw in raws:
                 try:
-                    item = decoder.decode(raw)
+                    items.append(decoder.decode(raw))
                 except msgspec.MsgspecError as error:
-                    # a view into the whole page otherwise
                     unreadable.append((raw.copy(), str(error)))
-                    continue
-                if keep is not None:
-                    keep(item)
-                items.append(item)
+
+        version = await self.list_pages(kind, selection, decode, page=page)
+        return Listing(items, unreadable, version)
+
+    async def list_pages(
+        self,
+        kind: type[Object],
+        selection: Selection,
+        consume: Callable[[Sequence[msgspec.Raw]], None],
+        *,
+        page: int = PAGE,
+    ) -> str:
+        """Calls `consume` with the undecoded objects of each page; returns the resource version of the list.
+
+        An undecoded object is a view of its page, which stays in memory as long as the view: copy what is kept.
+        Raises `Gone` if the continue token expired.
+        """
+        path = path_of(kind, selection.namespace)
+        parameters = _selectors(selection) | {"limit": str(page)}
+        while True:
+            metadata, raws = await self._page(path, parameters, _accepts(kind, "List"))
+            consume(raws)
             if not metadata.rest:
-                return Listing(items, unreadable, metadata.resource_version)
+                return metadata.resource_version
             parameters["continue"] = metadata.rest
             del raws  # and the page with them, before the next one comes
 
