@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from accelplane.kube.authority import renewed
+from accelplane.kube.authority import renew
 from accelplane.kube.certificates import CertificatePolicy
 from benchmarks.figures import Figure, Outcome, Rounds, Scale, median, percentile, single
 from benchmarks.reviewer import NAMESPACE
@@ -80,9 +80,9 @@ def _measured(what: str, process: int, port: int, scale: Scale) -> Sequence[Figu
 def _webhook(name: str, flags: Sequence[str], ready: str) -> Iterator[tuple[int, int]]:
     """Its process id and its port, which is what `ready` finds in its log."""
     with tempfile.TemporaryDirectory() as directory:
-        pair = renewed(None, ["localhost"], datetime.datetime.now(datetime.UTC), CertificatePolicy())
+        pair = renew(None, ["localhost"], datetime.datetime.now(datetime.UTC), CertificatePolicy())
         for file in ("tls.crt", "tls.key"):
-            Path(directory, file).write_bytes(pair.data()[file])
+            Path(directory, file).write_bytes(pair.secret_data()[file])
         log = Path(directory, "log")
         module = f"accelplane.cli.{name}webhook"
         command = [sys.executable, "-m", module, "-v=1", "-port=0", f"-cert-dir={directory}", *flags]

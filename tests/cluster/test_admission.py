@@ -22,7 +22,7 @@ from accelplane.kube.admission import AdmissionServer, Hook, refusing
 from accelplane.kube.certificates import CertificatePolicy
 from accelplane.kube.client import Client
 from accelplane.kube.tls import ServingTls
-from accelplane.kube.trust import HookEntry, ServiceReference, Target, TargetKind, Trust, TrustSettings
+from accelplane.kube.trust import ServiceReference, Target, TargetKind, Trust, TrustSettings, WebhookEntry
 from accelplane.kube.truststore import ClusterTrustStore
 
 from .cluster import Cluster
@@ -95,7 +95,7 @@ class Store(ClusterTrustStore):
         ]
 
     @staticmethod
-    def _served(entry: HookEntry) -> HookEntry:
+    def _served(entry: WebhookEntry) -> WebhookEntry:
         return replace(entry, client_config=replace(entry.client_config, service=ServiceReference(SERVICE, NAMESPACE)))
 
 
@@ -226,7 +226,7 @@ async def test_two_programs_share_one_certificate_whoever_is_first(api: Cluster)
         async with connected(api) as client:
             stores = [Store(client, "injected"), Store(client, "injected")]
             both = [Trust(store, ServingTls(), trust_settings) for store in stores]
-            await asyncio.gather(*(one.settle() for one in both))
+            await asyncio.gather(*(one.reconcile() for one in both))
             held = await stores[0].read()
         assert held is not None
         found = api.get(f"{HOOKS}/injected")

@@ -17,8 +17,8 @@ from threading import Event
 import pytest
 from cryptography import x509
 
-from accelplane.kube.authority import renewed
-from accelplane.kube.certificates import CertificatePolicy, Issued, issued, service_names
+from accelplane.kube.authority import renew
+from accelplane.kube.certificates import CertificatePolicy, CertificateSet, service_names
 
 from .installation import KEPT_IN, NAMESPACE, SERVICE, Installation, Operator, resource
 from .machine import wait_until
@@ -30,14 +30,14 @@ PLUGINS = "/apis/deviceplugin.intel.com/v1/npudeviceplugins?dryRun=All"
 SECRETS = f"/api/v1/namespaces/{NAMESPACE}/secrets"
 
 
-def made_before(days: float, found: Issued | None = None) -> Issued:
+def made_before(days: float, found: CertificateSet | None = None) -> CertificateSet:
     """What was issued, or renewed, so many days ago."""
-    return renewed(found, NAMES, datetime.now(UTC) - timedelta(days=days), CertificatePolicy())
+    return renew(found, NAMES, datetime.now(UTC) - timedelta(days=days), CertificatePolicy())
 
 
-def keep(installation: Installation, wanted: Issued) -> None:
+def keep(installation: Installation, wanted: CertificateSet) -> None:
     """Puts it into the operator's Secret."""
-    data = {name: base64.b64encode(content).decode() for name, content in wanted.data().items()}
+    data = {name: base64.b64encode(content).decode() for name, content in wanted.secret_data().items()}
     # A null takes it out.
     change = {"data": {name: content or None for name, content in data.items()}}
     path = f"{SECRETS}/{KEPT_IN}"
@@ -47,11 +47,11 @@ def keep(installation: Installation, wanted: Issued) -> None:
     assert code in (http.HTTPStatus.OK, http.HTTPStatus.CREATED), answer
 
 
-def held(installation: Installation) -> Issued:
+def held(installation: Installation) -> CertificateSet:
     """What is in it."""
     found = installation.cluster.get(f"{SECRETS}/{KEPT_IN}")
     assert found
-    known = issued({name: base64.b64decode(content) for name, content in found["data"].items()})
+    known = CertificateSet.from_secret({name: base64.b64decode(content) for name, content in found["data"].items()})
     assert known
     return known
 
@@ -100,7 +100,7 @@ def test_certificates_and_authorities_change_under_load_and_every_resource_is_ad
     # Two authorities that are trusted: the older one signs, and what it has signed is in the last third of its life.
     old, following = made_before(61), made_before(1)
     both = old.authorities + following.authorities
-    keep(installation, Issued(both, old.authority_key, old.certificate, old.key))
+    keep(installation, CertificateSet(both, old.authority_key, old.certificate, old.key))
     installation.hook()
     with installation.operator() as operator:
         installation.hook(operator)
@@ -117,20 +117,20 @@ def test_certificates_and_authorities_change_under_load_and_every_resource_is_ad
             # The following authority's time has come.
             both = following.authorities + old.authorities
             now = held(installation)
-            keep(installation, Issued(both, following.authority_key, now.certificate, now.key))
+            keep(installation, CertificateSet(both, following.authority_key, now.certificate, now.key))
             wait_until(lambda: serves_another(first), "a certificate of the following authority", 60)
             second = served(installation, operator)
             assert is_by(second, following.authorities)
 
             # An authority in the last third of its own life: a new one is published, and signs nothing yet.
             worn, now = made_before(1250), held(installation)
-            keep(installation, Issued(worn.authorities + both, worn.authority_key, now.certificate, now.key))
+            keep(installation, CertificateSet(worn.authorities + both, worn.authority_key, now.certificate, now.key))
             wait_until(lambda: count(held(installation).authorities) == 4, "a new authority", 60)
             assert served(installation, operator) == second
 
             # Somebody takes the certificate out of the Secret.
             now = held(installation)
-            keep(installation, Issued(now.authorities, now.authority_key, b"", b""))
+            keep(installation, CertificateSet(now.authorities, now.authority_key, b"", b""))
             wait_until(lambda: serves_another(second), "another certificate", 60)
         assert wrong == []
 

@@ -491,7 +491,7 @@ async def test_one_version_and_two_suites_of_tls_are_spoken_and_no_http_2() -> N
 
 
 async def test_tls_1_3_is_spoken_where_that_is_wanted() -> None:
-    tls = ServingTls(TlsSettings(newer=True))
+    tls = ServingTls(TlsSettings(allow_tls13=True))
     tls.use(SERVER.certificate, SERVER.key)
     async with world(tls=tls) as one:
         newest = await one.caller(trusting(AUTHORITY, ssl.TLSVersion.TLSv1_3))
@@ -541,7 +541,7 @@ async def test_certificates_are_replaced_under_load_without_one_failed_review(tm
     mounted = Mounted(tmp_path)
     mounted.issue()
     tls = ServingTls()
-    tls.follow(str(tmp_path), look_again=0)
+    tls.follow(str(tmp_path), check_interval=0)
     seen: set[bytes] = set()
     reviews = 0
     async with world(tls=tls) as one:
@@ -576,7 +576,7 @@ async def test_a_pair_that_is_none_never_replaces_one_that_works(tmp_path: Path)
     mounted = Mounted(tmp_path)
     good = mounted.issue()
     tls = ServingTls()
-    tls.follow(str(tmp_path), look_again=0)
+    tls.follow(str(tmp_path), check_interval=0)
     async with world(tls=tls) as one:
         before = served(await one.caller())
         for certificate, key in ((good.certificate, AUTHORITY.server("x").key), (b"", b""), (b"junk", good.key)):

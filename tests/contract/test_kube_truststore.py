@@ -1,14 +1,18 @@
-"""Keeping a webhook's certificate with a client, against the double of the API server."""
+"""The trust store on a client, against the double of the API server."""
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from kubeapi import KubeApi
+from waiting import until
 
 from accelplane.kube.client import Client
 from accelplane.kube.tls import ServingTls
-from accelplane.kube.trust import Trust, TrustError, TrustSettings
+from accelplane.kube.trust import SecretMissing, Trust, TrustError, TrustSettings
 from accelplane.kube.truststore import ClusterTrustStore
 
 SETTINGS = TrustSettings(service="hooks", namespace="n")
@@ -27,10 +31,10 @@ async def store(api: KubeApi) -> AsyncIterator[ClusterTrustStore]:
     await client.close()
 
 
-async def test_a_secret_that_is_not_there_is_made_and_then_left_alone(api: KubeApi, store: ClusterTrustStore) -> None:
+async def test_missing_secret_is_created_once(api: KubeApi, store: ClusterTrustStore) -> None:
     for _ in range(2):
         tls = ServingTls()
-        await Trust(store, tls, SETTINGS).settle()
+        await Trust(store, tls, SETTINGS).reconcile()
         assert tls.ready
     secret = api.get("secrets", "own", "n")
     assert secret is not None
@@ -39,7 +43,7 @@ async def test_a_secret_that_is_not_there_is_made_and_then_left_alone(api: KubeA
     assert api.count("PATCH") == 0
 
 
-async def test_all_kinds_that_may_lead_to_webhooks_are_looked_at(api: KubeApi, store: ClusterTrustStore) -> None:
+async def test_targets_of_all_kinds_are_read(api: KubeApi, store: ClusterTrustStore) -> None:
     api.put(
         "mutatingwebhookconfigurations", {"metadata": {"name": "m"}, "webhooks": [{"name": "a", "clientConfig": OURS}]}
     )
@@ -56,41 +60,126 @@ async def test_all_kinds_that_may_lead_to_webhooks_are_looked_at(api: KubeApi, s
 
 @pytest.mark.parametrize("status", [403, 500])
 @pytest.mark.parametrize("what", ["GET .*secrets", "POST .*secrets", "GET .*mutatingwebhookconfigurations"])
-async def test_what_goes_wrong_is_tried_again_later(
+async def test_failed_request_is_a_trust_error_and_the_next_pass_succeeds(
     api: KubeApi, store: ClusterTrustStore, what: str, status: int
 ) -> None:
     api.fault(what, status)
     trust = Trust(store, ServingTls(), SETTINGS)
     with pytest.raises(TrustError, match=str(status)):
-        await trust.settle()
-    await trust.settle()
+        await trust.reconcile()
+    await trust.reconcile()
 
 
 @pytest.mark.parametrize("status", [404, 409])
-async def test_a_write_that_lost_a_race_is_decided_anew(api: KubeApi, store: ClusterTrustStore, status: int) -> None:
+async def test_conflicting_write_is_repeated_from_a_new_read(
+    api: KubeApi, store: ClusterTrustStore, status: int
+) -> None:
     api.put("secrets", {"metadata": {"name": "own", "namespace": "n"}, "data": {}})
     api.fault("PATCH .*secrets", status)
-    await Trust(store, ServingTls(), SETTINGS).settle()
+    await Trust(store, ServingTls(), SETTINGS).reconcile()
     assert api.count("PATCH .*secrets") == 2
 
 
-async def test_a_secret_that_never_stays_is_said(api: KubeApi, store: ClusterTrustStore) -> None:
+async def test_secret_that_changes_during_each_write_is_reported(api: KubeApi, store: ClusterTrustStore) -> None:
     api.put("secrets", {"metadata": {"name": "own", "namespace": "n"}, "data": {}})
     api.fault("PATCH .*secrets", 409, times=100)
-    with pytest.raises(TrustError, match="changes each time"):
-        await Trust(store, ServingTls(), SETTINGS).settle()
+    with pytest.raises(TrustError, match="changed during each"):
+        await Trust(store, ServingTls(), SETTINGS).reconcile()
 
 
-async def test_content_that_is_not_base64_is_named(api: KubeApi, store: ClusterTrustStore) -> None:
+async def test_invalid_base64_is_reported_with_the_secret(api: KubeApi, store: ClusterTrustStore) -> None:
     api.put("secrets", {"metadata": {"name": "own", "namespace": "n"}, "data": {"tls.crt": "%"}})
     with pytest.raises(TrustError, match=r"secret n/own: .*base64"):
         await store.read()
 
 
-async def test_what_else_is_in_the_secret_stays(api: KubeApi, store: ClusterTrustStore) -> None:
+async def test_other_data_of_the_secret_is_preserved(api: KubeApi, store: ClusterTrustStore) -> None:
     mine = base64.b64encode(b"mine").decode()
     api.put("secrets", {"metadata": {"name": "own", "namespace": "n"}, "data": {"note": mine}})
-    await Trust(store, ServingTls(), SETTINGS).settle()
+    await Trust(store, ServingTls(), SETTINGS).reconcile()
     secret = api.get("secrets", "own", "n")
     assert secret is not None
     assert secret["data"]["note"] == mine
+
+
+async def test_write_fails_if_the_secret_changed_since_it_was_read(api: KubeApi, store: ClusterTrustStore) -> None:
+    api.put("secrets", {"metadata": {"name": "own", "namespace": "n"}, "data": {}})
+    found = await store.read()
+    assert found is not None
+    api.put("secrets", {"metadata": {"name": "own", "namespace": "n"}, "data": {"note": "bWluZQ=="}})
+    assert not await store.write({"note": b"stale"}, found.version)
+    assert api.objects["secrets", "n", "own"]["data"] == {"note": "bWluZQ=="}
+    found = await store.read()
+    assert found is not None
+    assert await store.write({"note": b"new"}, found.version)
+
+
+async def test_secret_that_may_not_be_created_is_reported_with_the_remedy(
+    api: KubeApi, store: ClusterTrustStore
+) -> None:
+    api.fault("POST .*secrets", 403)
+    with pytest.raises(
+        SecretMissing, match=r"secret n/own: not found.*kubectl create secret generic own --namespace n"
+    ):
+        await store.write({}, None)
+
+
+@asynccontextmanager
+async def running(store: ClusterTrustStore) -> AsyncIterator[None]:
+    """A `Trust` that would poll after an hour only."""
+    settings = msgspec.structs.replace(SETTINGS, poll_interval=3600, resync=3600, min_interval=0.01)
+    task = asyncio.create_task(Trust(store, ServingTls(), settings).run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def configuration(**config: object) -> dict[str, object]:
+    return {"metadata": {"name": "m"}, "webhooks": [{"name": "a", "clientConfig": {**OURS, **config}}]}
+
+
+def bundle(api: KubeApi) -> str:
+    return api.objects["mutatingwebhookconfigurations", "", "m"]["webhooks"][0]["clientConfig"].get("caBundle", "")
+
+
+async def test_deleted_secret_and_reapplied_configuration_are_repaired_immediately(
+    api: KubeApi, store: ClusterTrustStore
+) -> None:
+    async with running(store):
+        await until(lambda: store.watching and bool(api.get("secrets", "own", "n")), 30)
+        before = api.objects["secrets", "n", "own"]["data"]
+        api.remove("secrets", "own", "n")
+        await until(lambda: bool(api.get("secrets", "own", "n")), 30)
+        assert api.objects["secrets", "n", "own"]["data"] == before
+        api.put("mutatingwebhookconfigurations", configuration())
+        await until(lambda: bundle(api) == before["ca.crt"], 30)
+        api.put("mutatingwebhookconfigurations", configuration(caBundle="b2xk"))
+        await until(lambda: bundle(api) == before["ca.crt"], 30)
+
+
+async def test_watches_ask_for_the_named_objects_and_their_metadata_only(
+    api: KubeApi, store: ClusterTrustStore
+) -> None:
+    async with running(store):
+        await until(lambda: store.watching and api.watches == 5, 30)
+    collections = [asked for asked in api.asked if asked.method == "GET" and "fieldSelector" in asked.parameters]
+    assert {asked.parameters["fieldSelector"] for asked in collections} == {
+        f"metadata.name={name}" for name in ("own", "m", "absent", "v", "c")
+    }
+    assert all("PartialObjectMetadata" in asked.accept for asked in collections)
+
+
+async def test_account_that_may_not_list_polls(api: KubeApi, store: ClusterTrustStore) -> None:
+    api.fault("(GET|WATCH) .*(secrets|configurations|definitions)$", 403, times=1000)
+    settings = msgspec.structs.replace(SETTINGS, poll_interval=0.05, min_interval=0.01)
+    task = asyncio.create_task(Trust(store, ServingTls(), settings).run())
+    try:
+        await until(lambda: bool(api.get("secrets", "own", "n")), 30)
+        api.put("mutatingwebhookconfigurations", configuration())
+        await until(lambda: bool(bundle(api)), 30)
+        assert not store.watching
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

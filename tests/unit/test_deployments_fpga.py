@@ -195,7 +195,7 @@ def certificates(namespace: str, prefix: str) -> list[Object]:
 def own_certificates(namespace: str, prefix: str) -> list[Object]:
     """A Secret to fill, and what may be done to it and to the configuration that is to trust it."""
     name, account = f"{prefix}own-certificate", (namespace, f"{prefix}webhook")
-    verbs = ["get", "patch"]
+    verbs = ["get", "list", "patch", "watch"]
     secret = {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [name], "verbs": verbs}
     trust = {
         "apiGroups": ["admissionregistration.k8s.io"],

@@ -403,10 +403,11 @@ BIND = grants("", RBAC, ["clusterroles"], "bind", [f"{PREFIX}gpu-manager-role"])
 TELL = grants("default", "events.k8s.io", ["events"], "create patch")
 TELL_ANYWHERE = grants("", "events.k8s.io", ["events"], "create patch")
 # To keep a certificate, and to have the API server trust it.
-CERTIFY = grants(".", "", ["secrets"], "get patch", [f"{PREFIX}own-certificate"]).union(
+CERTIFY = grants(".", "", ["secrets"], "get list patch watch", [f"{PREFIX}own-certificate"]).union(
+    grants(".", "", ["secrets"], "create"),
     *(
         grants(
-            "", "admissionregistration.k8s.io", [f"{kind}webhookconfigurations"], "get patch",
+            "", "admissionregistration.k8s.io", [f"{kind}webhookconfigurations"], "get list patch watch",
             [f"{PREFIX}{kind}-webhook-configuration"],
         )
         for kind in ("mutating", "validating")

@@ -88,7 +88,7 @@ def _manager(client: "Client", values: Values) -> "Manager":
         service=str(values["service"]),
         configurations={"MutatingWebhookConfiguration": [str(values["webhook-configuration"])]},
     )
-    tls = ServingTls(TlsSettings(newer=bool(values["tls-1.3"])))
+    tls = ServingTls(TlsSettings(allow_tls13=bool(values["tls-1.3"])))
     serve(manager, hosted(manager, naming), certificate, tls, port=port)
     return manager
 

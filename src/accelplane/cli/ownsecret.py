@@ -3,15 +3,17 @@
 It needs only the rights to get and to patch these two objects.
 """
 
+import asyncio
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
 from typing import TypeVar
 
 from msgspec import Raw, Struct
 
-from accelplane.apiserver import JSON_PATCH, ApiError, ApiServer, StatusError, object_path
+from accelplane.apiserver import JSON_PATCH, ApiError, ApiServer, NotFound, StatusError, object_path
 from accelplane.kube.jsonpatch import Operation, pointer
-from accelplane.kube.trust import Held, Target, TargetKind, TrustError
+from accelplane.kube.trust import SecretData, SecretMissing, Target, TargetKind, TrustError
 
 T = TypeVar("T")
 
@@ -20,6 +22,7 @@ _CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigur
 
 class _Metadata(Struct, frozen=True, rename="camel"):
     resource_version: str
+    uid: str = ""
 
 
 class _Secret(Struct, frozen=True):
@@ -32,20 +35,37 @@ class SecretStore:
 
     def __init__(self, api: ApiServer, namespace: str, secret: str, configuration: str) -> None:
         self._api = api
+        self._namespace, self._name = namespace, secret
         self._secret = object_path(f"/api/v1/namespaces/{namespace}/secrets", secret)
         self._configuration = object_path(_CONFIGURATIONS, configuration)
 
-    async def read(self) -> Held | None:
-        """Raises `TrustError`, also if the Secret does not exist. The webhook has no right to create it."""
-        secret = await self._get(self._secret, _Secret)
+    @property
+    def watching(self) -> bool:
+        """Always False: polling two objects needs less memory than two open connections."""
+        return False
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Never calls `changed`."""
+        await asyncio.Event().wait()
+
+    async def read(self) -> SecretData | None:
+        """Raises `TrustError`."""
+        try:
+            secret = await self._api.get(self._secret, _Secret)
+        except NotFound:
+            return None
+        except ApiError as error:
+            raise TrustError(str(error)) from error
         try:
             data = {name: base64.b64decode(text, validate=True) for name, text in (secret.data or {}).items()}
         except ValueError as error:
             raise TrustError(f"{self._secret}: {error}; expected base64") from error
-        return Held(data, secret.metadata.resource_version)
+        return SecretData(data, secret.metadata.resource_version, secret.metadata.uid)
 
     async def write(self, data: dict[str, bytes], version: str | None) -> bool:
-        """Raises `TrustError`."""
+        """Raises `TrustError`. Never creates the Secret, because the webhook has no right to."""
+        if version is None:
+            raise SecretMissing(self._namespace, self._name, "the webhook has no right to create it")
         encoded = {name: base64.b64encode(content).decode("ascii") for name, content in data.items()}
         operations = [
             Operation("test", pointer("metadata", "resourceVersion"), version),
@@ -54,8 +74,8 @@ class SecretStore:
         try:
             await self._api.patch(self._secret, operations, JSON_PATCH, Raw)
         except StatusError as error:
-            # The status of a failed JSON patch test, and of a concurrent write.
-            if error.code in (409, 422):
+            # Deleted; a concurrent write; a failed test of the JSON patch.
+            if error.code in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY):
                 return False
             raise TrustError(str(error)) from error
         except ApiError as error:

@@ -96,7 +96,7 @@ async def _serve(values: Mapping[str, Value], options: SgxOptions) -> None:
     stop = asyncio.Event()
     for number in signals.ENDING:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    tls = ServingTls(TlsSettings(newer=bool(values["tls-1.3"])))
+    tls = ServingTls(TlsSettings(allow_tls13=bool(values["tls-1.3"])))
     pages = {"/healthz": lambda: (200, "ok\n"), "/readyz": lambda: (200, "ok\n") if tls.ready else (503, "no\n")}
     server = AdmissionServer([mutator(options)], pages, _LIMITS)
     async with _certified(values, tls), _metrics(str(values["metrics-bind-address"]), server):
@@ -126,13 +126,13 @@ async def _certified(values: Mapping[str, Value], tls: ServingTls) -> AsyncGener
     # Imported here: the library for certificates is as large as everything else in this process, and in a group of
     # 30 MiB there is no room for another process that would have it.
     from accelplane.cli.ownsecret import SecretStore  # noqa: PLC0415
-    from accelplane.kube.authority import judged_here  # noqa: PLC0415
+    from accelplane.kube.authority import plan_renewal_in_process  # noqa: PLC0415
     from accelplane.kube.trust import Trust, TrustSettings  # noqa: PLC0415
 
     namespace = _own_namespace()
     store = SecretStore(ApiServer.in_cluster(), namespace, secret, str(values["webhook-configuration"]))
     settings = TrustSettings(service=str(values["service"]), namespace=namespace)
-    trust = Trust(store, tls, settings, judge=judged_here)
+    trust = Trust(store, tls, settings, planner=plan_renewal_in_process)
     task = asyncio.create_task(trust.run())
     try:
         yield

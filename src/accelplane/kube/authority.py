@@ -1,9 +1,10 @@
-"""A certificate authority (CA) of a program's own: what is issued when.
+"""The certificate authority (CA) of a program: decides what to issue, and issues it.
 
-A new CA is trusted for a while before anything is signed by it, and an old one until it expires, so at every moment
-callers trust what any replica serves. Who writes first wins: writes carry the version that they were decided on.
+A new CA is trusted for some time before it signs, and an old CA is trusted until it expires. So callers always trust
+the certificate of each replica. Concurrent replicas are safe: a write to the Secret carries the resource version that
+the decision is based on.
 
-As a program it answers one `Question` on its standard input, with the `Judgement` on its output: see `certificates`.
+Run as a program, it reads one `RenewalRequest` from standard input and writes the `RenewalPlan` to standard output.
 """
 
 import datetime
@@ -25,54 +26,10 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from msgspec import Struct
 
-from accelplane.kube.certificates import CertificatePolicy, Issued, Judgement, Question
+from accelplane.kube.certificates import CertificatePolicy, CertificateSet, RenewalPlan, RenewalRequest
 
-# Clocks differ, and a certificate that begins now is not valid yet for those that are behind.
+# Clocks differ: for a caller whose clock is behind, a certificate that starts now is not valid yet.
 _SKEW = datetime.timedelta(minutes=10)
-
-
-def renewed(current: Issued | None, names: Sequence[str], now: datetime.datetime, policy: CertificatePolicy) -> Issued:
-    """What is to be issued at this moment: `current` itself while nothing is due.
-
-    What cannot be read is replaced like what was never there.
-    """
-    known = _certificates(current.authorities if current else b"")
-    trusted = [one for one in known if one.not_valid_after_utc > now]
-    signer = _signer(trusted, current, now) or _authority(now, policy)
-    if signer.certificate not in trusted:
-        trusted.insert(0, signer.certificate)
-    served = _certificates(current.certificate if current else b"")
-    key = _key(current.key if current else b"")
-    usable = bool(served) and key is not None and _belong(served[0], key) and _valid(served[0], trusted, names, now)
-    trusted_everywhere = now >= signer.certificate.not_valid_before_utc + _SKEW + policy.overlap
-    due = not usable or (trusted_everywhere and (_worn(served[0], now) or not _signed(served[0], signer.certificate)))
-    if current is not None and trusted == known and not due:
-        return current
-    bundle = b"".join(one.public_bytes(Encoding.PEM) for one in trusted)
-    if current is not None and not due:
-        return Issued(bundle, _pem(signer.key), current.certificate, current.key)
-    made = ec.generate_private_key(ec.SECP256R1())
-    return Issued(bundle, _pem(signer.key), _serving(made, names, signer, now + policy.serving, now), _pem(made))
-
-
-def judgement(question: Question) -> Judgement:
-    """What `renewed` says, and when to ask it again at the latest."""
-    wanted = renewed(question.current, question.names, question.now, question.policy)
-    until = _until(wanted, question.now, question.policy)
-    return Judgement(None if wanted is question.current else wanted, until)
-
-
-async def judged_here(question: Question) -> Judgement:
-    """The same for a `Trust` whose process keeps the library: where memory is limited to less than two processes."""
-    return judgement(question)
-
-
-def _until(wanted: Issued, now: datetime.datetime, policy: CertificatePolicy) -> datetime.datetime:
-    trusted, served = _certificates(wanted.authorities), _certificates(wanted.certificate)
-    moments = [one.not_valid_after_utc for one in (*trusted, *served)]
-    moments += [one.not_valid_after_utc - _life(one) / 3 for one in (trusted[0], served[0])]
-    moments.append(trusted[0].not_valid_before_utc + _SKEW + policy.overlap)
-    return min((one for one in moments if one >= now), default=now)
 
 
 class _Signer(Struct, frozen=True):
@@ -82,10 +39,76 @@ class _Signer(Struct, frozen=True):
     key: ec.EllipticCurvePrivateKey
 
 
-def _signer(trusted: Sequence[x509.Certificate], current: Issued | None, now: datetime.datetime) -> _Signer | None:
-    """The CA that signs; None when a new one is due."""
+def renew(
+    current: CertificateSet | None, names: Sequence[str], now: datetime.datetime, policy: CertificatePolicy
+) -> CertificateSet:
+    """The certificates to use from now on: `current` itself if nothing is due.
+
+    Unreadable parts are treated like missing ones.
+    """
+    known = _certificates(current.authorities if current else b"")
+    trusted = [authority for authority in known if authority.not_valid_after_utc > now]
+    signer = _signer(trusted, current, now) or _new_authority(now, policy)
+    if signer.certificate not in trusted:
+        trusted.insert(0, signer.certificate)
+    unchanged = current is not None and trusted == known
+    bundle = b"".join(authority.public_bytes(Encoding.PEM) for authority in trusted)
+    if current is not None and not _serving_due(current, signer, trusted, names, now=now, policy=policy):
+        return current if unchanged else CertificateSet(bundle, _key_pem(signer.key), current.certificate, current.key)
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = _issue(key, names, signer, now + policy.serving, now)
+    return CertificateSet(bundle, _key_pem(signer.key), certificate, _key_pem(key))
+
+
+def plan(request: RenewalRequest) -> RenewalPlan:
+    """The result of `renew` and the latest time for the next call."""
+    renewed = renew(request.current, request.names, request.now, request.policy)
+    until = _next_renewal(renewed, request.now, request.policy)
+    return RenewalPlan(None if renewed is request.current else renewed, until)
+
+
+async def plan_renewal_in_process(request: RenewalRequest) -> RenewalPlan:
+    """`certificates.plan_renewal` without a child process, for a container whose memory limit has no room for one."""
+    return plan(request)
+
+
+def _serving_due(
+    current: CertificateSet,
+    signer: _Signer,
+    trusted: Sequence[x509.Certificate],
+    names: Sequence[str],
+    *,
+    now: datetime.datetime,
+    policy: CertificatePolicy,
+) -> bool:
+    """Whether to issue a serving certificate: no valid one exists, or the signer may replace it."""
+    served, key = _certificates(current.certificate), _key(current.key)
+    if not served or key is None or not _key_matches(served[0], key) or not _valid(served[0], trusted, names, now):
+        return True
+    if now < _trusted_from(signer.certificate, policy):
+        return False
+    return _needs_renewal(served[0], now) or not _is_signed_by(served[0], signer.certificate)
+
+
+def _next_renewal(certificates: CertificateSet, now: datetime.datetime, policy: CertificatePolicy) -> datetime.datetime:
+    trusted, served = _certificates(certificates.authorities), _certificates(certificates.certificate)
+    times = [certificate.not_valid_after_utc for certificate in (*trusted, *served)]
+    times += [certificate.not_valid_after_utc - _lifetime(certificate) / 3 for certificate in (trusted[0], served[0])]
+    times.append(_trusted_from(trusted[0], policy))
+    return min((time for time in times if time >= now), default=now)
+
+
+def _trusted_from(authority: x509.Certificate, policy: CertificatePolicy) -> datetime.datetime:
+    """The time from which all callers trust a CA that this module issued."""
+    return authority.not_valid_before_utc + _SKEW + policy.overlap
+
+
+def _signer(
+    trusted: Sequence[x509.Certificate], current: CertificateSet | None, now: datetime.datetime
+) -> _Signer | None:
+    """The CA that signs, None if a new one is due."""
     key = _key(current.authority_key if current else b"")
-    if not trusted or key is None or not _belong(trusted[0], key) or _worn(trusted[0], now):
+    if not trusted or key is None or not _key_matches(trusted[0], key) or _needs_renewal(trusted[0], now):
         return None
     return _Signer(trusted[0], key)
 
@@ -93,23 +116,23 @@ def _signer(trusted: Sequence[x509.Certificate], current: Issued | None, now: da
 def _valid(
     certificate: x509.Certificate, trusted: Sequence[x509.Certificate], names: Sequence[str], now: datetime.datetime
 ) -> bool:
-    """Whether callers take this certificate at all."""
+    """Whether callers accept this certificate now."""
     return (
         certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc
         and set(names) <= _names(certificate)
-        and any(_signed(certificate, one) for one in trusted)
+        and any(_is_signed_by(certificate, authority) for authority in trusted)
     )
 
 
-def _worn(certificate: x509.Certificate, now: datetime.datetime) -> bool:
-    return certificate.not_valid_after_utc - now < _life(certificate) / 3
+def _needs_renewal(certificate: x509.Certificate, now: datetime.datetime) -> bool:
+    return certificate.not_valid_after_utc - now < _lifetime(certificate) / 3
 
 
-def _life(certificate: x509.Certificate) -> datetime.timedelta:
+def _lifetime(certificate: x509.Certificate) -> datetime.timedelta:
     return certificate.not_valid_after_utc - certificate.not_valid_before_utc
 
 
-def _signed(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+def _is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
@@ -117,7 +140,7 @@ def _signed(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     return True
 
 
-def _belong(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> bool:
+def _key_matches(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> bool:
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return certificate.public_key().public_bytes(*form) == key.public_key().public_bytes(*form)
 
@@ -145,17 +168,17 @@ def _key(text: bytes) -> ec.EllipticCurvePrivateKey | None:
     return found if isinstance(found, ec.EllipticCurvePrivateKey) else None
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _authority(now: datetime.datetime, policy: CertificatePolicy) -> _Signer:
+def _new_authority(now: datetime.datetime, policy: CertificatePolicy) -> _Signer:
     key = ec.generate_private_key(ec.SECP256R1())
-    # Something of its own in its name: two CAs of one name and of different keys confuse who checks signatures.
-    name = _named(f"webhook-ca-{now:%Y%m%d}-{x509.random_serial_number() % 16**8:08x}")
+    # A unique name: two CAs with the same name and different keys confuse certificate verification.
+    name = _common_name(f"webhook-ca-{now:%Y%m%d}-{x509.random_serial_number() % 16**8:08x}")
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     certificate = (
-        _begun(name, name, key, now, now + policy.authority)
+        _builder(name, name, key, now, now + policy.authority)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(identifier, critical=False)
@@ -164,7 +187,7 @@ def _authority(now: datetime.datetime, policy: CertificatePolicy) -> _Signer:
     return _Signer(certificate, key)
 
 
-def _serving(
+def _issue(
     key: ec.EllipticCurvePrivateKey,
     names: Sequence[str],
     signer: _Signer,
@@ -173,8 +196,8 @@ def _serving(
 ) -> bytes:
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.key.public_key())
     certificate = (
-        # A common name has at most 64 characters; callers look at the other names anyway.
-        _begun(_named(names[0][:64]), signer.certificate.subject, key, now, end)
+        # A common name has at most 64 characters. Callers verify the subject alternative names only.
+        _builder(_common_name(names[0][:64]), signer.certificate.subject, key, now, end)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -185,7 +208,7 @@ def _serving(
     return certificate.public_bytes(Encoding.PEM)
 
 
-def _begun(
+def _builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePrivateKey,
@@ -217,13 +240,13 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _named(text: str) -> x509.Name:
+def _common_name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
 def main() -> None:
-    question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
-    sys.stdout.buffer.write(msgspec.json.encode(judgement(question)))
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=RenewalRequest)
+    sys.stdout.buffer.write(msgspec.json.encode(plan(request)))
 
 
 if __name__ == "__main__":

@@ -157,7 +157,9 @@ class Cache(Generic[T]):
         await self.run()
 
     async def _refusal(self) -> StatusError | None:
-        selection = msgspec.structs.replace(self.selection, fields="metadata.name=none")
+        # An account whose rights are limited to one name must ask for this name.
+        fields = self.selection.fields or "metadata.name=none"
+        selection = msgspec.structs.replace(self.selection, fields=fields)
         try:
             await self._client.list(self.kind, selection)
         except StatusError as error:

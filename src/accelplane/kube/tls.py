@@ -1,8 +1,8 @@
-"""The TLS of our own servers: which versions and suites, and a certificate that may change while they serve.
+"""The TLS settings of servers, and a serving certificate that changes while they run.
 
-A certificate is looked at when somebody shakes hands: no timer runs, none is served that has been replaced, and
-connections that are open stay. It is replaced with its whole context, once certificate and key have proven to be a
-pair: in a mounted Secret the two do not change in one moment.
+The certificate is checked at each handshake: no timer runs, a replaced certificate is never served, and open
+connections continue. Certificate and key are replaced together, after OpenSSL has verified that they match: the files
+of a mounted Secret do not change atomically.
 """
 
 import contextlib
@@ -22,92 +22,92 @@ _Stamp = tuple[tuple[int, int, int], ...]
 
 
 class CertificateError(Exception):
-    """A certificate or its key cannot be used; the text names the files."""
+    """A certificate or its key is unusable. The message names the files."""
 
 
 class TlsSettings(Struct, frozen=True):
-    """TLS 1.2 with two suites and nothing else, unless newer versions are allowed too."""
+    """TLS 1.2 with two cipher suites. `allow_tls13` adds TLS 1.3."""
 
-    newer: bool = False
+    allow_tls13: bool = False
     suites: tuple[str, ...] = SUITES
 
     def context(self) -> ssl.SSLContext:
-        """One without a certificate yet."""
+        """A context without a certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.maximum_version = ssl.TLSVersion.TLSv1_3 if self.newer else ssl.TLSVersion.TLSv1_2
+        context.maximum_version = ssl.TLSVersion.TLSv1_3 if self.allow_tls13 else ssl.TLSVersion.TLSv1_2
         context.set_ciphers(":".join(self.suites))
         context.set_alpn_protocols(["http/1.1"])
-        # A session that is resumed by ticket would go on under a certificate that has been replaced.
+        # A session resumed by a ticket would keep using a replaced certificate.
         context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
         return context
 
 
 class ServingTls:
-    """What a server hands to asyncio as its `context`; each handshake gets the certificate of the moment."""
+    """The TLS context of a server (`context`). Each handshake uses the current certificate."""
 
     def __init__(self, settings: TlsSettings | None = None) -> None:
         self._settings = settings or TlsSettings()
         self._current: ssl.SSLContext | None = None
-        self._files: _Files | None = None
+        self._files: _CertificateFiles | None = None
         self.context = self._settings.context()
-        self.context.sni_callback = self._shaking_hands
+        self.context.sni_callback = self._on_client_hello
 
     @property
     def ready(self) -> bool:
-        """Whether there is a certificate at all."""
+        """Whether there is a certificate."""
         return self._current is not None
 
     def use(self, certificate: bytes, key: bytes) -> None:
-        """Serves this pair (PEM) from the next handshake on. Raises `CertificateError`."""
-        # OpenSSL reads files only; these are none that a disk or another process ever sees.
-        with _memory(certificate) as first, _memory(key) as second:
-            self._current = _with_pair(self._settings, first, second, "the certificate in memory")
+        """Serves this certificate and key (PEM) from the next handshake on. Raises `CertificateError`."""
+        # OpenSSL reads files only. A memfd never reaches a disk and is invisible to other processes.
+        with _memory_file(certificate) as first, _memory_file(key) as second:
+            self._current = _context_with(self._settings, first, second, "the certificate in memory")
 
-    def follow(self, directory: str, *, look_again: float = 1.0) -> None:
-        """Serves `tls.crt` and `tls.key` of `directory`, and their successors. Raises `CertificateError`.
+    def follow(self, directory: str, *, check_interval: float = 1.0) -> None:
+        """Serves `tls.crt` and `tls.key` of `directory`, and reloads them if they change. Raises `CertificateError`.
 
-        In a storm of handshakes the files are looked at every `look_again` seconds.
+        The files are checked at most once in `check_interval` seconds.
         """
         paths = os.path.join(directory, "tls.crt"), os.path.join(directory, "tls.key")
-        files = _Files(self._settings, *paths, look_again)
+        files = _CertificateFiles(self._settings, *paths, check_interval)
         self._current = files.load()
         self._files = files
 
-    def _shaking_hands(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> int | None:
+    def _on_client_hello(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> int | None:
         if self._files is not None:
-            self._current = self._files.changed() or self._current
+            self._current = self._files.reload_if_changed() or self._current
         if self._current is None:
             return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR
         connection.context = self._current
         return None
 
 
-class _Files:
-    """A pair of files and when they were last looked at."""
+class _CertificateFiles:
+    """The files of a certificate and its key, with the time of the last check."""
 
-    def __init__(self, settings: TlsSettings, certificate: str, key: str, look_again: float) -> None:
+    def __init__(self, settings: TlsSettings, certificate: str, key: str, check_interval: float) -> None:
         self._settings = settings
         self._certificate = certificate
         self._key = key
         self._loaded: _Stamp = ()
-        self._look_again = look_again
-        self._looked = 0.0
+        self._check_interval = check_interval
+        self._checked = 0.0
         self._problem = ""
 
     def load(self) -> ssl.SSLContext:
         """Raises `CertificateError`."""
         stamp = self._stamp()
-        context = _with_pair(self._settings, self._certificate, self._key, f"{self._certificate}, {self._key}")
+        context = _context_with(self._settings, self._certificate, self._key, f"{self._certificate}, {self._key}")
         self._loaded = stamp
         return context
 
-    def changed(self) -> ssl.SSLContext | None:
-        """A context for what is new. What cannot be loaded is said once, and the former pair goes on."""
+    def reload_if_changed(self) -> ssl.SSLContext | None:
+        """The context of a new pair, None if nothing changed. A pair that cannot be loaded is logged once."""
         now = time.monotonic()
-        if now - self._looked < self._look_again:
+        if now - self._checked < self._check_interval:
             return None
-        self._looked = now
+        self._checked = now
         try:
             if self._stamp() == self._loaded:
                 return None
@@ -115,10 +115,10 @@ class _Files:
         except CertificateError as error:
             if str(error) != self._problem:
                 self._problem = str(error)
-                log.error("%s; serving with the former certificate", error)
+                log.error("%s; the previous certificate stays in use", error)
             return None
         self._problem = ""
-        log.info("%s: loaded anew", self._certificate)
+        log.info("%s: reloaded", self._certificate)
         return context
 
     def _stamp(self) -> _Stamp:
@@ -129,20 +129,20 @@ class _Files:
         return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)
 
 
-def _with_pair(settings: TlsSettings, certificate: str, key: str, name: str) -> ssl.SSLContext:
+def _context_with(settings: TlsSettings, certificate: str, key: str, name: str) -> ssl.SSLContext:
     """Raises `CertificateError`."""
     context = settings.context()
     try:
-        # Without the callable, a key with a passphrase would be asked for at a terminal.
+        # Without the callable, OpenSSL would ask for a passphrase at the terminal.
         context.load_cert_chain(certificate, key, password=lambda: "")
     except (OSError, ValueError) as error:
-        raise CertificateError(f"{name}: {error}; expected a certificate and its key, PEM") from error
+        raise CertificateError(f"{name}: {error}; expected a PEM certificate and its key") from error
     return context
 
 
 @contextlib.contextmanager
-def _memory(content: bytes) -> Generator[str]:
-    """The path of a file with this content, while entered."""
+def _memory_file(content: bytes) -> Generator[str]:
+    """Yields the path of a memory file with this content."""
     with os.fdopen(os.memfd_create("pem"), "wb") as file:
         file.write(content)
         file.flush()

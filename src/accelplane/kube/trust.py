@@ -1,26 +1,27 @@
-"""Keeps a webhook server's own certificate, and makes the API server trust it.
+"""Maintains the serving certificate of webhooks, and injects its authority into the objects that refer to them.
 
-The authority's certificate goes into webhook configurations and into the conversion of custom resource definitions:
-only where they lead to our own service, and only where it is missing or another.
+The authority goes into the `caBundle` of webhook configurations and of the conversion of CustomResourceDefinitions:
+only where they refer to this program's service, and only if it differs.
 """
 
 import asyncio
 import base64
+import contextlib
 import datetime
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from accelplane.kube.certificates import (
     CertificatePolicy,
-    CertificateTrouble,
-    Issued,
-    Judgement,
-    Question,
-    issued,
-    judged,
+    CertificateSet,
+    RenewalError,
+    RenewalPlan,
+    RenewalRequest,
+    plan_renewal,
     service_names,
 )
 from accelplane.kube.jsonpatch import Operation, pointer
@@ -30,24 +31,24 @@ log = logging.getLogger(__name__)
 
 TargetKind = Literal["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration", "CustomResourceDefinition"]
 
-_TRIES = 5
+_WRITE_ATTEMPTS = 5
 
 
 class ServiceReference(Struct, frozen=True):
-    """The service that a configuration leads to."""
+    """The service that a webhook runs behind."""
 
     name: str = ""
     namespace: str = ""
 
 
 class ClientConfig(Struct, frozen=True, rename="camel"):
-    """How the API server reaches a webhook; `ca_bundle` is base64."""
+    """How the API server reaches a webhook. `ca_bundle` is base64."""
 
     service: ServiceReference | None = None
     ca_bundle: str | None = None
 
 
-class HookEntry(Struct, frozen=True, rename="camel"):
+class WebhookEntry(Struct, frozen=True, rename="camel"):
     """One webhook of a configuration."""
 
     name: str = ""
@@ -71,103 +72,196 @@ class TargetMetadata(Struct, frozen=True):
 
 
 class Target(Struct, frozen=True):
-    """A webhook configuration or a custom resource definition, the part of it that matters."""
+    """A webhook configuration or a CustomResourceDefinition: the fields that injection reads."""
 
     metadata: TargetMetadata
-    webhooks: Sequence[HookEntry] | None = None
+    webhooks: Sequence[WebhookEntry] | None = None
     spec: DefinitionSpec | None = None
 
 
-class Held(Struct, frozen=True):
-    """A Secret: its content and the version of it."""
+class SecretData(Struct, frozen=True):
+    """The data of a Secret, its resource version and its UID."""
 
     data: dict[str, bytes]
     version: str
-
-
-class TrustStore(Protocol):
-    """What is needed of the API. Whatever goes wrong is a `TrustError`."""
-
-    async def read(self) -> Held | None:
-        """The Secret, None when there is none."""
-        ...
-
-    async def write(self, data: dict[str, bytes], version: str | None) -> bool:
-        """Makes the Secret (version None) or replaces its content; False when somebody else was faster."""
-        ...
-
-    async def targets(self) -> Sequence[tuple[TargetKind, Target]]:
-        """All that may lead to our service."""
-        ...
-
-    async def patch(self, kind: TargetKind, name: str, operations: Sequence[Operation]) -> None:
-        """Applies a JSON patch."""
-        ...
+    uid: str
 
 
 class TrustError(Exception):
-    """The API could not be asked, or said no; trying again later may help."""
+    """A request failed, or the certificates are unusable. A later attempt may succeed."""
+
+
+class SecretMissing(TrustError):
+    """The Secret does not exist and cannot be created."""
+
+    def __init__(self, namespace: str, name: str, cause: str) -> None:
+        remedy = f"run kubectl create secret generic {name} --namespace {namespace}"
+        super().__init__(f"secret {namespace}/{name}: not found, cannot be created: {cause}; {remedy}")
+
+
+class TrustStore(Protocol):
+    """The Secret and the targets of injection. Every failure of a request is a `TrustError`."""
+
+    @property
+    def watching(self) -> bool:
+        """Whether `watch` reports all changes. If not, the caller polls."""
+        ...
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Calls `changed` after each change of the Secret or of a target, until cancelled. Does not raise."""
+        ...
+
+    async def read(self) -> SecretData | None:
+        """The Secret, None if it does not exist."""
+        ...
+
+    async def write(self, data: dict[str, bytes], version: str | None) -> bool:
+        """Creates the Secret (version None) or replaces its data. False if it is not at `version` any more.
+
+        Raises `SecretMissing` if the account may not create the Secret.
+        """
+        ...
+
+    async def targets(self) -> Sequence[tuple[TargetKind, Target]]:
+        """All objects that may refer to the service."""
+        ...
+
+    async def patch(self, kind: TargetKind, name: str, operations: Sequence[Operation]) -> None:
+        """Applies a JSON patch to a target."""
+        ...
 
 
 class TrustSettings(Struct, frozen=True, kw_only=True):
-    """Whose certificate it is, and how often all of it is looked at."""
+    """The service of the webhooks and the intervals of reconciliation, in seconds.
+
+    `resync` applies while all objects are watched, `poll_interval` while they are not. `min_interval` limits the rate
+    if another writer reverts the changes.
+    """
 
     service: str
     namespace: str
     policy: CertificatePolicy = CertificatePolicy()
-    interval: float = 10
+    resync: float = 600
+    poll_interval: float = 10
     retry: float = 5
+    min_interval: float = 1
 
 
-def injection(target: Target, bundle: bytes, service: ServiceReference) -> list[Operation]:
-    """What makes a configuration trust `bundle` (PEM) where it leads to `service`; nothing when it does."""
-    wanted = base64.b64encode(bundle).decode("ascii")
+def injection_patch(target: Target, bundle: bytes, service: ServiceReference) -> list[Operation]:
+    """The JSON patch that sets `bundle` (PEM) wherever a target refers to `service`. Empty if nothing differs."""
+    encoded = base64.b64encode(bundle).decode("ascii")
     operations: list[Operation] = []
     for index, entry in enumerate(target.webhooks or ()):
-        if _needs(entry.client_config, wanted, service):
-            # Others may edit the list meanwhile; the patch is for this entry and no other.
+        if _needs_bundle(entry.client_config, encoded, service):
+            # The list may change before the patch arrives. The test makes sure that the entry is still the same.
             operations.append(Operation("test", pointer("webhooks", index, "name"), entry.name))
-            operations.append(Operation("add", pointer("webhooks", index, "clientConfig", "caBundle"), wanted))
+            operations.append(Operation("add", pointer("webhooks", index, "clientConfig", "caBundle"), encoded))
     conversion = target.spec.conversion if target.spec else None
-    if conversion and conversion.webhook and _needs(conversion.webhook.client_config, wanted, service):
+    if conversion and conversion.webhook and _needs_bundle(conversion.webhook.client_config, encoded, service):
         path = pointer("spec", "conversion", "webhook", "clientConfig", "caBundle")
-        operations.append(Operation("add", path, wanted))
+        operations.append(Operation("add", path, encoded))
     return operations
 
 
-def _needs(config: ClientConfig | None, wanted: str, service: ServiceReference) -> bool:
-    return config is not None and config.service == service and config.ca_bundle != wanted
+def _needs_bundle(config: ClientConfig | None, encoded: str, service: ServiceReference) -> bool:
+    return config is not None and config.service == service and config.ca_bundle != encoded
 
 
 class Trust:
-    """Keeps the Secret, what the server serves and what callers trust as they should be, for as long as it runs."""
+    """Reconciles the Secret, the certificate that the server uses and the targets' CA bundles, while it runs.
+
+    `on_problem` is called with each new problem, in addition to the log.
+    """
 
     def __init__(
         self,
         store: TrustStore,
         tls: ServingTls,
         settings: TrustSettings,
+        *,
         clock: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
-        judge: Callable[[Question], Awaitable[Judgement]] = judged,
+        planner: Callable[[RenewalRequest], Awaitable[RenewalPlan]] = plan_renewal,
+        on_problem: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._tls = tls
         self._settings = settings
         self._clock = clock
-        self._judge = judge
-        # what was asked last, and what was said
-        self._said: tuple[Issued | None, Issued, datetime.datetime] | None = None
-        self._served: Issued | None = None
+        self._planner = planner
+        self._on_problem = on_problem
+        self._name = f"{settings.service}.{settings.namespace}"
+        self._planned: _Planned | None = None
+        self._served: CertificateSet | None = None
+        self._secret_uid = ""
+        self._problem = ""
 
-    async def settle(self) -> None:
-        """Renews what is due, injects, and serves. Raises `TrustError`."""
-        current = await self._kept()
+    async def reconcile(self) -> None:
+        """Renews, injects and serves. Raises `TrustError`."""
+        problems: list[str] = []
+        try:
+            certificates = await self._ensure_secret()
+        except SecretMissing as error:
+            if self._served is None:
+                raise
+            # The server continues, so the targets must continue to trust it.
+            certificates = self._served
+            problems.append(str(error))
         if self._served is None:
-            self._serve(current)
+            self._serve(certificates)
+        problems += await self._inject(certificates.authorities)
+        # After the injection: callers must trust a successor before it is served.
+        if self._served != certificates:
+            self._serve(certificates)
+        if problems:
+            raise TrustError("; ".join(problems))
+
+    async def run(self) -> None:
+        """Reconciles after each change, when a certificate is due, and periodically, until cancelled."""
+        changed = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._store.watch(changed.set))
+            loop = asyncio.get_running_loop()
+            while True:
+                # Cleared before reading: a change during the pass causes another pass.
+                changed.clear()
+                started = loop.time()
+                delay = await self._reconcile_and_log()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay):
+                        await changed.wait()
+                await asyncio.sleep(max(0.0, started + self._settings.min_interval - loop.time()))
+
+    async def _reconcile_and_log(self) -> float:
+        """Returns the seconds until the next pass."""
+        try:
+            await self.reconcile()
+        except TrustError as error:
+            if str(error) != self._problem:
+                self._problem = str(error)
+                log.error("%s; next attempt in %g s", error, self._settings.retry)
+                self._on_problem(self._problem)
+            return self._settings.retry
+        if self._problem:
+            log.info("certificate of %s: recovered", self._name)
+        self._problem = ""
+        period = self._settings.resync if self._store.watching else self._settings.poll_interval
+        due = (self._planned.until - self._clock()).total_seconds() if self._planned else period
+        return max(0.0, min(due, period))
+
+    def _serve(self, certificates: CertificateSet) -> None:
+        """Raises `TrustError`."""
+        try:
+            self._tls.use(certificates.certificate, certificates.key)
+        except CertificateError as error:
+            raise TrustError(str(error)) from error
+        self._served = certificates
+
+    async def _inject(self, bundle: bytes) -> list[str]:
+        """Injects the bundle into all targets and returns the failures. Raises `TrustError`."""
         service = ServiceReference(self._settings.service, self._settings.namespace)
         problems: list[str] = []
         for kind, target in await self._store.targets():
-            operations = injection(target, current.authorities, service)
+            operations = injection_patch(target, bundle, service)
             if not operations:
                 continue
             try:
@@ -175,63 +269,52 @@ class Trust:
             except TrustError as error:
                 problems.append(str(error))
                 continue
-            log.info("%s %s: trusts the certificate of %s", kind, target.metadata.name, service.name)
-        # Behind the injection: callers are to trust a successor before it serves.
-        if self._served != current:
-            self._serve(current)
-        if problems:
-            raise TrustError("; ".join(problems))
+            log.info("%s %s: injected the certificate authority of %s", kind, target.metadata.name, self._name)
+        return problems
 
-    async def run(self) -> None:
-        """Settles again and again, until it is cancelled."""
-        said = ""
-        while True:
-            try:
-                await self.settle()
-                said = ""
-                await asyncio.sleep(self._settings.interval)
-            except TrustError as error:
-                if str(error) != said:
-                    said = str(error)
-                    log.error("%s; trying again every %g s", said, self._settings.retry)
-                await asyncio.sleep(self._settings.retry)
+    async def _ensure_secret(self) -> CertificateSet:
+        """The certificates of the Secret, renewed if due. Raises `TrustError`."""
+        for _ in range(_WRITE_ATTEMPTS):
+            secret = await self._store.read()
+            stored = CertificateSet.from_secret(secret.data) if secret else None
+            if secret is not None and stored is not None:
+                self._secret_uid = secret.uid
+            # A deleted Secret, also one that was created again, gets the certificates in use, because callers trust
+            # them. One that was emptied gets new ones: this is how to replace a compromised key.
+            deleted = secret is None or secret.uid != self._secret_uid
+            current = self._served if stored is None and deleted else stored
+            certificates = await self._renew(current)
+            if certificates == stored:
+                return certificates
+            data = {**(secret.data if secret else {}), **certificates.secret_data()}
+            if await self._store.write(data, secret.version if secret else None):
+                # The plan was for a write that may have to be repeated. An emptied Secret needs a new one.
+                self._planned = replace(self._planned, current=certificates) if self._planned else None
+                action = "issued" if current is None else "restored" if certificates == current else "renewed"
+                log.info("certificate of %s: %s", self._name, action)
+                return certificates
+        raise TrustError(f"certificate of {self._name}: the Secret changed during each of {_WRITE_ATTEMPTS} writes")
 
-    def _serve(self, current: Issued) -> None:
-        """Raises `TrustError`."""
-        try:
-            self._tls.use(current.certificate, current.key)
-        except CertificateError as error:
-            raise TrustError(str(error)) from error
-        self._served = current
-
-    async def _kept(self) -> Issued:
-        """What the Secret holds, renewed if that is due. Raises `TrustError`."""
+    async def _renew(self, current: CertificateSet | None) -> CertificateSet:
+        """The certificates that the Secret should have. Raises `TrustError`."""
+        now, planned = self._clock(), self._planned
+        if planned is not None and now < planned.until and current in (planned.current, planned.certificates):
+            return planned.certificates
         names = service_names(self._settings.service, self._settings.namespace)
-        for _ in range(_TRIES):
-            held = await self._store.read()
-            current = issued(held.data) if held else None
-            wanted = await self._wanted(current, names)
-            if wanted == current:
-                return wanted
-            data = {**(held.data if held else {}), **wanted.data()}
-            if await self._store.write(data, held.version if held else None):
-                log.info("certificate of %s: %s", names[0], "issued" if current is None else "renewed")
-                return wanted
-        raise TrustError(f"the certificate of {names[0]} changes each time that it is written")
-
-    async def _wanted(self, current: Issued | None, names: Sequence[str]) -> Issued:
-        """What the Secret should hold. Raises `TrustError`."""
-        now = self._clock()
-        if self._said is not None:
-            asked, wanted, until = self._said
-            if current in (asked, wanted) and now < until:
-                return wanted
         try:
-            judgement = await self._judge(Question(current, names, now, self._settings.policy))
-        except CertificateTrouble as error:
+            plan = await self._planner(RenewalRequest(current, names, now, self._settings.policy))
+        except RenewalError as error:
             raise TrustError(str(error)) from error
-        wanted = judgement.issued or current
-        if wanted is None:
-            raise TrustError("where there is no certificate none was issued")
-        self._said = (current, wanted, judgement.until)
-        return wanted
+        certificates = plan.certificates or current
+        if certificates is None:
+            raise TrustError(f"certificate of {self._name}: internal error: nothing was issued")
+        self._planned = _Planned(current, certificates, plan.until)
+        return certificates
+
+
+class _Planned(Struct, frozen=True):
+    """The last plan, valid until a time: `certificates` replace `current`."""
+
+    current: CertificateSet | None
+    certificates: CertificateSet
+    until: datetime.datetime

@@ -1,67 +1,114 @@
-"""Where a program with a `Client` keeps its webhooks' certificate: one Secret, and the objects that lead to them.
+"""A `TrustStore` on a `Client`: one Secret, and named objects that refer to the webhooks.
 
-The objects are named, so that the account's rights can be for these and no others. One that does not exist needs no
-trust: the custom resources of a kind that is switched off.
+All objects are named, so the account needs rights for these names only. `list` and `watch` with a field selector for
+`metadata.name` are covered by rights with `resourceNames`. A target that does not exist is skipped: the
+CustomResourceDefinition of a disabled kind.
 """
 
+import asyncio
 import base64
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
 
 from lightkube.core.resource import GlobalResource, NamespacedResourceG
 from msgspec import Struct
 
-from accelplane.apiserver import AlreadyExists, ApiError, Conflict, NotFound
+from accelplane.apiserver import AlreadyExists, ApiError, Conflict, NotFound, StatusError
 
-from .client import Client
+from .cache import Cache
+from .client import Client, Selection
 from .jsonpatch import Operation, documents
-from .objects import Metadata, api
-from .trust import DefinitionSpec, Held, HookEntry, Target, TargetKind, TargetMetadata, TrustError
+from .objects import Metadata, Object, api
+from .trust import (
+    DefinitionSpec,
+    SecretData,
+    SecretMissing,
+    Target,
+    TargetKind,
+    TargetMetadata,
+    TrustError,
+    WebhookEntry,
+)
+
+log = logging.getLogger(__name__)
 
 _HOOKS = "admissionregistration.k8s.io"
+# Seconds between checks whether the account may watch.
+_RIGHTS_CHECK = 300.0
 
 
-class _Secret(NamespacedResourceG, Struct, omit_defaults=True):
+# Watches need no more than the metadata, so the API server sends no more.
+
+
+class SecretMetadata(NamespacedResourceG, Struct):
+    """The Secret, without its content."""
+
     metadata: Metadata
-    data: dict[str, str] | None = None
     _api_info = api("", "v1", "Secret", "secrets")
 
 
-class _Mutating(GlobalResource, Struct):
+class _MutatingMetadata(GlobalResource, Struct):
     metadata: Metadata
-    webhooks: list[HookEntry] | None = None
     _api_info = api(_HOOKS, "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations")
 
 
-class _Validating(GlobalResource, Struct):
+class _ValidatingMetadata(GlobalResource, Struct):
     metadata: Metadata
-    webhooks: list[HookEntry] | None = None
     _api_info = api(_HOOKS, "v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations")
 
 
-class _Definition(GlobalResource, Struct):
+class _DefinitionMetadata(GlobalResource, Struct):
     metadata: Metadata
-    spec: DefinitionSpec
     _api_info = api("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions")
 
 
+class _Secret(SecretMetadata, omit_defaults=True):
+    data: dict[str, str] | None = None
+
+
+class _Mutating(_MutatingMetadata):
+    webhooks: list[WebhookEntry] | None = None
+
+
+class _Validating(_ValidatingMetadata):
+    webhooks: list[WebhookEntry] | None = None
+
+
+class _Definition(_DefinitionMetadata):
+    spec: DefinitionSpec
+
+
 _Kind = type[_Mutating] | type[_Validating] | type[_Definition]
-_KINDS: Mapping[TargetKind, _Kind] = {
-    "MutatingWebhookConfiguration": _Mutating,
-    "ValidatingWebhookConfiguration": _Validating,
-    "CustomResourceDefinition": _Definition,
+_KINDS: Mapping[TargetKind, tuple[_Kind, type[Object]]] = {
+    "MutatingWebhookConfiguration": (_Mutating, _MutatingMetadata),
+    "ValidatingWebhookConfiguration": (_Validating, _ValidatingMetadata),
+    "CustomResourceDefinition": (_Definition, _DefinitionMetadata),
 }
 
 
 class ClusterTrustStore:
-    """A `TrustStore`: the Secret, made when it is missing, and `names` of each kind that may lead to the webhooks."""
+    """A `TrustStore` for one Secret, created if it is missing, and for `names` of each kind of target."""
 
     def __init__(self, client: Client, namespace: str, secret: str, names: Mapping[TargetKind, Sequence[str]]) -> None:
         self._client = client
         self._namespace = namespace
         self._secret = secret
         self._names = names
+        self._caches = list(self._metadata_caches())
 
-    async def read(self) -> Held | None:
+    @property
+    def watching(self) -> bool:
+        return all(cache.synced.is_set() for cache in self._caches)
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Watches the metadata of all objects as soon as the account may."""
+        async with asyncio.TaskGroup() as tasks:
+            for cache in self._caches:
+                cache.subscribe(lambda _old, _new: changed())
+                tasks.create_task(cache.run_when_permitted(_log_forbidden, retry=_RIGHTS_CHECK))
+
+    async def read(self) -> SecretData | None:
         """Raises `TrustError`."""
         try:
             found = await self._client.get(_Secret, self._secret, self._namespace)
@@ -72,7 +119,7 @@ class ClusterTrustStore:
             raise TrustError(str(error)) from error
         except ValueError as error:
             raise TrustError(f"secret {self._namespace}/{self._secret}: {error}; expected base64") from error
-        return Held(data, found.metadata.resourceVersion or "")
+        return SecretData(data, found.metadata.resourceVersion or "", found.metadata.uid or "")
 
     async def write(self, data: dict[str, bytes], version: str | None) -> bool:
         """Raises `TrustError`."""
@@ -87,6 +134,8 @@ class ClusterTrustStore:
         except (AlreadyExists, Conflict, NotFound):
             return False
         except ApiError as error:
+            if version is None and isinstance(error, StatusError) and error.code == HTTPStatus.FORBIDDEN:
+                raise SecretMissing(self._namespace, self._secret, str(error)) from error
             raise TrustError(str(error)) from error
         return True
 
@@ -96,21 +145,32 @@ class ClusterTrustStore:
         for kind, names in self._names.items():
             for name in names:
                 try:
-                    thing = await self._client.get(_KINDS[kind], name)
+                    target = await self._client.get(_KINDS[kind][0], name)
                 except NotFound:
                     continue
                 except ApiError as error:
                     raise TrustError(str(error)) from error
                 metadata = TargetMetadata(name)
-                if isinstance(thing, _Definition):
-                    found.append((kind, Target(metadata, spec=thing.spec)))
+                if isinstance(target, _Definition):
+                    found.append((kind, Target(metadata, spec=target.spec)))
                 else:
-                    found.append((kind, Target(metadata, webhooks=thing.webhooks)))
+                    found.append((kind, Target(metadata, webhooks=target.webhooks)))
         return found
 
     async def patch(self, kind: TargetKind, name: str, operations: Sequence[Operation]) -> None:
         """Raises `TrustError`."""
         try:
-            await self._client.patch(_KINDS[kind], name, documents(operations))
+            await self._client.patch(_KINDS[kind][0], name, documents(operations))
         except ApiError as error:
             raise TrustError(str(error)) from error
+
+    def _metadata_caches(self) -> Iterator[Cache[Object]]:
+        secret = Selection(namespace=self._namespace, fields=f"metadata.name={self._secret}")
+        yield Cache[Object](self._client, SecretMetadata, secret)
+        for kind, names in self._names.items():
+            for name in names:
+                yield Cache[Object](self._client, _KINDS[kind][1], Selection(fields=f"metadata.name={name}"))
+
+
+def _log_forbidden(error: StatusError) -> None:
+    log.info("polls instead of watching: %s", error)

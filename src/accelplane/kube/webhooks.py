@@ -12,9 +12,10 @@ import msgspec
 from accelplane.kube.admission import AdmissionServer, Hook
 from accelplane.kube.manager import Manager
 from accelplane.kube.metrics import Metrics
+from accelplane.kube.objects import Metadata
 from accelplane.kube.tls import ServingTls
 from accelplane.kube.trust import TargetKind, Trust, TrustSettings
-from accelplane.kube.truststore import ClusterTrustStore
+from accelplane.kube.truststore import ClusterTrustStore, SecretMetadata
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,12 @@ def _certify(manager: Manager, certificate: Certificate, tls: ServingTls) -> Non
     namespace = manager.client.namespace
     store = ClusterTrustStore(manager.client, namespace, certificate.secret, certificate.configurations)
     settings = TrustSettings(service=certificate.service, namespace=namespace)
-    manager.add_runnable(Trust(store, tls, settings).run)
+    secret = SecretMetadata(Metadata(name=certificate.secret, namespace=namespace))
+
+    def record(problem: str) -> None:
+        manager.events.record(secret, "Warning", "CertificateFailed", problem, action="IssueCertificate")
+
+    manager.add_runnable(Trust(store, tls, settings, on_problem=record).run)
 
 
 def _observed(metrics: Metrics) -> Callable[[str, str, int, float], None]:

@@ -80,7 +80,7 @@ async def _is_served(client: Client, kind: type[Object]) -> bool:
 
 
 def _manager(client: Client, options: Options, *, named: bool) -> Manager:
-    tls = ServingTls(TlsSettings(newer=options.newer_tls))
+    tls = ServingTls(TlsSettings(allow_tls13=options.newer_tls))
     manager = Manager(
         client,
         election=Election.of(LEASE, client.namespace) if options.leader_elect else None,
