@@ -1,8 +1,8 @@
 """An API server small enough to misbehave on demand: objects, resource versions, watches, and faults.
 
 It keeps JSON objects of any kind in memory and does with them what the real one does, as far as clients notice: list
-in pages, watch with bookmarks, optimistic locking, merge and JSON patches, server-side apply, deletion. It says what a
-manager owns by what the manager applied last: of others' fields it takes no notice, and it refuses no apply.
+in pages, watch with bookmarks, optimistic locking, merge and JSON patches, server-side apply, deletion. It refuses no
+apply (`managedfields`).
 Faults are put in with `fault`: the next requests that match get them.
 """
 
@@ -14,7 +14,7 @@ import copy
 import json
 import re
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 from faults import Asked, Fault
 from jsonpatching import applied
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
+from managedfields import KEYS, removable, with_entry
 
 Object = dict[str, Any]
 REASONS = {404: "NotFound", 409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError"}
@@ -66,10 +67,11 @@ class KubeApi:
         self.objects: dict[tuple[str, str, str], Object] = {}
         self.asked: list[Asked] = []
         self.faults: list[Fault] = []
+        # what a mutating webhook makes of objects that are written
+        self.admit: Callable[[Object], Object] = lambda thing: thing
         self.bookmarks_every: float = 60.0
         self.silent = False
         self.url = ""
-        self._applied: dict[tuple[str, str], Object] = {}
         self._history: list[tuple[int, str, str, Object]] = []
         self._news = asyncio.Event()
         self._connections: set[asyncio.Task[None]] = set()
@@ -108,6 +110,8 @@ class KubeApi:
         self.version += 1
         metadata["uid"] = known["metadata"]["uid"] if known else metadata.get("uid") or str(uuid.uuid4())
         metadata["resourceVersion"] = str(self.version)
+        if known and "managedFields" in known["metadata"]:
+            metadata.setdefault("managedFields", known["metadata"]["managedFields"])
         self.objects[key] = thing
         self._tell("MODIFIED" if known else "ADDED", plural, thing)
         return thing
@@ -129,7 +133,6 @@ class KubeApi:
         """Has the objects that another server has, and knows of them what it knows."""
         self.version = self.oldest = other.version
         self.objects = copy.deepcopy(other.objects)
-        self._applied = copy.deepcopy(other._applied)
 
     # Misbehaving
 
@@ -242,16 +245,21 @@ class KubeApi:
         if asked.method == "POST":
             if known:
                 raise Answer(409, f"{key[2]} exists", "AlreadyExists")
-            asked.body["metadata"].setdefault("namespace", place.namespace)
-            return 201, json.dumps(self.put(place.plural, asked.body)).encode()
-        if asked.method == "PATCH" and "apply" in asked.content_type and known is None:
-            asked.body["metadata"].setdefault("namespace", place.namespace)
-            made = self.put(place.plural, copy.deepcopy(asked.body))
-            self._applied[made["metadata"]["uid"], asked.parameters["fieldManager"]] = asked.body
-            return 201, json.dumps(made).encode()
+            return 201, json.dumps(self._create(place, asked, "Update")).encode()
+        if asked.method == "PATCH" and "apply" in asked.content_type and known is None and not place.subresource:
+            if asked.body["metadata"].get("uid"):
+                raise Answer(409, "uid mismatch: no existing object was found")
+            return 201, json.dumps(self._create(place, asked, "Apply")).encode()
         if known is None:
             raise Answer(404, f"{place.plural} {key[2]} not found")
         return self._do_with(known, place, asked)
+
+    def _create(self, place: Place, asked: Asked, operation: str) -> Object:
+        made = copy.deepcopy(asked.body)
+        made["metadata"].setdefault("namespace", place.namespace)
+        manager = asked.parameters.get("fieldManager", "")
+        made["metadata"]["managedFields"] = with_entry({"metadata": {}}, made, manager, operation, "")
+        return self.put(place.plural, self.admit(made))
 
     def _do_with(self, known: Object, place: Place, asked: Asked) -> tuple[int, bytes]:
         if asked.method == "DELETE":
@@ -260,26 +268,9 @@ class KubeApi:
                 raise Answer(409, "another uid")
             self.remove(place.plural, place.name, place.namespace)
             return 200, json.dumps({"kind": "Status", "status": "Success"}).encode()
-        if asked.method == "PUT":
-            version = asked.body["metadata"].get("resourceVersion")
-            if version and version != known["metadata"]["resourceVersion"]:
-                raise Answer(409, "the object has been modified")
-            changed = asked.body
-            if place.subresource == "status":
-                changed = {**known, "status": asked.body.get("status")}
-        elif asked.method == "PATCH" and "json-patch" in asked.content_type:
-            changed = applied(known, asked.body)
-        elif asked.method == "PATCH" and "apply" in asked.content_type:
-            whose = known["metadata"]["uid"], asked.parameters["fieldManager"]
-            changed = _reapplied(known, self._applied.get(whose, {}), asked.body)
-            self._applied[whose] = asked.body
-        elif asked.method == "PATCH":
-            version = asked.body.get("metadata", {}).get("resourceVersion")
-            if version and version != known["metadata"]["resourceVersion"]:
-                raise Answer(409, "the object has been modified")
-            changed = _merged(known, asked.body)
-        else:
-            changed = known
+        changed = _written(known, place, asked)
+        if asked.method != "GET":
+            changed = self.admit(changed)
         if "generation" in known["metadata"] and changed.get("spec") != known.get("spec"):
             generation = known["metadata"]["generation"] + 1
             changed = {**changed, "metadata": {**changed["metadata"], "generation": generation}}
@@ -386,16 +377,37 @@ def _merged(known: Any, change: Any) -> Any:
     return result
 
 
-# What elements of a list are told apart by; other lists are one value.
-_KEYS = {
-    "containers": "name",
-    "initContainers": "name",
-    "env": "name",
-    "volumeMounts": "mountPath",
-    "volumes": "name",
-    "imagePullSecrets": "name",
-    "ownerReferences": "uid",
-}
+def _written(known: Object, place: Place, asked: Asked) -> Object:
+    """What a request makes of an object, without what the server itself changes."""
+    if asked.method == "PUT":
+        _check_version(known, asked.body)
+        return {**known, "status": asked.body.get("status")} if place.subresource == "status" else asked.body
+    if asked.method != "PATCH":
+        return known
+    if "json-patch" in asked.content_type:
+        changed = applied(known, asked.body)
+        _check_version(known, changed)
+        return changed
+    if "apply" in asked.content_type:
+        return _applied(known, place, asked)
+    _check_version(known, asked.body)
+    return _merged(known, asked.body)
+
+
+def _check_version(known: Object, body: Object) -> None:
+    version = body.get("metadata", {}).get("resourceVersion")
+    if version and version != known["metadata"]["resourceVersion"]:
+        raise Answer(409, "the object has been modified")
+
+
+def _applied(known: Object, place: Place, asked: Asked) -> Object:
+    _check_version(known, asked.body)
+    if asked.body["metadata"].get("uid") not in (None, known["metadata"]["uid"]):
+        raise Answer(409, "another uid")
+    manager = asked.parameters["fieldManager"]
+    changed = _reapplied(known, removable(known, manager, place.subresource), asked.body)
+    entries = with_entry(known, asked.body, manager, "Apply", place.subresource)
+    return {**changed, "metadata": {**changed["metadata"], "managedFields": entries}}
 
 
 def _reapplied(known: Any, before: Any, wanted: Any, key: str = "") -> Any:
@@ -405,8 +417,8 @@ def _reapplied(known: Any, before: Any, wanted: Any, key: str = "") -> Any:
         gone = {name: part for name, part in before.items() if name not in wanted}
         rest = _without(known, gone)
         return rest | {name: _reapplied(known.get(name), before.get(name), part, name) for name, part in wanted.items()}
-    if isinstance(known, list) and isinstance(wanted, list) and key in _KEYS:
-        by = _KEYS[key]
+    if isinstance(known, list) and isinstance(wanted, list) and key in KEYS:
+        by = KEYS[key]
         there, old = {each[by]: each for each in known}, {each[by]: each for each in before or ()}
         new = {each[by]: each for each in wanted}
         others = [each for name, each in there.items() if name not in old and name not in new]

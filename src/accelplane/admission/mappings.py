@@ -211,7 +211,7 @@ class Mappings:
 
 def own(thing: AcceleratorFunction | FpgaRegion) -> None:
     """Keeps of an object what decides, and its status, in memory of their own."""
-    thing.metadata.annotations = thing.metadata.labels = None
+    thing.metadata.annotations = thing.metadata.labels = thing.metadata.managedFields = None
     thing.status = thing.status.copy()
 
 

@@ -19,7 +19,7 @@ from accelplane.kube.client import Selection
 from accelplane.kube.controller import Result, TerminalError
 from accelplane.kube.jsontypes import JsonObject
 from accelplane.kube.manager import Manager
-from accelplane.kube.objects import Request, request_of
+from accelplane.kube.objects import Request, request_of, untrimmed
 from accelplane.kube.owners import controller_of, owner_request
 from accelplane.operator import images, models, status
 from accelplane.operator.configmaps import ConfigMaps
@@ -57,7 +57,7 @@ class PluginController:
         self._shared = SharedObjects(manager.client, settings) if family == "gpu" else None
         ours = Selection(settings.namespace, labels=f"app=intel-{family}-plugin")
         self._resources = manager.cache(self._kind, transform=own)
-        self._daemonsets = manager.cache(DaemonSet, ours)
+        self._daemonsets = manager.cache(DaemonSet, ours, transform=untrimmed)
         self._pods = manager.cache(Pod, ours, transform=place_only)
         self._nodes = nodes
         self._looks = False

@@ -14,7 +14,7 @@ from lightkube.models.meta_v1 import OwnerReference
 from msgspec.structs import astuple
 
 from accelplane.kube.jsontypes import JsonObject
-from accelplane.kube.objects import Identity, Metadata, api, document_of
+from accelplane.kube.objects import Identity, Metadata, api, document_of, trim
 from accelplane.operator import models
 
 _EMPTY = msgspec.Raw(b"null")
@@ -154,6 +154,7 @@ class ClusterRoleBinding(GlobalResource, msgspec.Struct, kw_only=True):
 
 def own(thing: CustomResource) -> None:
     """Lets go of the page that the resource came in."""
+    trim(thing)
     thing.spec, thing.status = thing.spec.copy(), thing.status.copy()
 
 

@@ -1,0 +1,211 @@
+"""`ensure`: creates an object that another one owns, or corrects it.
+
+    ensured = await ensure(client, child, owner, existing=cache.get(request))
+
+- No object has the name: it is created. Creation never overwrites an object, even if another client is faster.
+- `owner` controls the object: fields that differ from `child` are corrected by a server-side apply. Fields that `child`
+  does not have stay, except those that an earlier `child` had, which are removed.
+- The object is not the owner's: it is adopted if `adopt` allows it. Otherwise `NameConflict` is raised and nothing is
+  written.
+
+If nothing differs, nothing is written. A correction depends on the version that was compared: if the object has changed
+since, `ensure` raises `Conflict`, and a controller that lets it pass is called again.
+"""
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Generic, Literal, TypeVar
+
+import msgspec
+
+from accelplane.apiserver.errors import AlreadyExists, ApiError, Conflict, NotFound
+
+from .client import Client
+from .differences import Difference, differences, managers_of
+from .driftbackoff import DriftBackoff
+from .fieldmanagers import Entry, managed_fields, transferred
+from .objects import Object, api_of, document_of, is_namespaced, is_terminating, metadata_of, request_of
+from .owners import controller_of, is_controlled_by, owner_reference, owner_request
+
+T = TypeVar("T", bound=Object)
+
+Action = Literal["created", "adopted", "updated", "unchanged", "postponed", "terminating"]
+Adopt = Literal["never", "former-owner", "uncontrolled"]
+
+
+class Ensured(msgspec.Struct, Generic[T], frozen=True):
+    """What `ensure` did, and the object as it was written, read, or given as `existing`.
+
+    created       it was created
+    adopted       `owner` controls it now, and it is as wanted
+    updated       the `differences` were corrected
+    unchanged     nothing was written, or the API server kept the `differences`, as an admission webhook may demand
+    postponed     the `differences` were corrected before and are back; ensure again in `retry_after` seconds
+    terminating   it is being deleted; ensure again when it is gone
+    """
+
+    object: T
+    action: Action
+    differences: tuple[Difference, ...] = ()
+    retry_after: float = 0.0
+
+
+class NameConflict(ApiError):
+    """An object that must not be adopted has the name of the child. The message tells what to do."""
+
+
+async def ensure(
+    client: Client,
+    child: T,
+    owner: Object,
+    *,
+    existing: T | None = None,
+    adopt: Adopt = "former-owner",
+    former_managers: Collection[str] = (),
+    hash_annotation: str = "",
+    backoff: DriftBackoff | None = None,
+) -> Ensured[T]:
+    """Makes an object be as `child`, with `owner` as its controller.
+
+    `existing` is the object from a cache, if the cache has it: it saves a request. `adopt` says which objects are
+    adopted that `owner` does not control: `former-owner`: those whose controller reference names `owner` with another
+    UID, because it was deleted and created again or restored; `uncontrolled`: also those without a controller; `never`:
+    none. What `former_managers` wrote counts as written by this program. `hash_annotation` is the annotation for the
+    hash of `child`, by which fields are found that `child` had earlier. With `backoff`, differences that come back are
+    corrected less and less often.
+
+    Raises `NameConflict`, `Conflict`, and whatever else the API server answers.
+    """
+    annotation = hash_annotation or _default_annotation(owner)
+    wanted, digest = _wanted(child, owner, annotation)
+    live = existing
+    if live is None or not (managed_fields(live) or _is_settled(live, wanted, owner)):
+        live = await _read(client, wanted)
+    if live is None:
+        try:
+            return Ensured(await client.create(wanted), "created")
+        except AlreadyExists:
+            key = request_of(wanted)
+            live = await client.get(type(child), key.name, key.namespace)
+    adopts = _check_owner(live, owner, adopt)
+    if is_terminating(live):
+        return Ensured(live, "terminating")
+    found = differences(document_of(wanted), document_of(live))
+    if not found:
+        return Ensured(live, "unchanged")
+    key = request_of(wanted)
+    if backoff is not None and not adopts:
+        if backoff.is_kept(key, digest, found):
+            return Ensured(live, "unchanged", found)
+        if (delay := backoff.delay(key, digest, found)) > 0:
+            return Ensured(live, "postponed", found, delay)
+    try:
+        written, changed = await _correct(client, wanted, live, owner, former_managers)
+    except NotFound as error:
+        raise Conflict(f"PATCH {_text(live)}", "deleted since it was read", code=409, reason="Conflict") from error
+    if backoff is not None and changed:
+        managers = partial(_other_managers, managed_fields(live), client.field_manager)
+        backoff.record_correction(key, digest, found, managers)
+    elif backoff is not None:
+        backoff.record_kept(key, digest, found)
+    return Ensured(written, "adopted" if adopts else "updated" if changed else "unchanged", found)
+
+
+def _default_annotation(owner: Object) -> str:
+    group = api_of(type(owner)).resource.group
+    return f"{group}/applied-hash" if group else "applied-hash"
+
+
+def _wanted(child: T, owner: Object, annotation: str) -> tuple[T, str]:
+    """The child with its controller reference and its hash, and the hash."""
+    metadata = metadata_of(child)
+    if is_namespaced(type(owner)) and metadata.namespace != metadata_of(owner).namespace:
+        raise ValueError(
+            f"{_text(child)}: namespace is {metadata.namespace!a}, expected that of its owner, {_text(owner)}"
+        )
+    document = document_of(child)
+    fields = msgspec.convert(document["metadata"], dict[str, object])
+    others = [msgspec.to_builtins(each) for each in metadata.ownerReferences or () if not each.controller]
+    fields["ownerReferences"] = [*others, msgspec.to_builtins(owner_reference(owner))]
+    document["metadata"] = fields
+    digest = hashlib.sha256(msgspec.json.encode(document, order="deterministic")).hexdigest()[:16]
+    annotations = msgspec.convert(fields.get("annotations") or {}, dict[str, object])
+    fields["annotations"] = {**annotations, annotation: digest}
+    return msgspec.convert(document, type(child)), digest
+
+
+def _is_settled(live: T, wanted: T, owner: Object) -> bool:
+    return is_controlled_by(live, owner) and not differences(document_of(wanted), document_of(live))
+
+
+async def _read(client: Client, wanted: T) -> T | None:
+    key = request_of(wanted)
+    try:
+        return await client.get(type(wanted), key.name, key.namespace)
+    except NotFound:
+        return None
+
+
+def _check_owner(live: Object, owner: Object, adopt: Adopt) -> bool:
+    """Whether the object is to be adopted. Raises `NameConflict`."""
+    if is_controlled_by(live, owner):
+        return False
+    controller = controller_of(live)
+    if controller is None and adopt == "uncontrolled":
+        return True
+    if adopt != "never" and owner_request(live, type(owner)) == request_of(owner):
+        return True
+    found = f"controlled by {controller.kind} {controller.name}" if controller else "without a controller"
+    raise NameConflict(
+        _text(live),
+        f"found an object of this name {found}, expected one controlled by {_text(owner)}; delete or rename it",
+    )
+
+
+async def _correct(
+    client: Client, wanted: T, live: T, owner: Object, former_managers: Collection[str]
+) -> tuple[T, bool]:
+    """Applies the wanted object. Returns it as written, and whether that changed anything."""
+    metadata = metadata_of(live)
+    if (changes := _preparation(live, owner, client.field_manager, former_managers)) is not None:
+        key = request_of(wanted)
+        test = {"op": "replace", "path": "/metadata/resourceVersion", "value": metadata.resourceVersion}
+        prepared = await client.patch(type(wanted), key.name, [test, *changes], namespace=key.namespace)
+        metadata = metadata_of(prepared)
+    document = document_of(wanted)
+    fields = msgspec.convert(document["metadata"], dict[str, object])
+    document["metadata"] = {**fields, "uid": metadata.uid, "resourceVersion": metadata.resourceVersion}
+    written = await client.apply(msgspec.convert(document, type(wanted)))
+    return written, metadata_of(written).resourceVersion != metadata_of(live).resourceVersion
+
+
+def _preparation(
+    live: Object, owner: Object, manager: str, former_managers: Collection[str]
+) -> list[Mapping[str, object]] | None:
+    """The JSON patch that has to precede the apply, if any.
+
+    An apply does not remove the reference to another controller, nor fields that were written by updates.
+    """
+    changes: list[Mapping[str, object]] = []
+    if not is_controlled_by(live, owner) and controller_of(live) is not None:
+        # In one step: an object without a controller would be a name conflict if the program ended here.
+        others = [each for each in metadata_of(live).ownerReferences or () if not each.controller]
+        references = [msgspec.to_builtins(each) for each in (*others, owner_reference(owner))]
+        changes.append({"op": "add", "path": "/metadata/ownerReferences", "value": references})
+    if (fields := transferred(managed_fields(live), manager, former_managers)) is not None:
+        changes.append({"op": "add", "path": "/metadata/managedFields", "value": fields})
+    return changes or None
+
+
+def _other_managers(entries: Sequence[Entry], manager: str, difference: Difference) -> tuple[str, ...]:
+    """Who set a field that differs. A missing field has no manager: then it is who wrote the object last."""
+    others = [each for each in entries if each.get("manager") != manager and not each.get("subresource")]
+    if found := managers_of(difference, others):
+        return found
+    latest = max(others, key=lambda each: str(each.get("time", "")), default=None)
+    return (str(latest.get("manager", "")),) if latest else ()
+
+
+def _text(thing: Object) -> str:
+    return f"{api_of(type(thing)).resource.kind} {request_of(thing)}"

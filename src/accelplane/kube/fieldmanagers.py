@@ -1,0 +1,56 @@
+"""Ownership of fields (`metadata.managedFields`) as pure functions.
+
+An object that was created or updated by PUT or POST has its fields owned by an entry with the operation `Update`. A
+server-side apply never removes fields of such an entry, not even of the same manager. Before the first apply the entry
+has to be handed over: `transferred` makes the managed fields to write.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from lightkube.models.meta_v1 import ObjectMeta
+from msgspec import to_builtins
+
+from .jsontypes import as_mapping
+from .objects import Metadata, Object
+
+Entry = Mapping[str, object]
+
+
+def managed_fields(thing: Object) -> Sequence[Entry]:
+    """The managed fields of an object; empty if it has none, or if a cache has removed them."""
+    metadata = thing.metadata
+    found = metadata.managedFields if isinstance(metadata, Metadata | ObjectMeta) else None
+    return [to_builtins(entry) for entry in found or ()]
+
+
+def transferred(entries: Sequence[Entry], manager: str, former: Collection[str] = ()) -> list[Entry] | None:
+    """Managed fields in which `manager` has applied what it wrote otherwise, and what `former` managers wrote.
+
+    None if there is nothing to transfer. Entries of subresources stay.
+    """
+    theirs = [each for each in entries if not each.get("subresource") and _is_transferable(each, manager, former)]
+    if not theirs:
+        return None
+    ours = [each for each in entries if _is_applied_by(each, manager)]
+    owned: Mapping[str, object] = {}
+    for each in (*ours, *theirs):
+        owned = _united(owned, as_mapping(each.get("fieldsV1")) or {})
+    made = {**theirs[0], "manager": manager, "operation": "Apply", "fieldsV1": owned}
+    return [made, *(each for each in entries if each not in theirs and each not in ours)]
+
+
+def _is_transferable(entry: Entry, manager: str, former: Collection[str]) -> bool:
+    return entry.get("manager") in former or (entry.get("manager") == manager and entry.get("operation") == "Update")
+
+
+def _is_applied_by(entry: Entry, manager: str) -> bool:
+    return entry.get("manager") == manager and entry.get("operation") == "Apply" and not entry.get("subresource")
+
+
+def _united(one: Mapping[str, object], other: Mapping[str, object]) -> Mapping[str, object]:
+    """The union of two sets of fields."""
+    united = dict(one)
+    for key, value in other.items():
+        mine, theirs = as_mapping(united.get(key)), as_mapping(value)
+        united[key] = value if mine is None or theirs is None else _united(mine, theirs)
+    return united

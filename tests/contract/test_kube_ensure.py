@@ -1,0 +1,248 @@
+"""`ensure` against the double of an API server: what it writes, and above all what it does not write."""
+
+import copy
+from typing import Any
+
+import pytest
+from kubeapi import KubeApi, Object
+from kubekinds import Config, Widget, widget
+
+from accelplane.apiserver.errors import Conflict, StatusError
+from accelplane.kube.client import Client
+from accelplane.kube.driftbackoff import DriftBackoff
+from accelplane.kube.ensure import Adopt, Ensured, NameConflict, ensure
+from accelplane.kube.objects import Metadata, Request, trim
+
+KEY = ("configmaps", "n", "mine")
+WRITES = "^(POST|PATCH|PUT|DELETE) "
+
+
+def child(**data: str) -> Config:
+    return Config(metadata=Metadata(name="mine", namespace="n", labels={"app": "greeter"}), data=data)
+
+
+def reference(owner: Widget, uid: str = "", **more: Any) -> Object:
+    uid = uid or owner.metadata.uid or ""
+    made = {"apiVersion": "example.com/v1", "kind": "Widget", "name": owner.metadata.name, "uid": uid}
+    return {**made, "controller": True, "blockOwnerDeletion": True, **more}
+
+
+def config(*owners: Object, **data: str) -> Object:
+    return {"metadata": {"name": "mine", "namespace": "n", "ownerReferences": [*owners]}, "data": data}
+
+
+@pytest.fixture
+async def owner(api: KubeApi, client: Client) -> Widget:
+    api.put("widgets", widget("w"))
+    return await client.get(Widget, "w")
+
+
+async def cached(client: Client) -> Config:
+    """The child as a cache has it."""
+    found = await client.get(Config, "mine", "n")
+    trim(found)
+    return found
+
+
+async def test_an_absent_object_is_created_with_its_owner(api: KubeApi, client: Client, owner: Widget) -> None:
+    done = await ensure(client, child(text="hello"), owner)
+    assert (done.action, done.differences) == ("created", ())
+    stored = api.objects[KEY]
+    assert stored["metadata"]["ownerReferences"] == [reference(owner)]
+    assert stored["data"] == done.object.data == {"text": "hello"}
+    assert [asked.method for asked in api.asked if asked.path.endswith("configmaps")] == ["POST"]
+
+
+async def test_nothing_is_written_if_nothing_differs_and_nothing_is_read_with_a_cache(
+    api: KubeApi, client: Client, owner: Widget
+) -> None:
+    await ensure(client, child(text="hello"), owner)
+    existing = await cached(client)
+    asked = len(api.asked)
+    done = await ensure(client, child(text="hello"), owner, existing=existing)
+    assert (done.action, done.object is existing, len(api.asked)) == ("unchanged", True, asked)
+    assert (await ensure(client, child(text="hello"), owner)).action == "unchanged"
+    assert api.count(WRITES) == 1
+
+
+async def test_drift_is_corrected_and_reported_and_fields_of_others_stay(
+    api: KubeApi, client: Client, owner: Widget
+) -> None:
+    await ensure(client, child(text="hello"), owner)
+    drifted = copy.deepcopy(api.objects[KEY])
+    drifted["data"] = {"text": "go away", "theirs": "x"}
+    api.put("configmaps", drifted)
+    done = await ensure(client, child(text="hello"), owner, existing=await cached(client))
+    assert (done.action, [str(each) for each in done.differences]) == (
+        "updated",
+        ['data.text: found "go away", expected "hello"'],
+    )
+    assert api.objects[KEY]["data"] == {"text": "hello", "theirs": "x"}
+
+
+async def test_fields_that_are_no_longer_wanted_are_removed(api: KubeApi, client: Client, owner: Widget) -> None:
+    await ensure(client, child(one="1", two="2"), owner)
+    for data in ({"two": "2", "three": "3"}, {"three": "3"}):
+        done = await ensure(client, child(**data), owner, existing=await cached(client))
+        assert (done.action, api.objects[KEY]["data"]) == ("updated", data)
+
+
+@pytest.mark.parametrize(
+    ("others", "adopt", "found"),
+    [
+        ([], "former-owner", "without a controller"),
+        ([], "never", "without a controller"),
+        ([{"kind": "Widget", "name": "other", "uid": "1"}], "uncontrolled", "controlled by Widget other"),
+        ([{"kind": "Gadget", "name": "w", "uid": "1"}], "uncontrolled", "controlled by Gadget w"),
+        ([{"kind": "Widget", "name": "w", "uid": "1", "apiVersion": "other.com/v1"}], "uncontrolled", "Widget w"),
+        ([{"kind": "Widget", "name": "w", "uid": "1"}], "never", "controlled by Widget w"),
+    ],
+)
+async def test_a_foreign_object_is_a_name_conflict_and_stays_as_it_is(
+    api: KubeApi, client: Client, owner: Widget, *, others: list[Object], adopt: Adopt, found: str
+) -> None:
+    foreign = api.put("configmaps", config(*(reference(owner, **each) for each in others), theirs="x"))
+    before = copy.deepcopy(foreign)
+    for existing in (None, await cached(client)):
+        with pytest.raises(NameConflict, match=f"ConfigMap n/mine: found .*{found}.*, expected .*Widget w; delete or"):
+            await ensure(client, child(theirs="x"), owner, existing=existing, adopt=adopt)
+    assert api.objects[KEY] == before
+    assert api.count(WRITES) == 0
+
+
+async def test_an_object_that_another_client_creates_first_is_not_overwritten(
+    api: KubeApi, client: Client, owner: Widget
+) -> None:
+    api.fault("GET .*/configmaps/mine", 404)
+    foreign = copy.deepcopy(api.put("configmaps", config(theirs="x")))
+    with pytest.raises(NameConflict):
+        await ensure(client, child(text="hello"), owner)
+    assert api.objects[KEY] == foreign
+
+
+@pytest.mark.parametrize(
+    ("references", "adopt"),
+    [([{"uid": "former"}], "former-owner"), ([{"uid": "former"}], "uncontrolled"), ([], "uncontrolled")],
+)
+async def test_an_object_is_adopted_where_the_rule_allows_it(
+    api: KubeApi, client: Client, owner: Widget, references: list[Object], adopt: Adopt
+) -> None:
+    plain = {"apiVersion": "v1", "kind": "Other", "name": "x", "uid": "o", "controller": False}
+    api.put("configmaps", config(plain, *(reference(owner, **each) for each in references), theirs="x"))
+    done = await ensure(client, child(text="hello"), owner, existing=await cached(client), adopt=adopt)
+    assert done.action == "adopted"
+    found = {each["uid"]: each.get("controller") for each in api.objects[KEY]["metadata"]["ownerReferences"]}
+    assert found == {"o": False, owner.metadata.uid: True}
+    assert api.objects[KEY]["data"] == {"text": "hello", "theirs": "x"}
+    assert (await ensure(client, child(text="hello"), owner)).action == "unchanged"
+
+
+async def test_adoption_never_leaves_an_object_without_a_controller(
+    api: KubeApi, client: Client, owner: Widget
+) -> None:
+    api.put("configmaps", config(reference(owner, "former")))
+    api.fault("PATCH .*/configmaps/mine", 500, skip=1)
+    with pytest.raises(StatusError):
+        await ensure(client, child(text="hello"), owner)
+    assert [each["uid"] for each in api.objects[KEY]["metadata"]["ownerReferences"]] == [owner.metadata.uid]
+    assert (await ensure(client, child(text="hello"), owner)).action == "updated"
+
+
+async def test_an_object_that_is_being_deleted_is_not_written(api: KubeApi, client: Client, owner: Widget) -> None:
+    leaving = config(reference(owner), text="old")
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    api.put("configmaps", leaving)
+    done = await ensure(client, child(text="hello"), owner)
+    assert (done.action, api.count(WRITES)) == ("terminating", 0)
+
+
+async def test_an_object_that_changes_between_read_and_write_is_a_conflict(
+    api: KubeApi, client: Client, owner: Widget
+) -> None:
+    await ensure(client, child(text="hello"), owner)
+    existing = await client.get(Config, "mine", "n")
+    api.put("configmaps", copy.deepcopy(api.objects[KEY]))
+    with pytest.raises(Conflict):
+        await ensure(client, child(text="new"), owner, existing=existing)
+    assert (await ensure(client, child(text="new"), owner)).action == "updated"
+
+
+async def test_an_object_that_was_replaced_by_another_one_is_not_touched(
+    api: KubeApi, client: Client, owner: Widget
+) -> None:
+    await ensure(client, child(text="hello"), owner)
+    existing = await client.get(Config, "mine", "n")
+    api.remove("configmaps", "mine", "n")
+    foreign = copy.deepcopy(api.put("configmaps", config(theirs="x")))
+    with pytest.raises(Conflict):
+        await ensure(client, child(text="new"), owner, existing=existing)
+    assert api.objects[KEY] == foreign
+    api.remove("configmaps", "mine", "n")
+    with pytest.raises(Conflict):
+        await ensure(client, child(text="new"), owner, existing=existing)
+    assert KEY not in api.objects
+
+
+async def test_what_a_former_manager_wrote_is_removed_when_it_is_not_wanted(
+    api: KubeApi, client: Client, owner: Widget
+) -> None:
+    old = config(reference(owner), old="x", text="y")
+    fields = {"f:data": {"f:old": {}, "f:text": {}}}
+    old["metadata"]["managedFields"] = [{"manager": "old", "operation": "Update", "fieldsV1": fields}]
+    api.put("configmaps", old)
+    done = await ensure(client, child(text="hello"), owner, former_managers=["old"])
+    assert (done.action, api.objects[KEY]["data"]) == ("updated", {"text": "hello"})
+
+
+def drift(api: KubeApi) -> None:
+    drifted = copy.deepcopy(api.objects[KEY])
+    drifted["data"] = {"text": "theirs"}
+    by_hand = {"manager": "kubectl-edit", "operation": "Update", "fieldsV1": {"f:data": {"f:text": {}}}}
+    drifted["metadata"]["managedFields"] = [*drifted["metadata"]["managedFields"], by_hand]
+    api.put("configmaps", drifted)
+
+
+async def test_drift_that_comes_back_is_postponed_and_its_manager_is_named(
+    api: KubeApi, client: Client, owner: Widget
+) -> None:
+    now = 0.0
+    backoff = DriftBackoff(clock=lambda: now)
+
+    async def again() -> Ensured[Config]:
+        return await ensure(client, child(text="hello"), owner, backoff=backoff)
+
+    await again()
+    for seconds in (1, 2):
+        drift(api)
+        assert (await again()).action == "updated"
+        drift(api)
+        done = await again()
+        assert (done.action, done.retry_after) == ("postponed", seconds)
+        assert api.objects[KEY]["data"] == {"text": "theirs"}
+        now += seconds
+    assert (await again()).action == "updated"
+    (conflict,) = backoff.conflicts(Request("mine", "n"))
+    assert (conflict.difference.field, conflict.corrections, conflict.managers) == ("data.text", 3, ("kubectl-edit",))
+    assert (await ensure(client, child(text="another wish"), owner, backoff=backoff)).action == "updated"
+
+
+async def test_a_correction_that_the_api_server_reverts_is_no_update_and_is_not_repeated(
+    api: KubeApi, client: Client, owner: Widget
+) -> None:
+    api.admit = lambda thing: {**thing, "data": {"text": "as policy demands"}}
+    await ensure(client, child(text="hello"), owner)
+    await ensure(client, child(text="hello"), owner)  # hands over its fields
+    backoff = DriftBackoff()
+    done = await ensure(client, child(text="hello"), owner, backoff=backoff)
+    assert (done.action, [each.field for each in done.differences]) == ("unchanged", ["data.text"])
+    writes = api.count(WRITES)
+    assert (await ensure(client, child(text="hello"), owner, backoff=backoff)).action == "unchanged"
+    assert api.count(WRITES) == writes
+
+
+async def test_owner_and_child_must_be_of_one_namespace(client: Client) -> None:
+    owner = Config(metadata=Metadata(name="o", namespace="other", uid="1"))
+    with pytest.raises(
+        ValueError, match="ConfigMap n/mine: namespace is 'n', expected that of its owner, ConfigMap other/o"
+    ):
+        await ensure(client, child(), owner)

@@ -1,0 +1,82 @@
+"""What differs between a wanted object and the one of the API server, and who manages it."""
+
+from typing import Any
+
+import pytest
+
+from accelplane.kube.differences import Difference, Item, differences, managers_of
+
+
+def lines(wanted: Any, found: Any) -> list[str]:
+    return [str(each) for each in differences(wanted, found)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ({"a": {"b": 1}}, {"a": {"b": 1, "added": 2}, "status": {}}),
+        ({"a": None}, {}),
+        ({"a": ("x", "y")}, {"a": ["x", "y"]}),
+        ({"tolerations": [{"key": "a", "effect": "b"}]}, {"tolerations": [{"effect": "b", "key": "a"}]}),
+        ({"limits": {"cpu": "1000m"}}, {"limits": {"cpu": "1"}}),
+        ({"containers": [{"name": "a"}]}, {"containers": [{"name": "mesh"}, {"name": "a", "image": "x"}]}),
+        ({"volumes": [{"name": "a", "emptyDir": {}}]}, {"volumes": [{"name": "a", "emptyDir": {}}]}),
+    ],
+)
+def test_objects_that_the_api_server_treats_as_equal_have_no_difference(wanted: Any, found: Any) -> None:
+    assert lines(wanted, found) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "expected"),
+    [
+        ({"a": {"b": 1}}, {"a": {"b": 2}}, "a.b: found 2, expected 1"),
+        ({"a": {"b": 1}}, {"a": {}}, "a.b: missing, expected 1"),
+        ({"a": {"b": 1}}, {"a": None}, 'a: missing, expected {"b":1}'),
+        ({"a": {"b": 1}}, {"a": []}, 'a: found [], expected {"b":1}'),
+        ({"args": ["x"]}, {"args": ["x", "y"]}, 'args: found ["x","y"], expected ["x"]'),
+        (
+            {"nodeSelector": {"a": "b"}}, {"nodeSelector": {"a": "b", "c/d": "e"}},
+            'nodeSelector[c/d]: found "e", expected none',
+        ),
+        ({"limits": {"cpu": "1"}}, {"limits": {"cpu": "2"}}, 'limits.cpu: found "2", expected "1"'),
+        (
+            {"containers": [{"name": "a", "image": "x"}]}, {"containers": [{"name": "a", "image": "y"}]},
+            'containers.a.image: found "y", expected "x"',
+        ),
+        (
+            {"volumes": [{"name": "a", "emptyDir": {}}]}, {"volumes": [{"name": "a"}]},
+            "volumes.a.emptyDir: missing, expected {}",
+        ),
+        ({"env": [{"name": "A"}]}, {"env": []}, 'env.A: missing, expected {"name":"A"}'),
+        ({"a": "x" * 200}, {"a": 1}, f'a: found 1, expected "{"x" * 79}...'),
+    ],
+)  # fmt: skip
+def test_a_difference_names_field_value_found_and_value_expected(wanted: Any, found: Any, expected: str) -> None:
+    assert lines(wanted, found) == [expected]
+
+
+FIELDS = {
+    "f:spec": {
+        "f:containers": {'k:{"name":"a"}': {".": {}, "f:image": {}}},
+        "f:nodeSelector": {},
+        "f:replicas": {},
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "is_owned"),
+    [
+        (("spec", "replicas"), True),
+        (("spec", "containers", Item("name", "a"), "image"), True),
+        (("spec", "containers", Item("name", "a")), True),
+        (("spec", "containers", Item("name", "b"), "image"), False),
+        (("spec", "containers", Item("name", "a"), "args"), False),
+        (("spec", "nodeSelector", "x"), True),
+        (("metadata",), False),
+    ],
+)
+def test_the_manager_of_a_field_is_found_in_the_managed_fields(path: Any, is_owned: bool) -> None:
+    entries = [{"manager": "someone", "fieldsV1": FIELDS}, {"manager": "other", "fieldsV1": {}}, {"manager": "third"}]
+    assert managers_of(Difference(path), entries) == (("someone",) if is_owned else ())

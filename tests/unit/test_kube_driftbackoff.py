@@ -1,0 +1,93 @@
+"""How often a difference that comes back is corrected."""
+
+import pytest
+
+from accelplane.kube.differences import Difference
+from accelplane.kube.driftbackoff import CONFLICT, DriftBackoff
+from accelplane.kube.objects import Request
+
+KEY = Request("a", "n")
+IMAGE = Difference(("spec", "image"), found="x", expected="y")
+ARGS = Difference(("spec", "args"), found="x", expected="y")
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def backoff(clock: Clock) -> DriftBackoff:
+    return DriftBackoff(first_delay=1, max_delay=20, period=100, clock=clock)
+
+
+def correct(backoff: DriftBackoff, *found: Difference, wanted: str = "hash") -> None:
+    backoff.record_correction(KEY, wanted, found, lambda _: ("kubectl",))
+
+
+def test_delays_double_up_to_the_maximum(backoff: DriftBackoff) -> None:
+    delays: list[float] = []
+    for _ in range(7):
+        delays.append(backoff.delay(KEY, "hash", [IMAGE]))
+        correct(backoff, IMAGE)
+    assert delays == [0, 1, 2, 4, 8, 16, 20]
+
+
+def test_time_that_has_passed_counts(backoff: DriftBackoff, clock: Clock) -> None:
+    for _ in range(3):
+        correct(backoff, IMAGE)
+    clock.now += 3
+    assert backoff.delay(KEY, "hash", [IMAGE, ARGS]) == 1
+    clock.now += 30
+    assert backoff.delay(KEY, "hash", [IMAGE]) == 0
+
+
+def test_another_field_another_object_and_another_wish_are_not_delayed(backoff: DriftBackoff) -> None:
+    correct(backoff, IMAGE)
+    assert backoff.delay(KEY, "hash", [ARGS]) == 0
+    assert backoff.delay(Request("b", "n"), "hash", [IMAGE]) == 0
+    assert backoff.delay(KEY, "new hash", [IMAGE]) == 0
+    correct(backoff, IMAGE, wanted="new hash")
+    assert backoff.delay(KEY, "new hash", [IMAGE]) == 1
+
+
+def test_a_field_that_is_corrected_again_and_again_is_a_conflict_until_it_is_left_alone(
+    backoff: DriftBackoff, clock: Clock
+) -> None:
+    for _ in range(CONFLICT - 1):
+        correct(backoff, IMAGE)
+    assert (backoff.conflicts(KEY), backoff.expiry(KEY)) == ((), 0)
+    correct(backoff, IMAGE, ARGS)
+    (conflict,) = backoff.conflicts(KEY)
+    assert str(conflict) == (
+        'spec.image: found "x", expected "y": changed by kubectl after 3 corrections; '
+        "remove the field from the configuration of the other program"
+    )
+    assert backoff.expiry(KEY) == 100
+    clock.now += 101
+    assert (backoff.conflicts(KEY), backoff.expiry(KEY)) == ((), 0)
+    assert backoff.delay(KEY, "hash", [IMAGE]) == 0
+
+
+def test_a_forgotten_object_starts_anew(backoff: DriftBackoff) -> None:
+    for _ in range(CONFLICT):
+        correct(backoff, IMAGE)
+    backoff.forget(KEY)
+    assert (backoff.conflicts(KEY), backoff.delay(KEY, "hash", [IMAGE])) == ((), 0)
+
+
+def test_differences_that_the_api_server_keeps_are_remembered_for_a_while(backoff: DriftBackoff, clock: Clock) -> None:
+    backoff.record_kept(KEY, "hash", [IMAGE])
+    assert backoff.is_kept(KEY, "hash", [IMAGE])
+    assert not backoff.is_kept(KEY, "hash", [IMAGE, ARGS])
+    assert not backoff.is_kept(KEY, "new hash", [IMAGE])
+    assert not backoff.is_kept(Request("b"), "hash", [IMAGE])
+    clock.now += 100
+    assert not backoff.is_kept(KEY, "hash", [IMAGE])
