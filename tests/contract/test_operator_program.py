@@ -192,7 +192,6 @@ def test_a_command_that_there_is_not_does_not_run_the_operator(capsys: pytest.Ca
 def test_flags_and_environment_say_what_go_s_operator_would_read() -> None:
     given, _ = parse(operator.FLAGS, ["--devices=qat", "-devices", "npu", "--deviceplugin-namespace=n", "-v=2"])
     values = {flag.name: flag.default for flag in operator.FLAGS} | given
-    assert operator.options(values | {"name-prefix": "mine-"}, {}).settings.prefix == "mine-"
     assert operator.options(values | {"fpga-resource-naming": "legacy63"}, {}).settings.fpga_naming == "legacy63"
     found = operator.options(values, {"DEVICEPLUGIN_SECRET": "s", "INTEL_GPU_PLUGIN_SHA": "x@sha256:0", "HOME": "/"})
     assert found.families == ["qat", "npu"]
@@ -200,3 +199,16 @@ def test_flags_and_environment_say_what_go_s_operator_would_read() -> None:
     assert found.settings.images.overrides == {"INTEL_GPU_PLUGIN_SHA": "x@sha256:0"}
     assert operator.options(values, {"DEVICEPLUGIN_NAMESPACE": "e"}).settings.namespace == "e"
     assert operator.options(values, {"DEVICEPLUGIN_NAMESPACE": ""}).settings.namespace == "n"
+
+
+def test_names_of_the_installations_objects_come_from_variables_or_the_prefix() -> None:
+    values = {flag.name: flag.default for flag in operator.FLAGS} | {"name-prefix": "mine-"}
+    found = operator.options(values, {"WEBHOOK_SERVICE": "x-hooks", "GPU_MANAGER_ROLE": "", "HOME": "/"})
+    assert found.settings.gpu_manager_role == "mine-gpu-manager-role"
+    assert found.certificate.service == "x-hooks"
+    assert found.certificate.configurations == {
+        "MutatingWebhookConfiguration": ["mine-mutating-webhook-configuration"],
+        "ValidatingWebhookConfiguration": ["mine-validating-webhook-configuration"],
+    }
+    with pytest.raises(ValueError, match="GPU_MANAGER_ROLE: 'A/b': expected a name"):
+        operator.options(values, {"GPU_MANAGER_ROLE": "A/b"})

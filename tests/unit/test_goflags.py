@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelplane.cli import logflags
-from accelplane.cli.goflags import Flag, FlagError, HelpRequested, Value, flags_of, parse, parse_or_exit, usage
+from accelplane.cli.goflags import (
+    Flag,
+    FlagError,
+    HelpRequested,
+    Value,
+    flags_of,
+    parse,
+    parse_or_exit,
+    usage,
+    with_defaults,
+)
 from accelplane.plugins import Config, Meta
 from accelplane.plugins.gpu import GpuConfig
 from accelplane.plugins.npu import NpuConfig
@@ -269,3 +279,25 @@ def test_every_command_has_klogs_flags(name: str, default: Value) -> None:
     flags = {flag.name: flag.default for flag in logflags.FLAGS}
     assert (name, flags.get(name)) == (name, default)
     assert type(flags[name]) is type(default)
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "expected"),
+    [
+        ({}, {}, "default"),
+        ({}, {"SECRET": "variable"}, "variable"),
+        ({}, {"SECRET": "", "OTHER": "x"}, "default"),
+        ({"secret": "given"}, {"SECRET": "variable"}, "given"),
+        ({"secret": ""}, {"SECRET": "variable"}, ""),
+    ],
+)
+def test_flags_that_are_not_given_take_their_variable_or_default(
+    given: dict[str, Value], environment: dict[str, str], expected: str
+) -> None:
+    flags = (Flag("secret", "default", environment="SECRET"), Flag("port", 9443))
+    assert with_defaults(flags, given, environment) == {"secret": expected, "port": 9443}
+
+
+def test_usage_names_the_variable_of_a_flag() -> None:
+    text = usage("program", [Flag("secret", "x", "name of a Secret", environment="SECRET")])
+    assert text.endswith('name of a Secret (default "x") (environment SECRET)')

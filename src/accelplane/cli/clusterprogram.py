@@ -7,11 +7,12 @@ modules are imported only after the flags have been parsed, because they are lar
 import asyncio
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 from accelplane.cli import logflags, signals
-from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.cli.goflags import Flag, Value, parse_or_exit, with_defaults
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ def run_in_cluster(
 
     try:
         logflags.start(given, program.replace(" ", "-"))
-        asyncio.run(work({flag.name: flag.default for flag in flags} | given))
+        asyncio.run(work(with_defaults(flags, given, os.environ)))
     except ValueError as error:
         sys.stderr.write(f"{program}: {error}\n")
         return 1

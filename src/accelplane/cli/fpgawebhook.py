@@ -30,10 +30,13 @@ FLAGS = (
     Flag("tls-1.3", False, "also allow TLS 1.3; the default is TLS 1.2 with two cipher suites only"),
     Flag("health-probe-bind-address", "0", "address of /healthz and /readyz, as host:port or :port; 0 disables them"),
     Flag("metrics-bind-address", "0", "address of /metrics, as host:port or :port; 0 disables it"),
-    Flag("certificate-secret", "", "Secret in the pod's namespace for a self-signed certificate"),
-    Flag("service", "intelfpgawebhook-webhook-service", "Service of the webhook, for -certificate-secret"),
+    Flag("certificate-secret", "", "Secret in the pod's namespace for a self-signed certificate",
+         environment="CERTIFICATE_SECRET"),
+    Flag("service", "intelfpgawebhook-webhook-service", "Service of the webhook, for -certificate-secret",
+         environment="WEBHOOK_SERVICE"),
     Flag("webhook-configuration", "intelfpgawebhook-mutating-webhook-configuration",
-         "MutatingWebhookConfiguration whose caBundle is set to the self-signed certificate"),
+         "MutatingWebhookConfiguration whose caBundle is set to the self-signed certificate",
+         environment="MUTATING_WEBHOOK_CONFIGURATION"),
     *logflags.FLAGS,
 )  # fmt: skip
 

@@ -40,6 +40,7 @@ class Flag(NamedTuple):
     """One flag. The type of `default` determines the kind. Values of an `unsigned` flag have no sign.
 
     Multiple occurrences of a `repeated` flag are joined with commas. For other flags the last occurrence counts.
+    `environment` is the variable whose value a string flag has if it is not given.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Flag(NamedTuple):
     help: str = ""
     unsigned: bool = False
     repeated: bool = False
+    environment: str = ""
 
     @property
     def kind(self) -> Kind:
@@ -98,6 +100,14 @@ def parse(flags: Iterable[Flag], arguments: Sequence[str]) -> tuple[dict[str, Va
     return given, words
 
 
+def with_defaults(
+    flags: Iterable[Flag], given: Mapping[str, Value], environment: Mapping[str, str]
+) -> dict[str, Value]:
+    """Returns the value of every flag: the given one, or that of its variable unless empty, or the default."""
+    variables = {flag.name: environment.get(flag.environment) or flag.default for flag in flags}
+    return variables | dict(given)
+
+
 def usage(program: str, flags: Iterable[Flag]) -> str:
     """Returns the help text with the flags in alphabetical order."""
     lines = [f"Usage of {program}:"]
@@ -108,7 +118,8 @@ def usage(program: str, flags: Iterable[Flag]) -> str:
             if (flag.default in ("", 0, False) and flag.kind != "bool") or flag.default is False
             else (f' (default "{flag.default}")' if flag.kind == "string" else f" (default {_go_text(flag.default)})")
         )
-        lines.append(f"    \t{flag.help}{default}")
+        variable = f" (environment {flag.environment})" if flag.environment else ""
+        lines.append(f"    \t{flag.help}{default}{variable}")
     return "\n".join(lines)
 
 

@@ -24,6 +24,14 @@ PROGRAM = "intel_deviceplugin_operator"
 _VENDOR = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?")
 _UPGRADES: Mapping[str, Upgrade] = {"spec": "spec", "daemonset": "daemonset", "off": "off"}
 
+# Objects of the installation: environment variable -> name behind -name-prefix, which is the default.
+_OBJECTS = {
+    "WEBHOOK_SERVICE": "webhook-service",
+    "MUTATING_WEBHOOK_CONFIGURATION": "mutating-webhook-configuration",
+    "VALIDATING_WEBHOOK_CONFIGURATION": "validating-webhook-configuration",
+    "GPU_MANAGER_ROLE": "gpu-manager-role",
+}
+
 FLAGS = (
     Flag("metrics-bind-address", ":8080", "where /metrics is served, as host:port or :port; 0 means nowhere"),
     Flag("health-probe-bind-address", ":8081", "where /healthz and /readyz are served; 0 means nowhere"),
@@ -41,13 +49,15 @@ FLAGS = (
     Flag("image-target", "", "release that older images are replaced by; -image-minimum when not given"),
     Flag("image-vendor", "intel", "what stands before the names of images that are filled in"),
     Flag("image-older-warns", False, "admit older images with a warning, as they are replaced, instead of refusing"),
-    Flag("plugin-service-account", "", "service account of the plugins' pods; the namespace's default when not given"),
+    Flag("plugin-service-account", "", "service account of the plugins' pods; the namespace's default when not given",
+         environment="PLUGIN_SERVICE_ACCOUNT"),
     Flag("fpga-resource-naming", "default", "names of FPGA functions that are programmed already: default, or legacy63 "
          "as in April 2020; plugins are told so"),
     Flag("port", 9443, "port of the webhooks"),
     Flag("cert-dir", "/tmp/k8s-webhook-server/serving-certs",  # noqa: S108 - where existing manifests mount it
          "directory of tls.crt and tls.key, which are read again when they change"),
-    Flag("certificate-secret", "", "Secret of the pod's own namespace for a certificate of the webhooks' own"),
+    Flag("certificate-secret", "", "Secret of the pod's own namespace for a certificate of the webhooks' own",
+         environment="CERTIFICATE_SECRET"),
     Flag("name-prefix", "inteldeviceplugins-",
          "what the names of the service, webhook configurations and cluster roles of the installation begin with"),
     Flag("tls-1.3", False, "allow TLS 1.3 as well; without it there is TLS 1.2 with two suites, and nothing else"),
@@ -81,8 +91,9 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
     from accelplane.kube.webhooks import Certificate  # noqa: PLC0415
     from accelplane.operator.program import Options  # noqa: PLC0415
 
-    prefix = str(values["name-prefix"])
-    given = {**environment, **{f"-{name}": str(value) for name, value in values.items()}}
+    named = {variable: f"{values['name-prefix']}{name}" for variable, name in _OBJECTS.items()}
+    named |= {variable: name for variable in _OBJECTS if (name := environment.get(variable))}
+    given = {**environment, **named, **{f"-{name}": str(value) for name, value in values.items()}}
     namespace = "DEVICEPLUGIN_NAMESPACE" if environment.get("DEVICEPLUGIN_NAMESPACE") else "-deviceplugin-namespace"
     return Options(
         families=families(str(values["devices"])),
@@ -90,17 +101,17 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
             namespace=_name(given, namespace),
             pull_secret=_name(given, "DEVICEPLUGIN_SECRET"),
             service_account=_name(given, "-plugin-service-account"),
-            prefix=prefix,
+            gpu_manager_role=_name(given, "GPU_MANAGER_ROLE"),
             images=_images(values, environment),
             fpga_naming=fpgawebhook.naming_of(given["-fpga-resource-naming"], "-fpga-resource-naming"),
         ),
         certificate=Certificate(
             directory=str(values["cert-dir"]),
             secret=_name(given, "-certificate-secret"),
-            service=f"{prefix}webhook-service",
+            service=_name(given, "WEBHOOK_SERVICE"),
             configurations={
-                "MutatingWebhookConfiguration": [f"{prefix}mutating-webhook-configuration"],
-                "ValidatingWebhookConfiguration": [f"{prefix}validating-webhook-configuration"],
+                "MutatingWebhookConfiguration": [_name(given, "MUTATING_WEBHOOK_CONFIGURATION")],
+                "ValidatingWebhookConfiguration": [_name(given, "VALIDATING_WEBHOOK_CONFIGURATION")],
             },
         ),
         sgx=sgxwebhook.sgx_options(values),

@@ -8,6 +8,7 @@ Its certificate comes from files, which whoever issues it keeps fresh, and then 
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import get_args
@@ -15,7 +16,7 @@ from typing import get_args
 from accelplane.admission.sgx import SgxOptions, SocketVolume, mutator
 from accelplane.apiserver import SERVICE_ACCOUNT, ApiError, ApiServer
 from accelplane.cli import logflags, signals
-from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.cli.goflags import Flag, Value, parse_or_exit, with_defaults
 from accelplane.http import PAGE_LIMITS, HttpError, HttpLimits, HttpServer, Request, Response, split_address
 from accelplane.kube.admission import AdmissionServer
 from accelplane.kube.tls import CertificateError, ServingTls, TlsSettings
@@ -38,10 +39,12 @@ FLAGS = (
     Flag("aesmd-sidecar-without-epc", False, "a container of the daemon's name is a side-car even without EPC"),
     Flag("epc-whole-pages", False, "round the annotation sgx.intel.com/epc up to pages of 4 KiB, for Kata Containers"),
     Flag("certificate-secret", "", "Secret of the pod's own namespace for a certificate of the webhook's own; it has "
-         "to exist, empty at first"),
-    Flag("service", "intelsgxwebhook-webhook-service", "service in front of the webhook, for -certificate-secret"),
+         "to exist, empty at first", environment="CERTIFICATE_SECRET"),
+    Flag("service", "intelsgxwebhook-webhook-service", "service in front of the webhook, for -certificate-secret",
+         environment="WEBHOOK_SERVICE"),
     Flag("webhook-configuration", "intelsgxwebhook-mutating-webhook-configuration",
-         "MutatingWebhookConfiguration that is to trust the webhook's own certificate"),
+         "MutatingWebhookConfiguration that is to trust the webhook's own certificate",
+         environment="MUTATING_WEBHOOK_CONFIGURATION"),
     *logflags.FLAGS,
 )  # fmt: skip
 
@@ -57,7 +60,7 @@ def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     """The entry point, as which `program` it was called; 1 for what is fatal, 2 for flags."""
     signals.end_at_once()
     given = parse_or_exit(program, FLAGS, sys.argv[1:] if arguments is None else arguments, lenient=True)
-    values = {flag.name: flag.default for flag in FLAGS} | given
+    values = with_defaults(FLAGS, given, os.environ)
     try:
         logflags.start(given, program.replace(" ", "-"))
         options = sgx_options(values)

@@ -41,14 +41,14 @@ class ImagePolicy(msgspec.Struct, frozen=True, kw_only=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """`pull_secret` (`DEVICEPLUGIN_SECRET`) and `service_account` are of the plugins' pods, empty for none.
 
-    `prefix` stands before the names of the installation's own objects. `fpga_naming` is how plugins and webhook call
-    functions of FPGAs that are programmed already.
+    `gpu_manager_role` is the ClusterRole for GPU plugins with `resourceManager`. `fpga_naming` is how plugins and
+    webhook call functions of FPGAs that are programmed already.
     """
 
     namespace: str = "kube-system"
     pull_secret: str = ""
     service_account: str = ""
-    prefix: str = "inteldeviceplugins-"
+    gpu_manager_role: str = "inteldeviceplugins-gpu-manager-role"
     images: ImagePolicy = ImagePolicy()
     fpga_naming: Naming = "default"
 

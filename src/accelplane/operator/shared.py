@@ -23,7 +23,7 @@ class SharedObjects:
     def __init__(self, client: Client, settings: Settings) -> None:
         self._client = client
         self._namespace = settings.namespace
-        self._role = f"{settings.prefix}gpu-manager-role"
+        self._role = settings.gpu_manager_role
         self._absent = False
 
     async def settle(self, *, needed: bool) -> None:
