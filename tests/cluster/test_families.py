@@ -218,7 +218,7 @@ def test_nothing_is_mounted_for_these_families(deployed: Deployed, held: Mapping
 
 
 def test_our_demos_run_to_their_ends(families: Families) -> None:
-    words = [word for demo in DEMOS for word in ("--filename", REPOSITORY / f"demos/{demo}-pod.yaml")]
+    words = [word for demo in DEMOS for word in ("--filename", REPOSITORY / f"demo/{demo}-pod.yaml")]
     families.cluster.kubectl("apply", "--namespace", NAMESPACE, *words)
     told = {}
     for demo in DEMOS:

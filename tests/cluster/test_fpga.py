@@ -334,7 +334,7 @@ def test_with_the_originals_manifests_pods_have_their_functions(fpgas: Fpgas) ->
 
 def demo() -> Object:
     """As it is, but for the huge pages, which the tests' nodes have not; in the team's namespace."""
-    document = yaml.safe_load((REPOSITORY / "demos/test-fpga-orchestrated.yaml").read_text())
+    document = yaml.safe_load((REPOSITORY / "demo/test-fpga-orchestrated.yaml").read_text())
     document["metadata"]["namespace"] = TEAM
     (container,) = document["spec"]["containers"]
     assert container["image"] == DEMO_IMAGE

@@ -11,7 +11,7 @@ import yaml
 from manifests import REPOSITORY, Object, own_image
 from trees import link, write
 
-DEMOS = REPOSITORY / "demos"
+DEMOS = REPOSITORY / "demo"
 
 # Of others' programs: file -> (kind, name, container -> (resource, image, words of its command)).
 IMAGES_OF_OTHERS: dict[str, tuple[str, str, dict[str, tuple[str, str, list[str]]]]] = {
@@ -135,7 +135,7 @@ def objects(file: str) -> dict[str, Object]:
 
 
 def test_every_demo_is_in_a_table() -> None:
-    assert {file.name for file in DEMOS.iterdir()} == {*IMAGES_OF_OTHERS, *OURS}
+    assert {file.name for file in DEMOS.glob("*.yaml")} == {*IMAGES_OF_OTHERS, *OURS}
 
 
 @pytest.mark.parametrize("file", IMAGES_OF_OTHERS)
@@ -228,7 +228,7 @@ def test_a_demo_of_ours_runs_its_script_for_as_many_devices_as_it_asks_for(file:
 
 @pytest.mark.parametrize("file", OURS)
 def test_a_demos_script_is_held_to_the_rules_of_the_house(file: str) -> None:
-    name = f"demos/{Path(file).stem.replace('-', '_')}.py"
+    name = f"demo/{Path(file).stem.replace('-', '_')}.py"
     for command in ("check", "format --diff"):
         words = [sys.executable, "-m", "ruff", *command.split(), "--stdin-filename", name, "-"]
         done = subprocess.run(words, cwd=REPOSITORY, input=script_of(file), capture_output=True, text=True, check=False)
@@ -333,3 +333,14 @@ def test_the_number_of_a_queue_must_lead_to_the_same_queue(tmp_path: Path) -> No
     status, output = run("dsa-copy-pod.yaml", root, {})
     assert status == 1
     assert f"/dev/char/{NULL[1]} is another device than wq0.1" in output
+
+
+@pytest.mark.parametrize("name", ["dsa.conf", "iaa.conf"])
+def test_the_example_profiles_are_those_of_the_init_images(name: str) -> None:
+    assert (DEMOS / name).read_bytes() == (REPOSITORY / "src/accelplane/provision/profiles" / name).read_bytes()
+
+
+def test_demos_have_the_paths_of_the_original_and_their_former_paths() -> None:
+    paths = {*IMAGES_OF_OTHERS, "dsa.conf", "iaa.conf"}
+    for directory in ("demo", "demos"):
+        assert paths <= {file.name for file in (REPOSITORY / directory).iterdir()}
