@@ -1,6 +1,7 @@
 """Kustomize trees as objects, rendered by the genuine kubectl, and the parts that plugins' DaemonSets are made of."""
 
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import yaml
 from cluster.build import assets
 
 import accelplane
+from accelplane.cli.goflags import Flag, Value, parse, with_defaults
 
 REPOSITORY = Path(__file__).parents[1]
 DEPLOY = REPOSITORY / "deploy"
@@ -118,3 +120,76 @@ def plugin_daemonset(name: str, pod: Object, *, label: str = "") -> Object:
             "template": {"metadata": {"labels": {"app": name}}, "spec": {"nodeSelector": selector, **pod}},
         },
     }
+
+
+# Admission webhooks: the objects that the trees of the operator, of SGX and of FPGA have in common.
+
+RBAC = "rbac.authorization.k8s.io"
+
+
+def one(api: str, kind: str, name: str, namespace: str = "", **fields: object) -> Object:
+    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **fields}
+
+
+def role(kind: str, names: tuple[str, str], rules: list[Object], account: tuple[str, str]) -> list[Object]:
+    """A role and the binding to an account, which is a namespace and a name."""
+    namespace = account[0] if kind == "Role" else ""
+    reference = {"apiGroup": RBAC, "kind": kind, "name": names[0]}
+    subject = {"kind": "ServiceAccount", "namespace": account[0], "name": account[1]}
+    return [
+        one(f"{RBAC}/v1", kind, names[0], namespace, rules=rules),
+        one(f"{RBAC}/v1", f"{kind}Binding", names[1], namespace, roleRef=reference, subjects=[subject]),
+    ]
+
+
+def object_names(prefix: str, *, own_certificate: bool) -> list[Object]:
+    """Variables of a webhook with the names of its objects."""
+    names = {"CERTIFICATE_SECRET": "own-certificate"} if own_certificate else {}
+    names |= {
+        "WEBHOOK_SERVICE": "webhook-service",
+        "MUTATING_WEBHOOK_CONFIGURATION": "mutating-webhook-configuration",
+    }
+    return [{"name": variable, "value": f"{prefix}{name}"} for variable, name in names.items()]
+
+
+def flag_values(flags: Sequence[Flag], container: Object) -> dict[str, Value]:
+    """The values of all flags of the program in a container, from its arguments and variables."""
+    given, others = parse(flags, container["args"])
+    assert others == []
+    environment = {each["name"]: each["value"] for each in container.get("env", ()) if "value" in each}
+    return with_defaults(flags, given, environment)
+
+
+def own_certificate(namespace: str, prefix: str) -> list[Object]:
+    """The Secret for the certificate of a webhook, and the rights to write it and to inject it."""
+    name, account = f"{prefix}own-certificate", (namespace, f"{prefix}webhook")
+    verbs = ["get", "list", "patch", "watch"]
+    secret = {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [name], "verbs": verbs}
+    configuration = {
+        "apiGroups": ["admissionregistration.k8s.io"],
+        "resources": ["mutatingwebhookconfigurations"],
+        "resourceNames": [f"{prefix}mutating-webhook-configuration"],
+        "verbs": verbs,
+    }
+    return [
+        one("v1", "Secret", name, namespace, type="Opaque"),
+        *role("Role", (name, name), [secret], account),
+        *role("ClusterRole", (name, name), [configuration], account),
+    ]
+
+
+def certificate_request(namespace: str, prefix: str) -> list[Object]:
+    """The objects for cert-manager."""
+    host = f"{prefix}webhook-service.{namespace}.svc"
+    issuer = f"{prefix}selfsigned-issuer"
+    spec = {
+        "dnsNames": [host, f"{host}.cluster.local"],
+        "issuerRef": {"kind": "Issuer", "name": issuer},
+        "privateKey": {"rotationPolicy": "Always"},
+        "secretName": "webhook-server-cert",
+    }
+    return [
+        one("cert-manager.io/v1", "Issuer", issuer, namespace, spec={"selfSigned": {}}),
+        one("cert-manager.io/v1", "Certificate", f"{prefix}serving-cert", namespace, spec=spec),
+    ]

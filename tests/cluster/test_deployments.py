@@ -58,7 +58,7 @@ def test_the_api_server_accepts_what_lies_beside_a_tree(cluster: Cluster, namesp
     assert "created (server dry run)" in cluster.kubectl("apply", "--filename", DEPLOY / file, *words)
 
 
-@pytest.mark.parametrize("demo", sorted((REPOSITORY / "demos").glob("*.yaml")), ids=lambda demo: demo.name)
+@pytest.mark.parametrize("demo", sorted((REPOSITORY / "demo").glob("*.yaml")), ids=lambda demo: demo.name)
 def test_the_api_server_accepts_a_demo(cluster: Cluster, namespace: str, demo: Path) -> None:
     cluster.apply(KATA)
     words = ["--namespace", namespace, *VALIDATED]

@@ -19,15 +19,21 @@ from manifests import (
     SOCKETS,
     Object,
     Volumes,
+    certificate_request,
+    flag_values,
     from_fields,
     host_paths,
     in_order,
     mounts,
+    object_names,
+    one,
+    own_certificate,
     own_image,
     plugin_container,
     plugin_daemonset,
     render,
     resources,
+    role,
 )
 
 from accelplane.cli import fpgainit
@@ -45,24 +51,7 @@ LABELS = {"control-plane": "controller-manager"}
 PLACEHOLDERS = ("system", "")
 OF_WEBHOOK = ("intelfpgawebhook-system", "intelfpgawebhook-")
 OF_PLUGIN = ("intelfpgaplugin-system", "intelfpgaplugin-")
-RBAC = "rbac.authorization.k8s.io"
 POD_SECURITY = "pod-security.kubernetes.io"
-
-
-def one(api: str, kind: str, name: str, namespace: str = "", **fields: object) -> Object:
-    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
-    return {"apiVersion": api, "kind": kind, "metadata": metadata, **fields}
-
-
-def role(kind: str, names: tuple[str, str], rules: list[Object], account: tuple[str, str]) -> list[Object]:
-    """A role, and the binding that gives it to an account, which is a namespace and a name."""
-    namespace = account[0] if kind == "Role" else ""
-    reference = {"apiGroup": RBAC, "kind": kind, "name": names[0]}
-    subject = {"kind": "ServiceAccount", "name": account[1], "namespace": account[0]}
-    return [
-        one(f"{RBAC}/v1", kind, names[0], namespace, rules=rules),
-        one(f"{RBAC}/v1", f"{kind}Binding", names[1], namespace, roleRef=reference, subjects=[subject]),
-    ]
 
 
 def allowed(group: str, resources: Sequence[str], verbs: str) -> Object:
@@ -140,15 +129,13 @@ CONTAINER = {
 CERTIFICATE = [{"name": "cert", "secret": {"secretName": "webhook-server-cert", "defaultMode": 420}}]
 
 
-def deployment(namespace: str, prefix: str, *, own_certificate: bool = False) -> Object:
+def deployment(namespace: str, prefix: str, *, with_own_certificate: bool = False) -> Object:
     container, volumes = deepcopy(CONTAINER), CERTIFICATE
-    if own_certificate:
-        container["args"] += ["-certificate-secret", f"{prefix}own-certificate"]
-        container["args"] += ["-service", f"{prefix}webhook-service"]
-        container["args"] += ["-webhook-configuration", f"{prefix}mutating-webhook-configuration"]
-        # The volume goes; the lists stay, and are empty.
+    container["env"] = object_names(prefix, own_certificate=with_own_certificate)
+    if with_own_certificate:
+        # The patch leaves empty lists.
         container["volumeMounts"] = volumes = []
-    pod = {
+    pod = ({"automountServiceAccountToken": True} if with_own_certificate else {}) | {
         "serviceAccountName": f"{prefix}webhook",
         "terminationGracePeriodSeconds": 10,
         "containers": [container],
@@ -178,46 +165,14 @@ def rights(namespace: str, prefix: str) -> list[Object]:
     return [one("v1", "ServiceAccount", account, namespace), *role("ClusterRole", names, rules, (namespace, account))]
 
 
-def certificates(namespace: str, prefix: str) -> list[Object]:
-    host = f"{prefix}webhook-service.{namespace}.svc"
-    issuer = f"{prefix}selfsigned-issuer"
-    spec = {
-        "dnsNames": [host, f"{host}.cluster.local"],
-        "issuerRef": {"kind": "Issuer", "name": issuer},
-        "secretName": "webhook-server-cert",
-    }
-    return [
-        one("cert-manager.io/v1", "Issuer", issuer, namespace, spec={"selfSigned": {}}),
-        one("cert-manager.io/v1", "Certificate", f"{prefix}serving-cert", namespace, spec=spec),
-    ]
-
-
-def own_certificates(namespace: str, prefix: str) -> list[Object]:
-    """A Secret to fill, and what may be done to it and to the configuration that is to trust it."""
-    name, account = f"{prefix}own-certificate", (namespace, f"{prefix}webhook")
-    verbs = ["get", "list", "patch", "watch"]
-    secret = {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [name], "verbs": verbs}
-    trust = {
-        "apiGroups": ["admissionregistration.k8s.io"],
-        "resources": ["mutatingwebhookconfigurations"],
-        "resourceNames": [f"{prefix}mutating-webhook-configuration"],
-        "verbs": verbs,
-    }
-    return [
-        one("v1", "Secret", name, namespace, type="Opaque"),
-        *role("Role", (name, name), [secret], account),
-        *role("ClusterRole", (name, name), [trust], account),
-    ]
-
-
 def webhook_with_own_certificate(names: tuple[str, str]) -> list[Object]:
     return [
         *definitions(),
-        deployment(*names, own_certificate=True),
+        deployment(*names, with_own_certificate=True),
         *rights(*names),
         service(*names),
         configuration(*names),
-        *own_certificates(*names),
+        *own_certificate(*names),
     ]
 
 
@@ -229,11 +184,10 @@ WEBHOOK_TREES = {
     "manager": [deployment(*PLACEHOLDERS)],
     "rbac": rights(*PLACEHOLDERS),
     "webhook": [service(*PLACEHOLDERS), configuration(*PLACEHOLDERS)],
-    "certmanager": certificates(*PLACEHOLDERS),
+    "certmanager": certificate_request(*PLACEHOLDERS),
     "namespace": [namespace("system")],
     ".": BASE,
     "base": BASE,
-    "own-certificates": webhook_with_own_certificate(PLACEHOLDERS),
     "default": WITH_OWN_CERTIFICATE,
     OWN_CERTIFICATES: WITH_OWN_CERTIFICATE,
     CERT_MANAGER: [
@@ -243,7 +197,7 @@ WEBHOOK_TREES = {
         *rights(*OF_WEBHOOK),
         service(*OF_WEBHOOK),
         configuration(*OF_WEBHOOK, inject_from="intelfpgawebhook-system/intelfpgawebhook-serving-cert"),
-        *certificates(*OF_WEBHOOK),
+        *certificate_request(*OF_WEBHOOK),
     ],
 }
 
@@ -320,6 +274,8 @@ def test_an_fpga_tree_renders_to_its_objects_and_nothing_else(tree: Path) -> Non
 
 def test_every_fpga_tree_is_in_a_table() -> None:
     there = {file.parent for root in (PLUGIN, WEBHOOK) for file in root.rglob("kustomization.yaml")}
+    # The first step of the overlay above it.
+    there.remove(WEBHOOK / CERT_MANAGER / "installation")
     assert there == {*TREES}
 
 
@@ -330,14 +286,12 @@ INSTALLED = {
 
 
 @pytest.mark.parametrize("tree", INSTALLED, ids=lambda tree: str(tree.relative_to(DEPLOY)))
-def test_the_webhook_is_told_names_that_are_there(tree: Path) -> None:
+def test_the_names_that_the_webhook_gets_are_those_of_its_objects(tree: Path) -> None:
     _, prefix = INSTALLED[tree]
     found = by_name(render(tree))
     pod = found["Deployment", f"{prefix}webhook"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    given, others = parse(FLAGS, container["args"])
-    assert others == []
-    values = {flag.name: flag.default for flag in FLAGS} | given
+    values = flag_values(FLAGS, container)
     assert ("ServiceAccount", pod["serviceAccountName"]) in found
     assert ("Service", values["service"]) in found
     assert ("MutatingWebhookConfiguration", values["webhook-configuration"]) in found
@@ -378,7 +332,7 @@ def mappings() -> dict[str, Object]:
 
 def demo(name: str) -> Object:
     """The only container of a demo."""
-    document = yaml.safe_load((REPOSITORY / f"demos/{name}.yaml").read_text())
+    document = yaml.safe_load((REPOSITORY / f"demo/{name}.yaml").read_text())
     (container,) = document["spec"].get("template", document)["spec"]["containers"]
     return container
 

@@ -211,7 +211,7 @@ OTHERS = {
     "sgx_enclave_apps/overlays/sgx_ecdsa_aesmd_quote", "sgx_enclave_apps/overlays/sgx_ecdsa_inproc_quote",
 }  # fmt: skip
 TESTED_ELSEWHERE = (
-    "accelplane_", "fpga_", "gpu_", "labels", "npu_", "nfd", "operator", "sgx_admissionwebhook",
+    "accelplane_", "components", "fpga_", "gpu_", "labels", "npu_", "nfd", "operator", "sgx_admissionwebhook",
     "sgx_plugin/overlays/epc-nfd",
 )  # fmt: skip
 
@@ -378,14 +378,14 @@ PTEST = {
     " --num-iter 10 --extended-input-sz 1048576 --max-num-sgl-segs 16 --huffman-enc fixed",
 }
 MEMORY: dict[str, tuple[str, Object]] = {
-    "hugepages": ("/dev/hugepages", {"emptyDir": {"medium": "HugePages"}}),
-    "run": ("/var/run/dpdk", {"emptyDir": {"medium": "Memory"}}),
+    "hugepage": ("/dev/hugepages", {"emptyDir": {"medium": "HugePages"}}),
+    "dpdk-runtime": ("/var/run/dpdk", {"emptyDir": {"medium": "Memory"}}),
 }
 
 
 def expected_qat_pod(kind: str, resource: str, data: str) -> Object:
     amounts = {"cpu": "3", "memory": "128Mi", "hugepages-2Mi": "128Mi", f"qat.intel.com/{resource}": "4"}
-    volumes = MEMORY | ({"test-data": ("/var/data/", config_map(data))} if data else {})
+    volumes = MEMORY | ({"testfile": ("/var/data/", config_map(data))} if data else {})
     container = {
         "name": f"{kind}-perf",
         "image": "intel/crypto-perf:0.31.1",
@@ -543,6 +543,6 @@ def test_the_templates_of_the_quote_configuration_have_no_comments() -> None:
 
 
 def test_manifests_and_demos_name_images_that_are_built() -> None:
-    text = "".join(file.read_text() for folder in ("deploy", "demos") for file in (REPOSITORY / folder).rglob("*.yaml"))
+    text = "".join(file.read_text() for folder in ("deploy", "demo") for file in (REPOSITORY / folder).rglob("*.yaml"))
     used = set(re.findall(r"image: (accelplane/\S+)", text))
     assert used - set(image_configs()) == set()

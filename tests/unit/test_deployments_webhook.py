@@ -5,9 +5,19 @@ token where nothing is asked of the API, and the overlay that needs no cert-mana
 """
 
 import pytest
-from manifests import DEPLOY, Object, own_image, render, resources
+from manifests import (
+    DEPLOY,
+    Object,
+    certificate_request,
+    flag_values,
+    object_names,
+    one,
+    own_certificate,
+    own_image,
+    render,
+    resources,
+)
 
-from accelplane.cli.goflags import parse
 from accelplane.cli.sgxwebhook import FLAGS
 
 TREE = DEPLOY / "sgx_admissionwebhook"
@@ -17,11 +27,10 @@ LABELS = {"control-plane": "controller-manager"}
 # What the trees below the overlays call things, for the overlays to fill in.
 PLACEHOLDERS = ("system", "")
 NAMES = ("intelsgxwebhook-system", "intelsgxwebhook-")
-RBAC = "rbac.authorization.k8s.io"
 
 
-def namespace(namespace: str) -> Object:
-    labels = {**LABELS, "pod-security.kubernetes.io/enforce": "restricted"}
+def namespace(namespace: str, level: str = "restricted") -> Object:
+    labels = {**LABELS, "pod-security.kubernetes.io/enforce": level}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}
 
 
@@ -80,121 +89,52 @@ CONTAINER = {
     "resources": resources(("20Mi", "100m"), ("30Mi", "100m")),
     "volumeMounts": [{"name": "cert", "mountPath": "/tmp/k8s-webhook-server/serving-certs", "readOnly": True}],
 }
-POD = {
-    "automountServiceAccountToken": False,
-    "terminationGracePeriodSeconds": 10,
-    "containers": [CONTAINER],
-    "volumes": [{"name": "cert", "secret": {"secretName": "webhook-server-cert", "defaultMode": 420}}],
-}
+VOLUMES = [{"name": "cert", "secret": {"secretName": "webhook-server-cert", "defaultMode": 420}}]
+# Issuing certificates needs memory. The patch leaves empty lists.
+WITH_OWN_CERTIFICATE: Object = {"resources": resources(("40Mi", "100m"), ("60Mi", "100m")), "volumeMounts": []}
 
 
-def deployment(namespace: str, prefix: str, pod: Object = POD) -> Object:
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": f"{prefix}webhook", "namespace": namespace, "labels": LABELS},
-        "spec": {
-            "replicas": 1,
-            "selector": {"matchLabels": LABELS},
-            "template": {"metadata": {"labels": LABELS}, "spec": pod},
-        },
+def manager(namespace: str, prefix: str, *, with_own_certificate: bool = False) -> list[Object]:
+    """The Deployment and its account."""
+    variables = object_names(prefix, own_certificate=with_own_certificate)
+    pod = {
+        "serviceAccountName": f"{prefix}webhook",
+        "automountServiceAccountToken": with_own_certificate,
+        "terminationGracePeriodSeconds": 10,
+        "containers": [CONTAINER | {"env": variables} | (WITH_OWN_CERTIFICATE if with_own_certificate else {})],
+        "volumes": [] if with_own_certificate else VOLUMES,
     }
-
-
-def certificates(namespace: str, prefix: str) -> list[Object]:
-    host = f"{prefix}webhook-service.{namespace}.svc"
-    issuer = f"{prefix}selfsigned-issuer"
-    spec = {
-        "dnsNames": [host, f"{host}.cluster.local"],
-        "issuerRef": {"kind": "Issuer", "name": issuer},
-        "secretName": "webhook-server-cert",
+    deployment = one("apps/v1", "Deployment", f"{prefix}webhook", namespace)
+    deployment["metadata"]["labels"] = LABELS
+    deployment["spec"] = {
+        "replicas": 1,
+        "selector": {"matchLabels": LABELS},
+        "template": {"metadata": {"labels": LABELS}, "spec": pod},
     }
-    return [
-        {
-            "apiVersion": "cert-manager.io/v1",
-            "kind": "Issuer",
-            "metadata": {"name": issuer, "namespace": namespace},
-            "spec": {"selfSigned": {}},
-        },
-        {
-            "apiVersion": "cert-manager.io/v1",
-            "kind": "Certificate",
-            "metadata": {"name": f"{prefix}serving-cert", "namespace": namespace},
-            "spec": spec,
-        },
-    ]
+    return [one("v1", "ServiceAccount", f"{prefix}webhook", namespace), deployment]
 
 
-def own_certificates(namespace: str, prefix: str) -> list[Object]:
-    """A Secret to fill, an account, and its rights."""
-    name, account = f"{prefix}own-certificate", f"{prefix}webhook"
-    inside, outside = {"name": name, "namespace": namespace}, {"name": name}
-    objects: list[Object] = [
-        {"apiVersion": "v1", "kind": "Secret", "metadata": inside, "type": "Opaque"},
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": namespace}},
-    ]
-    for role, metadata, group, kinds, named in (
-        ("Role", inside, "", "secrets", name),
-        (
-            "ClusterRole",
-            outside,
-            "admissionregistration.k8s.io",
-            "mutatingwebhookconfigurations",
-            f"{prefix}mutating-webhook-configuration",
-        ),
-    ):
-        rule = {"apiGroups": [group], "resources": [kinds], "resourceNames": [named], "verbs": ["get", "patch"]}
-        subject = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
-        objects += [
-            {"apiVersion": f"{RBAC}/v1", "kind": role, "metadata": metadata, "rules": [rule]},
-            {
-                "apiVersion": f"{RBAC}/v1",
-                "kind": f"{role}Binding",
-                "metadata": metadata,
-                "roleRef": {"apiGroup": RBAC, "kind": role, "name": name},
-                "subjects": [subject],
-            },
-        ]
-    return objects
-
-
-# The volume of the certificate goes; its lists stay, and are empty.
-POD_WITH_OWN_CERTIFICATE = {
-    "automountServiceAccountToken": True,
-    "serviceAccountName": "intelsgxwebhook-webhook",
-    "terminationGracePeriodSeconds": 10,
-    "containers": [
-        CONTAINER
-        | {
-            "args": ["-v=1", "-certificate-secret=intelsgxwebhook-own-certificate"],
-            "resources": resources(("40Mi", "100m"), ("60Mi", "100m")),
-            "volumeMounts": [],
-        }
-    ],
-    "volumes": [],
-}
-
-BASE = [deployment(*PLACEHOLDERS), service(*PLACEHOLDERS), configuration(*PLACEHOLDERS)]
+BASE = [*manager(*PLACEHOLDERS), service(*PLACEHOLDERS), configuration(*PLACEHOLDERS)]
 TREES = {
-    "manager": [deployment(*PLACEHOLDERS)],
+    "manager": manager(*PLACEHOLDERS),
     "webhook": [service(*PLACEHOLDERS), configuration(*PLACEHOLDERS)],
-    "certmanager": certificates(*PLACEHOLDERS),
+    "certmanager": certificate_request(*PLACEHOLDERS),
     ".": BASE,
     "base": BASE,
     "default": [namespace("system"), *BASE],
     CERT_MANAGER: [
         namespace("intelsgxwebhook-system"),
-        deployment(*NAMES),
+        *manager(*NAMES),
         service(*NAMES),
         configuration(*NAMES, inject_from="intelsgxwebhook-system/intelsgxwebhook-serving-cert"),
-        *certificates(*NAMES),
+        *certificate_request(*NAMES),
     ],
     OWN_CERTIFICATES: [
         namespace("intelsgxwebhook-system"),
-        deployment(*NAMES, POD_WITH_OWN_CERTIFICATE),
+        *manager(*NAMES, with_own_certificate=True),
         service(*NAMES),
         configuration(*NAMES),
-        *own_certificates(*NAMES),
+        *own_certificate(*NAMES),
     ],
 }
 
@@ -212,16 +152,15 @@ def test_a_tree_of_the_webhook_renders_to_its_objects_and_nothing_else(directory
 
 def test_every_tree_of_the_webhook_is_in_the_table() -> None:
     there = {str(file.parent.relative_to(TREE)) for file in TREE.rglob("kustomization.yaml")}
-    assert there == {*TREES}
+    # The first step of the overlay above it.
+    assert there == {*TREES, f"{CERT_MANAGER}/installation"}
 
 
 @pytest.mark.parametrize("directory", [CERT_MANAGER, OWN_CERTIFICATES])
-def test_the_program_is_told_names_that_are_there(directory: str) -> None:
+def test_the_names_that_the_program_gets_are_those_of_its_objects(directory: str) -> None:
     found = by_name(render(TREE / directory))
     (container,) = found["Deployment", "intelsgxwebhook-webhook"]["spec"]["template"]["spec"]["containers"]
-    given, others = parse(FLAGS, container["args"])
-    assert others == []
-    values = {flag.name: flag.default for flag in FLAGS} | given
+    values = flag_values(FLAGS, container)
     assert ("Service", values["service"]) in found
     assert ("MutatingWebhookConfiguration", values["webhook-configuration"]) in found
     if directory == OWN_CERTIFICATES:
@@ -237,4 +176,6 @@ def test_nfds_overlay_is_the_plugin_on_labelled_nodes_and_the_webhook() -> None:
         "kubernetes.io/arch": "amd64",
         "intel.feature.node.kubernetes.io/sgx": "true",
     }
-    assert by_name(render(DEPLOY / "sgx_plugin/overlays/epc-nfd")) == by_name([plugin, *TREES[CERT_MANAGER]])
+    admitting = namespace("intelsgxwebhook-system", "privileged")
+    wanted = by_name(TREES[CERT_MANAGER]) | by_name([plugin, admitting])
+    assert by_name(render(DEPLOY / "sgx_plugin/overlays/epc-nfd")) == wanted

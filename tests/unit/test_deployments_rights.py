@@ -1,0 +1,183 @@
+"""Rights of accounts: those of the originals' accounts, and those that the table in docs/deployments.md lists."""
+
+import json
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatch
+from typing import NamedTuple
+
+import pytest
+import yaml
+from manifests import DEPLOY, RBAC, REPOSITORY, Object, render
+
+from accelplane.operator.models import KINDS
+
+PREFIXES = re.compile("inteldeviceplugins-|intel-deviceplugins-|intelsgxwebhook-|intelfpgawebhook-|intelfpgaplugin-")
+
+
+class Grant(NamedTuple):
+    """One verb on one resource: for all objects or one `name`, in the cluster or in the account's namespace."""
+
+    scope: str
+    group: str
+    resource: str
+    name: str
+    verb: str
+
+
+def grants(scope: str, group: str, resources: Iterable[str], verbs: str, named: Iterable[str] = ("",)) -> set[Grant]:
+    return {
+        Grant(scope, group, resource, name, verb) for resource in resources for name in named for verb in verbs.split()
+    }
+
+
+def granted(objects: list[Object]) -> dict[str, set[Grant]]:
+    """The grants of each account with bindings. Names are without the prefix of the installation."""
+    roles = {(each["kind"], each["metadata"]["name"]): each for each in objects if each["kind"].endswith("Role")}
+    found: dict[str, set[Grant]] = {}
+    for binding in objects:
+        if not binding["kind"].endswith("RoleBinding"):
+            continue
+        (subject,) = binding["subjects"]
+        assert subject["kind"] == "ServiceAccount"
+        scope = "namespace" if "namespace" in binding["metadata"] else "cluster"
+        assert binding["metadata"].get("namespace", subject["namespace"]) == subject["namespace"]
+        own = found.setdefault(PREFIXES.sub("", subject["name"]), set())
+        for rule in roles[binding["roleRef"]["kind"], binding["roleRef"]["name"]]["rules"]:
+            for group in rule["apiGroups"]:
+                named = [PREFIXES.sub("", name) for name in rule.get("resourceNames", [""])]
+                own |= grants(scope, group, rule["resources"], " ".join(rule["verbs"]), named)
+    return found
+
+
+PLURALS = [f"{kind.__name__.lower()}s" for kind in KINDS.values()]
+MAPPINGS = ["acceleratorfunctions", "fpgaregions"]
+# Roles manager-role, leader-election-role and proxy-role of the original. All of them are for one account.
+OPERATOR = set[Grant]().union(
+    grants("cluster", "", ["nodes/proxy"], "get list"),
+    grants("cluster", "", ["pods"], "get list watch"),
+    grants("cluster", "", ["serviceaccounts"], "create delete get list watch"),
+    grants("cluster", "apps", ["daemonsets"], "create delete get list patch update watch"),
+    grants("cluster", "coordination.k8s.io", ["leases"], "create"),
+    grants("cluster", "coordination.k8s.io", ["leases"], "get update", ["d1c7b6d5.intel.com"]),
+    grants("cluster", "deviceplugin.intel.com", PLURALS, "create delete get list patch update watch"),
+    grants("cluster", "deviceplugin.intel.com", [f"{plural}/finalizers" for plural in PLURALS], "update"),
+    grants("cluster", "deviceplugin.intel.com", [f"{plural}/status" for plural in PLURALS], "get patch update"),
+    grants("cluster", "fpga.intel.com", MAPPINGS, "get list watch"),
+    grants("cluster", RBAC, ["clusterrolebindings"], "create delete get list watch"),
+    grants("cluster", "security.openshift.io", ["securitycontextconstraints"], "use"),
+    grants("namespace", "", ["configmaps"], "get list watch create update patch delete"),
+    grants("namespace", "coordination.k8s.io", ["leases"], "get list watch create update patch delete"),
+    grants("namespace", "", ["events"], "create patch"),
+    grants("cluster", "authentication.k8s.io", ["tokenreviews"], "create"),
+    grants("cluster", "authorization.k8s.io", ["subjectaccessreviews"], "create"),
+)
+FPGA_WEBHOOK = grants("cluster", "fpga.intel.com", MAPPINGS, "get list watch").union(
+    grants("namespace", "", ["configmaps"], "get list watch create update patch delete"),
+    grants("namespace", "coordination.k8s.io", ["leases"], "get list watch create update patch delete"),
+    grants("namespace", "", ["events"], "create patch"),
+)
+# Path pattern -> rights of the original's account. Trees that the original does not have are not in this table.
+ORIGINAL = {
+    "operator/*": OPERATOR,
+    "fpga_admissionwebhook/*": FPGA_WEBHOOK,
+    "fpga_plugin/*": FPGA_WEBHOOK | grants("cluster", "", ["nodes"], "get"),
+    "sgx_plugin/overlays/epc-register": grants("cluster", "", ["nodes", "nodes/status"], "get list patch"),
+}
+DOCUMENT = REPOSITORY / "docs/deployments.md"
+HEADER = "| Trees | Account | API group | Resources | Names | Verbs | Scope | For |"
+
+
+def trees_with_bindings() -> list[str]:
+    """All trees that bind roles, except parts of others: those with the placeholder namespace, and `installation`."""
+    files = (file for file in DEPLOY.rglob("kustomization.yaml") if not {"nfd", "installation"} & {*file.parts})
+    kustomizations = (file.parent for file in files if yaml.safe_load(file.read_text())["kind"] == "Kustomization")
+    trees = {str(directory.relative_to(DEPLOY)): render(directory) for directory in kustomizations}
+    return sorted(
+        tree
+        for tree, objects in trees.items()
+        if granted(objects) and (tree == "operator/overlays/ocp" or '"namespace": "system"' not in json.dumps(objects))
+    )
+
+
+def listed() -> list[tuple[list[str], str, set[Grant]]]:
+    """The rows of the table: patterns of trees, account, grants."""
+    lines = DOCUMENT.read_text().splitlines()
+    rows: list[tuple[list[str], str, set[Grant]]] = []
+    for line in lines[lines.index(HEADER) + 2 :]:
+        if not line.startswith("|"):
+            break
+        cells = line.strip("|").split("|")
+        trees, (account,), groups, resources, names, verbs = (re.findall(r"`([^`]*)`", cell) for cell in cells[:6])
+        scope, group = cells[6].strip(), groups[0] if groups else ""
+        assert scope in ("cluster", "namespace"), line
+        rows.append((trees, account, grants(scope, group, resources, " ".join(verbs), names or [""])))
+    return rows
+
+
+def is_within(grant: Grant, others: set[Grant]) -> bool:
+    wider = (grant._replace(scope=scope, name=name) for scope in (grant.scope, "cluster") for name in (grant.name, ""))
+    return any(each in others for each in wider)
+
+
+def test_all_rights_beyond_the_originals_are_listed() -> None:
+    found: dict[tuple[str, str], set[Grant]] = {}
+    expected: dict[tuple[str, str], set[Grant]] = {}
+    rows = listed()
+    for tree in trees_with_bindings():
+        original = set[Grant]().union(*(all_of for pattern, all_of in ORIGINAL.items() if fnmatch(tree, pattern)))
+        for account, own in granted(render(DEPLOY / tree)).items():
+            found[tree, account] = {grant for grant in own if not is_within(grant, original)}
+            expected[tree, account] = set[Grant]().union(
+                *(row for patterns, of, row in rows if of == account and any(fnmatch(tree, each) for each in patterns))
+            )
+    assert len(found) > 20
+    assert found == expected
+
+
+@pytest.mark.parametrize("tree", ["operator/default", "operator/device/qat"])
+def test_rights_of_the_original_operator_that_are_not_needed_are_not_granted(tree: str) -> None:
+    found = granted(render(DEPLOY / tree))["controller-manager"]
+    for grant in (
+        Grant("cluster", "", "nodes/proxy", "", "get"),
+        # Events about pods that wait for an FPGA need pods of all namespaces.
+        *([] if tree == "operator/default" else [Grant("cluster", "", "pods", "", "list")]),
+        Grant("cluster", "", "serviceaccounts", "", "create"),
+        Grant("cluster", "apps", "daemonsets", "", "patch"),
+        Grant("cluster", "security.openshift.io", "securitycontextconstraints", "privileged", "use"),
+        Grant("cluster", RBAC, "clusterrolebindings", "", "delete"),
+        Grant("cluster", "deviceplugin.intel.com", "gpudeviceplugins", "", "delete"),
+        Grant("namespace", "", "configmaps", "", "update"),
+    ):
+        assert is_within(grant, OPERATOR)
+        assert not is_within(grant, found)
+
+
+OPERATORS = ("operator/default", "operator/overlays/default-with-certmanager", "operator/overlays/ocp")
+
+
+@pytest.mark.parametrize("tree", OPERATORS)
+def test_plugins_have_no_rights_and_no_token(tree: str) -> None:
+    objects = render(DEPLOY / tree)
+    (account,) = (
+        each for each in objects if each["kind"] == "ServiceAccount" and each["metadata"]["name"].endswith("-plugins")
+    )
+    assert account["automountServiceAccountToken"] is False
+    # OpenShift needs this right to admit host paths.
+    use = grants("namespace", "security.openshift.io", ["securitycontextconstraints"], "use", ["privileged"])
+    assert granted(objects)["plugins"] == use
+
+
+@pytest.mark.parametrize("tree", OPERATORS)
+def test_the_gpu_resource_manager_gets_the_rights_of_the_original(tree: str) -> None:
+    (role,) = (each for each in render(DEPLOY / tree) if each["metadata"]["name"].endswith("-gpu-manager-role"))
+    assert role["rules"] == [
+        {"apiGroups": [""], "resources": ["nodes/proxy"], "verbs": ["get", "list"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
+    ]
+
+
+@pytest.mark.parametrize("tree", OPERATORS)
+def test_a_role_is_for_clients_that_read_metrics(tree: str) -> None:
+    (role,) = (each for each in render(DEPLOY / tree) if each["metadata"]["name"].endswith("-metrics-reader"))
+    assert role["rules"] == [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
