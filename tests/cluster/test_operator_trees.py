@@ -195,7 +195,6 @@ def test_all_samples_are_carried_out_as_they_are_and_leave_nothing(installed: Cl
     names = {family: sample(family)["metadata"]["name"] for family in models.KINDS}
     wanted = {f"intel-{family}-plugin-{name}" for family, name in names.items()}
     installed.kubectl("apply", "--kustomize", SAMPLES)
-    installed.kubectl("apply", "--filename", MAPPINGS)
     wait_until(lambda: {*daemonsets(installed)} == wanted, "DaemonSets of all samples", 60)
     for family, name in names.items():
         path = f"{API}/{family}deviceplugins/{name}"
@@ -211,7 +210,6 @@ def test_all_samples_are_carried_out_as_they_are_and_leave_nothing(installed: Cl
     installed.kubectl("apply", "--kustomize", SAMPLES)
     assert {name: each["metadata"]["generation"] for name, each in daemonsets(installed).items()} == before
 
-    installed.kubectl("delete", "--filename", MAPPINGS)
     installed.kubectl("delete", "--kustomize", SAMPLES)
     wait_until(lambda: not daemonsets(installed), "DaemonSets to go", 60)
 
