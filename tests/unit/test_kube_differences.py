@@ -16,6 +16,7 @@ def lines(wanted: Any, found: Any) -> list[str]:
     [
         ({"a": {"b": 1}}, {"a": {"b": 1, "added": 2}, "status": {}}),
         ({"a": None}, {}),
+        ({"a": "", "b": [], "c": ()}, {"b": None}),
         ({"a": ("x", "y")}, {"a": ["x", "y"]}),
         ({"tolerations": [{"key": "a", "effect": "b"}]}, {"tolerations": [{"effect": "b", "key": "a"}]}),
         ({"limits": {"cpu": "1000m"}}, {"limits": {"cpu": "1"}}),
@@ -32,6 +33,8 @@ def test_objects_that_the_api_server_treats_as_equal_have_no_difference(wanted: 
     [
         ({"a": {"b": 1}}, {"a": {"b": 2}}, "a.b: found 2, expected 1"),
         ({"a": {"b": 1}}, {"a": {}}, "a.b: missing, expected 1"),
+        ({"a": ""}, {"a": "b"}, 'a: found "b", expected ""'),
+        ({"a": False}, {}, "a: missing, expected false"),
         ({"a": {"b": 1}}, {"a": None}, 'a: missing, expected {"b":1}'),
         ({"a": {"b": 1}}, {"a": []}, 'a: found [], expected {"b":1}'),
         ({"args": ["x"]}, {"args": ["x", "y"]}, 'args: found ["x","y"], expected ["x"]'),

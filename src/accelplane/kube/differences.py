@@ -87,6 +87,9 @@ def _differences(wanted: object, found: object, path: Path) -> Iterator[Differen
             if value is None:
                 continue
             if there.get(name) is None:
+                # The API server omits empty strings and lists. Empty objects may mean something: `emptyDir: {}`.
+                if value in ("", [], ()):
+                    continue
                 yield Difference((*path, name), expected=value, is_missing=True)
             else:
                 yield from _differences(value, there[name], (*path, name))
