@@ -193,7 +193,7 @@ async def test_authorities_and_certificates_change_under_load_and_every_pod_is_a
     policy = CertificatePolicy(
         authority=timedelta(seconds=309), serving=timedelta(seconds=304.5), overlap=timedelta(seconds=3)
     )
-    trust_settings = TrustSettings(service=SERVICE, namespace=NAMESPACE, policy=policy, interval=0.5)
+    trust_settings = TrustSettings(service=SERVICE, namespace=NAMESPACE, policy=policy, min_interval=0.2)
     tls, pods = ServingTls(), 0
     async with connected(api) as client, hooked(api, tls) as server:
         store = Store(client, "sgx-test", "not-there")

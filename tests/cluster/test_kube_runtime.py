@@ -28,9 +28,9 @@ from accelplane.apiserver import Conflict, Gone, StatusError
 from accelplane.http import HttpError, Response
 from accelplane.http import Request as HttpRequest
 from accelplane.kube.authorized import Authorized
-from accelplane.kube.cache import Cache, WatchTimeouts
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.events import Recorder
+from accelplane.kube.informer import Informer, WatchTimeouts
 from accelplane.kube.leader import Election, LeaderElector
 from accelplane.kube.objects import Request
 
@@ -215,8 +215,9 @@ async def test_a_cache_lists_again_when_etcd_forgot(api: Cluster) -> None:
     async with connected(api) as client:
         await client.apply(text("stays"))
         await client.apply(text("goes"))
-        cache = Cache(client, ConfigMap, LABELED, watch_timeouts=watch_timeouts)
-        first = asyncio.create_task(cache.run())
+        informer = Informer(client, LABELED, watch_timeouts=watch_timeouts)
+        cache = informer.cache(ConfigMap)
+        first = asyncio.create_task(informer.run())
         async with asyncio.timeout(20):
             await cache.synced.wait()
         first.cancel()
@@ -233,7 +234,7 @@ async def test_a_cache_lists_again_when_etcd_forgot(api: Cluster) -> None:
         heard: list[tuple[Any, Any]] = []
         cache.subscribe(lambda old, new: heard.append((old and old.metadata.name, new and new.metadata.name)))  # pyright: ignore[reportOptionalMemberAccess]
         del heard[:]
-        again = asyncio.create_task(cache.run())
+        again = asyncio.create_task(informer.run())
         await until(lambda: cache.get(Request("new", NAMESPACE)) is not None, 20)
         assert sorted(heard, key=str) == [("goes", None), (None, "new")]
         again.cancel()
@@ -252,8 +253,9 @@ def resume(cluster: Cluster) -> None:
 async def test_a_cache_recovers_from_a_server_that_stopped_without_a_word(api: Cluster) -> None:
     watch_timeouts = WatchTimeouts(idle=2, duration=60, first_delay=0.1, max_delay=1)
     async with connected(api) as client:
-        cache = Cache(client, ConfigMap, LABELED, watch_timeouts=watch_timeouts)
-        running = asyncio.create_task(cache.run())
+        informer = Informer(client, LABELED, watch_timeouts=watch_timeouts)
+        cache = informer.cache(ConfigMap)
+        running = asyncio.create_task(informer.run())
         async with asyncio.timeout(20):
             await cache.synced.wait()
         await client.apply(text("before"))

@@ -20,8 +20,8 @@ from webhookprograms import page
 
 from accelplane.admission.mapping_controller import hosted
 from accelplane.kube.admission import Hook, Kind, Review
-from accelplane.kube.cache import WatchTimeouts
 from accelplane.kube.client import Client
+from accelplane.kube.informer import WatchTimeouts
 from accelplane.kube.manager import OFF, Manager
 
 INTERFACE = "69528db6eb31577a8c3668f9faa081f6"

@@ -17,8 +17,8 @@ from waiting import until
 from webhookprograms import files, page, port_of, review, trusting
 
 from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Mappings
-from accelplane.kube.cache import Cache
 from accelplane.kube.client import Client
+from accelplane.kube.informer import Informer
 
 INTERFACE = "69528db6eb31577a8c3668f9faa081f6"
 NLB0 = "d8424dc4a4a3c413f89e433683f9040b"
@@ -89,9 +89,10 @@ async def test_it_answers_by_the_objects_there_are_now(api: KubeApi, start: Star
 async def test_a_status_that_is_written_makes_no_names_anew(api: KubeApi) -> None:
     put(api, "a", "af")
     client = Client(api.config, field_manager="test", timeout=1)
-    functions = Cache(client, AcceleratorFunction)
-    mappings = Mappings(functions, Cache(client, FpgaRegion))
-    running = asyncio.create_task(functions.run())
+    informer = Informer(client)
+    functions = informer.cache(AcceleratorFunction)
+    mappings = Mappings(functions, Informer(client).cache(FpgaRegion))
+    running = asyncio.create_task(informer.run())
     try:
         await until(lambda: bool(mappings.of("n").targets))
         before, heard = mappings.of("n"), 0

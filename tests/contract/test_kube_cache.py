@@ -10,8 +10,9 @@ from kubekinds import Config, Widget, widget
 from waiting import until
 
 from accelplane.apiserver import StatusError
-from accelplane.kube.cache import Cache, UnreadableObject, WatchTimeouts
+from accelplane.kube.cache import Cache, UnreadableObject
 from accelplane.kube.client import Client, Selection
+from accelplane.kube.informer import Informer, WatchTimeouts
 from accelplane.kube.objects import Request
 
 ALL = Selection()
@@ -23,8 +24,9 @@ async def widgets(
     api: KubeApi, selection: Selection = ALL, watch_timeouts: WatchTimeouts = HASTE
 ) -> AsyncIterator[Cache[Widget]]:
     client = Client(api.config, field_manager="test", timeout=1)
-    cache = Cache(client, Widget, selection, watch_timeouts=watch_timeouts)
-    running = asyncio.create_task(cache.run())
+    informer = Informer(client, selection, watch_timeouts=watch_timeouts)
+    cache = informer.cache(Widget)
+    running = asyncio.create_task(informer.run())
     try:
         yield cache
         assert not running.done(), running.exception()
@@ -63,8 +65,9 @@ async def test_a_cache_that_may_not_list_begins_when_it_may_and_says_so_once(api
     forbidden = api.fault("GET .*/widgets", 403, times=1_000_000)
     api.put("widgets", widget("a"))
     refused: list[StatusError] = []
-    cache = Cache(client, Widget, watch_timeouts=HASTE)
-    running = asyncio.create_task(cache.run_when_permitted(refused.append, retry=0.02))
+    informer = Informer(client, watch_timeouts=HASTE)
+    cache = informer.cache(Widget)
+    running = asyncio.create_task(informer.run_when_permitted(refused.append, retry=0.02))
     await until(lambda: api.count("GET .*/widgets") > 3)
     assert [error.code for error in refused] == [403]
     assert not cache.synced.is_set()
@@ -267,8 +270,9 @@ async def test_what_nobody_reads_is_not_kept(api: KubeApi) -> None:
         thing.data = {"small": thing.data["small"]}
 
     client = Client(api.config, field_manager="test")
-    cache = Cache(client, Config, Selection(namespace="n"), transform=small)
-    running = asyncio.create_task(cache.run())
+    informer = Informer(client, Selection(namespace="n"))
+    cache = informer.cache(Config, transform=small)
+    running = asyncio.create_task(informer.run())
     async with asyncio.timeout(5):
         await cache.synced.wait()
     assert [thing.data for thing in cache] == [{"small": "y"}]

@@ -1,4 +1,4 @@
-"""Controllers, told of changes by caches, and the events that they record."""
+"""Controllers fed by caches, and the events that they record."""
 
 import asyncio
 import contextlib
@@ -12,10 +12,10 @@ from kubekinds import Config, Widget, widget
 from waiting import until
 
 from accelplane.apiserver import Conflict, TooManyRequests
-from accelplane.kube.cache import Cache, WatchTimeouts
 from accelplane.kube.client import Client
 from accelplane.kube.controller import Controller, Reconcile, Result, TerminalError
 from accelplane.kube.events import Recorder
+from accelplane.kube.informer import Informer, WatchTimeouts
 from accelplane.kube.metrics import Metrics
 from accelplane.kube.objects import Request
 
@@ -28,8 +28,9 @@ class World:
     def __init__(self, api: KubeApi, client: Client) -> None:
         self.api = api
         self.client = client
-        self.widgets = Cache(client, Widget, watch_timeouts=HASTE)
-        self.configs = Cache(client, Config, watch_timeouts=HASTE)
+        self.informers = [Informer(client, watch_timeouts=HASTE) for _ in range(2)]
+        self.widgets = self.informers[0].cache(Widget)
+        self.configs = self.informers[1].cache(Config)
         self.seen: list[Request] = []
         self.metrics = Metrics()
 
@@ -41,7 +42,7 @@ class World:
 
     @contextlib.asynccontextmanager
     async def running(self, controller: Controller) -> AsyncIterator[None]:
-        caches = [asyncio.create_task(cache.run()) for cache in (self.widgets, self.configs)]
+        caches = [asyncio.create_task(informer.run()) for informer in self.informers]
         async with asyncio.timeout(5):
             await self.widgets.synced.wait()
             await self.configs.synced.wait()
@@ -77,7 +78,7 @@ def config(name: str, owner: str, api_version: str = "example.com/v1") -> dict[s
     return {"metadata": {"name": name, "namespace": "n", "ownerReferences": [reference]}}
 
 
-async def test_every_object_is_looked_at_first_and_each_when_it_changes_or_goes(world: World) -> None:
+async def test_all_objects_are_reconciled_at_the_start_and_each_when_it_changes_or_is_deleted(world: World) -> None:
     world.api.put("widgets", widget("a"))
     async with world.running(world.controller().for_object(world.widgets)):
         await until(lambda: world.seen == [Request("a")])
@@ -87,7 +88,7 @@ async def test_every_object_is_looked_at_first_and_each_when_it_changes_or_goes(
         await until(lambda: world.seen[2:] == [Request("a")])
 
 
-async def test_an_object_that_cannot_be_read_is_looked_at_too(world: World) -> None:
+async def test_an_unreadable_object_is_reconciled(world: World) -> None:
     world.api.put("widgets", {"metadata": {"name": "bad"}, "spec": 5})
 
     async def read(request: Request) -> None:
@@ -98,7 +99,7 @@ async def test_an_object_that_cannot_be_read_is_looked_at_too(world: World) -> N
         await until(lambda: len(world.seen) > 2)
 
 
-async def test_an_owner_is_looked_at_when_what_it_owns_changes(world: World) -> None:
+async def test_an_owner_is_reconciled_when_an_owned_object_changes(world: World) -> None:
     async with world.running(world.controller().owns(world.configs, Widget)):
         world.api.put("configmaps", config("other", "x", "elsewhere.com/v1"))
         world.api.put("configmaps", config("c", "w", "example.com/v1beta1"))
@@ -107,9 +108,9 @@ async def test_an_owner_is_looked_at_when_what_it_owns_changes(world: World) -> 
         await until(lambda: len(world.seen) == 2)
 
 
-async def test_who_waits_to_lead_keeps_nothing_of_what_was_and_looks_at_all_that_is_when_he_does(world: World) -> None:
+async def test_a_standby_queues_nothing_and_reconciles_everything_when_it_starts(world: World) -> None:
     controller = world.controller().for_object(world.widgets).owns(world.configs, Widget)
-    tasks = [asyncio.create_task(cache.run()) for cache in (world.widgets, world.configs)]
+    tasks = [asyncio.create_task(informer.run()) for informer in world.informers]
     await until(lambda: world.widgets.synced.is_set() and world.configs.synced.is_set())
     world.api.put("widgets", widget("gone"))
     await until(lambda: world.widgets.requests() == [Request("gone")])
@@ -124,7 +125,7 @@ async def test_who_waits_to_lead_keeps_nothing_of_what_was_and_looks_at_all_that
         task.cancel()
 
 
-async def test_what_changes_beside_the_specification_may_settle_first(world: World) -> None:
+async def test_changes_that_leave_the_generation_are_debounced(world: World) -> None:
     def put(generation: int, note: str) -> None:
         world.api.put(
             "widgets", {"metadata": {"name": "a", "generation": generation, "labels": {"note": note}}, "spec": {}}
@@ -146,7 +147,7 @@ async def test_what_changes_beside_the_specification_may_settle_first(world: Wor
         await until(lambda: world.seen[1:] == [Request("a")])
 
 
-async def test_what_has_settled_is_looked_at_once(world: World) -> None:
+async def test_debounced_changes_are_reconciled_once(world: World) -> None:
     world.api.put("widgets", {"metadata": {"name": "a", "generation": 1}, "spec": {}})
     async with world.running(world.controller().for_object(world.widgets, debounce=0.2)):
         await until(lambda: world.seen == [Request("a")])
@@ -157,7 +158,7 @@ async def test_what_has_settled_is_looked_at_once(world: World) -> None:
         assert len(world.seen) < 50
 
 
-async def test_what_a_mapping_said_before_a_change_counts_too(world: World) -> None:
+async def test_watches_maps_the_old_and_the_new_object(world: World) -> None:
     controller = world.controller().watches(world.configs, lambda thing: [Request(thing.data["for"])])
     world.api.put("configmaps", {"metadata": {"name": "c", "namespace": "n"}, "data": {"for": "a"}})
     async with world.running(controller):
@@ -166,7 +167,9 @@ async def test_what_a_mapping_said_before_a_change_counts_too(world: World) -> N
         await until(lambda: sorted(world.seen[1:]) == [Request("a"), Request("b")])
 
 
-async def test_what_fails_is_tried_again_and_others_go_on(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_reconciliation_is_retried_without_delaying_others(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     failures = iter(range(4))
 
     async def fail(request: Request) -> None:
@@ -184,11 +187,11 @@ async def test_what_fails_is_tried_again_and_others_go_on(world: World, caplog: 
     assert world.counted("workqueue_retries_total") == {"": 4}
     assert world.counted("workqueue_depth") == {"": 0}
     records = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert records[0].getMessage().startswith("widget bad: tries again in 0.005 s")
+    assert records[0].getMessage().startswith("widget bad: retrying in 0.005 s")
     assert records[0].exc_info
 
 
-async def test_a_server_that_asks_to_wait_is_not_asked_sooner(world: World) -> None:
+async def test_retry_after_is_a_lower_bound_of_the_delay(world: World) -> None:
     async def throttled(request: Request) -> None:
         world.seen.append(request)
         raise TooManyRequests("GET /x", "429", retry_after=3600)
@@ -201,7 +204,7 @@ async def test_a_server_that_asks_to_wait_is_not_asked_sooner(world: World) -> N
         assert world.seen == [Request("w"), Request("v")]
 
 
-async def test_a_conflict_is_no_error_to_alarm_anybody(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_conflict_is_logged_as_info(world: World, caplog: pytest.LogCaptureFixture) -> None:
     async def conflict(request: Request) -> None:
         world.seen.append(request)
         if len(world.seen) < 3:
@@ -213,7 +216,7 @@ async def test_a_conflict_is_no_error_to_alarm_anybody(world: World, caplog: pyt
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_what_cannot_succeed_is_tried_again_only_when_something_changes(world: World) -> None:
+async def test_a_terminal_error_is_retried_only_after_a_change(world: World) -> None:
     async def impossible(request: Request) -> None:
         world.seen.append(request)
         raise TerminalError("no such size")
@@ -227,7 +230,7 @@ async def test_what_cannot_succeed_is_tried_again_only_when_something_changes(wo
         await until(lambda: len(world.seen) == 2)
 
 
-async def test_a_result_brings_the_object_back_later(world: World) -> None:
+async def test_requeue_after_reconciles_the_object_again(world: World) -> None:
     async def again(request: Request) -> Result | None:
         world.seen.append(request)
         return Result(requeue_after=0.01) if len(world.seen) < 4 else None
@@ -238,13 +241,13 @@ async def test_a_result_brings_the_object_back_later(world: World) -> None:
         await until(lambda: world.counted("controller_runtime_reconcile_total") == {"requeue_after": 3, "success": 1})
 
 
-async def test_everything_is_looked_at_again_from_time_to_time(world: World) -> None:
+async def test_a_resync_reconciles_all_objects(world: World) -> None:
     world.api.put("widgets", widget("w"))
     async with world.running(world.controller(resync=0.02).for_object(world.widgets)):
         await until(lambda: len(world.seen) > 3)
 
 
-async def test_one_object_is_never_reconciled_twice_at_a_time(world: World) -> None:
+async def test_an_object_is_never_reconciled_concurrently(world: World) -> None:
     working: set[Request] = set()
     go_on = asyncio.Event()
 
@@ -266,7 +269,7 @@ async def test_one_object_is_never_reconciled_twice_at_a_time(world: World) -> N
     assert len(world.seen) <= 6
 
 
-async def test_stopping_lets_what_was_begun_end(world: World) -> None:
+async def test_stop_lets_running_reconciliations_finish(world: World) -> None:
     async def slow(request: Request) -> None:
         await asyncio.sleep(0.05)
         world.seen.append(request)
@@ -288,7 +291,7 @@ async def thing(world: World, name: str = "w") -> Widget:
     return await world.client.get(Widget, name)
 
 
-async def test_an_event_that_comes_again_becomes_one_with_a_count(world: World) -> None:
+async def test_repeated_events_are_aggregated_into_a_series(world: World) -> None:
     recorder = Recorder(world.client, "tests", "here", every=0.05)
     running = asyncio.create_task(recorder.run())
     regarding = await thing(world)
@@ -305,7 +308,7 @@ async def test_an_event_that_comes_again_becomes_one_with_a_count(world: World) 
     running.cancel()
 
 
-async def test_events_of_other_objects_and_words_are_others(world: World) -> None:
+async def test_events_with_another_object_or_note_are_separate(world: World) -> None:
     recorder = Recorder(world.client, "tests", "here")
     a, b = await thing(world, "a"), await thing(world, "b")
     recorder.record(a, "Normal", "Created", "one")
@@ -318,7 +321,7 @@ async def test_events_of_other_objects_and_words_are_others(world: World) -> Non
     assert max(len(note.encode()) for note in notes) <= 1024
 
 
-async def test_what_is_to_be_said_once_is_one_event_whoever_says_it(world: World) -> None:
+async def test_an_event_with_once_is_written_once_by_all_replicas(world: World) -> None:
     regarding = await thing(world, f"{'w' * 235}.{'x' * 17}")
     for instance in ("here", "there"):
         recorder = Recorder(world.client, "tests", instance)

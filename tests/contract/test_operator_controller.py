@@ -10,8 +10,8 @@ from customresources import resource, sample
 from kubeapi import KubeApi, Object
 from waiting import until
 
-from accelplane.kube.cache import WatchTimeouts
 from accelplane.kube.client import Client
+from accelplane.kube.informer import WatchTimeouts
 from accelplane.kube.manager import OFF, Manager
 from accelplane.operator import models
 from accelplane.operator.controller import controllers

@@ -33,8 +33,8 @@ from operatorscenarios import (
 )
 from waiting import until
 
-from accelplane.kube.cache import WatchTimeouts
 from accelplane.kube.client import Client
+from accelplane.kube.informer import WatchTimeouts
 from accelplane.kube.manager import OFF, Manager
 from accelplane.operator.controller import controllers
 

@@ -8,7 +8,6 @@ nodes: without them all else goes on.
 import asyncio
 import contextlib
 import logging
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
@@ -17,8 +16,9 @@ from msgspec import Struct, field
 
 from accelplane.admission.mappings import PREFIX
 from accelplane.apiserver import StatusError
-from accelplane.kube.cache import Cache, WatchTimeouts
 from accelplane.kube.client import Client
+from accelplane.kube.informer import Informer, WatchTimeouts
+from accelplane.kube.interning import StringPool
 from accelplane.kube.objects import Identity, api
 from accelplane.kube.quantities import Quantity, number_of
 
@@ -38,12 +38,13 @@ class Node(GlobalResource, Struct, kw_only=True):
 
 
 _NONE = NodeStatus()
+_intern = StringPool()
 
 
 def fpgas_only(node: Node) -> None:
     """Keeps of a node its name and its FPGAs."""
     node.metadata.uid = None
-    found = {sys.intern(name): number for name, number in node.status.allocatable.items() if name.startswith(PREFIX)}
+    found = {_intern(name): number for name, number in node.status.allocatable.items() if name.startswith(PREFIX)}
     node.status = NodeStatus(found) if found else _NONE
 
 
@@ -57,7 +58,8 @@ class Offers:
         self._again = again
         self._wait = wait
         self._subscribers: list[Callable[[Iterable[str] | None], None]] = []
-        self._nodes = Cache(client, Node, transform=fpgas_only, watch_timeouts=watch_timeouts)
+        self._informer = Informer(client, watch_timeouts=watch_timeouts)
+        self._nodes = self._informer.cache(Node, transform=fpgas_only)
         self._nodes.subscribe(self._node_changed)
 
     @property
@@ -72,7 +74,7 @@ class Offers:
     async def run(self) -> None:
         """Follows the nodes until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._nodes.run_when_permitted(self._refused, retry=self._again))
+            tasks.create_task(self._informer.run_when_permitted(self._refused, retry=self._again))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._wait):
                     await self._nodes.synced.wait()

@@ -15,9 +15,9 @@ from msgspec import Struct, field
 from accelplane.admission.fpga_offers import Offers
 from accelplane.admission.mappings import PREFIX, Mappings, Names
 from accelplane.apiserver import StatusError
-from accelplane.kube.cache import Cache
 from accelplane.kube.client import Selection
 from accelplane.kube.controller import Result
+from accelplane.kube.informer import Informer
 from accelplane.kube.manager import Manager
 from accelplane.kube.objects import Identity, Request, api, request_of
 
@@ -114,15 +114,14 @@ class PendingPods:
         self._settle = settle
         selection = Selection(fields="spec.nodeName=,status.phase=Pending")
         # None of the manager's: not everybody's role allows to list pods, and the rest works without.
-        self._pods = Cache(
-            manager.client, PendingPod, selection, transform=asks_only, watch_timeouts=manager.watch_timeouts
-        )
+        self._informer = Informer(manager.client, selection, watch_timeouts=manager.watch_timeouts)
+        self._pods = self._informer.cache(PendingPod, transform=asks_only)
         self._controller = manager.controller("fpgapendingpod", self.reconcile)
         self._pods.subscribe(self._pod_changed)
 
     async def run(self) -> None:
         """Follows the pods until cancelled, from when that is allowed."""
-        await self._pods.run_when_permitted(_refused, retry=self._again)
+        await self._informer.run_when_permitted(_refused, retry=self._again)
 
     async def reconcile(self, request: Request) -> Result | None:
         """Looks at one pod."""

@@ -32,7 +32,7 @@ from accelplane.apiserver import DecodeError, NotFound, StatusError, Unreachable
 from accelplane.apiserver.errors import status_error
 
 from .metrics import Metrics
-from .objects import Object, api_of, document_of, is_namespaced, metadata_of
+from .objects import Object, api_of, document_of, is_namespaced, metadata_of, metadata_only
 from .transport import Transport
 
 APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML, too
@@ -357,7 +357,7 @@ def _accepts(kind: type[Object], list_suffix: str = "") -> dict[str, str]:
 
     The whole status of a node, which comes with each of its heartbeats, is a hundred times that.
     """
-    if not issubclass(kind, msgspec.Struct) or kind.__struct_fields__ != ("metadata",):
+    if not metadata_only(kind):
         return {}
     partial = f"as=PartialObjectMetadata{list_suffix};g=meta.k8s.io;v=v1"
     return {"Accept": f"application/json;{partial},application/json;q=0.5"}

@@ -1,30 +1,31 @@
-"""Controllers: who makes the cluster be what an object asks for.
+"""Controllers: each makes the cluster match the objects of one kind.
 
-A controller is one function, `reconcile(request)`. It is told which object to look at, and neither what happened nor
-how often: it reads what there is, compares it with what should be, and changes what differs. It may be called at any
-time, for objects that are gone too, and does nothing when there is nothing to do. For one object it never runs twice
-at a time.
+A controller is a function `reconcile(request)`. It gets the key of an object, not what happened to it: it reads the
+current state, compares it with the desired state and changes what differs. It may be called at any time, also for an
+object that does not exist any more, and does nothing if there is nothing to do. It never runs concurrently for the same
+object.
 
-It returns None when all is as it should be, or `Result(requeue_after=…)` to be called again later. What it raises is
-logged, and it is called again after a delay that doubles from 5 ms to 1000 s; after `TerminalError`, only when
-something changes.
+It returns None, or `Result(requeue_after=…)` to be called again later. If it raises an exception, that is logged, and
+it is called again after a delay that doubles from 5 ms to 1000 s; after `TerminalError`, only when something changes.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from accelplane.apiserver import ApiError, Conflict
+from accelplane.apiserver.errors import ApiError, Conflict
 
-from .cache import Cache, Subscriber
+from .cache import Cache, UnreadableObject
 from .metrics import Metrics
 from .objects import Object, Request, request_of
 from .owners import owner_request
+from .predicates import Predicate
 from .queue import QueueShutDown, WorkQueue
+from .tasks import cancel, result_of, run_isolated
 
 log = logging.getLogger(__name__)
 
@@ -34,26 +35,20 @@ RESYNC = 10 * 3600.0
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What else a reconciliation wants: to be called again after so many seconds."""
+    """The result of a reconciliation that wants to be called again, in seconds."""
 
     requeue_after: float
 
 
 class TerminalError(Exception):
-    """There is nothing that this controller can do about the object until something changes."""
+    """An error that a retry cannot solve: the object is reconciled again when something changes."""
 
 
 Reconcile = Callable[[Request], Awaitable[Result | None]]
 
 
-class _Source(Protocol):
-    """A cache, of whatever it is."""
-
-    def requests(self) -> list[Request]: ...
-
-
 class Controller:
-    """One `reconcile` and what it is called for. The name is for metrics: by custom, its kind's in lower case."""
+    """One `reconcile` function and its triggers. `name` is for metrics: by convention, the kind in lower case."""
 
     def __init__(
         self,
@@ -72,97 +67,135 @@ class Controller:
         self._workers = workers
         self._resync = resync
         self._queue = WorkQueue(name, metrics=self._metrics, base_delay=base_delay, max_delay=max_delay)
-        self._sources: list[_Source] = []
-        self._replays: list[Callable[[], None]] = []
-        self._runs = False
+        self._objects: list[Callable[[], Iterable[Request]]] = []
+        self._initial: list[Callable[[], Iterable[Request]]] = []
+        self._running = False
         self._metrics.max_workers.labels(name).set(workers)
 
-    def for_object(self, cache: Cache[T], *, debounce: float = 0.0) -> "Controller":
-        """Reconciles the objects of this cache: each when it changes, and all of them every ten hours.
+    def for_object(
+        self, cache: Cache[T], *, predicate: Predicate[T] | None = None, debounce: float = 0.0
+    ) -> "Controller":
+        """Reconciles the objects of this cache: each when it changes, and all every ten hours.
 
-        What changes beside the specification, as a status does, is looked at `debounce` seconds later: once, however
-        often it changed meanwhile.
+        Only changes that `predicate` accepts count; an object that exists at the start, or at a resync, is a creation.
+        Unreadable objects are always reconciled. With `debounce`, updates that leave `metadata.generation` unchanged,
+        such as a status, and all updates of kinds without generation, are reconciled once after that many seconds.
         """
 
-        def changed(old: T | None, new: T | None) -> None:
-            if (thing := new if new is not None else old) is not None:
-                self.enqueue(request_of(thing), after=debounce if _same_generation(old, new) else 0.0)
+        def requests() -> Iterable[Request]:
+            yield from (request_of(thing) for thing in cache if predicate is None or predicate(None, thing))
+            yield from cache.unreadable
 
-        cache.subscribe(self._heard(changed))
-        self._sources.append(cache)
+        self._subscribe(cache, lambda thing: (request_of(thing),), predicate, debounce, on_unreadable=self.enqueue)
+        self._objects.append(requests)
         return self
 
-    def owns(self, cache: Cache[T], owner: type[Object], *, debounce: float = 0.0) -> "Controller":
-        """Reconciles the `owner` of an object of this cache when that object changes; `debounce` as in `for_object`."""
+    def owns(
+        self,
+        cache: Cache[T],
+        owner: type[Object],
+        *,
+        predicate: Predicate[T] | None = None,
+        debounce: float = 0.0,
+    ) -> "Controller":
+        """Reconciles the controlling `owner` of an object of this cache when that object changes."""
 
         def owners(thing: T) -> Iterable[Request]:
             request = owner_request(thing, owner)
             return () if request is None else (request,)
 
-        return self.watches(cache, owners, debounce=debounce)
+        return self.watches(cache, owners, predicate=predicate, debounce=debounce)
 
     def watches(
-        self, cache: Cache[T], requests: Callable[[T], Iterable[Request]], *, debounce: float = 0.0
+        self,
+        cache: Cache[T],
+        requests: Callable[[T], Iterable[Request]],
+        *,
+        predicate: Predicate[T] | None = None,
+        debounce: float = 0.0,
     ) -> "Controller":
-        """Reconciles what `requests` says of an object of this cache, as it was and as it is, when it changes.
+        """Reconciles `requests(object)` for an object of this cache when it changes, for the old and the new state.
 
-        `debounce` as with `for_object`.
+        `predicate` and `debounce` are as in `for_object`.
         """
 
+        def initial() -> Iterable[Request]:
+            return (
+                request for thing in cache if predicate is None or predicate(None, thing) for request in requests(thing)
+            )
+
+        self._subscribe(cache, requests, predicate, debounce)
+        self._initial.append(initial)
+        return self
+
+    def starts_with(self, request: Request) -> "Controller":
+        """Reconciles this request when the controller starts, also if no object of that name exists."""
+        self._initial.append(lambda: (request,))
+        return self
+
+    def enqueue(self, request: Request, *, after: float = 0.0) -> None:
+        """Reconciles a request after at most `after` seconds: once, however often it is enqueued until then.
+
+        Does nothing unless the controller runs. A replica that does not lead must not collect requests, and the
+        controller reconciles everything when it starts.
+        """
+        if self._running:
+            self._queue.add_after(request, after)
+
+    async def run(self) -> None:
+        """Reconciles until `stop`. All caches have to be synced.
+
+        Raises `UnexpectedCancellation` if a worker is cancelled by anything but the cancellation of this function.
+        """
+        self._running = True
+        tasks = [
+            asyncio.create_task(self._work(), name=f"{self.name} worker {number}") for number in range(self._workers)
+        ]
+        resync = asyncio.create_task(self._resync_periodically(), name=f"{self.name} resync")
+        try:
+            for initial in self._initial:
+                self._enqueue_all(initial())
+            running = {*tasks, resync}
+            while running - {resync}:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    result_of(task)
+        finally:
+            await cancel(*tasks, resync)
+            self._running = False
+
+    def stop(self) -> None:
+        """Starts no more reconciliations. `run` returns when those that run have ended."""
+        self._queue.shut_down()
+
+    def _subscribe(
+        self,
+        cache: Cache[T],
+        requests: Callable[[T], Iterable[Request]],
+        predicate: Predicate[T] | None,
+        debounce: float,
+        *,
+        on_unreadable: Callable[[Request], None] | None = None,
+    ) -> None:
         def changed(old: T | None, new: T | None) -> None:
-            delay = debounce if _same_generation(old, new) else 0.0
+            if not self._running or (predicate is not None and not predicate(old, new)):
+                return
+            delay = 0.0 if _is_urgent(old, new) else debounce
             for thing in (old, new):
                 for request in () if thing is None else requests(thing):
                     self.enqueue(request, after=delay)
 
-        def replay() -> None:
-            for thing in cache:
-                changed(None, thing)
+        cache.subscribe(changed, on_unreadable=on_unreadable)
 
-        cache.subscribe(self._heard(changed))
-        self._replays.append(replay)
-        return self
+    def _enqueue_all(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self._queue.add(request)
 
-    def enqueue(self, request: Request, *, after: float = 0.0) -> None:
-        """Has one object reconciled, in so many seconds at the latest: once, however often that was asked for."""
-        self._queue.add_after(request, after)
-
-    async def run(self) -> None:
-        """Reconciles until `stop`. Caches must be synced: what they do not hold is taken for absent."""
-        self._runs = True
-        for replay in self._replays:
-            replay()
-        self._enqueue_all()
-        resync = asyncio.create_task(self._enqueue_all_again())
-        try:
-            async with asyncio.TaskGroup() as workers:
-                for _ in range(self._workers):
-                    workers.create_task(self._work())
-        finally:
-            resync.cancel()
-
-    def stop(self) -> None:
-        """Begins nothing new; `run` returns when what was begun has ended."""
-        self._queue.shut_down()
-
-    def _heard(self, changed: Subscriber[T]) -> Subscriber[T]:
-        def heard(old: T | None, new: T | None) -> None:
-            # Who waits to lead would keep the keys of all that ever was; all that is gets looked at when he does.
-            if self._runs:
-                changed(old, new)
-
-        return heard
-
-    def _enqueue_all(self) -> None:
-        # unreadable objects told nobody that they are there
-        for cache in self._sources:
-            for request in cache.requests():
-                self._queue.add(request)
-
-    async def _enqueue_all_again(self) -> None:
+    async def _resync_periodically(self) -> None:
         while True:
+            for requests in self._objects:
+                self._enqueue_all(requests())
             await asyncio.sleep(self._resync)
-            self._enqueue_all()
 
     async def _work(self) -> None:
         active = self._metrics.active_workers.labels(self.name)
@@ -174,30 +207,31 @@ class Controller:
             active.inc()
             started = time.perf_counter()
             try:
-                outcome = await self._reconcile_one(request)
+                result = await self._reconcile_one(request)
             finally:
                 active.dec()
                 self._queue.done(request)
             self._metrics.reconcile_seconds.labels(self.name).observe(time.perf_counter() - started)
-            self._metrics.reconciles.labels(self.name, outcome).inc()
+            self._metrics.reconciles.labels(self.name, result).inc()
 
     async def _reconcile_one(self, request: Request) -> str:
+        """Returns the label of the result, as in controller-runtime."""
         try:
-            result = await self._reconcile(request)
+            result = await run_isolated(self._reconcile(request))
         except TerminalError as error:
             log.error("%s %s: %s", self.name, request, error)
             self._metrics.reconcile_errors.labels(self.name).inc()
             self._metrics.terminal_errors.labels(self.name).inc()
             self._queue.forget(request)
             return "error"
-        except Exception as error:  # whatever it is: one object's trouble is not the others'
+        except Exception as error:  # the errors of one object must not affect the others
             self._metrics.reconcile_errors.labels(self.name).inc()
             delay = self._queue.add_rate_limited(request, at_least=getattr(error, "retry_after", 0.0))
             if isinstance(error, Conflict):
-                log.info("%s %s: tries again: %s", self.name, request, error)
+                log.info("%s %s: retrying: %s", self.name, request, error)
             else:
-                trace = None if isinstance(error, ApiError) else error
-                log.error("%s %s: tries again in %.3g s: %s", self.name, request, delay, error, exc_info=trace)
+                trace = None if isinstance(error, ApiError | UnreadableObject) else error
+                log.error("%s %s: retrying in %.3g s: %s", self.name, request, delay, error, exc_info=trace)
             return "error"
         self._queue.forget(request)
         if result is None:
@@ -206,7 +240,9 @@ class Controller:
         return "requeue_after"
 
 
-def _same_generation(old: Object | None, new: Object | None) -> bool:
-    """Whether the API server counts the specification of both as the same; many kinds are not counted."""
-    before, after = (each.metadata.generation if each is not None and each.metadata else None for each in (old, new))
-    return before is not None and before == after
+def _is_urgent(old: Object | None, new: Object | None) -> bool:
+    """Returns whether a change is not debounced: a creation, a deletion, or a new generation."""
+    if old is None or new is None:
+        return True
+    before, after = (each.metadata.generation if each.metadata else None for each in (old, new))
+    return before != after

@@ -1,12 +1,12 @@
-"""A program of controllers: shared caches, leader election, probes, metrics, and an end in order.
+"""A program of controllers: shared caches, leader election, probes, metrics, and an orderly shutdown.
 
     manager = Manager(client, election=Election.of("widgets.example.com", "default"))
     widgets = manager.cache(Widget)
     manager.controller("widget", reconcile).for_object(widgets)
     await manager.run()
 
-Caches, servers and background work run in every process; controllers only in the leader's, once all caches are synced.
-What fails beyond repair ends the program: whoever started it starts it again.
+Caches, servers and other runnables run in every replica; controllers run in the leader only, after all caches are
+synced. An error of any part ends the program: the kubelet restarts it.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -36,12 +36,14 @@ from accelplane.http import (
 )
 
 from .authorized import Authorized
-from .cache import Cache, WatchTimeouts
-from .client import FENCE, Client, Selection
+from .cache import Cache
+from .client import FENCE, Client, Selection, path_of
 from .controller import RESYNC, Controller, Reconcile
 from .events import Recorder
+from .informer import Informer, WatchTimeouts
 from .leader import Election, LeaderElector, LeaseLost
 from .objects import Object, trim
+from .tasks import Supervisor, cancel
 
 if TYPE_CHECKING:
     from cProfile import Profile
@@ -49,38 +51,32 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=Object)
-Work = Callable[[], Coroutine[object, object, None]]
+Runnable = Callable[[], Coroutine[object, object, None]]
 Check = Callable[[], bool | Coroutine[object, object, bool]]
 
 OFF = "0"
-"""As an address: no such server."""
+"""The address of a server that is disabled."""
 
-# for the last events, when what was begun has ended
 _EVENT_FLUSH_TIMEOUT = 5.0
 
 _TEXT = "text/plain; charset=utf-8"
 
 
-class _Cache(Protocol):
-    """A cache, of whatever it is."""
-
-    @property
-    def synced(self) -> asyncio.Event: ...
-    async def run(self) -> None: ...
-
-
-class _Which(NamedTuple):
+class _CacheKey(NamedTuple):
     kind: type[Object]
     selection: Selection
     transform: object
 
 
 class Manager:
-    """One program. Everything is added before `run`.
+    """One program. All parts are added before `run`.
 
-    Addresses are `host:port`, an empty host being all, or `OFF`. With `metrics_authorized` only those read metrics
-    whom the cluster's roles let `get` the path `/metrics`, and then they should go over TLS. With `profiling` the
-    health server has `/debug/tasks`, and `/debug/profile`, which begins a profile and at the second call shows it.
+    Addresses are `host:port`, where an empty host means all interfaces, or `OFF`. With `metrics_authorized`, only
+    clients with the right to `get` the path `/metrics` may read metrics; these should be served over TLS then. With
+    `profiling`, the health server has `/debug/tasks` and `/debug/profile`.
+
+    After SIGTERM the manager reports that it is not ready and serves for another `shutdown_delay` seconds, until no
+    endpoint leads to it any more; meanwhile controllers have `graceful_shutdown_timeout` seconds to finish.
     """
 
     def __init__(
@@ -93,8 +89,9 @@ class Manager:
         metrics_tls: ssl.SSLContext | None = None,
         metrics_authorized: bool = False,
         profiling: bool = False,
-        watch_timeouts: WatchTimeouts = WatchTimeouts(),  # noqa: B008 a frozen value
+        watch_timeouts: WatchTimeouts = WatchTimeouts(),  # noqa: B008 - a frozen value
         graceful_shutdown_timeout: float = 25.0,
+        shutdown_delay: float = 3.0,
         end: Callable[[int], None] = os._exit,
     ) -> None:
         self.client = client
@@ -102,6 +99,7 @@ class Manager:
         self.events = Recorder(client, client.field_manager, socket.gethostname())
         self.elector = LeaderElector(client, election) if election else None
         self.ports: dict[str, int] = {}
+        self.watch_timeouts = watch_timeouts
         self._health_address = health_address
         self._metrics_address = metrics_address
         self._metrics_tls = metrics_tls
@@ -109,141 +107,183 @@ class Manager:
             Authorized(client, self._answer_metrics) if metrics_authorized else self._answer_metrics
         )
         self._profiling = profiling
-        self.watch_timeouts = watch_timeouts
         self._graceful_shutdown_timeout = graceful_shutdown_timeout
+        self._shutdown_delay = shutdown_delay
         self._end = end
-        self._caches: dict[_Which, _Cache] = {}
+        self._informers: dict[tuple[str, Selection], Informer] = {}
+        self._caches: dict[_CacheKey, Cache[Object]] = {}
         self._controllers: list[Controller] = []
-        self._running: list[asyncio.Task[None]] = []
-        self._led: list[asyncio.Task[None]] = []
         self._contexts: list[AbstractAsyncContextManager[object]] = []
-        self._work: list[tuple[Work, bool]] = []
+        self._runnables: list[tuple[Runnable, bool]] = []
         self._checks: dict[str, Check] = {}
         self._profile: Profile | None = None
+        self._leader_tasks: list[asyncio.Task[None]] = []
+        self._renewal: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
 
     def cache(
         self,
         kind: type[T],
-        selection: Selection = Selection(),  # noqa: B008 a frozen value
+        selection: Selection = Selection(),  # noqa: B008 - a frozen value
         *,
         transform: Callable[[T], None] = trim,
     ) -> Cache[T]:
-        """The cache of a kind and selection, the same one for all who ask for it."""
-        which = _Which(kind, selection, transform)
-        if which not in self._caches:
-            self._caches[which] = Cache(
-                self.client, kind, selection, transform=transform, watch_timeouts=self.watch_timeouts
-            )
-        return cast("Cache[T]", self._caches[which])  # its key has the type
+        """Returns the cache of a kind and selection; the same cache for the same arguments.
+
+        Caches of different types for the same resource and selection share one watch.
+        """
+        key = _CacheKey(kind, selection, transform)
+        if key not in self._caches:
+            where = (path_of(kind), selection)
+            if where not in self._informers:
+                self._informers[where] = Informer(self.client, selection, watch_timeouts=self.watch_timeouts)
+            made = self._informers[where].cache(kind, transform=transform)
+            self._caches[key] = cast("Cache[Object]", made)
+        return cast("Cache[T]", self._caches[key])  # the key contains the type
 
     def controller(
         self, name: str, reconcile: Reconcile, *, workers: int = 1, resync: float = RESYNC, max_delay: float = 1000.0
     ) -> Controller:
-        """A controller; say with `for_object`, `owns` and `watches` what it is for."""
+        """Adds a controller. Its triggers are added with `for_object`, `owns` and `watches`."""
         made = Controller(name, reconcile, workers=workers, resync=resync, max_delay=max_delay, metrics=self.metrics)
         self._controllers.append(made)
         return made
 
     def add_context(self, context: AbstractAsyncContextManager[object]) -> None:
-        """Has a server or the like run from the beginning to the end of the program."""
+        """Adds a server as an asynchronous context manager, which is entered before and left after everything else."""
         self._contexts.append(context)
 
-    def add_runnable(self, work: Work, *, leader_only: bool = False) -> None:
-        """Has `work` run for as long as the program does, or leads; if it ends by itself that is a failure."""
-        self._work.append((work, leader_only))
+    def add_runnable(self, run: Runnable, *, leader_only: bool = False) -> None:
+        """Adds a function that runs as long as the program runs, or leads. If it returns, that is an error."""
+        self._runnables.append((run, leader_only))
 
     def add_readyz_check(self, name: str, check: Check) -> None:
-        """Has `/readyz` wait for one thing more than the caches."""
+        """Adds a condition of `/readyz`, beside the caches."""
         self._checks[name] = check
 
     def stop(self) -> None:
-        """Ends `run`: what was begun is finished, the Lease released."""
+        """Starts the orderly shutdown, as SIGTERM does."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Runs the program until SIGTERM, SIGINT or `stop`; the second signal ends the process at once.
+        """Runs the program until SIGTERM, SIGINT or `stop`. A second signal ends the process immediately.
 
-        Raises what ended any part of it. A lost Lease ends the process.
+        Raises the exception of the first part that fails, and `RuntimeError` for a part that returns. A lost Lease ends
+        the process.
         """
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._signalled)
+                loop.add_signal_handler(number, self._on_signal)
                 stack.callback(loop.remove_signal_handler, number)
             await self._serve(stack)
+            servers = await stack.enter_async_context(AsyncExitStack())
             for context in self._contexts:
-                await stack.enter_async_context(context)
-            parts = [asyncio.create_task(cache.run(), name=f"cache {cache}") for cache in self._caches.values()]
-            parts += [asyncio.create_task(work(), name="background") for work, leading in self._work if not leading]
-            parts.append(asyncio.create_task(self.events.run(), name="events"))
-            stopped = asyncio.create_task(self._stopping.wait(), name="stop")
-            leading = asyncio.create_task(self._lead(), name="controllers")
+                await servers.enter_async_context(context)
+            tasks = Supervisor()
             try:
-                await asyncio.wait([*parts, stopped, leading], return_when=asyncio.FIRST_COMPLETED)
-                if self._stopping.is_set():
-                    log.info("stops: finishes what was begun")
-                    await self._finish()
-                else:
-                    await _end_of([*parts, leading])
+                leading = self._start(tasks)
+                await self._wait_for_stop(tasks)
+                await self._shut_down(tasks, leading, servers)
             finally:
-                await _cancel([*parts, stopped, leading])
+                await tasks.cancel_all()
                 if self.elector is not None:
                     await self.elector.release()
 
-    async def _lead(self) -> None:
-        for cache in self._caches.values():
-            await cache.synced.wait()
+    def _start(self, tasks: Supervisor) -> asyncio.Task[None]:
+        for informer in self._informers.values():
+            tasks.start(f"cache {informer}", informer.run())
+        for run, leader_only in self._runnables:
+            if not leader_only:
+                tasks.start(_name(run), run())
+        tasks.start("events", self.events.run())
+        return tasks.start("leader", self._lead(tasks))
+
+    async def _wait_for_stop(self, tasks: Supervisor) -> None:
+        """Raises what ended a part of the program."""
+        stopping = asyncio.create_task(self._stopping.wait(), name="stop")
+        ended = asyncio.create_task(tasks.wait(), name="supervisor")
+        try:
+            await asyncio.wait((stopping, ended), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                await ended
+        finally:
+            await cancel(stopping, ended)
+
+    # Leading
+
+    async def _lead(self, tasks: Supervisor) -> None:
+        for informer in self._informers.values():
+            await informer.synced.wait()
         log.info("all caches are synced")
-        async with asyncio.TaskGroup() as tasks:
-            if self.elector is not None:
-                await self.elector.acquire()
-                tasks.create_task(self._renew(self.elector))
-                FENCE.set(partial(self._check_lease, self.elector))
-            self._led = [tasks.create_task(work()) for work, leading in self._work if leading]
-            self._running = [
-                tasks.create_task(controller.run(), name=f"controller {controller.name}")
-                for controller in self._controllers
-            ]
-            # without controllers, too, there is something to be the leader of
-            await self._stopping.wait()
+        if self.elector is not None:
+            await self.elector.acquire()
+            self._renewal = tasks.start("lease", self._renew(self.elector))
+            FENCE.set(partial(self._check_lease, self.elector))
+        self._leader_tasks = [
+            tasks.start(f"controller {controller.name}", controller.run()) for controller in self._controllers
+        ]
+        self._leader_tasks += [tasks.start(_name(run), run()) for run, leader_only in self._runnables if leader_only]
+        # The tasks inherit the fence from this one, which has nothing else to do.
+        await asyncio.Event().wait()
 
     async def _renew(self, elector: LeaderElector) -> None:
         try:
             await elector.renew()
         except LeaseLost as error:
-            self._lost(error)
+            self._end_process(error)
             raise
 
     def _check_lease(self, elector: LeaderElector) -> None:
-        """Before each write of what only the leader does: one that stood still must not go on where it was."""
+        """Runs before each write of the leader: a process that was suspended must not go on writing."""
         try:
             elector.check()
         except LeaseLost as error:
-            self._lost(error)
+            self._end_process(error)
             raise
 
-    def _lost(self, error: LeaseLost) -> None:
-        log.critical("%s; ends at once", error)
+    def _end_process(self, error: LeaseLost) -> None:
+        log.critical("%s; the process ends now", error)
         logging.shutdown()
         self._end(1)
 
-    async def _finish(self) -> None:
-        """Lets controllers end what they do, or makes them, the Lease being held meanwhile."""
-        for controller in self._controllers:
-            controller.stop()
-        if self._running:
-            _, left = await asyncio.wait(self._running, timeout=self._graceful_shutdown_timeout)
-            for task in left:
-                log.warning("%s: not finished within %g s", task.get_name(), self._graceful_shutdown_timeout)
-        await _cancel([*self._running, *self._led])
+    # Shutdown
+
+    async def _shut_down(self, tasks: Supervisor, leading: asyncio.Task[None], servers: AsyncExitStack) -> None:
+        """Stops leading while the servers go on serving, then closes the servers."""
+        log.info("shutting down")
+        stopped = asyncio.create_task(self._stop_leading(tasks, leading), name="stop leading")
+        try:
+            if self._contexts:
+                # Endpoints follow readiness with a delay; until then requests arrive.
+                await asyncio.sleep(self._shutdown_delay)
+            await servers.aclose()
+            await stopped
+        finally:
+            await cancel(stopped)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(_EVENT_FLUSH_TIMEOUT, self._graceful_shutdown_timeout)):
                 await self.events.flush()
 
-    def _signalled(self) -> None:
+    async def _stop_leading(self, tasks: Supervisor, leading: asyncio.Task[None]) -> None:
+        """Lets running reconciliations finish, cancels what only the leader may do, and releases the Lease."""
+        await tasks.cancel(leading)
+        for controller in self._controllers:
+            controller.stop()
+        controllers = self._leader_tasks[: len(self._controllers)]
+        if controllers:
+            _, late = await asyncio.wait(controllers, timeout=self._graceful_shutdown_timeout)
+            for task in late:
+                log.warning("%s: not finished after %g s", task.get_name(), self._graceful_shutdown_timeout)
+        await tasks.cancel(*self._leader_tasks)
+        if self._renewal is not None:
+            await tasks.cancel(self._renewal)
+        if self.elector is not None:
+            await self.elector.release()
+
+    def _on_signal(self) -> None:
         if self._stopping.is_set():
-            log.critical("second signal: ends at once")
+            log.critical("second signal: the process ends now")
             logging.shutdown()
             self._end(1)
         self._stopping.set()
@@ -277,12 +317,15 @@ class Manager:
         raise HttpError(404, "no such page")
 
     async def _answer_ready(self) -> Response:
-        waits = [f"cache {cache}" for cache in self._caches.values() if not cache.synced.is_set()]
+        failed = ["shutting down"] if self._stopping.is_set() else []
+        failed += [f"cache {informer}" for informer in self._informers.values() if not informer.synced.is_set()]
         for name, check in self._checks.items():
-            found = check()
-            if not (found if isinstance(found, bool) else await found):
-                waits.append(name)
-        return Response(503, f"waits for {', '.join(waits)}".encode(), _TEXT) if waits else Response(200, b"ok", _TEXT)
+            passed = check()
+            if not (passed if isinstance(passed, bool) else await passed):
+                failed.append(name)
+        if failed:
+            return Response(503, f"not ready: {', '.join(failed)}".encode(), _TEXT)
+        return Response(200, b"ok", _TEXT)
 
     def _answer_metrics(self, request: Request) -> Response:
         if request.path != "/metrics":
@@ -296,7 +339,7 @@ class Manager:
         if self._profile is None:
             self._profile = Profile()
             self._profile.enable()
-            return "profiling until this page is asked for again\n"
+            return "profiling until the next request of this page\n"
         self._profile.disable()
         text = io.StringIO()
         Stats(self._profile, stream=text).sort_stats("cumulative").print_stats(80)
@@ -311,14 +354,5 @@ def _tasks() -> str:
     return text.getvalue()
 
 
-async def _end_of(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Raises what ended the first of them that has ended, which is always too early."""
-    ended = next(task for task in tasks if task.done())
-    await ended
-    raise RuntimeError(f"{ended.get_name()}: ended by itself")
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[object]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+def _name(run: Runnable) -> str:
+    return f"runnable {getattr(run, '__qualname__', run)}"

@@ -1,21 +1,51 @@
-"""What can be counted about controllers, under the names that dashboards for controllers expect.
+"""Metrics of a program of controllers, under the names that existing dashboards use.
 
-The names and labels are controller-runtime's and client-go's; `accelplane_webhook_reviews` is our own.
+The names and labels are those of controller-runtime and client-go. Metrics that these do not have begin with
+`accelplane_`.
 """
 
+import time
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Protocol
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
 _RECONCILE = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _QUEUE = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 10, 100, 1000)
 _WEBHOOK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
+class CacheState(Protocol):
+    """What the metrics show of an informer. Times are seconds since the epoch, 0 for never."""
+
+    @property
+    def resource(self) -> str: ...
+    @property
+    def selector(self) -> str: ...
+    @property
+    def objects(self) -> int: ...
+    @property
+    def unreadable(self) -> int: ...
+    @property
+    def synced_at(self) -> float: ...
+    @property
+    def watching_since(self) -> float: ...
+
+
 class Metrics:
-    """The metrics of one program, in a registry of their own."""
+    """The metrics of one program, in a registry of their own. `informers` are those that run."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        self.informers: set[CacheState] = set()
+        registry.register(_CacheCollector(self.informers))
+        self.cache_lists = Counter(
+            "accelplane_cache_lists", "Complete lists requested by caches", ["resource"], registry=registry
+        )
         ProcessCollector(registry=registry)
         self.reconciles = Counter(
             "controller_runtime_reconcile", "Reconciliations by result", ["controller", "result"], registry=registry
@@ -94,3 +124,36 @@ class Metrics:
         self.leader = Gauge(
             "leader_election_master_status", "1 while this process is the leader", ["name"], registry=registry
         )
+
+
+_CACHE_GAUGES: Sequence[tuple[str, str, Callable[[Sequence[CacheState]], float]]] = (
+    ("objects", "Objects in caches", lambda states: sum(each.objects for each in states)),
+    ("unreadable_objects", "Objects that cannot be decoded", lambda states: sum(each.unreadable for each in states)),
+    (
+        "last_sync_timestamp_seconds",
+        "Time of the last complete list, 0 before the first one",
+        lambda states: min(each.synced_at for each in states),
+    ),
+    (
+        "watch_age_seconds",
+        "Age of the current watch, 0 without a watch",
+        lambda states: max(time.time() - each.watching_since if each.watching_since else 0.0 for each in states),
+    ),
+)
+
+
+class _CacheCollector(Collector):
+    """Reads the state of the informers at collection: informers come and go, and their metrics with them."""
+
+    def __init__(self, informers: AbstractSet[CacheState]) -> None:
+        self._informers = informers
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        groups: dict[tuple[str, str], list[CacheState]] = {}
+        for informer in self._informers:
+            groups.setdefault((informer.resource, informer.selector), []).append(informer)
+        for name, text, value in _CACHE_GAUGES:
+            family = GaugeMetricFamily(f"accelplane_cache_{name}", text, labels=("resource", "selector"))
+            for labels, states in sorted(groups.items()):
+                family.add_metric(labels, value(states))
+            yield family

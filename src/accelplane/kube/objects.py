@@ -94,6 +94,11 @@ def is_namespaced(kind: type[Object]) -> bool:
     return issubclass(_resource(kind), (NamespacedResource, NamespacedSubResource))
 
 
+def metadata_only(kind: type[Object]) -> bool:
+    """Returns whether a kind has no other field than `metadata`, so that the server need not send more."""
+    return issubclass(kind, msgspec.Struct) and kind.__struct_fields__ == ("metadata",)
+
+
 def metadata_of(thing: Object) -> HasIdentity:
     """An object's metadata, which every object from the API has. Raises `ValueError` for one without a name."""
     if thing.metadata is None or not thing.metadata.name:

@@ -1,7 +1,7 @@
-"""The work queue: which objects are to be looked at, each at most once at a time.
+"""The work queue of a controller, with the semantics of client-go's rate-limiting queue.
 
-A key that is added many times before it is taken is taken once. One that is added while it is worked on is taken
-again afterwards, never beside. Failures bring a key back after a delay that doubles.
+A key that is added several times before a worker gets it is processed once. A key that is added while it is processed
+is processed again afterwards, never concurrently. Failed keys return after a delay that doubles with each failure.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from .objects import Request
 
 
 class QueueShutDown(Exception):
-    """There is no more work: the queue was closed."""
+    """The queue was shut down: there are no more keys."""
 
 
 class WorkQueue:
@@ -32,97 +32,102 @@ class WorkQueue:
         self.base_delay = base_delay
         self.max_delay = max_delay
         self._clock = clock
-        self._waiting: deque[Request] = deque()
-        self._wanted: dict[Request, float] = {}  # since when
-        self._working: dict[Request, float] = {}
-        self._later: dict[Request, asyncio.TimerHandle] = {}
+        self._ready: deque[Request] = deque()
+        self._added_at: dict[Request, float] = {}
+        self._processing: dict[Request, float] = {}
+        self._delayed: dict[Request, asyncio.TimerHandle] = {}
         self._failures: dict[Request, int] = {}
         self._changed = asyncio.Event()
-        self._closed = False
+        self._shut_down = False
         metrics = metrics or Metrics()
         self._adds = metrics.queue_adds.labels(name)
         self._retries = metrics.queue_retries.labels(name)
-        self._queued = metrics.queue_seconds.labels(name)
-        self._worked = metrics.work_seconds.labels(name)
-        metrics.queue_depth.labels(name).set_function(lambda: len(self._waiting))
-        metrics.unfinished.labels(name).set_function(lambda: sum(self._ages()))
-        metrics.longest.labels(name).set_function(lambda: max(self._ages(), default=0.0))
+        self._queue_seconds = metrics.queue_seconds.labels(name)
+        self._work_seconds = metrics.work_seconds.labels(name)
+        metrics.queue_depth.labels(name).set_function(lambda: len(self._ready))
+        metrics.unfinished.labels(name).set_function(lambda: sum(self._processing_times()))
+        metrics.longest.labels(name).set_function(lambda: max(self._processing_times(), default=0.0))
+
+    def __len__(self) -> int:
+        """Returns the number of keys that are ready, delayed or processed."""
+        return len(self._added_at.keys() | self._delayed.keys() | self._processing.keys())
 
     def add(self, key: Request) -> None:
-        """Has the key looked at as soon as there is a worker for it."""
-        if self._closed:
+        """Makes a key ready. Does nothing after `shut_down`."""
+        if self._shut_down:
             return
-        if (timer := self._later.pop(key, None)) is not None:
+        if (timer := self._delayed.pop(key, None)) is not None:
             timer.cancel()
-        if key in self._wanted:
+        if key in self._added_at:
             return
         self._adds.inc()
-        self._wanted[key] = self._clock()
-        if key not in self._working:
-            self._waiting.append(key)
+        self._added_at[key] = self._clock()
+        if key not in self._processing:
+            self._ready.append(key)
             self._changed.set()
 
     def add_after(self, key: Request, delay: float) -> None:
-        """The same after `delay` seconds, or sooner when that was asked for before."""
+        """Makes a key ready after `delay` seconds, or when an earlier delay of the same key ends."""
+        if self._shut_down or key in self._added_at:
+            return
         if delay <= 0:
             self.add(key)
             return
-        if self._closed or key in self._wanted:
-            return
         loop = asyncio.get_running_loop()
-        known = self._later.get(key)
-        if known is not None and known.when() <= loop.time() + delay:
+        timer = self._delayed.get(key)
+        if timer is not None and timer.when() <= loop.time() + delay:
             return
-        if known is not None:
-            known.cancel()
-        self._later[key] = loop.call_later(delay, self.add, key)
+        if timer is not None:
+            timer.cancel()
+        self._delayed[key] = loop.call_later(delay, self.add, key)
 
     def add_rate_limited(self, key: Request, *, at_least: float = 0.0) -> float:
-        """Brings the key back after a delay that doubles with each failure until `forget`; returns the delay."""
+        """Makes a failed key ready after a delay that doubles with each failure until `forget`. Returns the delay."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         self._retries.inc()
-        # beyond 2^60 a float would overflow some day
+        # 2 ** 1024 is not a float
         delay = max(at_least, min(self.base_delay * 2 ** min(failures, 60), self.max_delay))
         self.add_after(key, delay)
         return delay
 
     def forget(self, key: Request) -> None:
-        """Forgets the key's failures."""
+        """Resets the delay of a key."""
         self._failures.pop(key, None)
 
     def num_requeues(self, key: Request) -> int:
+        """Returns the number of failures of a key since `forget`."""
         return self._failures.get(key, 0)
 
     async def get(self) -> Request:
-        """The next key, which is nobody else's until `done`. Raises `QueueShutDown`."""
+        """Waits for the next key. No other worker gets it until `done`. Raises `QueueShutDown`."""
         while True:
-            if self._closed:
+            if self._shut_down:
                 raise QueueShutDown
-            if self._waiting:
-                key = self._waiting.popleft()
+            if self._ready:
+                key = self._ready.popleft()
                 now = self._clock()
-                self._queued.observe(now - self._wanted.pop(key))
-                self._working[key] = now
+                self._queue_seconds.observe(now - self._added_at.pop(key))
+                self._processing[key] = now
                 return key
             self._changed.clear()
             await self._changed.wait()
 
     def done(self, key: Request) -> None:
-        """The work on a key has ended; if it was added meanwhile it is next in line."""
-        self._worked.observe(self._clock() - self._working.pop(key))
-        if key in self._wanted:
-            self._waiting.append(key)
+        """Ends the processing of a key. If it was added meanwhile it becomes ready."""
+        self._work_seconds.observe(self._clock() - self._processing.pop(key))
+        if key in self._added_at:
+            self._ready.append(key)
             self._changed.set()
 
     def shut_down(self) -> None:
-        """Ends all `get`; what waits is dropped."""
-        self._closed = True
-        for timer in self._later.values():
+        """Ends all `get`. Keys that are ready or delayed are dropped."""
+        self._shut_down = True
+        for timer in self._delayed.values():
             timer.cancel()
-        self._later.clear()
+        self._delayed.clear()
         self._changed.set()
 
-    def _ages(self) -> list[float]:
+    def _processing_times(self) -> list[float]:
         now = self._clock()
-        return [now - since for since in self._working.values()]
+        return [now - since for since in self._processing.values()]

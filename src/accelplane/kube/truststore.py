@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from accelplane.apiserver import AlreadyExists, ApiError, Conflict, NotFound, StatusError
 
-from .cache import Cache
 from .client import Client, Selection
+from .informer import Informer
 from .jsonpatch import Operation, documents
 from .objects import Metadata, Object, api
 from .trust import (
@@ -95,18 +95,19 @@ class ClusterTrustStore:
         self._namespace = namespace
         self._secret = secret
         self._names = names
-        self._caches = list(self._metadata_caches())
+        self._watches = list(self._metadata_watches())
 
     @property
     def watching(self) -> bool:
-        return all(cache.synced.is_set() for cache in self._caches)
+        return all(informer.synced.is_set() for informer, _ in self._watches)
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Watches the metadata of all objects as soon as the account may."""
         async with asyncio.TaskGroup() as tasks:
-            for cache in self._caches:
+            for informer, kind in self._watches:
+                cache = informer.cache(kind)
                 cache.subscribe(lambda _old, _new: changed())
-                tasks.create_task(cache.run_when_permitted(_log_forbidden, retry=_RIGHTS_CHECK))
+                tasks.create_task(informer.run_when_permitted(_log_forbidden, retry=_RIGHTS_CHECK))
 
     async def read(self) -> SecretData | None:
         """Raises `TrustError`."""
@@ -164,12 +165,12 @@ class ClusterTrustStore:
         except ApiError as error:
             raise TrustError(str(error)) from error
 
-    def _metadata_caches(self) -> Iterator[Cache[Object]]:
+    def _metadata_watches(self) -> Iterator[tuple[Informer, type[Object]]]:
         secret = Selection(namespace=self._namespace, fields=f"metadata.name={self._secret}")
-        yield Cache[Object](self._client, SecretMetadata, secret)
+        yield Informer(self._client, secret), SecretMetadata
         for kind, names in self._names.items():
             for name in names:
-                yield Cache[Object](self._client, _KINDS[kind][1], Selection(fields=f"metadata.name={name}"))
+                yield Informer(self._client, Selection(fields=f"metadata.name={name}")), _KINDS[kind][1]
 
 
 def _log_forbidden(error: StatusError) -> None:

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from accelplane.apiserver import Unreachable
-from accelplane.kube.cache import Cache, WatchTimeouts
+from accelplane.kube.cache import Cache
 from accelplane.kube.client import Client, Selection
+from accelplane.kube.informer import Informer, WatchTimeouts
 from accelplane.kube.names import is_dns_subdomain
 from accelplane.kube.objects import Request
 from accelplane.operator.daemonsets import provisioning_hash
@@ -71,7 +72,8 @@ class ConfigMaps:
             if self._tasks is None:
                 raise RuntimeError("ConfigMaps are asked for before they are watched")
             selection = Selection(self._namespace, fields=f"metadata.name={name}")
-            cache = Cache(self._client, ConfigMap, selection, watch_timeouts=self._watch_timeouts)
-            cache.subscribe(lambda _old, _new: self._changed(name))
-            self._caches[name] = (cache, self._tasks.create_task(cache.run(), name=f"cache {cache}"))
+            informer = Informer(self._client, selection, watch_timeouts=self._watch_timeouts)
+            cache = informer.cache(ConfigMap)
+            cache.subscribe(lambda _old, _new: self._changed(name), on_unreadable=lambda _request: self._changed(name))
+            self._caches[name] = (cache, self._tasks.create_task(informer.run(), name=f"cache {cache}"))
         return self._caches[name][0]

@@ -17,6 +17,7 @@ from accelplane.apiserver import Conflict, NotFound, StatusError, Unreachable
 from accelplane.kube.cache import Cache
 from accelplane.kube.client import Selection
 from accelplane.kube.controller import Result, TerminalError
+from accelplane.kube.informer import Informer
 from accelplane.kube.jsontypes import JsonObject
 from accelplane.kube.manager import Manager
 from accelplane.kube.objects import Request, request_of, untrimmed
@@ -73,7 +74,7 @@ class PluginController:
         self._nodes.subscribe(self._node_changed)
         if self._shared is not None:
             # The last resource may have gone while no operator ran.
-            self._controller.enqueue(_NONE)
+            self._controller.starts_with(_NONE)
 
     # What else a pass is for
 
@@ -337,8 +338,9 @@ def controllers(
     )
     manager.add_runnable(config_maps.run)
     # None of the manager's: not everybody's role allows to list nodes, and the rest works without.
-    nodes = Cache(manager.client, Node, transform=labels_only, watch_timeouts=manager.watch_timeouts)
-    manager.add_runnable(lambda: nodes.run_when_permitted(_without_nodes, retry=_NODES_AGAIN))
+    informer = Informer(manager.client, watch_timeouts=manager.watch_timeouts)
+    nodes = informer.cache(Node, transform=labels_only)
+    manager.add_runnable(lambda: informer.run_when_permitted(_without_nodes, retry=_NODES_AGAIN))
     for family in families:
         made[family] = PluginController(manager, family, settings, config_maps, nodes)
     return made

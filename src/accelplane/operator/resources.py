@@ -5,7 +5,6 @@ type is told so in its status instead of being passed over.
 """
 
 import functools
-import sys
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -13,11 +12,13 @@ from lightkube.core.resource import GlobalResource, NamespacedResourceG
 from lightkube.models.meta_v1 import OwnerReference
 from msgspec.structs import astuple
 
+from accelplane.kube.interning import StringPool
 from accelplane.kube.jsontypes import JsonObject
 from accelplane.kube.objects import Identity, Metadata, api, document_of, trim
 from accelplane.operator import models
 
 _EMPTY = msgspec.Raw(b"null")
+_intern = StringPool()
 
 
 class CustomResource(GlobalResource, msgspec.Struct, kw_only=True):
@@ -162,10 +163,10 @@ def place_only(thing: Pod) -> None:
     """Keeps of a pod whose it is, which all pods of a DaemonSet share, and where, which is what other pods say too."""
     metadata = thing.metadata
     metadata.uid = None
-    metadata.namespace = sys.intern(metadata.namespace or "")
+    metadata.namespace = _intern(metadata.namespace or "")
     if metadata.ownerReferences:
         metadata.ownerReferences = _shared(tuple(astuple(each) for each in metadata.ownerReferences))
-    thing.spec.nodeName = sys.intern(thing.spec.nodeName)
+    thing.spec.nodeName = _intern(thing.spec.nodeName)
 
 
 @functools.lru_cache(maxsize=64)
@@ -177,4 +178,4 @@ def _shared(owners: tuple[tuple[str | bool | None, ...], ...]) -> Sequence[Owner
 def labels_only(thing: Node) -> None:
     """Keeps of a node its labels, which are much the same on all nodes."""
     labels = thing.metadata.labels or {}
-    thing.metadata.labels = {sys.intern(name): sys.intern(value) for name, value in labels.items()}
+    thing.metadata.labels = {_intern(name): _intern(value) for name, value in labels.items()}
