@@ -19,7 +19,7 @@ from customresources import resource
 from accelplane.operator import models
 from accelplane.operator.daemonsets import provisioning_hash, render
 from accelplane.operator.images import upgrade
-from accelplane.operator.overlap import Overlap, overlaps_of, told
+from accelplane.operator.overlap import Overlap, format_overlap, overlaps_of
 from accelplane.operator.settings import ImagePolicy, Settings
 from accelplane.operator.update import HASH_ANNOTATION, plan
 
@@ -226,7 +226,7 @@ def _untold(plugin: models.DevicePlugin, daemonset: str, overlaps: Sequence[Over
     found = {kind: said[kind][0] for kind in ("Available", "Progressing", "Degraded", "ImageOverridden")}
     if found != {"Available": "True", "Progressing": "False", "Degraded": "False", "ImageOverridden": "False"}:
         return f"{found}"
-    message = "; ".join(told(each, plugin.name) for each in overlaps)
+    message = "; ".join(format_overlap(each, plugin.name) for each in overlaps)
     if said["NodeOverlap"][0] != str(bool(overlaps)) or (overlaps and said["NodeOverlap"][1] != message):
         return f"{said['NodeOverlap']}, expected {message!a}"
     return ""

@@ -10,6 +10,7 @@ import pytest
 from customresources import resource
 from jsonpatching import applied
 from kubeapi import KubeApi
+from manifests import own_image
 from processes import Process
 from waiting import until
 from webhookprograms import files, page, port_of, review
@@ -52,10 +53,10 @@ async def test_it_manages_hosts_and_ends_at_sigterm(api: KubeApi, start: Start) 
     defaulted = await review(port, "/mutate-deviceplugin-intel-com-v1-gpudeviceplugin", unset)
     patch = json.loads(base64.b64decode(defaulted["patch"]))
     whole = applied(unset, patch)
-    assert whole["spec"]["image"] == IMAGE
+    assert whole["spec"]["image"] == own_image("intel-gpu-plugin")
     judged = await review(port, "/validate-deviceplugin-intel-com-v1-gpudeviceplugin", whole)
     assert judged["allowed"]
-    assert "GpuDevicePlugin mine selects node one as well" in judged["warnings"][0]
+    assert "GpuDevicePlugin mine also selects node one" in judged["warnings"][0]
     refused = await review(
         port, "/validate-deviceplugin-intel-com-v1-gpudeviceplugin", resource("gpu", image="a/b:1.2.3")
     )
@@ -112,7 +113,7 @@ async def test_what_an_older_installation_lacks_does_not_keep_the_rest_from_work
         api.put("gpudeviceplugins", resource("gpu", name, image=IMAGE))
     await until(lambda: len(api.all("daemonsets")) == 2)
     late = await review(await port_of(process), "/validate-deviceplugin-intel-com-v1-npudeviceplugin", resource("npu"))
-    assert "has to be started again" in late["status"]["message"]
+    assert "restart it" in late["status"]["message"]
     assert process.log().count("nodes may not be listed") == 1
     assert "/api/v1/nodes" not in process.log(), "no request is told of"
     assert await process.terminate() == 0
@@ -155,7 +156,7 @@ async def test_it_is_ready_when_its_webhooks_can_be_reached(start: Start) -> Non
     ("arguments", "code", "words"),
     [
         (["-devices=gpu", "-devices=tpu"], 1, "-devices: 'tpu': expected one of dlb, dsa"),
-        (["-devices=gpu", "-devices=gpu"], 1, "-devices: 'gpu': is there twice"),
+        (["-devices=gpu", "-devices=gpu"], 1, "-devices: 'gpu': found twice, expected once"),
         (["-image-upgrade=yes"], 1, "-image-upgrade: 'yes': expected one of spec, daemonset, off"),
         (["-fpga-resource-naming=old"], 1, "-fpga-resource-naming: 'old': expected one of default, legacy63"),
         (["-image-minimum=new"], 1, "-image-minimum: 'new': expected a version"),

@@ -1,19 +1,21 @@
-"""The custom resource definitions are made from the types, and are those of Go's operator, field by field."""
+"""The definitions are made from the types, and accept what those of the Go operator accept."""
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import yaml
-from customresources import SAMPLES, sample
+from customresources import ACCEPTED_BY_THE_ORIGINAL, BROKEN_RULES, SAMPLES, plugin, sample
+from manifests import own_image
 
 from accelplane.admission.mapping_status import MappingStatus
 from accelplane.kube.conditions import condition
 from accelplane.kube.schemas import violations
-from accelplane.operator import crds, models
+from accelplane.operator import crds, models, rules
 
 BASES = Path(__file__).parents[2] / "deploy" / "operator" / "crd" / "bases"
 Schema = dict[str, Any]
@@ -68,7 +70,7 @@ FIELDS: list[tuple[str, Schema, str]] = [
     ("monitoringMode", one_of("split single"), "gpu"),
     ("dcapInfraResources", SWITCH, "sgx"),
 ]
-# What goes beyond it.
+# Fields that the Go project does not have.
 OURS = {
     *("imagePullPolicy", "imagePullSecrets", "podAnnotations", "priorityClassName", "resources", "updateStrategy"),
 }
@@ -76,7 +78,7 @@ OURS_OF_GPU = {"healthManagement", "levelZeroImage", "xpumdEndpoint"}
 
 
 def plain(schema: Any) -> Any:
-    """Without descriptions and rules, and with choices in the order of the alphabet."""
+    """Without descriptions and rules, and with sorted choices."""
     if isinstance(schema, dict):
         return {
             name: sorted(each) if name == "enum" else plain(each)
@@ -100,7 +102,7 @@ def spec_of(family: str) -> Schema:
     return version_of(kind)["schema"]["openAPIV3Schema"]["properties"]["spec"]
 
 
-def test_the_files_are_those_made_from_the_types(tmp_path: Path) -> None:
+def test_the_files_are_up_to_date_with_the_types(tmp_path: Path) -> None:
     stale = tmp_path / "deviceplugin.intel.com_old.yaml"
     stale.touch()
     crds.write(tmp_path)
@@ -111,7 +113,7 @@ def test_the_files_are_those_made_from_the_types(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ALL.split())
-def test_a_kind_is_called_as_ever_and_shows_its_columns(family: str) -> None:
+def test_names_and_columns_of_a_kind(family: str) -> None:
     kind = f"{family.capitalize()}DevicePlugin"
     definition, version = DEFINITIONS[kind], version_of(kind)
     assert definition["metadata"] == {"name": f"{kind.lower()}s.deviceplugin.intel.com"}
@@ -130,6 +132,8 @@ def test_a_kind_is_called_as_ever_and_shows_its_columns(family: str) -> None:
         ("Ready", "integer", ".status.numberReady"),
         ("Node Selector", "string", ".spec.nodeSelector"),
         ("Age", "date", ".metadata.creationTimestamp"),
+        ("Available", "string", '.status.conditions[?(@.type=="Available")].status'),
+        ("Degraded", "string", '.status.conditions[?(@.type=="Degraded")].status'),
     ]
     top = version["schema"]["openAPIV3Schema"]
     assert "required" not in top
@@ -146,7 +150,7 @@ def test_a_spec_has_the_fields_of_the_table_and_ours(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ALL.split())
-def test_a_status_has_both_numbers_always_and_the_rest_as_ever(family: str) -> None:
+def test_a_status_has_the_fields_of_the_original(family: str) -> None:
     kind = models.KINDS[family].__name__
     status = plain(version_of(kind)["schema"]["openAPIV3Schema"]["properties"]["status"])
     assert status["required"] == ["desiredNumberScheduled", "numberReady"]
@@ -170,7 +174,7 @@ def test_a_status_has_both_numbers_always_and_the_rest_as_ever(family: str) -> N
         ("FpgaRegion", "fpga", {"interfaceId": "^[0-9a-f]{8,32}$"}),
     ],
 )  # fmt: skip
-def test_a_mapping_of_fpgas_is_as_ever(kind: str, short: str, fields: dict[str, str]) -> None:
+def test_a_mapping_has_the_fields_of_the_original(kind: str, short: str, fields: dict[str, str]) -> None:
     definition, version = DEFINITIONS[kind], version_of(kind)
     assert definition["metadata"] == {"name": f"{kind.lower()}s.fpga.intel.com"}
     assert definition["spec"]["scope"] == "Namespaced"
@@ -199,7 +203,7 @@ COLUMNS_OF_MAPPINGS = [
 
 
 @pytest.mark.parametrize("kind", ["AcceleratorFunction", "FpgaRegion"])
-def test_a_mapping_of_fpgas_has_a_status_columns_and_the_version_of_2020(kind: str) -> None:
+def test_a_mapping_has_a_status_columns_and_the_version_of_2020(kind: str) -> None:
     spec = DEFINITIONS[kind]["spec"]
     assert (spec["conversion"], spec["preserveUnknownFields"]) == ({"strategy": "None"}, False)
     stored, old = spec["versions"]
@@ -213,20 +217,56 @@ def test_a_mapping_of_fpgas_has_a_status_columns_and_the_version_of_2020(kind: s
 
 
 @pytest.mark.parametrize("kind", ["AcceleratorFunction", "FpgaRegion"])
-def test_the_status_of_a_mapping_is_what_is_written(kind: str) -> None:
+def test_the_status_of_a_mapping_has_the_fields_that_are_written(kind: str) -> None:
     status = version_of(kind)["schema"]["openAPIV3Schema"]["properties"]["status"]
     assert {*status["properties"]} == {*MappingStatus.__struct_encode_fields__}
     written = MappingStatus("fpga.intel.com/x", 3, 1, [condition("Ready", True, "Offered", "said", generation=1)])
     assert [*violations(json.loads(msgspec.json.encode(written)), status)] == []
 
 
-def test_every_field_and_kind_says_what_it_is() -> None:
-    for kind in DEFINITIONS:
-        top = version_of(kind)["schema"]["openAPIV3Schema"]
+def undescribed(schema: Schema, path: str) -> Iterator[str]:
+    """The fields below a schema that have no description which is a sentence."""
+    for name, each in schema.get("properties", {}).items():
+        if not re.search(r"\S\.$", each.get("description", "")):
+            yield f"{path}.{name}"
+        yield from undescribed(each, f"{path}.{name}")
+    if "items" in schema:
+        yield from undescribed(schema["items"], f"{path}[]")
+
+
+@pytest.mark.parametrize("kind", sorted(DEFINITIONS))
+def test_every_field_at_every_depth_has_a_description(kind: str) -> None:
+    for version in DEFINITIONS[kind]["spec"]["versions"]:
+        top = version["schema"]["openAPIV3Schema"]
         assert top["description"].endswith(".")
-        for part in ("spec", "status"):
-            for field, schema in top["properties"][part]["properties"].items():
-                assert re.search(r"\.$", schema.get("description", "")), f"{kind}: {part}.{field}"
+        found = {*undescribed(top, kind)}
+        # The API server describes these itself.
+        assert found == {f"{kind}.{name}" for name in ("apiVersion", "kind", "metadata")}
+
+
+@pytest.mark.parametrize("family", ALL.split())
+def test_rules_of_the_api_server_concern_only_fields_that_the_original_does_not_have(family: str) -> None:
+    entries = spec_of(family)["x-kubernetes-validations"]
+    used = {
+        name
+        for entry in entries
+        for name in re.findall(r"self\.(\w+)", f"{entry['rule']} {entry['messageExpression']}")
+    }
+    assert used <= OURS | OURS_OF_GPU
+    assert "updateStrategy" in used
+
+
+@pytest.mark.parametrize(("family", "spec"), ACCEPTED_BY_THE_ORIGINAL)
+def test_a_schema_accepts_what_that_of_the_original_accepts(family: str, spec: Schema) -> None:
+    assert [*violations(spec, spec_of(family))] == []
+
+
+@pytest.mark.parametrize(("family", "spec"), BROKEN_RULES)
+def test_a_broken_rule_has_one_line_that_says_what_to_do(family: str, spec: Schema) -> None:
+    found = plugin(family, **spec).spec
+    of_gpu = rules.GPU_HEALTH if isinstance(found, models.GpuSpec) else ()
+    (message, *_) = [*rules.broken(found, rules.UPDATE_STRATEGY), *rules.broken(found, of_gpu)]
+    assert re.fullmatch(r".+ is .+, expected .+; \S.+", message)
 
 
 # Family: what is the sample's own, init image, label.
@@ -248,13 +288,13 @@ SAMPLE_SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("family", ALL.split())
 def test_a_sample_is_that_of_the_table(family: str) -> None:
     own, init_image, label = SAMPLE_SPECS[family]
-    init = {"initImage": f"intel/{init_image}:0.31.1"} if init_image else {}
+    init = {"initImage": own_image(init_image)} if init_image else {}
     assert sample(family) == {
         "apiVersion": "deviceplugin.intel.com/v1",
         "kind": f"{family.capitalize()}DevicePlugin",
         "metadata": {"name": f"{family}deviceplugin-sample"},
         "spec": {
-            "image": f"intel/intel-{family}-plugin:0.31.1",
+            "image": own_image(f"intel-{family}-plugin"),
             "logLevel": 4,
             "nodeSelector": {f"intel.feature.node.kubernetes.io/{label}": "true"},
             **init,

@@ -265,8 +265,8 @@ def test_an_fpga_plugin_is_told_of_names_that_are_not_the_usual_ones() -> None:
 
 
 def test_fpga_always_has_an_init_container_between_its_volumes() -> None:
-    settings = Settings(images=ImagePolicy(minimum="0.31.1", target="0.36.0"))
-    assert pod("fpga", settings=settings)["initContainers"][0]["image"] == "intel/intel-fpga-initcontainer:0.36.0"
+    settings = Settings(images=ImagePolicy(target="1.1.0"))
+    assert pod("fpga", settings=settings)["initContainers"][0]["image"] == "accelplane/intel-fpga-initcontainer:1.1.0"
     names = [volume["name"] for volume in pod("fpga")["volumes"]]
     assert names == ["devfs", "sysfs", "kubeletsockets", "fpga-records", "intel-fpga-sw", "cdidir"]
 
@@ -357,8 +357,8 @@ def test_what_is_settable_in_every_kind_is_set(family: str) -> None:
 
 
 def test_an_image_that_is_not_named_is_the_usual_one() -> None:
-    settings = Settings(images=ImagePolicy(vendor="mirror.example/ours", minimum="0.32.0"))
-    assert pod("npu", settings=settings)["containers"][0]["image"] == "mirror.example/ours/intel-npu-plugin:0.32.0"
+    settings = Settings(images=ImagePolicy(vendor="mirror.example/ours", target="1.1.0"))
+    assert pod("npu", settings=settings)["containers"][0]["image"] == "mirror.example/ours/intel-npu-plugin:1.1.0"
 
 
 def test_only_qats_annotations_are_copied_and_never_kubectls() -> None:

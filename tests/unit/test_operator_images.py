@@ -1,14 +1,14 @@
-"""Image references: what is taken for a plugin's, and what it becomes."""
+"""Image references: which are accepted, which are replaced, and by what."""
 
 import pytest
 from customresources import plugin
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelplane.operator import images
-from accelplane.operator.settings import ImagePolicy, overrides
+from accelplane.operator import images, versions
+from accelplane.operator.settings import RELEASE, ImagePolicy, overrides
 
-POLICY = ImagePolicy(minimum="0.31.1")
+POLICY = ImagePolicy(release="1.2.0")
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 NAMES = ("intel-gpu-plugin",)
 
@@ -17,6 +17,8 @@ NAMES = ("intel-gpu-plugin",)
     "reference",
     [
         "intel/intel-gpu-plugin:0.31.1",
+        f"accelplane/intel-gpu-plugin:{RELEASE}",
+        "accelplane/intel-gpu-plugin:devel",
         "intel-gpu-plugin:0.31.1",
         "intel-gpu-plugin:v0.32.0",
         "registry.example/deep/path/intel-gpu-plugin:1.0.0",
@@ -24,50 +26,48 @@ NAMES = ("intel-gpu-plugin",)
         f"intel/intel-gpu-plugin@{DIGEST}",
         f"intel-gpu-plugin@{DIGEST}",
         f"foo-intel-gpu-plugin@{DIGEST}",
-        # What Go's operator refuses
+        # The Go operator refuses these.
         "host:5000/intel/intel-gpu-plugin:0.31.1",
         f"host:5000/intel/intel-gpu-plugin@{DIGEST}",
         f"intel/intel-gpu-plugin:0.31.1@{DIGEST}",
     ],
 )
-def test_an_image_of_the_plugin_is_taken(reference: str) -> None:
-    assert images.refusal(reference, NAMES, POLICY) is None
-    assert images.below_minimum(reference, POLICY) is None
+def test_an_image_of_the_plugin_is_accepted(reference: str) -> None:
+    assert images.reference_error(reference, NAMES) is None
+    assert images.version_error(reference, POLICY) is None
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"),
+    ("reference", "words"),
     [
-        ("intel/intel-gpu-plugin", "neither a tag nor a digest"),
-        ("", "neither a tag nor a digest"),
-        ("host:5000/intel-gpu-plugin", "neither a tag nor a digest"),
-        ("intel/intel-sgx-plugin:0.31.1", "incorrect image name: 'intel-sgx-plugin'"),
+        ("intel/intel-gpu-plugin", "field is incorrect: found 'intel/intel-gpu-plugin', expected a tag or a digest"),
+        ("", "expected a tag or a digest"),
+        ("host:5000/intel-gpu-plugin", "expected a tag or a digest"),
+        ("intel/intel-sgx-plugin:0.31.1", "incorrect image name: found 'intel-sgx-plugin'"),
         ("intel/intel-sgx-plugin:0.31.1", "expected <vendor>/intel-gpu-plugin"),
         (f"intel/intel-sgx-plugin@{DIGEST}", "incorrect image name"),
         ("foo-intel-gpu-plugin:0.31.1", "incorrect image name"),
-        ("intel/intel-gpu-plugin:devel", "valid SHA digest"),
         ("intel/intel-gpu-plugin:latest", "semver tag"),
         ("intel/intel-gpu-plugin:0.31", "semver tag"),
         ("intel/intel-gpu-plugin:0.31.01", "semver tag"),
         ("intel/intel-gpu-plugin:0.31.1.1", "semver tag"),
-        ("intel/intel-gpu-plugin:", "neither"),
+        ("intel/intel-gpu-plugin:devel2", "semver tag"),
+        ("intel/intel-gpu-plugin:", "expected a tag or a digest"),
         ("intel/intel-gpu-plugin@sha256:abc", "'sha256:abc'"),
         (f"intel/intel-gpu-plugin@{DIGEST.upper()}", "valid SHA digest"),
         (f"intel/intel-gpu-plugin@{DIGEST}0", "valid SHA digest"),
         (f"intel/intel-gpu-plugin@{DIGEST}\n", "valid SHA digest"),
-        (f"intel/intel-gpu-plugin:devel@{DIGEST}", "'devel'"),
+        ("intel/intel-gpu-plugin:devel@sha256:abc", "'sha256:abc'"),
     ],
 )
-def test_another_reference_is_refused_and_told_why(reference: str, said: str) -> None:
-    assert said in (images.refusal(reference, NAMES, POLICY) or "")
+def test_another_reference_is_an_error_with_what_was_found_and_expected(reference: str, words: str) -> None:
+    assert words in (images.reference_error(reference, NAMES) or "")
 
 
 @pytest.mark.parametrize("tag", ["0.31.0", "0.31.1-ubi", "v0.30.9", "0.31.1-rc.2+x", "0.9.100"])
-def test_a_version_below_the_minimum_is_told_with_both(tag: str) -> None:
-    said = images.below_minimum(f"host:5000/intel-gpu-plugin:{tag}", POLICY)
-    assert said is not None
-    assert tag in said
-    assert "0.31.1" in said
+def test_a_version_below_the_minimum_is_an_error_with_both_versions(tag: str) -> None:
+    error = images.version_error(f"host:5000/intel-gpu-plugin:{tag}", POLICY)
+    assert error == (f"version is too low: found {tag} in 'host:5000/intel-gpu-plugin:{tag}', expected 0.31.1 or newer")
 
 
 # The order that semver.org gives as an example.
@@ -76,18 +76,18 @@ ORDERED = (
 )
 
 
-def test_versions_are_in_the_order_of_semver() -> None:
-    versions = ORDERED.split()
-    for position, low in enumerate(versions):
-        assert [each for each in versions if images.is_below(low, each)] == versions[position + 1 :]
+def test_versions_have_the_order_of_semver() -> None:
+    ordered = ORDERED.split()
+    for position, low in enumerate(ordered):
+        assert [each for each in ordered if versions.is_below(low, each)] == ordered[position + 1 :]
 
 
-SHA = {"INTEL_GPU_PLUGIN_SHA": f"docker.example/intel/intel-gpu-plugin@{DIGEST}"}
+SHA = {"INTEL_GPU_PLUGIN_SHA": f"docker.example/accelplane/intel-gpu-plugin@{DIGEST}"}
 OVERRIDDEN = SHA["INTEL_GPU_PLUGIN_SHA"]
 
 
 @pytest.mark.parametrize(
-    ("reference", "plain", "overridden"),
+    ("reference", "upgraded", "overridden"),
     [
         ("intel/intel-gpu-plugin:0.30.0", "intel/intel-gpu-plugin:0.31.1", OVERRIDDEN),
         ("mine/deep/intel-gpu-plugin:0.31.1-ubi", "mine/deep/intel-gpu-plugin:0.31.1", OVERRIDDEN),
@@ -100,38 +100,79 @@ OVERRIDDEN = SHA["INTEL_GPU_PLUGIN_SHA"]
         ("other/name:0.1.0", "other/name:0.31.1", "other/name:0.31.1"),
         (":0.1.0", ":0.1.0", ":0.1.0"),
         ("", "", ""),
-        # Where Go's operator is lost
+        # The Go operator does not parse these.
         ("host:5000/intel-gpu-plugin:0.30.0", "host:5000/intel-gpu-plugin:0.31.1", OVERRIDDEN),
         (f"intel-gpu-plugin:0.30.0@{DIGEST}", f"intel-gpu-plugin:0.30.0@{DIGEST}", OVERRIDDEN),
+        # Images of this project follow the release of the operator, as those of the Go project do.
+        ("accelplane/intel-gpu-plugin:1.0.0", "accelplane/intel-gpu-plugin:1.2.0", OVERRIDDEN),
+        ("accelplane/intel-gpu-plugin:0.1.0", "accelplane/intel-gpu-plugin:1.2.0", OVERRIDDEN),
+        ("accelplane/intel-gpu-plugin:1.2.0-rc.1", "accelplane/intel-gpu-plugin:1.2.0", OVERRIDDEN),
+        ("accelplane/intel-gpu-plugin:1.2.0", "accelplane/intel-gpu-plugin:1.2.0", OVERRIDDEN),
+        ("accelplane/intel-gpu-plugin:1.3.0", "accelplane/intel-gpu-plugin:1.3.0", OVERRIDDEN),
+        ("mirror:5000/all/intel-gpu-plugin:1.0.0", "mirror:5000/all/intel-gpu-plugin:1.2.0", OVERRIDDEN),
     ],
 )
-def test_a_reference_is_upgraded_or_overridden(reference: str, plain: str, overridden: str) -> None:
-    assert images.upgraded(reference, POLICY) == plain
+def test_a_reference_is_upgraded_or_overridden(reference: str, upgraded: str, overridden: str) -> None:
+    assert images.upgraded(reference, POLICY) == upgraded
     assert images.upgraded(reference, ImagePolicy(overrides=SHA)) == overridden
     assert images.upgraded(reference, ImagePolicy(overrides=SHA, upgrade="off")) == reference
 
 
 @pytest.mark.parametrize(
-    ("reference", "name"),
+    ("target", "original", "ours"),
+    [("", "0.31.1", "1.2.0"), ("0.36.0", "0.36.0", "1.2.0"), ("1.1.0", "0.31.1", "1.1.0")],
+)
+def test_a_target_concerns_the_images_of_its_own_project(target: str, original: str, ours: str) -> None:
+    policy = ImagePolicy(release="1.2.0", target=target)
+    assert images.upgraded("intel/intel-gpu-plugin:0.30.0", policy) == f"intel/intel-gpu-plugin:{original}"
+    assert images.upgraded("accelplane/intel-gpu-plugin:1.0.0", policy) == f"accelplane/intel-gpu-plugin:{ours}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "reference"),
     [
-        ("intel/intel-sgx-plugin:1.0.0", "INTEL_SGX_PLUGIN_SHA"),
-        ("intel-qat-initcontainer:1.0.0", "INTEL_QAT_INITCONTAINER_SHA"),
-        (f"a:1/b/intel-idxd-config-initcontainer@{DIGEST}", "INTEL_IDXD_CONFIG_INITCONTAINER_SHA"),
+        ({}, "intel-gpu-plugin", f"accelplane/intel-gpu-plugin:{RELEASE}"),
+        ({}, "intel-gpu-levelzero", "intel/intel-gpu-levelzero:0.31.1"),
+        ({"target": "0.36.0"}, "intel-gpu-plugin", f"accelplane/intel-gpu-plugin:{RELEASE}"),
+        ({"vendor": "intel"}, "intel-gpu-plugin", "intel/intel-gpu-plugin:0.31.1"),
+        ({"vendor": "intel", "target": "0.36.0"}, "intel-gpu-plugin", "intel/intel-gpu-plugin:0.36.0"),
+        ({"vendor": "mirror.example/a"}, "intel-gpu-plugin", f"mirror.example/a/intel-gpu-plugin:{RELEASE}"),
+        ({"vendor": "mirror.example/a"}, "intel-gpu-levelzero", "mirror.example/a/intel-gpu-levelzero:0.31.1"),
+        ({"vendor": "mirror.example/intel", "target": "1.0.0"}, "x", "mirror.example/intel/x:1.0.0"),
+        ({"overrides": SHA}, "intel-gpu-plugin", OVERRIDDEN),
+        ({"overrides": SHA, "upgrade": "off"}, "intel-gpu-plugin", f"accelplane/intel-gpu-plugin:{RELEASE}"),
     ],
 )
-def test_the_variable_of_an_image_has_its_name(reference: str, name: str) -> None:
-    assert images.variable(images.parse(reference)) == name
+def test_an_unset_image_is_that_of_the_release_or_its_override(
+    settings: dict[str, object], name: str, reference: str
+) -> None:
+    assert ImagePolicy(**settings).reference(name) == reference  # type: ignore[arg-type]
 
 
-def test_the_overrides_are_the_variables_that_say_something() -> None:
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [
+        ("intel-sgx-plugin", "INTEL_SGX_PLUGIN_SHA"),
+        ("intel-qat-initcontainer", "INTEL_QAT_INITCONTAINER_SHA"),
+        ("intel-idxd-config-initcontainer", "INTEL_IDXD_CONFIG_INITCONTAINER_SHA"),
+    ],
+)
+def test_the_variable_of_an_image_has_its_name(name: str, variable: str) -> None:
+    policy = ImagePolicy(overrides={variable: "x"})
+    for reference in (f"intel/{name}:1.0.0", f"a:1/b/{name}@{DIGEST}"):
+        assert images.upgraded(reference, policy) == "x"
+
+
+def test_overrides_are_the_non_empty_variables_with_the_suffix() -> None:
     environment = SHA | {"PATH": "/bin", "INTEL_SGX_PLUGIN_SHA": ""}
     assert overrides(environment) == SHA
 
 
-def test_a_resource_is_upgraded_in_all_its_images_and_it_is_told() -> None:
+def test_a_resource_is_upgraded_in_all_its_images() -> None:
     old = plugin("gpu", image="a/intel-gpu-plugin:0.30.0", initImage="b/intel-gpu-initcontainer:0.30.0",
                  levelZeroImage="intel-gpu-levelzero:devel", logLevel=4)  # fmt: skip
-    new, replaced = images.upgrade(old, ImagePolicy(overrides=SHA, target="0.36.0"))
+    policy = ImagePolicy(overrides=SHA, target="0.36.0")
+    new, replaced = images.upgrade(old, policy)
     assert images.named_images(new.spec) == {
         "image": OVERRIDDEN,
         "initImage": "b/intel-gpu-initcontainer:0.36.0",
@@ -142,12 +183,50 @@ def test_a_resource_is_upgraded_in_all_its_images_and_it_is_told() -> None:
         ("image", "a/intel-gpu-plugin:0.30.0", "INTEL_GPU_PLUGIN_SHA"),
         ("initImage", "b/intel-gpu-initcontainer:0.30.0", ""),
     ]
-    assert images.upgrade(new, ImagePolicy(overrides=SHA, target="0.36.0")) == (new, ())
+    assert images.upgrade(new, policy) == (new, ())
+
+
+@pytest.mark.parametrize(
+    ("spec", "policy", "found"),
+    [
+        (
+            {"image": "intel/intel-dlb-plugin:0.31.1"}, POLICY,
+            ("image is intel/intel-dlb-plugin:0.31.1, an image of the Go project; "
+            "set image to accelplane/intel-dlb-plugin:1.2.0"),
+        ),
+        (
+            {"image": "accelplane/intel-dlb-plugin:1.2.0", "initImage": "mirror/x/intel-dlb-initimage:0.36.0"}, POLICY,
+            ("initImage is mirror/x/intel-dlb-initimage:0.36.0, an image of the Go project; "
+            "set initImage to accelplane/intel-dlb-initcontainer:1.2.0"),
+        ),
+        (
+            {"image": f"docker.io/intel/intel-dlb-plugin@{DIGEST}"}, ImagePolicy(vendor="mirror/ours"),
+            (f"image is docker.io/intel/intel-dlb-plugin@{DIGEST}, an image of the Go project; "
+            f"set image to mirror/ours/intel-dlb-plugin:{RELEASE}"),
+        ),
+        ({"image": "intel/intel-dlb-plugin:1.0.0"}, POLICY, ""),
+        ({"image": "accelplane/intel-dlb-plugin:devel"}, POLICY, ""),
+        ({"image": "accelplane/intel-dlb-plugin:0.1.0"}, POLICY, ""),
+        ({"image": f"mine/intel-dlb-plugin@{DIGEST}"}, POLICY, ""),
+        ({"image": "intel/intel-dlb-plugin:0.31.1"}, ImagePolicy(vendor="intel"), ""),
+        ({"image": "intel/intel-dlb-plugin:0.31.1"}, ImagePolicy(overrides={"INTEL_DLB_PLUGIN_SHA": "x"}), ""),
+    ],
+)  # fmt: skip
+def test_images_of_the_go_project_are_reported_with_the_image_to_use(
+    spec: dict[str, str], policy: ImagePolicy, found: str
+) -> None:
+    assert images.original_images(plugin("dlb", **spec), policy) == found
+
+
+def test_an_image_that_only_the_go_project_publishes_is_not_reported() -> None:
+    found = plugin("gpu", image="accelplane/intel-gpu-plugin:1.2.0", levelZeroImage="intel/intel-gpu-levelzero:0.31.1",
+                   initImage="intel/intel-gpu-initcontainer:0.31.1")  # fmt: skip
+    assert images.original_images(found, POLICY) == ""
 
 
 @given(st.text(alphabet="abc:/@-.0123456789sha256 vintelgpuplugin\n", max_size=60) | st.text(max_size=40))
-def test_no_text_is_too_odd_to_be_judged(text: str) -> None:
-    images.refusal(text, NAMES, POLICY)
-    images.below_minimum(text, POLICY)
+def test_any_text_is_parsed_and_an_upgrade_is_stable(text: str) -> None:
+    images.reference_error(text, NAMES)
+    images.version_error(text, POLICY)
     once = images.upgraded(text, POLICY)
     assert images.upgraded(once, POLICY) == once

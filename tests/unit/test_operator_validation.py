@@ -1,7 +1,6 @@
-"""What admission fills in, refuses and warns of: the specification's tables, and what goes beyond."""
+"""Defaulting, errors and warnings of admission: the specification's tables and the additions to them."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,27 +12,31 @@ from hypothesis import strategies as st
 from accelplane.kube.quantities import number_of
 from accelplane.operator import defaulting, models
 from accelplane.operator.overlap import Overlap
-from accelplane.operator.settings import ImagePolicy
+from accelplane.operator.settings import RELEASE, ImagePolicy
 from accelplane.operator.validation import verdict
 
-POLICY = ImagePolicy(minimum="0.31.1")
+POLICY = ImagePolicy()
 FAMILIES = [*models.KINDS]
 
 
-def own(family: str, tag: str = "0.31.1") -> str:
+def original(family: str, tag: str = "0.31.1") -> str:
     return f"intel/intel-{family}-plugin:{tag}"
 
 
+def ours(name: str, tag: str = RELEASE) -> str:
+    return f"accelplane/{name}:{tag}"
+
+
 def judged(family: str, others: list[models.DevicePlugin] | None = None, **spec: Any) -> str:
-    """The refusal of a resource that is right but for what is given; empty when it is admitted."""
-    right: dict[str, Any] = {"image": own(family)}
+    """The refusal of a valid resource with these changes; empty when it is admitted."""
+    right: dict[str, Any] = {"image": ours(f"intel-{family}-plugin")}
     if family == "fpga":
-        right["initImage"] = "intel/intel-fpga-initcontainer:0.31.1"
+        right["initImage"] = ours("intel-fpga-initcontainer")
     return verdict(plugin(family, **right | spec), POLICY, others=others or []).refusal
 
 
-def warned(family: str, **spec: Any) -> str:
-    found = verdict(plugin(family, **{"image": own(family)} | spec), POLICY)
+def warned(family: str, policy: ImagePolicy = POLICY, **spec: Any) -> str:
+    found = verdict(plugin(family, **{"image": ours(f"intel-{family}-plugin")} | spec), policy)
     assert found.refusal == ""
     return "\n".join(found.warnings)
 
@@ -43,11 +46,11 @@ def warned(family: str, **spec: Any) -> str:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("spec", [{}, {"image": ""}, {"logLevel": 4}])
-def test_an_image_that_is_not_named_is_filled_in(family: str, spec: dict[str, Any]) -> None:
+def test_an_unset_image_is_filled_in_with_that_of_the_release(family: str, spec: dict[str, Any]) -> None:
     document = json.dumps(resource(family, **spec)).encode()
-    expected = {"image": f"intel/intel-{family}-plugin:0.31.1"}
+    expected = {"image": ours(f"intel-{family}-plugin")}
     if family == "fpga":
-        expected["initImage"] = "intel/intel-fpga-initcontainer:0.31.1"
+        expected["initImage"] = ours("intel-fpga-initcontainer")
     assert defaulting.missing(family, document, POLICY) == expected
     assert defaulting.patch(family, document, POLICY) == [
         {"op": "add", "path": f"/spec/{field}", "value": image} for field, image in expected.items()
@@ -62,13 +65,18 @@ def test_a_resource_without_a_spec_gets_one() -> None:
     ]
 
 
+def test_an_unset_image_is_filled_in_with_the_override_of_the_environment() -> None:
+    policy = ImagePolicy(overrides={"INTEL_SGX_PLUGIN_SHA": "a.example/intel-sgx-plugin@sha256:00"})
+    assert defaulting.missing("sgx", b"{}", policy) == {"image": "a.example/intel-sgx-plugin@sha256:00"}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_resource_that_names_its_images_is_left_alone(family: str) -> None:
+def test_a_resource_with_images_is_unchanged_by_defaulting(family: str) -> None:
     document = json.dumps(sample(family)).encode()
     assert defaulting.patch(family, document, POLICY) == []
 
 
-def test_what_the_schema_will_refuse_is_no_matter_of_defaulting() -> None:
+def test_defaulting_leaves_invalid_fields_to_the_schema() -> None:
     assert defaulting.patch("gpu", b'{"spec":{"image":7,"sharedDevNum":"many"}}', POLICY) == []
     with pytest.raises(msgspec.DecodeError):
         defaulting.patch("gpu", b'{"spec":[]}', POLICY)
@@ -78,19 +86,46 @@ def test_what_the_schema_will_refuse_is_no_matter_of_defaulting() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_samples_are_admitted_without_a_word(family: str) -> None:
+def test_the_samples_are_admitted_without_warnings(family: str) -> None:
     found = verdict(models.decode(sample(family)), POLICY)
     assert (found.refusal, found.warnings) == ("", ())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    "image", ["intel-other-plugin:0.31.1", "intel-{}-plugin", "intel-{}-plugin:devel", "intel-{}-plugin:0.30.0"]
+    "image", ["intel-other-plugin:0.31.1", "intel-{}-plugin", "intel-{}-plugin:0.30.0", "x:latest"]
 )
-def test_an_image_that_is_not_the_plugins_is_refused_by_name(family: str, image: str) -> None:
+def test_a_wrong_image_is_refused_in_one_line_with_the_image_to_write(family: str, image: str) -> None:
     refusal = judged(family, image=image.format(family))
     assert refusal.startswith("invalid resource: image ")
     assert image.format(family) in refusal
+    assert refusal.endswith(f"; set image to {ours(f'intel-{family}-plugin')}")
+    assert "\n" not in refusal
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tag_devel_is_admitted_with_a_warning(family: str) -> None:
+    name = f"intel-{family}-plugin"
+    spec = {"initImage": ours("intel-fpga-initcontainer")} if family == "fpga" else {}
+    warning = warned(family, image=ours(name, "devel"), **spec)
+    assert warning.startswith(f"image has tag devel in '{ours(name, 'devel')}'")
+    assert warning.endswith(f"set image to {ours(name)}")
+
+
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"npu"}))
+def test_images_of_the_go_project_are_admitted_without_warnings(family: str) -> None:
+    spec = {"initImage": "intel/intel-fpga-initcontainer:0.31.1"} if family == "fpga" else {}
+    assert warned(family, image=original(family), **spec) == ""
+
+
+def test_an_image_that_the_operator_replaces_is_admitted_with_a_warning() -> None:
+    newer = ImagePolicy(release="1.2.0")
+    assert warned("sgx", newer, image="mine/intel-sgx-plugin:1.0.0") == (
+        "image is mine/intel-sgx-plugin:1.0.0; the operator replaces it with mine/intel-sgx-plugin:1.2.0"
+    )
+    pinned = ImagePolicy(overrides={"INTEL_SGX_PLUGIN_SHA": "a.example/x@sha256:00"})
+    assert "INTEL_SGX_PLUGIN_SHA of the operator replaces it with a.example/x@sha256:00" in warned("sgx", pinned)
+    assert warned("sgx", ImagePolicy(release="1.2.0", upgrade="off")) == ""
 
 
 @pytest.mark.parametrize(
@@ -106,25 +141,27 @@ def test_an_image_that_is_not_the_plugins_is_refused_by_name(family: str, image:
         ("sgx", "intel-sgx-initcontainer"),
     ],
 )
-def test_an_init_image_is_held_to_its_name_and_version(family: str, name: str) -> None:
+def test_name_and_version_of_an_init_image_are_validated(family: str, name: str) -> None:
     assert judged(family, initImage=f"any/{name}:0.31.1") == ""
-    assert judged(family, initImage=f"any/{name}:0.31.0").startswith("invalid resource: initImage has version 0.31.0")
+    assert "initImage version is too low: found 0.31.0" in judged(family, initImage=f"any/{name}:0.31.0")
     wrong = judged(family, initImage="any/intel-other-initcontainer:0.31.1")
     assert wrong.startswith("invalid resource: initImage has an incorrect image name")
     assert name in wrong
+    assert wrong.endswith(f"set initImage to {ours(name.replace('-initimage', '-initcontainer'))}")
 
 
 def test_only_fpgas_need_an_init_image() -> None:
-    assert "initImage is incorrect" in judged("fpga", initImage="")
+    assert "initImage field is incorrect" in judged("fpga", initImage="")
     for family in set(FAMILIES) - {"fpga", "npu"}:
         assert judged(family, initImage="") == ""
 
 
-def test_gpus_init_image_is_looked_at_and_not_refused() -> None:
+def test_a_wrong_init_image_of_gpus_is_a_warning() -> None:
     assert "incorrect image name" in warned("gpu", initImage="any/thing:1.0.0")
     assert warned("gpu", initImage="intel/intel-gpu-initcontainer:0.31.1") == ""
 
 
+NO_INIT_IMAGE = ["provisioningConfig is mine", "initImage is empty", "set initImage to accelplane/"]
 RM = [plugin("gpu", "other", resourceManager=True)]
 QAT_INIT = {"initImage": "intel/intel-qat-initcontainer:0.31.1"}
 
@@ -139,7 +176,7 @@ QAT_INIT = {"initImage": "intel/intel-qat-initcontainer:0.31.1"}
         ("gpu", {"preferredAllocationPolicy": "packed"}, [], None),
         (
             "gpu", {"sharedDevNum": 1, "preferredAllocationPolicy": "balanced"}, [],
-            ["preferredAllocationPolicy is balanced", "sharedDevNum is 1", "expected none"],
+            ["preferredAllocationPolicy is balanced", "expected policy none"],
         ),
         ("gpu", {"sharedDevNum": 1, "resourceManager": True}, [], ["resourceManager is true", "sharedDevNum is 1"]),
         ("gpu", {"sharedDevNum": 2, "resourceManager": True}, RM, None),
@@ -147,23 +184,23 @@ QAT_INIT = {"initImage": "intel/intel-qat-initcontainer:0.31.1"}
         ("gpu", {"sharedDevNum": 2}, [plugin("gpu", "mine", resourceManager=True)], None),
         ("gpu", {"allowIDs": "0x56c0,0x56c1"}, [], None),
         ("gpu", {"denyIDs": "0x56c0"}, [], None),
-        ("gpu", {"allowIDs": "0x56c0, 0x56c1"}, [], ["allowIDs is '0x56c0, 0x56c1'", "no spaces"]),
-        ("gpu", {"allowIDs": "0x56C0"}, [], ["allowIDs", "lower case"]),
-        ("gpu", {"denyIDs": "0x56c0,"}, [], ["denyIDs is '0x56c0,'"]),
-        ("gpu", {"denyIDs": "56c0"}, [], ["denyIDs is '56c0'"]),
+        ("gpu", {"allowIDs": "0x56c0, 0x56c1"}, [], ["allowIDs is 0x56c0, 0x56c1,", "without spaces"]),
+        ("gpu", {"allowIDs": "0x56C0"}, [], ["allowIDs is 0x56C0", "lower case"]),
+        ("gpu", {"denyIDs": "0x56c0,"}, [], ["denyIDs is 0x56c0,,"]),
+        ("gpu", {"denyIDs": "56c0"}, [], ["denyIDs is 56c0,"]),
         ("gpu", {"allowIDs": "0x56c0", "denyIDs": "0x56c1"}, [], ["allowIDs is 0x56c0 and denyIDs is 0x56c1"]),
         ("gpu", {"levelZeroImage": "intel/intel-gpu-plugin:0.31.1"}, [], ["levelZeroImage", "intel-gpu-levelzero"]),
         ("gpu", {"healthManagement": True, "xpumdEndpoint": "/run/xpumd/a"}, [], ["expected one of them"]),
         ("gpu", {"xpumdEndpoint": "/run/xpumd/intelxpuinfo.sock"}, [], None),
-        ("gpu", {"xpumdEndpoint": "/socket"}, [], ["xpumdEndpoint is '/socket'"]),
+        ("gpu", {"xpumdEndpoint": "/socket"}, [], ["xpumdEndpoint is /socket,"]),
         ("gpu", {"xpumdEndpoint": "/run/../etc/x"}, [], ["xpumdEndpoint"]),
         (
             "iaa", {"provisioningConfig": "a b", "initImage": "intel/intel-idxd-config-initcontainer:0.31.1"}, [],
             ["provisioningConfig is 'a b', expected the name of a ConfigMap"],
         ),
-        ("dsa", {"provisioningConfig": "mine"}, [], ["provisioningConfig is 'mine'", "initImage is empty"]),
-        ("iaa", {"provisioningConfig": "mine"}, [], ["provisioningConfig is 'mine'", "initImage is empty"]),
-        ("qat", {"provisioningConfig": "mine"}, [], ["provisioningConfig is 'mine'", "initImage is empty"]),
+        ("dsa", {"provisioningConfig": "mine"}, [], NO_INIT_IMAGE),
+        ("iaa", {"provisioningConfig": "mine"}, [], NO_INIT_IMAGE),
+        ("qat", {"provisioningConfig": "mine"}, [], NO_INIT_IMAGE),
         ("qat", {"provisioningConfig": "mine", **QAT_INIT}, [], ["kernelVfDrivers is empty", "4xxxvf, 420xxvf"]),
         (
             "qat", {"provisioningConfig": "mine", "kernelVfDrivers": ["c6xxvf"], **QAT_INIT}, [],
@@ -174,7 +211,7 @@ QAT_INIT = {"initImage": "intel/intel-qat-initcontainer:0.31.1"}
         ("qat", {"provisioningConfig": "mine", "kernelVfDrivers": ["6xxxvf"], **QAT_INIT}, [], None),
     ],
 )  # fmt: skip
-def test_a_kinds_own_rules_hold(
+def test_the_rules_of_a_kind_hold(
     family: str, spec: dict[str, Any], others: list[models.DevicePlugin], words: list[str] | None
 ) -> None:
     refusal = judged(family, others, **spec)
@@ -195,15 +232,15 @@ def test_a_kinds_own_rules_hold(
             "preferredAllocationPolicy",
         ),
         ("gpu", {"image": "x:1", "sharedDevNum": 1, "resourceManager": True}, "resourceManager"),
-        ("gpu", {"image": "x:1", "allowIDs": "x", "denyIDs": "y"}, "allowIDs is 'x'"),
-        ("gpu", {"image": "x:1", "allowIDs": "0x0000", "denyIDs": "y"}, "denyIDs is 'y'"),
+        ("gpu", {"image": "x:1", "allowIDs": "x", "denyIDs": "y"}, "allowIDs is x"),
+        ("gpu", {"image": "x:1", "allowIDs": "0x0000", "denyIDs": "y"}, "denyIDs is y"),
         ("gpu", {"image": "x:1", "allowIDs": "0x0000", "denyIDs": "0x0000"}, "allowIDs is 0x0000 and denyIDs"),
         ("qat", {"image": "x:1", "initImage": "x:1", "provisioningConfig": "c"}, "initImage"),
         ("qat", {"image": "x:1", "provisioningConfig": "c"}, "provisioningConfig"),
         ("sgx", {"image": "x:1", "initImage": "x:1"}, "image"),
     ],
 )  # fmt: skip
-def test_of_several_faults_the_first_in_the_order_of_the_original_is_told(
+def test_the_first_error_in_the_order_of_the_original_is_reported(
     family: str, spec: dict[str, Any], first: str
 ) -> None:
     assert judged(family, **spec).startswith(f"invalid resource: {first}")
@@ -215,24 +252,24 @@ def test_a_policy_without_shared_gpus_is_a_warning() -> None:
 
 
 def test_older_images_may_be_admitted_with_a_warning_while_upgrades_are_on() -> None:
-    old = plugin("sgx", image=own("sgx", "0.30.0"))
+    old = plugin("sgx", image=original("sgx", "0.30.0"))
     found = verdict(old, ImagePolicy(older="warn"))
     assert found.refusal == ""
     assert "0.30.0" in found.warnings[0]
-    assert "intel/intel-sgx-plugin:0.31.1 runs instead" in found.warnings[0]
+    assert "the operator replaces it with intel/intel-sgx-plugin:0.31.1" in found.warnings[0]
     assert verdict(old, ImagePolicy(older="warn", upgrade="off")).refusal
     assert verdict(old, ImagePolicy()).refusal
 
 
 def test_an_overlap_is_a_warning() -> None:
     shared = [Overlap("NpuDevicePlugin", "mine", "other", ("n1",))]
-    found = verdict(plugin("npu", image=own("npu")), POLICY, overlaps=shared)
+    found = verdict(plugin("npu", image=ours("intel-npu-plugin")), POLICY, overlaps=shared)
     assert found.refusal == ""
-    assert "NpuDevicePlugin other selects node n1 as well" in found.warnings[0]
+    assert "NpuDevicePlugin other also selects node n1; change one of the two node selectors" in found.warnings[0]
 
 
-def test_a_name_that_the_daemonset_cannot_have_is_refused() -> None:
-    right = {"image": own("sgx")}
+def test_a_name_that_is_too_long_for_the_daemonset_is_refused() -> None:
+    right = {"image": ours("intel-sgx-plugin")}
     assert verdict(plugin("sgx", "x" * 236, **right), POLICY).refusal == ""
     assert "metadata.name has 237 characters" in verdict(plugin("sgx", "x" * 237, **right), POLICY).refusal
 
@@ -269,15 +306,15 @@ def test_a_name_that_the_daemonset_cannot_have_is_refused() -> None:
         ),
         ({"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, "maxSurge is 1, expected 0"),
         ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 0}}}, "maxUnavailable is 0"),
-        ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": "half"}}}, "maxUnavailable is 'half'"),
-        ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": "5"}}}, "maxUnavailable is '5'"),
+        ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": "half"}}}, "maxUnavailable is half"),
+        ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": "5"}}}, "maxUnavailable is 5"),
         ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": -1}}}, "maxUnavailable is -1"),
         ({"updateStrategy": {"type": "OnDelete", "rollingUpdate": {}}}, "updateStrategy.type is OnDelete"),
         ({"podAnnotations": {"a b": ""}}, "podAnnotations has the key 'a b'"),
         ({"podAnnotations": {"a": "b" * 300_000}}, "podAnnotations has 300001 bytes"),
     ],
 )
-def test_what_pods_cannot_be_is_refused_where_it_is_written(spec: dict[str, Any], words: str) -> None:
+def test_invalid_pod_fields_are_refused(spec: dict[str, Any], words: str) -> None:
     for family in FAMILIES:
         assert words in judged(family, **spec)
 
@@ -297,7 +334,7 @@ def test_what_pods_cannot_be_is_refused_where_it_is_written(spec: dict[str, Any]
         {"podAnnotations": {"Prefix.example/Name": "ä"}},
     ],
 )
-def test_what_pods_can_be_is_admitted(spec: dict[str, Any]) -> None:
+def test_valid_pod_fields_are_admitted(spec: dict[str, Any]) -> None:
     for family in FAMILIES:
         assert judged(family, **spec) == ""
 
@@ -306,7 +343,7 @@ def test_what_pods_can_be_is_admitted(spec: dict[str, Any]) -> None:
     ("same", "as_this"),
     [("1", "1000m"), (2, "2"), ("1Ki", "1024"), ("0.5Gi", "512Mi"), ("1e3", "1k"), ("1E", "1000P"), (".5", "500m")],
 )
-def test_quantities_are_compared_by_what_they_mean(same: str | int, as_this: str) -> None:
+def test_quantities_are_compared_by_value(same: str | int, as_this: str) -> None:
     assert number_of(same) == number_of(as_this) != number_of("7")
 
 
@@ -329,20 +366,73 @@ SPECS = st.fixed_dictionaries(
 
 
 @given(SPECS)
-def test_nothing_that_the_schema_lets_through_is_too_odd_to_be_judged(spec: dict[str, Any]) -> None:
+def test_any_spec_that_the_schema_accepts_is_validated(spec: dict[str, Any]) -> None:
     found = verdict(plugin("gpu", **spec), POLICY)
     assert not found.refusal or found.refusal.startswith("invalid resource: ")
+    assert "\n" not in found.refusal + "".join(found.warnings)
+
+
+# Family, spec, image field and its name, the first version that supports the spec, and the start of the warning.
+FEATURES = [
+    ("dsa", {"driver": "vfio-pci"}, "image", "intel-dsa-plugin", "0.36.0", "driver vfio-pci"),
+    ("dsa", {"driver": "vfio-pci"}, "initImage", "intel-idxd-config-initcontainer", "0.36.0", "driver vfio-pci"),
+    ("gpu", {"allowIDs": "0x56c0"}, "image", "intel-gpu-plugin", "0.34.0", "allowIDs 0x56c0"),
+    ("gpu", {"denyIDs": "0x56c0"}, "image", "intel-gpu-plugin", "0.34.0", "denyIDs 0x56c0"),
+    ("gpu", {"bypathMode": "none"}, "image", "intel-gpu-plugin", "0.34.1", "bypathMode none"),
+    (
+        "gpu", {"monitoringMode": "split", "enableMonitoring": True}, "image", "intel-gpu-plugin", "0.36.0",
+        "monitoringMode split",
+    ),
+    ("gpu", {"xpumdEndpoint": "/run/xpumd/a"}, "image", "intel-gpu-plugin", "0.36.0", "xpumdEndpoint /run/xpumd/a"),
+    ("npu", {}, "image", "intel-npu-plugin", "0.34.0", "plugin"),
+    ("qat", {"kernelVfDrivers": ["6xxxvf"]}, "image", "intel-qat-plugin", "0.34.0", "kernelVfDrivers 6xxxvf"),
+    ("sgx", {"dcapInfraResources": True}, "image", "intel-sgx-plugin", "0.34.0", "dcapInfraResources true"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_field_that_the_image_does_not_support_is_a_warning(
+    feature: tuple[str, dict[str, Any], str, str, str, str],
+) -> None:
+    family, spec, field, name, since, subject = feature
+    assert warned(family, **spec | {field: f"intel/{name}:0.31.1"}) == (
+        f"{subject} needs {field} version {since} or newer, found 'intel/{name}:0.31.1'; set {field} to {ours(name)}"
+    )
+    assert warned(family, **spec | {field: f"intel/{name}:{since}"}) == ""
+    assert warned(family, **spec | {field: ours(name)}) == ""
+    assert "needs" not in warned(family, **spec | {field: ours(name, "devel")})
+    wanted = f"set {field} to mirror/intel/{name}:{since}"
+    assert wanted in warned(family, ImagePolicy(vendor="intel"), **spec | {field: f"mirror/intel/{name}:0.31.1"})
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("family", "spec"),
     [
-        lambda made: made | {"kind": "TpuDevicePlugin"},
-        lambda made: made | {"apiVersion": "deviceplugin.intel.com/v2"},
-        lambda made: made | {"spec": {"sharedDevNum": 0}},
-        lambda made: made | {"spec": []},
+        ("dsa", {"driver": "idxd"}),
+        ("gpu", {"monitoringMode": "split", "sharedDevNum": 2, "preferredAllocationPolicy": "packed"}),
+        ("qat", {"kernelVfDrivers": ["4xxxvf"]}),
+        ("sgx", {"dcapInfraResources": False, "enclaveLimit": 5}),
     ],
 )
-def test_what_is_no_resource_of_ours_is_not_read(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    with pytest.raises(msgspec.ValidationError):
-        models.decode(change(resource("gpu")))
+def test_fields_of_the_oldest_release_are_no_warning(family: str, spec: dict[str, Any]) -> None:
+    assert warned(family, image=original(family), **spec) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"kind": "TpuDevicePlugin"}, "kind is 'TpuDevicePlugin', expected one of DlbDevicePlugin, "),
+        ({"kind": "GPUDevicePlugin"}, "kind is 'GPUDevicePlugin', expected GpuDevicePlugin"),
+        (
+            {"apiVersion": "deviceplugin.intel.com/v2"},
+            "apiVersion is 'deviceplugin.intel.com/v2', expected deviceplugin.intel.com/v1",
+        ),
+        ({"apiVersion": None}, "apiVersion is None, expected deviceplugin.intel.com/v1"),
+        ({"spec": {"sharedDevNum": 0}}, "sharedDevNum"),
+        ({"spec": []}, "spec"),
+    ],
+)
+def test_a_wrong_kind_version_or_field_is_an_error_with_the_one_to_write(change: dict[str, Any], error: str) -> None:
+    with pytest.raises(msgspec.ValidationError) as raised:
+        models.decode(resource("gpu") | change)
+    assert error in str(raised.value)

@@ -1,7 +1,7 @@
-"""`accelplane operator`, and under the name of Go's program `intel_deviceplugin_operator`: its flags, and more of them.
+"""`accelplane operator` and, with the name of the Go program, `intel_deviceplugin_operator`: its flags and more.
 
 accelplane operator …            runs the operator
-accelplane operator render FILE  shows what it would make of custom resources, without a cluster
+accelplane operator render FILE  prints the DaemonSets that it creates for custom resources, without a cluster
 """
 
 import os
@@ -14,7 +14,7 @@ from accelplane.cli import fpgawebhook, logflags, sgxwebhook
 from accelplane.cli.clusterprogram import Values, run_in_cluster
 from accelplane.cli.goflags import Flag, Value
 from accelplane.operator.models import KINDS
-from accelplane.operator.settings import OLDEST, ImagePolicy, Settings, Upgrade, overrides
+from accelplane.operator.settings import OLDEST, RELEASE, VENDOR, ImagePolicy, Settings, Upgrade, overrides
 
 if TYPE_CHECKING:
     from accelplane.operator.program import Options
@@ -33,48 +33,48 @@ _OBJECTS = {
 }
 
 FLAGS = (
-    Flag("metrics-bind-address", ":8080", "where /metrics is served, as host:port or :port; 0 means nowhere"),
-    Flag("health-probe-bind-address", ":8081", "where /healthz and /readyz are served; 0 means nowhere"),
+    Flag("metrics-bind-address", ":8080", "address of /metrics as host:port or :port; 0 disables it"),
+    Flag("health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0 disables them"),
     Flag("deviceplugin-namespace", "kube-system",
-         "namespace of the plugins; a value of DEVICEPLUGIN_NAMESPACE goes before it"),
-    Flag("leader-elect", False, "of several operators one works, the others wait"),
-    Flag("devices", "", f"kinds to manage, of {', '.join(KINDS)}; repeated or with commas, all when not given",
-         repeated=True),
-    Flag("kubeconfig", "", "kubeconfig file, outside a cluster"),
-    Flag("metrics-secure", False, "metrics over HTTPS, with the webhooks' certificate, for those who may get /metrics "
-         "in the cluster"),
-    Flag("enable-http2", False, "accepted; webhooks and metrics speak HTTP/1.1"),
+         "namespace of the plugin pods; the variable DEVICEPLUGIN_NAMESPACE takes precedence"),
+    Flag("leader-elect", False, "elect a leader among several operators; only the leader runs the controllers"),
+    Flag("devices", "", f"kinds to manage, of {', '.join(KINDS)}; repeated or with commas; default all", repeated=True),
+    Flag("kubeconfig", "", "kubeconfig file, only required outside a cluster"),
+    Flag("metrics-secure", False, "serve metrics over HTTPS with the webhooks' certificate, to clients that may get "
+         "/metrics in the cluster"),
+    Flag("enable-http2", False, "accepted; webhooks and metrics use HTTP/1.1"),
     Flag("image-upgrade", "spec", "where older images are replaced: spec (in the resource), daemonset, or off"),
-    Flag("image-minimum", OLDEST, "oldest release of images that is taken"),
-    Flag("image-target", "", "release that older images are replaced by; -image-minimum when not given"),
-    Flag("image-vendor", "intel", "what stands before the names of images that are filled in"),
-    Flag("image-older-warns", False, "admit older images with a warning, as they are replaced, instead of refusing"),
-    Flag("plugin-service-account", "", "service account of the plugins' pods; the namespace's default when not given",
+    Flag("image-minimum", OLDEST, "oldest version of images that is accepted"),
+    Flag("image-target", "", f"version that older images are replaced by; default {RELEASE}, and -image-minimum for "
+         "images of the Go project"),
+    Flag("image-vendor", VENDOR, "registry and path of images that are filled in"),
+    Flag("image-older-warns", False, "admit images below -image-minimum with a warning, because they are replaced"),
+    Flag("plugin-service-account", "", "service account of the plugin pods; default is that of the namespace",
          environment="PLUGIN_SERVICE_ACCOUNT"),
-    Flag("fpga-resource-naming", "default", "names of FPGA functions that are programmed already: default, or legacy63 "
-         "as in April 2020; plugins are told so"),
+    Flag("fpga-resource-naming", "default", "names of programmed FPGA functions: default, or legacy63 as in April "
+         "2020; passed to the plugins"),
     Flag("port", 9443, "port of the webhooks"),
     Flag("cert-dir", "/tmp/k8s-webhook-server/serving-certs",  # noqa: S108 - where existing manifests mount it
-         "directory of tls.crt and tls.key, which are read again when they change"),
-    Flag("certificate-secret", "", "Secret of the pod's own namespace for a certificate of the webhooks' own",
+         "directory of tls.crt and tls.key; changes are loaded without a restart"),
+    Flag("certificate-secret", "", "Secret in the operator's namespace for a certificate that the operator creates",
          environment="CERTIFICATE_SECRET"),
     Flag("name-prefix", "inteldeviceplugins-",
-         "what the names of the service, webhook configurations and cluster roles of the installation begin with"),
-    Flag("tls-1.3", False, "allow TLS 1.3 as well; without it there is TLS 1.2 with two suites, and nothing else"),
-    Flag("profiling", False, "serve /debug/tasks and /debug/profile beside the probes"),
+         "name prefix of the installation's service, webhook configurations and cluster roles"),
+    Flag("tls-1.3", False, "allow TLS 1.3 in addition to TLS 1.2"),
+    Flag("profiling", False, "serve /debug/tasks and /debug/profile on the address of the probes"),
     *(flag for flag in sgxwebhook.FLAGS if flag.name.startswith(("aesmd-", "epc-"))),
     *logflags.FLAGS,
 )  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
-    """The entry point, as which `program` it was called; 1 for what is fatal, 2 for flags."""
+    """Entry point of the `program`. Returns 1 for a fatal error and 2 for a wrong flag."""
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] == ["render"]:
-        from accelplane.cli.operator_render import main as render  # noqa: PLC0415 - it asks no API
+        from accelplane.cli.operator_render import main as render  # noqa: PLC0415 - it needs no API server
 
         return render(words[1:])
-    # What Go's program passes over is passed over; a word behind our own name is a command that there is not.
+    # The Go program ignores further arguments. An argument of our own command is an unknown subcommand.
     return run_in_cluster(program, FLAGS, words, _run, lenient=program == PROGRAM)
 
 
@@ -87,7 +87,7 @@ async def _run(values: Values) -> None:
 
 
 def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Options":
-    """What the flags and the environment say. Raises `ValueError` naming the flag that is wrong."""
+    """The options of the flags and the environment. Raises `ValueError` naming the wrong flag."""
     from accelplane.kube.webhooks import Certificate  # noqa: PLC0415
     from accelplane.operator.program import Options  # noqa: PLC0415
 
@@ -126,7 +126,7 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
 
 
 def families(text: str) -> list[str]:
-    """The kinds that a list with commas names, all for an empty one. Raises `ValueError`."""
+    """The kinds of a comma-separated list; all kinds if it is empty. Raises `ValueError`."""
     if not text:
         return list(KINDS)
     found: list[str] = []
@@ -134,13 +134,13 @@ def families(text: str) -> list[str]:
         if name not in KINDS:
             raise ValueError(f"-devices: {name!a}: expected one of {', '.join(KINDS)}")
         if name in found:
-            raise ValueError(f"-devices: {name!a}: is there twice")
+            raise ValueError(f"-devices: {name!a}: found twice, expected once")
         found.append(name)
     return found
 
 
 def _name(given: Mapping[str, str], source: str) -> str:
-    """The name of an object, from a flag or a variable. Raises `ValueError`."""
+    """The name of an object from a flag or a variable. Raises `ValueError`."""
     from accelplane.kube.names import is_dns_subdomain  # noqa: PLC0415
 
     name = given.get(source, "")
@@ -159,23 +159,23 @@ def _address(given: Mapping[str, str], flag: str) -> str:
         try:
             split_address(address)
         except ValueError as error:
-            raise ValueError(f"{flag}: {error}, or {OFF} for nowhere") from None
+            raise ValueError(f"{flag}: {error}, or {OFF} to disable it") from None
     return address
 
 
 def _images(values: Mapping[str, Value], environment: Mapping[str, str]) -> ImagePolicy:
-    from accelplane.operator.images import version  # noqa: PLC0415
+    from accelplane.operator import versions  # noqa: PLC0415
 
     upgrade = _UPGRADES.get(str(values["image-upgrade"]))
     if upgrade is None:
         raise ValueError(f"-image-upgrade: {values['image-upgrade']!a}: expected one of {', '.join(_UPGRADES)}")
     for name in ("image-minimum", "image-target"):
-        if values[name] and version(str(values[name])) is None:
-            raise ValueError(f"-{name}: {values[name]!a}: expected a version like {OLDEST}")
+        if values[name] and versions.parse(str(values[name])) is None:
+            raise ValueError(f"-{name}: {values[name]!a}: expected a version such as {RELEASE}")
     vendor = str(values["image-vendor"])
     if not _VENDOR.fullmatch(vendor):
-        raise ValueError(f"-image-vendor: {vendor!a}: expected what stands before an image's name, like quay.io/mine")
-    return ImagePolicy(
+        raise ValueError(f"-image-vendor: {vendor!a}: expected a registry and path such as quay.io/mine")
+    policy = ImagePolicy(
         minimum=str(values["image-minimum"]),
         target=str(values["image-target"]),
         vendor=vendor,
@@ -183,12 +183,19 @@ def _images(values: Mapping[str, Value], environment: Mapping[str, str]) -> Imag
         upgrade=upgrade,
         older="warn" if values["image-older-warns"] else "refuse",
     )
+    for used in {policy.target or policy.release, *(policy.version(original=original) for original in (True, False))}:
+        if versions.is_below(used, policy.minimum):
+            raise ValueError(
+                f"-image-minimum: {policy.minimum}: expected at most {used}, which older images are replaced by; "
+                "change -image-target"
+            )
+    return policy
 
 
 def _port(value: Value) -> int:
     port = int(value)
     if not 0 <= port <= 65535:
-        raise ValueError(f"-port: {port}: expected a port")
+        raise ValueError(f"-port: {port}: expected a port from 0 to 65535")
     return port
 
 

@@ -4,6 +4,7 @@ The API server validates custom resources against the schema of their definition
 server, this module treats null as an absent field.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 
@@ -23,6 +24,8 @@ def violations(value: Json, schema: JsonObject, path: str = "") -> Iterator[str]
             items = schema.get("items")
             if not isinstance(value, list):
                 yield _message(path, value, "a list")
+            elif isinstance(most := schema.get("maxItems"), int) and len(value) > most:
+                yield f"{path} has {len(value)} items, expected at most {most}"
             elif isinstance(items, dict):
                 for position, each in enumerate(value):
                     yield from violations(each, items, f"{path}[{position}]")
@@ -57,13 +60,17 @@ def _object(value: Json, schema: JsonObject, path: str) -> Iterator[str]:
 
 
 def _text(value: Json, schema: JsonObject, path: str) -> Iterator[str]:
-    choices, pattern = schema.get("enum"), schema.get("pattern")
+    choices, pattern, longest = schema.get("enum"), schema.get("pattern"), schema.get("maxLength")
     if isinstance(choices, list) and value not in choices:
         yield _message(path, value, f"one of {', '.join(map(str, choices))}")
     elif not isinstance(value, str):
-        yield _message(path, value, "a string")
+        # YAML reads unquoted words such as true, and numbers, as other types.
+        scalar = isinstance(value, bool | int | float)
+        yield _message(path, value, f'a string; write "{json.dumps(value)}"' if scalar else "a string")
     elif isinstance(pattern, str) and not re.search(pattern, value):
         yield _message(path, value, f"a string that matches {pattern}")
+    elif isinstance(longest, int) and len(value) > longest:
+        yield _message(path, value, f"at most {longest} characters, found {len(value)}")
 
 
 def _number(value: Json, schema: JsonObject, path: str) -> Iterator[str]:

@@ -1,11 +1,13 @@
-"""The device plugins' operator: custom resources in, DaemonSets and statuses out.
+"""The operator of the device plugins: reconciles custom resources to DaemonSets.
 
-What it decides is in plain functions of values, which talk to no API server:
+Decisions are pure functions that do not access the API server:
 
-    models       the custom resources as types        crds        their definitions, made from the types
-    settings     what an installation decides         images      references, their check and their upgrade
-    defaulting   what admission fills in              validation  what admission refuses, and warns of
-    overlap      resources that meet on a node        daemonsets  the DaemonSet that a resource asks for
-    update       what to write so that it is so       status      what is told about it
-    dryrun       files of resources, rendered
+    models       the custom resources as types        fpgamodels  names for FPGA functions and regions as types
+    crds         their definitions                    rules       rules for admission and API server
+    settings     settings of an installation          images      references: parsing, validation, upgrade
+    versions     semantic versions of image tags      features    fields that older images do not support
+    defaulting   defaulting at admission              validation  errors and warnings at admission
+    overlap      resources that select the same nodes daemonsets  the DaemonSet of a resource
+    update       the difference to write              status      status and conditions
+    dryrun       resources of a file, rendered
 """

@@ -25,6 +25,7 @@ from accelplane.kube.owners import controller_of, owner_request
 from accelplane.operator import images, models, status
 from accelplane.operator.configmaps import ConfigMaps
 from accelplane.operator.daemonsets import render
+from accelplane.operator.features import unsupported
 from accelplane.operator.models import DevicePlugin
 from accelplane.operator.overlap import Overlap, overlaps_of
 from accelplane.operator.resources import KINDS, CustomResource, DaemonSet, Node, Pod, labels_only, own, place_only
@@ -166,6 +167,8 @@ class PluginController:
             replaced=replaced,
             config_missing=missing,
             overlaps=self._overlaps(plugin),
+            original_images=images.original_images(plugin, self._settings.images),
+            unsupported=unsupported(plugin, self._settings.images),
             failure=str(failure) if failure else "",
         )
         await self._tell(resource, plugin, observed)

@@ -1,10 +1,9 @@
-"""What admission fills into a custom resource.
+"""Defaulting of custom resources at admission.
 
-    missing(family, resource, policy)    the fields and what goes in
+    missing(family, resource, policy)    the fields to fill in, with their values
     patch(family, resource, policy)      the same as a JSON patch
 
-It reads no more than it fills in: whether the rest is right is told by the API server's schema and by `validation`,
-which come later and say it better.
+Only the fields to fill in are decoded. The schema and `validation` validate the others, and are called later.
 """
 
 import msgspec
@@ -23,9 +22,9 @@ class _Resource(msgspec.Struct):
 
 
 def missing(family: str, resource: bytes | msgspec.Raw, policy: ImagePolicy) -> dict[str, str]:
-    """The images, by their fields, that a resource of the family (`gpu`) needs and does not name.
+    """The images by field that a resource of the family (for example `gpu`) needs and does not name.
 
-    Raises `msgspec.DecodeError` when the resource is no JSON object with a `spec` that is an object or absent.
+    Raises `msgspec.DecodeError` if the resource is no JSON object, or its `spec` is neither absent nor an object.
     """
     spec = msgspec.json.decode(resource, type=_Resource).spec or _Spec()
     found: dict[str, str] = {}
@@ -37,7 +36,7 @@ def missing(family: str, resource: bytes | msgspec.Raw, policy: ImagePolicy) -> 
 
 
 def patch(family: str, resource: bytes | msgspec.Raw, policy: ImagePolicy) -> list[Json]:
-    """The same as operations of a JSON patch, which are empty when there is nothing to fill in."""
+    """The missing fields as operations of a JSON patch; empty when nothing is missing."""
     found = missing(family, resource, policy)
     operations: list[Json] = []
     if found and msgspec.json.decode(resource, type=_Resource).spec is None:

@@ -1,9 +1,9 @@
-"""Custom resources in, the DaemonSets that the operator would make of them out; nothing is asked of a cluster.
+"""Dry run: the DaemonSets that the operator creates for custom resources, without a cluster.
 
-    rendered(text, settings) -> str      YAML in, YAML out: for tests, for support, and to look before applying
+    render_text(text, settings) -> Rendered      YAML in, YAML and warnings out
 
-The definitions' schemas and admission's defaults and checks are applied as well, but for what needs a cluster:
-overlaps, ConfigMaps.
+The schemas of the definitions and the defaulting and validation of admission are applied. What needs a cluster is not
+checked: overlaps with other resources, ConfigMaps.
 """
 
 from collections.abc import Iterator
@@ -17,30 +17,43 @@ from accelplane.operator import crds, defaulting, images, models, validation
 from accelplane.operator.daemonsets import render
 from accelplane.operator.settings import ImagePolicy, Settings
 
-_MOST_BYTES = 1024 * 1024
+_MAX_BYTES = 1024 * 1024
 
 
-class NotRendered(Exception):
-    """The text, or a resource in it, cannot be rendered; the message says which and why."""
+class RenderError(Exception):
+    """The text, or a resource in it, cannot be rendered. The message has one line, which names the resource."""
 
 
-def rendered(text: str, settings: Settings) -> str:
-    """The DaemonSets of all custom resources in the text; other objects are passed over. Raises `NotRendered`."""
-    import yaml  # noqa: PLC0415 - the operator itself has no use for it
+class Rendered(msgspec.Struct, frozen=True):
+    """The DaemonSets as YAML, and the warnings that admission would return, each with the name of its resource."""
 
-    if len(text.encode()) > _MOST_BYTES:
-        raise NotRendered(f"the text has more than {_MOST_BYTES} bytes")
+    text: str
+    warnings: tuple[str, ...] = ()
+
+
+def render_text(text: str, settings: Settings) -> Rendered:
+    """Renders all custom resources of a text and ignores other objects. Raises `RenderError`."""
+    import yaml  # noqa: PLC0415 - the operator does not need it at start
+
+    if len(text.encode()) > _MAX_BYTES:
+        raise RenderError(f"the text has {len(text.encode())} bytes, expected at most {_MAX_BYTES}")
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            # A few lines of them can stand for more than a machine's memory holds.
-            raise NotRendered("the text has YAML aliases (*name), expected none")
+            # A few lines with aliases can expand beyond the memory of the machine.
+            raise RenderError("the text has YAML aliases (*name), expected none; write the values instead")
         documents = [msgspec.json.encode(document) for document in yaml.safe_load_all(text)]
     except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
-        raise NotRendered(f"this is no YAML of Kubernetes objects: {error}") from None
-    made = [_daemonset(each, settings) for document in documents for each in _resources(document)]
-    if not made:
-        raise NotRendered(f"there is no resource of {models.GROUP}/{models.VERSION}")
-    return yaml.safe_dump_all(made, sort_keys=False)
+        raise RenderError(f"the text is no YAML of Kubernetes objects: {' '.join(str(error).split())}") from None
+    daemonsets: list[JsonObject] = []
+    warnings: list[str] = []
+    for document in documents:
+        for resource in _resources(document):
+            daemonset, found = _render(resource, settings)
+            daemonsets.append(daemonset)
+            warnings += found
+    if not daemonsets:
+        raise RenderError(f"found no custom resource, expected one with apiVersion {models.API_VERSION}")
+    return Rendered(yaml.safe_dump_all(daemonsets, sort_keys=False), tuple(warnings))
 
 
 class _Head(msgspec.Struct, rename="camel"):
@@ -50,7 +63,7 @@ class _Head(msgspec.Struct, rename="camel"):
 
 
 def _resources(document: bytes | msgspec.Raw) -> Iterator[bytes | msgspec.Raw]:
-    """The custom resource in a document, or those of a list."""
+    """The custom resource in a document, or those of a list. A wrong group or kind alone does not hide a resource."""
     try:
         head = msgspec.json.decode(document, type=_Head)
     except msgspec.ValidationError:
@@ -58,32 +71,35 @@ def _resources(document: bytes | msgspec.Raw) -> Iterator[bytes | msgspec.Raw]:
     if head.kind.endswith("List"):
         for item in head.items:
             yield from _resources(item)
-    elif head.api_version.partition("/")[0] == models.GROUP:
+    elif head.api_version.partition("/")[0] == models.GROUP or head.kind.lower() in models.BY_LOWER_KIND:
         yield document
 
 
-def _daemonset(document: bytes | msgspec.Raw, settings: Settings) -> JsonObject:
+def _render(document: bytes | msgspec.Raw, settings: Settings) -> tuple[JsonObject, Iterator[str]]:
+    """The DaemonSet of a custom resource, and the warnings about it. Raises `RenderError`."""
     resource: JsonObject = _without_nulls(msgspec.json.decode(document))
     kind, metadata = resource.get("kind"), resource.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
-    told = f"{kind or 'object'} {name or 'without a name'}"
+    title = f"{kind or 'object'} {name or 'without a name'}"
     model = models.BY_KIND.get(kind) if isinstance(kind, str) else None
-    if model and (problem := next(violations(resource, crds.schema_of(model)), "")):
-        raise NotRendered(f"{told}: {problem}")
-    if model and not (isinstance(name, str) and is_dns_subdomain(name)):
-        raise NotRendered(f"{told}: metadata.name is {name!a}, expected a name of a-z, 0-9, - and .")
+    if model and resource.get("apiVersion") == models.API_VERSION:
+        if problem := next(violations(resource, crds.schema_of(model)), ""):
+            raise RenderError(f"{title}: {problem}")
+        if not (isinstance(name, str) and is_dns_subdomain(name)):
+            raise RenderError(f"{title}: metadata.name is {name!a}, expected a name of a-z, 0-9, - and .")
     try:
         plugin = models.decode(_defaulted(resource, settings.images))
     except msgspec.ValidationError as error:
-        raise NotRendered(f"{told}: {error}") from None
+        raise RenderError(f"{title}: {error}") from None
     verdict = validation.verdict(plugin, settings.images)
     if verdict.refusal:
-        raise NotRendered(f"{told}: {verdict.refusal}")
-    return render(images.upgrade(plugin, settings.images)[0], settings).as_object()
+        raise RenderError(f"{title}: {verdict.refusal}")
+    made = render(images.upgrade(plugin, settings.images)[0], settings).as_object()
+    return made, (f"{title}: {warning}" for warning in verdict.warnings)
 
 
 def _without_nulls(resource: JsonObject) -> JsonObject:
-    """What the API server makes of `tolerations: null` and the like before it looks at anything."""
+    """The resource without null fields, which the API server treats as unset."""
     pruned: JsonObject = {}
     for name, value in resource.items():
         if value is not None:

@@ -1,12 +1,14 @@
-"""Image references: how they are read, which are accepted for a plugin, and what they are upgraded to.
+"""Image references: parsing, validation, upgrade.
 
-    refusal(reference, names, policy)    why an image cannot be the plugin's or the init container's; None when it can
-    upgraded(reference, policy)          the reference to run instead, which is often the same
-    upgrade(plugin, policy)              a custom resource with all its images upgraded, and what was replaced by what
+    reference_error(reference, names)        why a reference is not an image of these names; None when it is
+    version_error(reference, policy)         why its version is too low; None when it is not
+    upgraded(reference, policy)              the reference to run instead, which is often the same
+    upgrade(plugin, policy)                  a custom resource with all its images upgraded, and the replacements
+    original_images(plugin, policy)          its images of the Go project, with those to use instead
 
-References are read as registries do: a host with a port is no tag, and a tag may be followed by a digest, which then
-is checked by its tag and never replaced by a version. Go's operator takes the first colon for the tag's; what it
-accepts is accepted here as well, down to names that only end in the expected one when there is a digest.
+References are parsed as registries do: the port of a host is no tag, and a digest may follow a tag. An image with tag
+and digest is validated by its tag and never upgraded. The Go operator takes the first colon as that of the tag. All
+references that it accepts are accepted here, including a digest after a name that only ends in the expected one.
 """
 
 import re
@@ -15,20 +17,18 @@ from typing import TypeVar
 
 import msgspec
 
+from accelplane.operator import versions
 from accelplane.operator.models import DevicePlugin, GpuSpec, InitSpec, PluginSpec
-from accelplane.operator.settings import ImagePolicy
+from accelplane.operator.settings import VENDOR, ImagePolicy, is_original_vendor, variable_of
 
 Plugin = TypeVar("Plugin", bound=DevicePlugin)
 
-_NUMBER = r"(0|[1-9]\d*)"
-_IDENTIFIERS = r"[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*"
-_VERSION = re.compile(rf"\s*v?{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:-({_IDENTIFIERS}))?(?:\+{_IDENTIFIERS})?\s*", re.ASCII)
-_LONGEST_TAG = 256
+DEVEL = "devel"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """`name` is everything before tag and digest: host, port, path and the image's own name."""
+    """`name` is everything before tag and digest: host, port, path and image name."""
 
     name: str
     tag: str = ""
@@ -36,20 +36,25 @@ class Reference(msgspec.Struct, frozen=True):
 
     @property
     def image(self) -> str:
-        """The image's own name."""
+        """The name without host, port and path."""
         return self.name.rpartition("/")[2]
 
+    @property
+    def repository(self) -> str:
+        """Host, port and path."""
+        return self.name.rpartition("/")[0]
 
-class Version(msgspec.Struct, frozen=True, order=True):
-    """A semantic version, in its order: one with a pre-release comes before the one without."""
-
-    numbers: tuple[int, int, int]
-    released: bool
-    pre_release: tuple[tuple[bool, int, str], ...] = ()
+    @property
+    def original(self) -> bool:
+        """Whether it is an image of the Go project: by its version, or by its vendor when the tag is no version."""
+        if self.repository.rpartition("/")[2] == VENDOR:
+            return False
+        found = versions.is_original(self.tag)
+        return is_original_vendor(self.repository) if found is None else found
 
 
 class Replacement(msgspec.Struct, frozen=True):
-    """An image of a spec that was replaced. `variable` is the one that demanded it; empty for an upgrade."""
+    """An image of a spec that was replaced. `variable` is the environment variable that overrides it, if any."""
 
     field: str
     found: str
@@ -58,92 +63,82 @@ class Replacement(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> Reference:
-    """The parts of a reference. What stands in them is not judged."""
+    """The parts of a reference, which are not validated."""
     rest, _, digest = text.partition("@")
     head, slash, last = rest.rpartition("/")
     name, _, tag = last.partition(":")
     return Reference(head + slash + name, tag, digest)
 
 
-def version(text: str) -> Version | None:
-    """The semantic version that a tag says; None when it says none."""
-    found = _VERSION.fullmatch(text) if len(text) <= _LONGEST_TAG else None
-    if found is None:
-        return None
-    major, minor, patch, pre_release = found.groups()
-    parts = pre_release.split(".") if pre_release else []
-    # Numbers come before words and are compared as such.
-    identifiers = tuple((not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts)
-    return Version((int(major), int(minor), int(patch)), not parts, identifiers)
-
-
-def is_below(tag: str, release: str) -> bool:
-    """Whether a tag says a version, and one that is lower than the release."""
-    found, wanted = version(tag), version(release)
-    return found is not None and wanted is not None and found < wanted
-
-
-def refusal(reference: str, names: Sequence[str], policy: ImagePolicy) -> str | None:
-    """Why the reference is none of these images, in words that follow the field's name; None when it is one."""
+def reference_error(reference: str, names: Sequence[str]) -> str | None:
+    """Why the reference is not an image of these names, to be read after the name of its field; None when it is."""
     if any(re.search(rf"{re.escape(name)}@sha256:[0-9a-f]{{64}}\Z", reference, re.ASCII) for name in names):
         return None
-    expected = " or ".join(f"<vendor>/{name}" for name in names)
     parsed = parse(reference)
     if not parsed.tag and not parsed.digest:
-        return f"is incorrect: {reference!a} has neither a tag nor a digest, expected {expected}:<version>"
+        return f"field is incorrect: found {reference!a}, expected a tag or a digest"
     if parsed.image not in names:
-        return f"has an incorrect image name: {parsed.image!a} in {reference!a}, expected {expected}"
+        expected = " or ".join(f"<vendor>/{name}" for name in names)
+        return f"has an incorrect image name: found {parsed.image!a} in {reference!a}, expected {expected}"
     malformed = parsed.digest and not _DIGEST.fullmatch(parsed.digest)
-    if malformed or version(parsed.tag) is None:
+    if malformed or (parsed.tag != DEVEL and versions.parse(parsed.tag) is None):
         found = parsed.digest if malformed else parsed.tag
-        return (
-            f"is incorrect: {found!a} in {reference!a}, expected a valid SHA digest (sha256: and 64 lower-case "
-            f"hexadecimal digits) or a semver tag (like {policy.minimum})"
-        )
+        return f"field is incorrect: found {found!a} in {reference!a}, expected a valid SHA digest or semver tag"
     return None
 
 
-def below_minimum(reference: str, policy: ImagePolicy) -> str | None:
-    """What to say of a reference whose tag is a version lower than the minimum; None when it is not."""
-    parsed = parse(reference)
-    if not is_below(parsed.tag, policy.minimum):
+def version_error(reference: str, policy: ImagePolicy) -> str | None:
+    """Why the version of the reference is too low, to be read after the name of its field; None when it is not."""
+    tag = parse(reference).tag
+    if not versions.is_below(tag, policy.minimum):
         return None
-    return f"has version {parsed.tag} in {reference!a}, which is lower than the minimum {policy.minimum}"
-
-
-def variable(reference: Reference) -> str:
-    """Name of the environment variable that overrides the image."""
-    return f"{reference.image.upper().replace('-', '_')}_SHA"
+    return f"version is too low: found {tag} in {reference!a}, expected {policy.minimum} or newer"
 
 
 def upgraded(reference: str, policy: ImagePolicy) -> str:
-    """The reference to use instead of one that is given: an override, a version that is new enough, or itself."""
+    """The reference to run instead of the given one: an override, a newer version, or itself."""
     parsed = parse(reference)
     if policy.upgrade == "off" or not parsed.image or not (parsed.tag or parsed.digest):
         return reference
-    if override := policy.overrides.get(variable(parsed)):
+    if override := policy.override(parsed.image):
         return override
-    if not parsed.digest and is_below(parsed.tag, policy.minimum):
-        return f"{parsed.name}:{policy.version}"
+    wanted = policy.version(original=parsed.original)
+    lowest = policy.minimum if parsed.original else wanted
+    if not parsed.digest and versions.is_below(parsed.tag, lowest):
+        return f"{parsed.name}:{wanted}"
     return reference
 
 
 def upgrade(plugin: Plugin, policy: ImagePolicy) -> tuple[Plugin, tuple[Replacement, ...]]:
-    """The custom resource with the images to run in its spec, and which of them are other ones than it names."""
+    """The custom resource with the images to run in its spec, and the images that were replaced."""
     replaced: list[Replacement] = []
     for field, reference in named_images(plugin.spec).items():
         used = upgraded(reference, policy)
         if used != reference:
-            name = variable(parse(reference))
-            replaced.append(Replacement(field, reference, used, name if policy.overrides.get(name) == used else ""))
+            name = parse(reference).image
+            replaced.append(Replacement(field, reference, used, variable_of(name) if policy.override(name) else ""))
     if not replaced:
         return plugin, ()
     spec = msgspec.structs.replace(plugin.spec, **{_ATTRIBUTES[each.field]: each.used for each in replaced})
     return msgspec.structs.replace(plugin, spec=spec), tuple(replaced)
 
 
+def original_images(plugin: DevicePlugin, policy: ImagePolicy) -> str:
+    """The images of the Go project in a custom resource that this project publishes as well, with those to use instead.
+
+    Overridden images are left out: the fields of the resource have no effect on them.
+    """
+    found: list[str] = []
+    for field, reference in named_images(plugin.spec).items():
+        parsed = parse(reference)
+        recommended = policy.recommended(parsed.image.replace("-initimage", "-initcontainer"))
+        if parsed.original and not policy.override(parsed.image) and not parse(recommended).original:
+            found.append(f"{field} is {reference}, an image of the Go project; set {field} to {recommended}")
+    return "; ".join(found)
+
+
 def named_images(spec: PluginSpec) -> dict[str, str]:
-    """The images that a spec names, by their fields."""
+    """The images that a spec names, by field."""
     images = {"image": spec.image}
     if isinstance(spec, InitSpec):
         images["initImage"] = spec.init_image

@@ -1,8 +1,8 @@
-"""The custom resources as types: eight kinds of `deviceplugin.intel.com/v1`, two of `fpga.intel.com/v2`.
+"""The custom resources of `deviceplugin.intel.com/v1` as types.
 
-They hold all fields of the Go operator's releases from 0.31 to 0.36, and those of ours, which are optional. The
-definitions for the API server are made from these types (`crds`), so what a field may hold is said here and nowhere
-else; rules about several fields are in `validation`. Fields that are unknown are passed over, as the API server does.
+They have all fields of the Go operator's releases from 0.31 to 0.36, and optional fields of this project. `crds` makes
+the definitions for the API server from these types, so this is the only place that limits the values of a field; rules
+about several fields are in `rules` and `validation`. Unknown fields are ignored, as the API server prunes them.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from msgspec import Meta
 from accelplane.kube.jsontypes import JsonObject
 
 GROUP, VERSION = "deviceplugin.intel.com", "v1"
-FPGA_GROUP, FPGA_VERSION, FPGA_OLD_VERSION = "fpga.intel.com", "v2", "v1"
+API_VERSION = f"{GROUP}/{VERSION}"
 
 Count = Annotated[int, Meta(ge=1)]
 Int32 = Annotated[int, Meta(extra_json_schema={"format": "int32"})]
 Int64 = Annotated[int, Meta(extra_json_schema={"format": "int64"})]
-# A quantity may be written as a number; so may how many nodes are updated at once.
+# A quantity may be written as a number.
 Quantity = Annotated[
     int | str,
     Meta(
@@ -29,65 +29,86 @@ Quantity = Annotated[
         }
     ),
 ]
-# The drivers of those functions whose devices can be told what to do, by a ConfigMap.
+# The VF drivers of devices that a ConfigMap can configure.
 PROVISIONED_VF_DRIVERS = ("4xxxvf", "420xxvf", "6xxxvf")
 PCI_IDS = "^0x[0-9a-f]{4}(,0x[0-9a-f]{4})*$"
 KernelVfDriver = Literal["dh895xccvf", "c6xxvf", "c3xxxvf", "d15xxvf", "4xxxvf", "420xxvf", "c4xxxvf", "6xxxvf"]
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Written as the API writes it: names in camel case, what is not set left out."""
+    """Encoded as the API writes it: names in camel case, unset fields left out."""
+
+
+def _limited(description: str, max_length: int) -> Meta:
+    """A limit for the API server only: admission explains a longer value in its own words."""
+    return Meta(description=description, extra_json_schema={"maxLength": max_length})
 
 
 # Parts of Kubernetes' own types
 
 
 class Toleration(Wire, frozen=True):
-    key: str = ""
-    operator: str = ""
-    value: str = ""
-    effect: str = ""
-    toleration_seconds: Int64 | None = None
+    key: Annotated[str, Meta(description="Key of the taint. Empty with operator Exists: all keys.")] = ""
+    operator: Annotated[
+        str, Meta(description="Exists (any value) or Equal (the value must match). Equal when not set.")
+    ] = ""
+    value: Annotated[str, Meta(description="Value of the taint. Empty with operator Exists.")] = ""
+    effect: Annotated[
+        str,
+        Meta(description="Effect of the taint: NoSchedule, PreferNoSchedule or NoExecute. All effects when not set."),
+    ] = ""
+    toleration_seconds: Annotated[
+        Int64 | None,
+        Meta(description="Seconds until a pod is evicted, with effect NoExecute. Never evicted when not set."),
+    ] = None
 
 
 class SecretReference(Wire, frozen=True):
-    name: Annotated[str, Meta(description="Name of a secret in the plugins' namespace.")]
+    name: Annotated[str, _limited("Name of a Secret in the namespace of the plugin pods.", 253)]
 
 
 class Resources(Wire, frozen=True):
-    limits: Annotated[Mapping[str, Quantity], Meta(description="The most that the container may use.")] = {}
-    requests: Annotated[Mapping[str, Quantity], Meta(description="What is set aside for the container.")] = {}
+    limits: Annotated[Mapping[str, Quantity], Meta(description="Maximum that the container can use, by resource.")] = {}
+    requests: Annotated[
+        Mapping[str, Quantity], Meta(description="Amount that the scheduler reserves for the container, by resource.")
+    ] = {}
 
 
 class RollingUpdate(Wire, frozen=True):
     max_surge: Annotated[
         int | str | None,
-        Meta(description="0: two plugins of a kind on a node would both register the same resources."),
+        Meta(description="Must be 0: two plugin pods on a node register the same resources. 0 when not set."),
     ] = None
     max_unavailable: Annotated[
-        int | str | None, Meta(description="How many nodes, or what share of them (10%), are updated at once.")
+        int | str | None,
+        Meta(description="Maximum of nodes updated at the same time, as a number or a percentage. 1 when not set."),
     ] = None
 
 
 class UpdateStrategy(Wire, frozen=True):
     type: Annotated[
-        Literal["RollingUpdate", "OnDelete"] | None, Meta(description="Whether pods are replaced as nodes go on.")
+        Literal["RollingUpdate", "OnDelete"] | None,
+        Meta(description="DaemonSet update strategy: RollingUpdate or OnDelete. RollingUpdate when not set."),
     ] = None
-    rolling_update: RollingUpdate | None = None
+    rolling_update: Annotated[RollingUpdate | None, Meta(description="Parameters of the strategy RollingUpdate.")] = (
+        None
+    )
 
 
 class ObjectReference(Wire, frozen=True):
-    api_version: str = ""
-    kind: str = ""
-    namespace: str = ""
-    name: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    field_path: str = ""
+    api_version: Annotated[str, Meta(description="API version of the object.")] = ""
+    kind: Annotated[str, Meta(description="Kind of the object.")] = ""
+    namespace: Annotated[str, Meta(description="Namespace of the object.")] = ""
+    name: Annotated[str, Meta(description="Name of the object.")] = ""
+    uid: Annotated[str, Meta(description="UID of the object.")] = ""
+    resource_version: Annotated[
+        str, Meta(description="Resource version of the object when the reference was written.")
+    ] = ""
+    field_path: Annotated[str, Meta(description="Not used.")] = ""
 
 
 class Metadata(Wire, frozen=True):
-    """The part of an object's metadata that the operator looks at."""
+    """The metadata that the operator reads."""
 
     name: str = ""
     namespace: str = ""
@@ -103,87 +124,95 @@ class Metadata(Wire, frozen=True):
 
 
 class Condition(Wire, frozen=True):
-    type: Annotated[str, Meta(max_length=316, description="What it is about, for example Available.")]
-    status: Annotated[Literal["True", "False", "Unknown"], Meta(description="Whether it is so.")]
-    reason: Annotated[str, Meta(max_length=1024, description="Why, in one word for programs.")]
-    message: Annotated[str, Meta(max_length=32768, description="Why, for people.")]
+    type: Annotated[str, Meta(max_length=316, description="Type of the condition, for example Available.")]
+    status: Annotated[Literal["True", "False", "Unknown"], Meta(description="True, False or Unknown.")]
+    reason: Annotated[str, Meta(max_length=1024, description="Reason for the status as one word, for programs.")]
+    message: Annotated[str, Meta(max_length=32768, description="Reason for the status as text, for people.")]
     last_transition_time: Annotated[
-        str, Meta(description="When the status last changed.", extra_json_schema={"format": "date-time"})
+        str, Meta(description="Time of the last change of the status.", extra_json_schema={"format": "date-time"})
     ]
     observed_generation: Annotated[
         int,
-        Meta(ge=0, description="The resource's generation that was looked at.", extra_json_schema={"format": "int64"}),
+        Meta(ge=0, description="Generation that was observed.", extra_json_schema={"format": "int64"}),
     ] = 0
 
 
 class Status(Wire, frozen=True):
-    desired_number_scheduled: Annotated[
-        Int32, Meta(description="The number of nodes that should run the device plugin's pod.")
-    ]
-    number_ready: Annotated[Int32, Meta(description="The number of nodes whose pod of the device plugin is ready.")]
+    desired_number_scheduled: Annotated[Int32, Meta(description="Number of nodes that should run a plugin pod.")]
+    number_ready: Annotated[Int32, Meta(description="Number of nodes with a ready plugin pod.")]
     controlled_daemon_set: Annotated[
         ObjectReference | None,
         Meta(
-            description="The DaemonSet that runs the device plugin.",
+            description="DaemonSet of the plugin pods.",
             extra_json_schema={"x-kubernetes-map-type": "atomic"},
         ),
     ] = None
-    node_names: Annotated[tuple[str, ...], Meta(description="The nodes that have a pod of the device plugin.")] = ()
+    node_names: Annotated[tuple[str, ...], Meta(description="Nodes that have a plugin pod.")] = ()
     observed_generation: Annotated[
         int,
         Meta(
-            description="The generation of this resource that the status is about.",
+            description="Generation of the resource that the status describes.",
             extra_json_schema={"format": "int64"},
         ),
     ] = 0
     conditions: Annotated[
         tuple[Condition, ...],
         Meta(
-            description="What else there is to say about the device plugin.",
+            description="Conditions of the device plugin, such as Available and Degraded.",
             extra_json_schema={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         ),
     ] = ()
-    effective_image: Annotated[str, Meta(description="The image that runs where it is not the one of the spec.")] = ""
+    effective_image: Annotated[str, Meta(description="Image of the plugin, if it is not the image of the spec.")] = ""
     effective_init_image: Annotated[
-        str, Meta(description="The init container's image that runs where it is not the one of the spec.")
+        str, Meta(description="Image of the init container, if it is not the init image of the spec.")
     ] = ""
 
 
 # Specs
 
 InitImage = Annotated[
-    str, Meta(description="Image of the init container, which prepares the node's devices. Without one, none runs.")
+    str, Meta(description="Image of the init container, which configures the devices of the node. None when not set.")
 ]
-SharedDevNum = Annotated[Count, Meta(description="How many containers may share a device. 1 when not set.")]
+SharedDevNum = Annotated[Count, Meta(description="Number of containers that can share a device. 1 when not set.")]
 ProvisioningConfig = Annotated[
     str,
-    Meta(description="Name of a ConfigMap in the plugins' namespace that the init container sets the devices up by."),
+    Meta(description="Name of a ConfigMap in the namespace of the plugin pods that the init container reads."),
 ]
 
 
 class PluginSpec(Wire, frozen=True):
     """The fields of every kind."""
 
-    image: Annotated[str, Meta(description="Image of the device plugin.")] = ""
+    image: Annotated[
+        str, Meta(description="Image of the device plugin. The image of the operator's release when not set.")
+    ] = ""
     node_selector: Annotated[
-        Mapping[str, str], Meta(description="Labels of the nodes to run on, kubernetes.io/arch=amd64 when not set.")
+        Mapping[str, str],
+        Meta(description="Labels of the nodes that run the plugin. kubernetes.io/arch=amd64 when not set."),
     ] = {}
-    tolerations: Annotated[tuple[Toleration, ...], Meta(description="Taints of nodes to put up with.")] = ()
-    log_level: Annotated[int, Meta(ge=0, description="Verbosity of the log. 0 when not set.")] | None = None
+    tolerations: Annotated[tuple[Toleration, ...], Meta(description="Tolerations of the plugin pods.")] = ()
+    log_level: Annotated[int, Meta(ge=0, description="Log verbosity of the plugin. 0 when not set.")] | None = None
     image_pull_policy: Annotated[
-        Literal["Always", "IfNotPresent", "Never"] | None, Meta(description="IfNotPresent when not set.")
+        Literal["Always", "IfNotPresent", "Never"] | None,
+        Meta(description="Pull policy of all images. IfNotPresent when not set."),
     ] = None
     image_pull_secrets: Annotated[
-        tuple[SecretReference, ...], Meta(description="Secrets to pull the images with, besides the operator's own.")
+        tuple[SecretReference, ...],
+        Meta(
+            description="Secrets for image pulls, in addition to the Secret of the operator's installation.",
+            extra_json_schema={"maxItems": 64},
+        ),
     ] = ()
-    priority_class_name: Annotated[str, Meta(description="Priority class of the pods.")] = ""
+    priority_class_name: Annotated[str, _limited("Priority class of the plugin pods.", 253)] = ""
     resources: Annotated[
-        Resources | None, Meta(description="Resources of the plugin's container, in place of the usual ones.")
+        Resources | None,
+        Meta(description="Resource limits and requests of the plugin container, instead of the built-in ones."),
     ] = None
     update_strategy: Annotated[
-        UpdateStrategy | None, Meta(description="How pods are replaced, one node after the other when not set.")
+        UpdateStrategy | None,
+        Meta(description="Update strategy of the DaemonSet. One node after the other when not set."),
     ] = None
-    pod_annotations: Annotated[Mapping[str, str], Meta(description="Annotations of the pods.")] = {}
+    pod_annotations: Annotated[Mapping[str, str], Meta(description="Annotations of the plugin pods.")] = {}
 
 
 class InitSpec(PluginSpec, frozen=True):
@@ -200,7 +229,7 @@ class DsaSpec(InitSpec, frozen=True):
     driver: Annotated[
         Literal["idxd", "vfio-pci"],
         Meta(
-            description="What is handed out: work queues (idxd) or whole devices (vfio-pci).",
+            description="Driver of the resources: idxd (work queues) or vfio-pci (whole devices).",
             extra_json_schema={"default": "idxd"},
         ),
     ] = "idxd"
@@ -209,7 +238,7 @@ class DsaSpec(InitSpec, frozen=True):
 class FpgaSpec(InitSpec, frozen=True):
     mode: Annotated[
         Literal["af", "region", "regiondevel"] | None,
-        Meta(description="What is handed out: accelerator functions (af, when not set) or regions to program."),
+        Meta(description="Resources to publish: af (functions), region or regiondevel (regions). af when not set."),
     ] = None
 
 
@@ -217,36 +246,37 @@ class GpuSpec(InitSpec, frozen=True):
     shared_dev_num: SharedDevNum | None = None
     preferred_allocation_policy: Annotated[
         Literal["balanced", "packed", "none"] | None,
-        Meta(description="Which GPUs a container gets best, where they are shared. none when not set."),
+        Meta(description="Order in which shared GPUs are allocated: balanced, packed or none. none when not set."),
     ] = None
-    enable_monitoring: Annotated[bool, Meta(description="Publish resources that hold every GPU, for monitoring.")] = (
-        False
-    )
+    enable_monitoring: Annotated[
+        bool, Meta(description="Whether to publish a monitoring resource, which gives access to all GPUs.")
+    ] = False
     monitoring_mode: Annotated[
         Literal["split", "single"] | None,
         Meta(description="One monitoring resource for all GPUs (single) or one per driver (split)."),
     ] = None
     resource_manager: Annotated[
-        bool, Meta(description="Fractional resources; for images of releases up to 0.31, later ones have none.")
+        bool, Meta(description="Whether to publish fractional resources, which the Go project removed in 0.34.0.")
     ] = False
-    allow_ids: Annotated[str, Meta(description="PCI device ids (0x56c0,0x56c1) to publish, and no others.")] = (
-        msgspec.field(name="allowIDs", default="")
-    )
-    deny_ids: Annotated[str, Meta(description="PCI device ids (0x56c0,0x56c1) not to publish.")] = msgspec.field(
-        name="denyIDs", default=""
+    allow_ids: Annotated[
+        str, Meta(description="PCI device ids of the only GPUs to publish, for example 0x56c0,0x56c1.")
+    ] = msgspec.field(name="allowIDs", default="")
+    deny_ids: Annotated[str, Meta(description="PCI device ids of GPUs not to publish, for example 0x56c0,0x56c1.")] = (
+        msgspec.field(name="denyIDs", default="")
     )
     bypath_mode: Annotated[
         Literal["none", "single", "all"] | None,
-        Meta(description="Which links of /dev/dri/by-path containers get: of their GPUs (single), none or all."),
+        Meta(description="Links of /dev/dri/by-path in containers: none, those of their GPUs (single) or all."),
     ] = None
     health_management: Annotated[
-        bool, Meta(description="Judge health by Level-Zero, in a container beside the plugin's.")
+        bool, Meta(description="Whether GPU health is checked with Level-Zero, in an additional container.")
     ] = False
     level_zero_image: Annotated[
-        str, Meta(description="Image of the Level-Zero container, which then runs even without health management.")
+        str,
+        _limited("Image of the Level-Zero container. If it is set, the container runs without healthManagement.", 1024),
     ] = ""
     xpumd_endpoint: Annotated[
-        str, Meta(description="Unix socket of XPU Manager's daemon on the nodes, to judge health by it.")
+        str, _limited("Unix socket of the XPU Manager daemon on the nodes, for checks of GPU health.", 107)
     ] = ""
 
 
@@ -263,30 +293,33 @@ class QatSpec(InitSpec, frozen=True):
     provisioning_config: ProvisioningConfig = ""
     dpdk_driver: Annotated[
         Literal["igb_uio", "vfio-pci"] | None,
-        Meta(description="Driver that virtual functions are given to. vfio-pci when not set."),
+        Meta(description="Driver that virtual functions are bound to. vfio-pci when not set."),
     ] = None
     kernel_vf_drivers: Annotated[
         tuple[KernelVfDriver, ...],
         Meta(description="Kernel drivers of the virtual functions to publish. c6xxvf and 4xxxvf when not set."),
     ] = ()
-    max_num_devices: Annotated[Count, Meta(description="Most virtual functions on a node. 32 when not set.")] | None = (
-        None
-    )
+    max_num_devices: (
+        Annotated[Count, Meta(description="Maximum number of virtual functions to publish per node. 32 when not set.")]
+        | None
+    ) = None
     preferred_allocation_policy: Annotated[
         Literal["balanced", "packed"] | None,
-        Meta(description="Functions a container gets best: of different devices (balanced) or of one (packed)."),
+        Meta(description="Whether a container gets functions of different devices (balanced) or of one (packed)."),
     ] = None
 
 
 class SgxSpec(InitSpec, frozen=True):
-    enclave_limit: Annotated[Count, Meta(description="Containers with enclaves on a node. 1 when not set.")] | None = (
-        None
-    )
+    enclave_limit: (
+        Annotated[Count, Meta(description="Number of containers per node that can use enclaves. 1 when not set.")]
+        | None
+    ) = None
     provision_limit: (
-        Annotated[Count, Meta(description="Containers on a node that may provision. 1 when not set.")] | None
+        Annotated[Count, Meta(description="Number of containers per node that can use provisioning. 1 when not set.")]
+        | None
     ) = None
     dcap_infra_resources: Annotated[
-        bool, Meta(description="Publish resources for the parts of DCAP. Deprecated from the beginning.")
+        bool, Meta(description="Whether to publish the resources of the DCAP infrastructure. Deprecated.")
     ] = False
 
 
@@ -294,7 +327,7 @@ class SgxSpec(InitSpec, frozen=True):
 
 
 class DevicePlugin(Wire, frozen=True):
-    """One custom resource. `family` is the part of names that stands for its kind, as in `intel-<family>-plugin`."""
+    """One custom resource. `family` is its kind in other names, for example `intel-<family>-plugin`."""
 
     family: ClassVar[str]
     about: ClassVar[str]
@@ -379,73 +412,24 @@ KINDS: Mapping[str, type[DevicePlugin]] = {
     )
 }
 BY_KIND: Mapping[str, type[DevicePlugin]] = {model.__name__: model for model in KINDS.values()}
+BY_LOWER_KIND: Mapping[str, str] = {kind.lower(): kind for kind in BY_KIND}
 
 
 def decode(resource: JsonObject) -> DevicePlugin:
-    """A custom resource from its object. Raises `msgspec.ValidationError` when it is malformed or of no kind here."""
-    kind = resource.get("kind")
-    model = BY_KIND.get(kind) if isinstance(kind, str) else None
-    if model is None or resource.get("apiVersion") != f"{GROUP}/{VERSION}":
-        raise msgspec.ValidationError(
-            f"found {resource.get('apiVersion')!a} {kind!a}, expected {GROUP}/{VERSION} and one of {', '.join(BY_KIND)}"
-        )
-    return msgspec.convert(resource, model)
-
-
-# Mappings of FPGA names. The API server holds them to these patterns as Go's operator wrote them.
-
-InterfaceId = Annotated[
-    str, Meta(pattern=r"^[0-9a-f]{8,32}$", description="Interface id of the region that the bitstreams are made for.")
-]
-
-
-class AcceleratorFunctionSpec(Wire, frozen=True):
-    afu_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{8,40}$", description="Id of the accelerator function.")]
-    interface_id: InterfaceId
-    # The alternation is not grouped, as ever: what starts with af or ends with region passes.
-    mode: Annotated[
-        str,
-        Meta(pattern=r"^af|region$", description="af (programmed before) or region (programmed for the container)."),
-    ]
-
-
-class FpgaRegionSpec(Wire, frozen=True):
-    interface_id: InterfaceId
-
-
-class MappingStatus(Wire, frozen=True):
-    """As `admission.mapping_status` writes it."""
-
-    resource: Annotated[str, Meta(description="What pods that ask for it get.")] = ""
-    nodes: Annotated[Int32 | None, Meta(description="How many nodes offer that.")] = None
-    observed_generation: Annotated[
-        int, Meta(description="The generation that this is said of.", extra_json_schema={"format": "int64"})
-    ] = 0
-    conditions: Annotated[
-        tuple[Condition, ...],
-        Meta(
-            description="Whether pods may ask for it, and whether some node has it.",
-            extra_json_schema={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-        ),
-    ] = ()
-
-
-class AcceleratorFunction(Wire, frozen=True):
-    spec: AcceleratorFunctionSpec
-    metadata: Metadata = Metadata()
-    status: MappingStatus | None = None
-
-
-class FpgaRegion(Wire, frozen=True):
-    spec: FpgaRegionSpec
-    metadata: Metadata = Metadata()
-    status: MappingStatus | None = None
+    """The custom resource of an object. Raises `msgspec.ValidationError` if it is malformed or of another kind."""
+    kind, api_version = resource.get("kind"), resource.get("apiVersion")
+    if not isinstance(kind, str) or kind not in BY_KIND:
+        expected = BY_LOWER_KIND.get(str(kind).lower()) or f"one of {', '.join(BY_KIND)}"
+        raise msgspec.ValidationError(f"kind is {kind!a}, expected {expected}")
+    if api_version != API_VERSION:
+        raise msgspec.ValidationError(f"apiVersion is {api_version!a}, expected {API_VERSION}")
+    return msgspec.convert(resource, BY_KIND[kind])
 
 
 def effective_selector(plugin: DevicePlugin) -> dict[str, str]:
-    """The labels that a node must have for the plugin to run on it.
+    """The labels of the nodes that run the plugin: those of the resource, or the architecture if it has none.
 
-    Those of the resource as a whole, or the architecture. IAA demands the architecture in any case.
+    IAA requires the architecture in addition, as the Go operator does.
     """
     architecture = {"kubernetes.io/arch": "amd64"}
     if plugin.family == "iaa":

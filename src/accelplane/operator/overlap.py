@@ -1,9 +1,9 @@
-"""Nodes on which two custom resources of a kind meet: both plugins would register the same resources with the kubelet.
+"""Nodes that two custom resources of a kind select. Both plugins register the same resources with the kubelet there.
 
-    overlaps_of(plugin, others, nodes)       those of one resource, which may be about to change
-    told(overlap, name)                      one of them in a sentence to the author of one of the two
+    overlaps_of(plugin, others, nodes)       the overlaps of one resource, which may be about to change
+    format_overlap(overlap, name)            an overlap as one line for the author of the named resource
 
-Only node selectors are compared: whether taints keep one of the pods away may change at any time.
+Only node selectors are compared. Taints and tolerations, which may keep one of the pods away, change at any time.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,9 +31,9 @@ class Overlap(msgspec.Struct, frozen=True):
 def overlaps_of(
     plugin: DevicePlugin, others: Iterable[DevicePlugin], nodes: Mapping[str, Mapping[str, str]]
 ) -> list[Overlap]:
-    """The overlaps of a resource with the others of its kind, by their names; what it was before may be among them.
+    """The overlaps of a resource with the others of its kind, ordered by name.
 
-    `nodes` are labels by the node's name.
+    `others` may include the resource itself in an older state. `nodes` has the labels of each node by name.
     """
     mine = _selected(plugin, nodes, nodes)
     found: list[Overlap] = []
@@ -49,10 +49,9 @@ def _selected(plugin: DevicePlugin, among: Iterable[str], nodes: Mapping[str, Ma
     return [name for name in among if selector <= nodes[name].items()]
 
 
-def told(overlap: Overlap, name: str) -> str:
-    """A warning to the author of the named resource."""
+def format_overlap(overlap: Overlap, name: str) -> str:
+    """One line for the author of the named resource."""
     named = ", ".join(overlap.nodes[:_NAMED])
     more = f" and {len(overlap.nodes) - _NAMED} more" if len(overlap.nodes) > _NAMED else ""
     nodes = f"{'node' if len(overlap.nodes) == 1 else 'nodes'} {named}{more}"
-    advice = "give the two node selectors that exclude each other"
-    return f"{overlap.kind} {overlap.other(name)} selects {nodes} as well: {advice}"
+    return f"{overlap.kind} {overlap.other(name)} also selects {nodes}; change one of the two node selectors"

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Mapping
 
 from accelplane.kube.names import is_dns_subdomain, is_label_value, is_qualified_name
 from accelplane.kube.quantities import number_of
-from accelplane.operator.models import PluginSpec, Resources, RollingUpdate, Toleration
+from accelplane.operator.models import PluginSpec, Resources, Toleration
 
-_SHARE = re.compile(r"(100|[1-9]?[0-9])%", re.ASCII)
 _STANDARD = re.compile(r"cpu|memory|ephemeral-storage|hugepages-.+")
 _OPERATORS = ("", "Exists", "Equal")
 _EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
@@ -31,10 +30,6 @@ def pod_refusals(spec: PluginSpec) -> Iterator[str]:
         yield f"priorityClassName is {spec.priority_class_name!a}, expected the name of a priority class"
     if spec.resources:
         yield from _resources(spec.resources)
-    if spec.update_strategy and spec.update_strategy.rolling_update:
-        if spec.update_strategy.type == "OnDelete":
-            yield "updateStrategy.type is OnDelete and rollingUpdate is set, expected one of them"
-        yield from _rolling_update(spec.update_strategy.rolling_update)
     yield from _annotations(spec.pod_annotations)
 
 
@@ -76,19 +71,6 @@ def _resources(resources: Resources) -> Iterator[str]:
             yield f"resources.requests[{name}] is {amount!a}, expected the limit, which is {limit!a}"
         if wanted is not None and most is not None and wanted > most:
             yield f"resources.requests[{name}] is {amount!a}, expected no more than the limit {limit!a}"
-
-
-def _rolling_update(update: RollingUpdate) -> Iterator[str]:
-    for field, value in (("maxSurge", update.max_surge), ("maxUnavailable", update.max_unavailable)):
-        if value is not None and not (value >= 0 if isinstance(value, int) else _SHARE.fullmatch(value)):
-            yield f"updateStrategy.rollingUpdate.{field} is {value!a}, expected a number or a share like 10%"
-    if update.max_surge not in (None, 0, "0%"):
-        yield (
-            f"updateStrategy.rollingUpdate.maxSurge is {update.max_surge!a}, expected 0: two plugins on a node would "
-            "both register the same resources"
-        )
-    if update.max_unavailable in (0, "0%"):
-        yield "updateStrategy.rollingUpdate.maxUnavailable is 0, expected 1 or more: no pod could be replaced"
 
 
 def _annotations(annotations: Mapping[str, str]) -> Iterator[str]:

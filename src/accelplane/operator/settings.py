@@ -1,14 +1,25 @@
-"""What an installation of the operator decides for all custom resources: images, namespace, accounts."""
+"""Settings of an installation of the operator that apply to all custom resources: images, namespace, accounts.
+
+Decision 0018 describes the names and versions of images.
+"""
 
 from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
+import accelplane
 from accelplane.fpga.ids import Naming
+from accelplane.operator.versions import is_original
 
-# The oldest release whose images and manifests are taken, and what an image is upgraded to when nothing else is said.
+RELEASE = accelplane.__version__
+VENDOR = "accelplane"
+
+# The Go project: the oldest release whose images are accepted, and the vendor of its images.
 OLDEST = "0.31.1"
+ORIGINAL_VENDOR = "intel"
+# Images that only the Go project publishes.
+_ORIGINAL_ONLY = ("intel-gpu-initcontainer", "intel-gpu-levelzero")
 
 Upgrade = Literal["spec", "daemonset", "off"]
 
@@ -16,33 +27,49 @@ Upgrade = Literal["spec", "daemonset", "off"]
 class ImagePolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Which images are accepted, filled in and replaced.
 
-    `overrides` are the `<IMAGE>_SHA` variables of the environment by name. `upgrade` says where an upgraded reference
-    goes: into the custom resource, into the DaemonSet alone, or nowhere. `older` says what happens to a version below
-    `minimum` at admission; `warn` only counts while upgrades are on.
+    `minimum` is the oldest version that is accepted. Older images are replaced by `target`, or by default by `minimum`
+    for images of the Go project and by `release` for others. `overrides` are the `<IMAGE>_SHA` variables of the
+    environment by name. `upgrade` selects where a replaced reference is written: to the custom resource, only to the
+    DaemonSet, or nowhere. `older` selects how admission treats a version below `minimum`; `warn` has no effect when
+    `upgrade` is off.
     """
 
     minimum: str = OLDEST
     target: str = ""
-    vendor: str = "intel"
+    release: str = RELEASE
+    vendor: str = VENDOR
     overrides: Mapping[str, str] = {}
     upgrade: Upgrade = "spec"
     older: Literal["refuse", "warn"] = "refuse"
 
-    @property
-    def version(self) -> str:
-        """What images are filled in with, and upgraded to."""
-        return self.target or self.minimum
+    def version(self, *, original: bool) -> str:
+        """The version that images are filled in with and upgraded to, for images of the Go project or ours."""
+        if self.target and is_original(self.target) == original:
+            return self.target
+        return self.minimum if original else self.release
 
     def reference(self, name: str) -> str:
-        """The image of that name which is used when none is given."""
-        return f"{self.vendor}/{name}:{self.version}"
+        """The default image of that name."""
+        return self.override(name) or self.recommended(name)
+
+    def recommended(self, name: str) -> str:
+        """The default image of that name without overrides."""
+        original = name in _ORIGINAL_ONLY or is_original_vendor(self.vendor)
+        vendor = ORIGINAL_VENDOR if original and self.vendor == VENDOR else self.vendor
+        # Somebody's own registry may have either project's images under any path.
+        version = self.target if self.target and vendor == self.vendor != VENDOR else self.version(original=original)
+        return f"{vendor}/{name}:{version}"
+
+    def override(self, name: str) -> str:
+        """The image that replaces all images of that name; empty for none."""
+        return "" if self.upgrade == "off" else self.overrides.get(variable_of(name), "")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """`pull_secret` (`DEVICEPLUGIN_SECRET`) and `service_account` are of the plugins' pods, empty for none.
+    """`pull_secret` (`DEVICEPLUGIN_SECRET`) and `service_account` apply to the plugin pods; empty means none.
 
-    `gpu_manager_role` is the ClusterRole for GPU plugins with `resourceManager`. `fpga_naming` is how plugins and
-    webhook call functions of FPGAs that are programmed already.
+    `gpu_manager_role` is the ClusterRole for GPU plugins with `resourceManager`. `fpga_naming` selects how plugins and
+    webhook name programmed FPGA functions.
     """
 
     namespace: str = "kube-system"
@@ -56,3 +83,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def overrides(environment: Mapping[str, str]) -> dict[str, str]:
     """The image overrides of an environment."""
     return {name: value for name, value in environment.items() if name.endswith("_SHA") and value}
+
+
+def variable_of(name: str) -> str:
+    """Name of the environment variable that overrides the image of that name."""
+    return f"{name.upper().replace('-', '_')}_SHA"
+
+
+def is_original_vendor(repository: str) -> bool:
+    """Whether a path before an image name ends with the Go project's vendor, as `mirror.example/intel` does."""
+    return repository.rpartition("/")[2] == ORIGINAL_VENDOR

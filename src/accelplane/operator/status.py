@@ -11,6 +11,8 @@ Conditions (each is always there, so that one can wait for it):
     Degraded                    something needs a look: a write that was refused, or a resource that is malformed
     ImageOverridden             another image runs than the resource names
     ProvisioningConfigMissing   the ConfigMap that it names is not there
+    OriginalImage               an image of the Go project runs, and this project has one that replaces it
+    UnsupportedFields           fields are set that the images do not support
     NodeOverlap                 another resource of its kind selects the same nodes
 
 A transition's time only changes with the condition's status, so the same state is the same status, to the byte.
@@ -23,7 +25,7 @@ import msgspec
 from accelplane.kube.jsontypes import JsonObject
 from accelplane.operator.images import Replacement
 from accelplane.operator.models import Condition, DevicePlugin, ObjectReference, Status, provisioning_config
-from accelplane.operator.overlap import Overlap, told
+from accelplane.operator.overlap import Overlap, format_overlap
 
 AVAILABLE = "Available"
 PROGRESSING = "Progressing"
@@ -31,6 +33,8 @@ DEGRADED = "Degraded"
 IMAGE_OVERRIDDEN = "ImageOverridden"
 PROVISIONING_CONFIG_MISSING = "ProvisioningConfigMissing"
 NODE_OVERLAP = "NodeOverlap"
+ORIGINAL_IMAGE = "OriginalImage"
+UNSUPPORTED_FIELDS = "UnsupportedFields"
 
 _LONGEST_MESSAGE = 32768
 
@@ -69,6 +73,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     replaced: Sequence[Replacement] = ()
     config_missing: bool | None = False
     overlaps: Sequence[Overlap] = ()
+    original_images: str = ""
+    unsupported: Sequence[str] = ()
     failure: str = ""
     malformed: str = ""
 
@@ -188,10 +194,17 @@ def _findings(plugin: DevicePlugin, observed: Observed) -> tuple[_Said, ...]:
             "the images are those of the resource",
         ),
         _config(provisioning_config(plugin.spec), observed.config_missing),
+        _said(ORIGINAL_IMAGE, "ImageOfGoProject", observed.original_images, "no image of the Go project is used"),
+        _said(
+            UNSUPPORTED_FIELDS,
+            "ImageTooOld",
+            "; ".join(observed.unsupported),
+            "the images support all fields that are set",
+        ),
         _said(
             NODE_OVERLAP,
             "SameNodesSelected",
-            "; ".join(told(each, plugin.name) for each in observed.overlaps),
+            "; ".join(format_overlap(each, plugin.name) for each in observed.overlaps),
             "no other resource of this kind selects the same nodes",
         ),
     )

@@ -1,24 +1,21 @@
-"""What admission refuses of a custom resource, and what it warns of.
+"""Validation of custom resources at admission: errors and warnings.
 
-    verdict(plugin, policy, others=…, overlaps=…)    the first refusal in the order of Go's operator, and all warnings
+    verdict(plugin, policy, others=…, overlaps=…)    the first error in the order of the Go operator, and all warnings
 
-Create and update are judged alike, without the old object. Where Go's releases differ, what one of them accepts is
-accepted: an unset policy of GPUs counts as `none`, both spellings of init images do, and `packed` without
-`sharedDevNum` is a warning. What concerns pods (tolerations, resources, …) is looked at last: what the API server would
-refuse in the DaemonSet is refused here, where its author sees it. The definitions' own rules (CEL) say much of this
-before, to those who have no webhook.
+Create and update are validated alike, without the old object. Where releases of the Go operator differ, a resource is
+accepted if one of them accepts it: an unset allocation policy of GPUs counts as `none`, both spellings of init images
+are valid, and `packed` without `sharedDevNum` is a warning. Fields of the pods (tolerations, resources, …) are
+validated last, so that their author sees the error, and not only the operator that writes the DaemonSet.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from accelplane.kube.names import is_dns_subdomain
-from accelplane.operator import images
+from accelplane.operator import images, rules
+from accelplane.operator.features import unsupported
 from accelplane.operator.models import (
-    PCI_IDS,
-    PROVISIONED_VF_DRIVERS,
     DevicePlugin,
     DlbSpec,
     DsaSpec,
@@ -29,34 +26,33 @@ from accelplane.operator.models import (
     QatSpec,
     SgxSpec,
 )
-from accelplane.operator.overlap import Overlap, told
+from accelplane.operator.overlap import Overlap, format_overlap
 from accelplane.operator.pods import pod_refusals
-from accelplane.operator.settings import ImagePolicy
+from accelplane.operator.settings import ImagePolicy, variable_of
 
 PREFIX = "invalid resource: "
 
-# Go's releases after 0.31 expect names of init images that were never published.
+# Releases of the Go operator after 0.31 expect init image names that were never published.
 _DLB_INIT = ("intel-dlb-initcontainer", "intel-dlb-initimage")
 _FPGA_INIT = ("intel-fpga-initcontainer", "intel-fpga-initimage")
 _IDXD_INIT = ("intel-idxd-config-initcontainer",)
 _QAT_INIT = ("intel-qat-initcontainer",)
 _SGX_INIT = ("intel-sgx-initcontainer",)
 _GPU_INIT = ("intel-gpu-initcontainer",)
+_LEVEL_ZERO = ("intel-gpu-levelzero",)
 
-_LONGEST_NAME = 253
-_LONGEST_SOCKET = 107
-_SOCKET = re.compile(r"(/(?!\.\.?(/|\Z))[\w.-]+){2,}", re.ASCII)
+_MAX_NAME = 253
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`refusal` is empty when the resource is admitted; the warnings are for whoever applied it."""
+    """`refusal` is empty when the resource is admitted. The warnings are shown to the author."""
 
     refusal: str = ""
     warnings: tuple[str, ...] = ()
 
 
 class Warned(msgspec.Struct, frozen=True):
-    """A finding that is no reason to refuse."""
+    """A finding that does not refuse the resource."""
 
     text: str
 
@@ -71,16 +67,17 @@ def verdict(
     others: Iterable[DevicePlugin] = (),
     overlaps: Iterable[Overlap] = (),
 ) -> Verdict:
-    """Judge a resource after defaulting.
+    """Validates a resource after defaulting.
 
-    `others` are the cluster's resources of its kind, among which it may be; `overlaps` its own with them.
+    `others` are the resources of its kind in the cluster, and may include it. `overlaps` are its own with them.
     """
     warnings: list[str] = []
     for finding in _findings(plugin, policy, [other for other in others if other.name != plugin.name]):
         if isinstance(finding, str):
             return Verdict(PREFIX + finding, tuple(warnings))
         warnings.append(finding.text)
-    warnings += [told(each, plugin.name) for each in overlaps]
+    warnings += unsupported(images.upgrade(plugin, policy)[0], policy)
+    warnings += (format_overlap(each, plugin.name) for each in overlaps)
     return Verdict(warnings=tuple(warnings))
 
 
@@ -92,7 +89,7 @@ def _findings(plugin: DevicePlugin, policy: ImagePolicy, others: Sequence[Device
             yield from _image("image", spec.image, own, policy)
         case DsaSpec() | IaaSpec() as spec:
             yield from _image("image", spec.image, own, policy)
-            yield from _unprovisioned(spec, _IDXD_INIT)
+            yield from _provisioning(spec, _IDXD_INIT, policy)
             yield from _image("initImage", spec.init_image, _IDXD_INIT, policy, optional=True)
         case FpgaSpec() as spec:
             yield from _image("image", spec.image, own, policy)
@@ -100,19 +97,24 @@ def _findings(plugin: DevicePlugin, policy: ImagePolicy, others: Sequence[Device
         case GpuSpec() as spec:
             yield from _gpu(spec, others)
             yield from _image("image", spec.image, own, policy)
-            yield from _gpu_further(spec, policy)
+            yield from _gpu_sidecars(spec, policy)
         case QatSpec() as spec:
             yield from _image("initImage", spec.init_image, _QAT_INIT, policy, optional=True)
-            yield from _qat(spec)
+            yield from _provisioning(spec, _QAT_INIT, policy)
+            yield from rules.broken(spec, rules.QAT)
             yield from _image("image", spec.image, own, policy)
         case SgxSpec() as spec:
             yield from _image("image", spec.image, own, policy)
             yield from _image("initImage", spec.init_image, _SGX_INIT, policy, optional=True)
         case spec:
             yield from _image("image", spec.image, own, policy)
-    longest = _LONGEST_NAME - len(f"{own[0]}-")
+    longest = _MAX_NAME - len(f"{own[0]}-")
     if len(plugin.name) > longest:
-        yield f"metadata.name has {len(plugin.name)} characters, expected {longest} or fewer: the DaemonSet's is longer"
+        yield (
+            f"metadata.name has {len(plugin.name)} characters, expected at most {longest} because it is part of the "
+            "DaemonSet's name; choose a shorter name"
+        )
+    yield from rules.broken(plugin.spec, rules.UPDATE_STRATEGY)
     yield from pod_refusals(plugin.spec)
 
 
@@ -121,63 +123,54 @@ def _image(
 ) -> Iterator[Finding]:
     if optional and not reference:
         return
-    if problem := images.refusal(reference, names, policy):
-        yield f"{field} {problem}"
-    elif older := images.below_minimum(reference, policy):
+    advice = f"set {field} to {policy.reference(names[0])}"
+    used = images.upgraded(reference, policy)
+    if error := images.reference_error(reference, names):
+        yield f"{field} {error}; {advice}"
+    elif error := images.version_error(reference, policy):
         if policy.older == "warn" and policy.upgrade != "off":
-            yield Warned(f"{field} {older}: {images.upgraded(reference, policy)} runs instead")
+            yield Warned(f"{field} {error}; the operator replaces it with {used}")
         else:
-            yield f"{field} {older}"
+            yield f"{field} {error}; {advice}"
+    elif used != reference:
+        name = images.parse(reference).image
+        cause = f"{variable_of(name)} of the operator" if policy.override(name) else "the operator"
+        yield Warned(f"{field} is {reference}; {cause} replaces it with {used}")
+    elif images.parse(reference).tag == images.DEVEL:
+        yield Warned(f"{field} has tag devel in {reference!a}, which is no version and is never upgraded; {advice}")
 
 
-def _unprovisioned(spec: DsaSpec | IaaSpec | QatSpec, names: Sequence[str]) -> Iterator[Finding]:
-    if spec.provisioning_config and not spec.init_image:
-        yield (
-            f"provisioningConfig is {spec.provisioning_config!a} and initImage is empty, expected an image of "
-            f"{names[0]} in initImage"
-        )
+def _provisioning(spec: DsaSpec | IaaSpec | QatSpec, names: Sequence[str], policy: ImagePolicy) -> Iterator[Finding]:
+    for error in rules.broken(spec, (rules.NO_INIT_IMAGE,)):
+        yield f"{error}; set initImage to {policy.reference(names[0])}"
     if spec.provisioning_config and not is_dns_subdomain(spec.provisioning_config):
-        yield f"provisioningConfig is {spec.provisioning_config!a}, expected the name of a ConfigMap"
-
-
-def _qat(spec: QatSpec) -> Iterator[Finding]:
-    yield from _unprovisioned(spec, _QAT_INIT)
-    if spec.provisioning_config and not {*PROVISIONED_VF_DRIVERS} & {*spec.kernel_vf_drivers}:
         yield (
-            f"provisioningConfig is {spec.provisioning_config!a} and kernelVfDrivers is "
-            f"{','.join(spec.kernel_vf_drivers) or 'empty'}, expected one of {', '.join(PROVISIONED_VF_DRIVERS)} in it"
+            f"provisioningConfig is {spec.provisioning_config!a}, expected the name of a ConfigMap; use only a-z, 0-9, "
+            "- and ."
         )
 
 
 def _gpu(spec: GpuSpec, others: Sequence[DevicePlugin]) -> Iterator[Finding]:
-    """What Go's operator looks at before the image."""
+    """What the Go operator validates before the image."""
+    yield from rules.broken(spec, rules.GPU)
     policy = spec.preferred_allocation_policy or "none"
-    if policy != "none" and spec.shared_dev_num == 1:
-        yield f"preferredAllocationPolicy is {policy} and sharedDevNum is 1, expected none or sharedDevNum above 1"
     if policy != "none" and spec.shared_dev_num is None:
         yield Warned(f"preferredAllocationPolicy {policy} has no effect without sharedDevNum above 1")
-    if spec.resource_manager and spec.shared_dev_num == 1:
-        yield "resourceManager is true and sharedDevNum is 1, expected false or sharedDevNum above 1"
     for other in others:
         if isinstance(other, GpuDevicePlugin) and other.spec.resource_manager != spec.resource_manager:
             here, there = (str(each.resource_manager).lower() for each in (spec, other.spec))
-            yield f"resourceManager is {here}, but {there} in GpuDevicePlugin {other.name}, expected the same in all"
-    for field, ids in (("allowIDs", spec.allow_ids), ("denyIDs", spec.deny_ids)):
-        if ids and not re.fullmatch(PCI_IDS, ids):
-            yield f"{field} is {ids!a}, expected PCI device ids like 0x56c0,0x56c1: lower case, no spaces"
-    if spec.allow_ids and spec.deny_ids:
-        yield f"allowIDs is {spec.allow_ids} and denyIDs is {spec.deny_ids}, expected one of them or none"
+            yield (
+                f"resourceManager is {here} and {there} in GpuDevicePlugin {other.name}, expected the same in all; "
+                f"set resourceManager to {there} or change {other.name}"
+            )
+    yield from rules.broken(spec, rules.GPU_IDS)
 
 
-def _gpu_further(spec: GpuSpec, policy: ImagePolicy) -> Iterator[Finding]:
-    """What Go's operator has no fields for, or never looks at."""
+def _gpu_sidecars(spec: GpuSpec, policy: ImagePolicy) -> Iterator[Finding]:
+    """What the Go operator has no fields for or does not validate."""
     if spec.level_zero_image:
-        yield from _image("levelZeroImage", spec.level_zero_image, ("intel-gpu-levelzero",), policy)
-    if spec.health_management and spec.xpumd_endpoint:
-        yield f"healthManagement is true and xpumdEndpoint is {spec.xpumd_endpoint}, expected one of them or none"
-    socket = spec.xpumd_endpoint
-    if socket and (len(socket) > _LONGEST_SOCKET or not _SOCKET.fullmatch(socket)):
-        yield f"xpumdEndpoint is {socket!a}, expected the path of a socket in a directory of its own, up to 107 bytes"
+        yield from _image("levelZeroImage", spec.level_zero_image, _LEVEL_ZERO, policy)
+    yield from rules.broken(spec, rules.GPU_HEALTH)
     for finding in _image("initImage", spec.init_image, _GPU_INIT, policy, optional=True):
-        # Never looked at so far, and anything may have run there.
+        # The Go operator accepts any image here.
         yield Warned(finding) if isinstance(finding, str) else finding

@@ -1,6 +1,7 @@
-"""The webhooks that the operator hosts: defaults and checks of custom resources, by `defaulting` and `validation`.
+"""The admission webhooks for custom resources, which call `defaulting` and `validation`.
 
-Webhook configurations may name more kinds than are switched on. Whoever applies one of the others is told so.
+Webhook configurations can name kinds that the operator does not manage. Resources of these kinds are refused with a
+message that says so.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from accelplane.operator.settings import ImagePolicy
 
 
 def hooks(controllers: Mapping[str, PluginController], policy: ImagePolicy) -> Iterator[Hook]:
-    """The two webhooks of every kind; those without a controller refuse."""
+    """The two webhooks of every kind. Those of kinds without a controller refuse all resources."""
     for family, model in models.KINDS.items():
         kind = model.__name__.lower()
         paths = [f"/{verb}-deviceplugin-intel-com-v1-{kind}" for verb in ("mutate", "validate")]
@@ -27,8 +28,8 @@ def hooks(controllers: Mapping[str, PluginController], policy: ImagePolicy) -> I
             for path in paths:
                 yield refusing(
                     path,
-                    f"{model.__name__} is not enabled: the operator runs without -devices={family}, or began before "
-                    "there was a definition of this kind and has to be started again",
+                    f"{model.__name__} is not enabled: add -devices={family} to the operator, or restart it if the "
+                    "CustomResourceDefinition was created after its start",
                 )
         else:
             yield _defaulter(paths[0], family, policy)
@@ -50,7 +51,9 @@ def _validator(path: str, controller: PluginController, policy: ImagePolicy) -> 
     def decide(_review: Review, resource: Raw) -> Decision:
         document: Json = msgspec.json.decode(resource)
         if not isinstance(document, dict):
-            return deny(f"{validation.PREFIX}the object is none", code=400, reason="BadRequest")
+            return deny(
+                f"{validation.PREFIX}found no object, expected a custom resource", code=400, reason="BadRequest"
+            )
         try:
             plugin = models.decode(document)
         except msgspec.DecodeError as error:

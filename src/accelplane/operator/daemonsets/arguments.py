@@ -3,7 +3,7 @@
 What is not set has the values of Go's operator, which are not always those of the plugins themselves.
 """
 
-from accelplane.operator import images
+from accelplane.operator import images, versions
 from accelplane.operator.models import (
     DsaSpec,
     FpgaSpec,
@@ -35,7 +35,7 @@ def _own(spec: PluginSpec, settings: Settings) -> tuple[str, ...]:
     match spec:
         case DsaSpec():
             # An older image would not start with it, and has what it asks for anyway.
-            old = spec.driver == "idxd" and images.is_below(images.parse(spec.image).tag, _DRIVER_SINCE)
+            old = spec.driver == "idxd" and versions.is_below(images.parse(spec.image).tag, _DRIVER_SINCE)
             return (*(() if old else ("-driver", spec.driver)), *_shared(spec.shared_dev_num))
         case IaaSpec() | NpuSpec():
             return _shared(spec.shared_dev_num)

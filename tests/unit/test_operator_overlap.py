@@ -1,0 +1,48 @@
+"""Nodes that two custom resources of a kind select."""
+
+import pytest
+from customresources import plugin
+
+from accelplane.operator import models
+from accelplane.operator.overlap import Overlap, format_overlap, overlaps_of
+
+AMD64 = {"kubernetes.io/arch": "amd64"}
+NODES = {
+    "n1": AMD64 | {"a": "1"},
+    "n2": AMD64 | {"a": "1", "b": "1"},
+    "n3": AMD64 | {"b": "1"},
+    "arm": {"kubernetes.io/arch": "arm64", "a": "1", "b": "1"},
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "first", "second", "shared"),
+    [
+        ("gpu", {"a": "1"}, {"a": "1"}, ("arm", "n1", "n2")),
+        ("gpu", {"a": "1"}, {"b": "1"}, ("arm", "n2")),
+        ("iaa", {"a": "1"}, {"b": "1"}, ("n2",)),
+        ("gpu", {"a": "1"}, {}, ("n1", "n2")),
+        ("gpu", {}, {}, ("n1", "n2", "n3")),
+        ("gpu", {"a": "1"}, {"a": "2"}, ()),
+    ],
+)
+def test_two_resources_overlap_on_the_nodes_that_both_select(
+    family: str, first: dict[str, str], second: dict[str, str], shared: tuple[str, ...]
+) -> None:
+    one, two = plugin(family, "one", nodeSelector=first), plugin(family, "two", nodeSelector=second)
+    expected = [Overlap(models.KINDS[family].__name__, "one", "two", shared)] if shared else []
+    assert overlaps_of(one, [one, two], NODES) == overlaps_of(two, [one, two], NODES) == expected
+
+
+def test_the_new_selector_of_a_changed_resource_is_used() -> None:
+    before, after = (plugin("gpu", "one", nodeSelector={"a": value}) for value in ("1", "2"))
+    others = [before, plugin("gpu", "two", nodeSelector={"b": "1"}), plugin("gpu", "three", nodeSelector={"b": "1"})]
+    assert [each.other("one") for each in overlaps_of(before, others, NODES)] == ["three", "two"]
+    assert overlaps_of(after, others, NODES) == []
+
+
+def test_an_overlap_is_formatted_for_either_author_with_at_most_three_nodes() -> None:
+    found = Overlap("GpuDevicePlugin", "one", "two", ("a", "b", "c", "d", "e"))
+    assert format_overlap(found, "one").startswith("GpuDevicePlugin two also selects nodes a, b, c and 2 more;")
+    assert format_overlap(found, "two").startswith("GpuDevicePlugin one also selects")
+    assert "also selects node a;" in format_overlap(Overlap("GpuDevicePlugin", "one", "two", ("a",)), "one")
