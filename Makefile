@@ -64,7 +64,7 @@ version: init := src/accelplane/__init__.py
 version:
 	@from=$$(sed -n 's/^__version__ = "\(.*\)"$$/\1/p' $(init))
 	sed -i "s/\"$$from\"/\"$(TO)\"/" $(init)
-	grep -rlE "accelplane/[a-z-]+:$$from" deploy demos docs | xargs sed -i -E "s#(accelplane/[a-z-]+):$$from#\1:$(TO)#"
+	grep -rlE "accelplane/[a-z-]+:$$from" deploy demo docs | xargs sed -i -E "s#(accelplane/[a-z-]+):$$from#\1:$(TO)#"
 
 ## format: apply ruff fixes and formatting
 format: $(ready)

@@ -305,7 +305,10 @@ def test_a_sample_is_that_of_the_table(family: str) -> None:
 
 def test_the_tree_of_samples_has_them_all() -> None:
     listed = yaml.safe_load((SAMPLES / "kustomization.yaml").read_text())["resources"]
-    assert listed == [f"deviceplugin_v1_{family}deviceplugin.yaml" for family in ALL.split()]
+    assert listed == [
+        *(f"deviceplugin_v1_{family}deviceplugin.yaml" for family in ALL.split()),
+        "mappings-collection.yaml",
+    ]
 
 
 def test_the_sample_mappings_are_those_of_the_table() -> None:
