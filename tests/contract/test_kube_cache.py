@@ -1,25 +1,31 @@
-"""Caches against a server whose watches end, break, fall silent, tell junk, and forget."""
+"""Informers and caches against a server whose watches end, break, become silent, send junk and expire."""
 
 import asyncio
-import contextlib
+import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
 
+import msgspec
 import pytest
 from kubeapi import KubeApi
 from kubekinds import Config, Widget, widget
+from lightkube.core.resource import ApiInfo, GlobalResource
 from waiting import until
 
 from accelplane.apiserver import StatusError
 from accelplane.kube.cache import Cache, UnreadableObject
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.informer import Informer, WatchTimeouts
-from accelplane.kube.objects import Request
+from accelplane.kube.metrics import Metrics
+from accelplane.kube.objects import Metadata, Request
+from accelplane.kube.objects import api as api_info
 
 ALL = Selection()
 HASTE = WatchTimeouts(idle=5, duration=60, first_delay=0.01, max_delay=0.1)
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def widgets(
     api: KubeApi, selection: Selection = ALL, watch_timeouts: WatchTimeouts = HASTE
 ) -> AsyncIterator[Cache[Widget]]:
@@ -45,7 +51,7 @@ async def synced(cache: Cache[Widget], api: KubeApi) -> None:
     await until(lambda: api.watches == 1)
 
 
-async def test_a_cache_holds_what_there_is_and_follows_it(api: KubeApi) -> None:
+async def test_a_cache_follows_the_server(api: KubeApi) -> None:
     api.put("widgets", widget("a"))
     async with widgets(api) as cache:
         await synced(cache, api)
@@ -61,7 +67,7 @@ async def test_a_cache_holds_what_there_is_and_follows_it(api: KubeApi) -> None:
         assert cache.get(Request("a")) is None
 
 
-async def test_a_cache_that_may_not_list_begins_when_it_may_and_says_so_once(api: KubeApi, client: Client) -> None:
+async def test_run_when_permitted_waits_for_the_right_to_list(api: KubeApi, client: Client) -> None:
     forbidden = api.fault("GET .*/widgets", 403, times=1_000_000)
     api.put("widgets", widget("a"))
     refused: list[StatusError] = []
@@ -77,7 +83,7 @@ async def test_a_cache_that_may_not_list_begins_when_it_may_and_says_so_once(api
     running.cancel()
 
 
-async def test_subscribers_hear_of_each_change_once_with_what_was_before(api: KubeApi) -> None:
+async def test_subscribers_get_each_change_once_with_the_old_object(api: KubeApi) -> None:
     heard: list[tuple[int | None, int | None]] = []
 
     def listen(old: Widget | None, new: Widget | None) -> None:
@@ -93,7 +99,7 @@ async def test_subscribers_hear_of_each_change_once_with_what_was_before(api: Ku
         assert heard == [(None, 1), (1, 2), (2, None)]
 
 
-async def test_who_subscribes_later_hears_of_what_there_is(api: KubeApi) -> None:
+async def test_a_late_subscriber_gets_all_objects(api: KubeApi) -> None:
     api.put("widgets", widget("a"))
     async with widgets(api) as cache:
         await synced(cache, api)
@@ -103,7 +109,7 @@ async def test_who_subscribes_later_hears_of_what_there_is(api: KubeApi) -> None
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-async def test_what_happened_while_the_server_was_away_is_told(api: KubeApi, compacted: bool) -> None:
+async def test_subscribers_get_the_changes_of_an_outage(api: KubeApi, compacted: bool) -> None:
     for name in ("stays", "goes", "changes"):
         api.put("widgets", widget(name))
     async with widgets(api) as cache:
@@ -124,7 +130,7 @@ async def test_what_happened_while_the_server_was_away_is_told(api: KubeApi, com
         assert api.count("GET /apis/example.com/v1/widgets") == (2 if compacted else 1)
 
 
-async def test_a_watch_that_breaks_is_taken_up(api: KubeApi) -> None:
+async def test_a_broken_watch_is_resumed(api: KubeApi) -> None:
     async with widgets(api) as cache:
         await synced(cache, api)
         for number in range(5):
@@ -135,7 +141,7 @@ async def test_a_watch_that_breaks_is_taken_up(api: KubeApi) -> None:
         assert api.count("GET /apis") == 1
 
 
-async def test_a_watch_that_fell_silent_is_left_for_another(api: KubeApi) -> None:
+async def test_an_idle_watch_is_replaced(api: KubeApi) -> None:
     async with widgets(api, watch_timeouts=WatchTimeouts(idle=0.2, first_delay=0.01, max_delay=0.1)) as cache:
         await synced(cache, api)
         api.silent = True
@@ -146,7 +152,7 @@ async def test_a_watch_that_fell_silent_is_left_for_another(api: KubeApi) -> Non
         await until(lambda: names(cache) == ["missed"])
 
 
-async def test_bookmarks_save_lists_when_the_server_forgets(api: KubeApi) -> None:
+async def test_bookmarks_avoid_lists_after_compaction(api: KubeApi) -> None:
     api.bookmarks_every = 0.02
     async with widgets(api) as cache:
         await synced(cache, api)
@@ -162,7 +168,7 @@ async def test_bookmarks_save_lists_when_the_server_forgets(api: KubeApi) -> Non
         assert api.count("GET /apis") == 1
 
 
-async def test_junk_from_a_watch_has_everything_listed_again(api: KubeApi) -> None:
+async def test_junk_in_a_watch_causes_a_list(api: KubeApi) -> None:
     async with widgets(api) as cache:
         await synced(cache, api)
         for junk in (
@@ -177,7 +183,7 @@ async def test_junk_from_a_watch_has_everything_listed_again(api: KubeApi) -> No
         await until(lambda: len(cache) == 1)
 
 
-async def test_a_server_that_ends_every_watch_at_once_is_not_asked_in_a_circle(api: KubeApi) -> None:
+async def test_watches_that_end_immediately_are_delayed(api: KubeApi) -> None:
     api.fault("WATCH", 200, body=b"", times=1_000_000)
     async with widgets(api, watch_timeouts=WatchTimeouts(first_delay=0.1, max_delay=10)) as cache:
         await cache.synced.wait()
@@ -187,7 +193,7 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_asked_in_a_circle(a
 
 
 @pytest.mark.parametrize("status", [429, 500, 410, 403, 0])
-async def test_a_cache_outlasts_a_server_that_refuses(api: KubeApi, status: int) -> None:
+async def test_a_cache_recovers_from_error_responses(api: KubeApi, status: int) -> None:
     api.put("widgets", widget("w"))
     api.fault("GET", status, times=3)
     api.fault("WATCH", status, times=3)
@@ -197,9 +203,7 @@ async def test_a_cache_outlasts_a_server_that_refuses(api: KubeApi, status: int)
         await until(lambda: names(cache) == ["v", "w"])
 
 
-async def test_a_server_that_is_away_is_told_of_once_and_again_when_it_has_been_back(
-    api: KubeApi, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_outage_is_logged_once(api: KubeApi, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING")
     api.put("widgets", widget("a"))
     async with widgets(api) as cache:
@@ -219,7 +223,7 @@ async def test_a_server_that_is_away_is_told_of_once_and_again_when_it_has_been_
             assert sum("503" in each for each in caplog.messages) <= 2 * times
 
 
-async def test_a_cache_holds_its_selection_only(api: KubeApi) -> None:
+async def test_a_cache_has_the_selected_objects_only(api: KubeApi) -> None:
     api.put("widgets", widget("a", color="red"))
     api.put("widgets", widget("b", color="blue"))
     async with widgets(api, Selection(labels="color=red")) as cache:
@@ -230,7 +234,7 @@ async def test_a_cache_holds_its_selection_only(api: KubeApi) -> None:
         await until(lambda: names(cache) == ["b"])
 
 
-async def test_indexes_find_objects_by_what_they_are_now(api: KubeApi) -> None:
+async def test_indexes_follow_changes(api: KubeApi) -> None:
     api.put("widgets", widget("a", size=1))
     async with widgets(api) as cache:
         cache.add_index("size", lambda thing: [str(thing.spec.size)])
@@ -245,7 +249,7 @@ async def test_indexes_find_objects_by_what_they_are_now(api: KubeApi) -> None:
         assert cache.by_index("name", "a") == list(cache)
 
 
-async def test_an_object_that_cannot_be_read_is_not_taken_for_absent(api: KubeApi) -> None:
+async def test_an_unreadable_object_is_not_absent(api: KubeApi) -> None:
     api.put("widgets", {"metadata": {"name": "bad"}, "spec": {"size": "large"}})
     api.put("widgets", widget("turns"))
     async with widgets(api) as cache:
@@ -263,7 +267,7 @@ async def test_an_object_that_cannot_be_read_is_not_taken_for_absent(api: KubeAp
         assert cache.get(Request("turns")) is None
 
 
-async def test_what_nobody_reads_is_not_kept(api: KubeApi) -> None:
+async def test_transform_removes_fields_before_objects_are_stored(api: KubeApi) -> None:
     api.put("configmaps", {"metadata": {"name": "c", "namespace": "n"}, "data": {"large": "x" * 1000, "small": "y"}})
 
     def small(thing: Config) -> None:
@@ -278,3 +282,165 @@ async def test_what_nobody_reads_is_not_kept(api: KubeApi) -> None:
     assert [thing.data for thing in cache] == [{"small": "y"}]
     running.cancel()
     await client.close()
+
+
+async def test_after_a_malformed_update_all_readers_agree(api: KubeApi, caplog: pytest.LogCaptureFixture) -> None:
+    api.put("widgets", widget("w", size=1))
+    async with widgets(api) as cache:
+        changes: list[tuple[int | None, int | None]] = []
+        unreadable: list[Request] = []
+        cache.add_index("size", lambda thing: [str(thing.spec.size)])
+        cache.subscribe(
+            lambda old, new: changes.append((old and old.spec.size, new and new.spec.size)),
+            on_unreadable=unreadable.append,
+        )
+        await synced(cache, api)
+        api.put("widgets", {"metadata": {"name": "w"}, "spec": {"size": "large"}})
+        await until(lambda: Request("w") in cache.unreadable)
+        with pytest.raises(UnreadableObject, match="Widget w: Expected `int`"):
+            cache.get(Request("w"))
+        assert (list(cache), len(cache), cache.by_index("size", "1")) == ([], 0, [])
+        assert cache.requests() == [Request("w")]
+        assert changes == [(None, 1), (1, None)]
+        assert unreadable == [Request("w")]
+        late: list[Request] = []
+        cache.subscribe(lambda _old, _new: None, on_unreadable=late.append)
+        assert late == [Request("w")]
+        api.put("widgets", {"metadata": {"name": "w", "labels": {"a": "b"}}, "spec": {"size": "large"}})
+        await until(lambda: len(unreadable) == 2)
+        assert caplog.text.count("Widget w: cannot be decoded") == 1
+        api.put("widgets", widget("w", size=2))
+        await until(lambda: changes[2:] == [(None, 2)])
+        found = cache.get(Request("w"))
+        assert found
+        assert cache.by_index("size", "2") == [found]
+
+
+async def test_subscribers_are_told_of_the_deletion_of_an_unreadable_object(api: KubeApi) -> None:
+    api.put("widgets", {"metadata": {"name": "w"}, "spec": 7})
+    async with widgets(api) as cache:
+        unreadable: list[Request] = []
+        cache.subscribe(lambda _old, _new: None, on_unreadable=unreadable.append)
+        await synced(cache, api)
+        assert unreadable == [Request("w")]
+        api.remove("widgets", "w")
+        await until(lambda: unreadable == [Request("w"), Request("w")])
+        assert cache.get(Request("w")) is None
+
+
+async def test_an_object_that_is_malformed_after_an_outage_is_not_absent(api: KubeApi) -> None:
+    api.put("widgets", widget("turns"))
+    api.put("widgets", {"metadata": {"name": "stays"}, "spec": 7})
+    api.put("widgets", {"metadata": {"name": "goes"}, "spec": 7})
+    async with widgets(api) as cache:
+        await synced(cache, api)
+        await api.stop()
+        api.put("widgets", {"metadata": {"name": "turns"}, "spec": 7})
+        api.remove("widgets", "goes")
+        api.compact()
+        await api.start()
+        await until(lambda: set(cache.unreadable) == {Request("turns"), Request("stays")})
+        for name in ("turns", "stays"):
+            with pytest.raises(UnreadableObject):
+                cache.get(Request(name))
+        assert set(cache.requests()) == {Request("turns"), Request("stays")}
+        assert cache.get(Request("goes")) is None
+
+
+class Outline(GlobalResource, msgspec.Struct):
+    """The metadata of a widget."""
+
+    _api_info: ClassVar[ApiInfo] = api_info("example.com", "v1", "Widget", "widgets")
+    metadata: Metadata
+
+
+def accepted(api: KubeApi) -> set[bool]:
+    """Whether requests asked for metadata only."""
+    return {"PartialObjectMetadata" in asked.accept for asked in api.asked}
+
+
+@asynccontextmanager
+async def shared(api: KubeApi, *kinds: type[Any]) -> AsyncIterator[list[Cache[Any]]]:
+    client = Client(api.config, field_manager="test", timeout=1)
+    informer = Informer(client, watch_timeouts=HASTE)
+    caches: list[Cache[Any]] = [informer.cache(kind) for kind in kinds]
+    running = asyncio.create_task(informer.run())
+    try:
+        async with asyncio.timeout(30):
+            await informer.synced.wait()
+        yield caches
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await client.close()
+
+
+async def test_caches_of_two_types_share_one_watch(api: KubeApi) -> None:
+    api.put("widgets", widget("a", size=1))
+    async with shared(api, Outline, Widget) as (outlines, whole):
+        await until(lambda: api.watches == 1)
+        assert (api.count("GET /apis"), api.count("WATCH")) == (1, 1)
+        assert accepted(api) == {False}
+        assert [type(each) for each in (*outlines, *whole)] == [Outline, Widget]
+        api.put("widgets", {"metadata": {"name": "a"}, "spec": 7})
+        await until(lambda: Request("a") in whole.unreadable)
+        assert [each.metadata.name for each in outlines] == ["a"]
+        api.remove("widgets", "a")
+        await until(lambda: not outlines.requests() and not whole.requests())
+        assert (api.count("GET /apis"), api.count("WATCH")) == (1, 1)
+
+
+async def test_only_metadata_is_requested_if_no_cache_reads_more(api: KubeApi) -> None:
+    async with shared(api, Outline, Outline):
+        await until(lambda: api.watches == 1)
+        assert accepted(api) == {True}
+
+
+async def test_an_informer_rejects_late_caches_other_resources_and_a_second_run(client: Client) -> None:
+    informer = Informer(client)
+    informer.cache(Widget)
+    with pytest.raises(ValueError, match="widgets: expected another type of this resource, found /api/v1/configmaps"):
+        informer.cache(Config)
+    running = asyncio.create_task(informer.run())
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="widgets: cannot add a cache to a running informer"):
+        informer.cache(Widget)
+    with pytest.raises(RuntimeError, match="widgets: already running"):
+        await informer.run()
+    running.cancel()
+
+
+async def test_a_rate_limited_watch_is_resumed_without_a_list(api: KubeApi) -> None:
+    async with widgets(api) as cache:
+        await synced(cache, api)
+        api.fault("WATCH", 429, times=2)
+        api.kill_watches()
+        api.put("widgets", widget("w"))
+        await until(lambda: len(cache) == 1)
+        assert api.count("GET /apis") == 1
+
+
+def gauges(metrics: Metrics) -> dict[str, float]:
+    """The samples of caches of widgets, by name without the prefix."""
+    return {
+        sample.name.removeprefix("accelplane_cache_"): sample.value
+        for metric in metrics.registry.collect()
+        for sample in metric.samples
+        if sample.name.startswith("accelplane_cache_") and sample.labels["resource"] == "widgets.example.com"
+    }
+
+
+async def test_metrics_show_the_state_of_a_cache_while_it_runs(api: KubeApi, client: Client) -> None:
+    api.put("widgets", widget("a"))
+    api.put("widgets", {"metadata": {"name": "bad"}, "spec": 7})
+    informer = Informer(client, watch_timeouts=HASTE)
+    informer.cache(Widget)
+    running = asyncio.create_task(informer.run())
+    await until(lambda: api.watches == 1)
+    found = gauges(client.metrics)
+    assert (found["objects"], found["unreadable_objects"], found["lists_total"]) == (2, 1, 1)
+    assert 0 <= time.time() - found["last_sync_timestamp_seconds"] < 60
+    assert 0 < found["watch_age_seconds"] < 60
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert set(gauges(client.metrics)) <= {"lists_total", "lists_created"}

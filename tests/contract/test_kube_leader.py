@@ -1,15 +1,22 @@
-"""Leader election: one at a time, whoever dies and whatever the server does."""
+"""Leader election: one leader at a time, whatever replicas and the API server do."""
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable
+from typing import Any
 
+import msgspec
 import pytest
 from kubeapi import KubeApi
+from lightkube.models.coordination_v1 import LeaseSpec
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.coordination_v1 import Lease
 from waiting import until
 
+from accelplane.apiserver.errors import NotFound
 from accelplane.kube.client import Client
 from accelplane.kube.leader import Election, LeaderElector, LeaseLost, boot_time
+from accelplane.kube.metrics import Metrics
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/n/leases"
 
@@ -30,7 +37,7 @@ def holder(api: KubeApi) -> object:
     return (api.get("leases", "l", "n") or {}).get("spec", {}).get("holderIdentity")
 
 
-async def test_the_first_one_leads_and_the_second_waits_until_it_is_released(api: KubeApi, client: Client) -> None:
+async def test_a_candidate_waits_until_the_lease_is_released(api: KubeApi, client: Client) -> None:
     first, second = candidate(client, "first"), candidate(client, "second")
     await soon(first.acquire())
     holding = asyncio.create_task(first.renew())
@@ -46,7 +53,7 @@ async def test_the_first_one_leads_and_the_second_waits_until_it_is_released(api
     assert api.get("leases", "l", "n")["spec"]["leaseTransitions"] == 1  # pyright: ignore[reportOptionalSubscript]
 
 
-async def test_a_leader_that_died_is_followed_after_its_lease(api: KubeApi, client: Client) -> None:
+async def test_a_lease_is_taken_over_after_its_duration(api: KubeApi, client: Client) -> None:
     await soon(candidate(client, "dead").acquire())
     second = candidate(client, "second")
     loop = asyncio.get_running_loop()
@@ -56,19 +63,19 @@ async def test_a_leader_that_died_is_followed_after_its_lease(api: KubeApi, clie
     assert holder(api) == "second"
 
 
-async def test_a_leader_that_comes_back_under_its_name_leads_on(api: KubeApi, client: Client) -> None:
+async def test_a_leader_that_restarts_with_its_identity_keeps_the_acquire_time(api: KubeApi, client: Client) -> None:
     await soon(candidate(client, "one").acquire())
     acquired = api.objects["leases", "n", "l"]["spec"]["acquireTime"]
     await soon(candidate(client, "one").acquire())
     assert api.objects["leases", "n", "l"]["spec"]["acquireTime"] == acquired
 
 
-async def test_who_finds_another_in_its_place_has_lost(api: KubeApi, client: Client) -> None:
+async def test_a_lease_with_another_holder_is_lost(api: KubeApi, client: Client) -> None:
     leader = candidate(client, "one")
     await soon(leader.acquire())
     lease = api.objects["leases", "n", "l"]
     api.put("leases", {**lease, "spec": {**lease["spec"], "holderIdentity": "another"}})
-    with pytest.raises(LeaseLost, match="lease n/l: lost by one: another holds it"):
+    with pytest.raises(LeaseLost, match="lease n/l: lost by one: held by another"):
         await soon(leader.renew())
     assert not leader.leading
     await leader.release()
@@ -76,7 +83,7 @@ async def test_who_finds_another_in_its_place_has_lost(api: KubeApi, client: Cli
 
 
 @pytest.mark.parametrize("how", [{"status": 500}, {"status": 409}, {"status": 429}, {"hang": True}, {}])
-async def test_who_cannot_renew_has_lost_before_the_lease_ends(
+async def test_a_lease_that_cannot_be_renewed_is_lost_before_it_expires(
     api: KubeApi, client: Client, how: dict[str, int]
 ) -> None:
     leader = candidate(client, "one")
@@ -89,7 +96,7 @@ async def test_who_cannot_renew_has_lost_before_the_lease_ends(
     assert not leader.leading
 
 
-async def test_a_few_failures_are_no_loss(api: KubeApi, client: Client) -> None:
+async def test_a_few_failed_renewals_do_not_lose_the_lease(api: KubeApi, client: Client) -> None:
     leader = candidate(client, "one")
     await soon(leader.acquire())
     api.fault(f"GET {PATH}", 500, times=2)
@@ -103,7 +110,7 @@ async def test_a_few_failures_are_no_loss(api: KubeApi, client: Client) -> None:
     holding.cancel()
 
 
-async def test_a_lease_that_somebody_deleted_is_made_again(api: KubeApi, client: Client) -> None:
+async def test_a_deleted_lease_is_created_again(api: KubeApi, client: Client) -> None:
     leader = candidate(client, "one")
     await soon(leader.acquire())
     holding = asyncio.create_task(leader.renew())
@@ -113,7 +120,7 @@ async def test_a_lease_that_somebody_deleted_is_made_again(api: KubeApi, client:
     holding.cancel()
 
 
-async def test_many_candidates_have_one_leader_at_a_time(api: KubeApi, client: Client) -> None:
+async def test_of_many_candidates_one_leads_at_a_time(api: KubeApi, client: Client) -> None:
     candidates = [candidate(client, f"c{number}") for number in range(6)]
     led: list[str] = []
 
@@ -134,7 +141,7 @@ async def test_many_candidates_have_one_leader_at_a_time(api: KubeApi, client: C
     assert sorted(led) == [one.election.identity for one in candidates]
 
 
-async def test_a_lease_that_cannot_be_released_holds_nobody_up(
+async def test_release_ends_though_the_server_does_not_respond(
     api: KubeApi, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     leader = candidate(client, "one")
@@ -144,7 +151,7 @@ async def test_a_lease_that_cannot_be_released_holds_nobody_up(
     assert "lease n/l: not released" in caplog.text
 
 
-async def test_a_renewal_that_arrives_late_does_not_keep_the_lease(api: KubeApi, client: Client) -> None:
+async def test_release_retries_after_a_late_renewal(api: KubeApi, client: Client) -> None:
     leader = candidate(client, "one")
     await soon(leader.acquire())
     api.fault(f"PUT {PATH}", 409)
@@ -152,7 +159,7 @@ async def test_a_renewal_that_arrives_late_does_not_keep_the_lease(api: KubeApi,
     assert not holder(api)
 
 
-async def test_a_leader_whose_machine_slept_has_lost_when_it_wakes_up(api: KubeApi, client: Client) -> None:
+async def test_a_suspended_leader_has_lost_the_lease_when_it_wakes_up(api: KubeApi, client: Client) -> None:
     slept = [0.0]
     leader = LeaderElector(
         client,
@@ -165,6 +172,100 @@ async def test_a_leader_whose_machine_slept_has_lost_when_it_wakes_up(api: KubeA
         await soon(leader.renew())
 
 
-def test_times_that_cannot_work_are_refused() -> None:
+def test_invalid_times_are_rejected() -> None:
     with pytest.raises(ValueError, match="renew_deadline > retry_period > 0, found 15, 20, 2"):
         Election(name="l", namespace="n", identity="i", renew_deadline=20)
+
+
+class LeaseApi:
+    """A client with one Lease in memory. Each request takes `latency` seconds of virtual time."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.metrics = Metrics()
+        self.clock = clock
+        self.latency = {"get": 0.0, "create": 0.0, "replace": 0.0}
+        self.spec: LeaseSpec | None = None
+
+    def _pass(self, request: str) -> None:
+        self.clock[0] += self.latency[request]
+
+    async def get(self, _kind: type[Lease], name: str, namespace: str) -> Lease:
+        self._pass("get")
+        if self.spec is None:
+            raise NotFound("GET", code=404)
+        return Lease(metadata=ObjectMeta(name=name, namespace=namespace), spec=msgspec.structs.replace(self.spec))
+
+    async def create(self, lease: Lease) -> Lease:
+        self._pass("create")
+        self.spec = lease.spec
+        return lease
+
+    async def replace(self, lease: Lease) -> Lease:
+        self._pass("replace")
+        self.spec = lease.spec
+        return lease
+
+
+def elector(api: Any) -> LeaderElector:
+    election = Election(name="l", namespace="n", identity="one")
+    return LeaderElector(api, election, clock=lambda: api.clock[0])
+
+
+@pytest.mark.parametrize("slow", ["get", "create", "replace"])
+async def test_the_lease_counts_from_the_start_of_the_request(slow: str) -> None:
+    api = LeaseApi([1000.0])
+    leader = elector(api)
+    if slow == "replace":
+        api.spec = LeaseSpec(holderIdentity="", leaseDurationSeconds=1)
+    api.latency[slow] = 4.0
+    await leader.acquire()
+    assert api.clock == [1004.0]
+    api.clock[0] = 1009.9
+    leader.check()
+    api.clock[0] = 1010.0
+    with pytest.raises(LeaseLost, match="not renewed for 10 s"):
+        leader.check()
+
+
+@pytest.mark.parametrize(("holders", "expected"), [(40, 40), (3, 3), (None, 15)])
+async def test_a_candidate_waits_for_the_duration_that_the_holder_set(holders: int | None, expected: int) -> None:
+    api = LeaseApi([1000.0])
+    api.spec = LeaseSpec(holderIdentity="another", leaseDurationSeconds=holders)
+    candidate = elector(api)
+    assert not await candidate._try("acquire")
+    api.clock[0] = 1000.0 + expected - 0.1
+    assert not await candidate._try("acquire")
+    api.clock[0] = 1000.0 + expected
+    assert await candidate._try("acquire")
+    assert api.spec.holderIdentity == "one"
+
+
+async def test_a_lease_whose_acquisition_was_cancelled_is_released() -> None:
+    api = LeaseApi([1000.0])
+    candidate = elector(api)
+    create = api.create
+
+    async def create_without_response(lease: Lease) -> Lease:
+        await create(lease)
+        await asyncio.Event().wait()
+        return lease
+
+    api.create = create_without_response
+    acquiring = asyncio.create_task(candidate.acquire())
+    await until(lambda: api.spec is not None)
+    acquiring.cancel()
+    await asyncio.gather(acquiring, return_exceptions=True)
+    assert not candidate.leading
+    await candidate.release()
+    assert api.spec
+    assert not api.spec.holderIdentity
+
+
+async def test_a_candidate_that_never_wrote_releases_nothing() -> None:
+    api = LeaseApi([1000.0])
+    await elector(api).release()
+    api.spec = LeaseSpec(holderIdentity="another", leaseDurationSeconds=15)
+    candidate = elector(api)
+    assert not await candidate._try("acquire")
+    await candidate.release()
+    assert api.spec.holderIdentity == "another"

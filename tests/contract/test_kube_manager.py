@@ -297,7 +297,7 @@ async def test_a_lost_lease_ends_the_process_at_once(api: KubeApi, client: Clien
         lease = api.objects["leases", "n", "l"]
         api.put("leases", {**lease, "spec": {**lease["spec"], "holderIdentity": "another"}})
         await until(lambda: codes == [1])
-        with pytest.raises(LeaseLost, match="another holds it"):
+        with pytest.raises(LeaseLost, match="held by another"):
             await task
 
 

@@ -1,9 +1,11 @@
-"""Leader election by a Lease: of several processes one is the leader, and one that is no longer it ends.
+"""Leader election by a Lease: of several replicas one leads, and one that has lost its Lease ends.
 
-As client-go does it, so that both can compete for one Lease. Clocks are not compared, and none is used that can be
-set: a holder is gone when its Lease has not changed for its whole duration by the clock of who looks. That clock goes
-on while the machine sleeps, so a leader who wakes up knows that it is none any more. Who cannot renew its own gives up
-earlier than that, and there is no way to give up gently: whatever it still does, somebody else may do already.
+The protocol is client-go's, so that both can compete for the same Lease. Clocks of different machines are not compared:
+a holder has lost its Lease when the Lease has not changed for its whole duration by the clock of the observer. That
+clock cannot be set, and advances while the machine is suspended: a leader that wakes up knows that its Lease is over.
+
+A leader that cannot renew its Lease gives up before it expires. It cannot end gracefully then: another replica may
+already do the same work.
 """
 
 import asyncio
@@ -30,17 +32,20 @@ log = logging.getLogger(__name__)
 
 
 def boot_time() -> float:
-    """Seconds since the machine was started, those included in which it slept."""
+    """Returns the seconds since boot, including the time in which the machine was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeaseLost(Exception):
-    """This process is no longer the leader."""
+    """This process does not lead any more."""
 
 
 class Election(msgspec.Struct, frozen=True, kw_only=True):
-    """Which Lease is competed for, as whom, and how long (seconds): what a Lease is good for, how long renewing may
-    fail, and how often it is tried."""
+    """The Lease to compete for, the identity of the candidate, and the times in seconds, as in client-go.
+
+    A candidate takes a Lease over after `lease_duration`; a leader gives up if it could not renew for `renew_deadline`;
+    both try every `retry_period`.
+    """
 
     name: str
     namespace: str
@@ -51,7 +56,7 @@ class Election(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, name: str, namespace: str) -> "Election":
-        """With the usual times, as a candidate whose name no other process has."""
+        """Returns an election with default times and a unique identity."""
         return cls(name=name, namespace=namespace, identity=f"{socket.gethostname()}_{uuid.uuid4()}")
 
     def __post_init__(self) -> None:
@@ -63,129 +68,144 @@ class Election(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaderElector:
-    """One candidate: `acquire`, then `renew`, and `release` in the end."""
+    """One candidate: `acquire`, then `renew`, and `release` at the end."""
 
     def __init__(self, client: Client, election: Election, *, clock: Callable[[], float] = boot_time) -> None:
         self.election = election
-        self._clock = clock
         self.leading = False
         self._client = client
+        self._clock = clock
         self._gauge = client.metrics.leader.labels(election.name)
         self._gauge.set(0)
-        # the Lease as last seen, and when it was first seen like that
-        self._seen: LeaseSpec | None = None
-        self._seen_at = 0.0
+        # the Lease as last read, and when it was first read like that
+        self._observed: LeaseSpec | None = None
+        self._observed_at = 0.0
         self._renewed_at = 0.0
-        self._trouble = ""
+        self._may_hold = False
+        self._reported = ""
+
+    def __str__(self) -> str:
+        return f"lease {self.election.namespace}/{self.election.name}"
 
     async def acquire(self) -> None:
-        """Returns when this process is the leader."""
-        log.info("lease %s/%s: %s waits for it", self.election.namespace, self.election.name, self.election.identity)
+        """Returns when this process leads."""
+        log.info("%s: %s waits for it", self, self.election.identity)
         while True:
             if await self._try("acquire"):
                 break
-            # so that candidates do not all come at once
-            await asyncio.sleep(self.election.retry_period * (1 + 0.2 * random.random()))  # noqa: S311 no secret
+            # spread, so that the candidates do not all try at the same time
+            await asyncio.sleep(self.election.retry_period * (1 + 0.2 * random.random()))  # noqa: S311 - not a secret
         self.leading = True
         self._gauge.set(1)
-        log.info("lease %s/%s: %s leads", self.election.namespace, self.election.name, self.election.identity)
+        log.info("%s: %s leads", self, self.election.identity)
 
     async def renew(self) -> None:
-        """Renews the Lease for as long as that works. Raises `LeaseLost`, and never returns."""
+        """Renews the Lease until cancelled. Raises `LeaseLost`."""
         while True:
             await asyncio.sleep(min(self.election.retry_period, self._remaining()))
             if await self._try("renew"):
                 continue
-            if self._seen is not None and (self._seen.holderIdentity or "") != self.election.identity:
-                self._lose(f"{self._seen.holderIdentity or 'nobody'} holds it")
+            holder = (self._observed.holderIdentity or "") if self._observed is not None else self.election.identity
+            if holder != self.election.identity:
+                self._lose(f"held by {holder or 'no one'}")
             self.check()
 
     def check(self) -> None:
-        """Raises `LeaseLost` when it is not certain any more who leads: a process that stood still finds that first."""
+        """Raises `LeaseLost` if the Lease was not renewed in time, also if this process was suspended."""
         if not self._remaining():
             self._lose(f"not renewed for {self.election.renew_deadline:g} s")
 
     async def release(self) -> None:
-        """Gives the Lease up, so that the next leader need not wait; what goes wrong with that is logged."""
-        if not self.leading:
+        """Releases the Lease, so that the next leader need not wait. Errors are logged.
+
+        Also a Lease whose acquisition was cancelled is released: the request may have arrived.
+        """
+        if not self._may_hold:
             return
-        self.leading = False
-        self._gauge.set(0)
+        self._forget()
         try:
             async with asyncio.timeout(self.election.retry_period):
                 try:
-                    await self._give_up()
+                    await self._release()
                 except Conflict:
-                    # a renewal that nobody waited for any more arrived
-                    await self._give_up()
+                    # A renewal that was cancelled has arrived.
+                    await self._release()
+        except NotFound:
+            pass
         except (ApiError, TimeoutError) as error:
-            log.warning("lease %s/%s: not released: %s", self.election.namespace, self.election.name, error)
+            log.warning("%s: not released: %s", self, str(error) or "no response in time")
 
-    async def _give_up(self) -> None:
+    async def _release(self) -> None:
         lease = await self._client.get(Lease, self.election.name, self.election.namespace)
         if lease.spec and lease.spec.holderIdentity == self.election.identity:
-            # a duration must be positive
+            # The API server accepts no duration of 0.
             lease.spec.holderIdentity, lease.spec.leaseDurationSeconds = "", 1
             await self._client.replace(lease)
 
     def _remaining(self) -> float:
         return max(0.0, self._renewed_at + self.election.renew_deadline - self._clock())
 
-    def _lose(self, why: str) -> None:
-        self.leading = False
+    def _lose(self, reason: str) -> None:
+        self._forget()
+        raise LeaseLost(f"{self}: lost by {self.election.identity}: {reason}")
+
+    def _forget(self) -> None:
+        self.leading = self._may_hold = False
         self._gauge.set(0)
-        raise LeaseLost(
-            f"lease {self.election.namespace}/{self.election.name}: lost by {self.election.identity}: {why}"
-        )
 
     async def _try(self, purpose: Literal["acquire", "renew"]) -> bool:
-        # A request that began when the Lease was still ours must not be waited for longer than that.
+        # A renewal that takes longer than the Lease lasts is of no use.
         limit = self._remaining() if purpose == "renew" else self.election.renew_deadline
         try:
             async with asyncio.timeout(limit):
-                taken = await self._take(purpose)
-            self._trouble = ""
-            return taken
+                acquired = await self._acquire_or_renew(purpose)
+            self._reported = ""
+            return acquired
         except (Conflict, AlreadyExists):
             return False
         except (ApiError, TimeoutError) as error:
-            trouble = f"cannot {purpose} it: {str(error) or 'no answer in time'}"
-            # Every two seconds it is no news any more.
-            level = logging.DEBUG if trouble == self._trouble else logging.WARNING
-            log.log(level, "lease %s/%s: %s", self.election.namespace, self.election.name, trouble)
-            self._trouble = trouble
+            problem = f"cannot {purpose} it: {str(error) or 'no response in time'}"
+            # The same problem of every retry is logged once.
+            log.log(logging.DEBUG if problem == self._reported else logging.WARNING, "%s: %s", self, problem)
+            self._reported = problem
             return False
 
-    async def _take(self, purpose: Literal["acquire", "renew"]) -> bool:
+    async def _acquire_or_renew(self, purpose: Literal["acquire", "renew"]) -> bool:
         election = self.election
-        began = self._clock()
+        # The Lease counts from the start of the request: how long the response took, the others do not know.
+        started = self._clock()
         try:
             lease = await self._client.get(Lease, election.name, election.namespace)
         except NotFound:
             spec = self._spec(LeaseSpec())
             metadata = ObjectMeta(name=election.name, namespace=election.namespace)
+            self._may_hold = True
             await self._client.create(Lease(metadata=metadata, spec=spec))
-            self._renewed_at = began
-            self._look(spec)
-            return True
-        found = lease.spec or LeaseSpec()
-        self._look(found)
-        holder = found.holderIdentity or ""
-        if holder and holder != election.identity:
-            duration = found.leaseDurationSeconds or election.lease_duration
-            if purpose == "renew" or self._clock() < self._seen_at + duration:
+        else:
+            found = lease.spec or LeaseSpec()
+            self._observe(found)
+            if not self._is_available(found, purpose):
                 return False
-        if purpose == "renew" and not holder:
-            return False
-        lease.spec = self._spec(found)
-        await self._client.replace(lease)
-        self._renewed_at = began
-        self._look(lease.spec)
+            spec = lease.spec = self._spec(found)
+            self._may_hold = True
+            await self._client.replace(lease)
+        self._renewed_at = started
+        self._observe(spec)
         return True
 
-    def _look(self, found: LeaseSpec) -> None:
-        if self._seen != found:
-            self._seen, self._seen_at = found, self._clock()
+    def _is_available(self, found: LeaseSpec, purpose: Literal["acquire", "renew"]) -> bool:
+        holder = found.holderIdentity or ""
+        if holder == self.election.identity:
+            return True
+        if purpose == "renew":
+            return False
+        # The duration is the holder's own: it may be configured differently.
+        duration = found.leaseDurationSeconds or self.election.lease_duration
+        return not holder or self._clock() >= self._observed_at + duration
+
+    def _observe(self, found: LeaseSpec) -> None:
+        if self._observed != found:
+            self._observed, self._observed_at = found, self._clock()
 
     def _spec(self, before: LeaseSpec) -> LeaseSpec:
         election = self.election
