@@ -12,12 +12,15 @@ from kubekinds import Config, Widget, widget
 from waiting import until
 
 from accelplane.apiserver import Conflict, TooManyRequests
+from accelplane.kube.cache import UnreadableObject
 from accelplane.kube.client import Client
 from accelplane.kube.controller import Controller, Reconcile, Result, TerminalError
 from accelplane.kube.events import Recorder
 from accelplane.kube.informer import Informer, WatchTimeouts
 from accelplane.kube.metrics import Metrics
 from accelplane.kube.objects import Request
+from accelplane.kube.predicates import Predicate, all_of, field_changed
+from accelplane.kube.tasks import UnexpectedCancellation
 
 HASTE = WatchTimeouts(first_delay=0.01, max_delay=0.1)
 
@@ -281,6 +284,161 @@ async def test_stop_lets_running_reconciliations_finish(world: World) -> None:
         await until(lambda: world.counted("controller_runtime_active_workers") == {"": 1})
         controller.stop()
     assert world.seen == [Request("a")]
+
+
+async def test_a_cancellation_that_leaks_out_of_reconcile_is_retried(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def leak(request: Request) -> None:
+        world.seen.append(request)
+        if world.seen.count(request) < 3:
+            raise asyncio.CancelledError
+
+    world.api.put("widgets", widget("w"))
+    async with world.running(world.controller(leak).for_object(world.widgets)):
+        await until(lambda: world.counted("controller_runtime_reconcile_total") == {"error": 2, "success": 1})
+        world.api.put("widgets", widget("next"))
+        await until(lambda: world.seen.count(Request("next")) == 3)
+    assert "widget w: retrying in 0.005 s" in caplog.text
+    assert "cancelled, but not by its owner" in caplog.text
+
+
+async def test_a_task_group_that_fails_in_reconcile_leaves_the_worker_alive(world: World) -> None:
+    async def fail() -> None:
+        raise OSError("no")
+
+    async def reconcile(request: Request) -> None:
+        world.seen.append(request)
+        if len(world.seen) == 1:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(fail())
+        elif len(world.seen) == 2:
+            raise asyncio.CancelledError
+
+    world.api.put("widgets", widget("w"))
+    async with world.running(world.controller(reconcile).for_object(world.widgets)):
+        await until(lambda: len(world.seen) == 3)
+
+
+async def test_cancelling_a_controller_ends_its_reconciliations_first(world: World) -> None:
+    begun, steps = asyncio.Event(), list[str]()
+
+    async def slow(_request: Request) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await world.client.get(Widget, "w")
+            steps.append("cleaned up")
+
+    world.api.put("widgets", widget("w"))
+    controller = world.controller(slow).starts_with(Request("w"))
+    running = asyncio.create_task(controller.run())
+    await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert steps == ["cleaned up"]
+
+
+async def test_a_controller_whose_worker_is_cancelled_fails(world: World) -> None:
+    running = asyncio.create_task(world.controller(workers=2).run())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    next(task for task in asyncio.all_tasks() if task.get_name() == "widget worker 1").cancel()
+    with pytest.raises(UnexpectedCancellation, match="widget worker 1"):
+        await running
+
+
+async def test_a_standby_drops_requests_that_are_enqueued_directly(world: World) -> None:
+    controller = world.controller().starts_with(Request("first"))
+    for number in range(300):
+        controller.enqueue(Request(f"w{number}"))
+        controller.enqueue(Request(f"w{number}"), after=3600)
+    assert world.counted("workqueue_depth") == {"": 0}
+    assert world.counted("workqueue_adds_total") == {"": 0}
+    async with world.running(controller):
+        await until(lambda: world.seen == [Request("first")])
+        controller.enqueue(Request("now"))
+        await until(lambda: world.seen == [Request("first"), Request("now")])
+    controller.enqueue(Request("late"))
+    assert world.counted("workqueue_adds_total") == {"": 2}
+
+
+async def test_a_predicate_selects_the_changes_that_are_reconciled(world: World) -> None:
+    ours: Predicate[Widget] = lambda old, new: any(  # noqa: E731 - as users write it
+        (each.metadata.labels or {}).get("team") == "ours" for each in (old, new) if each
+    )
+    predicate = all_of(ours, field_changed(lambda thing: thing.spec.size))
+    world.api.put("widgets", widget("a", team="ours"))
+    world.api.put("widgets", widget("b"))
+    async with world.running(world.controller().for_object(world.widgets, predicate=predicate)):
+        await until(lambda: world.seen == [Request("a")])
+        world.api.put("widgets", widget("a", team="ours", note="changed"))
+        world.api.put("widgets", widget("b", size=1))
+        world.api.put("widgets", widget("a", size=1, team="ours"))
+        await until(lambda: len(world.seen) == 2)
+        world.api.remove("widgets", "a")
+        await until(lambda: len(world.seen) == 3)
+        assert set(world.seen) == {Request("a")}
+
+
+async def test_predicates_apply_to_owned_and_watched_objects(world: World) -> None:
+    predicate: Predicate[Config] = field_changed(lambda thing: thing.data)
+    controller = world.controller().owns(world.configs, Widget, predicate=predicate)
+    controller.watches(world.configs, lambda thing: [Request(f"of-{thing.metadata.name}")], predicate=predicate)
+    world.api.put("configmaps", config("c", "w"))
+    async with world.running(controller):
+        await until(lambda: sorted(world.seen) == [Request("of-c"), Request("w")])
+        changed = config("c", "w")
+        world.api.put("configmaps", {**changed, "metadata": {**changed["metadata"], "labels": {"a": "b"}}})  # pyright: ignore[reportGeneralTypeIssues]
+        world.api.put("configmaps", {**changed, "data": {"key": "value"}})
+        await until(lambda: len(world.seen) == 4)
+        assert sorted(world.seen) == [Request("of-c"), Request("of-c"), Request("w"), Request("w")]
+
+
+async def test_updates_of_kinds_without_generation_are_debounced(world: World) -> None:
+    world.api.put("widgets", widget("a"))
+    async with world.running(world.controller().for_object(world.widgets, debounce=3600)):
+        await until(lambda: world.seen == [Request("a")])
+        world.api.put("widgets", widget("a", size=1))
+        await until(lambda: next(iter(world.widgets)).spec.size == 1)
+        assert world.counted("workqueue_adds_total") == {"": 1}
+        world.api.put("widgets", widget("b"))
+        await until(lambda: world.seen[1:] == [Request("b")])
+        world.api.remove("widgets", "a")
+        await until(lambda: world.seen[2:] == [Request("a")])
+
+
+async def test_an_owner_is_reconciled_when_an_owned_object_becomes_unreadable(world: World) -> None:
+    world.api.put("configmaps", config("c", "w"))
+    async with world.running(world.controller().owns(world.configs, Widget)):
+        await until(lambda: world.seen == [Request("w")])
+        world.api.put("configmaps", {**config("c", "w"), "data": 7})
+        await until(lambda: world.seen == [Request("w"), Request("w")])
+
+
+async def test_an_object_is_reconciled_when_it_becomes_unreadable_or_is_deleted_then(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    outcomes: list[str] = []
+
+    async def read(request: Request) -> None:
+        try:
+            outcomes.append("exists" if world.widgets.get(request) else "absent")
+        except UnreadableObject:
+            outcomes.append("unreadable")
+            raise
+
+    world.api.put("widgets", widget("w"))
+    async with world.running(world.controller(read, base_delay=3600).for_object(world.widgets)):
+        await until(lambda: outcomes == ["exists"])
+        world.api.put("widgets", {"metadata": {"name": "w"}, "spec": 5})
+        await until(lambda: outcomes[1:] == ["unreadable"])
+        world.api.remove("widgets", "w")
+        await until(lambda: outcomes[2:] == ["absent"])
+    records = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert [record.exc_info for record in records] == [None]
 
 
 # Events

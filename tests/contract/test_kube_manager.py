@@ -1,4 +1,4 @@
-"""Whole programs of controllers: how they begin, what they show, how they end."""
+"""Managers: start, probes, metrics, leadership and shutdown."""
 
 import asyncio
 import contextlib
@@ -17,6 +17,7 @@ from accelplane.kube.informer import WatchTimeouts
 from accelplane.kube.leader import Election, LeaseLost
 from accelplane.kube.manager import OFF, Manager
 from accelplane.kube.objects import Request
+from accelplane.kube.tasks import UnexpectedCancellation
 
 HASTE = WatchTimeouts(first_delay=0.01, max_delay=0.1)
 
@@ -42,6 +43,7 @@ def made(
         watch_timeouts=HASTE,
         end=end,
         profiling=profiling,
+        shutdown_delay=0,
     )
 
 
@@ -68,7 +70,7 @@ async def page(manager: Manager, server: str, path: str) -> tuple[int, str]:
     return int(answer.split(" ")[1]), answer.partition("\r\n\r\n")[2]
 
 
-async def test_controllers_share_caches_and_begin_when_all_are_synced(
+async def test_controllers_share_caches_and_start_when_all_are_synced(
     api: KubeApi, client: Client, manager: Manager
 ) -> None:
     seen: list[Request] = []
@@ -91,7 +93,7 @@ async def test_controllers_share_caches_and_begin_when_all_are_synced(
         assert api.count("GET .*/n/configmaps") == 6
 
 
-async def test_probes_tell_what_is_awaited(api: KubeApi, manager: Manager) -> None:
+async def test_readyz_names_what_is_not_ready(api: KubeApi, manager: Manager) -> None:
     manager.cache(Widget, Selection(labels="a=b"))
     fault = api.fault("GET", 500, times=1_000_000)
     ready = [False]
@@ -129,7 +131,7 @@ NAMES = [
 ]
 
 
-async def test_metrics_have_the_names_that_dashboards_know(api: KubeApi, manager: Manager) -> None:
+async def test_metrics_have_the_names_of_controller_runtime(api: KubeApi, manager: Manager) -> None:
     async def look(request: Request) -> None:
         pass
 
@@ -151,7 +153,7 @@ async def test_metrics_have_the_names_that_dashboards_know(api: KubeApi, manager
     assert "process_resident_memory_bytes" in families
 
 
-async def test_profiles_are_shown_where_they_were_asked_for(client: Client) -> None:
+async def test_profiles_are_served_with_profiling_only(client: Client) -> None:
     manager = made(client, profiling=True)
     async with running(manager):
         assert (await page(manager, "health", "/debug/profile"))[1].startswith("profiling until")
@@ -159,7 +161,7 @@ async def test_profiles_are_shown_where_they_were_asked_for(client: Client) -> N
         assert "manager.py" in (await page(manager, "health", "/debug/tasks"))[1]
 
 
-async def test_no_server_where_none_is_wanted(client: Client) -> None:
+async def test_off_disables_a_server(client: Client) -> None:
     manager = Manager(client, health_address=OFF, metrics_address=OFF)
     task = asyncio.create_task(manager.run())
     await asyncio.sleep(0)
@@ -169,7 +171,7 @@ async def test_no_server_where_none_is_wanted(client: Client) -> None:
     assert manager.ports == {}
 
 
-async def test_a_signal_ends_it_after_what_was_begun_and_releases_the_lease(api: KubeApi, client: Client) -> None:
+async def test_sigterm_lets_reconciliations_finish_and_releases_the_lease(api: KubeApi, client: Client) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def slow(request: Request) -> None:
@@ -193,7 +195,7 @@ async def test_a_signal_ends_it_after_what_was_begun_and_releases_the_lease(api:
     )
 
 
-async def test_the_second_signal_ends_it_at_once(api: KubeApi, client: Client) -> None:
+async def test_a_second_signal_ends_the_process_immediately(api: KubeApi, client: Client) -> None:
     codes: list[int] = []
     begun = asyncio.Event()
 
@@ -216,7 +218,7 @@ async def test_the_second_signal_ends_it_at_once(api: KubeApi, client: Client) -
             await task
 
 
-async def test_who_does_not_end_in_time_is_ended_before_the_lease_is_released(api: KubeApi, client: Client) -> None:
+async def test_late_reconciliations_are_cancelled_before_the_lease_is_released(api: KubeApi, client: Client) -> None:
     begun: set[str] = set()
     ended: dict[str, object] = {}
 
@@ -243,7 +245,7 @@ async def test_who_does_not_end_in_time_is_ended_before_the_lease_is_released(ap
     assert not api.objects["leases", "n", "l"]["spec"].get("holderIdentity")
 
 
-async def test_an_api_server_that_is_away_does_not_keep_it_from_ending_in_order(api: KubeApi, client: Client) -> None:
+async def test_shutdown_ends_though_events_cannot_be_written(api: KubeApi, client: Client) -> None:
     manager = Manager(client, health_address=OFF, metrics_address=OFF, graceful_shutdown_timeout=0.2)
     widgets = manager.cache(Widget)
     api.put("widgets", widget("w"))
@@ -257,7 +259,7 @@ async def test_an_api_server_that_is_away_does_not_keep_it_from_ending_in_order(
         await task
 
 
-async def test_only_the_leader_reconciles_and_the_next_one_takes_over(api: KubeApi, client: Client) -> None:
+async def test_only_the_leader_reconciles_and_a_standby_takes_over(api: KubeApi, client: Client) -> None:
     seen: list[tuple[str, str]] = []
     led: list[str] = []
 
@@ -289,7 +291,7 @@ async def test_only_the_leader_reconciles_and_the_next_one_takes_over(api: KubeA
         assert led == [leader, other]
 
 
-async def test_a_lost_lease_ends_the_process_at_once(api: KubeApi, client: Client) -> None:
+async def test_a_lost_lease_ends_the_process(api: KubeApi, client: Client) -> None:
     codes: list[int] = []
     manager = made(client, "one", codes.append)
     async with running(manager) as task:
@@ -301,7 +303,7 @@ async def test_a_lost_lease_ends_the_process_at_once(api: KubeApi, client: Clien
             await task
 
 
-async def test_background_work_that_fails_ends_the_program_and_says_why(client: Client, manager: Manager) -> None:
+async def test_a_runnable_that_fails_or_returns_ends_the_program(client: Client, manager: Manager) -> None:
     async def fail() -> None:
         raise OSError("the disk is full")
 
@@ -317,7 +319,7 @@ async def test_background_work_that_fails_ends_the_program_and_says_why(client: 
         await manager.run()
 
 
-async def test_servers_of_others_run_from_the_beginning_to_the_end(manager: Manager) -> None:
+async def test_contexts_are_entered_first_and_left_last(manager: Manager) -> None:
     said: list[str] = []
 
     @contextlib.asynccontextmanager
@@ -330,3 +332,155 @@ async def test_servers_of_others_run_from_the_beginning_to_the_end(manager: Mana
     async with running(manager):
         await until(lambda: said == ["begun"])
     assert said == ["begun", "ended"]
+
+
+@pytest.mark.parametrize("leads", [False, True])
+@pytest.mark.parametrize("ending", ["returns", "is cancelled", "fails"])
+async def test_a_runnable_of_the_leader_that_ends_ends_the_program(client: Client, leads: bool, ending: str) -> None:
+    async def end() -> None:
+        await asyncio.sleep(0.01)
+        if ending == "is cancelled":
+            raise asyncio.CancelledError
+        if ending == "fails":
+            raise OSError("end: disk is full")
+
+    manager = made(client, "one" if leads else "")
+    manager.add_runnable(end, leader_only=True)
+    async with asyncio.timeout(30):
+        with pytest.raises((RuntimeError, UnexpectedCancellation, OSError), match=r"end: "):
+            await manager.run()
+
+
+async def test_a_controller_that_ends_ends_the_program(api: KubeApi, client: Client, manager: Manager) -> None:
+    async def reconcile(_request: Request) -> None:
+        pass
+
+    controller = manager.controller("widget", reconcile).for_object(manager.cache(Widget))
+    manager.add_runnable(forever)
+    task = asyncio.create_task(manager.run())
+    await until(lambda: api.watches == 1)
+    controller.stop()
+    async with asyncio.timeout(30):
+        with pytest.raises(RuntimeError, match="controller widget: returned"):
+            await task
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_server_serves_after_sigterm_until_the_shutdown_delay_is_over(api: KubeApi, client: Client) -> None:
+    steps: list[str] = []
+    ended = asyncio.Event()
+
+    async def reconcile(_request: Request) -> None:
+        ended.set()
+
+    @contextlib.asynccontextmanager
+    async def server() -> AsyncIterator[None]:
+        yield
+        lease = api.objects["leases", "n", "l"]["spec"]
+        steps.append(f"closed, held by {lease.get('holderIdentity') or 'no one'}, {len(widgets)} widgets")
+
+    election = Election(
+        name="l", namespace="n", identity="one", lease_duration=15, renew_deadline=10, retry_period=0.05
+    )
+    manager = Manager(
+        client, election=election, health_address="127.0.0.1:0", metrics_address=OFF, shutdown_delay=1.0,
+        watch_timeouts=HASTE,
+    )  # fmt: skip
+    widgets = manager.cache(Widget)
+    manager.controller("widget", reconcile).for_object(widgets)
+    manager.add_context(server())
+    api.put("widgets", widget("a"))
+    task = asyncio.create_task(manager.run())
+    await ended.wait()
+    assert await page(manager, "health", "/readyz") == (200, "ok")
+    stopped = asyncio.get_running_loop().time()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+    async def is_unready() -> bool:
+        return await page(manager, "health", "/readyz") == (503, "not ready: shutting down")
+
+    await until(is_unready)
+    assert steps == []
+    assert (await page(manager, "health", "/healthz"))[0] == 200
+    # What the server serves is current until it is closed, though another replica may lead already.
+    api.put("widgets", widget("b"))
+    await until(lambda: not api.objects["leases", "n", "l"]["spec"].get("holderIdentity"))
+    async with asyncio.timeout(30):
+        await task
+    assert steps == ["closed, held by no one, 2 widgets"]
+    assert asyncio.get_running_loop().time() - stopped >= 1.0
+
+
+async def test_a_standby_that_is_stopped_does_not_start_to_lead(api: KubeApi, client: Client) -> None:
+    lease = {"holderIdentity": "another", "leaseDurationSeconds": 1}
+    api.put("leases", {"metadata": {"name": "l", "namespace": "n"}, "spec": lease})
+    manager = made(client, "one")
+    led: list[str] = []
+
+    async def lead() -> None:
+        led.append("one")
+        await forever()
+
+    @contextlib.asynccontextmanager
+    async def slow_server() -> AsyncIterator[None]:
+        yield
+        # longer than the Lease of the other one lasts
+        await asyncio.sleep(1.5)
+
+    manager.add_runnable(lead, leader_only=True)
+    manager.add_context(slow_server())
+    async with running(manager):
+        await until(lambda: api.count("GET .*/leases/l") > 1)
+    assert led == []
+    assert api.objects["leases", "n", "l"]["spec"]["holderIdentity"] == "another"
+
+
+async def test_caches_of_several_types_share_one_watch(api: KubeApi, manager: Manager) -> None:
+    class Other(Widget):
+        """Another type of the same resource."""
+
+    first, second = manager.cache(Widget), manager.cache(Other)
+    api.put("widgets", widget("a"))
+    async with running(manager):
+        await until(lambda: len(first) == len(second) == 1)
+        assert api.count("GET .*/widgets") == 1
+
+
+async def test_no_task_outlives_the_manager(api: KubeApi, client: Client) -> None:
+    before = asyncio.all_tasks()
+    api.put("widgets", widget("a"))
+    begun = asyncio.Event()
+
+    async def reconcile(_request: Request) -> None:
+        begun.set()
+        await forever()
+
+    for ending in ("stop", "failure", "cancellation"):
+        begun.clear()
+        failing = asyncio.Event()
+
+        async def fail(event: asyncio.Event = failing) -> None:
+            await event.wait()
+            raise OSError("failed")
+
+        election = Election(name=ending, namespace="n", identity="one")
+        manager = Manager(
+            client, election=election, health_address="127.0.0.1:0", metrics_address=OFF, watch_timeouts=HASTE,
+            graceful_shutdown_timeout=0.1,
+        )  # fmt: skip
+        manager.controller("widget", reconcile).for_object(manager.cache(Widget))
+        manager.add_runnable(fail)
+        task = asyncio.create_task(manager.run())
+        await begun.wait()
+        {"stop": manager.stop, "failure": failing.set, "cancellation": task.cancel}[ending]()
+        await asyncio.gather(task, return_exceptions=True)
+        left = [
+            each
+            for each in asyncio.all_tasks() - before
+            if not str(each.get_coro()).startswith("<coroutine object KubeApi")
+        ]
+        assert left == []
+        assert not api.objects["leases", "n", ending]["spec"].get("holderIdentity")
