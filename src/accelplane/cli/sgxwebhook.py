@@ -49,7 +49,7 @@ FLAGS = (
 )  # fmt: skip
 
 # What manifests give the process is 30 MiB, of which it needs half for itself.
-_LIMITS = HttpLimits(connections=128, buffered=4 * 1024 * 1024)
+_LIMITS = HttpLimits(connections=128)
 
 
 class Fatal(Exception):

@@ -1,7 +1,8 @@
 """HTTP/1.1 servers for untrusted clients, with or without TLS."""
 
+from accelplane.http.connection import Handler, PendingResponse
 from accelplane.http.messages import PAGE_LIMITS, HttpError, HttpLimits, Request, Response
-from accelplane.http.server import Handler, HttpServer, PendingResponse, split_address
+from accelplane.http.server import HttpServer, split_address
 
 __all__ = [
     "PAGE_LIMITS",

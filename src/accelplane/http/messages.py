@@ -18,24 +18,34 @@ _SINGLETONS = (b"content-length", b"transfer-encoding", b"content-type", b"host"
 
 
 class HttpLimits(Struct, frozen=True, kw_only=True):
-    """Limits of a server. Sizes are bytes, times seconds."""
+    """Limits of a server. Sizes are bytes, times seconds.
 
-    body: int = 3 * 1024 * 1024  # the API server's own limit
+    The defaults fit a program that needs 16 MiB for itself and has a memory limit of 30 MiB.
+    """
+
+    body: int = 7 * 1024 * 1024  # as controller-runtime: an old and a new object of 3 MiB each, and the review around
     head: int = 16 * 1024
     fields: int = 64
     cached_heads: int = 256  # number of parsed heads that are cached, each of `cached_head` bytes at most
     cached_head: int = 512
-    connections: int = 512
-    backlog: int = 1024  # connections that wait to be accepted, and that are accepted at once
-    buffered: int = 8 * 1024 * 1024  # incomplete requests of all connections together; fits programs of 60 MiB
+    connections: int = 100  # about 20 KiB each with TLS; further ones wait in the backlog
+    backlog: int = 1024
+    memory: int = 9 * 1024 * 1024  # for incomplete requests, and responses that are not sent, of all connections
+    response: int = 2816 * 1024  # reserved for the response to a large request
     handshake: float = 10
     request: float = 15  # to receive a request, from its first byte; also to compute and to send the response
+    wait: float = 5  # for memory; shorter than the API server waits for a webhook
     idle: float = 180  # longer than the API server keeps a connection, so the client closes first
     linger: float = 1  # between an error response and the close, so that the client can read the response
+    stall: float = 2  # without progress of the client, before its connection may be closed to admit others
+
+    def __post_init__(self) -> None:
+        if self.body > self.memory * 7 // 8:
+            raise ValueError(f"body: {self.body}: expected at most 7/8 of memory ({self.memory})")
 
 
 # For pages of metrics and health: GET requests of scrapers, which connect about every 30 s.
-PAGE_LIMITS = HttpLimits(body=0, cached_heads=0, connections=64, backlog=64, buffered=1024 * 1024, idle=30, linger=0.2)
+PAGE_LIMITS = HttpLimits(body=0, cached_heads=0, connections=64, backlog=64, memory=1024 * 1024, idle=30, linger=0.2)
 
 
 class Request(Struct, frozen=True):
@@ -52,7 +62,7 @@ class Response(Struct, frozen=True):
     """A complete response."""
 
     status: int
-    body: bytes
+    body: bytes | bytearray
     content_type: str = "application/json"
 
 
@@ -125,12 +135,11 @@ def _length(method: str, fields: Mapping[bytes, bytes], limits: HttpLimits) -> i
     return int(text)
 
 
-def serialize(response: Response, *, keep_alive: bool, head_only: bool = False) -> bytes:
-    """The bytes of a response; `head_only` answers a HEAD request."""
+def serialize_head(response: Response, *, keep_alive: bool) -> bytes:
+    """The bytes of a response before its body."""
     end = "" if keep_alive else "Connection: close\r\n"
     status = f"{response.status} {HTTPStatus(response.status).phrase}"
-    head = (
+    return (
         f"HTTP/1.1 {status}\r\nContent-Type: {response.content_type}\r\nContent-Length: {len(response.body)}\r\n"
         f"{end}\r\n"
     ).encode("ascii")
-    return head if head_only else head + response.body

@@ -38,7 +38,7 @@ class TlsSession:
             pass
         return b"".join(chunks)
 
-    def encrypt(self, data: bytes) -> None:
+    def encrypt(self, data: bytes | memoryview) -> None:
         """Encrypts `data`; `outgoing` returns the records. Raises `ssl.SSLError`."""
         rest = memoryview(data)
         while rest:

@@ -1,0 +1,426 @@
+"""One connection of an HTTP server."""
+
+import asyncio
+import fcntl
+import logging
+import math
+import ssl
+import sys
+import termios
+import time
+from collections.abc import Callable, Coroutine
+from typing import Protocol
+
+from accelplane.http.messages import END_OF_HEAD, Head, HttpError, HttpLimits, Request, Response, serialize_head
+from accelplane.http.tls import TlsSession
+
+log = logging.getLogger(__name__)
+
+_V2 = logging.INFO - 2  # klog's -v=2, as `accelplane.logs.v`
+_INTERNAL_ERROR = "internal error; see the log"
+_CHUNK = 64 * 1024
+# Under pressure, a client has to send its request, and to take its response, at this rate (bytes/s).
+_MIN_RATE = 256 * 1024
+# A response is at most so many times as large as its request.
+_RESPONSE_FACTOR = 4
+
+PendingResponse = Coroutine[object, object, Response]
+Handler = Callable[[Request], Response | PendingResponse]
+
+
+class ConnectionOwner(Protocol):
+    """What a connection needs of its server."""
+
+    handler: Handler
+    limits: HttpLimits
+    recv_buffer: memoryview
+    closing: bool
+    accept_paused: bool
+
+    def parse_head(self, text: bytes) -> Head:
+        """Raises `HttpError`."""
+        ...
+
+    def reserve(self, connection: "Connection", size: int) -> bool:
+        """Reserves memory for a request; otherwise `on_memory` is called when it is available."""
+        ...
+
+    def release(self, connection: "Connection", keep: int = 0) -> None:
+        """Gives back what the connection has reserved but for `keep` bytes, and ends its wait for memory."""
+        ...
+
+    def buffer(self, connection: "Connection", size: int) -> bool:
+        """Accounts for what is received without a reservation; returns False if that is too much."""
+        ...
+
+    def remove(self, connection: "Connection") -> None:
+        """Called when the connection is closed."""
+        ...
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One client. Its requests are answered in order, one at a time."""
+
+    def __init__(self, server: ConnectionOwner, context: ssl.SSLContext | None) -> None:
+        self._server = server
+        self._limits = server.limits
+        self._context = context
+        self._tls: TlsSession | None = None  # made with the first data: most of a connection's memory
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._unsent = memoryview(b"")
+        self._head: Head | None = None
+        self._head_only = False
+        self._keep_alive = True
+        self._response_task: asyncio.Task[None] | None = None
+        self._waits_for_memory = False
+        self._write_paused = False
+        self._closing = False
+        self._linger = 0.0
+        self._transferred = 0
+        self.reserved = 0
+        self.buffered = 0
+        self.has_requested = False
+        self._set_deadline(self._limits.idle if context is None else self._limits.handshake)
+
+    # Called by the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if not isinstance(transport, asyncio.Transport):
+            raise TypeError(f"expected a transport of a stream, found {transport!r}")
+        self._transport = transport
+        if self._closing:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._cancel_response()
+        self._release()
+        self._server.remove(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """One buffer for all connections: `buffer_updated` consumes it before the next read."""
+        return self._server.recv_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data = self._server.recv_buffer[:nbytes]
+        if self._context is not None:
+            self._tls = self._tls or TlsSession(self._context)
+            data = self._decrypt(self._tls, data)
+        if self._closing or not data:
+            return
+        if not self._request_started:
+            self._set_deadline(self._limits.request)
+        self._received += data
+        self._transferred += len(data)
+        self._process()
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._update_reading()
+        self._send_rest()
+        self._process()
+
+    # Called by the server
+
+    @property
+    def path(self) -> str:
+        """The path of the request that is received or answered, empty without one."""
+        return self._head.path if self._head is not None else ""
+
+    @property
+    def evictable_at(self) -> float:
+        """From when on the connection may be closed to admit others: its client makes no progress."""
+        if self._closing and not self._unsent:
+            return 0.0
+        if self._response_task is not None or self._transport is None:
+            return math.inf
+        return self._active_at + self._limits.stall + self._transferred / _MIN_RATE
+
+    def has_unread_data(self) -> bool:
+        """Whether the kernel has data of the client that is not read yet."""
+        if self._transport is None or not self._transport.is_reading():
+            return False
+        unread = fcntl.ioctl(self._transport.get_extra_info("socket"), termios.FIONREAD, bytes(4))
+        return int.from_bytes(unread, sys.byteorder) > 0
+
+    def evict(self) -> None:
+        """Closes the connection to admit others, with an error response if a request has begun."""
+        if self._write_paused or (self._tls is not None and not self._tls.handshake_done):
+            self.abort()
+        elif self._request_started and not self._closing:
+            self._send_error(HttpError(503, "closed for other clients: the request was not received in time"), linger=0)
+        else:
+            self._close()
+        self._release()
+
+    def on_memory(self) -> None:
+        """Called when memory is reserved for a request that has waited for it."""
+        self._waits_for_memory = False
+        self._set_deadline(self._limits.request)
+        self._continue_request()
+        self._update_reading()
+        self._process()
+
+    def on_deadline(self) -> None:
+        """Ends the connection, with an error response if a request has begun."""
+        if self._response_task is not None and not self._closing:
+            self._cancel_response()
+            self._send_error(HttpError(503, f"no answer within {self._limits.request:g} s"))
+        elif self._waits_for_memory:
+            self._send_error(HttpError(503, "too many large requests at once"))
+        elif self._closing or self._unsent or self._write_paused or not self._request_started:
+            self.abort()
+        else:
+            self._send_error(HttpError(408, f"no complete request within {self._limits.request:g} s"))
+
+    def close_when_idle(self) -> None:
+        """Closes an idle connection now, any other one after its current response."""
+        if not self._closing and not self._request_started and self._response_task is None and not self._unsent:
+            self._close()
+
+    def abort(self) -> None:
+        self._closing = True
+        self._cancel_response()
+        self._unsent = memoryview(b"")
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Requests
+
+    @property
+    def _request_started(self) -> bool:
+        return bool(self._received) or self._head is not None
+
+    def _set_deadline(self, timeout: float) -> None:
+        self._active_at = time.monotonic()
+        self._transferred = 0
+        self.deadline = self._active_at + timeout
+
+    def _update_reading(self) -> None:
+        """Stops reading while a request waits for memory, is processed, or its response cannot be sent."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        # A client whose connection is about to be closed may still send: what it sends is dropped.
+        busy = self._write_paused or self._response_task is not None or self._waits_for_memory
+        if busy and not (self._closing and not self._unsent):
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _process(self) -> None:
+        """Answers every complete request."""
+        try:
+            while self._can_process() and (request := self._next_request()) is not None:
+                self.has_requested = True
+                response = _call(self._server.handler, request)
+                if isinstance(response, Response):
+                    self._send_response(response)
+                else:
+                    self._await(response, request)
+            self._account()
+        except HttpError as error:
+            self._send_error(error)
+
+    def _can_process(self) -> bool:
+        busy = self._response_task is not None or self._waits_for_memory or self._write_paused or self._unsent
+        return not busy and not self._closing
+
+    def _next_request(self) -> Request | None:
+        """The next request, None until it is complete. Raises `HttpError`."""
+        if self._head is None and not self._read_head():
+            return None
+        head = self._head
+        if head is None or self._waits_for_memory or len(self._received) < head.length:
+            return None
+        if len(self._received) == head.length:
+            body, self._received = self._received, bytearray()  # not copied: it may be most of the process's memory
+        else:
+            body = self._received[: head.length]
+            del self._received[: head.length]
+        return Request(head.method, head.path, head.content_type, body, head.authorization)
+
+    def _read_head(self) -> bool:
+        """Reads the head of a request and reserves memory for its body. Raises `HttpError`."""
+        self._head_only = False
+        end = self._received.find(END_OF_HEAD, 0, self._limits.head + len(END_OF_HEAD))
+        if end < 0:
+            if len(self._received) > self._limits.head:
+                raise HttpError(431, f"expected a head of at most {self._limits.head} bytes")
+            return False
+        head = self._head = self._server.parse_head(bytes(self._received[:end]))
+        del self._received[: end + len(END_OF_HEAD)]
+        self._head_only = head.method == "HEAD"
+        self._keep_alive = head.keep_alive
+        if head.length <= len(self._received):
+            return True
+        if self._server.reserve(self, head.length + min(_RESPONSE_FACTOR * head.length, self._limits.response)):
+            self._continue_request()
+        else:
+            self._waits_for_memory = True
+            self._set_deadline(self._limits.wait)
+            self._update_reading()
+        return True
+
+    def _continue_request(self) -> None:
+        if self._head is not None and self._head.expects_continue:
+            self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _account(self) -> None:
+        """Updates how much is received and not reserved. Raises `HttpError` if that is too much of all together."""
+        size = 0 if self.reserved else len(self._received)
+        if size != self.buffered and not self._server.buffer(self, size):
+            raise HttpError(503, "too many incomplete requests at once")
+
+    def _release(self) -> None:
+        """Gives back all memory of the request."""
+        self._waits_for_memory = False
+        self._received = bytearray()
+        self._server.buffer(self, 0)
+        self._server.release(self)
+
+    # Responses
+
+    def _await(self, pending: PendingResponse, request: Request) -> None:
+        task = self._response_task = asyncio.create_task(self._send_pending(pending, request))
+        # A task that is cancelled before its first step never awaits the coroutine.
+        task.add_done_callback(lambda _task: pending.close())
+        self._set_deadline(self._limits.request)
+        self._update_reading()
+
+    async def _send_pending(self, pending: PendingResponse, request: Request) -> None:
+        """Awaits and sends a response, then processes the requests received meanwhile."""
+        response = await _await_response(pending, request)
+        self._response_task = None
+        if isinstance(response, Response):
+            self._send_response(response)
+            self._update_reading()
+            self._process()
+        else:
+            self._send_error(response)
+            self._update_reading()
+
+    def _cancel_response(self) -> None:
+        if self._response_task is not None:
+            self._response_task.cancel()
+            self._response_task = None
+            self._update_reading()
+
+    def _send_response(self, response: Response) -> None:
+        # Others wait for this connection's place when accepting is paused.
+        keep_alive = self._keep_alive and not self._server.closing and not self._server.accept_paused
+        self._head = None
+        self._closing = not keep_alive
+        self._send(response)
+
+    def _send_error(self, error: HttpError, *, linger: float | None = None) -> None:
+        """Sends an error response and closes the connection later: an immediate close could discard the response."""
+        self._closing = True
+        self._head = None
+        self._release()
+        self._linger = self._limits.linger if linger is None else linger
+        self._send(Response(error.status, f"{error}\n".encode(), "text/plain; charset=utf-8"))
+        self._update_reading()
+
+    def _send(self, response: Response) -> None:
+        self._set_deadline(self._limits.request)
+        head = serialize_head(response, keep_alive=not self._closing)
+        body = b"" if self._head_only else response.body
+        if len(body) <= _CHUNK:
+            self._write(head + body)
+        else:
+            self._write(head)
+            self._unsent = memoryview(body)
+        self._send_rest()
+
+    def _send_rest(self) -> None:
+        """Sends as much of the response as the client takes, then ends the request."""
+        while self._unsent and not self._write_paused:
+            self._write(self._unsent[:_CHUNK])
+            self._transferred += _CHUNK
+            self._unsent = self._unsent[_CHUNK:]
+        if self.reserved or self._unsent:
+            self._server.release(self, keep=len(self._unsent))
+        if self._unsent:
+            return
+        if self._closing:
+            self._end()
+        elif not self._request_started:
+            self._set_deadline(self._limits.idle)
+
+    def _end(self) -> None:
+        self._release()
+        if self._linger:
+            self._set_deadline(self._linger + self._limits.request)
+            asyncio.get_running_loop().call_later(self._linger, self._close)
+            self._linger = 0.0
+        else:
+            self._close()
+
+    # Bytes
+
+    def _decrypt(self, tls: TlsSession, data: memoryview) -> bytes:
+        """The plain text in `data`. Continues the handshake and answers a close_notify alert."""
+        handshake_done = tls.handshake_done
+        try:
+            plain = tls.decrypt(data)
+        except ssl.SSLError as error:
+            log.log(_V2, "connection closed: TLS error: %s", error.reason or error)
+            self._flush(tls)
+            self._close()
+            return b""
+        if tls.handshake_done and not handshake_done:
+            self._set_deadline(self._limits.idle)
+        self._flush(tls)
+        # A client that got an error response may still send its close_notify alert.
+        if tls.eof and (self._closing or not plain):
+            self._close()
+        return plain
+
+    def _write(self, data: bytes | memoryview) -> None:
+        if self._transport is None:
+            return
+        if self._tls is None:
+            self._transport.write(data)
+        else:
+            self._tls.encrypt(data)
+            self._flush(self._tls)
+
+    def _flush(self, tls: TlsSession) -> None:
+        if self._transport is not None and (records := tls.outgoing()):
+            self._transport.write(records)
+
+    def _close(self) -> None:
+        """Closes the connection after the data written so far."""
+        self._closing = True
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._tls is not None:
+            self._tls.close()
+            self._flush(self._tls)
+        self._transport.close()
+
+
+def _call(handler: Handler, request: Request) -> Response | PendingResponse:
+    """Raises `HttpError`."""
+    try:
+        return handler(request)
+    except HttpError:
+        raise
+    except Exception:
+        log.exception("%s %s: internal error", request.method, request.path)
+        raise HttpError(500, _INTERNAL_ERROR) from None
+
+
+async def _await_response(pending: PendingResponse, request: Request) -> Response | HttpError:
+    try:
+        return await pending
+    except HttpError as error:
+        return error
+    except Exception:
+        log.exception("%s %s: internal error", request.method, request.path)
+        return HttpError(500, _INTERNAL_ERROR)
