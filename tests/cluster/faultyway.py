@@ -16,9 +16,10 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import httpx2
-from faults import Asked, Fault
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
 from lightkube.config.kubeconfig import KubeConfig
+
+from accelplane.kube.testing import Fault, RecordedRequest
 
 _REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError"}
 
@@ -29,7 +30,7 @@ class FaultyWay:
     def __init__(self, kubeconfig: Path) -> None:
         config = KubeConfig.from_file(kubeconfig).get()
         assert config
-        self.asked: list[Asked] = []
+        self.asked: list[RecordedRequest] = []
         self.faults: list[Fault] = []
         self.url = ""
         self._server: asyncio.Server | None = None
@@ -107,7 +108,9 @@ class FaultyWay:
         method, target, _ = first.split(" ")
         url = urlsplit(target)
         parameters = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
-        asked = Asked(method, url.path, parameters, headers.get("content-type", ""), json.loads(body) if body else None)
+        asked = RecordedRequest(
+            method, url.path, parameters, headers.get("content-type", ""), json.loads(body) if body else None
+        )
         self.asked.append(asked)
         kept = {name: headers[name] for name in ("content-type", "accept") if name in headers}
         request = self._upstream.build_request(method, target, content=body or None, headers=kept)

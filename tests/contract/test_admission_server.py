@@ -16,13 +16,13 @@ import pytest
 from cluster.pki import Authority, Credentials
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jsonpatching import applied
 from waiting import until
 
 from accelplane.admission.sgx import PATH, SgxOptions, mutator
 from accelplane.http import HttpError, HttpLimits, Request
 from accelplane.kube.admission import AdmissionServer, Decision, Hook, Mutator, Review, Validator, deny, refusing
 from accelplane.kube.jsonpatch import Operation
+from accelplane.kube.testing import apply_json_patch
 from accelplane.kube.tls import CertificateError, ServingTls, TlsSettings
 
 AUTHORITY = Authority("tests")
@@ -165,7 +165,7 @@ async def test_a_pod_that_asks_for_epc_gets_its_devices_and_keeps_what_nobody_he
     assert {name: reply.response[name] for name in ("uid", "allowed", "patchType", "status")} == {
         "uid": "u-1", "allowed": True, "patchType": "JSONPatch", "status": {"code": 200},
     }  # fmt: skip
-    after = applied(POD, reply.patch)["spec"]["containers"][0]
+    after = apply_json_patch(POD, reply.patch)["spec"]["containers"][0]
     assert after["ofTomorrow"]
     assert after["resources"]["limits"] == {"sgx.intel.com/epc": "1Mi", "sgx.intel.com/enclave": "1"}
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from jsonpatching import applied
 from kubeapi import KubeApi, Object
 from msgspec import Raw
 from waiting import until
@@ -23,6 +22,7 @@ from accelplane.kube.admission import Hook, Kind, Review
 from accelplane.kube.client import Client
 from accelplane.kube.informer import WatchTimeouts
 from accelplane.kube.manager import OFF, Manager
+from accelplane.kube.testing import apply_json_patch
 
 INTERFACE = "69528db6eb31577a8c3668f9faa081f6"
 AFU = "d8424dc4a4a3c413f89e433683f9040b"
@@ -188,7 +188,7 @@ def given(host: Host, name: str) -> str:
     container = {"name": "c", "resources": {"limits": asks, "requests": dict(asks)}}
     document = {"metadata": {"namespace": "n"}, "spec": {"containers": [container]}}
     review = Review("u", "CREATE", Kind("", "v1", "Pod"), object=Raw(json.dumps(document).encode()))
-    made = applied(document, json.loads(msgspec.json.encode(host.hooks["/pods"].judge(review).patch)))
+    made = apply_json_patch(document, json.loads(msgspec.json.encode(host.hooks["/pods"].judge(review).patch)))
     (resource,) = made["spec"]["containers"][0]["resources"]["limits"]
     return str(resource)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonpatching import applied
 from kubeapi import KubeApi
 from processes import Process
 from waiting import until
@@ -19,6 +18,7 @@ from webhookprograms import files, page, port_of, review, trusting
 from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Mappings
 from accelplane.kube.client import Client
 from accelplane.kube.informer import Informer
+from accelplane.kube.testing import apply_json_patch
 
 INTERFACE = "69528db6eb31577a8c3668f9faa081f6"
 NLB0 = "d8424dc4a4a3c413f89e433683f9040b"
@@ -66,7 +66,7 @@ async def test_it_answers_by_the_objects_there_are_now(api: KubeApi, start: Star
         answer = await asked(process, asking("a"))
         if not answer["allowed"]:
             return str(answer["status"]["message"])
-        pod = applied(asking("a"), json.loads(base64.b64decode(answer["patch"])))
+        pod = apply_json_patch(asking("a"), json.loads(base64.b64decode(answer["patch"])))
         (name,) = pod["spec"]["containers"][0]["resources"]["limits"]
         return str(name)
 
@@ -129,7 +129,7 @@ async def test_reviews_are_counted_by_outcome_and_names_by_their_state(api: Kube
 async def test_names_of_april_2020_are_to_be_had(api: KubeApi, start: Start) -> None:
     put(api, "a", "af")
     answer = await asked(start("-resource-naming=legacy63"), asking("a"))
-    pod = applied(asking("a"), json.loads(base64.b64decode(answer["patch"])))
+    pod = apply_json_patch(asking("a"), json.loads(base64.b64decode(answer["patch"])))
     assert pod["spec"]["containers"][0]["resources"]["limits"] == {f"fpga.intel.com/{INTERFACE[:31]}{NLB0}": "1"}
 
 

@@ -56,14 +56,14 @@ async def status_of(page: Authorized, request: Request) -> int:
 @pytest.mark.parametrize("field", ["", "Bearer", "Bearer ", "Basic dXNlcjpwYXNz", "t"])
 async def test_without_a_token_nothing_is_shown_and_nobody_asked(api: KubeApi, client: Client, field: str) -> None:
     assert await status_of(gate(client), Request("GET", "/metrics", "", b"", field)) == 401
-    assert api.asked == []
+    assert api.requests == []
 
 
 async def test_whom_the_cluster_allows_it_reads(api: KubeApi, client: Client) -> None:
     knows(api)
     says(api, MAY, {"allowed": True})
     assert (await gate(client)(wanting())).body == b"42"
-    who, may = [asked.body for asked in api.asked]
+    who, may = [asked.body for asked in api.requests]
     assert (who["kind"], who["spec"]) == ("TokenReview", {"token": "t"})
     assert may["spec"] == {
         "user": READER["username"],

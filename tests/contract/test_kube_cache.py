@@ -48,7 +48,7 @@ def names(cache: Cache[Widget]) -> list[str]:
 async def synced(cache: Cache[Widget], api: KubeApi) -> None:
     async with asyncio.timeout(5):
         await cache.synced.wait()
-    await until(lambda: api.watches == 1)
+    await until(lambda: api.open_watches == 1)
 
 
 async def test_a_cache_follows_the_server(api: KubeApi) -> None:
@@ -134,10 +134,10 @@ async def test_a_broken_watch_is_resumed(api: KubeApi) -> None:
     async with widgets(api) as cache:
         await synced(cache, api)
         for number in range(5):
-            api.kill_watches()
+            api.abort_watches()
             api.put("widgets", widget(f"w{number}"))
             await until(lambda expected=number + 1: len(cache) == expected)
-            await until(lambda: api.watches >= 1)
+            await until(lambda: api.open_watches >= 1)
         assert api.count("GET /apis") == 1
 
 
@@ -153,7 +153,7 @@ async def test_an_idle_watch_is_replaced(api: KubeApi) -> None:
 
 
 async def test_bookmarks_avoid_lists_after_compaction(api: KubeApi) -> None:
-    api.bookmarks_every = 0.02
+    api.bookmark_interval = 0.02
     async with widgets(api) as cache:
         await synced(cache, api)
         for number in range(20):
@@ -161,7 +161,7 @@ async def test_bookmarks_avoid_lists_after_compaction(api: KubeApi) -> None:
         marked = asyncio.get_running_loop().time() + 0.2
         await until(lambda: asyncio.get_running_loop().time() > marked)
         api.compact()
-        api.kill_watches()
+        api.abort_watches()
         await until(lambda: api.count("WATCH") > 1)
         api.put("widgets", widget("w"))
         await until(lambda: len(cache) == 1)
@@ -176,7 +176,7 @@ async def test_junk_in_a_watch_causes_a_list(api: KubeApi) -> None:
             b'{"type": "ERROR", "object": "?"}',
         ):
             listed, watched = api.count("GET /apis"), api.count("WATCH")
-            api.say(junk)
+            api.send(junk)
             await until(lambda before=watched: api.count("WATCH") > before)
             assert api.count("GET /apis") > listed
         api.put("widgets", widget("w"))
@@ -211,13 +211,13 @@ async def test_an_outage_is_logged_once(api: KubeApi, caplog: pytest.LogCaptureF
         for times in (1, 2):
             fault = api.fault("WATCH", 503, times=1_000_000)
             listing = api.fault("GET", 503, times=1_000_000)
-            api.kill_watches()
+            api.abort_watches()
             before = api.count("GET")
             await until(lambda before=before: api.count("GET") > before + 5)
             api.faults.remove(fault)
             api.faults.remove(listing)
             api.put("widgets", widget(f"new-{times}"))
-            await until(lambda times=times: Request(f"new-{times}") in cache.requests() and api.watches == 1)
+            await until(lambda times=times: Request(f"new-{times}") in cache.requests() and api.open_watches == 1)
             api.put("widgets", widget(f"newer-{times}"))
             await until(lambda times=times: Request(f"newer-{times}") in cache.requests())
             assert sum("503" in each for each in caplog.messages) <= 2 * times
@@ -356,7 +356,7 @@ class Outline(GlobalResource, msgspec.Struct):
 
 def accepted(api: KubeApi) -> set[bool]:
     """Whether requests asked for metadata only."""
-    return {"PartialObjectMetadata" in asked.accept for asked in api.asked}
+    return {"PartialObjectMetadata" in asked.accept for asked in api.requests}
 
 
 @asynccontextmanager
@@ -378,7 +378,7 @@ async def shared(api: KubeApi, *kinds: type[Any]) -> AsyncIterator[list[Cache[An
 async def test_caches_of_two_types_share_one_watch(api: KubeApi) -> None:
     api.put("widgets", widget("a", size=1))
     async with shared(api, Outline, Widget) as (outlines, whole):
-        await until(lambda: api.watches == 1)
+        await until(lambda: api.open_watches == 1)
         assert (api.count("GET /apis"), api.count("WATCH")) == (1, 1)
         assert accepted(api) == {False}
         assert [type(each) for each in (*outlines, *whole)] == [Outline, Widget]
@@ -392,7 +392,7 @@ async def test_caches_of_two_types_share_one_watch(api: KubeApi) -> None:
 
 async def test_only_metadata_is_requested_if_no_cache_reads_more(api: KubeApi) -> None:
     async with shared(api, Outline, Outline):
-        await until(lambda: api.watches == 1)
+        await until(lambda: api.open_watches == 1)
         assert accepted(api) == {True}
 
 
@@ -414,7 +414,7 @@ async def test_a_rate_limited_watch_is_resumed_without_a_list(api: KubeApi) -> N
     async with widgets(api) as cache:
         await synced(cache, api)
         api.fault("WATCH", 429, times=2)
-        api.kill_watches()
+        api.abort_watches()
         api.put("widgets", widget("w"))
         await until(lambda: len(cache) == 1)
         assert api.count("GET /apis") == 1
@@ -436,7 +436,7 @@ async def test_metrics_show_the_state_of_a_cache_while_it_runs(api: KubeApi, cli
     informer = Informer(client, watch_timeouts=HASTE)
     informer.cache(Widget)
     running = asyncio.create_task(informer.run())
-    await until(lambda: api.watches == 1)
+    await until(lambda: api.open_watches == 1)
     found = gauges(client.metrics)
     assert (found["objects"], found["unreadable_objects"], found["lists_total"]) == (2, 1, 1)
     assert 0 <= time.time() - found["last_sync_timestamp_seconds"] < 60

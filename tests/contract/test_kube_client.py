@@ -46,7 +46,13 @@ async def test_an_object_is_made_read_changed_and_deleted(api: KubeApi, client: 
         "kind": "Widget",
         "spec": {"size": 2},
         "status": {"done": 2},
-        "metadata": {"name": "w", "namespace": "", "uid": made.metadata.uid, "resourceVersion": str(api.version)},
+        "metadata": {
+            "name": "w",
+            "uid": made.metadata.uid,
+            "resourceVersion": str(api.version),
+            "creationTimestamp": made.metadata.creationTimestamp,
+            "generation": 2,
+        },
     }
     assert await client.delete(Widget, "w")
     assert not await client.delete(Widget, "w")
@@ -55,7 +61,7 @@ async def test_an_object_is_made_read_changed_and_deleted(api: KubeApi, client: 
 async def test_apply_says_who_applies_and_takes_fields_over(api: KubeApi, client: Client) -> None:
     made = await client.apply(Config(metadata=Metadata(name="c", namespace="n"), data={"a": "b"}))
     assert made.data == {"a": "b"}
-    asked = api.asked[-1]
+    asked = api.requests[-1]
     assert asked.content_type == "application/apply-patch+yaml"
     assert asked.parameters == {"fieldManager": "test", "force": "true"}
     assert asked.body["kind"] == "ConfigMap"
@@ -67,7 +73,7 @@ async def test_a_mapping_is_a_merge_patch_and_a_sequence_a_json_patch(api: KubeA
     api.fault("PATCH", 422)
     with pytest.raises(errors.StatusError):
         await client.patch(Widget, "w", [{"op": "add", "path": "/spec/size", "value": 4}])
-    assert [asked.content_type.partition("/")[2] for asked in api.asked] == ["merge-patch+json", "json-patch+json"]
+    assert [asked.content_type.partition("/")[2] for asked in api.requests] == ["merge-patch+json", "json-patch+json"]
 
 
 async def test_deleting_spares_an_object_of_the_same_name(api: KubeApi, client: Client) -> None:
@@ -111,10 +117,10 @@ async def test_of_a_kind_with_metadata_alone_the_server_is_asked_for_no_more(api
     async with contextlib.aclosing(client.watch(Outline, Selection(), "100", lasting=60, silence=5)) as watch:
         await anext(watch)
     await client.get(Widget, "w")
-    partial = [re.findall("as=([^;]+);g=meta.k8s.io;v=v1", asked.accept) for asked in api.asked]
+    partial = [re.findall("as=([^;]+);g=meta.k8s.io;v=v1", asked.accept) for asked in api.requests]
     assert partial == [["PartialObjectMetadata"], ["PartialObjectMetadataList"], ["PartialObjectMetadata"], []]
     # what an older server, or one in between, may send instead
-    assert all("application/json;q=0.5" in asked.accept for asked in api.asked[:3])
+    assert all("application/json;q=0.5" in asked.accept for asked in api.requests[:3])
 
 
 async def test_an_empty_list_may_be_null(client: Client) -> None:
@@ -182,12 +188,12 @@ async def test_a_server_that_is_not_there_is_unreachable(api: KubeApi, client: C
 
 
 async def test_a_watch_tells_what_happens_and_asks_for_bookmarks(api: KubeApi, client: Client) -> None:
-    api.bookmarks_every = 0.01
+    api.bookmark_interval = 0.01
     api.put("widgets", widget("w"))
     kinds = [event.type for event in await events(client, lasting=1)]
     assert kinds[0] == "ADDED"
     assert set(kinds[1:]) == {"BOOKMARK"}
-    assert api.asked[-1].parameters["allowWatchBookmarks"] == "true"
+    assert api.requests[-1].parameters["allowWatchBookmarks"] == "true"
 
 
 async def test_a_silent_watch_is_taken_for_dead(api: KubeApi, client: Client) -> None:
@@ -209,8 +215,8 @@ async def test_a_watch_from_too_long_ago_is_gone(api: KubeApi, client: Client) -
 @pytest.mark.parametrize("line", [b"junk", b"{}", b'{"type": "ODD", "object": {}}', b'{"type": "ADDED"}', b"\xff"])
 async def test_junk_in_a_watch_is_said_to_be_junk(api: KubeApi, client: Client, line: bytes) -> None:
     watching = asyncio.create_task(events(client))
-    await until(lambda: api.watches == 1)
-    api.say(line)
+    await until(lambda: api.open_watches == 1)
+    api.send(line)
     with pytest.raises(errors.DecodeError, match="the answer is no Watched"):
         await watching
 

@@ -50,7 +50,7 @@ async def test_an_absent_object_is_created_with_its_owner(api: KubeApi, client: 
     stored = api.objects[KEY]
     assert stored["metadata"]["ownerReferences"] == [reference(owner)]
     assert stored["data"] == done.object.data == {"text": "hello"}
-    assert [asked.method for asked in api.asked if asked.path.endswith("configmaps")] == ["POST"]
+    assert [asked.method for asked in api.requests if asked.path.endswith("configmaps")] == ["POST"]
 
 
 async def test_nothing_is_written_if_nothing_differs_and_nothing_is_read_with_a_cache(
@@ -58,9 +58,9 @@ async def test_nothing_is_written_if_nothing_differs_and_nothing_is_read_with_a_
 ) -> None:
     await ensure(client, child(text="hello"), owner)
     existing = await cached(client)
-    asked = len(api.asked)
+    asked = len(api.requests)
     done = await ensure(client, child(text="hello"), owner, existing=existing)
-    assert (done.action, done.object is existing, len(api.asked)) == ("unchanged", True, asked)
+    assert (done.action, done.object is existing, len(api.requests)) == ("unchanged", True, asked)
     assert (await ensure(client, child(text="hello"), owner)).action == "unchanged"
     assert api.count(WRITES) == 1
 

@@ -358,7 +358,7 @@ async def test_a_controller_that_ends_ends_the_program(api: KubeApi, client: Cli
     controller = manager.controller("widget", reconcile).for_object(manager.cache(Widget))
     manager.add_runnable(forever)
     task = asyncio.create_task(manager.run())
-    await until(lambda: api.watches == 1)
+    await until(lambda: api.open_watches == 1)
     controller.stop()
     async with asyncio.timeout(30):
         with pytest.raises(RuntimeError, match="controller widget: returned"):

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 from certificates import accepts
-from jsonpatching import applied
 from virtualtime import VirtualTimeLoop
 
 from accelplane.kube.authority import plan_renewal_in_process, renew
 from accelplane.kube.certificates import CertificatePolicy, service_names
 from accelplane.kube.jsonpatch import Operation
+from accelplane.kube.testing import apply_json_patch
 from accelplane.kube.tls import ServingTls
 from accelplane.kube.trust import SecretData, SecretMissing, Target, TargetKind, Trust, TrustError, TrustSettings
 
@@ -87,7 +87,9 @@ class Store:
             raise TrustError(f"{kind} {name}: no")
         self.on_patch()
         self.patches += 1
-        self.targets_by_name[name] = applied(self.targets_by_name[name], json.loads(msgspec.json.encode(operations)))
+        self.targets_by_name[name] = apply_json_patch(
+            self.targets_by_name[name], json.loads(msgspec.json.encode(operations))
+        )
         self.changed()
 
     def bundle(self, name: str = "one") -> bytes:

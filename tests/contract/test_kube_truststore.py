@@ -163,8 +163,8 @@ async def test_watches_ask_for_the_named_objects_and_their_metadata_only(
     api: KubeApi, store: ClusterTrustStore
 ) -> None:
     async with running(store):
-        await until(lambda: store.watching and api.watches == 5, 30)
-    collections = [asked for asked in api.asked if asked.method == "GET" and "fieldSelector" in asked.parameters]
+        await until(lambda: store.watching and api.open_watches == 5, 30)
+    collections = [asked for asked in api.requests if asked.method == "GET" and "fieldSelector" in asked.parameters]
     assert {asked.parameters["fieldSelector"] for asked in collections} == {
         f"metadata.name={name}" for name in ("own", "m", "absent", "v", "c")
     }

@@ -174,7 +174,7 @@ async def test_what_an_older_operator_made_goes_on_under_its_name_and_others_go(
     async with operator(api, "gpu"):
         await until(lambda: [each["metadata"]["name"] for each in api.all("daemonsets")] == ["intel-gpu-plugin"])
         await until(lambda: says(api, "Available", "True"))
-    patches = [each for each in api.asked if each.method == "PATCH" and each.path.endswith("/intel-gpu-plugin")]
+    patches = [each for each in api.requests if each.method == "PATCH" and each.path.endswith("/intel-gpu-plugin")]
     assert [each.content_type for each in patches] == ["application/json-patch+json", "application/apply-patch+yaml"]
     precondition, operation = patches[0].body
     assert (precondition["path"], precondition["value"]) == ("/metadata/resourceVersion", version)
@@ -242,7 +242,7 @@ async def test_pods_follow_the_content_of_the_config_map_and_no_other_is_watched
         api.remove("configmaps", "layout", NAMESPACE)
         await until(lambda: says(api, "ProvisioningConfigMissing", "True", family="dsa"))
         assert hashed() == second
-    asked = [each for each in api.asked if each.path.endswith("/configmaps")]
+    asked = [each for each in api.requests if each.path.endswith("/configmaps")]
     assert {each.parameters["fieldSelector"] for each in asked} == {"metadata.name=layout"}
 
 
@@ -291,7 +291,7 @@ async def test_of_a_resource_that_was_made_again_unseen_the_others_hear_too(api:
         api.remove("gpudeviceplugins", "b")
         put(api, resource("gpu", "b", image=IMAGE, nodeSelector={"gpu": "no"}))
         api.compact()
-        api.kill_watches()
+        api.abort_watches()
         await until(lambda: says(api, "NodeOverlap", "False", name="a"))
 
 

@@ -195,8 +195,8 @@ async def recorded(name: str) -> Recorded:
                     do(api, deed)
                 await quiet(api, many)
                 prepared = KubeApi()
-                prepared.become(api)
-                watches, asked = api.watches, api.count(ANY)
+                prepared.copy_from(api)
+                watches, asked = api.open_watches, api.count(ANY)
                 for deed in scenario.deeds:
                     do(api, deed)
                 await quiet(api, many)
@@ -229,9 +229,9 @@ async def troubled(name: str, trouble: Callable[[KubeApi, Operator], Fault], **m
     """One run of a scenario, with a fault from when its deeds begin; its end is as ever. Whether the fault happened."""
     scenario, record = SCENARIOS[name], await recorded(name)
     async with kube_api() as api:
-        api.become(record.prepared)
+        api.copy_from(record.prepared)
         async with operator(api, *scenario.families, **more) as running:
-            await until(lambda: api.watches >= record.watches, 60)
+            await until(lambda: api.open_watches >= record.watches, 60)
             fault = trouble(api, running)
             for deed in scenario.deeds:
                 do(api, deed)
@@ -285,15 +285,15 @@ async def test_an_operator_that_is_killed_at_any_request_goes_on_where_it_was(na
 
 def unanswered(api: KubeApi) -> None:
     api.compact()
-    api.kill_watches()
+    api.abort_watches()
     api.fault("^GET ", 500, times=3)
     api.fault("^WATCH ", 429, times=3)
 
 
 WATCHES: dict[str, Callable[[KubeApi], object]] = {
-    "cut": KubeApi.kill_watches,
-    "cut for long": lambda api: (api.compact(), api.kill_watches()),
-    "too old": lambda api: (api.compact(), api.say(EXPIRED)),
+    "cut": KubeApi.abort_watches,
+    "cut for long": lambda api: (api.compact(), api.abort_watches()),
+    "too old": lambda api: (api.compact(), api.send(EXPIRED)),
     "ended": KubeApi.end_watches,
     "ended in a line": lambda api: api.end_watches(b'{"type":"MODIFIED","object":{"metadata":{"na'),
     "silent": KubeApi.mute_watches,
@@ -310,9 +310,9 @@ async def test_watches_that_fail_hide_nothing(what: str, moment: str) -> None:
         name = names[index]
         scenario, record = SCENARIOS[name], await recorded(name)
         async with kube_api() as api:
-            api.become(record.prepared)
+            api.copy_from(record.prepared)
             async with operator(api, *scenario.families, watch_timeouts=IMPATIENT if what == "silent" else PATIENCE):
-                await until(lambda: api.watches >= record.watches, 60)
+                await until(lambda: api.open_watches >= record.watches, 60)
                 if moment == "before":
                     WATCHES[what](api)
                 for deed in scenario.deeds:
@@ -333,7 +333,7 @@ async def test_what_was_done_while_no_operator_ran_is_seen_to_also_after_a_bad_s
 
     async def run(position: int) -> bool:
         async with kube_api() as api:
-            api.become(record.prepared)
+            api.copy_from(record.prepared)
             for deed in scenario.deeds:
                 do(api, deed)
             spoilt = api.fault("", skip=position, **FAULTS[fault])

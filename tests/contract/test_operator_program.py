@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from customresources import resource
-from jsonpatching import applied
 from kubeapi import KubeApi
 from manifests import own_image
 from processes import Process
@@ -17,6 +16,7 @@ from webhookprograms import files, page, port_of, review
 
 from accelplane.cli import operator
 from accelplane.cli.goflags import parse
+from accelplane.kube.testing import apply_json_patch
 
 IMAGE = "intel/intel-gpu-plugin:0.31.1"
 
@@ -52,7 +52,7 @@ async def test_it_manages_hosts_and_ends_at_sigterm(api: KubeApi, start: Start) 
     unset = resource("gpu", "other")
     defaulted = await review(port, "/mutate-deviceplugin-intel-com-v1-gpudeviceplugin", unset)
     patch = json.loads(base64.b64decode(defaulted["patch"]))
-    whole = applied(unset, patch)
+    whole = apply_json_patch(unset, patch)
     assert whole["spec"]["image"] == own_image("intel-gpu-plugin")
     judged = await review(port, "/validate-deviceplugin-intel-com-v1-gpudeviceplugin", whole)
     assert judged["allowed"]
@@ -85,7 +85,7 @@ async def test_it_mutates_pods_by_the_names_of_their_namespace(api: KubeApi, sta
     async def mutated(namespace: str) -> dict[str, Any]:
         pod = {"metadata": {"namespace": namespace}, "spec": {"containers": [container]}}
         answer = await review(port, "/pods", pod, "Pod")
-        return applied(pod, json.loads(base64.b64decode(answer["patch"]))) if answer["allowed"] else answer
+        return apply_json_patch(pod, json.loads(base64.b64decode(answer["patch"]))) if answer["allowed"] else answer
 
     (one,) = (await mutated("here"))["spec"]["containers"]
     assert one["resources"]["limits"] == {f"fpga.intel.com/region-{interface}": "1"}

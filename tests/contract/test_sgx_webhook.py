@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from cluster.pki import Authority
-from jsonpatching import applied
 from processes import Process
 from tls_peer import Answer, Request, document, serving
 
 from accelplane.cli import sgxwebhook
 from accelplane.cli.goflags import Flag, Value
 from accelplane.cli.ownsecret import SecretStore
+from accelplane.kube.testing import PatchError, apply_json_patch
 from accelplane.kube.tls import ServingTls
 from accelplane.kube.trust import Trust, TrustError, TrustSettings
 
@@ -203,8 +203,8 @@ class Api:
         if request.method == "PATCH":
             assert request.headers["content-type"] == "application/json-patch+json"
             try:
-                self.objects[request.path] = applied(self.objects[request.path], json.loads(request.body))
-            except AssertionError:
+                self.objects[request.path] = apply_json_patch(self.objects[request.path], json.loads(request.body))
+            except PatchError:
                 return document({"kind": "Status", "reason": "Invalid"}, "422 Unprocessable Entity")
             metadata = self.objects[request.path]["metadata"]
             metadata["resourceVersion"] = str(int(metadata.get("resourceVersion", 0)) + 1)

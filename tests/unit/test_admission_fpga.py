@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jsonpatching import applied
 from msgspec import Raw
 
 from accelplane.admission.fpga import Container, Pod, PodSpec, mutate, mutator
@@ -23,6 +22,7 @@ from accelplane.admission.mappings import (
 )
 from accelplane.kube.admission import Decision, Kind, Review
 from accelplane.kube.objects import Metadata
+from accelplane.kube.testing import apply_json_patch
 
 I = "69528db6eb31577a8c3668f9faa081f6"  # noqa: E741 - as in the documents
 X = "d8424dc4a4a3c413f89e433683f9040b"
@@ -62,7 +62,7 @@ def decided(document: Json, names: Names = NAMES) -> Decision:
 def mutated(document: Json, names: Names = NAMES) -> Json:
     decision = decided(document, names)
     assert decision.denial is None, decision
-    return applied(document, json.loads(msgspec.json.encode(decision.patch)))
+    return apply_json_patch(document, json.loads(msgspec.json.encode(decision.patch)))
 
 
 def refusal(document: Json, names: Names = NAMES) -> str:
@@ -334,7 +334,7 @@ def test_whatever_is_asked_for_no_pod_is_programmed_with_what_its_namespace_does
     decision = decided(asking)
     if decision.denial is not None:
         return
-    (one,) = applied(asking, json.loads(msgspec.json.encode(decision.patch)))["spec"]["containers"]
+    (one,) = apply_json_patch(asking, json.loads(msgspec.json.encode(decision.patch)))["spec"]["containers"]
     told = {name: value for name, value in variables(one) if name.startswith(("FPGA_REGION", "FPGA_AFU"))}
     assert {value for name, value in told.items() if "AFU" in name} <= {X, Y}
     assert {value for name, value in told.items() if "REGION" in name} <= {I}
@@ -362,5 +362,5 @@ def test_what_was_let_in_passes_unchanged_when_it_comes_again(containers: list[J
     decision = decided(asking)
     if decision.denial is not None:
         return
-    again = decided(applied(asking, json.loads(msgspec.json.encode(decision.patch))))
+    again = decided(apply_json_patch(asking, json.loads(msgspec.json.encode(decision.patch))))
     assert (list(again.patch), again.denial, list(again.warnings)) == ([], None, list(decision.warnings))

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jsonpatching import applied
 
 from accelplane.admission.sgx import Pod, SgxOptions, mutate
 from accelplane.kube.admission import Decision
 from accelplane.kube.quantities import QuantityError, binary_text, parse
+from accelplane.kube.testing import apply_json_patch
 
 DEFAULTS = SgxOptions()
 MOUNT = {"name": "aesmd-socket", "mountPath": "/var/run/aesmd"}
@@ -43,7 +43,7 @@ def decided(document: Json, options: SgxOptions = DEFAULTS) -> Decision:
 def mutated(document: Json, options: SgxOptions = DEFAULTS) -> Json:
     decision = decided(document, options)
     assert decision.denial is None, decision
-    return applied(document, json.loads(msgspec.json.encode(decision.patch)))
+    return apply_json_patch(document, json.loads(msgspec.json.encode(decision.patch)))
 
 
 def devices(one: Json) -> set[str]:
@@ -368,7 +368,7 @@ def test_a_mutated_pod_is_final_and_nothing_of_the_users_is_lost(document: Json,
     if decision.denial is not None:
         assert not patch
         return
-    after = applied(document, patch)
+    after = apply_json_patch(document, patch)
     assert not decided(after, options).patch
     assert_kept(document, after, ())
 

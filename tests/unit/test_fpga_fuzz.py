@@ -21,7 +21,6 @@ import msgspec
 from bitstreams import GBS_MAGIC, HASH, INTERFACE, NLB0, NLB3, elf, gbs, metadata
 from hypothesis import given
 from hypothesis import strategies as st
-from jsonpatching import applied
 from trees import link, write
 
 from accelplane.admission import fpga
@@ -36,6 +35,7 @@ from accelplane.fpga.store import STORE, StoreError, find, install_path
 from accelplane.host import Host, HostError
 from accelplane.http import HttpError, Request
 from accelplane.kube.admission import AdmissionServer, Mutator, Validator
+from accelplane.kube.testing import apply_json_patch
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -422,7 +422,7 @@ def test_no_pod_gets_what_its_namespace_does_not_give_and_a_second_look_changes_
     first = reviewed(hook, pod)
     if not first["allowed"]:
         return
-    after = applied(pod, first["patch"])
+    after = apply_json_patch(pod, first["patch"])
     for old, new in zip(containers_of(pod), containers_of(after), strict=True):
         asked = asked_for(new, "limits")
         assert set(asked) <= resources

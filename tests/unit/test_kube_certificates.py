@@ -12,7 +12,6 @@ from certificates import accepts
 from cryptography import x509
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jsonpatching import applied
 
 from accelplane.kube.authority import plan, renew
 from accelplane.kube.certificates import (
@@ -24,6 +23,7 @@ from accelplane.kube.certificates import (
     plan_renewal,
     service_names,
 )
+from accelplane.kube.testing import apply_json_patch
 from accelplane.kube.tls import ServingTls
 from accelplane.kube.trust import (
     ServiceReference,
@@ -177,7 +177,7 @@ def target(**content: Any) -> dict[str, Any]:
 
 def injected(document: dict[str, Any]) -> dict[str, Any]:
     found = msgspec.json.decode(json.dumps(document), type=Target)
-    return applied(document, json.loads(msgspec.json.encode(injection_patch(found, b"PEM", SERVICE))))
+    return apply_json_patch(document, json.loads(msgspec.json.encode(injection_patch(found, b"PEM", SERVICE))))
 
 
 BUNDLE = base64.b64encode(b"PEM").decode()

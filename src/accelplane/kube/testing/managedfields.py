@@ -1,0 +1,254 @@
+"""Ownership of fields: `metadata.managedFields` and server-side apply.
+
+A field is a path of elements as in the FieldsV1 format: `f:NAME` for a member, `k:{KEYS}` for an item of an
+associative list, `v:VALUE` for an item of a set. The API server knows from its schemas which lists are associative.
+This module knows them by name; all other lists are atomic.
+
+Facts: Kubernetes documentation, "Server-Side Apply".
+"""
+
+import copy
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from .documents import JsonObject, is_array, is_object
+
+Path = tuple[str, ...]
+
+_LIST_KEYS: Mapping[str, str] = {
+    "conditions": "type",
+    "containers": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "initContainers": "name",
+    "ownerReferences": "uid",
+    "volumeMounts": "mountPath",
+    "volumes": "name",
+}
+_SETS = frozenset({"finalizers"})
+_UNMANAGED = frozenset({
+    "creationTimestamp", "deletionTimestamp", "generation", "managedFields", "name", "namespace", "resourceVersion",
+    "uid",
+})  # fmt: skip
+# The item of an associative list itself.
+_SELF = "."
+
+
+class Manager(NamedTuple):
+    """Who writes: a field manager, by `Apply` or `Update`, to the object or to a subresource."""
+
+    name: str
+    operation: str
+    subresource: str = ""
+
+
+class FieldConflict(Struct, frozen=True):
+    """A field that another manager owns with another value."""
+
+    manager: str
+    field: str
+
+
+class ApplyConflict(Exception):
+    """An apply without force would change fields of other managers."""
+
+    def __init__(self, conflicts: list[FieldConflict]) -> None:
+        super().__init__(f"Apply failed with {len(conflicts)} conflicts")
+        self.conflicts = conflicts
+
+
+def apply(live: JsonObject, body: JsonObject, manager: Manager, *, force: bool) -> JsonObject:
+    """The live object after a server-side apply of `body`. Raises `ApplyConflict`."""
+    owners = _owners(live)
+    fields = field_set(body)
+    conflicts = [
+        (other, path)
+        for other, owned in owners.items()
+        if other != manager
+        for path in sorted(owned & fields)
+        if _exists(live, path) and _value(live, path) != _value(body, path)
+    ]
+    if conflicts and not force:
+        raise ApplyConflict([FieldConflict(other.name, _text(path)) for other, path in conflicts])
+    for other, path in conflicts:
+        owners[other].discard(path)
+    dropped = owners.get(manager, set[Path]()) - fields
+    owners[manager] = fields
+    result = copy.deepcopy(live)
+    for path in sorted(dropped, key=len, reverse=True):
+        if not any(_covers(path, other) for owned in owners.values() for other in owned):
+            _delete(result, path)
+    return _with_owners(_merge(result, {**body, "metadata": _managed(body.get("metadata", {}))}), owners)
+
+
+def update(live: JsonObject, changed: JsonObject, manager: Manager) -> JsonObject:
+    """The changed object of an update or patch, which makes the manager the owner of all changed fields."""
+    # A writer may change the managed fields themselves.
+    owners = _owners(changed if "managedFields" in changed["metadata"] else live)
+    before, after = field_set(live), field_set(changed)
+    written = {path for path in after if path not in before or _value(live, path) != _value(changed, path)}
+    for owned in owners.values():
+        owned.difference_update(written, before - after)
+    owners[manager] = owners.get(manager, set[Path]()) | written
+    return _with_owners(changed, owners)
+
+
+def field_set(body: JsonObject) -> set[Path]:
+    """The fields of an object that can have owners."""
+    members = {name: part for name, part in body.items() if name not in {"apiVersion", "kind", "metadata"}}
+    if metadata := _managed(body.get("metadata", {})):
+        members["metadata"] = metadata
+    return set(_paths(members)) - {()}
+
+
+def _managed(metadata: JsonObject) -> JsonObject:
+    return {name: part for name, part in metadata.items() if name not in _UNMANAGED}
+
+
+def _paths(value: Any, name: str = "") -> Iterable[Path]:
+    """The paths of all leaves below a value, and of the items of associative lists."""
+    if is_object(value) and value:
+        return [(f"f:{key}", *rest) for key, part in value.items() for rest in _paths(part, key)]
+    if is_array(value) and (items := _items(value, name)):
+        found: list[Path] = []
+        for element, item in items.items():
+            found.append((element, _SELF) if element.startswith("k:") else (element,))
+            if element.startswith("k:"):
+                found += [(element, *rest) for rest in _paths(item)]
+        return found
+    return [()]
+
+
+def _items(items: list[Any], name: str) -> dict[str, Any]:
+    """The items of an associative list or a set by their elements. Empty for an atomic list."""
+    if name in _SETS:
+        return {f"v:{json.dumps(item)}": item for item in items}
+    key = _LIST_KEYS.get(name)
+    if key is None or not all(is_object(item) and key in item for item in items):
+        return {}
+    return {f"k:{json.dumps({key: item[key]}, separators=(',', ':'))}": item for item in items}
+
+
+def _child(value: Any, element: str, name: str) -> tuple[Any, bool]:
+    """The part of a value that an element names, and whether it exists."""
+    if element.startswith("f:"):
+        members = value if is_object(value) else {}
+        return members.get(element[2:]), element[2:] in members
+    if element == _SELF:
+        return None, True
+    items = _items(value, name) if is_array(value) else {}
+    return items.get(element), element in items
+
+
+def _find(value: Any, path: Path) -> tuple[Any, bool]:
+    name, exists = "", True
+    for element in path:
+        value, exists = _child(value, element, name)
+        if not exists:
+            return None, False
+        name = element[2:] if element.startswith("f:") else ""
+    return value, exists
+
+
+def _exists(value: JsonObject, path: Path) -> bool:
+    return _find(value, path)[1]
+
+
+def _value(value: JsonObject, path: Path) -> Any:
+    return _find(value, path)[0]
+
+
+def _covers(path: Path, other: Path) -> bool:
+    """Whether removing a path would remove the other one too."""
+    prefix = path[:-1] if path[-1] == _SELF else path
+    return other[: len(prefix)] == prefix
+
+
+def _delete(root: JsonObject, path: Path) -> None:
+    """Removes a path, and the containers that are empty then."""
+    prefix = path[:-1] if path[-1] == _SELF else path
+    parents: list[tuple[Any, str, str]] = []
+    value, name = root, ""
+    for element in prefix:
+        parents.append((value, element, name))
+        value, exists = _child(value, element, name)
+        if not exists:
+            return
+        name = element[2:] if element.startswith("f:") else ""
+    for container, element, list_name in reversed(parents):
+        if element.startswith("f:"):
+            del container[element[2:]]
+        else:
+            container[:] = [item for key, item in _items(container, list_name).items() if key != element]
+        if container:
+            return
+
+
+def _merge(live: Any, body: Any, name: str = "") -> Any:
+    if is_object(live) and is_object(body):
+        return {**live, **{key: _merge(live.get(key), part, key) for key, part in body.items()}}
+    if is_array(live) and is_array(body):
+        old, new = _items(live, name), _items(body, name)
+        if old and new:
+            others = {element: item for element, item in old.items() if element not in new}
+            return [*(_merge(old.get(element), item) for element, item in new.items()), *others.values()]
+    return copy.deepcopy(body)
+
+
+def _owners(thing: JsonObject) -> dict[Manager, set[Path]]:
+    return {
+        Manager(entry.get("manager", ""), entry["operation"], entry.get("subresource", "")): set(
+            _decode(entry.get("fieldsV1") or {})
+        )
+        for entry in thing["metadata"].get("managedFields") or ()
+        if entry
+    }
+
+
+def _with_owners(thing: JsonObject, owners: Mapping[Manager, set[Path]]) -> JsonObject:
+    entries: list[JsonObject] = []
+    for manager, fields in owners.items():
+        if fields:
+            entry: JsonObject = {
+                "manager": manager.name,
+                "operation": manager.operation,
+                "apiVersion": thing.get("apiVersion", ""),
+                "fieldsType": "FieldsV1",
+                "fieldsV1": _encode(fields),
+            }
+            entries.append(entry | ({"subresource": manager.subresource} if manager.subresource else {}))
+    return {**thing, "metadata": {**thing["metadata"], "managedFields": entries}}
+
+
+def _encode(fields: Iterable[Path]) -> JsonObject:
+    result: JsonObject = {}
+    for path in sorted(fields):
+        level = result
+        for element in path:
+            level = level.setdefault(element, {})
+    return result
+
+
+def _decode(fields: JsonObject) -> Iterable[Path]:
+    for element, rest in fields.items():
+        if rest:
+            yield from ((element, *path) for path in _decode(rest))
+        else:
+            yield (element,)
+
+
+def _text(path: Path) -> str:
+    """A path as the API server writes it in conflicts."""
+    text = ""
+    for element in path:
+        if element.startswith("f:"):
+            text += f".{element[2:]}"
+        elif element.startswith("k:"):
+            (key, value), *_ = json.loads(element[2:]).items()
+            text += f"[{key}={json.dumps(value)}]"
+        elif element != _SELF:
+            text += f"[={element[2:]}]"
+    return text
