@@ -285,9 +285,6 @@ def test_a_pod_programs_its_region_itself(fpga: Fpga) -> None:
 
 def test_the_operator_is_the_webhook_and_brings_the_plugin_for_as_long_as_a_resource_asks_for_it(fpgas: Fpgas) -> None:
     fpga, opae = fpgas.nodes
-    for name in ("intel-fpga-plugin", "intel-fpga-initcontainer"):
-        names = (f"docker.io/{own_image(name)}", f"docker.io/intel/{name}:0.31.1")
-        fpga.node.run("ctr", "--namespace=k8s.io", "images", "tag", "--force", *names)
     fpga.cluster.kubectl("label", "node", "node-1", "intel.feature.node.kubernetes.io/fpga-arria10=true")
     objects = render(REPOSITORY / "deploy/operator/default")
     fpgas.install(Installation("inteldeviceplugins-system", "intel-fpga-plugin", objects), {})

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from customresources import sample
+from manifests import own_image
 
 from accelplane.operator import models
 
@@ -99,10 +100,10 @@ OWN: Mapping[str, Mapping[str, Example]] = {
 
 # What is refused of a sample's edit, and in which words.
 REFUSED: tuple[tuple[str, Object, str], ...] = (
-    ("dlb", {"image": "intel/intel-dlb-plugin"}, "image is incorrect"),
+    ("dlb", {"image": "intel/intel-dlb-plugin"}, "image field is incorrect"),
     ("dlb", {"image": "intel/intel-dsa-plugin:0.31.1"}, "image has an incorrect image name"),
     ("dlb", {"image": "intel/intel-dlb-plugin:latest"}, "expected a valid SHA digest"),
-    ("dlb", {"image": "intel/intel-dlb-plugin:0.31.0"}, "which is lower than the minimum 0.31.1"),
+    ("dlb", {"image": "intel/intel-dlb-plugin:0.31.0"}, "expected 0.31.1 or newer; set image to accelplane"),
     ("dlb", {"initImage": "intel/intel-qat-initcontainer:0.31.1"}, "initImage has an incorrect image name"),
     ("dsa", {"provisioningConfig": "mine", "initImage": None}, "provisioningConfig is mine and initImage is empty"),
     ("dsa", {"driver": "uio"}, "spec.driver: Unsupported value"),
@@ -115,13 +116,13 @@ REFUSED: tuple[tuple[str, Object, str], ...] = (
     ("gpu", {"denyIDs": "0x56c0, 0x56c1"}, "denyIDs is "),
     ("gpu", {"allowIDs": "0x56c0", "denyIDs": "0x56c1"}, "allowIDs is 0x56c0 and denyIDs is 0x56c1"),
     ("gpu", {"healthManagement": True, "xpumdEndpoint": "/run/x/y"}, "healthManagement is true"),
-    ("gpu", {"xpumdEndpoint": "/run/../x"}, "xpumdEndpoint is '/run/../x'"),
+    ("gpu", {"xpumdEndpoint": "/run/../x"}, "xpumdEndpoint is /run/../x"),
     ("gpu", {"levelZeroImage": "intel/levelzero:0.31.1"}, "levelZeroImage has an incorrect image name"),
     ("iaa", {"initImage": "intel/intel-iaa-initcontainer:0.31.1"}, "initImage has an incorrect image name"),
     ("npu", {"logLevel": -1}, "spec.logLevel"),
     ("qat", {"provisioningConfig": "mine", "kernelVfDrivers": ["c6xxvf"]}, "kernelVfDrivers is c6xxvf"),
     ("qat", {"kernelVfDrivers": ["i915"]}, "Unsupported value"),
-    ("sgx", {"initImage": "intel/intel-sgx-initcontainer:devel"}, "initImage is incorrect"),
+    ("sgx", {"initImage": "intel/intel-sgx-initcontainer:latest"}, "initImage field is incorrect"),
     ("sgx", {"nodeSelector": {"a b": "c"}}, "nodeSelector has the key 'a b'"),
     ("sgx", {"imagePullPolicy": "Sometimes"}, "spec.imagePullPolicy: Unsupported value"),
     ("sgx", {"imagePullSecrets": [{"name": "A"}]}, "imagePullSecrets[0].name is 'A'"),
@@ -132,7 +133,11 @@ REFUSED: tuple[tuple[str, Object, str], ...] = (
     ("sgx", {"tolerations": [{"key": "k", "operator": "Exists", "value": "v"}]}, "tolerations[0].value is 'v'"),
     ("sgx", {"tolerations": [{"operator": "Exists", "tolerationSeconds": 7}]}, "tolerations[0].tolerationSeconds is 7"),
     ("sgx", {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, "updateStrategy.rollingUpdate.maxSurge is 1"),
-    ("sgx", {"updateStrategy": {"rollingUpdate": {"maxUnavailable": 0}}}, "maxUnavailable is 0, expected 1 or more"),
+    (
+        "sgx",
+        {"updateStrategy": {"rollingUpdate": {"maxUnavailable": 0}}},
+        "maxUnavailable is 0, expected a number",
+    ),
     ("sgx", {"updateStrategy": {"type": "OnDelete", "rollingUpdate": {"maxSurge": 0}}}, "updateStrategy"),
 )
 
@@ -243,7 +248,7 @@ def test_what_must_not_be_is_refused_and_changes_nothing(installation: Installat
 def test_what_is_left_out_is_filled_in(installation: Installation, operator: Operator) -> None:
     made: dict[str, Any] = {family: installation.create(resource(family, "bare"))["spec"] for family in models.KINDS}
     for family, spec in made.items():
-        assert spec["image"] == f"intel/intel-{family}-plugin:0.31.1"
+        assert spec["image"] == own_image(f"intel-{family}-plugin")
     assert [family for family, spec in made.items() if "initImage" in spec] == ["fpga"]
     for family in models.KINDS:
         installation.wait_as_asked(family, "bare")

@@ -64,7 +64,7 @@ def admits(cluster: Cluster) -> bool:
     """Whether the webhooks are asked about a custom resource, and answer."""
     asked = resource("gpu", "asked", nodeSelector=NOWHERE)
     status, answer = cluster.request("POST", f"{API}/gpudeviceplugins?dryRun=All", asked)
-    return status == 201 and answer["spec"].get("image") == "intel/intel-gpu-plugin:0.31.1"
+    return status == 201 and answer["spec"].get("image") == own_image("intel-gpu-plugin")
 
 
 def is_rolled_out(cluster: Cluster) -> bool:
@@ -88,7 +88,6 @@ def wait_for_it(cluster: Cluster) -> None:
 
 # FPGAs are not there.
 PRESENT = [family for family in models.KINDS if family != "fpga"]
-PREPARED = ("intel-dlb-initcontainer", "intel-idxd-config-initcontainer", "intel-qat-initcontainer")
 # As many as the samples' fields say: GPUs shared by ten, one virtual function of QAT.
 WANTED = {
     "dlb.intel.com/pf": 1,
@@ -111,12 +110,9 @@ def plugins(families: Families) -> list[Any]:
 
 @pytest.fixture
 def operated(shared_families: Families) -> Iterator[Families]:
-    """The operator on the cluster whose node has everything, and the names of the originals for the images there."""
+    """The operator on the cluster whose node has devices of all families but FPGAs."""
     families = shared_families
     families.reset()
-    for name in (*(f"intel-{family}-plugin" for family in PRESENT), *PREPARED):
-        names = (f"docker.io/{own_image(name)}", f"docker.io/intel/{name}:0.31.1")
-        families.node.run("ctr", "--namespace=k8s.io", "images", "tag", "--force", *names)
     labels = [f"intel.feature.node.kubernetes.io/{family}" for family in PRESENT]
     node = ("node", families.node.name)
     # The namespace is there, and stays.
@@ -129,9 +125,17 @@ def operated(shared_families: Families) -> Iterator[Families]:
     wait_until(lambda: not families.devices(), "the kubelet without devices", 60)
 
 
-def test_the_samples_bring_what_the_node_has_and_take_it_away(operated: Families) -> None:
+def test_the_samples_publish_devices_without_an_edited_file(operated: Families) -> None:
     operated.cluster.kubectl("apply", "--kustomize", SAMPLES)
     operated.wait(WANTED, 120)
+    operated.run("asking", {"gpu.intel.com/i915": 1})
+    assert any(node.startswith("/dev/dri/") for node in operated.given("asking").nodes)
+    operated.delete("asking")
+    used = {container["image"] for each in plugins(operated) for container in each["spec"]["containers"]}
+    assert used == {own_image(f"intel-{family}-plugin") for family in PRESENT}
+    for family in PRESENT:
+        found: Any = operated.cluster.get(f"{API}/{family}deviceplugins/{family}deviceplugin-sample")
+        assert not any(holds(found, condition) for condition in ("OriginalImage", "UnsupportedFields"))
     for each in plugins(operated):
         assert each["spec"]["serviceAccountName"] == "inteldeviceplugins-plugins"
         assert "/var/run/secrets/kubernetes.io/serviceaccount" not in [
@@ -218,7 +222,7 @@ ASKED, DEFINED = 'admission webhook "v{}deviceplugin.kb.io" denied the request: 
 REFUSALS: list[tuple[str, dict[str, Any], str, str]] = [
     ("gpu", {"image": "intel/intel-qat-plugin:0.31.1"}, ASKED, "incorrect image name"),
     ("dlb", {"image": "intel/intel-dlb-plugin:0.30.0"}, ASKED, "0.31.1"),
-    ("npu", {"image": "intel/intel-npu-plugin"}, ASKED, "is incorrect"),
+    ("npu", {"image": "intel/intel-npu-plugin"}, ASKED, "field is incorrect"),
     ("gpu", {"sharedDevNum": 1, "preferredAllocationPolicy": "packed"}, DEFINED, "preferredAllocationPolicy is packed"),
     ("dsa", {"provisioningConfig": "mine"}, DEFINED, "initImage is empty"),
 ]
@@ -345,4 +349,4 @@ def test_nodes_on_which_resources_meet_are_named_where_nodes_may_be_listed(insta
             wait_until(lambda: holds(installed.get(path), "NodeOverlap"), "the overlap to be told", 60)
             found: Any = installed.get(path)
             (condition,) = (each for each in found["status"]["conditions"] if each["type"] == "NodeOverlap")
-            assert "NpuDevicePlugin two selects node shared" in condition["message"]
+            assert "NpuDevicePlugin two also selects node shared" in condition["message"]
