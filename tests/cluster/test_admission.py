@@ -13,14 +13,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from lightkube.config.kubeconfig import KubeConfig
 from msgspec.structs import replace
 from waiting import until
 
 from accelplane.admission.sgx import PATH, SgxOptions, mutator
 from accelplane.kube.admission import AdmissionServer, Hook, refusing
 from accelplane.kube.certificates import CertificatePolicy
-from accelplane.kube.client import Client
+from accelplane.kube.client import Client, load_config
 from accelplane.kube.tls import ServingTls
 from accelplane.kube.trust import ServiceReference, Target, TargetKind, Trust, TrustSettings, WebhookEntry
 from accelplane.kube.truststore import ClusterTrustStore
@@ -101,9 +100,7 @@ class Store(ClusterTrustStore):
 
 @asynccontextmanager
 async def connected(cluster: Cluster) -> AsyncIterator[Client]:
-    config = KubeConfig.from_file(cluster.kubeconfig).get()
-    assert config
-    client = Client(config, field_manager="test")
+    client = Client(load_config(str(cluster.kubeconfig)), field_manager="test")
     try:
         yield client
     finally:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightkube.config.kubeconfig import KubeConfig
 from manifests import render
 from waiting import until
 
-from accelplane.kube.client import Client
+from accelplane.kube.client import Client, load_config
 from accelplane.kube.tls import ServingTls
 from accelplane.kube.trust import Trust, TrustSettings
 from accelplane.kube.truststore import ClusterTrustStore
@@ -77,8 +76,7 @@ async def running(cluster: Cluster, directory: Path, problems: list[str]) -> Asy
     """A `Trust` with the rights of the operator's account. It polls every second, or resyncs after an hour."""
     kubeconfig = directory / "kubeconfig"
     kubeconfig.write_text(cluster.user(USER["name"]))
-    config = KubeConfig.from_file(str(kubeconfig)).get()
-    assert config
+    config = load_config(str(kubeconfig))
     client = Client(config, field_manager="test")
     store = ClusterTrustStore(client, NAMESPACE, NAME, {"MutatingWebhookConfiguration": [CONFIGURATION]})
     settings = TrustSettings(

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from trees import gpu_card, link, write
 
-from accelplane.apiserver import MERGE_PATCH, ApiServer, StatusError
+from accelplane.apiserver import MERGE_PATCH, ApiServer, ClientConfig, StatusError
 
 from . import settings
 from .cluster import Cluster, Node
@@ -162,8 +162,8 @@ def patched(cluster: Cluster, *operations: Object) -> None:
 def refusal(cluster: Cluster, directory: Path, as_token: str, path: str, change: Object) -> str:
     """What the API server says against a merge patch of the node, sent with this token; nothing when it does it."""
     authority, token_file = write(directory / "ca", cluster.authority), write(directory / "token", as_token)
-    where = (cluster.addresses.control, settings.API_PORT)
-    api = ApiServer(*where, authority=str(authority), token_file=str(token_file))
+    server = f"https://{cluster.addresses.control}:{settings.API_PORT}"
+    api = ApiServer(ClientConfig(server=server, authority=str(authority), token=str(token_file)))
     try:
         asyncio.run(api.patch(f"/api/v1/nodes/{path}", change, MERGE_PATCH, Any))
     except StatusError as error:

@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from lightkube.config.kubeconfig import KubeConfig
 from lightkube.core.resource import ApiInfo, NamespacedResourceG
 
 from accelplane.apiserver.errors import Conflict
-from accelplane.kube.client import Client
+from accelplane.kube.client import Client, load_config
 from accelplane.kube.driftbackoff import DriftBackoff
 from accelplane.kube.ensure import Ensured, NameConflict, ensure
 from accelplane.kube.objects import Metadata, Request, api, trim
@@ -48,8 +47,7 @@ def cluster(cluster_is_possible: None) -> Iterator[Cluster]:
 
 @pytest.fixture
 async def client(cluster: Cluster) -> AsyncIterator[Client]:
-    config = KubeConfig.from_file(cluster.kubeconfig).get()
-    assert config
+    config = load_config(str(cluster.kubeconfig))
     made = Client(config, field_manager="ensurer")
     yield made
     await made.close()
@@ -58,8 +56,7 @@ async def client(cluster: Cluster) -> AsyncIterator[Client]:
 @pytest.fixture
 async def other(cluster: Cluster) -> AsyncIterator[Client]:
     """Another program."""
-    config = KubeConfig.from_file(cluster.kubeconfig).get()
-    assert config
+    config = load_config(str(cluster.kubeconfig))
     made = Client(config, field_manager="other")
     yield made
     await made.close()

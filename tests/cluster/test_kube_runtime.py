@@ -17,18 +17,17 @@ from typing import Any
 
 import pytest
 import yaml
-from lightkube.config.kubeconfig import KubeConfig
-from lightkube.config.models import User
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ConfigMap
 from lightkube.resources.core_v1 import Namespace as NamespaceObject
+from msgspec import structs
 from waiting import until
 
 from accelplane.apiserver import Conflict, Gone, StatusError
-from accelplane.http import HttpError, Response
-from accelplane.http import Request as HttpRequest
+from accelplane.http.messages import HttpError, Response
+from accelplane.http.messages import Request as HttpRequest
 from accelplane.kube.authorized import Authorized
-from accelplane.kube.client import Client, Selection
+from accelplane.kube.client import Client, Selection, load_config
 from accelplane.kube.events import Recorder
 from accelplane.kube.informer import Informer, WatchTimeouts
 from accelplane.kube.leader import Election, LeaderElector
@@ -86,9 +85,7 @@ def api(cluster_is_possible: None) -> Iterator[Cluster]:
 
 @asynccontextmanager
 async def connected(cluster: Cluster) -> AsyncIterator[Client]:
-    config = KubeConfig.from_file(cluster.kubeconfig).get()
-    assert config
-    client = Client(config, field_manager="test")
+    client = Client(load_config(str(cluster.kubeconfig)), field_manager="test")
     try:
         yield client
     finally:
@@ -343,9 +340,9 @@ def account(cluster: Cluster, name: str, *rules: dict[str, Any]) -> str:
 
 
 def acting(cluster: Cluster, token: str) -> Client:
-    config = KubeConfig.from_file(cluster.kubeconfig).get()
-    assert config
-    return Client(config._replace(user=User(token=token)), field_manager="test")
+    config = load_config(str(cluster.kubeconfig))
+    config = structs.replace(config, certificate=None, token=token.encode())
+    return Client(config, field_manager="test")
 
 
 def rule(group: str, resource: str, *verbs: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from waiting import until
 
 from accelplane.admission.sgx import PATH, SgxOptions, mutator
-from accelplane.http import HttpError, HttpLimits, Request
+from accelplane.http.messages import HttpError, HttpLimits, Request
 from accelplane.kube.admission import AdmissionServer, Decision, Hook, Mutator, Review, Validator, deny, refusing
 from accelplane.kube.jsonpatch import Operation
 from accelplane.kube.testing import apply_json_patch

@@ -12,7 +12,9 @@ import pytest
 from cluster.pki import Authority
 from waiting import until
 
-from accelplane.http import HttpError, HttpLimits, HttpServer, PendingResponse, Request, Response, split_address
+from accelplane.http.connection import PendingResponse
+from accelplane.http.messages import HttpError, HttpLimits, Request, Response
+from accelplane.http.server import HttpServer, split_address
 from accelplane.kube.tls import ServingTls
 
 SERVER = Authority("tests").server("localhost", "localhost")

@@ -10,7 +10,7 @@ from cluster.pki import Authority
 from kubeapi import Fault, KubeApi
 from waiting import until
 
-from accelplane.http import HttpError, Request, Response
+from accelplane.http.messages import HttpError, Request, Response
 from accelplane.kube.authorized import Authorized
 from accelplane.kube.client import Client
 from accelplane.kube.manager import OFF, Manager

@@ -480,7 +480,7 @@ async def test_no_task_outlives_the_manager(api: KubeApi, client: Client) -> Non
         left = [
             each
             for each in asyncio.all_tasks() - before
-            if not str(each.get_coro()).startswith("<coroutine object KubeApi")
+            if not str(each.get_coro()).startswith("<coroutine object FakeApiServer")
         ]
         assert left == []
         assert not api.objects["leases", "n", ending]["spec"].get("holderIdentity")

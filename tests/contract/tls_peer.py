@@ -11,7 +11,7 @@ from pathlib import Path
 from cluster.pki import Authority
 from waiting import until
 
-from accelplane.apiserver import ApiServer
+from accelplane.apiserver import ApiServer, ClientConfig
 
 TOKEN = "a.service-account.token"  # noqa: S105 - of no account
 
@@ -31,8 +31,9 @@ class Request:
 class Peer:
     """A running server: the requests it got, and a client that trusts it."""
 
-    def __init__(self, api: ApiServer, directory: Path) -> None:
-        self.api = api
+    def __init__(self, config: ClientConfig, directory: Path) -> None:
+        self.config = config
+        self.api = ApiServer(config)
         self.directory = directory
         self.requests: list[Request] = []
 
@@ -90,12 +91,15 @@ async def serving(
 
     server = await asyncio.start_server(handle, address, 0, ssl=context)
     host, port = server.sockets[0].getsockname()[:2]
-    api = ApiServer(str(host), int(port), authority=str(directory / "ca.crt"), token_file=str(directory / "token"))
-    peer = Peer(api, directory)
+    server_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    authority_file, token_file = str(directory / "ca.crt"), str(directory / "token")
+    config = ClientConfig(server=f"https://{server_address}", authority=authority_file, token=token_file)
+    peer = Peer(config, directory)
     peer.requests = requests
     try:
         yield peer
     finally:
+        peer.api.close()
         server.close()
         await server.wait_closed()
         await until(lambda: _sockets() <= before)

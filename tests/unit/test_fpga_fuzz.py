@@ -33,7 +33,7 @@ from accelplane.fpga.ids import IdError, af_type, region_type, requested_id
 from accelplane.fpga.request import parse_config, parse_state
 from accelplane.fpga.store import STORE, StoreError, find, install_path
 from accelplane.host import Host, HostError
-from accelplane.http import HttpError, Request
+from accelplane.http.messages import HttpError, Request
 from accelplane.kube.admission import AdmissionServer, Mutator, Validator
 from accelplane.kube.testing import apply_json_patch
 

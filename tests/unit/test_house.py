@@ -89,8 +89,8 @@ def test_the_operator_does_not_load_unneeded_modules() -> None:
     loaded = loaded_by(
         "import accelplane.cli.operator, accelplane.operator.program, accelplane.kube.truststore\n"
         "from accelplane.kube.client import Client\n"
-        "from lightkube.config.kubeconfig import KubeConfig\n"
-        "Client(KubeConfig.from_server('http://localhost').get(), field_manager='x')"
+        "from accelplane.apiserver import ClientConfig\n"
+        "Client(ClientConfig(server='http://localhost'), field_manager='x')"
     )
     assert "accelplane.kube.manager" in loaded
     assert LOADED_ON_DEMAND & loaded == set()

@@ -2,15 +2,14 @@
 
 from accelplane.apiserver.client import (
     APPLY_PATCH,
+    JSON,
     JSON_PATCH,
     MERGE_PATCH,
-    SERVICE_ACCOUNT,
     ApiServer,
-    Event,
-    Source,
-    object_path,
-    without_account,
+    WatchEvent,
 )
+from accelplane.apiserver.config import ClientConfig, Source
+from accelplane.apiserver.discovery import SERVICE_ACCOUNT, has_no_account, load_config
 from accelplane.apiserver.errors import (
     AlreadyExists,
     ApiError,
@@ -25,9 +24,12 @@ from accelplane.apiserver.errors import (
     Unreachable,
     WatchIdleTimeout,
 )
+from accelplane.apiserver.paths import object_path, resource_path
+from accelplane.apiserver.ratelimit import RateLimit
 
 __all__ = [
     "APPLY_PATCH",
+    "JSON",
     "JSON_PATCH",
     "MERGE_PATCH",
     "SERVICE_ACCOUNT",
@@ -35,17 +37,21 @@ __all__ = [
     "ApiError",
     "ApiServer",
     "Cause",
+    "ClientConfig",
     "Conflict",
     "DecodeError",
-    "Event",
     "Gone",
     "NoCredentials",
     "NotFound",
+    "RateLimit",
     "Source",
     "StatusError",
     "TooManyRequests",
     "Unreachable",
+    "WatchEvent",
     "WatchIdleTimeout",
+    "has_no_account",
+    "load_config",
     "object_path",
-    "without_account",
+    "resource_path",
 ]

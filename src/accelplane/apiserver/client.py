@@ -1,59 +1,74 @@
-"""The API server as a pod sees it, for processes that ask it once in a while: one connection for each request.
+"""Requests to one API server: JSON in and out, decoded into the type that the caller names.
 
-A client of more comfort costs a node process ten times the memory. This one stands on asyncio alone, whose streams
-have TLS already (`http.client` would bring the mail package along), so that whatever an answer does, however slowly it
-comes, a deadline ends it. Requests have one body and no redirects are followed; answers are JSON, of limited size,
-decoded into the type that the caller names.
-
-Facts: Kubernetes API concepts (Status, watch, patch media types), RFC 9112 (message framing). A pod finds the server in
-`KUBERNETES_SERVICE_HOST` and `_PORT`, and its token and certificate authority in files that are replaced while it
-runs, so they are read for each request.
+Facts: Kubernetes API concepts (lists in pages, watches, patch media types, dry run), client-go (rate limit, retries of
+requests that the server rejects with Retry-After).
 """
 
 import asyncio
 import contextlib
+import copy
 import os
-import stat
-from collections.abc import AsyncGenerator, Mapping
-from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
-from urllib.parse import quote, urlencode
+import re
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Generic, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
-from accelplane.apiserver.errors import NoCredentials, StatusError, Unreachable, status_error
+from accelplane.apiserver.config import ClientConfig
+from accelplane.apiserver.credentials import Credentials
+from accelplane.apiserver.discovery import SERVICE_ACCOUNT, in_cluster
+from accelplane.apiserver.errors import (
+    DecodeError,
+    NoCredentials,
+    StatusError,
+    Unreachable,
+    WatchIdleTimeout,
+    status_error,
+)
+from accelplane.apiserver.paths import with_query
+from accelplane.apiserver.ratelimit import RateLimit
+from accelplane.http.client import HttpClient, HttpClientError, ProtocolError, Proxy, Response
 
-if TYPE_CHECKING:
-    import ssl
-
+JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
-APPLY_PATCH = "application/apply-patch+yaml"  # which JSON is, too
+APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML
 
-SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-
-# etcd takes no object above 1.5 MiB; lists are not what this is for.
-MAX_ANSWER = 4 * 1024 * 1024
+# etcd stores objects of up to 1.5 MiB by default; managed fields are part of them.
+MAX_OBJECT = 8 * 1024 * 1024
+MAX_PAGE = 128 * 1024 * 1024
 DEADLINE = 15.0
 
-_MAX_LINE = 16 * 1024
-_MAX_HEADERS = 100
-_MAX_CREDENTIAL = 1024 * 1024
-_PIECE = 64 * 1024
+_MAX_ATTEMPTS = 10  # as client-go
+_MAX_ERROR = 64 * 1024
+_WATCH_GRACE = 1.0  # for a server to end a watch by itself, so that its connection can be used again
+_PAGES_AT_ONCE = 2
+
+_HOST = re.compile(r"[0-9A-Za-z._:%-]+")
 
 T = TypeVar("T")
 
-# A file's path, or what is in it.
-Source: TypeAlias = str | bytes
 
-
-class Event(msgspec.Struct, Generic[T], frozen=True):
+class WatchEvent(msgspec.Struct, Generic[T], frozen=True):
     """One event of a watch."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
     object: T
 
 
-class _Wrapped(msgspec.Struct, frozen=True):
+class _ListMetadata(msgspec.Struct, frozen=True):
+    resource_version: str = msgspec.field(name="resourceVersion", default="")
+    continue_token: str | None = msgspec.field(name="continue", default=None)
+
+
+class _List(msgspec.Struct, frozen=True):
+    # The API writes null for an empty list.
+    items: list[msgspec.Raw] | None = None
+    metadata: _ListMetadata = _ListMetadata()
+
+
+class _Event(msgspec.Struct, frozen=True):
     type: str
     object: msgspec.Raw
 
@@ -61,384 +76,336 @@ class _Wrapped(msgspec.Struct, frozen=True):
 class _Request(msgspec.Struct, frozen=True):
     method: str
     path: str
+    query: Mapping[str, str] | None = None
     body: bytes | None = None
-    content_type: str = ""
+    content_type: str = JSON
+    accept: str = JSON
 
-
-class _Head(msgspec.Struct, frozen=True):
-    status: int
-    phrase: str
-    headers: Mapping[str, str]
-
-
-def without_account(environment: Mapping[str, str] | None = None, directory: str = SERVICE_ACCOUNT) -> bool:
-    """Whether this is a pod that is to ask the server nothing (`automountServiceAccountToken: false`)."""
-    variables = os.environ if environment is None else environment
-    return bool(variables.get("KUBERNETES_SERVICE_HOST")) and not os.path.isdir(directory)
+    @property
+    def name(self) -> str:
+        """The request in messages."""
+        return f"{self.method} {self.path}"
 
 
 class ApiServer:
-    """Where the server is, and who asks. The files are read anew for each request."""
+    """One server. Methods raise `ApiError`; `deadline` is the time of a whole request with its retries, in seconds.
+
+    Without `idle_timeout` each request has its own connection, for programs that seldom send one. `before_write` is
+    called before each request that is not a GET is sent; it prevents that by an exception. `on_response` is called with
+    method and status of each response, `<error>` without one.
+    """
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        config: ClientConfig,
         *,
-        authority: Source,
-        token_file: Source | None = None,
-        certificate: tuple[Source, Source] | None = None,
+        idle_timeout: float = 0.0,
+        rate_limit: RateLimit | None = None,
+        before_write: Callable[[], None] = lambda: None,
+        on_response: Callable[[str, str], None] = lambda _method, _status: None,
     ) -> None:
-        """Who asks has a bearer token, or a certificate with its key; `authority` and these two are PEM."""
-        self.host = host
-        self.port = port
-        self._authority = authority
-        self._token_file = token_file
-        self._certificate = certificate
+        """Raises `NoCredentials` for an address that cannot be used."""
+        self._credentials = Credentials(config)
+        self._rate_limit: RateLimit | None = rate_limit or RateLimit()
+        self._before_write = before_write
+        self._on_response = on_response
+        self._reads = asyncio.Semaphore(_PAGES_AT_ONCE)
+        self._secure, host, port, self._prefix = _split(config.server)
+        self._http = HttpClient(
+            host,
+            port,
+            context=self._credentials.context if self._secure else None,
+            server_name=config.server_name,
+            proxy=_proxy(config, host, port) if self._secure else None,
+            idle_timeout=idle_timeout,
+        )
 
     @classmethod
     def in_cluster(cls, environment: Mapping[str, str] | None = None, directory: str = SERVICE_ACCOUNT) -> "ApiServer":
-        """The one of the cluster that this pod is in. Raises `NoCredentials`."""
-        variables = os.environ if environment is None else environment
-        host, port = variables.get("KUBERNETES_SERVICE_HOST", ""), variables.get("KUBERNETES_SERVICE_PORT", "")
-        if not host or not port:
-            raise NoCredentials(
-                "not in a cluster",
-                "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not both set; "
-                "expected to run in a pod with a service account",
-            )
-        if not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 65536):
-            raise NoCredentials("KUBERNETES_SERVICE_PORT", f"{port[:40]!a}, expected a port")
-        if not host.isascii() or any(character.isspace() or character in "/@?#[]" for character in host):
-            raise NoCredentials("KUBERNETES_SERVICE_HOST", f"{host[:80]!a}, expected a name or an address")
-        return cls(host, int(port), authority=f"{directory}/ca.crt", token_file=f"{directory}/token")
+        """The server of the cluster that this pod is in. Raises `NoCredentials`."""
+        return cls(in_cluster(environment, directory))
 
     @property
     def address(self) -> str:
-        """`host:port` as a URL has it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        """`host:port`."""
+        return self._http.authority
 
-    async def get(self, path: str, answer: type[T], *, deadline: float = DEADLINE, limit: int = MAX_ANSWER) -> T:
-        """The object at `path`. Raises `ApiError`."""
-        return await self._ask(_Request("GET", path), answer, deadline, limit)
+    def check(self) -> None:
+        """Raises `NoCredentials` if certificates or a token cannot be used."""
+        self._credentials.check(secure=self._secure)
 
-    async def patch(
+    def without_rate_limit(self) -> "ApiServer":
+        """The same server and connections, for requests that must not wait behind others."""
+        unlimited = copy.copy(self)
+        unlimited._rate_limit = None
+        return unlimited
+
+    def close(self) -> None:
+        """Closes the idle connections."""
+        self._http.close()
+
+    async def get(
         self,
         path: str,
-        body: object,
-        content_type: str,
-        answer: type[T],
+        kind: type[T],
         *,
         query: Mapping[str, str] | None = None,
+        accept: str = JSON,
         deadline: float = DEADLINE,
-        limit: int = MAX_ANSWER,
+        limit: int = MAX_OBJECT,
     ) -> T:
-        """Changes the object at `path` and returns it as it is then. Raises `ApiError`."""
-        request = _Request("PATCH", _with(path, query), msgspec.json.encode(body), content_type)
-        return await self._ask(request, answer, deadline, limit)
+        """The object at `path`."""
+        request = _Request("GET", path, query, accept=accept)
+        return _decode(await self._send(request, deadline, limit), kind, request.name)
 
-    async def delete(self, path: str, *, deadline: float = DEADLINE) -> None:
-        """Removes the object at `path`. Raises `ApiError`."""
-        await self._ask(_Request("DELETE", path), msgspec.Raw, deadline, MAX_ANSWER)
+    async def post(
+        self, path: str, body: object, kind: type[T], *, query: Mapping[str, str] | None = None,
+        deadline: float = DEADLINE,
+    ) -> T:  # fmt: skip
+        """Creates an object, and returns it."""
+        return await self._write(_Request("POST", path, query, msgspec.json.encode(body)), kind, deadline)
+
+    async def put(
+        self, path: str, body: object, kind: type[T], *, query: Mapping[str, str] | None = None,
+        deadline: float = DEADLINE,
+    ) -> T:  # fmt: skip
+        """Replaces the object at `path`, and returns it."""
+        return await self._write(_Request("PUT", path, query, msgspec.json.encode(body)), kind, deadline)
+
+    async def patch(
+        self, path: str, body: object, content_type: str, kind: type[T], *, query: Mapping[str, str] | None = None,
+        deadline: float = DEADLINE,
+    ) -> T:  # fmt: skip
+        """Changes the object at `path`, and returns it."""
+        return await self._write(
+            _Request("PATCH", path, query, msgspec.json.encode(body), content_type), kind, deadline
+        )
+
+    async def delete(
+        self, path: str, *, options: object = None, query: Mapping[str, str] | None = None, deadline: float = DEADLINE
+    ) -> None:
+        """Deletes the object at `path`; `options` are its DeleteOptions."""
+        body = None if options is None else msgspec.json.encode(options)
+        await self._send(_Request("DELETE", path, query, body), deadline, MAX_OBJECT)
+
+    async def list(
+        self,
+        path: str,
+        consume: Callable[[Sequence[msgspec.Raw]], None],
+        *,
+        query: Mapping[str, str] | None = None,
+        page: int = 100,
+        accept: str = JSON,
+        deadline: float = DEADLINE,
+    ) -> str:
+        """Reads a collection, `page` objects at a time; returns its resource version. Each page has its own deadline.
+
+        `consume` gets the undecoded objects, which are views of the whole page: copy what is kept. Raises `Gone` if the
+        continue token expired.
+        """
+        parameters = {**(query or {}), "limit": str(page)}
+        while True:
+            request = _Request("GET", path, parameters, accept=accept)
+            content = await self._send(request, deadline, MAX_PAGE, self._reads)
+            found = _decode(content, _List, request.name)
+            consume(found.items or ())
+            if not found.metadata.continue_token:
+                return found.metadata.resource_version
+            parameters["continue"] = found.metadata.continue_token
+            del content, found  # before the next page is read
 
     async def watch(
         self,
         path: str,
         kind: type[T],
         *,
-        query: Mapping[str, str] | None = None,
         resource_version: str = "",
-        seconds: float = 300.0,
-        limit: int = MAX_ANSWER,
-    ) -> AsyncGenerator[Event[T], None]:
-        """The changes of the objects at `path`, for `seconds`; close it (`contextlib.aclosing`) when leaving early.
+        query: Mapping[str, str] | None = None,
+        duration: float = 300.0,
+        idle: float | None = None,
+        accept: str = JSON,
+        limit: int = MAX_OBJECT,
+    ) -> AsyncGenerator[WatchEvent[T], None]:
+        """The changes of a collection for `duration` seconds; close it (`contextlib.aclosing`) when leaving early.
 
-        Raises `Gone` when the changes since `resource_version` are forgotten, else `ApiError`. An event with more than
-        `limit` bytes is an error.
+        Raises `Gone` if the changes since `resource_version` are no longer stored, and `WatchIdleTimeout` if nothing is
+        received for `idle` seconds. An event of more than `limit` bytes is an error. Opening counts as one request.
         """
-        asked = {**(query or {}), "watch": "true", "timeoutSeconds": str(max(1, round(seconds)))}
+        parameters = {**(query or {}), "watch": "true", "timeoutSeconds": str(max(1, round(duration)))}
         if resource_version:
-            asked["resourceVersion"] = resource_version
-        request = _Request("GET", _with(path, asked))
-        name, message = self._named(request), self._message(request)
-        # The server ends it in time; one that does not is left.
-        end = asyncio.get_running_loop().time() + seconds
-        async with _connected(self, name, DEADLINE) as (reader, writer):
-            async with _in_time(name, DEADLINE):
-                head = await _exchange(reader, writer, message, name)
-                if head.status != 200:
-                    raise _status_error(name, head, await _body(reader, head, name, MAX_ANSWER))
-            async with contextlib.aclosing(_lines(reader, head, name, limit, end)) as lines:
-                async for line in lines:
-                    yield _event(name, line, kind)
+            parameters["resourceVersion"] = resource_version
+        request = _Request("GET", path, parameters, accept=accept)
+        name = f"WATCH {path}"
+        await self._acquire()
+        end = asyncio.get_running_loop().time() + duration + _WATCH_GRACE
+        async with contextlib.AsyncExitStack() as stack:
+            async with _deadline(name, DEADLINE):
+                response = await stack.enter_async_context(self._response(request, name))
+                if response.status != 200:
+                    raise await _status_error(name, response)
+            lines = await stack.enter_async_context(contextlib.aclosing(_lines(response, name, limit, end, idle)))
+            async for line in lines:
+                yield _event(name, line, kind)
 
-    async def _ask(self, request: _Request, answer: type[T], deadline: float, limit: int) -> T:
-        name, message = self._named(request), self._message(request)
-        async with _in_time(name, deadline), _connected(self, name, deadline) as (reader, writer):
-            head = await _exchange(reader, writer, message, name)
-            content = await _body(reader, head, name, limit)
-        if not 200 <= head.status < 300:
-            raise _status_error(name, head, content)
-        try:
-            return msgspec.json.decode(content, type=answer)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Unreachable(name, f"{head.status} with an answer that is not understood: {error}") from None
+    async def _write(self, request: _Request, kind: type[T], deadline: float) -> T:
+        return _decode(await self._send(request, deadline, MAX_OBJECT), kind, request.name)
 
-    def _named(self, request: _Request) -> str:
-        return f"{request.method} https://{self.address}{request.path.partition('?')[0]}"
+    async def _send(
+        self, request: _Request, deadline: float, limit: int, turn: asyncio.Semaphore | None = None
+    ) -> bytes:
+        """The body of a successful response. Sends again what the server rejects for now."""
+        await self._acquire()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + deadline
+        async with _deadline(request.name, deadline):
+            attempt = 1
+            while True:
+                try:
+                    return await self._attempt(request, limit, turn)
+                except StatusError as error:
+                    delay = self._retry_delay(request, error, attempt)
+                    if delay is None or loop.time() + delay >= end:
+                        raise
+                attempt += 1
+                await asyncio.sleep(delay)
+                await self._acquire()
 
-    def _message(self, request: _Request) -> bytes:
-        """The request as it goes over the wire. Raises `NoCredentials`."""
-        lines = [
-            f"{request.method} {request.path} HTTP/1.1",
-            f"Host: {self.address}",
-            "Accept: application/json",
-            "User-Agent: accelplane",
-            "Connection: close",
-        ]
-        if self._token_file is not None:
-            lines.append(f"Authorization: Bearer {_token(self._token_file)}")
+    async def _attempt(self, request: _Request, limit: int, turn: asyncio.Semaphore | None) -> bytes:
+        async with self._response(request, request.name) as response:
+            if not 200 <= response.status < 300:
+                raise await _status_error(request.name, response)
+            async with turn or contextlib.nullcontext():
+                return await response.read(limit)
+
+    def _retry_delay(self, request: _Request, error: StatusError, attempt: int) -> float | None:
+        """The seconds until the request is sent again, None if it is not."""
+        if attempt >= _MAX_ATTEMPTS:
+            return None
+        if error.code == 401:
+            return 0.0 if attempt == 1 and self._credentials.reject() else None
+        # The server did not process requests with these; it may have processed one with another 5xx.
+        rejected = error.code in (429, 503) or (error.code >= 500 and request.method == "GET")
+        return error.retry_after if rejected and error.retry_after > 0 else None
+
+    async def _acquire(self) -> None:
+        if self._rate_limit is not None:
+            await self._rate_limit.acquire()
+
+    @contextlib.asynccontextmanager
+    async def _response(self, request: _Request, name: str) -> AsyncGenerator[Response]:
+        """One exchange. What fails in it is an `ApiError`."""
+        fields = [("Accept", request.accept), ("User-Agent", "accelplane")]
         if request.body is not None:
-            lines += [f"Content-Type: {request.content_type}", f"Content-Length: {len(request.body)}"]
-        return "\r\n".join((*lines, "", "")).encode("ascii") + (request.body or b"")
-
-    def context(self) -> "ssl.SSLContext":
-        """TLS that trusts the cluster's own authority and nobody else. Raises `NoCredentials`."""
-        import ssl  # noqa: PLC0415 - imported by asyncio already, but not by everyone who imports this
-
-        authority = _content(self._authority)
+            fields.append(("Content-Type", request.content_type))
+        before_send = self._before_write if request.method != "GET" else lambda: None
+        target = self._prefix + with_query(request.path, request.query)
+        status = "<error>"
         try:
-            # Not create_default_context: that trusts the whole world where the file is empty.
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.load_verify_locations(cadata=authority.decode("ascii"))
-        except (ssl.SSLError, ValueError) as error:
-            raise NoCredentials(_named(self._authority), f"no certificates in PEM: {error}") from None
-        if self._certificate is not None:
-            _identify(context, *self._certificate)
-        # Clusters live for years with authorities whose certificates lack what Python 3.13 began to ask for.
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        return context
+            if authorization := await self._credentials.authorization():
+                fields.append(("Authorization", authorization))
+            try:
+                exchange = self._http.request(request.method, target, fields, request.body, before_send=before_send)
+                async with exchange as response:
+                    status = str(response.status)
+                    self._on_response(request.method, status)
+                    yield response
+            finally:
+                if status == "<error>":
+                    self._on_response(request.method, status)
+        except ProtocolError as error:
+            raise DecodeError(name, f"{self.address}: {error}") from error
+        except HttpClientError as error:
+            raise Unreachable(name, f"{self.address}: {error}") from error
 
 
-def object_path(base: str, name: str) -> str:
-    """The path of the object `name` in the collection `base`, whatever characters the name has."""
-    return f"{base}/{quote(name, safe='')}"
+def _split(url: str) -> tuple[bool, str, int, str]:
+    """Whether it is https, host, port and path prefix. Raises `NoCredentials`."""
+    try:
+        parts = urlsplit(url)
+        secure, host = parts.scheme == "https", parts.hostname or ""
+        port = parts.port or (443 if secure else 80)
+    except ValueError:
+        parts, secure, host, port = urlsplit(""), False, "", 0
+    unexpected = parts.query or parts.fragment or parts.username or not _HOST.fullmatch(host)
+    if parts.scheme not in ("https", "http") or unexpected:
+        raise NoCredentials("address of the API server", f"found {url[:200]!a}, expected https://host:port")
+    return secure, host, port, parts.path.rstrip("/")
 
 
-def _token(source: Source) -> str:
-    token = _content(source).strip()
-    text = token.decode("ascii", "replace")
-    if not text or " " in text or not text.isascii() or not text.isprintable():
-        raise NoCredentials(_named(source), f"{len(token)} bytes that are no token, expected a service account's")
-    return text
+def _proxy(config: ClientConfig, host: str, port: int) -> Proxy | None:
+    """Raises `NoCredentials` for a proxy that is not supported."""
+    if not (config.proxy or "HTTPS_PROXY" in os.environ or "https_proxy" in os.environ):
+        return None
+    from accelplane.http.proxy import parse_proxy, proxy_from_environment  # noqa: PLC0415 - rarely needed
 
-
-def _identify(context: "ssl.SSLContext", certificate: Source, key: Source) -> None:
-    """Has TLS tell who asks. Raises `NoCredentials`."""
-    both = b"%s\n%s" % (_content(certificate), _content(key))
-    # OpenSSL takes them from files only, and a key that is in none should not get into one.
-    with open(os.memfd_create("key"), "w+b") as file:
-        file.write(both)
-        file.flush()
-        try:
-            # An empty password, or it would ask the terminal for that of a key that has one.
-            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}", password="")
-        except OSError as error:  # ssl.SSLError is one
-            problem = getattr(error, "reason", None) or error
-            named = f"{_named(certificate)} and {_named(key)}"
-            raise NoCredentials(named, f"no certificate with its key in PEM: {problem}") from None
-
-
-def _with(path: str, query: Mapping[str, str] | None) -> str:
-    return f"{path}?{urlencode(query)}" if query else path
+    try:
+        return parse_proxy(config.proxy) if config.proxy else proxy_from_environment(host, port, os.environ)
+    except ValueError as error:
+        raise NoCredentials("proxy-url" if config.proxy else "HTTPS_PROXY", str(error)) from None
 
 
 @contextlib.asynccontextmanager
-async def _connected(
-    server: ApiServer, request: str, deadline: float
-) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection that is gone afterwards. What goes wrong in it is `Unreachable`."""
-    context = server.context()
-    writer: asyncio.StreamWriter | None = None
+async def _deadline(name: str, seconds: float) -> AsyncGenerator[None]:
     try:
-        async with _in_time(request, deadline):
-            reader, writer = await asyncio.open_connection(
-                server.host, server.port, ssl=context, server_hostname=server.host, limit=_MAX_LINE
-            )
-        yield reader, writer
-    except OSError as error:  # also of TLS; a deadline that passed is another matter
-        if isinstance(error, TimeoutError):
-            raise
-        raise Unreachable(request, str(error.strerror or error)) from None
-    except UnicodeError as error:  # a name that DNS cannot have
-        raise Unreachable(request, str(error)) from None
-    finally:
-        if writer is not None:
-            # Nothing is left to be said, and who does not answer would hold an orderly end.
-            writer.transport.abort()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-
-
-@contextlib.asynccontextmanager
-async def _in_time(request: str, deadline: float) -> AsyncGenerator[None]:
-    try:
-        async with asyncio.timeout(deadline):
+        async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
-        raise Unreachable(request, f"no complete answer within {deadline:g} s") from None
+        raise Unreachable(name, f"no complete response within {seconds:g} s") from None
 
 
-async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message: bytes, request: str) -> _Head:
-    writer.write(message)
-    await writer.drain()
-    while True:
-        head = await _read_head(reader, request)
-        if head.status >= 200:
-            return head
-
-
-async def _read_head(reader: asyncio.StreamReader, request: str) -> _Head:
-    first = await _line(reader, request)
-    version, _, rest = first.partition(" ")
-    code, _, phrase = rest.partition(" ")
-    if not version.startswith("HTTP/1.") or len(code) != 3 or not code.isdecimal() or not code.isascii():
-        raise Unreachable(request, f"answered {first[:60]!a}, expected HTTP/1.1")
-    headers: dict[str, str] = {}
-    while line := await _line(reader, request):
-        name, colon, value = line.partition(":")
-        if not colon or len(headers) >= _MAX_HEADERS:
-            raise Unreachable(request, f"headers that are not understood: {line[:60]!a}")
-        headers[name.strip().lower()] = value.strip()
-    return _Head(int(code), phrase, headers)
-
-
-async def _line(reader: asyncio.StreamReader, request: str) -> str:
+async def _status_error(name: str, response: Response) -> StatusError:
     try:
-        return (await reader.readuntil(b"\n")).decode("latin-1").rstrip("\r\n")
-    except asyncio.IncompleteReadError as error:
-        told = f" behind {len(error.partial)} bytes of a line" if error.partial else ""
-        raise Unreachable(request, f"the connection ended early{told}") from None
-    except asyncio.LimitOverrunError:
-        raise Unreachable(request, f"a line of more than {_MAX_LINE} bytes") from None
-
-
-async def _body(reader: asyncio.StreamReader, head: _Head, request: str, limit: int) -> bytes:
-    content = bytearray()
-    async with contextlib.aclosing(_pieces(reader, head, request)) as pieces:
-        async for piece in pieces:
-            content += piece
-            if len(content) > limit:
-                raise Unreachable(request, f"an answer of more than {limit} bytes")
-    return bytes(content)
-
-
-async def _pieces(reader: asyncio.StreamReader, head: _Head, request: str) -> AsyncGenerator[bytes, None]:
-    """The body as it comes. Raises `Unreachable` when it ends before its end."""
-    if head.status in (204, 304):
-        return
-    if "chunked" in head.headers.get("transfer-encoding", "").lower():
-        while size := _chunk_size(await _line(reader, request), request):
-            async with contextlib.aclosing(_exactly(reader, size, request)) as pieces:
-                async for piece in pieces:
-                    yield piece
-            if await _line(reader, request):
-                raise Unreachable(request, "a chunk that does not end where it should")
-        return
-    length = head.headers.get("content-length")
-    if length is None:
-        while piece := await reader.read(_PIECE):
-            yield piece
-        return
-    if not (length.isascii() and length.isdecimal()) or len(length) > 15:
-        raise Unreachable(request, f"Content-Length {length[:40]!a}, expected a number")
-    async with contextlib.aclosing(_exactly(reader, int(length), request)) as pieces:
-        async for piece in pieces:
-            yield piece
-
-
-def _chunk_size(line: str, request: str) -> int:
-    size = line.partition(";")[0].strip()
-    if not size or len(size) > 12 or any(character not in "0123456789abcdefABCDEF" for character in size):
-        raise Unreachable(request, f"a chunk of size {line[:40]!a}, expected a hexadecimal number")
-    return int(size, 16)
-
-
-async def _exactly(reader: asyncio.StreamReader, size: int, request: str) -> AsyncGenerator[bytes, None]:
-    while size:
-        piece = await reader.read(min(size, _PIECE))
-        if not piece:
-            raise Unreachable(request, f"the connection ended {size} bytes early")
-        size -= len(piece)
-        yield piece
+        body = await response.read(_MAX_ERROR)
+    except HttpClientError:
+        body = b""  # the status is worth more than its explanation
+    retry_after = response.fields.get("retry-after", "")
+    return status_error(name, response.status, body, phrase=response.phrase, retry_after=retry_after)
 
 
 async def _lines(
-    reader: asyncio.StreamReader, head: _Head, request: str, limit: int, end: float
+    response: Response, name: str, limit: int, end: float, idle: float | None
 ) -> AsyncGenerator[bytes, None]:
-    """The lines of a body until `end` (of the loop's clock) or its own."""
-    waiting = bytearray()
-    pieces = _pieces(reader, head, request)
-    try:
+    """The lines of a body until its end, or until `end` of the loop's clock."""
+    loop = asyncio.get_running_loop()
+    buffer = bytearray()
+    async with contextlib.aclosing(response.chunks()) as chunks:
         while True:
             try:
-                async with asyncio.timeout_at(end):
-                    piece = await anext(pieces)
+                async with asyncio.timeout_at(end if idle is None else min(end, loop.time() + idle)):
+                    chunk = await anext(chunks, None)
             except TimeoutError:
-                return
-            except StopAsyncIteration:
-                if waiting.strip():
-                    yield bytes(waiting)
-                return
-            searched = len(waiting)
-            waiting += piece
-            while (newline := waiting.find(b"\n", searched)) >= 0:
-                line = bytes(waiting[:newline])
-                del waiting[: newline + 1]
+                if loop.time() >= end:
+                    return
+                raise WatchIdleTimeout(name, f"received nothing for {idle:g} s") from None
+            if chunk is None:
+                break
+            searched = len(buffer)
+            buffer += chunk
+            while (newline := buffer.find(b"\n", searched)) >= 0:
+                line = bytes(buffer[:newline])
+                del buffer[: newline + 1]
                 searched = 0
                 if line.strip():
                     yield line
-            if len(waiting) > limit:
-                raise Unreachable(request, f"an event of more than {limit} bytes")
-    finally:
-        await pieces.aclose()
+            if len(buffer) > limit:
+                raise DecodeError(name, f"found an event of more than {limit} bytes")
+    if buffer.strip():
+        yield bytes(buffer)
 
 
-def _event(request: str, line: bytes, kind: type[T]) -> Event[T]:
-    """Raises `Gone`, `StatusError` or `Unreachable`."""
+def _event(name: str, line: bytes, kind: type[T]) -> WatchEvent[T]:
+    event = _decode(line, _Event, name)
+    match event.type:
+        case "ADDED" | "MODIFIED" | "DELETED" | "BOOKMARK":
+            return WatchEvent(event.type, _decode(event.object, kind, name))
+        case "ERROR":
+            raise status_error(name, 0, event.object)
+        case _:
+            raise DecodeError(name, f"found an event of type {event.type[:40]!a}")
+
+
+def _decode(content: bytes | msgspec.Raw, kind: type[T], name: str) -> T:
     try:
-        wrapped = msgspec.json.decode(line, type=_Wrapped)
-        if wrapped.type == "ERROR":
-            raise status_error(request, 0, wrapped.object)
-        if wrapped.type not in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
-            raise Unreachable(request, f"an event of type {wrapped.type[:40]!a}")
-        return Event(wrapped.type, msgspec.json.decode(wrapped.object, type=kind))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Unreachable(request, f"an event that is not understood: {error}") from None
-
-
-def _status_error(request: str, head: _Head, content: bytes) -> StatusError:
-    phrase, retry_after = head.phrase, head.headers.get("retry-after", "")
-    return status_error(request, head.status, content, phrase=phrase, retry_after=retry_after)
-
-
-def _named(source: Source) -> str:
-    return source if isinstance(source, str) else "(given inline)"
-
-
-def _content(source: Source) -> bytes:
-    return _read(source) if isinstance(source, str) else source
-
-
-def _read(path: str) -> bytes:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise NoCredentials(path, "not a regular file, expected a service account's")
-            data = file.read(_MAX_CREDENTIAL + 1)
-    except OSError as error:
-        raise NoCredentials(path, f"{error.strerror}; expected a pod with a service account") from None
-    if len(data) > _MAX_CREDENTIAL:
-        raise NoCredentials(path, f"more than {_MAX_CREDENTIAL} bytes")
-    return data
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DecodeError(name, f"expected {kind.__name__} in JSON: {error}") from None

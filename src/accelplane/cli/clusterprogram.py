@@ -30,15 +30,14 @@ def run_in_cluster(
     """Runs `work` with the values of all flags. Returns the exit code.
 
     With `lenient`, arguments that are not flags are ignored. `work` may raise `ValueError` with the name of an invalid
-    flag, `OSError`, `ConfigError` for a kubeconfig, and `CertificateError`.
+    flag, `OSError`, `ApiError` and `CertificateError`.
     """
     signals.end_at_once()
     given = parse_or_exit(program, flags, words, lenient=lenient)
     if importlib.util.find_spec("lightkube") is None:
         sys.stderr.write(f"{program}: the package lightkube is missing; run pip install 'accelplane[operator]'\n")
         return 1
-    from lightkube.core.exceptions import ConfigError  # noqa: PLC0415
-
+    from accelplane.apiserver import ApiError  # noqa: PLC0415
     from accelplane.kube.tls import CertificateError  # noqa: PLC0415
 
     try:
@@ -47,7 +46,7 @@ def run_in_cluster(
     except ValueError as error:
         sys.stderr.write(f"{program}: {error}\n")
         return 1
-    except (ConfigError, CertificateError) as error:
+    except (ApiError, CertificateError) as error:
         log.critical("%s", error)
         return 1
     except OSError as error:

@@ -17,7 +17,8 @@ from accelplane.admission.sgx import SgxOptions, SocketVolume, mutator
 from accelplane.apiserver import SERVICE_ACCOUNT, ApiError, ApiServer
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit, with_defaults
-from accelplane.http import PAGE_LIMITS, HttpError, HttpLimits, HttpServer, Request, Response, split_address
+from accelplane.http.messages import PAGE_LIMITS, HttpError, HttpLimits, Request, Response
+from accelplane.http.server import HttpServer, split_address
 from accelplane.kube.admission import AdmissionServer
 from accelplane.kube.tls import CertificateError, ServingTls, TlsSettings
 

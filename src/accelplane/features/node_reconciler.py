@@ -99,7 +99,7 @@ async def run(api: ApiServer, name: str, reconcile: Reconcile, *, interval: floa
 
 async def _follow(api: ApiServer, name: str, version: str, reconcile: Reconcile, interval: float) -> None:
     query = {"fieldSelector": f"metadata.name={name}"}
-    watch = api.watch(NODES, Node, query=query, resource_version=version, seconds=interval)
+    watch = api.watch(NODES, Node, query=query, resource_version=version, duration=interval)
     async with contextlib.aclosing(watch) as events:
         async for event in events:
             if event.type in ("ADDED", "MODIFIED") and await reconcile(event.object):

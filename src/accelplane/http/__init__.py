@@ -1,17 +1,1 @@
-"""HTTP/1.1 servers for untrusted clients, with or without TLS."""
-
-from accelplane.http.connection import Handler, PendingResponse
-from accelplane.http.messages import PAGE_LIMITS, HttpError, HttpLimits, Request, Response
-from accelplane.http.server import HttpServer, split_address
-
-__all__ = [
-    "PAGE_LIMITS",
-    "Handler",
-    "HttpError",
-    "HttpLimits",
-    "HttpServer",
-    "PendingResponse",
-    "Request",
-    "Response",
-    "split_address",
-]
+"""HTTP/1.1: a server for untrusted clients and a client for one server, with or without TLS."""

@@ -16,7 +16,8 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from accelplane.http import HttpError, HttpLimits, HttpServer, Request, Response
+from accelplane.http.messages import HttpError, HttpLimits, Request, Response
+from accelplane.http.server import HttpServer
 from accelplane.kube.jsonpatch import Operation
 from accelplane.logs import v
 

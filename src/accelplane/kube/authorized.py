@@ -17,7 +17,7 @@ from lightkube.core.resource import GlobalResource
 from msgspec import Struct
 
 from accelplane.apiserver import ApiError, StatusError, TooManyRequests
-from accelplane.http import HttpError, Request, Response
+from accelplane.http.messages import HttpError, Request, Response
 
 from .client import Client
 from .objects import Metadata, api

@@ -24,16 +24,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from accelplane.http import (
-    PAGE_LIMITS,
-    Handler,
-    HttpError,
-    HttpServer,
-    PendingResponse,
-    Request,
-    Response,
-    split_address,
-)
+from accelplane.http.connection import Handler, PendingResponse
+from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
+from accelplane.http.server import HttpServer, split_address
 
 from .authorized import Authorized
 from .cache import Cache

@@ -6,7 +6,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 
 import msgspec
 
-from accelplane.http import PAGE_LIMITS, Handler, HttpServer, PendingResponse, Request, Response, split_address
+from accelplane.http.connection import Handler, PendingResponse
+from accelplane.http.messages import PAGE_LIMITS, Request, Response
+from accelplane.http.server import HttpServer, split_address
 from accelplane.node import metrics
 from accelplane.node.exposition import CONTENT_TYPE
 from accelplane.node.settings import ConfigurationError

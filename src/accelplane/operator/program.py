@@ -8,7 +8,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
-from lightkube.config.kubeconfig import SingleConfig
 
 from accelplane.admission import sgx
 from accelplane.admission.mapping_controller import hosted
@@ -16,7 +15,7 @@ from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion
 from accelplane.admission.sgx import SgxOptions
 from accelplane.apiserver import ApiError, NotFound
 from accelplane.kube.admission import Hook
-from accelplane.kube.client import Client, Selection
+from accelplane.kube.client import Client, ClientConfig, Selection
 from accelplane.kube.leader import Election
 from accelplane.kube.manager import Manager
 from accelplane.kube.objects import Object
@@ -49,7 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     profiling: bool = False
 
 
-async def run(options: Options, config: SingleConfig) -> None:
+async def run(options: Options, config: ClientConfig) -> None:
     """Runs the operator until it is told to end.
 
     Raises `OSError` for a port that is taken, `CertificateError`, and what ended any part of it.

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from lightkube.config.kubeconfig import KubeConfig, SingleConfig
+from accelplane.apiserver import ClientConfig
 
 from .documents import JsonObject
 from .faults import Fault, RecordedRequest
@@ -57,11 +57,14 @@ class FakeApiServer(Storage):
         await self.stop()
 
     @property
-    def config(self) -> SingleConfig:
+    def config(self) -> ClientConfig:
         """The configuration of a `Client` for this server."""
-        found = KubeConfig.from_server(self.url, namespace="default").get()
-        assert found  # noqa: S101 - this configuration has a context
-        return found
+        return ClientConfig(server=self.url)
+
+    @property
+    def address(self) -> str:
+        """`host:port`."""
+        return self.url.removeprefix("http://")
 
     async def start(self) -> None:
         """Listens. After `stop`, listens at the same port again."""

@@ -127,11 +127,11 @@ def _obstacle(runtime: str) -> str:
 
 def _api(config: FpgaConfig) -> "ApiServer | None":
     """Raises `NoCredentials`."""
-    from accelplane.apiserver import ApiServer, without_account  # noqa: PLC0415
+    from accelplane.apiserver import ApiServer, has_no_account  # noqa: PLC0415
 
     if not config.kubeconfig:
         # The manifests of the agent mount a service account by option only.
-        return None if without_account() else ApiServer.in_cluster()
-    from accelplane.plugins.fpga import kubeconfig  # noqa: PLC0415 - it imports yaml
+        return None if has_no_account() else ApiServer.in_cluster()
+    from accelplane.apiserver.kubeconfig import read_kubeconfig  # noqa: PLC0415 - it imports yaml
 
-    return kubeconfig.api_server(config.kubeconfig, config.master)
+    return ApiServer(read_kubeconfig(config.kubeconfig, server=config.master))
