@@ -1,5 +1,9 @@
 """Kustomize trees as objects, rendered by the genuine kubectl, and the parts that plugins' DaemonSets are made of."""
 
+import hashlib
+import json
+import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from functools import cache
@@ -37,13 +41,52 @@ def run_kubectl(*words: str | Path, text: str = "") -> str:
     return done.stdout
 
 
+def trees() -> list[str]:
+    """The paths of all trees below `deploy`, except those of NFD, which include another repository, and components."""
+    files = (file for file in DEPLOY.rglob("kustomization.yaml") if file.parent.parts[-2:] != ("nfd", "base"))
+    found = (file.parent for file in files if yaml.safe_load(file.read_text())["kind"] == "Kustomization")
+    return sorted({str(directory.relative_to(DEPLOY)) for directory in found} - {"nfd"})
+
+
+def overlay(directory: Path, **fields: object) -> list[Object]:
+    """Renders a kustomization with these fields, which `directory` is for. Paths of `deploy` start with its name."""
+    (directory / "deploy").symlink_to(DEPLOY)
+    (directory / "kustomization.yaml").write_text(json.dumps(fields))
+    return list(yaml.load_all(run_kubectl("kustomize", directory), yaml.CSafeLoader))
+
+
 def render(directory: Path) -> list[Object]:
-    return list(yaml.load_all(_rendered_text(directory), yaml.CSafeLoader))
+    """Renders a kustomization. Trees of `deploy` are rendered once for all test processes, until one changes."""
+    return json.loads(_rendered(directory))
 
 
 @cache
-def _rendered_text(directory: Path) -> str:
-    return run_kubectl("kustomize", directory)
+def _rendered(directory: Path) -> str:
+    if not directory.is_relative_to(DEPLOY):
+        return _render(directory)
+    file = _store() / str(directory.relative_to(DEPLOY)).replace("/", "_")
+    if not file.exists():
+        part = file.with_name(f".{file.name}.{os.getpid()}")
+        part.write_text(_render(directory))
+        part.rename(file)
+    return file.read_text()
+
+
+def _render(directory: Path) -> str:
+    return json.dumps(list(yaml.load_all(run_kubectl("kustomize", directory), yaml.CSafeLoader)))
+
+
+@cache
+def _store() -> Path:
+    digest = hashlib.sha256(kubectl().encode())
+    for file in sorted(path for path in DEPLOY.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+        digest.update(f"{file.relative_to(DEPLOY)}\0".encode() + file.read_bytes() + b"\0")
+    store = REPOSITORY / "build" / f"rendered-{digest.hexdigest()[:12]}"
+    for other in store.parent.glob("rendered-*"):
+        if other != store:
+            shutil.rmtree(other, ignore_errors=True)
+    store.mkdir(parents=True, exist_ok=True)
+    return store
 
 
 def in_order(value: Any) -> Any:

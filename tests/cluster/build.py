@@ -4,6 +4,8 @@
 after the version and a hash of everything that decides the result: the modules below ``kube/`` (their go.sum
 pins every source) and the recipes of this file. A complete directory is never touched again, and appears by one
 rename, so that an interrupted build leaves no half of one.
+
+The releases of kustomize below ``kustomize/`` are compiled in the same way, into a directory of their own.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from functools import cache
 from pathlib import Path
 
 KUBE = Path(__file__).parent / "kube"
+KUSTOMIZE = Path(__file__).parent / "kustomize"
+KUSTOMIZE_VERSIONS = ("5.0.3", "5.4.2", "5.8.2")
 OLDEST_GO = (1, 24)
 TOOLCHAIN = "go1.26.8"
 BUILD_COMMAND = "python -m tests.cluster.build"
@@ -157,10 +161,19 @@ def cache_directory() -> Path:
 
 def assets() -> Assets:
     """Where the programs of today's recipes are, whether built yet or not."""
-    digest = hashlib.sha256(repr((_recipes(), platform.machine())).encode())
-    for file in sorted(path for path in KUBE.rglob("*") if path.is_file()):
-        digest.update(f"{file.relative_to(KUBE)}\0".encode() + file.read_bytes() + b"\0")
-    return Assets(cache_directory() / f"{kubernetes_version()}-{digest.hexdigest()[:12]}")
+    return Assets(cache_directory() / f"{kubernetes_version()}-{_digest(KUBE, repr((_recipes(), platform.machine())))}")
+
+
+def kustomize(version: str) -> Path:
+    """The program of one release, whether built yet or not."""
+    return cache_directory() / f"kustomize-{_digest(KUSTOMIZE, platform.machine())}/{version}/kustomize"
+
+
+def _digest(modules: Path, recipe: str) -> str:
+    digest = hashlib.sha256(recipe.encode())
+    for file in sorted(path for path in modules.rglob("*") if path.is_file()):
+        digest.update(f"{file.relative_to(modules)}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def build(say: Callable[[str], None] = print) -> Assets:
@@ -172,6 +185,9 @@ def build(say: Callable[[str], None] = print) -> Assets:
             started = time.monotonic()
             _compile(result.directory, say)
             say(f"built in {time.monotonic() - started:.0f} s: {result.directory}")
+        for version in KUSTOMIZE_VERSIONS:
+            if not kustomize(version).exists():
+                _compile_kustomize(version, say)
         _get_system_programs(result, say)
         _get_old_containerd(result, say)
     return result
@@ -199,24 +215,37 @@ def _compile(target: Path, say: Callable[[str], None]) -> None:
         (Path(scratch) / "assets").rename(target)
 
 
+def _compile_kustomize(version: str, say: Callable[[str], None]) -> None:
+    target, module = kustomize(version).parent, KUSTOMIZE / version
+    found = re.search(r"^go (\d+)\.(\d+)", (module / "go.mod").read_text(), re.MULTILINE)
+    assert found, module
+    go = _go(say, (int(found[1]), int(found[2])))
+    target.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as scratch:
+        say(f"compiling kustomize {version}")
+        command = [go, "build", "-trimpath", "-ldflags=-s -w", "-o", f"{scratch}/program/kustomize"]
+        _run([*command, "sigs.k8s.io/kustomize/kustomize/v5"], cwd=module, env=_go_environment())
+        (Path(scratch) / "program").rename(target)
+
+
 def _go_environment() -> dict[str, str]:
     chosen = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false", "GOWORK": "off", "GOTOOLCHAIN": "local"}
     return os.environ | chosen
 
 
-def _go(say: Callable[[str], None]) -> Path:
+def _go(say: Callable[[str], None], oldest: tuple[int, int] = OLDEST_GO) -> Path:
     found = _installed_go()
     if found is None and _can_install():
         say("no Go here: installing one from the Debian packages")
         _apt_install(["golang-go"])
         found = _installed_go()
     if found is None:
-        oldest = ".".join(map(str, OLDEST_GO))
+        required = ".".join(map(str, oldest))
         raise ClusterError(
-            f"no Go toolchain found; install Go {oldest} or newer, or any Go at all "
+            f"no Go toolchain found; install Go {required} or newer, or any Go at all "
             "(Debian: apt-get install golang-go): it is used to fetch a newer one"
         )
-    if _go_version(found) >= OLDEST_GO:
+    if _go_version(found) >= oldest:
         return found
     return _newer_go(found, say)
 

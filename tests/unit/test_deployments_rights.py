@@ -7,8 +7,7 @@ from fnmatch import fnmatch
 from typing import NamedTuple
 
 import pytest
-import yaml
-from manifests import DEPLOY, RBAC, REPOSITORY, Object, render
+from manifests import DEPLOY, RBAC, REPOSITORY, Object, render, trees
 
 from accelplane.operator.models import KINDS
 
@@ -90,14 +89,12 @@ HEADER = "| Trees | Account | API group | Resources | Names | Verbs | Scope | Fo
 
 def trees_with_bindings() -> list[str]:
     """All trees that bind roles, except parts of others: those with the placeholder namespace, and `installation`."""
-    files = (file for file in DEPLOY.rglob("kustomization.yaml") if not {"nfd", "installation"} & {*file.parts})
-    kustomizations = (file.parent for file in files if yaml.safe_load(file.read_text())["kind"] == "Kustomization")
-    trees = {str(directory.relative_to(DEPLOY)): render(directory) for directory in kustomizations}
-    return sorted(
+    rendered = {tree: render(DEPLOY / tree) for tree in trees() if not tree.endswith("/installation")}
+    return [
         tree
-        for tree, objects in trees.items()
+        for tree, objects in rendered.items()
         if granted(objects) and (tree == "operator/overlays/ocp" or '"namespace": "system"' not in json.dumps(objects))
-    )
+    ]
 
 
 def listed() -> list[tuple[list[str], str, set[Grant]]]:

@@ -1,0 +1,207 @@
+"""Overlays with a prefix and a namespace: all references between objects resolve, and the namespace admits all pods."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from manifests import DEPLOY, Object, overlay, render, trees
+from podsecurity import ENFORCE, pod_template, violations
+
+from accelplane.cli import fpgawebhook, operator, sgxwebhook
+
+OWN_CERTIFICATE = [
+    "operator/default",
+    "operator/device/qat",
+    "operator/device/fpga",
+    "fpga_admissionwebhook/default",
+    "fpga_plugin/overlays/region",
+    "sgx_admissionwebhook/overlays/default-with-own-certificates",
+]
+CERT_MANAGER = [
+    "operator/overlays/default-with-certmanager",
+    "fpga_admissionwebhook/overlays/default-with-certmanager",
+    "sgx_admissionwebhook/overlays/default-with-certmanager",
+    "sgx_plugin/overlays/epc-nfd",
+]
+OTHERS = ["operator/overlays/ocp", "sgx_plugin/overlays/epc-register", "accelplane_node/overlays/fpga", "labels"]
+RENAMED = {"namePrefix": "x-", "nameSuffix": "-y", "namespace": "elsewhere"}
+# Objects that programs create, under names that no overlay changes.
+CREATED = {
+    ("ServiceAccount", "gpu-manager-sa"),
+    ("ClusterRoleBinding", "gpu-manager-rolebinding"),
+    ("Lease", "d1c7b6d5.intel.com"),
+    ("SecurityContextConstraints", "privileged"),
+}
+KINDS = {
+    "secrets": "Secret",
+    "serviceaccounts": "ServiceAccount",
+    "clusterroles": "ClusterRole",
+    "clusterrolebindings": "ClusterRoleBinding",
+    "leases": "Lease",
+    "mutatingwebhookconfigurations": "MutatingWebhookConfiguration",
+    "validatingwebhookconfigurations": "ValidatingWebhookConfiguration",
+    "securitycontextconstraints": "SecurityContextConstraints",
+}
+Reference = tuple[str, str, str]
+
+
+def references(document: Object) -> Iterator[Reference]:
+    """Kind, namespace and name of each object that this one refers to."""
+    namespace = document["metadata"].get("namespace", "")
+    for hook in document.get("webhooks", ()):
+        service = hook["clientConfig"]["service"]
+        yield "Service", service["namespace"], service["name"]
+    if "roleRef" in document:
+        kind = document["roleRef"]["kind"]
+        yield kind, namespace if kind == "Role" else "", document["roleRef"]["name"]
+    for subject in document.get("subjects", ()):
+        yield subject["kind"], subject["namespace"], subject["name"]
+    for rule in document.get("rules", ()):
+        for resource in rule.get("resources", ()):
+            for name in rule.get("resourceNames", ()):
+                yield KINDS[resource], namespace, name
+    template = pod_template(document)
+    if template:
+        yield from _pod_references(namespace, template["spec"])
+
+
+def _pod_references(namespace: str, spec: Object) -> Iterator[Reference]:
+    yield "ServiceAccount", namespace, spec.get("serviceAccountName", "default")
+    for volume in spec.get("volumes", ()):
+        if "configMap" in volume and not volume["configMap"].get("optional"):
+            yield "ConfigMap", namespace, volume["configMap"]["name"]
+        if "secret" in volume:
+            yield "Secret", namespace, volume["secret"]["secretName"]
+
+
+def certificates(objects: list[Object]) -> Iterator[Reference]:
+    """The Secrets that cert-manager and OpenShift create, and the accounts that every namespace has."""
+    for each in objects:
+        namespace = each["metadata"].get("namespace", "")
+        if each["kind"] == "Certificate":
+            yield "Secret", namespace, each["spec"]["secretName"]
+        serving = each["metadata"].get("annotations", {}).get("service.beta.openshift.io/serving-cert-secret-name")
+        if serving:
+            yield "Secret", namespace, serving
+        yield "ServiceAccount", namespace, "default"
+
+
+def check_references(objects: list[Object]) -> None:
+    there = {(each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]) for each in objects}
+    assert len(there) == len(objects)
+    there |= {*certificates(objects)}
+    for document in objects:
+        for kind, namespace, name in references(document):
+            # Roles name objects without saying which namespace they are in.
+            namespaces = {namespace, ""} if "Role" in document["kind"] else {namespace}
+            assert (kind, name) in CREATED or any((kind, each, name) in there for each in namespaces), (
+                document["kind"], document["metadata"], kind, namespace, name,
+            )  # fmt: skip
+
+
+def check_programs(objects: list[Object]) -> None:
+    """Programs with a webhook get the names of their objects, and the Services select their pods."""
+    names = {(each["kind"], each["metadata"]["name"]) for each in objects}
+    for deployment in (each for each in objects if each["kind"] == "Deployment"):
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        environment = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+        for variable, kind in {
+            "CERTIFICATE_SECRET": "Secret",
+            "WEBHOOK_SERVICE": "Service",
+            "MUTATING_WEBHOOK_CONFIGURATION": "MutatingWebhookConfiguration",
+            "VALIDATING_WEBHOOK_CONFIGURATION": "ValidatingWebhookConfiguration",
+            "PLUGIN_SERVICE_ACCOUNT": "ServiceAccount",
+            "GPU_MANAGER_ROLE": "ClusterRole",
+        }.items():
+            if variable in environment:
+                assert (kind, environment.pop(variable)) in names
+        assert environment == {}
+        labels = deployment["spec"]["template"]["metadata"]["labels"]
+        for service in (each for each in objects if each["kind"] == "Service"):
+            assert service["spec"]["selector"].items() <= labels.items()
+            assert service["metadata"]["namespace"] == deployment["metadata"]["namespace"]
+
+
+def check_pods_are_admitted(objects: list[Object]) -> None:
+    levels = {
+        each["metadata"]["name"]: each["metadata"].get("labels", {}).get(ENFORCE, "privileged")
+        for each in objects
+        if each["kind"] == "Namespace"
+    }
+    for document in objects:
+        template = pod_template(document)
+        if template:
+            level = levels.get(document["metadata"].get("namespace", ""), "privileged")
+            assert violations(level, template) == [], document["metadata"]
+
+
+@pytest.mark.parametrize("tree", [*OWN_CERTIFICATE, *OTHERS])
+def test_references_resolve_in_an_overlay_with_prefix_suffix_and_namespace(tree: str, tmp_path: Path) -> None:
+    objects = overlay(tmp_path, resources=[f"deploy/{tree}"], **RENAMED)
+    check_references(objects)
+    check_programs(objects)
+    check_pods_are_admitted(objects)
+    assert {each["metadata"]["namespace"] for each in objects if "namespace" in each["metadata"]} == {"elsewhere"}
+
+
+@pytest.mark.parametrize("tree", CERT_MANAGER)
+def test_cert_manager_gets_the_names_of_an_overlay_with_the_component(tree: str, tmp_path: Path) -> None:
+    (tmp_path / "renamed").mkdir()
+    overlay(tmp_path / "renamed", resources=[f"deploy/{tree}"], **RENAMED)
+    objects = overlay(tmp_path, resources=["renamed"], components=["deploy/components/certmanager-references"])
+    check_references(objects)
+    check_programs(objects)
+    check_pods_are_admitted(objects)
+    check_certificate(objects)
+    assert {each["metadata"]["namespace"] for each in objects if "namespace" in each["metadata"]} == {"elsewhere"}
+
+
+def check_certificate(objects: list[Object]) -> None:
+    found: dict[str, Any] = {}
+    for each in objects:
+        found.setdefault(each["kind"], each)
+    certificate, issuer = found["Certificate"], found["Issuer"]["metadata"]
+    (service,) = {hook["clientConfig"]["service"]["name"] for each in objects for hook in each.get("webhooks", ())}
+    namespace = certificate["metadata"]["namespace"]
+    host = f"{service}.{namespace}.svc"
+    assert certificate["spec"]["dnsNames"] == [host, f"{host}.cluster.local"]
+    assert certificate["spec"]["issuerRef"]["name"] == issuer["name"]
+    injected = f"{namespace}/{certificate['metadata']['name']}"
+    for each in objects:
+        if "webhooks" in each:
+            assert each["metadata"]["annotations"] == {"cert-manager.io/inject-ca-from": injected}
+
+
+@pytest.mark.parametrize("tree", CERT_MANAGER)
+def test_cert_manager_gets_the_names_of_a_tree(tree: str) -> None:
+    check_certificate(render(DEPLOY / tree))
+
+
+@pytest.mark.parametrize("tree", trees())
+def test_the_namespace_of_a_tree_admits_its_pods(tree: str) -> None:
+    check_pods_are_admitted(render(DEPLOY / tree))
+
+
+@pytest.mark.parametrize(
+    ("tree", "flags"),
+    [
+        ("operator/default", operator.FLAGS),
+        ("fpga_admissionwebhook/default", fpgawebhook.FLAGS),
+        ("sgx_admissionwebhook/overlays/default-with-own-certificates", sgxwebhook.FLAGS),
+    ],
+)
+def test_replaced_arguments_do_not_disable_the_own_certificate(tree: str, flags: Any, tmp_path: Path) -> None:
+    """Overlays of the originals replace the arguments, for example to name a device."""
+    patch = [{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": ["-v=4"]}]
+    objects = overlay(
+        tmp_path, resources=[f"deploy/{tree}"], patches=[{"target": {"kind": "Deployment"}, "patch": json.dumps(patch)}]
+    )
+    check_programs(objects)
+    secrets = [each["metadata"]["name"] for each in objects if each["kind"] == "Secret"]
+    (deployment,) = (each for each in objects if each["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["-v=4"]
+    assert [each["value"] for each in container["env"] if each["name"] == "CERTIFICATE_SECRET"] == secrets
+    assert any(flag.environment == "CERTIFICATE_SECRET" for flag in flags)
