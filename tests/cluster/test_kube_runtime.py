@@ -13,25 +13,29 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
+from lightkube.core.resource import ApiInfo, NamespacedResourceG
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ConfigMap
 from lightkube.resources.core_v1 import Namespace as NamespaceObject
-from msgspec import structs
+from msgspec import Struct, structs
 from waiting import until
 
-from accelplane.apiserver import Conflict, Gone, StatusError
+from accelplane.apiserver import Conflict, Gone, NotFound, StatusError
 from accelplane.http.messages import HttpError, Response
 from accelplane.http.messages import Request as HttpRequest
 from accelplane.kube.authorized import Authorized
 from accelplane.kube.client import Client, Selection, load_config
 from accelplane.kube.events import Recorder
+from accelplane.kube.finalizers import add_finalizer, remove_finalizer
 from accelplane.kube.informer import Informer, WatchTimeouts
 from accelplane.kube.leader import Election, LeaderElector
-from accelplane.kube.objects import Request
+from accelplane.kube.objects import Metadata, Request
+from accelplane.kube.objects import api as api_info
+from accelplane.kube.tasks import cancel
 
 from .cluster import Cluster
 from .machine import wait_until
@@ -154,9 +158,68 @@ async def test_the_pages_program_does_what_the_page_says(api: Cluster) -> None:
         assert owner["uid"] == (api.get(f"{GREETINGS}/g") or {})["metadata"]["uid"]
         events = "/apis/events.k8s.io/v1/namespaces/greetings/events"
         await until(lambda: any(one["reason"] == "Greeted" for one in (api.get(events) or {"items": []})["items"]))
+        foreign = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "foreign"}, "data": {"text": "Mine!"}}
+        assert api.request("POST", TEXTS, foreign)[0] == 201
+        await asyncio.to_thread(greet, api, "foreign", "you")
+
+        def conflicts() -> bool:
+            return any(one["reason"] == "NameConflict" for one in (api.get(events) or {"items": []})["items"])
+
+        await until(conflicts, 30)
+        assert (api.get(f"{TEXTS}/foreign") or {})["data"] == {"text": "Mine!"}
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, 20) == 0
         assert holder(api) == ""
+
+
+async def test_finalizers_delay_deletion_and_keep_those_of_others(api: Cluster) -> None:
+    ours, other = "example.com/ours", "example.com/other"
+    async with connected(api) as client:
+        stale = await client.create(text("finalized"))
+        await add_finalizer(client, stale, other)
+        added = await add_finalizer(client, stale, ours)
+        assert added.metadata
+        assert added.metadata.finalizers == [other, ours]
+        assert await client.delete(ConfigMap, "finalized", NAMESPACE)
+        deleting = await client.get(ConfigMap, "finalized", NAMESPACE)
+        assert deleting.metadata
+        assert deleting.metadata.deletionTimestamp
+        with pytest.raises(ValueError, match="ConfigMap finalized: is being deleted"):
+            await add_finalizer(client, deleting, "example.com/late")
+        await remove_finalizer(client, added, other)
+        left = await remove_finalizer(client, added, ours)
+        assert left is None or left.metadata
+        with pytest.raises(NotFound):
+            await client.get(ConfigMap, "finalized", NAMESPACE)
+        assert await remove_finalizer(client, added, ours) is None
+
+
+async def test_caches_of_two_types_share_one_watch_of_metadata_only_if_both_read_no_more(api: Cluster) -> None:
+    class Outline(NamespacedResourceG, Struct):
+        _api_info: ClassVar[ApiInfo] = api_info("", "v1", "ConfigMap", "configmaps")
+        metadata: Metadata
+
+    async with connected(api) as client:
+        await client.apply(text("shared", a="1"))
+        for kinds, full in ((Outline, ConfigMap), True), ((Outline, Outline), False):
+            informer = Informer(client, LABELED)
+            first, second = (informer.cache(kind) for kind in kinds)
+            running = asyncio.create_task(informer.run())
+            await until(lambda caches=(first, second): all(len(cache) == 1 for cache in caches), 20)
+            await client.apply(text("shared", a="2"))
+            version = (await client.get(ConfigMap, "shared", NAMESPACE)).metadata
+            assert version
+            key = Request("shared", NAMESPACE)
+            await until(
+                lambda caches=(first, second), version=version, key=key: all(
+                    (found := cache.get(key)) and found.metadata.resourceVersion == version.resourceVersion
+                    for cache in caches
+                ),
+                20,
+            )
+            assert isinstance(second.get(key), ConfigMap) == full
+            await cancel(running)
+        assert await client.delete(ConfigMap, "shared", NAMESPACE)
 
 
 async def test_requests_mean_to_the_real_server_what_the_double_says(api: Cluster) -> None:

@@ -477,10 +477,5 @@ async def test_no_task_outlives_the_manager(api: KubeApi, client: Client) -> Non
         await begun.wait()
         {"stop": manager.stop, "failure": failing.set, "cancellation": task.cancel}[ending]()
         await asyncio.gather(task, return_exceptions=True)
-        left = [
-            each
-            for each in asyncio.all_tasks() - before
-            if not str(each.get_coro()).startswith("<coroutine object FakeApiServer")
-        ]
-        assert left == []
+        assert [each for each in asyncio.all_tasks() - before if "FakeApiServer" not in repr(each)] == []
         assert not api.objects["leases", "n", ending]["spec"].get("holderIdentity")

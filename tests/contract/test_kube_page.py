@@ -47,9 +47,14 @@ async def test_it_does_what_the_page_says() -> None:
         await until(lambda: text() == "Hello, all!")
         api.put("configmaps", {**api.objects["configmaps", "n", "g"], "data": {"text": "Go away!"}})
         await until(lambda: text() == "Hello, all!")
+        foreign = {"metadata": {"name": "foreign", "namespace": "n"}, "data": {"text": "Keep me!"}}
+        api.put("configmaps", foreign)
+        api.put("greetings", {**greeting, "metadata": {"name": "foreign", "namespace": "n"}})
+        await until(lambda: "NameConflict" in {event["reason"] for event in api.all("events")})
+        assert api.objects["configmaps", "n", "foreign"]["data"] == {"text": "Keep me!"}
         api.remove("greetings", "g", "n")
         manager.stop()
         async with asyncio.timeout(5):
             await running
-        assert {event["reason"] for event in api.all("events")} == {"Greeted"}
+        assert {event["reason"] for event in api.all("events")} == {"Greeted", "NameConflict"}
         await client.close()
