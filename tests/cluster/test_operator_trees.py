@@ -223,13 +223,14 @@ REFUSALS: list[tuple[str, dict[str, Any], str, str]] = [
     ("gpu", {"image": "intel/intel-qat-plugin:0.31.1"}, ASKED, "incorrect image name"),
     ("dlb", {"image": "intel/intel-dlb-plugin:0.30.0"}, ASKED, "0.31.1"),
     ("npu", {"image": "intel/intel-npu-plugin"}, ASKED, "field is incorrect"),
-    ("gpu", {"sharedDevNum": 1, "preferredAllocationPolicy": "packed"}, DEFINED, "preferredAllocationPolicy is packed"),
-    ("dsa", {"provisioningConfig": "mine"}, DEFINED, "initImage is empty"),
+    ("gpu", {"sharedDevNum": 1, "preferredAllocationPolicy": "packed"}, ASKED, "preferredAllocationPolicy is packed"),
+    ("dsa", {"provisioningConfig": "mine"}, ASKED, "initImage is empty"),
+    ("npu", {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, DEFINED, "remove maxSurge"),
 ]
 
 
 @pytest.mark.parametrize(("family", "spec", "by", "words"), REFUSALS, ids=[words for *_, words in REFUSALS])
-def test_what_cannot_work_is_refused_where_it_is_applied(
+def test_an_invalid_resource_is_refused_by_the_webhook_or_the_definition(
     installed: Cluster, family: str, spec: dict[str, Any], by: str, words: str
 ) -> None:
     with pytest.raises(ClusterError) as refused:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from customresources import resource, sample
 from kubeapi import KubeApi, Object
+from manifests import own_image
 from waiting import until
 
 from accelplane.kube.client import Client
@@ -217,6 +218,20 @@ async def test_older_images_are_upgraded_where_the_option_says(api: KubeApi, upg
     found = api.get("gpudeviceplugins", "mine") or {}
     assert found["spec"]["image"] == f"intel/intel-gpu-plugin:{named}"
     assert says(api, "ImageOverridden", str(upgrade == "daemonset"))
+
+
+async def test_images_of_the_go_project_keep_running_and_the_conditions_name_the_ones_to_use(api: KubeApi) -> None:
+    wanted = own_image("intel-gpu-plugin")
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=IMAGE, allowIDs="0x56c0"))
+        await until(lambda: says(api, "OriginalImage", "True") and says(api, "UnsupportedFields", "True"))
+        assert pod_spec(api)["containers"][0]["image"] == IMAGE
+        status = (api.get("gpudeviceplugins", "mine") or {})["status"]
+        messages = {each["type"]: each["message"] for each in status["conditions"]}
+        assert messages["OriginalImage"] == f"image is {IMAGE}, an image of the Go project; set image to {wanted}"
+        assert messages["UnsupportedFields"].endswith(f"found '{IMAGE}'; set image to {wanted}")
+        put(api, resource("gpu", image=wanted, allowIDs="0x56c0"), generation=2)
+        await until(lambda: says(api, "OriginalImage", "False") and says(api, "UnsupportedFields", "False"))
 
 
 async def test_pods_follow_the_content_of_the_config_map_and_no_other_is_watched(api: KubeApi) -> None:

@@ -1,6 +1,7 @@
 """Defaulting, errors and warnings of admission: the specification's tables and the additions to them."""
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -281,28 +282,28 @@ def test_a_name_that_is_too_long_for_the_daemonset_is_refused() -> None:
         ({"nodeSelector": {"a": "c d"}}, "nodeSelector[a] is 'c d'"),
         (
             {"tolerations": [{"operator": "In", "key": "a"}]},
-            "tolerations[0].operator is 'In', expected Exists or Equal",
+            "tolerations[0].operator is 'In', expected Exists or Equal; write one of them",
         ),
         ({"tolerations": [{"key": "a"}, {"key": "a", "effect": "Never"}]}, "tolerations[1].effect is 'Never'"),
         ({"tolerations": [{}]}, "tolerations[0].key is empty"),
         ({"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}, "tolerations[0].value is 'b'"),
-        ({"tolerations": [{"key": "a", "tolerationSeconds": 5}]}, "expected NoExecute"),
+        ({"tolerations": [{"key": "a", "tolerationSeconds": 5}]}, "set effect NoExecute or remove tolerationSeconds"),
         ({"tolerations": [{"key": "a/b/c"}]}, "tolerations[0].key is 'a/b/c'"),
         ({"imagePullSecrets": [{"name": "ok"}, {"name": "No"}]}, "imagePullSecrets[1].name is 'No'"),
         ({"priorityClassName": "a_b"}, "priorityClassName is 'a_b'"),
-        ({"resources": {"limits": {"cpu": "much"}}}, "resources.limits[cpu] is 'much', expected an amount"),
+        ({"resources": {"limits": {"cpu": "much"}}}, "resources.limits[cpu] is 'much', expected a quantity"),
         ({"resources": {"requests": {"c p u": "1"}}}, "resources.requests has the key 'c p u'"),
         ({"resources": {"limits": {"cpu": "-1"}}}, "resources.limits[cpu] is '-1'"),
         ({"resources": {"limits": {"cpus": 1}}}, "resources.limits has the key 'cpus', expected cpu, memory"),
-        ({"resources": {"limits": {"a.example/b": "1500m"}}}, "[a.example/b] is '1500m', expected a whole number"),
-        ({"resources": {"requests": {"a.example/b": 1}}}, "is 1, expected the limit, which is None"),
+        ({"resources": {"limits": {"a.example/b": "1500m"}}}, "[a.example/b] is '1500m', expected an integer"),
+        ({"resources": {"requests": {"a.example/b": 1}}}, "is 1 and the limit is unset, expected equal values"),
         (
             {"resources": {"limits": {"hugepages-2Mi": "4Mi"}, "requests": {"hugepages-2Mi": "2Mi"}}},
-            "is '2Mi', expected the limit, which is '4Mi'",
+            "is '2Mi' and the limit is '4Mi', expected equal values",
         ),
         (
             {"resources": {"limits": {"memory": "1Gi"}, "requests": {"memory": "1025Mi"}}},
-            "resources.requests[memory] is '1025Mi', expected no more than the limit '1Gi'",
+            "resources.requests[memory] is '1025Mi', expected at most the limit '1Gi'",
         ),
         ({"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}, "maxSurge is 1, expected 0"),
         ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 0}}}, "maxUnavailable is 0"),
@@ -314,9 +315,11 @@ def test_a_name_that_is_too_long_for_the_daemonset_is_refused() -> None:
         ({"podAnnotations": {"a": "b" * 300_000}}, "podAnnotations has 300001 bytes"),
     ],
 )
-def test_invalid_pod_fields_are_refused(spec: dict[str, Any], words: str) -> None:
+def test_invalid_pod_fields_are_refused_in_one_line_with_what_to_do(spec: dict[str, Any], words: str) -> None:
     for family in FAMILIES:
-        assert words in judged(family, **spec)
+        refusal = judged(family, **spec)
+        assert words in refusal
+        assert re.fullmatch(r"invalid resource: .+, expected .+; .+", refusal)
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def _findings(plugin: DevicePlugin, observed: Observed) -> tuple[_Said, ...]:
             "the images are those of the resource",
         ),
         _config(provisioning_config(plugin.spec), observed.config_missing),
-        _said(ORIGINAL_IMAGE, "ImageOfGoProject", observed.original_images, "no image of the Go project is used"),
+        _said(ORIGINAL_IMAGE, "ImageOfGoProject", observed.original_images, "no image of the Go project to replace"),
         _said(
             UNSUPPORTED_FIELDS,
             "ImageTooOld",

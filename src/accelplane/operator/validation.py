@@ -27,7 +27,7 @@ from accelplane.operator.models import (
     SgxSpec,
 )
 from accelplane.operator.overlap import Overlap, format_overlap
-from accelplane.operator.pods import pod_refusals
+from accelplane.operator.pods import pod_errors
 from accelplane.operator.settings import ImagePolicy, variable_of
 
 PREFIX = "invalid resource: "
@@ -115,7 +115,7 @@ def _findings(plugin: DevicePlugin, policy: ImagePolicy, others: Sequence[Device
             "DaemonSet's name; choose a shorter name"
         )
     yield from rules.broken(plugin.spec, rules.UPDATE_STRATEGY)
-    yield from pod_refusals(plugin.spec)
+    yield from pod_errors(plugin.spec)
 
 
 def _image(
