@@ -14,7 +14,7 @@ from virtualtime import Threads, VirtualTimeLoop, controlled
 
 from accelplane import rpc
 from accelplane.devices import Device, HealthPolicy, Verdict
-from accelplane.host import Host, blocking
+from accelplane.host import Host
 from accelplane.kubelet import checkpoint, messages, server
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 from accelplane.node import allocations, health, runner, scan_loop
@@ -222,7 +222,7 @@ class World:
         self._changes = 0
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(
-            controlled(self.loop, self.threads, allocations, blocking, health, runner, scan_loop, server, cdi, kubelet)
+            controlled(self.loop, self.threads, allocations, health, runner, scan_loop, server, cdi, kubelet)
         )
         self.settings = Settings(
             root=str(self.root),

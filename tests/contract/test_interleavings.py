@@ -215,6 +215,14 @@ def test_a_stream_that_ends_while_register_is_unanswered_is_followed_by_a_regist
     resting.check_rest()
 
 
+def test_a_crash_while_the_agent_ends_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.enabled["a"].crash = True
+    world.restart_agent()
+    assert "crashed while the agent ended it" in caplog.text
+    world.close()  # checks that no task has an exception that nothing retrieved
+
+
 class AgentMachine(RuleBasedStateMachine):
     """Events in any order; after each few of them everything comes to rest."""
 

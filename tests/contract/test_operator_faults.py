@@ -38,6 +38,8 @@ from accelplane.kube.informer import WatchTimeouts
 from accelplane.kube.manager import OFF, Manager
 from accelplane.operator.controller import controllers
 
+pytestmark = pytest.mark.no_cover
+
 # Everything but watches.
 ANY = r"^(GET|PATCH|PUT|POST|DELETE) "
 PATIENCE = WatchTimeouts(first_delay=0.01, max_delay=0.1)

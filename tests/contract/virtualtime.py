@@ -12,6 +12,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
+from accelplane.host import blocking
+
 T = TypeVar("T")
 
 
@@ -83,20 +85,20 @@ class Thread:
 
 
 class Threads:
-    """Stands for `in_thread` in the modules given to `controlled`. With `immediate`, threads end at once."""
+    """Replaces `start_thread` of `accelplane.host.blocking`. With `immediate`, threads end at once."""
 
     def __init__(self) -> None:
         self.running: list[Thread] = []
         self.immediate = True
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
+    def start(self, work: Callable[[], T]) -> "asyncio.Future[T]":
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         thread = Thread(work, outcome)
         if self.immediate:
             asyncio.get_running_loop().call_soon(thread.deliver)
         else:
             self.running.append(thread)
-        return await outcome
+        return outcome
 
     def deliver(self, index: int = 0) -> None:
         self.running.pop(index).deliver()
@@ -108,12 +110,10 @@ class Threads:
 
 @contextmanager
 def controlled(loop: VirtualTimeLoop, threads: Threads, *modules: ModuleType) -> Iterator[None]:
-    """Gives `modules` the loop's clock and the controlled threads."""
+    """Gives `modules` the loop's clock, and all modules the controlled threads."""
     clock = SimpleNamespace(monotonic=loop.time, time=loop.time, perf_counter=loop.time)
     patches = [patch.object(module, "time", clock) for module in modules if hasattr(module, "time")]
-    patches += [
-        patch.object(module, "in_thread", threads.in_thread) for module in modules if hasattr(module, "in_thread")
-    ]
+    patches.append(patch.object(blocking, "start_thread", threads.start))
     for each in patches:
         each.start()
     try:

@@ -1,9 +1,7 @@
 """The QAT scan in dpdk mode on trees of plain files."""
 
-import asyncio
 import os
 import shutil
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees import link, write
 from trees_qat import group, pf, vf
-from waiting import until
 
 from accelplane.devices import Device, DeviceNode, Inventory, Mount, Skipped
 from accelplane.host import Host
@@ -274,102 +271,6 @@ class TestServices:
         seen = Seen(tmp_path)
         assert seen.resources == {"generic"}
         assert f"{attribute}: not text" in seen.notes
-
-
-class TestHealth:
-    @pytest.mark.parametrize("bridge", [False, True])
-    @pytest.mark.parametrize(
-        ("answer", "verdict"),
-        [
-            (b"-1\n\0", "bad"),
-            (b"-1\n", "bad"),
-            (b"-1", "bad"),
-            (b"-1\n0\n", "bad"),
-            (b"0\n\0", "good"),
-            (b"", "good"),
-            (b"-1\0", "good"),
-            (b"-1 \n", "good"),
-            (b" -1\n", "good"),
-            (b"\n-1\n", "good"),
-            (b"-10\n", "good"),
-            (b"1\n", "good"),
-            (b"\xff\n", "unknown"),
-            (None, "unknown"),
-        ],
-    )
-    async def test_the_first_line_of_the_heartbeat_decides(
-        self, tmp_path: Path, answer: bytes | None, verdict: str, bridge: bool
-    ) -> None:
-        pf(tmp_path, vfs=[0, 1], heartbeat=answer, bridge=bridge)
-        assert (await judged(tmp_path))["0000:6b:00.0"] == verdict
-
-    async def test_a_device_that_is_down_is_bad_whatever_its_heartbeat(self, tmp_path: Path) -> None:
-        pf(tmp_path, vfs=[0], state="down")
-        assert await judged(tmp_path) == {"0000:6b:00.0": "bad"}
-
-    async def test_older_kernels_without_a_state_are_judged_by_the_heartbeat(self, tmp_path: Path) -> None:
-        pf(tmp_path, vfs=[0], state=None)
-        assert await judged(tmp_path) == {"0000:6b:00.0": "good"}
-
-    async def test_a_state_that_cannot_be_read_is_no_verdict(self, tmp_path: Path) -> None:
-        write(pf(tmp_path, vfs=[0]) / "qat/state", b"\xff")
-        assert await judged(tmp_path) == {"0000:6b:00.0": "unknown"}
-
-    async def test_a_physical_function_that_lost_its_driver_is_bad(self, tmp_path: Path) -> None:
-        (pf(tmp_path, vfs=[0]) / "driver").unlink()
-        assert await judged(tmp_path) == {"0000:6b:00.0": "bad"}
-
-    async def test_a_driver_link_that_is_none_is_no_verdict(self, tmp_path: Path) -> None:
-        function = pf(tmp_path, vfs=[0])
-        (function / "driver").unlink()
-        write(function / "driver", "")
-        assert await judged(tmp_path) == {"0000:6b:00.0": "unknown"}
-
-    async def test_in_a_virtual_machine_nothing_is_judged(self, tmp_path: Path) -> None:
-        vf(tmp_path, "0000:00:05.0")
-        assert await judged(tmp_path) == {}
-
-    async def test_a_device_that_takes_its_time_holds_nobody_else(self, tmp_path: Path) -> None:
-        asked, told = threading.Event(), threading.Event()
-
-        class Slow(Host):
-            def raw_text(self, path: str) -> str:
-                if path.endswith("heartbeat/status"):
-                    asked.set()
-                    assert told.wait(30)
-                return super().raw_text(path)
-
-        pf(tmp_path, "0000:6b:00.0", vfs=[0])
-        plugin, host = QatPlugin(), Slow(tmp_path)
-        devices = [device for device in plugin.scan(host) if isinstance(device, Device)]
-        judging = asyncio.create_task(plugin.health(host, devices))
-        await until(asked.is_set)
-        told.set()
-        assert {verdict.answer for verdict in (await judging).values()} == {"good"}
-
-    async def test_metrics_tell_what_is_published_and_whose_health_is_unknown(self, tmp_path: Path) -> None:
-        pf(tmp_path, "0000:6b:00.0", vfs=[0, 1])
-        pf(tmp_path, "0000:70:00.0", vfs=[0], heartbeat=None, services="dc")
-        plugin, host = QatPlugin(), Host(tmp_path)
-        devices = [device for device in plugin.scan(host) if isinstance(device, Device)]
-        await plugin.health(host, devices)
-        samples = list(plugin.measure(host, devices))
-        assert {type(sample.value) for sample in samples} == {float}  # the metrics page takes no others
-        assert [(sample.name, *sample.labels.values(), sample.value) for sample in samples] == [
-            ("qat_virtual_functions", "0000:6b:00.0", "cy", 2),
-            ("qat_virtual_functions", "0000:70:00.0", "dc", 1),
-            ("qat_health_unknown", "0000:6b:00.0", 0),
-            ("qat_health_unknown", "0000:70:00.0", 1),
-        ]
-
-
-async def judged(root: Path) -> dict[str, str]:
-    plugin, host = QatPlugin(), Host(root)
-    devices = [device for device in plugin.scan(host) if isinstance(device, Device)]
-    assert devices
-    assert plugin.health_policy.bad_verdicts == 1
-    assert plugin.health_policy.interval < 10
-    return {unit: verdict.answer for unit, verdict in (await plugin.health(host, devices)).items()}
 
 
 SPOTS = st.sampled_from(

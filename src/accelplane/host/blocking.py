@@ -7,14 +7,24 @@ does not answer) delays neither other calls nor the exit of the process, because
 import _thread
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_END_TIMEOUT = 5.0
 
 
 async def in_thread(work: Callable[[], T]) -> T:
     """Runs `work` in a new thread; returns or raises its result."""
+    return await start_thread(work)
+
+
+def start_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
+    """Runs `work` in a new thread; the future gets its result."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
@@ -33,48 +43,42 @@ async def in_thread(work: Callable[[], T]) -> T:
         failure: BaseException | None = None
         try:
             result = work()
-        except BaseException as error:  # noqa: BLE001 - raised by the await below
+        except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
             failure = error
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(set_result, result, failure)
 
     # `threading.Thread.start` blocks the loop until the new thread has run.
     _thread.start_new_thread(run, ())
-    return await outcome
+    return outcome
 
 
 class SerialThread:
     """Runs blocking functions in threads, at most one at a time.
 
     A thread cannot be cancelled: when `run` is cancelled the function goes on, and the next `run` waits for its end.
+    The owner calls `wait_idle` at its end.
     """
 
     def __init__(self) -> None:
-        self._running: asyncio.Task[None] | None = None
+        self._running: asyncio.Future[Any] | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
         """Returns what `work` returns and raises what it raises."""
         while self._running is not None and not self._running.done():
             await asyncio.wait((self._running,))
-        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._running = asyncio.create_task(_resolve(result, work))
-        try:
-            return await asyncio.shield(result)
-        finally:
-            result.add_done_callback(retrieve_exception)
+        running = self._running = start_thread(work)
+        return await asyncio.shield(running)
 
-    async def wait_idle(self, seconds: float) -> bool:
-        """Waits until no function runs, at most `seconds`; returns whether none runs."""
-        if self._running is not None:
-            await asyncio.wait((self._running,), timeout=seconds)
-        return self._running is None or self._running.done()
-
-
-async def _resolve(result: "asyncio.Future[T]", work: Callable[[], T]) -> None:
-    try:
-        result.set_result(await in_thread(work))
-    except Exception as error:  # noqa: BLE001 - raised by `run`
-        result.set_exception(error)
+    async def wait_idle(self, owner: str, seconds: float = _END_TIMEOUT) -> bool:
+        """Waits until no function runs, at most `seconds`; returns whether none runs. Logs for `owner` if one does."""
+        if self._running is None or self._running.done():
+            return True
+        await asyncio.wait((self._running,), timeout=seconds)
+        ended = self._running.done()
+        if not ended:
+            log.warning("%s: a call blocks for more than %g s; its thread ends with the process", owner, seconds)
+        return ended
 
 
 def retrieve_exception(future: "asyncio.Future[T]") -> None:

@@ -110,6 +110,7 @@ class Agent:
             # First what starts plugins, then the plugins.
             await _end_tasks(*tasks)
             await _end_tasks(*self._tasks.values())
+            await self._allocations.close()
             self._watcher.close()
         if self._fatal is not None:
             raise self._fatal
@@ -231,8 +232,11 @@ async def _run(work: Coroutine[None, None, None]) -> BaseException | None:
     task = asyncio.create_task(work)
     try:
         await asyncio.wait((task,))
-    finally:
+    except asyncio.CancelledError:
         await _end_tasks(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("crashed while the agent ended it", exc_info=error)
+        raise
     return task.exception()
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from accelplane.host.blocking import in_thread
+from accelplane.host.blocking import SerialThread
 from accelplane.kubelet import checkpoint, podresources, sockets
 from accelplane.logs import v
 from accelplane.node.settings import Settings
@@ -50,6 +50,7 @@ class AllocationReader:
     def __init__(self, settings: Settings) -> None:
         self._socket = settings.pod_resources_socket
         self._directory = settings.sockets_dir
+        self._thread = SerialThread()
         self._lock = asyncio.Lock()
         self._last: Reading | None = None
 
@@ -64,12 +65,16 @@ class AllocationReader:
                 last = self._last = await self._read(ask_kubelet=ask_kubelet)
             return last
 
+    async def close(self) -> None:
+        """Waits for the thread that reads the checkpoint."""
+        await self._thread.wait_idle("allocations")
+
     async def _read(self, *, ask_kubelet: bool) -> Reading:
         began = time.monotonic()
         running = await self._from_pod_resources() if ask_kubelet else None
         answered, recorded, problem = running is not None, None, ""
         try:
-            recorded = await in_thread(self._from_checkpoint)
+            recorded = await self._thread.run(self._from_checkpoint)
         except checkpoint.CheckpointError as error:
             problem = str(error)
             log.log(v(2), "allocations: %s", problem)

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 
 from accelplane.host import Host, HostError
-from accelplane.host.blocking import in_thread
+from accelplane.host.blocking import SerialThread
 from accelplane.node.watcher import Watcher
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ async def periodic_scan(
 
     Raises what `scan` raises. Close it with `contextlib.aclosing`. `name` is the watcher's subscriber.
     """
-    changed = asyncio.Event()
+    changed, thread = asyncio.Event(), SerialThread()
     logged: frozenset[str] = frozenset()
     watched: frozenset[str] = frozenset()
     try:
@@ -41,7 +41,7 @@ async def periodic_scan(
         while True:
             changed.clear()
             host = Host(root)
-            found = await in_thread(lambda host=host: scan(host))
+            found = await thread.run(lambda host=host: scan(host))
             notes = frozenset(host.notes)
             for note in sorted(notes - logged):
                 log.warning("%s: %s", name, note)
@@ -58,6 +58,7 @@ async def periodic_scan(
                 await asyncio.sleep(_DEBOUNCE)
     finally:
         watcher.forget(name)
+        await thread.wait_idle(name)
 
 
 def _paths(host: Host) -> frozenset[str]:

@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 
 _FIRST_RECHECK, _LAST_RECHECK = 1.0, 10.0
 _RESEND_INTERVAL = 30.0
-_THREAD_END_TIMEOUT = 5.0
 
 
 class PluginRunner:
@@ -88,14 +87,13 @@ class PluginRunner:
             tasks = [*self._background, *([self._prune] if self._prune is not None else [])]
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             self._watcher.forget(name)
             await self.publisher.close()
             self._labels.close()
+            await asyncio.gather(*tasks, return_exceptions=True)  # a background task may wait for a thread
             await self.cdi.close(remove=not self.context.settings.keep_cdi)
             for thread in (self._thread, self._explain_thread):
-                if not await thread.wait_idle(_THREAD_END_TIMEOUT):
-                    log.warning("%s: a read or write of a device blocks; its thread is left behind", name)
+                await thread.wait_idle(name)
 
     def request_check(self) -> None:
         """Requests a scan and a health check."""

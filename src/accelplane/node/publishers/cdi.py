@@ -79,7 +79,7 @@ class CdiPublisher:
 
     async def close(self, *, remove: bool) -> None:
         """Waits for the thread; with `remove`, removes the files that this process has written."""
-        if await self._thread.wait_idle(_END_TIMEOUT) and remove:
+        if await self._thread.wait_idle(self._context.name, _END_TIMEOUT) and remove:
             await self._thread.run(self.directory.remove_written)
 
     async def _names_in_use(self) -> set[str] | None:

@@ -46,7 +46,6 @@ class FpgaPlugin(Plugin[FpgaConfig]):
         self._node = NodeMode(self.config, api)
         self._interval = interval
         self._present = asyncio.Event()
-        self._thread = SerialThread()  # of the reads between scans
         self._reading = Reading()
         self._prepared: Host | None = None  # for the scan after `prepare`, which has read it
         # With whether it has AFU ids: of the other modes it would be incomplete.
@@ -123,15 +122,19 @@ class FpgaPlugin(Plugin[FpgaConfig]):
 
     async def _keep_reading(self, host: Host, request_scan: Callable[[], None]) -> None:
         """Requests a scan if IDs change: the kernel sends no uevent after programming or a firmware crash."""
-        while True:
-            busy = any(seen.afu is None for seen in self._reading.ports)
-            await asyncio.sleep(self._interval / 5 if busy else self._interval)
-            try:
-                now = await self._thread.run(lambda: read(Host(host.root), afus=self._afus))
-            except HostError:
-                continue  # the scan reports it
-            if now != self._reading:
-                request_scan()
+        thread = SerialThread()
+        try:
+            while True:
+                busy = any(seen.afu is None for seen in self._reading.ports)
+                await asyncio.sleep(self._interval / 5 if busy else self._interval)
+                try:
+                    now = await thread.run(lambda: read(Host(host.root), afus=self._afus))
+                except HostError:
+                    continue  # the scan reports it
+                if now != self._reading:
+                    request_scan()
+        finally:
+            await thread.wait_idle("fpga")
 
 
 _ABSENCE = (

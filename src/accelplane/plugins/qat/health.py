@@ -4,7 +4,8 @@ When `heartbeat/status` in debugfs is read the driver queries the firmware and r
 (Documentation/ABI/testing/debugfs-driver-qat).
 """
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Sequence
 
 from accelplane.devices import Device, HealthPolicy, Verdict
 from accelplane.host import Host, HostError, Missing, pci_address
@@ -13,21 +14,43 @@ from accelplane.plugins.qat.scan import Pf, debugfs
 
 
 class HeartbeatSource:
-    """Verdicts by physical function. In a virtual machine, which has no physical functions, there are none."""
+    """Verdicts by physical function. In a virtual machine, which has no physical functions, there are none.
+
+    Below a root other than `/`, the directories that a read has opened are kept for the next one, because opening them
+    component by component takes most of the time. Files are not: an open file in debugfs prevents rmmod of the driver.
+    """
 
     # A device that comes back has been reset by its driver, and the next check is as far away as any delay.
     policy = HealthPolicy(interval=9.0, good_verdicts=1, recovery_delay=0.0)
 
     def __init__(self) -> None:
         self._thread = SerialThread()
+        self._opened: Host | None = None
+
+    def reopen(self) -> None:
+        """Opens the directories anew at the next read: something has changed, and links may lead elsewhere."""
+        self._opened = None
 
     async def verdicts(self, host: Host, devices: Sequence[Device]) -> dict[str, Verdict]:
         """By unit. Reads in a thread: the firmware may respond slowly. No read starts while another one hangs."""
         addresses = {device.unit for device in devices if pci_address(device.unit)}
-        return await self._thread.run(lambda: {address: _verdict(host, address) for address in addresses})
+        return await self._thread.run(lambda: self._read(host, addresses))
 
     async def run(self, host: Host, request_scan: Callable[[], None]) -> None:
-        """Nothing to follow: the kernel reports no changes of these files."""
+        """Waits until cancelled, then for the end of the read: the kernel reports no changes of these files."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self._thread.wait_idle("qat")
+
+    def _read(self, host: Host, addresses: Collection[str]) -> dict[str, Verdict]:
+        opened = self._opened if host.root != "/" else None
+        if opened is not None:
+            verdicts = {address: _verdict(opened, address) for address in addresses}
+            if all(verdict.answer == "good" for verdict in verdicts.values()):
+                return verdicts
+        self._opened = host  # a directory may have been removed and created again
+        return {address: _verdict(host, address) for address in addresses}
 
 
 def _verdict(host: Host, address: str) -> Verdict:
