@@ -3,20 +3,25 @@
 Hypothesis generates 50 inputs per test, or `ACCELPLANE_FUZZ` of them (`make fuzz`), except for tests that set a number
 of their own. All of them have the marker `fuzz`, and with the variable set the report shows the number of inputs.
 
-Coverage is not measured in tests with the marker `no_cover`, among them all that hypothesis feeds: they execute a
-thousand times what other tests cover, and tracing makes Python 3.11 three times slower.
+Coverage is measured in the processes that tests start, too. It is not measured in tests with the marker `untraced`,
+among them all that hypothesis feeds: they execute what other tests cover a thousand times, and tracing makes Python
+3.11 several times slower. (The marker `no_cover` of pytest-cov has no effect in workers of xdist.)
 """
 
 import functools
 import os
+import sys
+import threading
 from collections.abc import Generator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 _ASKED = os.environ.get("ACCELPLANE_FUZZ")
 _INPUTS = "inputs"
+_DATA = os.path.abspath(".coverage")
 
 settings.register_profile(
     "accelplane",
@@ -31,6 +36,7 @@ settings.load_profile("accelplane")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fuzz: hypothesis generates its inputs")
+    config.addinivalue_line("markers", "untraced: coverage is not measured")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -38,7 +44,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker(pytest.mark.fuzz)
-            item.add_marker(pytest.mark.no_cover)
+            item.add_marker(pytest.mark.untraced)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    if not item.config.pluginmanager.hasplugin("_cov"):
+        return (yield)
+    if item.get_closest_marker("untraced") is None:
+        with patch.dict(os.environ, {"COVERAGE_PROCESS_START": str(item.config.inipath), "COVERAGE_FILE": _DATA}):
+            return (yield)
+    trace, thread_trace = sys.gettrace(), threading.gettrace()
+    sys.settrace(None)
+    threading.settrace(None)
+    try:
+        return (yield)
+    finally:
+        threading.settrace(thread_trace)
+        sys.settrace(trace)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -38,7 +38,7 @@ from accelplane.kube.informer import WatchTimeouts
 from accelplane.kube.manager import OFF, Manager
 from accelplane.operator.controller import controllers
 
-pytestmark = pytest.mark.no_cover
+pytestmark = pytest.mark.untraced
 
 # Everything but watches.
 ANY = r"^(GET|PATCH|PUT|POST|DELETE) "

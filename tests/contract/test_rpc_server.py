@@ -447,7 +447,7 @@ async def test_a_flood_of_empty_data_ends_the_connection(raw: Raw) -> None:
     assert await raw.goodbye() == ENHANCE_YOUR_CALM
 
 
-@pytest.mark.no_cover
+@pytest.mark.untraced
 async def test_a_flood_of_reset_calls_ends_the_connection(methods: Methods, raw: Raw) -> None:
     for turn in range(5000):
         stream = 2 * turn + 1

@@ -374,7 +374,7 @@ LARGE = SHARED.replace('"size": 32', '"size": 33')
         ),
     ],
 )
-@pytest.mark.no_cover
+@pytest.mark.untraced
 def test_what_the_device_cannot_be_is_found_before_anything_is_written(
     node: MakeNode, template: str, reason: str
 ) -> None:
@@ -456,7 +456,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.no_cover
+@pytest.mark.untraced
 def test_a_write_that_fails_leaves_the_device_exactly_as_before(node: MakeNode, case: str) -> None:
     spec, number = CASES[case]
     machine = node(spec)
@@ -475,7 +475,7 @@ def test_a_write_that_fails_leaves_the_device_exactly_as_before(node: MakeNode, 
     assert only(machine.apply()).state == "applied"
 
 
-@pytest.mark.no_cover
+@pytest.mark.untraced
 def test_a_write_that_always_fails_leaves_a_blank_device_exactly_as_before(node: MakeNode) -> None:
     machine = node(small())
     machine.configure("dsa.conf", SMALL)
@@ -588,7 +588,7 @@ def test_an_attribute_that_takes_no_effect_is_found_out_before_the_device_is_ena
 
 @pytest.mark.parametrize("attribute", ["state", "size", "mode", "name", "group_id", "threshold", "driver_name"])
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"x" * 4096, b"-9" * 3000, b"9" * 30])
-@pytest.mark.no_cover
+@pytest.mark.untraced
 def test_junk_in_an_attribute_costs_its_device_only(node: MakeNode, attribute: str, content: bytes) -> None:
     machine = node(configured("one"), DsaSpec())
     machine.kernel.say(f"{BUS}/devices/wq0.0/{attribute}", content)
@@ -598,7 +598,7 @@ def test_junk_in_an_attribute_costs_its_device_only(node: MakeNode, attribute: s
 
 
 @pytest.mark.parametrize("place", ["wq0.0/size", "dsa0/read_buffer_limit"])
-@pytest.mark.no_cover
+@pytest.mark.untraced
 def test_rollback_does_not_write_invalid_attributes(node: MakeNode, place: str) -> None:
     machine = node(configured("one"), DsaSpec())
     machine.kernel.say(f"{BUS}/devices/{place}", b"")
@@ -610,7 +610,7 @@ def test_rollback_does_not_write_invalid_attributes(node: MakeNode, place: str) 
 
 @pytest.mark.parametrize("limit", ["configurable", "max_work_queues_size", "max_groups", "version", "state"])
 @pytest.mark.parametrize("content", [b"junk", b"\xff", b"9" * 5000])
-@pytest.mark.no_cover
+@pytest.mark.untraced
 def test_invalid_limits_of_the_device_are_reported(node: MakeNode, limit: str, content: bytes) -> None:
     machine = node(DsaSpec())
     machine.kernel.say(f"{BUS}/devices/dsa0/{limit}", content)
