@@ -1,11 +1,14 @@
-"""Node commands as processes of their own, as a DaemonSet would run them."""
+"""Node commands: in processes of their own, as a DaemonSet runs them, or called in this process."""
 
 import asyncio
+import contextlib
+import io
+import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from waiting import until
@@ -59,6 +62,30 @@ class Process:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
+
+
+def called(main: Callable[[Sequence[str]], int], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The result of a command's entry point, called in this process, which takes a tenth of the time.
+
+    For commands that end by themselves. Logging and signal handlers are restored.
+    """
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    output, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        try:
+            code = main(arguments)
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else 1
+        finally:
+            for number, handler in signals.items():
+                signal.signal(number, handler)
+            for handler in set(root.handlers).difference(handlers):
+                root.removeHandler(handler)
+                handler.close()
+            root.setLevel(level)
+    return subprocess.CompletedProcess(list(arguments), code, output.getvalue(), errors.getvalue())
 
 
 def installed_plugin(directory: Path, name: str, source: str) -> Mapping[str, str]:

@@ -150,7 +150,7 @@ class Shelf(Plugin[ShelfConfig]):
     """
 
     config_type = ShelfConfig
-    owns_namespace = True
+    exclusive_namespace = True
 
     def __init__(self, world: "World", name: str, config: ShelfConfig | None = None) -> None:
         super().__init__(config)

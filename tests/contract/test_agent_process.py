@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 from conftest import Run
 from kubelets import Kubelet
-from processes import Process, installed_plugin
+from processes import Process, called, installed_plugin
 from trees import gpu_card, npu
 from waiting import until
 
+from accelplane.cli import node
 from accelplane.simulate.tree import GpuSpec, SimulatedNode
 
 I915, ACCEL = "gpu.intel.com/i915", "npu.intel.com/accel"
@@ -28,9 +29,9 @@ I915, ACCEL = "gpu.intel.com/i915", "npu.intel.com/accel"
 def tree(tmp_path: Path) -> Path:
     """What the commands find: a card and an NPU."""
     root = tmp_path / "tree"
-    node = SimulatedNode(root)
-    node.plug_gpu()
-    node.plug_npu()
+    simulated = SimulatedNode(root)
+    simulated.plug_gpu()
+    simulated.plug_npu()
     return root
 
 
@@ -184,7 +185,7 @@ async def test_the_socket_of_a_process_is_for_its_owner_alone(run: Run, kubelet:
 def test_what_cannot_be_is_refused_in_one_line(
     directory: str, tmp_path: Path, arguments: list[str], code: int, message: str
 ) -> None:
-    done = printed("accelplane", "node", f"--root={tmp_path}", f"--kubelet-dir={directory}", *arguments)
+    done = called(node.main, f"--root={tmp_path}", f"--kubelet-dir={directory}", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -268,7 +269,7 @@ def test_one_look_prints_the_devices_as_json_and_touches_nothing(directory: str,
     gpu_card(tmp_path, 0)
     gpu_card(tmp_path, 1, vendor="0x10de")
     npu(tmp_path, 0)
-    done = printed("accelplane", "node", "--once", f"--root={tmp_path}", f"--kubelet-dir={directory}")
+    done = called(node.main, "--once", f"--root={tmp_path}", f"--kubelet-dir={directory}")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     found = {name: sorted(part["resources"]) for name, part in report.items() if part["resources"]}
@@ -287,7 +288,7 @@ def test_one_look_of_an_empty_machine_finds_nothing_and_is_no_failure(directory:
 def test_one_look_that_fails_says_so_for_its_plugin_and_shows_the_others(tmp_path: Path) -> None:
     npu(tmp_path, 0)
     (tmp_path / "sys/class/drm").symlink_to("drm")
-    done = printed("accelplane", "node", "-once", f"-root={tmp_path}")
+    done = called(node.main, "-once", f"-root={tmp_path}")
     assert done.returncode == 1
     report = json.loads(done.stdout)
     assert "do they loop?" in report["gpu"]["error"]
@@ -411,12 +412,12 @@ def test_a_check_prints_what_was_found_and_why_not_more(
 
 def test_a_check_of_several_plugins_is_good_when_each_has_devices(tmp_path: Path) -> None:
     gpu_card(tmp_path, 0)
-    both = ("accelplane", "node", "-check", "-plugins=gpu,npu", f"-root={tmp_path}")
-    done = printed(*both)
+    both = ("-check", "-plugins=gpu,npu", f"-root={tmp_path}")
+    done = called(node.main, *both)
     assert done.returncode == 1
     assert {name: part["ok"] for name, part in json.loads(done.stdout).items()} == {"gpu": True, "npu": False}
     npu(tmp_path, 0)
-    assert printed(*both).returncode == 0
+    assert called(node.main, *both).returncode == 0
 
 
 async def test_a_plugin_explains_itself_once_at_the_start(
@@ -464,12 +465,12 @@ async def test_an_uneventful_life_says_little(run: Run, kubelet: Kubelet, tree: 
 
 
 async def test_a_card_comes_and_goes_at_the_real_process(run: Run, kubelet: Kubelet, tmp_path: Path) -> None:
-    node = SimulatedNode(tmp_path / "tree")
+    simulated = SimulatedNode(tmp_path / "tree")
     process = run("accelplane", "node")
     await process.said("plugins dlb, dsa, fpga, gpu, iaa, npu, qat, sgx")
-    node.plug_gpu(GpuSpec(driver="xe"))
+    simulated.plug_gpu(GpuSpec(driver="xe"))
     await kubelet.until(lambda resources: resources == {"gpu.intel.com/xe": (1, 1)})
-    node.unplug("card0")
+    simulated.unplug("card0")
     await kubelet.until(lambda resources: resources == {})
     assert await process.terminate() == 0
 

@@ -9,10 +9,12 @@ import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from conftest import Run
 from node_api import node_api
+from processes import called
 from trees import gpu_card, link, write
 from waiting import until
 
@@ -46,10 +48,12 @@ def sgx(root: Path) -> None:
     write(root / "sys/class/misc/sgx_enclave/dev", "10:125\n")
 
 
-def printed(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("KUBERNETES_", "NODE_NAME"))}
-    command = [sys.executable, "-m", "accelplane.cli.labels", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**clean, **environment})
+def printed(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    cluster = [name for name in os.environ if name.startswith(("KUBERNETES_", "NODE_NAME"))]
+    with patch.dict(os.environ):
+        for name in cluster:
+            del os.environ[name]
+        return called(labels.main, *arguments)
 
 
 # Printed.

@@ -47,8 +47,8 @@ def test_built_in_families_are_entry_points() -> None:
 
 
 def test_built_in_families_own_their_namespaces_and_other_plugins_do_not() -> None:
-    assert all(plugin.owns_namespace for plugin in installed().values())
-    assert not Plugin.owns_namespace
+    assert all(plugin.exclusive_namespace for plugin in installed().values())
+    assert not Plugin.exclusive_namespace
 
 
 def test_only_those_named_are_loaded() -> None:

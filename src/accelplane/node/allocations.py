@@ -32,13 +32,13 @@ Key = tuple[str, str]  # qualified resource name, device ID
 class Reading(Struct, frozen=True):
     """The IDs that containers hold, each with its NUMA nodes, from a reading that began at the monotonic time `began`.
 
-    `result` is `none` where there is neither a socket nor a checkpoint (no kubelet has run yet), `unreadable` where
+    `record` is `absent` where there is neither a socket nor a checkpoint (no kubelet has run yet), `unreadable` where
     there is one and it cannot be read. `answered`: whether the kubelet itself has answered. `ended` are IDs that only
     the checkpoint names: of pods that have ended, or that a restarted kubelet does not know yet.
     """
 
     began: float
-    result: Literal["known", "none", "unreadable"]
+    record: Literal["read", "absent", "unreadable"]
     answered: bool = False
     held: Mapping[Key, Sequence[int]] = {}
     ended: frozenset[Key] = frozenset()
@@ -81,10 +81,10 @@ class AllocationReader:
         if problem and not running:  # a restarted kubelet names no pods at first
             return Reading(began, "unreadable", answered)
         if running is None and recorded is None:
-            return Reading(began, "none")
+            return Reading(began, "absent")
         running, recorded = running or {}, recorded or {}
         ended = frozenset(recorded.keys() - running.keys()) if answered else frozenset[Key]()
-        return Reading(began, "known", answered, {**recorded, **running}, ended)
+        return Reading(began, "read", answered, {**recorded, **running}, ended)
 
     async def _from_pod_resources(self) -> Mapping[Key, Sequence[int]] | None:
         if sockets.identity(self._socket) is None:
@@ -135,10 +135,10 @@ class CallRecord:
             if allocated is not None and allocated < reading.began:
                 self._allocated[id_] = 0.0  # the kubelet has recorded the allocation: no need to wait for that
             return True
-        if reading.result == "known":
+        if reading.record == "read":
             time_limit = _RECORDING_TIME if reading.answered else _CHECKPOINT_TIME
             return allocated is not None and reading.began - allocated < time_limit
-        return reading.result == "unreadable" or allocated is not None
+        return reading.record == "unreadable" or allocated is not None
 
     def forget(self, id_: str) -> None:
         """Forgets an ID that has left the list."""

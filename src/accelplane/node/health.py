@@ -1,4 +1,4 @@
-"""The health of a plugin's units over time: runs checks, keeps the states, and tells when the next check is due."""
+"""The health of a plugin's units over time: runs checks, stores the states, computes when the next check is due."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from accelplane.plugins.base import Config
 log = logging.getLogger(__name__)
 
 _CHECK_DEADLINE = 10.0
-_CONFIRM_SUSPECT = 1.0
+_RECHECK_DELAY = 1.0
 
 
 class HealthTracker:
@@ -42,10 +42,10 @@ class HealthTracker:
         due = interval
         for state in self.states.values():
             if state.phase is Phase.SUSPECT:
-                due = min(due, _CONFIRM_SUSPECT)
+                due = min(due, _RECHECK_DELAY)
             elif state.phase is Phase.RECOVERING:
                 # A source that does not answer does not end the recovery.
-                due = min(due, max(_CONFIRM_SUSPECT, state.since + self._policy.recovery_delay - now))
+                due = min(due, max(_RECHECK_DELAY, state.since + self._policy.recovery_delay - now))
         return due
 
     def retain(self, units: Collection[str]) -> None:

@@ -181,7 +181,7 @@ class PluginRunner:
             device
             for device in _placeholders(plugin.namespace, self._reading)
             if device.id not in known.resources.get(device.resource, {})
-            and (plugin.owns_namespace or device.resource in present.resources)
+            and (plugin.exclusive_namespace or device.resource in present.resources)
         ]
         return with_departed(
             present,
@@ -203,14 +203,14 @@ class PluginRunner:
         Also if the first reading, which is made without the kubelet, is not conclusive.
         """
         await self._departed.wait()
-        if self._reading is not None and self._reading.result != "known":
+        if self._reading is not None and self._reading.record != "read":
             self._reading = await self._allocations.read(time.monotonic())
             await self._publish()
         interval = _FIRST_RECHECK
         while True:
             self._departed.clear()
             reading = self._reading
-            unknown = reading is not None and reading.result == "unreadable"
+            unknown = reading is not None and reading.record == "unreadable"
             read = reading.began if reading is not None else -math.inf
             until = [departure.until for departure in self._departures.values() if departure.until < math.inf]
             unread = [time_ for time_ in until if time_ > read]

@@ -85,7 +85,7 @@ class Plugin(Generic[ConfigT_co]):
     removal_delay: ClassVar[float] = 1.0
     # Whether no other plugin on a node serves resources of this namespace. IDs that containers hold then stay listed
     # after an agent restart even if the resource has no device left.
-    owns_namespace: ClassVar[bool] = False
+    exclusive_namespace: ClassVar[bool] = False
     # Kinds of CDI files that the agent removes when their device is gone and no pod uses them.
     cdi_kinds: ClassVar[Sequence[str]] = ()
 

@@ -18,7 +18,7 @@ class DlbPlugin(Plugin[Config]):
     """Publishes `dlb.intel.com/pf` and `dlb.intel.com/vf`; it has no options."""
 
     namespace = "dlb.intel.com"
-    owns_namespace = True
+    exclusive_namespace = True
     watch = Watch(frozenset(("dlb2", "pci")), ("/dev", "/sys/class/dlb2"))
 
     def scan(self, host: Host) -> Iterator[Device | Skipped]:

@@ -61,7 +61,7 @@ ConfigT = TypeVar("ConfigT", bound=IaaConfig)
 class _QueuePlugin(Plugin[ConfigT]):
     """Base class of both families. `device` is the kernel's name of their devices, `nodes` their directory in /dev."""
 
-    owns_namespace = True
+    exclusive_namespace = True
     device: str
     nodes: str
 

@@ -59,7 +59,7 @@ class NpuPlugin(Plugin[NpuConfig]):
     """Publishes `npu.intel.com/accel`."""
 
     namespace = "npu.intel.com"
-    owns_namespace = True
+    exclusive_namespace = True
     config_type = NpuConfig
     cdi_kinds = (CDI_KIND,)
 

@@ -95,7 +95,7 @@ class SgxPlugin(Plugin[SgxConfig]):
     """Publishes `sgx.intel.com/enclave` and `provision`; by option also `qe`, `registration` and `vepc`."""
 
     namespace = "sgx.intel.com"
-    owns_namespace = True
+    exclusive_namespace = True
     config_type = SgxConfig
     watch = Watch(frozenset(("misc",)))
     removal_delay: ClassVar[float] = math.inf

@@ -85,7 +85,7 @@ class CdiPublisher:
     async def _names_in_use(self) -> set[str] | None:
         """CDI names of the IDs that containers hold; None if that is not known for all of them."""
         reading = await self._allocations.read(time.monotonic())
-        if reading.result != "known":
+        if reading.record != "read":
             return None
         prefix = f"{self._context.plugin.namespace}/"
         held = {key for key in reading.held if key[0].startswith(prefix)}

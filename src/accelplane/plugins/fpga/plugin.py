@@ -29,7 +29,7 @@ class FpgaPlugin(Plugin[FpgaConfig]):
     """Publishes `fpga.intel.com/af-…`, or `/region-…`."""
 
     namespace = NAMESPACE
-    owns_namespace = True
+    exclusive_namespace = True
     config_type = FpgaConfig
     watch = Watch(frozenset(("fpga", "fpga_region", "platform", "pci")))
     cdi_kinds = (CDI_KIND,)

@@ -20,7 +20,7 @@ class GpuPlugin(Plugin[GpuConfig]):
     """Publishes `gpu.intel.com/i915`, `/xe`, `/dxg` and the monitoring resources."""
 
     namespace = "gpu.intel.com"
-    owns_namespace = True
+    exclusive_namespace = True
     config_type = GpuConfig
     cdi_kinds = (CDI_KIND,)
 

@@ -20,7 +20,7 @@ class QatPlugin(Plugin[QatConfig]):
     """Publishes `qat.intel.com/cy`, `/dc`, `/sym`, `/asym-dc`, `/generic` and so on."""
 
     namespace = "qat.intel.com"
-    owns_namespace = True
+    exclusive_namespace = True
     config_type = QatConfig
     watch = Watch(frozenset(("pci", "drivers")))
 
