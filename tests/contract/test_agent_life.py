@@ -17,6 +17,7 @@ from peer import Peer
 from waiting import until
 
 from accelplane.devices import Resource
+from accelplane.kubelet import registration_state
 from accelplane.kubelet.server import ResourceServer, Stage
 from accelplane.node.agent import Agent
 from accelplane.node.settings import ConfigurationError, Settings
@@ -145,11 +146,14 @@ async def test_a_kubelet_that_cuts_every_stream_is_not_run_down_with_registratio
         await until(lambda: len(kubelet.lists) > lists, 15)
 
 
-async def test_a_kubelet_that_accepts_and_never_listens_is_asked_again(directory: str, start_agent: Start) -> None:
+async def test_a_kubelet_that_opens_no_stream_gets_another_registration(
+    directory: str, start_agent: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration_state, "STREAM_DEADLINE", 0.5)
     async with FakeKubelet(directory) as kubelet:
         await start_agent(table=Table(gadgets("a")))
         await until(lambda: len(kubelet.registered) == 1)
-        await until(lambda: len(kubelet.registered) == 2, 15)
+        await until(lambda: len(kubelet.registered) == 2)
 
 
 async def test_a_refused_registration_is_logged_once_with_the_kubelets_words_and_tried_again(

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from gadgets import GADGET, Other, Table, gadgets
 from kubelets import Kubelet
 from peer import Peer, refusal
 from processes import installed_plugin
+from trees import npu
 from waiting import until
 
 from accelplane.devices import Device, Resource, Skipped
 from accelplane.host import Host, WriteError
+from accelplane.node import scan_loop
 from accelplane.plugins import ScanError
 
 PATIENT = {"safety_interval": 3600.0}
@@ -118,14 +121,15 @@ async def test_a_service_that_fails_before_a_scan_counts_as_a_failed_scan(kubele
     await until(lambda: not agent.runners["table"].scan.failing)
 
 
-async def test_a_service_that_does_not_answer_is_given_up_and_its_plugin_asks_again(
-    kubelet: Kubelet, start_agent: Start
+async def test_a_service_that_does_not_respond_is_a_failed_scan_until_it_does(
+    kubelet: Kubelet, start_agent: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(scan_loop, "_REFRESH_DEADLINE", 0.5)
     plugin = Served(gadgets("a"))
     plugin.answers = asyncio.Event()
     agent = await start_agent(PATIENT, table=plugin, other=Other(gadgets("b")))
     await kubelet.until(lambda resources: resources == {"other.example.com/gadget": (1, 1)})
-    await until(lambda: "did not answer within 5 s" in agent.runners["table"].scan.problem)
+    await until(lambda: "did not answer within 0.5 s" in agent.runners["table"].scan.problem)
     plugin.answers.set()
     await kubelet.until(lambda resources: GADGET in resources)
 
@@ -173,6 +177,37 @@ async def test_hardware_that_cannot_be_prepared_counts_as_a_failed_scan(kubelet:
     await kubelet.until(lambda resources: resources == {GADGET: (2, 2)})
 
 
+class Hanging(Table):
+    """Its scans block while `release` is cleared."""
+
+    def __init__(self, found: Iterable[Device]) -> None:
+        super().__init__(found)
+        self.release = threading.Event()
+        self.release.set()
+
+    def scan(self, host: Host) -> Iterable[Device | Resource | Skipped]:
+        assert self.release.wait(60)
+        return super().scan(host)
+
+
+async def test_a_scan_that_hangs_makes_its_devices_unhealthy_and_blocks_no_pod(
+    kubelet: Kubelet, start_agent: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_loop, "_SCAN_TIMEOUT", 1.0)
+    plugin = Hanging(gadgets("a"))
+    agent = await start_agent({**PATIENT, "scan_grace": 0.0}, table=plugin)
+    await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+    plugin.release.clear()
+    agent.runners["table"].scan.request()
+    try:
+        assert len((await kubelet.run_pod("pod", {GADGET: 1})).devices) == 1
+        await kubelet.until(lambda resources: resources == {GADGET: (1, 0)})
+        assert agent.runners["table"].scan.problem == "a device does not answer, the scan has taken more than 1 s"
+    finally:
+        plugin.release.set()
+    await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
+
+
 HUNG = """
 import pathlib
 from accelplane.devices import Device, DeviceNode
@@ -182,45 +217,19 @@ class ThePlugin(Plugin):
     namespace = "hung.example.com"
 
     def scan(self, host):
-        if host.exists("/dev/hang"):
-            pathlib.Path(host.local("/dev/fifo")).read_bytes()
+        pathlib.Path(host.local("/dev/fifo")).read_bytes()
         yield Device(resource="gadget", id="a", nodes=[DeviceNode("/dev/a")], topology=None)
 """
 
 
-@pytest.fixture
-def hung(tmp_path: Path, run: Run) -> Path:
-    """A tree in which a scan of the plugin `hung` blocks for ever once there is a `dev/hang`."""
+async def test_a_first_scan_that_hangs_stops_neither_the_other_plugins_nor_the_end_of_the_process(
+    tmp_path: Path, run: Run, kubelet: Kubelet, directory: str
+) -> None:
     tree = tmp_path / "tree"
-    (tree / "dev").mkdir(parents=True)
+    npu(tree, 0)
     os.mkfifo(tree / "dev/fifo")
-    return tree
-
-
-async def test_a_scan_that_hangs_holds_up_neither_its_own_pods_nor_the_end(
-    hung: Path, tmp_path: Path, run: Run, kubelet: Kubelet, directory: str
-) -> None:
-    env = installed_plugin(tmp_path / "site", "hung", HUNG)
-    process = run("accelplane", "node", "--plugins=hung", "--scan-grace=0", env=env)
-    await kubelet.until(lambda resources: resources == {"hung.example.com/gadget": (1, 1)})
-    (hung / "dev/hang").touch()
-    container = await kubelet.run_pod("pod", {"hung.example.com/gadget": 1})
-    assert [node.host_path for node in container.devices] == ["/dev/a"]
-    # Ten seconds without an answer are a failed scan.
-    await process.said("hung: scan failed: a device does not answer", 20)
-    await kubelet.until(lambda resources: resources == {"hung.example.com/gadget": (1, 0)})
-    assert await process.terminate() == 0
-    assert not os.path.exists(f"{directory}/device-plugins/hung.example.com-gadget.sock")
-
-
-async def test_a_first_scan_that_hangs_does_not_stop_the_other_plugins_nor_the_end(
-    hung: Path, tmp_path: Path, run: Run, kubelet: Kubelet
-) -> None:
-    from trees import npu
-
-    npu(hung, 0)
-    (hung / "dev/hang").touch()
     env = installed_plugin(tmp_path / "site", "hung", HUNG)
     process = run("accelplane", "node", "--plugins=hung,npu", env=env)
     await kubelet.until(lambda resources: resources == {"npu.intel.com/accel": (1, 1)})
     assert await process.terminate() == 0
+    assert [name for name in os.listdir(f"{directory}/device-plugins") if name.endswith(".sock")] == ["kubelet.sock"]
