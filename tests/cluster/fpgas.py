@@ -102,6 +102,10 @@ class Fpgas:
             node.wait_offered()
         self.installed = None
 
+    def delete_pods(self) -> None:
+        """Deletes the pods of the team and waits for their end."""
+        self.cluster.kubectl("delete", "pods", "--all", "--force", "--grace-period=0", f"--namespace={TEAM}")
+
     def asks(self) -> str:
         """What a pod asks for that asked for a name, when the API server is done with it; empty if it is refused."""
         status, answer = self.cluster.request(

@@ -75,8 +75,10 @@ def fpgas(cluster_is_possible: None) -> Iterator[Fpgas]:
 
 
 @pytest.fixture
-def deployed(fpgas: Fpgas) -> Fpgas:
-    """What docs/accelerators.md and docs/fpga-webhook.md say, in mode region."""
+def deployed(fpgas: Fpgas, request: pytest.FixtureRequest) -> Fpgas:
+    """The installation of docs/accelerators.md and docs/fpga-webhook.md, in mode region."""
+    if getattr(request.node, "execution_count", 1) > 1:  # a rerun: the pods of the failed run exist
+        fpgas.delete_pods()
     objects = render(REPOSITORY / "deploy/fpga_plugin/overlays/region")
     fpgas.install(Installation("intelfpgaplugin-system", "intel-fpga-plugin", objects), OFFERED)
     return fpgas

@@ -381,10 +381,10 @@ def test_a_second_plugin_of_the_same_name_waits_until_the_first_is_gone(world: W
     first = world.plugin()
     world.wait(I915, CARDS)
     second = world.plugin("-shared-dev-num=2", name="second-plugin")
-    wait_until(lambda: "is in use by" in second.tail(), "the second plugin's words")
+    wait_until(lambda: "is in use by" in second.tail(1000), "second-plugin: to find the socket in use", 90)
     world.run("worker", {I915: 1}, restart="Always")
     first.stop()
-    world.wait(I915, 2 * CARDS)
+    world.wait(I915, 2 * CARDS, 90)
     assert world.life("worker")[1] == 0
     assert second.running
 
