@@ -170,6 +170,26 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     assert precious.read_text() == "{}"
 
 
+class RacingHost(Host):
+    """Replaces the directory of records by a link that leads outside as soon as its local path is known."""
+
+    def local(self, path: str) -> str:
+        found = super().local(path)
+        directory = Path(self.root, STATE_DIRECTORY[1:])
+        directory.rename(directory.with_name("old"))
+        directory.symlink_to(Path(self.root).with_name("outside"))
+        return found
+
+
+def test_a_record_outside_the_root_is_never_read(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    add(Host(root), FME, LAST, 1.0)
+    write(tmp_path / "outside" / f"{FME}.json", json.dumps(as_json(Record({"failed": 7}, {}, 1.0, LAST))))
+    record = read(RacingHost(root), FME)
+    assert record is not None
+    assert record.outcomes == {"failed": 1}
+
+
 def test_a_record_that_cannot_be_written_does_not_fail_programming(tmp_path: Path) -> None:
     driver = Driver(one_port(tmp_path), NLB3)
     place(tmp_path).mkdir(parents=True)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from accelplane.fpga import gbs
 from accelplane.fpga.gbs import BitstreamError
+from accelplane.host import HostError
 
 EXTENSIONS = (".gbs", ".aocx")
 
@@ -43,22 +44,21 @@ class Bitstream(NamedTuple):
 
 
 @contextlib.contextmanager
-def opened(path: str, name: str = "") -> Generator[Bitstream]:
-    """Opens the file at `path`; messages call it `name`, or `path` by default. Raises `BitstreamError`."""
-    name = name or path
-    extension = os.path.splitext(name)[1]
+def opened(path: str, open_file: Callable[[str, int], int] = os.open) -> Generator[Bitstream]:
+    """Opens the file with `open_file`, which may be a host's `open`. Raises `BitstreamError`."""
+    extension = os.path.splitext(path)[1]
     if extension not in EXTENSIONS:
-        raise BitstreamError(f"{name}: extension {extension!a}, expected {' or '.join(EXTENSIONS)}")
+        raise BitstreamError(f"{path}: extension {extension!a}, expected {' or '.join(EXTENSIONS)}")
     try:
         # O_NONBLOCK: a FIFO must not block.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except (OSError, ValueError) as error:
-        raise BitstreamError(f"{name}: {error.strerror if isinstance(error, OSError) else error}") from None
+        descriptor = open_file(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except (OSError, ValueError, HostError) as error:
+        raise BitstreamError(f"{path}: {error.strerror if isinstance(error, OSError) else error}") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise BitstreamError(f"{name}: not a regular file")
-        yield (_gbs if extension == ".gbs" else _aocx)(name, descriptor, status.st_size)
+            raise BitstreamError(f"{path}: not a regular file")
+        yield (_gbs if extension == ".gbs" else _aocx)(path, descriptor, status.st_size)
     finally:
         os.close(descriptor)
 

@@ -81,10 +81,8 @@ def add(host: Host, fme: str, last: Last, seconds: float) -> None:
 def read(host: Host, fme: str) -> Record | None:
     """Returns the record of the FME, None if there is none. Raises `RecordError`."""
     path = f"{STATE_DIRECTORY}/{fme}{_SUFFIX}"
-    # O_NONBLOCK: a FIFO must not block.
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY
     try:
-        descriptor = os.open(f"{host.local(STATE_DIRECTORY)}/{fme}{_SUFFIX}", flags)
+        descriptor = host.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise RecordError(f"{path}: not a regular file, expected a record of programmings")

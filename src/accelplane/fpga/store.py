@@ -63,7 +63,7 @@ def find(host: Host, region: str, afu: str, store: str = STORE) -> str:
 def opened_for(host: Host, region: str, afu: str, store: str = STORE) -> Generator[Bitstream]:
     """Opens the bitstream that `find` returns. Raises as `find`, and `BitstreamError`."""
     path = find(host, region, afu, store)
-    with opened(host.local(path), path) as bitstream:
+    with opened(path, host.open) as bitstream:
         yield bitstream
 
 

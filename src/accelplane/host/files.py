@@ -84,8 +84,10 @@ class HostFiles:
     def open(self, path: str, flags: int, mode: int = 0o600) -> int:
         """A descriptor of the file, which may be a device node. FIFOs without a peer do not block.
 
-        Raises `OSError`, `ValueError` for a path with a zero byte, or `Unreadable` if links loop.
+        Raises `OSError` (with `O_NOFOLLOW` also for a link), `ValueError` for a path with a zero byte, or `Unreadable`
+        if links loop.
         """
+        follow = not flags & os.O_NOFOLLOW
         flags |= os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
         name, directory = self._place(path)
         if directory is None:
@@ -94,7 +96,7 @@ class HostFiles:
         try:
             return os.open(name, flags, mode, dir_fd=directory.descriptor)
         except OSError as error:
-            if error.errno != errno.ELOOP:
+            if error.errno != errno.ELOOP or not follow:
                 raise
         return self._call_at(os.open, self.resolve(path), flags, mode)
 
