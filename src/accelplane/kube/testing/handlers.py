@@ -256,6 +256,8 @@ class Handlers:
             if "deletionTimestamp" not in known["metadata"]:
                 now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
                 marked = {**known, "metadata": {**known["metadata"], "deletionTimestamp": now}}
+                if "generation" in known["metadata"]:
+                    marked["metadata"]["generation"] += 1
                 return self._storage.store(resource.plural, marked)
             return known
         self._storage.remove(resource.plural, resource.name, resource.namespace)
@@ -321,13 +323,15 @@ def _conflict(error: ApplyConflict, api_version: str) -> Failure:
     causes = [
         {
             "reason": "FieldManagerConflict",
-            "message": f'conflict with "{one.manager}" using {api_version}',
+            "message": f'conflict with "{one.manager.name}"'
+            + (f" using {api_version}" if one.manager.operation == "Update" else ""),
             "field": one.field,
         }
         for one in error.conflicts
     ]
     listed = "; ".join(f"{cause['message']}: {cause['field']}" for cause in causes)
-    return Failure(409, f"Apply failed with {len(causes)} conflicts: {listed}", details={"causes": causes})
+    noun = "conflict" if len(causes) == 1 else "conflicts"
+    return Failure(409, f"Apply failed with {len(causes)} {noun}: {listed}", details={"causes": causes})
 
 
 def _without_status(thing: JsonObject) -> JsonObject:

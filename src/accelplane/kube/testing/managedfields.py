@@ -48,7 +48,7 @@ class Manager(NamedTuple):
 class FieldConflict(Struct, frozen=True):
     """A field that another manager owns with another value."""
 
-    manager: str
+    manager: Manager
     field: str
 
 
@@ -72,7 +72,7 @@ def apply(live: JsonObject, body: JsonObject, manager: Manager, *, force: bool) 
         if _exists(live, path) and _value(live, path) != _value(body, path)
     ]
     if conflicts and not force:
-        raise ApplyConflict([FieldConflict(other.name, _text(path)) for other, path in conflicts])
+        raise ApplyConflict([FieldConflict(other, _text(path)) for other, path in conflicts])
     for other, path in conflicts:
         owners[other].discard(path)
     dropped = owners.get(manager, set[Path]()) - fields
