@@ -127,6 +127,20 @@ async def update_takes_fields_over(connect: Connect) -> None:
     assert (await one.apply(config("taken", b="2"))).data == {"a": "9", "b": "2"}
 
 
+async def dry_run_returns_the_result_and_stores_nothing(connect: Connect) -> None:
+    client = connect("one")
+    assert (await client.create(config("dry", a="1"), dry_run=True)).data == {"a": "1"}
+    with pytest.raises(NotFound):
+        await client.get(ConfigMap, "dry", NAMESPACE)
+    made = await client.create(config("dry", a="1"))
+    change = {"data": {"a": "2"}}
+    assert (await client.patch(ConfigMap, "dry", change, namespace=NAMESPACE, dry_run=True)).data == change["data"]
+    assert (await client.apply(config("dry", b="3"), dry_run=True)).data == {"a": "1", "b": "3"}
+    assert await client.delete(ConfigMap, "dry", NAMESPACE, dry_run=True)
+    found = await client.get(ConfigMap, "dry", NAMESPACE)
+    assert (found.data, version(found)) == ({"a": "1"}, version(made))
+
+
 async def finalizers_delay_the_deletion(connect: Connect) -> None:
     client = connect("one")
     made = config("finalized", a="1")
@@ -254,6 +268,7 @@ ALL = [
     apply_removes_own_fields_and_keeps_those_of_others,
     apply_without_force_is_a_conflict_that_names_manager_and_field,
     update_takes_fields_over,
+    dry_run_returns_the_result_and_stores_nothing,
     finalizers_delay_the_deletion,
     delete_checks_the_uid,
     selectors_choose_objects_of_lists,

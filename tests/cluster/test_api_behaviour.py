@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from apibehaviour import ALL, NAMESPACE, Connect
-from lightkube.config.kubeconfig import KubeConfig
 
-from accelplane.kube.client import Client
+from accelplane.kube.client import Client, load_config
 
 from .cluster import Cluster
 
@@ -25,8 +24,7 @@ def cluster(cluster_is_possible: None) -> Iterator[Cluster]:
 async def test_api_server_behaves_as_the_double(
     cluster: Cluster, behaviour: Callable[[Connect], Awaitable[None]]
 ) -> None:
-    config = KubeConfig.from_file(cluster.kubeconfig).get()
-    assert config
+    config = load_config(str(cluster.kubeconfig))
     clients: list[Client] = []
 
     def connect(manager: str) -> Client:

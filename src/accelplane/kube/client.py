@@ -206,11 +206,11 @@ class Client:
         options: dict[str, object] = {"propagationPolicy": propagation}
         if uid:
             options["preconditions"] = {"uid": uid}
-        query = {"dryRun": "All"} if dry_run else None
+        if dry_run:
+            # The server ignores query parameters of a request that has DeleteOptions.
+            options["dryRun"] = ["All"]
         try:
-            await self._server.delete(
-                path_of(kind, namespace, name), options=options, query=query, deadline=self._timeout
-            )
+            await self._server.delete(path_of(kind, namespace, name), options=options, deadline=self._timeout)
         except NotFound:
             return False
         return True

@@ -250,15 +250,16 @@ class Handlers:
         known = self._get(resource)
         options: JsonObject = request.body or {}
         _check_preconditions(known, options.get("preconditions", {}))
-        if request.dry_run or options.get("dryRun") == ["All"]:
+        # The query counts only without DeleteOptions.
+        if options.get("dryRun") == ["All"] if options else request.dry_run:
             return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
         if known["metadata"].get("finalizers"):
             if "deletionTimestamp" not in known["metadata"]:
                 now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-                marked = {**known, "metadata": {**known["metadata"], "deletionTimestamp": now}}
-                if "generation" in known["metadata"]:
-                    marked["metadata"]["generation"] += 1
-                return self._storage.store(resource.plural, marked)
+                metadata: JsonObject = {**known["metadata"], "deletionTimestamp": now}
+                if "generation" in metadata:
+                    metadata["generation"] += 1
+                return self._storage.store(resource.plural, {**known, "metadata": metadata})
             return known
         self._storage.remove(resource.plural, resource.name, resource.namespace)
         return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
