@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from waiting import until
 
 from accelplane.admission.sgx import PATH, SgxOptions, mutator
-from accelplane.kube.admission import AdmissionServer, Hook, refusing
+from accelplane.kube.admission import AdmissionServer, Hook, denying
 from accelplane.kube.certificates import CertificatePolicy
 from accelplane.kube.client import Client, load_config
 from accelplane.kube.tls import ServingTls
@@ -132,7 +132,7 @@ async def asked_for(cluster: Cluster, server: AdmissionServer) -> None:
 
     async def is_asked() -> bool:
         await ask(cluster, pod())
-        return any(200 in tally.codes for tally in server.tallies.values())
+        return any(200 in tally.codes for tally in server.stats.values())
 
     await until(is_asked, 30)
 
@@ -159,7 +159,7 @@ async def test_a_pod_is_mutated_twice_and_admitted_as_the_tables_say(api: Cluste
 
 async def test_a_denial_is_what_the_user_reads(api: Cluster) -> None:
     async with hooked(
-        api, served_by(api), refusing(PATH, "SGX is off, see --devices"), authority=api.authority
+        api, served_by(api), denying(PATH, "SGX is off, see --devices"), authority=api.authority
     ) as server:
         await asked_for(api, server)
         status, answer = await ask(api, pod())

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from waiting import until
 
 from accelplane.admission.sgx import PATH, SgxOptions, mutator
-from accelplane.http.messages import HttpError, HttpLimits, Request
-from accelplane.kube.admission import AdmissionServer, Decision, Hook, Mutator, Review, Validator, deny, refusing
+from accelplane.http.messages import HttpError, HttpLimits, Request, Response
+from accelplane.kube.admission import AdmissionServer, Decision, Hook, Mutator, Review, Validator, deny, denying
 from accelplane.kube.jsonpatch import Operation
 from accelplane.kube.testing import apply_json_patch
 from accelplane.kube.tls import CertificateError, ServingTls, TlsSettings
@@ -228,7 +228,7 @@ async def test_what_is_being_deleted_may_lose_its_finalizers_whatever_is_wrong_w
 
 
 async def test_a_disabled_kind_is_refused_with_a_word_on_why() -> None:
-    async with world(refusing("/off", "GPU is not enabled, see --devices")) as one:
+    async with world(denying("/off", "GPU is not enabled, see --devices")) as one:
         response = (await one.ask(post(review(), "/off"))).response
     assert (response["allowed"], response["status"]["message"]) == (False, "GPU is not enabled, see --devices")
 
@@ -375,7 +375,7 @@ async def test_idle_connections_and_unfinished_handshakes_at_the_limit_do_not_bl
         assert (await idle.ask(post(review()))).status == 200
         silent = [await asyncio.open_connection("127.0.0.1", one.port) for _ in range(2)]
         assert (await one.ask(post(review()))).status == 200
-        assert one.server.callers <= 2
+        assert one.server.connections <= 2
         for _reader, writer in silent:
             writer.close()
 
@@ -385,7 +385,7 @@ async def test_a_farewell_is_answered_by_one() -> None:
         caller = await one.caller()
         assert (await caller.ask(post(review()))).status == 200
         await caller.close()  # asyncio waits for the server's, and would complain of an end without one
-        await until(lambda: not one.server.callers)
+        await until(lambda: not one.server.connections)
 
 
 async def test_who_does_not_take_the_answers_is_cut_off_and_holds_little() -> None:
@@ -435,7 +435,7 @@ async def test_reviews_are_counted_by_outcome() -> None:
         for body in (review(), review(), review({"metadata": {}, "spec": {}}), review({}), b"junk"):
             await one.ask(post(body))
         await one.ask(post(review(), content_type="text/plain"))
-        tally = one.server.tallies[PATH]
+        tally = one.server.stats[PATH]
     assert tally.outcomes == {"mutated": 2, "allowed": 1, "denied 400": 1, "error": 2}
     assert tally.codes == {200: 4, 400: 1, 415: 1}
     assert tally.seconds > 0
@@ -448,7 +448,7 @@ async def test_the_webhook_that_the_page_shows_works() -> None:
     names: dict[str, Any] = {}
     exec(compile(code, "kube.md", "exec"), names)  # noqa: S102 our own page
     answers = [
-        names["server"].answer(Request("POST", "/teams", "application/json", review({"metadata": {"labels": labels}})))
+        names["server"].handle(Request("POST", "/teams", "application/json", review({"metadata": {"labels": labels}})))
         for labels in ({"team": "a"}, {"x": "y"}, {"team": "nobody"})
     ]
     kept, changed, denied = (Reply("HTTP/1.1 200 OK", answer.body) for answer in answers)
@@ -459,7 +459,7 @@ async def test_the_webhook_that_the_page_shows_works() -> None:
 
 def test_two_webhooks_do_not_share_a_path() -> None:
     with pytest.raises(ValueError, match="/off"):
-        AdmissionServer([refusing("/off", "a"), refusing("/off", "b")])
+        AdmissionServer([denying("/off", "a"), denying("/off", "b")])
 
 
 # ── TLS ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -558,7 +558,7 @@ async def test_certificates_are_replaced_under_load_without_one_failed_review(tm
         assert served(staying) == first
         assert (await staying.ask(post(review()))).response["allowed"]
     assert reviews > 20
-    assert one.server.tallies[PATH].outcomes["mutated"] == reviews + 1
+    assert one.server.stats[PATH].outcomes["mutated"] == reviews + 1
 
 
 async def test_a_pair_that_is_none_never_replaces_one_that_works(tmp_path: Path) -> None:
@@ -622,7 +622,9 @@ def test_any_object_is_allowed_or_denied(found: Any) -> None:
     body = msgspec.json.encode(
         {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {"uid": "u", "object": found}}
     )
-    answered = json.loads(server.answer(Request("POST", PATH, "application/json", body)).body)["response"]
+    response = server.handle(Request("POST", PATH, "application/json", body))
+    assert isinstance(response, Response)
+    answered = json.loads(response.body)["response"]
     assert answered["allowed"] or answered["status"]["code"] in (400, 403)
 
 
@@ -630,7 +632,7 @@ def test_any_object_is_allowed_or_denied(found: Any) -> None:
 def test_any_body_is_refused_or_answered(body: bytes) -> None:
     server = AdmissionServer([mutator(SgxOptions())])
     with contextlib.suppress(HttpError):
-        server.answer(Request("POST", PATH, "application/json", body))
+        server.handle(Request("POST", PATH, "application/json", body))
 
 
 PIECES = st.lists(

@@ -188,7 +188,7 @@ def given(host: Host, name: str) -> str:
     container = {"name": "c", "resources": {"limits": asks, "requests": dict(asks)}}
     document = {"metadata": {"namespace": "n"}, "spec": {"containers": [container]}}
     review = Review("u", "CREATE", Kind("", "v1", "Pod"), object=Raw(json.dumps(document).encode()))
-    made = apply_json_patch(document, json.loads(msgspec.json.encode(host.hooks["/pods"].judge(review).patch)))
+    made = apply_json_patch(document, json.loads(msgspec.json.encode(host.hooks["/pods"].handle(review).patch)))
     (resource,) = made["spec"]["containers"][0]["resources"]["limits"]
     return str(resource)
 

@@ -1,6 +1,8 @@
 """The mutation of pods that use SGX."""
 
+import itertools
 import json
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -10,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelplane.admission.sgx import Pod, SgxOptions, mutate
-from accelplane.kube.admission import Decision
+from accelplane.admission.sgx import Pod, SgxOptions, mutate, mutator
+from accelplane.kube.admission import Decision, Review
 from accelplane.kube.quantities import QuantityError, binary_text, parse
 from accelplane.kube.testing import apply_json_patch
 
@@ -252,8 +254,8 @@ def test_a_restartable_init_container_named_aesmd_is_a_side_car() -> None:
     [
         (pod(container("a", "1Mi"), provider="zzz"), "quote-provider 'zzz' names no container"),
         (pod(container("a", "1Mi"), container("b"), provider="b"), "quote-provider 'b' names no container"),
-        (pod(container("a"), provider="aesmd"), "quote-provider does nothing"),
-        (pod(container("a", "1Mi"), container("aesmd"), provider="aesmd"), "'aesmd' not a side-car"),
+        (pod(container("a"), provider="aesmd"), "quote-provider no effect"),
+        (pod(container("a", "1Mi"), container("aesmd"), provider="aesmd"), "'aesmd' not sidecar"),
         (pod(container("a", "1025"), runtimeClassName="kata-qemu-sgx"), "1025 Kata"),
         (pod(container("a", resources={"sgx.intel.com/enclave": "1"})), "'a' sgx.intel.com/enclave internal"),
         (pod(container("a", "1Mi", resources={"sgx.intel.com/enclave": "2"})), "'a' sgx.intel.com/enclave internal"),
@@ -271,7 +273,7 @@ def test_what_is_probably_not_meant_is_warned_of_and_not_denied(document: Json, 
 def test_an_ordinary_pod_warns_of_nothing_the_first_time_and_the_second(provider: str | None) -> None:
     document = pod(container("a", "1Mi"), container("b", "1Mi"), provider=provider)
     assert decided(document).warnings == []
-    assert decided(mutated(document)) == Decision(patch=[], warnings=[])
+    assert decided(mutated(document)) == Decision(warnings=[])
 
 
 def test_an_aesmd_without_epc_is_a_side_car_where_that_is_wanted() -> None:
@@ -310,6 +312,46 @@ def test_every_added_parent_may_be_null_before() -> None:
     document = pod(container("a", "1Mi", env=None, volumeMounts=None), volumes=None, initContainers=None)
     document["metadata"]["annotations"] = None
     assert devices(mutated(document)["spec"]["containers"][0]) == USER
+
+
+@pytest.mark.parametrize("provider", [None, "aesmd"])
+def test_thousands_of_containers_are_mutated_completely(provider: str | None) -> None:
+    document = pod(*(container(f"c{number}", "1Ki") for number in range(3000)), provider=provider)
+    after = mutated(document)
+    assert all("enclave" in devices(each) for each in after["spec"]["containers"])
+    assert all(("env" in each) == (provider == "aesmd") for each in after["spec"]["containers"])
+    assert after["metadata"]["annotations"]["sgx.intel.com/epc"] == "3000Ki"
+
+
+def test_a_pod_whose_patch_is_too_large_is_denied_and_not_mutated_in_part() -> None:
+    decision = decided(pod(*(container(f"c{number}", "1Ki") for number in range(12_000))))
+    assert decision.denial is not None
+    assert (decision.denial.code, decision.denial.reason) == (413, "RequestEntityTooLarge")
+    assert "use fewer containers" in decision.denial.message
+    assert not decision.patch
+
+
+HOSTILE = [
+    b'{"metadata": {}, "spec": {"containers": [%b{}]}}' % (b"{}," * 2_000_000),
+    b'{"metadata": {}, "spec": {"volumes": [%b{}], "containers": []}}' % (b"{}," * 2_000_000),
+    b'{"metadata": {"annotations": {%b"a": "b"}}, "spec": {}}' % (b'"a":"b",' * 800_000),
+    b'{"metadata": {}, "spec": {"containers": [{"env": [%b{}]}]}}' % (b"{}," * 2_000_000),
+    b'{"metadata": {}, "spec": {"containers": [{"resources": {"limits": {%b"sgx.intel.com/epc": "1"}}}]}}'
+    % (b'"a":"1",' * 800_000),
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_pod_takes_little_more_memory_than_its_text(text: bytes) -> None:
+    tracemalloc.start()
+    try:
+        steps = mutator(DEFAULTS).steps(Review("u", object=msgspec.Raw(text)))
+        for _ in itertools.islice(steps, 50):
+            pass
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < len(text) + 1_000_000
 
 
 NAMES = st.sampled_from(["a", "b", "aesmd", "zzz"])

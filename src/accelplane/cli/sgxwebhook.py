@@ -176,14 +176,14 @@ def metrics_text(server: AdmissionServer) -> str:
     requests, latency = "controller_runtime_webhook_requests_total", "controller_runtime_webhook_latency_seconds"
     reviews = "accelplane_webhook_reviews_total"
     lines = [f"# HELP {requests} Admission requests by status.", f"# TYPE {requests} counter"]
-    for path, tally in server.tallies.items():
+    for path, tally in server.stats.items():
         lines += [f'{requests}{{webhook="{path}",code="{code}"}} {tally.codes[code]}' for code in sorted(tally.codes)]
     lines += [f"# HELP {latency} How long admission requests take.", f"# TYPE {latency} summary"]
-    for path, tally in server.tallies.items():
+    for path, tally in server.stats.items():
         lines.append(f'{latency}_sum{{webhook="{path}"}} {tally.seconds:.6f}')
         lines.append(f'{latency}_count{{webhook="{path}"}} {tally.codes.total()}')
     lines += [f"# HELP {reviews} Reviews by what was decided.", f"# TYPE {reviews} counter"]
-    for path, tally in server.tallies.items():
+    for path, tally in server.stats.items():
         found = sorted(tally.outcomes.items())
         lines += [f'{reviews}{{webhook="{path}",outcome="{outcome}"}} {count}' for outcome, count in found]
     return "\n".join(lines) + "\n"

@@ -112,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self._request_started:
             self._set_deadline(self._limits.request)
         self._received += data
-        self._transferred += len(data)
+        self._count_progress(len(data))
         self._process()
 
     def pause_writing(self) -> None:
@@ -139,7 +139,7 @@ class Connection(asyncio.BufferedProtocol):
             return 0.0
         if self._response_task is not None or self._transport is None:
             return math.inf
-        return self._active_at + self._limits.stall + self._transferred / _MIN_RATE
+        return self._limits.stall + min(self._progress_at, self._active_at + self._transferred / _MIN_RATE)
 
     def has_unread_data(self) -> bool:
         """Whether the kernel has data of the client that is not read yet."""
@@ -196,8 +196,12 @@ class Connection(asyncio.BufferedProtocol):
     def _request_started(self) -> bool:
         return bool(self._received) or self._head is not None
 
+    def _count_progress(self, size: int) -> None:
+        self._progress_at = time.monotonic()
+        self._transferred += size
+
     def _set_deadline(self, timeout: float) -> None:
-        self._active_at = time.monotonic()
+        self._active_at = self._progress_at = time.monotonic()
         self._transferred = 0
         self.deadline = self._active_at + timeout
 
@@ -341,7 +345,7 @@ class Connection(asyncio.BufferedProtocol):
         """Sends as much of the response as the client takes, then ends the request."""
         while self._unsent and not self._write_paused:
             self._write(self._unsent[:_CHUNK])
-            self._transferred += _CHUNK
+            self._count_progress(_CHUNK)
             self._unsent = self._unsent[_CHUNK:]
         if self.reserved or self._unsent:
             self._server.release(self, keep=len(self._unsent))

@@ -1,21 +1,23 @@
-"""Admission of objects: AdmissionReview (`admission.k8s.io`, v1 or v1beta1) in and out, over HTTPS.
+"""Admission of objects: AdmissionReview (`admission.k8s.io`, v1 or v1beta1) over HTTPS.
 
-Whoever decides writes a function of the review and of the object, decoded as a type that has only the fields that
-matter: a `Mutator` answers with a patch, a `Validator` with a yes or no. A whole object is never built, so what is
-newer than this program passes through it untouched.
+A webhook is a function of the review and of the object, decoded as a type that has only the fields that matter. A
+`Mutator` returns a patch, a `Validator` allows or denies. Fields that are newer than this program stay unchanged,
+because the whole object is never decoded or encoded.
 """
 
+import asyncio
 import base64
 import logging
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from accelplane.http.connection import PendingResponse
 from accelplane.http.messages import HttpError, HttpLimits, Request, Response
 from accelplane.http.server import HttpServer
 from accelplane.kube.jsonpatch import Operation
@@ -28,6 +30,12 @@ T = TypeVar("T")
 _MAX_WARNING = 200  # characters; the API server cuts at 256 and drops all of them beyond 4096
 _MAX_WARNINGS = 16
 _MAX_DENIAL = 2048  # a message may quote a field of a megabyte
+# Larger reviews are processed one at a time and in steps, so that others do not wait for them.
+_LARGE = 64 * 1024
+_STEP = 0.004
+# Each value of a decoded object takes up to 100 bytes.
+_MAX_VALUES = 50_000
+_BASE64_CHUNK = 48 * 1024
 
 
 class Kind(Struct, frozen=True):
@@ -39,13 +47,13 @@ class Kind(Struct, frozen=True):
 
 
 class User(Struct, frozen=True):
-    """Who asks."""
+    """The user of the request."""
 
     username: str = ""
 
 
 class Review(Struct, frozen=True, rename="camel"):
-    """The request of an AdmissionReview; the objects are left as they came."""
+    """The request of an AdmissionReview; the objects are not decoded."""
 
     uid: str
     operation: str = ""
@@ -59,7 +67,7 @@ class Review(Struct, frozen=True, rename="camel"):
 
 
 class Denial(Struct, frozen=True):
-    """Why an object is not admitted."""
+    """Why an object is denied."""
 
     message: str
     code: int = 403
@@ -67,19 +75,32 @@ class Denial(Struct, frozen=True):
 
 
 class Decision(Struct, frozen=True):
-    """What becomes of an object: admitted, perhaps with changes, unless there is a denial. Users see the warnings."""
+    """The result of a review: allowed, with a patch if it is not empty, unless there is a denial."""
 
-    patch: Sequence[Operation] = ()
+    patch: Sequence[Operation] | Raw = ()
     denial: Denial | None = None
     warnings: Sequence[str] = ()
 
 
 ALLOWED = Decision()
 
+Steps = Generator[None, None, Decision]
+"""A decision that is computed in steps of some milliseconds."""
+
 
 def deny(message: str, *, code: int = 403, reason: str = "Forbidden") -> Decision:
-    """A refusal that the user sees."""
-    return Decision(denial=Denial(_short(message, _MAX_DENIAL), code, reason))
+    """Denies an object; users see the message."""
+    return Decision(denial=Denial(_truncate(message, _MAX_DENIAL), code, reason))
+
+
+def run(steps: Generator[None, None, T]) -> T:
+    """Runs all steps and returns their result."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        result: T = end.value
+        return result
 
 
 class _Status(Struct, frozen=True, omit_defaults=True):
@@ -92,26 +113,25 @@ class _Response(Struct, frozen=True, rename="camel"):
     uid: str
     allowed: bool
     status: _Status
-    patch_type: str | UnsetType = UNSET
-    patch: str | UnsetType = UNSET
     warnings: Sequence[str] | UnsetType = UNSET
+    patch_type: str | UnsetType = UNSET
 
 
-class _Asked(Struct, frozen=True, rename="camel"):
+class _ReviewRequest(Struct, frozen=True, rename="camel"):
     request: Review
     api_version: str = ""
     kind: str = ""
 
 
-class _Answered(Struct, frozen=True, rename="camel"):
-    response: _Response
+class _ReviewResponse(Struct, frozen=True, rename="camel", kw_only=True):
     api_version: str
     kind: str = "AdmissionReview"
+    response: _Response  # last, so that the patch can be appended to its text
 
 
-# Whoever configures a webhook may ask for the older one, which has the same fields.
+# A webhook configuration may ask for the older version, which has the same fields.
 _VERSIONS = ("admission.k8s.io/v1", "admission.k8s.io/v1beta1")
-_ASKED = msgspec.json.Decoder(_Asked)
+_DECODER = msgspec.json.Decoder(_ReviewRequest)
 _ENCODER = msgspec.json.Encoder()
 _OK = _Status(200)
 
@@ -128,99 +148,139 @@ _DELETED = msgspec.json.Decoder(_Deleted)
 
 
 class Webhook(Generic[T]):
-    """One path: objects of `kind` come there, and `decide` says what becomes of them.
+    """One path, to which objects of `kind` are sent, and the function that decides about them.
 
-    Deletion is always allowed, and so are updates of an object that is being deleted: it goes when the last of its
-    finalizers is taken from it, and a refusal of that, for whatever is wrong with the rest, would keep it for ever.
+    `decide` returns the decision or its steps. Deletions are always allowed, and so are updates of an object that is
+    being deleted: denying these would keep its finalizers, and the object, forever.
+
+    An object with more than `max_values` values is denied, as it could exhaust the memory. None disables this for kinds
+    that leave long lists undecoded.
     """
 
-    def __init__(self, path: str, kind: type[T], decide: Callable[[Review, T], Decision]) -> None:
+    def __init__(
+        self,
+        path: str,
+        kind: type[T],
+        decide: Callable[[Review, T], Decision | Steps],
+        *,
+        max_values: int | None = _MAX_VALUES,
+    ) -> None:
         self.path = path
-        self.decide = decide
+        self._decide = decide
+        self._max_values = max_values
         self._decoder = msgspec.json.Decoder(kind)
 
-    def judge(self, review: Review) -> Decision:
+    def steps(self, review: Review) -> Steps:
         """The decision on one review; an object that cannot be decoded is denied with 400."""
-        if review.operation == "DELETE" or (review.operation == "UPDATE" and _is_going(review.old_object)):
+        if review.operation == "DELETE" or (review.operation == "UPDATE" and _is_being_deleted(review.old_object)):
             return ALLOWED
+        if self._max_values is not None and (count := _count_values(review.object)) > self._max_values:
+            message = f"the object has {count} values, expected at most {self._max_values}"
+            return deny(message, code=413, reason="RequestEntityTooLarge")
         try:
-            found = self._decoder.decode(review.object)
-        # RecursionError: an object may be nested as deep as its sender likes.
+            decision = self._decide(review, self._decoder.decode(review.object))
+            if not isinstance(decision, Decision):
+                decision = yield from decision
+        # RecursionError: objects may be nested to any depth.
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return deny(f"the object cannot be decoded: {error}", code=400, reason="BadRequest")
-        return self.decide(review, found)
+        return decision
+
+    def handle(self, review: Review) -> Decision:
+        """The decision on one review, computed at once."""
+        return run(self.steps(review))
 
 
-def _is_going(thing: Raw) -> bool:
+def _count_values(value: Raw) -> int:
+    """An upper bound of the number of values, exact only for large objects."""
+    if len(memoryview(value)) < _LARGE:
+        return 0
+    text = bytes(value)
+    return sum(map(text.count, (b",", b"{", b"[")))
+
+
+def _is_being_deleted(value: Raw) -> bool:
     try:
-        return bool(_DELETED.decode(thing).metadata.deletion_timestamp)
+        return bool(_DELETED.decode(value).metadata.deletion_timestamp)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 
 
 class Hook(Protocol):
-    """What a server asks of a webhook, whatever its objects are."""
+    """A webhook of any kind of object, as a server needs it."""
 
     @property
     def path(self) -> str: ...
 
-    def judge(self, review: Review) -> Decision:
+    def steps(self, review: Review) -> Steps:
         """The decision on one review."""
+        ...
+
+    def handle(self, review: Review) -> Decision:
+        """The decision on one review, computed at once."""
         ...
 
 
 class Mutator(Webhook[T]):
-    """Changes objects: its decisions may have a patch."""
+    """A webhook that changes objects: its decisions may have a patch."""
 
 
 class Validator(Webhook[T]):
-    """Admits objects or not: a patch in its decision is a fault, and the caller learns of it as an internal error."""
+    """A webhook that allows or denies objects. A patch in its decision is an internal error."""
 
-    def judge(self, review: Review) -> Decision:
-        decision = super().judge(review)
+    def steps(self, review: Review) -> Steps:
+        decision = yield from super().steps(review)
         if decision.patch:
-            raise TypeError(f"{self.path}: a validator has decided on a patch: {decision.patch[0].path}")
+            raise TypeError(f"{self.path}: found a patch, expected a validator's decision to have none")
         return decision
 
 
-def refusing(path: str, message: str) -> Validator[Raw]:
-    """For kinds that are switched off: a word to the user instead of a call that fails obscurely."""
-    return Validator(path, Raw, lambda _review, _object: deny(message))
+def denying(path: str, message: str) -> Validator[Raw]:
+    """Denies all objects with a message: for kinds that are disabled."""
+    return Validator(path, Raw, lambda _review, _object: deny(message), max_values=None)
 
 
-def _respond(asked: _Asked, decision: Decision) -> bytes:
-    """The AdmissionReview that carries the decision, of the version that was asked."""
-    return _ENCODER.encode(_Answered(_response(asked.request.uid, decision), asked.api_version))
+def _respond(api_version: str, uid: str, decision: Decision) -> bytes | bytearray:
+    """The AdmissionReview with the decision, of the version of the request."""
+    response = _ReviewResponse(api_version=api_version, response=_response(uid, decision))
+    if decision.denial is not None or not decision.patch:
+        return _ENCODER.encode(response)
+    patch = decision.patch if isinstance(decision.patch, Raw) else Raw(_ENCODER.encode(decision.patch))
+    # The patch may be some megabytes: it is encoded without copies of all of it.
+    text = bytearray(_ENCODER.encode(response).removesuffix(b"}}"))
+    text += b',"patch":"'
+    view = memoryview(patch)
+    for start in range(0, len(view), _BASE64_CHUNK):
+        text += base64.b64encode(view[start : start + _BASE64_CHUNK])
+    text += b'"}}'
+    return text
 
 
 def _response(uid: str, decision: Decision) -> _Response:
-    warnings = [_short(text, _MAX_WARNING) for text in decision.warnings[:_MAX_WARNINGS]] or UNSET
+    warnings = [_truncate(text, _MAX_WARNING) for text in decision.warnings[:_MAX_WARNINGS]] or UNSET
     if decision.denial is not None:
         denial = decision.denial
         status = _Status(denial.code, denial.reason, denial.message)
-        return _Response(uid, False, status, warnings=warnings)
-    if not decision.patch:
-        return _Response(uid, True, _OK, warnings=warnings)
-    patch = base64.b64encode(_ENCODER.encode(decision.patch)).decode("ascii")
-    return _Response(uid, True, _OK, "JSONPatch", patch, warnings)
+        return _Response(uid, False, status, warnings)
+    return _Response(uid, True, _OK, warnings, "JSONPatch" if decision.patch else UNSET)
 
 
-def _read(body: bytes | bytearray) -> _Asked:
-    """An AdmissionReview with a request. Raises `HttpError`: without its uid there is nothing to answer."""
+def _read(body: bytes | bytearray) -> _ReviewRequest:
+    """An AdmissionReview with a request. Raises `HttpError`: a response needs the request's uid."""
     try:
-        asked = _ASKED.decode(body)
+        found = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HttpError(400, f"expected an AdmissionReview: {error}") from error
-    if asked.kind != "AdmissionReview" or asked.api_version not in _VERSIONS:
-        raise HttpError(400, f"{asked.kind[:64]!a} of {asked.api_version[:64]!a}: expected AdmissionReview of v1")
-    return asked
+    if found.kind != "AdmissionReview" or found.api_version not in _VERSIONS:
+        raise HttpError(400, f"{found.kind[:64]!a} of {found.api_version[:64]!a}: expected AdmissionReview of v1")
+    return found
 
 
 Page = Callable[[], tuple[int, str]]
 
 
-class Tally:
-    """What one path has answered: how often with which outcome and which status of HTTP, and how long it all took."""
+class WebhookStats:
+    """Counts the reviews of one path: by outcome and by HTTP status, and the time they took."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -231,8 +291,8 @@ class Tally:
 class AdmissionServer:
     """Serves webhooks over HTTPS; `pages` are plain text for `GET`, such as `/healthz`.
 
-    `observe` is told of each review: its path, its outcome (as in a `Tally`), the status of HTTP that it gets, and the
-    seconds that it took.
+    `observe` is called after each review with its path, its outcome (as in `WebhookStats`), its HTTP status and its
+    duration in seconds.
     """
 
     def __init__(
@@ -243,35 +303,40 @@ class AdmissionServer:
         observe: Callable[[str, str, int, float], None] | None = None,
     ) -> None:
         self.webhooks: dict[str, Hook] = {}
-        self.tallies: dict[str, Tally] = {}
+        self.stats: dict[str, WebhookStats] = {}
         for webhook in webhooks:
             if webhook.path in self.webhooks:
-                raise ValueError(f"{webhook.path}: two webhooks want this path")
+                raise ValueError(f"{webhook.path}: two webhooks have this path")
             self.webhooks[webhook.path] = webhook
-            self.tallies[webhook.path] = Tally()
+            self.stats[webhook.path] = WebhookStats()
         self._pages = dict(pages or {})
         self._observe = observe
-        self._http = HttpServer(self.answer, limits)
+        self._http = HttpServer(self.handle, limits)
+        self._large = asyncio.Lock()
 
     @property
-    def callers(self) -> int:
-        """How many are connected."""
+    def connections(self) -> int:
+        """The number of open connections."""
         return len(self._http.connections)
 
+    def in_flight(self, path: str) -> int:
+        """The number of reviews of a path that are received or processed."""
+        return self._http.in_flight(path)
+
     async def start(self, host: str | None, port: int, context: ssl.SSLContext | None) -> int:
-        """Serves; returns the port. Raises `OSError`."""
+        """Starts to serve; returns the port. Raises `OSError`."""
         return await self._http.start(host, port, context)
 
     async def accepts(self) -> bool:
-        """Whether who connects gets a handshake, as readiness is meant to say."""
+        """Whether a client can connect and complete a TLS handshake, for readiness."""
         return await self._http.accepts()
 
     async def stop(self, grace: float = 5.0) -> None:
-        """Lets reviews that have begun end, and closes."""
+        """Completes the reviews that have begun, for up to `grace` seconds, and closes."""
         await self._http.stop(grace)
 
-    def answer(self, request: Request) -> Response:
-        """The answer to one request. Raises `HttpError`."""
+    def handle(self, request: Request) -> Response | PendingResponse:
+        """Returns the response, or its coroutine if the request is large. Raises `HttpError`."""
         if request.method == "GET":
             page = self._pages.get(request.path)
             if page is None:
@@ -281,38 +346,54 @@ class AdmissionServer:
         webhook = self.webhooks.get(request.path)
         if webhook is None:
             raise HttpError(404, "no such webhook is enabled")
+        steps = self._review(webhook, request)
+        return self._run_slowly(steps) if len(request.body) > _LARGE else run(steps)
+
+    async def _run_slowly(self, steps: Generator[None, None, Response]) -> Response:
+        """Runs steps with interruptions for other requests. Raises `HttpError`."""
+        async with self._large:
+            until = time.monotonic() + _STEP
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    response: Response = end.value
+                    return response
+                if time.monotonic() >= until:
+                    await asyncio.sleep(0)
+                    until = time.monotonic() + _STEP
+
+    def _review(self, webhook: Hook, request: Request) -> Generator[None, None, Response]:
+        """Raises `HttpError`."""
         start = time.perf_counter()
         outcome, code = "error", 500
         try:
-            asked, decision = _judged(webhook, request)
-            answer = Response(200, _respond(asked, decision))
+            if request.content_type != "application/json":
+                raise HttpError(415, "expected application/json")
+            found = _read(request.body)
+            yield
+            decision = yield from webhook.steps(found.request)
+            yield
+            response = Response(200, _respond(found.api_version, found.request.uid, decision))
             outcome, code = _outcome(decision), 200
         except HttpError as error:
             code = error.status
             raise
         finally:
             self._count(webhook.path, outcome, code, time.perf_counter() - start)
-        _tell(webhook.path, asked.request, decision)
-        return answer
+        _log(webhook.path, found.request, decision)
+        return response
 
     def _count(self, path: str, outcome: str, code: int, seconds: float) -> None:
-        tally = self.tallies[path]
-        tally.outcomes[outcome] += 1
-        tally.codes[code] += 1
-        tally.seconds += seconds
+        stats = self.stats[path]
+        stats.outcomes[outcome] += 1
+        stats.codes[code] += 1
+        stats.seconds += seconds
         if self._observe is not None:
             self._observe(path, outcome, code, seconds)
 
 
-def _judged(webhook: Hook, request: Request) -> tuple[_Asked, Decision]:
-    """Raises `HttpError`."""
-    if request.content_type != "application/json":
-        raise HttpError(415, "expected application/json")
-    asked = _read(request.body)
-    return asked, webhook.judge(asked.request)
-
-
-def _tell(path: str, review: Review, decision: Decision) -> None:
+def _log(path: str, review: Review, decision: Decision) -> None:
     if decision.denial is not None:
         log.info("%s: %s %s denied: %s", path, review.operation[:16], _name(review), decision.denial.message)
     elif decision.patch and log.isEnabledFor(v(2)):
@@ -326,9 +407,9 @@ def _outcome(decision: Decision) -> str:
 
 
 def _name(review: Review) -> str:
-    # A pod that is made by a controller has no name yet.
+    # Pods of a controller have no name yet.
     return f"{review.kind.kind[:64]} {review.namespace[:64]}/{review.name[:253] or '(new)'}"
 
 
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _truncate(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

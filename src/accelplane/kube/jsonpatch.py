@@ -1,10 +1,11 @@
-"""JSON Patch (RFC 6902), as admission answers and patches of objects need it: small, and only of what changes."""
+"""JSON Patch (RFC 6902) for responses of admission and patches of objects."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from msgspec import UNSET, Struct, UnsetType
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 Word = str | int
 
@@ -53,3 +54,35 @@ def documents(operations: Sequence[Operation]) -> list[dict[str, object]]:
     return [
         {"op": one.op, "path": one.path} | ({} if one.value is UNSET else {"value": one.value}) for one in operations
     ]
+
+
+class PatchTooLargeError(Exception):
+    """A patch exceeds its limit of size."""
+
+
+class PatchBuilder:
+    """A patch that is encoded operation by operation: a long list of operations takes three times its text."""
+
+    # An object that needs more is larger than what etcd stores by default (1.5 MiB).
+    LIMIT = 2 * 1024 * 1024
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+
+    def add(self, operations: Iterable[Operation]) -> None:
+        """Raises `PatchTooLargeError`."""
+        for operation in operations:
+            self._text += b"," if self._text else b"["
+            self._text += _ENCODER.encode(operation)
+            if len(self._text) > self.LIMIT:
+                raise PatchTooLargeError(f"the patch exceeds {self.LIMIT} bytes")
+
+    def build(self) -> Raw | Sequence[Operation]:
+        """The patch. Nothing can be added later."""
+        if not self._text:
+            return ()
+        self._text += b"]"
+        return Raw(self._text)
+
+
+_ENCODER = msgspec.json.Encoder()

@@ -6,6 +6,7 @@ serve(manager, hooks, Certificate(directory="/certs"), port=9443)
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -37,6 +38,8 @@ def serve(manager: Manager, hooks: Iterable[Hook], certificate: Certificate, tls
     """Has the manager serve these webhooks, and be ready when they can be reached. Raises `CertificateError`."""
     _certify(manager, certificate, tls)
     server = AdmissionServer(hooks, observe=_observed(manager.client.metrics))
+    for path in server.webhooks:
+        manager.client.metrics.webhook_in_flight.labels(path).set_function(partial(server.in_flight, path))
     manager.add_readyz_check("the webhooks' certificate", lambda: tls.ready)
     manager.add_readyz_check("the webhooks' port", server.accepts)
     manager.add_context(_serving(server, port, tls))

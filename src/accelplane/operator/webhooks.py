@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 from msgspec import Raw
 
-from accelplane.kube.admission import ALLOWED, Decision, Hook, Mutator, Review, Validator, deny, refusing
+from accelplane.kube.admission import ALLOWED, Decision, Hook, Mutator, Review, Validator, deny, denying
 from accelplane.kube.jsonpatch import Operation
 from accelplane.kube.jsontypes import Json
 from accelplane.operator import defaulting, models, validation
@@ -26,7 +26,7 @@ def hooks(controllers: Mapping[str, PluginController], policy: ImagePolicy) -> I
         controller = controllers.get(family)
         if controller is None:
             for path in paths:
-                yield refusing(
+                yield denying(
                     path,
                     f"{model.__name__} is not enabled: add -devices={family} to the operator, or restart it if the "
                     "CustomResourceDefinition was created after its start",
