@@ -105,7 +105,7 @@ for name in names:
 # Not in any image: the emulated kernel, and the extra `simulate`.
 EMULATED_KERNEL = "accelplane/simulate/kernel"
 SIMULATE = ("grpc", "rich", EMULATED_KERNEL.replace("/", "."))
-OPERATOR = ("cryptography", "lightkube", "prometheus_client")
+OPERATOR = ("cryptography", "prometheus_client")
 
 
 class RecipeError(Exception):

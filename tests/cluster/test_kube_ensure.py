@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from lightkube.core.resource import ApiInfo, NamespacedResourceG
 
 from accelplane.apiserver.errors import Conflict
 from accelplane.kube.client import Client, load_config
 from accelplane.kube.driftbackoff import DriftBackoff
 from accelplane.kube.ensure import Ensured, NameConflict, ensure
-from accelplane.kube.objects import Metadata, Request, api, trim
+from accelplane.kube.objects import ApiInfo, Metadata, NamespacedResource, Request, api, trim
 from accelplane.kube.owners import owner_reference
 
 from .cluster import Cluster
@@ -26,13 +25,13 @@ NAMESPACE = "ensured"
 LABELS = {"app": "ensured"}
 
 
-class Text(NamespacedResourceG, msgspec.Struct, omit_defaults=True, kw_only=True):
+class Text(NamespacedResource, msgspec.Struct, omit_defaults=True, kw_only=True):
     metadata: Metadata
     data: dict[str, str] = {}
     _api_info: ClassVar[ApiInfo] = api("", "v1", "ConfigMap", "configmaps")
 
 
-class Workload(NamespacedResourceG, msgspec.Struct, omit_defaults=True, kw_only=True):
+class Workload(NamespacedResource, msgspec.Struct, omit_defaults=True, kw_only=True):
     metadata: Metadata
     spec: dict[str, Any] = {}
     _api_info: ClassVar[ApiInfo] = api("apps", "v1", "DaemonSet", "daemonsets")

@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
-from lightkube.core.resource import ApiInfo, NamespacedResourceG
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ConfigMap
 from lightkube.resources.core_v1 import Namespace as NamespaceObject
@@ -33,7 +32,7 @@ from accelplane.kube.events import Recorder
 from accelplane.kube.finalizers import add_finalizer, remove_finalizer
 from accelplane.kube.informer import Informer, WatchTimeouts
 from accelplane.kube.leader import Election, LeaderElector
-from accelplane.kube.objects import Metadata, Request
+from accelplane.kube.objects import ApiInfo, Metadata, NamespacedResource, Request
 from accelplane.kube.objects import api as api_info
 from accelplane.kube.tasks import cancel
 
@@ -195,7 +194,7 @@ async def test_finalizers_delay_deletion_and_keep_those_of_others(api: Cluster) 
 
 
 async def test_caches_of_two_types_share_one_watch_of_metadata_only_if_both_read_no_more(api: Cluster) -> None:
-    class Outline(NamespacedResourceG, Struct):
+    class Outline(NamespacedResource, Struct):
         _api_info: ClassVar[ApiInfo] = api_info("", "v1", "ConfigMap", "configmaps")
         metadata: Metadata
 

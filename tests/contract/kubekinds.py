@@ -3,9 +3,8 @@
 from typing import ClassVar
 
 import msgspec
-from lightkube.core.resource import ApiInfo, GlobalResource, NamespacedResourceG
 
-from accelplane.kube.objects import Metadata, api
+from accelplane.kube.objects import ApiInfo, GlobalResource, Metadata, NamespacedResource, api
 
 
 class WidgetSpec(msgspec.Struct, omit_defaults=True):
@@ -25,7 +24,7 @@ class Widget(GlobalResource, msgspec.Struct, omit_defaults=True, kw_only=True):
     status: WidgetStatus = msgspec.field(default_factory=WidgetStatus)
 
 
-class Config(NamespacedResourceG, msgspec.Struct, omit_defaults=True, kw_only=True):
+class Config(NamespacedResource, msgspec.Struct, omit_defaults=True, kw_only=True):
     """What of a ConfigMap matters here."""
 
     _api_info: ClassVar[ApiInfo] = api("", "v1", "ConfigMap", "configmaps")

@@ -11,9 +11,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import msgspec
-from lightkube.models.coordination_v1 import LeaseSpec
-from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.coordination_v1 import Lease
 
 from accelplane.apiserver.errors import (
     Conflict,
@@ -26,7 +23,8 @@ from accelplane.apiserver.errors import (
 )
 from accelplane.kube.client import Selection, Watched
 from accelplane.kube.metrics import Metrics
-from accelplane.kube.objects import Object
+from accelplane.kube.models import Lease, LeaseSpec
+from accelplane.kube.objects import Metadata, Object
 
 Document = dict[str, Any]
 LATENCY = 0.01
@@ -148,7 +146,7 @@ class MemoryClient:
         spec = self._server.lease
         if spec is None:
             raise NotFound("GET", code=404)
-        metadata = ObjectMeta(name=name, namespace=namespace, resourceVersion=str(self._server.lease_version))
+        metadata = Metadata(name=name, namespace=namespace, resourceVersion=str(self._server.lease_version))
         return Lease(metadata=metadata, spec=msgspec.structs.replace(spec))
 
     async def create(self, new: Any) -> Any:

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from kubeapi import KubeApi
 from kubekinds import Config, Widget, widget
-from lightkube.core.resource import ApiInfo, GlobalResource
 from waiting import until
 
 from accelplane.apiserver import StatusError
@@ -18,7 +17,7 @@ from accelplane.kube.cache import Cache, UnreadableObject
 from accelplane.kube.client import Client, Selection
 from accelplane.kube.informer import Informer, WatchTimeouts
 from accelplane.kube.metrics import Metrics
-from accelplane.kube.objects import Metadata, Request
+from accelplane.kube.objects import ApiInfo, GlobalResource, Metadata, Request
 from accelplane.kube.objects import api as api_info
 
 ALL = Selection()

@@ -8,14 +8,13 @@ from typing import ClassVar
 import pytest
 from kubeapi import KubeApi
 from kubekinds import Config, Widget, WidgetSpec, WidgetStatus, widget
-from lightkube.core.resource import ApiInfo, GlobalResource
 from msgspec import Struct
 from waiting import until
 
 from accelplane.apiserver import ClientConfig, errors
 from accelplane.kube.client import Client, Selection, Watched
 from accelplane.kube.metrics import Metrics
-from accelplane.kube.objects import Metadata
+from accelplane.kube.objects import ApiInfo, GlobalResource, Metadata
 from accelplane.kube.objects import api as api_info
 
 

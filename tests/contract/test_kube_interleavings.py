@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubekinds import Widget
 from kubememory import FAULTS, MemoryClient, MemoryServer
-from lightkube.core.resource import ApiInfo, GlobalResource
 from msgspec import Struct
 from virtualtime import VirtualTimeLoop
 
@@ -20,7 +19,7 @@ from accelplane.kube.controller import Controller
 from accelplane.kube.informer import Informer, WatchTimeouts
 from accelplane.kube.leader import Election
 from accelplane.kube.manager import OFF, Manager
-from accelplane.kube.objects import Metadata, Request
+from accelplane.kube.objects import ApiInfo, GlobalResource, Metadata, Request
 from accelplane.kube.objects import api as api_info
 from accelplane.kube.tasks import cancel
 

@@ -8,15 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 from kubeapi import KubeApi
-from lightkube.models.coordination_v1 import LeaseSpec
-from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.coordination_v1 import Lease
 from waiting import until
 
 from accelplane.apiserver.errors import NotFound
 from accelplane.kube.client import Client
 from accelplane.kube.leader import Election, LeaderElector, LeaseLost, boot_time
 from accelplane.kube.metrics import Metrics
+from accelplane.kube.models import Lease, LeaseSpec
+from accelplane.kube.objects import Metadata
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/n/leases"
 
@@ -193,7 +192,7 @@ class LeaseApi:
         self._pass("get")
         if self.spec is None:
             raise NotFound("GET", code=404)
-        return Lease(metadata=ObjectMeta(name=name, namespace=namespace), spec=msgspec.structs.replace(self.spec))
+        return Lease(metadata=Metadata(name=name, namespace=namespace), spec=msgspec.structs.replace(self.spec))
 
     async def create(self, lease: Lease) -> Lease:
         self._pass("create")

@@ -6,13 +6,14 @@ import msgspec
 import pytest
 from lightkube.models.apps_v1 import DaemonSetSpec
 from lightkube.models.core_v1 import PodTemplateSpec
-from lightkube.models.meta_v1 import Condition, LabelSelector, ManagedFieldsEntry, ObjectMeta, OwnerReference
+from lightkube.models.meta_v1 import LabelSelector, ManagedFieldsEntry, ObjectMeta
 from lightkube.resources.apps_v1 import DaemonSet
 from lightkube.resources.core_v1 import ConfigMap, Node, Pod
 
 from accelplane.kube.client import path_of
 from accelplane.kube.conditions import condition, find_condition, with_conditions
-from accelplane.kube.objects import Object, Request, document_of, micro_time, request_of, trim
+from accelplane.kube.models import Condition
+from accelplane.kube.objects import Object, OwnerReference, Request, document_of, micro_time, request_of, trim
 from accelplane.kube.owners import controller_of, is_controlled_by, owner_reference, owner_request
 
 

@@ -11,7 +11,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from lightkube.core.resource import GlobalResource
 from msgspec import Struct, field
 
 from accelplane.admission.mappings import PREFIX
@@ -19,7 +18,7 @@ from accelplane.apiserver import StatusError
 from accelplane.kube.client import Client
 from accelplane.kube.informer import Informer, WatchTimeouts
 from accelplane.kube.interning import StringPool
-from accelplane.kube.objects import Identity, api
+from accelplane.kube.objects import GlobalResource, Identity, api
 from accelplane.kube.quantities import Quantity, number_of
 
 log = logging.getLogger(__name__)

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
-from lightkube.models.meta_v1 import Condition
 from msgspec import Struct
 
 from accelplane.admission.mappings import PREFIX, AcceleratorFunction, Fault, FpgaRegion, Names, fault_of
 from accelplane.kube.conditions import condition, find_condition, with_conditions
+from accelplane.kube.models import Condition
 
 ACCEPTED, READY = "Accepted", "Ready"
 

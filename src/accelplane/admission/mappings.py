@@ -9,13 +9,12 @@ A namespace's names follow from its objects alone: they are made anew after each
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from lightkube.core.resource import NamespacedResourceG
 from msgspec import Raw, Struct, field
 
 from accelplane.fpga.ids import NAMESPACE, IdError, Naming, af_type, region_type, requested_id, resource
 from accelplane.kube.admission import ALLOWED, Decision, Review, Validator
 from accelplane.kube.cache import Cache
-from accelplane.kube.objects import Metadata, api
+from accelplane.kube.objects import Metadata, NamespacedResource, api
 
 GROUP = NAMESPACE
 PREFIX = f"{NAMESPACE}/"
@@ -38,7 +37,7 @@ class RegionSpec(Struct, frozen=True, rename="camel"):
     interface_id: str = ""
 
 
-class AcceleratorFunction(NamespacedResourceG, Struct, kw_only=True):
+class AcceleratorFunction(NamespacedResource, Struct, kw_only=True):
     """A function for pods of its namespace, with the fields that decide. The status is what was said of it last."""
 
     metadata: Metadata
@@ -47,7 +46,7 @@ class AcceleratorFunction(NamespacedResourceG, Struct, kw_only=True):
     _api_info = api(GROUP, "v2", "AcceleratorFunction", "acceleratorfunctions")
 
 
-class FpgaRegion(NamespacedResourceG, Struct, kw_only=True):
+class FpgaRegion(NamespacedResource, Struct, kw_only=True):
     """A region for pods of its namespace."""
 
     metadata: Metadata

@@ -9,7 +9,6 @@ Only pods without a node are followed, and of each only what it asks for.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from lightkube.core.resource import NamespacedResourceG
 from msgspec import Struct, field
 
 from accelplane.admission.fpga_offers import Offers
@@ -19,7 +18,7 @@ from accelplane.kube.client import Selection
 from accelplane.kube.controller import Result
 from accelplane.kube.informer import Informer
 from accelplane.kube.manager import Manager
-from accelplane.kube.objects import Identity, Request, api, request_of
+from accelplane.kube.objects import Identity, NamespacedResource, Request, api, request_of
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class _Spec(Struct, frozen=True, rename="camel"):
 _EMPTY = _Spec()
 
 
-class PendingPod(NamespacedResourceG, Struct, kw_only=True):
+class PendingPod(NamespacedResource, Struct, kw_only=True):
     """A pod: the FPGA resources that it `asks` for, which are found in its spec."""
 
     metadata: Identity

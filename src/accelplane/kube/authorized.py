@@ -13,14 +13,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from lightkube.core.resource import GlobalResource
 from msgspec import Struct
 
 from accelplane.apiserver import ApiError, StatusError, TooManyRequests
 from accelplane.http.messages import HttpError, Request, Response
 
 from .client import Client
-from .objects import Metadata, api
+from .objects import GlobalResource, Metadata, api
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from lightkube.models.meta_v1 import Condition
+from .models import Condition
 
 
 def condition(

@@ -18,15 +18,11 @@ from collections import OrderedDict
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
-from lightkube.models.core_v1 import ObjectReference
-from lightkube.models.events_v1 import EventSeries
-from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.events_v1 import Event
-
 from accelplane.apiserver import AlreadyExists, ApiError, NotFound, StatusError
 
 from .client import Client
-from .objects import Object, api_of, metadata_of, micro_time
+from .models import Event, EventSeries, ObjectReference
+from .objects import Metadata, Object, api_of, metadata_of, micro_time
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +99,7 @@ class Recorder:
             name = (metadata.name or "")[:236].rstrip("-.")
             known = self._known[key] = _Known(
                 Event(
-                    metadata=ObjectMeta(name=f"{name}.{unique[:16]}", namespace=metadata.namespace or "default"),
+                    metadata=Metadata(name=f"{name}.{unique[:16]}", namespace=metadata.namespace or "default"),
                     eventTime=micro_time(datetime.now(UTC)),
                     type=kind,
                     reason=reason,

@@ -7,11 +7,10 @@ has to be handed over: `transferred` makes the managed fields to write.
 
 from collections.abc import Collection, Mapping, Sequence
 
-from lightkube.models.meta_v1 import ObjectMeta
 from msgspec import to_builtins
 
 from .jsontypes import as_mapping
-from .objects import Metadata, Object
+from .objects import HasManagedFields, Object
 
 Entry = Mapping[str, object]
 
@@ -19,7 +18,7 @@ Entry = Mapping[str, object]
 def managed_fields(thing: Object) -> Sequence[Entry]:
     """The managed fields of an object; empty if it has none, or if a cache has removed them."""
     metadata = thing.metadata
-    found = metadata.managedFields if isinstance(metadata, Metadata | ObjectMeta) else None
+    found = metadata.managedFields if isinstance(metadata, HasManagedFields) else None
     return [to_builtins(entry) for entry in found or ()]
 
 

@@ -19,14 +19,12 @@ from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
-from lightkube.models.coordination_v1 import LeaseSpec
-from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.coordination_v1 import Lease
 
 from accelplane.apiserver import AlreadyExists, ApiError, Conflict, NotFound
 
 from .client import Client
-from .objects import micro_time
+from .models import Lease, LeaseSpec
+from .objects import Metadata, micro_time
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +176,7 @@ class LeaderElector:
             lease = await self._client.get(Lease, election.name, election.namespace)
         except NotFound:
             spec = self._spec(LeaseSpec())
-            metadata = ObjectMeta(name=election.name, namespace=election.namespace)
+            metadata = Metadata(name=election.name, namespace=election.namespace)
             self._may_hold = True
             await self._client.create(Lease(metadata=metadata, spec=spec))
         else:

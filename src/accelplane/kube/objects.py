@@ -1,9 +1,9 @@
 """What an object of the API is to this package: a msgspec Struct that knows where the API keeps its kind.
 
-lightkube's classes (`lightkube.resources`) are such kinds, whole. A kind of one's own, or part of a known one, is a
-Struct with the fields that matter; what it does not name is neither decoded nor kept:
+A kind of one's own, or part of a known one, is a Struct with the fields that matter; what it does not name is neither
+decoded nor kept. lightkube's classes (`lightkube.resources`) are kinds, too, and are recognized without importing them.
 
-    class PodPlace(NamespacedResourceG, msgspec.Struct):
+    class PodPlace(NamespacedResource, msgspec.Struct):
         metadata: Metadata
         spec: PodPlaceSpec
         _api_info: ClassVar[ApiInfo] = api("", "v1", "Pod", "pods")
@@ -11,15 +11,72 @@ Struct with the fields that matter; what it does not name is neither decoded nor
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
-from lightkube.core.resource import ApiInfo, NamespacedResource, NamespacedSubResource, Resource, ResourceDef, api_info
-from lightkube.models.meta_v1 import ObjectMeta, OwnerReference
+
+
+class ResourceDef(NamedTuple):
+    """Group, version and kind; the core group is empty."""
+
+    group: str
+    version: str
+    kind: str
+
+
+class ApiInfo(msgspec.Struct, frozen=True):
+    """Where the API keeps a kind. A subresource with a kind of its own (`pods/eviction`) has `parent` and `action`."""
+
+    resource: ResourceDef
+    plural: str
+    parent: ResourceDef | None = None
+    action: str | None = None
+
+
+class GlobalResource:
+    """A kind that is cluster-scoped."""
+
+    _api_info: ClassVar[ApiInfo]
+
+
+class NamespacedResource:
+    """A kind whose objects have a namespace."""
+
+    _api_info: ClassVar[ApiInfo]
+
+
+class IsOwnerReference(Protocol):
+    """The fields of owner references that this package reads."""
+
+    @property
+    def apiVersion(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def uid(self) -> str: ...
+    @property
+    def controller(self) -> bool | None: ...
+
+
+class OwnerReference(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A reference to an owner, by which the garbage collector finds what to delete with it."""
+
+    apiVersion: str
+    kind: str
+    name: str
+    uid: str
+    controller: bool | None = None
+    blockOwnerDeletion: bool | None = None
+
+
+# The base classes of namespaced kinds, here and in lightkube.
+_NAMESPACED = ("NamespacedResource", "NamespacedSubResource")
 
 
 class HasIdentity(Protocol):
-    """The metadata that this package reads; lightkube's `ObjectMeta` and `Metadata` have it."""
+    """The metadata that this package reads; `Metadata` and lightkube's `ObjectMeta` have it."""
 
     @property
     def name(self) -> str | None: ...
@@ -32,7 +89,14 @@ class HasIdentity(Protocol):
     @property
     def generation(self) -> int | None: ...
     @property
-    def ownerReferences(self) -> Sequence[OwnerReference] | None: ...
+    def ownerReferences(self) -> Sequence[IsOwnerReference] | None: ...
+
+
+@runtime_checkable
+class HasManagedFields(Protocol):
+    """Metadata with the fields that managers own."""
+
+    managedFields: Sequence[object] | None
 
 
 class Object(Protocol):
@@ -80,18 +144,23 @@ class Request(NamedTuple):
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
-def api(group: str, version: str, kind: str, plural: str) -> ApiInfo:
+def api(
+    group: str, version: str, kind: str, plural: str, *, parent: ResourceDef | None = None, action: str | None = None
+) -> ApiInfo:
     """Where the API keeps a kind, for the `_api_info` of its class."""
-    return ApiInfo(resource=ResourceDef(group, version, kind), plural=plural, verbs=[])
+    return ApiInfo(ResourceDef(group, version, kind), plural, parent, action)
 
 
 def api_of(kind: type[Object]) -> ApiInfo:
     """Where the API keeps this kind."""
-    return api_info(_resource(kind))
+    info: ApiInfo | None = getattr(kind, "_api_info", None)
+    if info is None:
+        raise TypeError(f"{kind.__name__}: expected a kind, a class with _api_info")
+    return info
 
 
 def is_namespaced(kind: type[Object]) -> bool:
-    return issubclass(_resource(kind), (NamespacedResource, NamespacedSubResource))
+    return any(base.__name__ in _NAMESPACED for base in kind.__mro__)
 
 
 def metadata_only(kind: type[Object]) -> bool:
@@ -122,7 +191,7 @@ def document_of(thing: Object) -> dict[str, object]:
 
 def trim(thing: Object) -> None:
     """Takes from an object what no controller reads and what can be the greater part of it."""
-    if isinstance(thing.metadata, ObjectMeta | Metadata):
+    if isinstance(thing.metadata, HasManagedFields):
         thing.metadata.managedFields = None
 
 
@@ -132,15 +201,9 @@ def untrimmed(_thing: Object) -> None:
 
 def is_terminating(thing: Object) -> bool:
     """Whether the object is being deleted."""
-    return isinstance(thing.metadata, ObjectMeta | Metadata) and thing.metadata.deletionTimestamp is not None
+    return getattr(thing.metadata, "deletionTimestamp", None) is not None
 
 
 def micro_time(moment: datetime) -> datetime:
     """A time as the API's MicroTime must be written: with its microseconds, which an encoder leaves out when 0."""
     return moment.replace(microsecond=max(1, moment.microsecond))
-
-
-def _resource(kind: type[Object]) -> type[Resource]:
-    if not issubclass(kind, Resource):
-        raise TypeError(f"{kind.__name__}: a kind is a class of lightkube.core.resource.Resource")
-    return kind

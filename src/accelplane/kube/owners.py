@@ -1,8 +1,6 @@
 """Who made an object: owner references, by which the garbage collector finds what to delete with its owner."""
 
-from lightkube.models.meta_v1 import OwnerReference
-
-from .objects import Object, Request, api_of, is_namespaced, metadata_of
+from .objects import IsOwnerReference, Object, OwnerReference, Request, api_of, is_namespaced, metadata_of
 
 
 def owner_reference(owner: Object) -> OwnerReference:
@@ -21,7 +19,7 @@ def owner_reference(owner: Object) -> OwnerReference:
     )
 
 
-def controller_of(thing: Object) -> OwnerReference | None:
+def controller_of(thing: Object) -> IsOwnerReference | None:
     """The reference to the one controller of an object, if it has one."""
     references = metadata_of(thing).ownerReferences or ()
     return next((reference for reference in references if reference.controller), None)

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 
-from lightkube.core.resource import GlobalResource, NamespacedResourceG
 from msgspec import Struct
 
 from accelplane.apiserver import AlreadyExists, ApiError, Conflict, NotFound, StatusError
@@ -19,7 +18,7 @@ from accelplane.apiserver import AlreadyExists, ApiError, Conflict, NotFound, St
 from .client import Client, Selection
 from .informer import Informer
 from .jsonpatch import Operation, documents
-from .objects import Metadata, Object, api
+from .objects import GlobalResource, Metadata, NamespacedResource, Object, api
 from .trust import (
     DefinitionSpec,
     SecretData,
@@ -41,7 +40,7 @@ _RIGHTS_CHECK = 300.0
 # Watches need no more than the metadata, so the API server sends no more.
 
 
-class SecretMetadata(NamespacedResourceG, Struct):
+class SecretMetadata(NamespacedResource, Struct):
     """The Secret, without its content."""
 
     metadata: Metadata

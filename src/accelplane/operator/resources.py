@@ -8,13 +8,20 @@ import functools
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from lightkube.core.resource import GlobalResource, NamespacedResourceG
-from lightkube.models.meta_v1 import OwnerReference
 from msgspec.structs import astuple
 
 from accelplane.kube.interning import StringPool
 from accelplane.kube.jsontypes import JsonObject
-from accelplane.kube.objects import Identity, Metadata, api, document_of, trim
+from accelplane.kube.objects import (
+    GlobalResource,
+    Identity,
+    Metadata,
+    NamespacedResource,
+    OwnerReference,
+    api,
+    document_of,
+    trim,
+)
 from accelplane.operator import models
 
 _EMPTY = msgspec.Raw(b"null")
@@ -80,7 +87,7 @@ class ManagedMetadata(Metadata):
     managedFields: list[dict[str, object]] | None = None
 
 
-class DaemonSet(NamespacedResourceG, msgspec.Struct, kw_only=True, omit_defaults=True):
+class DaemonSet(NamespacedResource, msgspec.Struct, kw_only=True, omit_defaults=True):
     """A DaemonSet, whole: what is asked for is compared with all of it."""
 
     metadata: ManagedMetadata
@@ -99,7 +106,7 @@ class PodPlace(msgspec.Struct, gc=False):
     nodeName: str = ""
 
 
-class Pod(NamespacedResourceG, msgspec.Struct, kw_only=True):
+class Pod(NamespacedResource, msgspec.Struct, kw_only=True):
     """A pod: whose it is, and where."""
 
     metadata: Identity
@@ -107,7 +114,7 @@ class Pod(NamespacedResourceG, msgspec.Struct, kw_only=True):
     _api_info = api("", "v1", "Pod", "pods")
 
 
-class ConfigMap(NamespacedResourceG, msgspec.Struct, kw_only=True):
+class ConfigMap(NamespacedResource, msgspec.Struct, kw_only=True):
     """A ConfigMap's content."""
 
     metadata: Metadata
@@ -129,7 +136,7 @@ class Node(GlobalResource, msgspec.Struct, kw_only=True):
     _api_info = api("", "v1", "Node", "nodes")
 
 
-class ServiceAccount(NamespacedResourceG, msgspec.Struct, kw_only=True):
+class ServiceAccount(NamespacedResource, msgspec.Struct, kw_only=True):
     metadata: Metadata
     _api_info = api("", "v1", "ServiceAccount", "serviceaccounts")
 
