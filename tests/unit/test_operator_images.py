@@ -109,6 +109,7 @@ OVERRIDDEN = SHA["INTEL_GPU_PLUGIN_SHA"]
         ("accelplane/intel-gpu-plugin:1.2.0-rc.1", "accelplane/intel-gpu-plugin:1.2.0", OVERRIDDEN),
         ("accelplane/intel-gpu-plugin:1.2.0", "accelplane/intel-gpu-plugin:1.2.0", OVERRIDDEN),
         ("accelplane/intel-gpu-plugin:1.3.0", "accelplane/intel-gpu-plugin:1.3.0", OVERRIDDEN),
+        ("intel/intel-gpu-plugin:1.0.0", "intel/intel-gpu-plugin:1.0.0", OVERRIDDEN),
         ("mirror:5000/all/intel-gpu-plugin:1.0.0", "mirror:5000/all/intel-gpu-plugin:1.2.0", OVERRIDDEN),
     ],
 )
@@ -133,6 +134,7 @@ def test_a_target_concerns_the_images_of_its_own_project(target: str, original: 
     [
         ({}, "intel-gpu-plugin", f"accelplane/intel-gpu-plugin:{RELEASE}"),
         ({}, "intel-gpu-levelzero", "intel/intel-gpu-levelzero:0.31.1"),
+        ({"vendor": "docker.io/accelplane"}, "intel-gpu-levelzero", "docker.io/intel/intel-gpu-levelzero:0.31.1"),
         ({"target": "0.36.0"}, "intel-gpu-plugin", f"accelplane/intel-gpu-plugin:{RELEASE}"),
         ({"vendor": "intel"}, "intel-gpu-plugin", "intel/intel-gpu-plugin:0.31.1"),
         ({"vendor": "intel", "target": "0.36.0"}, "intel-gpu-plugin", "intel/intel-gpu-plugin:0.36.0"),
@@ -204,7 +206,8 @@ def test_a_resource_is_upgraded_in_all_its_images() -> None:
             (f"image is docker.io/intel/intel-dlb-plugin@{DIGEST}, an image of the Go project; "
             f"set image to mirror/ours/intel-dlb-plugin:{RELEASE}"),
         ),
-        ({"image": "intel/intel-dlb-plugin:1.0.0"}, POLICY, ""),
+        ({"image": "mirror/intel-dlb-plugin:1.0.0"}, POLICY, ""),
+        ({"image": "mirror/intel-dlb-plugin:latest"}, POLICY, ""),
         ({"image": "accelplane/intel-dlb-plugin:devel"}, POLICY, ""),
         ({"image": "accelplane/intel-dlb-plugin:0.1.0"}, POLICY, ""),
         ({"image": f"mine/intel-dlb-plugin@{DIGEST}"}, POLICY, ""),

@@ -122,7 +122,7 @@ def test_images_of_the_go_project_are_admitted_without_warnings(family: str) -> 
 def test_an_image_that_the_operator_replaces_is_admitted_with_a_warning() -> None:
     newer = ImagePolicy(release="1.2.0")
     assert warned("sgx", newer, image="mine/intel-sgx-plugin:1.0.0") == (
-        "image is mine/intel-sgx-plugin:1.0.0; the operator replaces it with mine/intel-sgx-plugin:1.2.0"
+        "image is 'mine/intel-sgx-plugin:1.0.0'; the operator replaces it with mine/intel-sgx-plugin:1.2.0"
     )
     pinned = ImagePolicy(overrides={"INTEL_SGX_PLUGIN_SHA": "a.example/x@sha256:00"})
     assert "INTEL_SGX_PLUGIN_SHA of the operator replaces it with a.example/x@sha256:00" in warned("sgx", pinned)

@@ -19,7 +19,7 @@ import msgspec
 
 from accelplane.operator import versions
 from accelplane.operator.models import DevicePlugin, GpuSpec, InitSpec, PluginSpec
-from accelplane.operator.settings import VENDOR, ImagePolicy, is_original_vendor, variable_of
+from accelplane.operator.settings import ORIGINAL_VENDOR, VENDOR, ImagePolicy, variable_of
 
 Plugin = TypeVar("Plugin", bound=DevicePlugin)
 
@@ -46,11 +46,9 @@ class Reference(msgspec.Struct, frozen=True):
 
     @property
     def original(self) -> bool:
-        """Whether it is an image of the Go project: by its version, or by its vendor when the tag is no version."""
-        if self.repository.rpartition("/")[2] == VENDOR:
-            return False
-        found = versions.is_original(self.tag)
-        return is_original_vendor(self.repository) if found is None else found
+        """Whether it is an image of the Go project: by its vendor or, under other vendors, by its version."""
+        vendor = self.repository.rpartition("/")[2]
+        return vendor == ORIGINAL_VENDOR or (vendor != VENDOR and versions.is_original(self.tag))
 
 
 class Replacement(msgspec.Struct, frozen=True):

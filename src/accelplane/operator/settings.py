@@ -54,11 +54,15 @@ class ImagePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def recommended(self, name: str) -> str:
         """The default image of that name without overrides."""
-        original = name in _ORIGINAL_ONLY or is_original_vendor(self.vendor)
-        vendor = ORIGINAL_VENDOR if original and self.vendor == VENDOR else self.vendor
-        # Somebody's own registry may have either project's images under any path.
-        version = self.target if self.target and vendor == self.vendor != VENDOR else self.version(original=original)
-        return f"{vendor}/{name}:{version}"
+        registry, slash, vendor = self.vendor.rpartition("/")
+        original = name in _ORIGINAL_ONLY or vendor == ORIGINAL_VENDOR
+        if vendor == VENDOR:
+            vendor = ORIGINAL_VENDOR if original else VENDOR
+            version = self.version(original=original)
+        else:
+            # Other vendors may have copies of either project's images.
+            version = self.target or self.version(original=original)
+        return f"{registry}{slash}{vendor}/{name}:{version}"
 
     def override(self, name: str) -> str:
         """The image that replaces all images of that name; empty for none."""
@@ -88,8 +92,3 @@ def overrides(environment: Mapping[str, str]) -> dict[str, str]:
 def variable_of(name: str) -> str:
     """Name of the environment variable that overrides the image of that name."""
     return f"{name.upper().replace('-', '_')}_SHA"
-
-
-def is_original_vendor(repository: str) -> bool:
-    """Whether a path before an image name ends with the Go project's vendor, as `mirror.example/intel` does."""
-    return repository.rpartition("/")[2] == ORIGINAL_VENDOR

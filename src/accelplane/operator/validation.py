@@ -135,7 +135,7 @@ def _image(
     elif used != reference:
         name = images.parse(reference).image
         cause = f"{variable_of(name)} of the operator" if policy.override(name) else "the operator"
-        yield Warned(f"{field} is {reference}; {cause} replaces it with {used}")
+        yield Warned(f"{field} is {reference!a}; {cause} replaces it with {used}")
     elif images.parse(reference).tag == images.DEVEL:
         yield Warned(f"{field} has tag devel in {reference!a}, which is no version and is never upgraded; {advice}")
 

@@ -1,8 +1,10 @@
 """Semantic versions of image tags.
 
-parse(tag)               the version of a tag; None when the tag is no semantic version
-is_below(tag, other)     whether both tags are versions, and the first is lower
-is_original(tag)         whether a tag is a version of the Go project, whose releases are all 0.x; None for no version
+    parse(tag)               the version of a tag; None when the tag is no semantic version
+    is_below(tag, other)     whether both tags are versions, and the first is lower
+    is_original(tag)         whether a tag is a version of the Go project, whose releases are 0.x
+
+As in the Go operator, a tag may begin with `v` and have white space around it.
 """
 
 import re
@@ -41,7 +43,7 @@ def is_below(tag: str, other: str) -> bool:
     return found is not None and wanted is not None and found < wanted
 
 
-def is_original(tag: str) -> bool | None:
-    """Whether a tag is a version of the Go project, whose releases are all 0.x; None when the tag is no version."""
+def is_original(tag: str) -> bool:
+    """Whether a tag is a version of the Go project, whose releases are 0.x."""
     found = parse(tag)
-    return None if found is None else found.numbers[0] == 0
+    return found is not None and found.numbers[0] == 0
