@@ -5,6 +5,7 @@ import base64
 import contextlib
 import json
 import re
+import signal
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ async def start(api: KubeApi, tmp_path: Path) -> AsyncGenerator[Start]:
     started: list[Process] = []
 
     def go(*arguments: str) -> Process:
-        command = ("-m", "accelplane", "webhook", "fpga", *given, "-port=0")
+        command = ("-m", "accelplane", "webhook", "fpga", *given, "-port=0", "-shutdown-delay=0")
         started.append(Process("python", *command, *arguments, log=tmp_path / f"log{len(started)}"))
         return started[-1]
 
@@ -138,6 +139,8 @@ async def test_names_of_april_2020_are_to_be_had(api: KubeApi, start: Start) -> 
     [
         (["-resource-naming=old"], 1, "accelplane webhook fpga: -resource-naming: 'old': expected one of default, leg"),
         (["-port=70000"], 1, "-port: 70000: expected 0 to 65535"),
+        (["-shutdown-delay=-1"], 1, "-shutdown-delay: -1: expected 0 to 60 seconds"),
+        (["-shutdown-delay=NaN"], 1, "-shutdown-delay: nan: expected 0 to 60 seconds"),
         (["-cert-dir=/nowhere"], 1, "/nowhere/tls.crt"),
         (["-kubeconfig=/nowhere"], 1, "/nowhere"),
         (["-metrics-bind-address=x"], 1, "-metrics-bind-address: 'x': expected host:port"),
@@ -169,3 +172,33 @@ async def test_unfinished_reviews_do_not_exceed_the_memory_limit_of_the_manifest
     assert set(rejections) <= {b"503", b"408"}
     peak = int(re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())[0])
     assert peak < 60 * 1024
+
+
+async def test_after_sigterm_it_is_not_ready_and_serves_until_the_delay_is_over(api: KubeApi, start: Start) -> None:
+    put(api, "a", "af")
+    addresses = ("-health-probe-bind-address=127.0.0.1:0", "-metrics-bind-address=127.0.0.1:0")
+    process = start("-shutdown-delay=3", *addresses)
+    assert (await asked(process, asking("a")))["allowed"]
+    health, metrics, port = [await port_of(process, name) for name in ("health", "metrics", "webhooks")]
+    in_flight = 'controller_runtime_webhook_requests_in_flight{webhook="/pods"}'
+    assert f"{in_flight} 0.0" in (await page(metrics, "/metrics"))[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(), server_hostname="localhost")
+    head = b"POST /pods HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n"
+    writer.write(head + b"{")
+
+    async def receives() -> bool:
+        return f"{in_flight} 1.0" in (await page(metrics, "/metrics"))[1]
+
+    await until(receives)
+    process.send(signal.SIGTERM)
+
+    async def is_unready() -> bool:
+        return await page(health, "/readyz") == (503, "not ready: shutting down")
+
+    await until(is_unready)
+    assert (await review(port, "/pods", asking("a"), "Pod"))["patch"]
+    writer.write(b"}")
+    async with asyncio.timeout(30):
+        answer = await reader.read()
+    assert b"\r\nConnection: close\r\n" in answer
+    assert await process.exit_code() == 0

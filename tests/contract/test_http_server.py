@@ -137,6 +137,21 @@ async def test_a_pending_response_times_out_with_503() -> None:
         writer.close()
 
 
+async def test_a_draining_server_closes_connections_after_a_response_and_accepts_new_ones() -> None:
+    async with serving(Pages()) as (server, port):
+        first, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(get("/now"))
+        assert await reply(first) == (200, "/now")
+        server.drain()
+        writer.write(get("/now"))
+        assert b"\r\nConnection: close\r\n" in await asyncio.wait_for(first.read(), 30)
+        second, another = await asyncio.open_connection("127.0.0.1", port)
+        another.write(get("/now"))
+        assert (await asyncio.wait_for(second.read(), 30)).startswith(b"HTTP/1.1 200")
+        writer.close()
+        another.close()
+
+
 async def test_stop_waits_for_pending_responses() -> None:
     pages = Pages()
     server = HttpServer(pages)

@@ -391,7 +391,7 @@ async def test_a_server_serves_after_sigterm_until_the_shutdown_delay_is_over(ap
     )  # fmt: skip
     widgets = manager.cache(Widget)
     manager.controller("widget", reconcile).for_object(widgets)
-    manager.add_context(server())
+    manager.add_context(server(), drain=lambda: steps.append("drained"))
     api.put("widgets", widget("a"))
     task = asyncio.create_task(manager.run())
     await ended.wait()
@@ -403,14 +403,14 @@ async def test_a_server_serves_after_sigterm_until_the_shutdown_delay_is_over(ap
         return await page(manager, "health", "/readyz") == (503, "not ready: shutting down")
 
     await until(is_unready)
-    assert steps == []
+    assert steps == ["drained"]
     assert (await page(manager, "health", "/healthz"))[0] == 200
     # What the server serves is current until it is closed, though another replica may lead already.
     api.put("widgets", widget("b"))
     await until(lambda: not api.objects["leases", "n", "l"]["spec"].get("holderIdentity"))
     async with asyncio.timeout(30):
         await task
-    assert steps == ["closed, held by no one, 2 widgets"]
+    assert steps == ["drained", "closed, held by no one, 2 widgets"]
     assert asyncio.get_running_loop().time() - stopped >= 1.0
 
 

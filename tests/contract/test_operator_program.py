@@ -29,7 +29,7 @@ async def start(api: KubeApi, tmp_path: Path) -> AsyncGenerator[Start]:
     given = files(api, tmp_path)
 
     def go(*arguments: str, **environment: str) -> Process:
-        addresses = ("-metrics-bind-address=0", "-health-probe-bind-address=0", "-port=0")
+        addresses = ("-metrics-bind-address=0", "-health-probe-bind-address=0", "-port=0", "-shutdown-delay=0")
         command = ("-m", "accelplane.cli.operator", *given, *addresses)
         log = tmp_path / f"log{len(started)}"
         started.append(Process("python", *command, *arguments, log=log, env=environment))
@@ -171,6 +171,7 @@ async def test_it_is_ready_when_its_webhooks_can_be_reached(start: Start) -> Non
         (["-image-vendor=a b"], 1, "-image-vendor: 'a b': expected"),
         (["-kubeconfig=/etc/passwd"], 1, "/etc/passwd: "),
         (["-port=70000"], 1, "-port: 70000"),
+        (["-shutdown-delay=100"], 1, "-shutdown-delay: 100: expected 0 to 60 seconds"),
         (["-cert-dir=/nowhere"], 1, "/nowhere/tls.crt"),
         (["-kubeconfig=/nowhere"], 1, "/nowhere"),
         (["-nonsense"], 2, "flag provided but not defined: -nonsense"),

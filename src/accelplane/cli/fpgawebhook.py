@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
 PROGRAM = "intel_fpga_admissionwebhook"
 
+_MAX_SHUTDOWN_DELAY = 60
+
 FLAGS = (
     Flag("kubeconfig", "", "kubeconfig file, outside a cluster"),
     Flag("leader-elect", False, "ignored; every replica serves requests"),
     Flag("resource-naming", "default", "resource names of programmed functions: default, or legacy63 as in "
          "April 2020; the plugins must use the same"),
     Flag("port", 9443, "port of the webhook"),
+    Flag("shutdown-delay", 3.0, "seconds for which the webhook is served after SIGTERM"),
     Flag("cert-dir", "/tmp/k8s-webhook-server/serving-certs",  # noqa: S108 - where existing manifests mount it
          "directory of tls.crt and tls.key, which are reloaded when they change"),
     Flag("tls-1.3", False, "also allow TLS 1.3; the default is TLS 1.2 with two cipher suites only"),
@@ -55,6 +58,14 @@ def naming_of(text: str, flag: str = "-resource-naming") -> Naming:
     return known[text]
 
 
+def shutdown_delay_of(values: Values) -> float:
+    """Validates the flag. Raises `ValueError`."""
+    delay = float(values["shutdown-delay"])
+    if not 0 <= delay <= _MAX_SHUTDOWN_DELAY:
+        raise ValueError(f"-shutdown-delay: {delay:g}: expected 0 to {_MAX_SHUTDOWN_DELAY} seconds")
+    return delay
+
+
 async def _run(values: Values) -> None:
     from accelplane.kube.client import Client, load_config  # noqa: PLC0415
 
@@ -83,7 +94,14 @@ def _manager(client: "Client", values: Values) -> "Manager":
                 split_address(address)
         except ValueError:
             raise ValueError(f"-{flag}-bind-address: {address!a}: expected host:port, :port or 0") from None
-    manager = Manager(client, health_address=health, metrics_address=metrics)
+    manager = Manager(
+        client,
+        health_address=health,
+        metrics_address=metrics,
+        shutdown_delay=shutdown_delay_of(values),
+        # The manifests give the pod 10 s.
+        graceful_shutdown_timeout=5.0,
+    )
     naming = naming_of(str(values["resource-naming"]))
     certificate = Certificate(
         directory=str(values["cert-dir"]),

@@ -54,6 +54,7 @@ FLAGS = (
     Flag("fpga-resource-naming", "default", "names of programmed FPGA functions: default, or legacy63 as in April "
          "2020; passed to the plugins"),
     Flag("port", 9443, "port of the webhooks"),
+    Flag("shutdown-delay", 3.0, "seconds for which the webhooks are served after SIGTERM"),
     Flag("cert-dir", "/tmp/k8s-webhook-server/serving-certs",  # noqa: S108 - where existing manifests mount it
          "directory of tls.crt and tls.key; changes are loaded without a restart"),
     Flag("certificate-secret", "", "Secret in the operator's namespace for a certificate that the operator creates",
@@ -120,6 +121,7 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
         metrics_address=_address(given, "-metrics-bind-address"),
         metrics_secure=bool(values["metrics-secure"]),
         health_address=_address(given, "-health-probe-bind-address"),
+        shutdown_delay=fpgawebhook.shutdown_delay_of(values),
         leader_elect=bool(values["leader-elect"]),
         profiling=bool(values["profiling"]),
     )

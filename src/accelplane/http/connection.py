@@ -35,6 +35,7 @@ class ConnectionOwner(Protocol):
     limits: HttpLimits
     recv_buffer: memoryview
     closing: bool
+    draining: bool
     accept_paused: bool
 
     def parse_head(self, text: bytes) -> Head:
@@ -315,8 +316,9 @@ class Connection(asyncio.BufferedProtocol):
             self._update_reading()
 
     def _send_response(self, response: Response) -> None:
+        server = self._server
         # Others wait for this connection's place when accepting is paused.
-        keep_alive = self._keep_alive and not self._server.closing and not self._server.accept_paused
+        keep_alive = self._keep_alive and not (server.closing or server.draining or server.accept_paused)
         self._head = None
         self._closing = not keep_alive
         self._send(response)

@@ -46,6 +46,7 @@ class HttpServer:
         self.reserved = 0
         self.buffered = 0
         self.closing = False
+        self.draining = False
         self.accept_paused = False
         self.cached_heads: dict[bytes, Head] = {}
         self._methods = methods
@@ -96,6 +97,10 @@ class HttpServer:
             return False
         writer.transport.abort()
         return True
+
+    def drain(self) -> None:
+        """Makes each response the last one of its connection: clients connect again, where other servers are."""
+        self.draining = True
 
     async def stop(self, grace: float = 5.0) -> None:
         """Closes the listening sockets and idle connections; requests that have begun may complete within `grace`."""

@@ -331,6 +331,10 @@ class AdmissionServer:
         """Whether a client can connect and complete a TLS handshake, for readiness."""
         return await self._http.accepts()
 
+    def drain(self) -> None:
+        """Closes each connection after its next response, so that clients move to other replicas."""
+        self._http.drain()
+
     async def stop(self, grace: float = 5.0) -> None:
         """Completes the reviews that have begun, for up to `grace` seconds, and closes."""
         await self._http.stop(grace)

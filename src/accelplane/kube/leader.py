@@ -71,7 +71,8 @@ class LeaderElector:
     def __init__(self, client: Client, election: Election, *, clock: Callable[[], float] = boot_time) -> None:
         self.election = election
         self.leading = False
-        self._client = client
+        # A renewal must not wait behind the requests of controllers.
+        self._client = client.without_rate_limit()
         self._clock = clock
         self._gauge = client.metrics.leader.labels(election.name)
         self._gauge.set(0)

@@ -107,6 +107,7 @@ class Manager:
         self._caches: dict[_CacheKey, Cache[Object]] = {}
         self._controllers: list[Controller] = []
         self._contexts: list[AbstractAsyncContextManager[object]] = []
+        self._drains: list[Callable[[], None]] = []
         self._runnables: list[tuple[Runnable, bool]] = []
         self._checks: dict[str, Check] = {}
         self._profile: Profile | None = None
@@ -142,9 +143,16 @@ class Manager:
         self._controllers.append(made)
         return made
 
-    def add_context(self, context: AbstractAsyncContextManager[object]) -> None:
-        """Adds a server as an asynchronous context manager, which is entered before and left after everything else."""
+    def add_context(
+        self, context: AbstractAsyncContextManager[object], *, drain: Callable[[], None] | None = None
+    ) -> None:
+        """Adds a server as an asynchronous context manager, which is entered before and left after everything else.
+
+        `drain` is called when the shutdown starts: the server should lead its clients to other replicas.
+        """
         self._contexts.append(context)
+        if drain is not None:
+            self._drains.append(drain)
 
     def add_runnable(self, run: Runnable, *, leader_only: bool = False) -> None:
         """Adds a function that runs as long as the program runs, or leads. If it returns, that is an error."""
@@ -245,6 +253,8 @@ class Manager:
     async def _shut_down(self, tasks: Supervisor, leading: asyncio.Task[None], servers: AsyncExitStack) -> None:
         """Stops leading while the servers go on serving, then closes the servers."""
         log.info("shutting down")
+        for drain in self._drains:
+            drain()
         stopped = asyncio.create_task(self._stop_leading(tasks, leading), name="stop leading")
         try:
             if self._contexts:

@@ -1,4 +1,4 @@
-"""Webhooks as a part of a program: their server, its certificate, and readiness.
+"""Webhooks in a manager: their server, its certificate, readiness, metrics and shutdown.
 
 serve(manager, hooks, Certificate(directory="/certs"), port=9443)
 """
@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the webhooks' certificate comes from: files of `directory`, or, when `secret` is set, ourselves.
+    """The source of the certificate: files in `directory`, or a self-signed one if `secret` is set.
 
-    One of our own is for `service`, is kept in that Secret of the program's namespace, and is made known to
-    `configurations`: names by kind (`MutatingWebhookConfiguration`, `ValidatingWebhookConfiguration`).
+    A self-signed certificate is for `service` and is kept in that Secret of the program's namespace. Its CA bundle is
+    written into `configurations`: names by kind (`MutatingWebhookConfiguration`, `ValidatingWebhookConfiguration`).
     """
 
     directory: str = ""
@@ -35,14 +35,15 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def serve(manager: Manager, hooks: Iterable[Hook], certificate: Certificate, tls: ServingTls, *, port: int) -> None:
-    """Has the manager serve these webhooks, and be ready when they can be reached. Raises `CertificateError`."""
+    """Serves these webhooks with the manager, which is ready when they can be reached. Raises `CertificateError`."""
     _certify(manager, certificate, tls)
-    server = AdmissionServer(hooks, observe=_observed(manager.client.metrics))
+    metrics = manager.client.metrics
+    server = AdmissionServer(hooks, observe=_observed(metrics))
     for path in server.webhooks:
-        manager.client.metrics.webhook_in_flight.labels(path).set_function(partial(server.in_flight, path))
+        metrics.webhook_in_flight.labels(path).set_function(partial(server.in_flight, path))
     manager.add_readyz_check("the webhooks' certificate", lambda: tls.ready)
     manager.add_readyz_check("the webhooks' port", server.accepts)
-    manager.add_context(_serving(server, port, tls))
+    manager.add_context(_serving(server, port, tls), drain=server.drain)
 
 
 def _certify(manager: Manager, certificate: Certificate, tls: ServingTls) -> None:

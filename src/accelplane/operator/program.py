@@ -45,6 +45,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     metrics_secure: bool = False
     health_address: str = ":8081"
     leader_elect: bool = False
+    shutdown_delay: float = 3.0
     profiling: bool = False
 
 
@@ -88,6 +89,7 @@ def _manager(client: Client, options: Options, *, named: bool) -> Manager:
         metrics_tls=tls.context if options.metrics_secure else None,
         metrics_authorized=options.metrics_secure,
         profiling=options.profiling,
+        shutdown_delay=options.shutdown_delay,
     )
     made = controllers(manager, options.families, options.settings)
     found = _hooks(manager, made, options, named=named)
