@@ -1,29 +1,25 @@
-"""Every kustomize tree, and every demo, is what a genuine API server takes for right, to the last field."""
+"""A real API server accepts every tree and demo strictly, and has the Pod Security rules of the tests."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from manifests import render
+from manifests import DEPLOY, Object, overlay, render, trees
+from podsecurity import ENFORCE, pod_template, violations
 
 from .cluster import Cluster
 from .machine import REPOSITORY
 
 pytestmark = pytest.mark.cluster
 
-DEPLOY = REPOSITORY / "deploy"
 VALIDATED = ("--dry-run=server", "--validate=strict")
-# NFD's own tree lies elsewhere, and its rules are of a kind that comes with it; samples are of kinds of the operator,
-# and `manifests` has them; what leaves out a kind is no tree, nor is a component. Kinds of cert-manager are not known
-# here either, but trees that have some have much besides.
-TREES = sorted(
-    file.parent
-    for file in DEPLOY.rglob("kustomization.yaml")
-    if not {"nfd", "samples", "certmanager", "manifests", "without", "components"} & {*file.relative_to(DEPLOY).parts}
-)
-# The API server wants to know this of pods that name it.
+# The API server does not know the kinds of NFD, of cert-manager and of the operator's samples. Trees with cert-manager
+# are validated without its objects.
+TREES = [tree for tree in trees() if not {"nfd", "samples", "certmanager", "manifests"} & {*tree.split("/")}]
+# Pods that name a RuntimeClass are rejected without it.
 KATA = {
     "apiVersion": "node.k8s.io/v1",
     "kind": "RuntimeClass",
@@ -32,10 +28,10 @@ KATA = {
 }
 
 
-@pytest.mark.parametrize("tree", TREES, ids=lambda tree: str(tree.relative_to(DEPLOY)))
-def test_the_api_server_accepts_a_tree(cluster: Cluster, namespace: str, tree: Path) -> None:
-    objects = [each for each in render(tree) if not each["apiVersion"].startswith("cert-manager.io/")]
-    # Those that say which namespace they are for may bring it; in a dry run none comes to be.
+@pytest.mark.parametrize("tree", TREES)
+def test_the_api_server_accepts_a_tree(cluster: Cluster, namespace: str, tree: str) -> None:
+    objects = [each for each in render(DEPLOY / tree) if not each["apiVersion"].startswith("cert-manager.io/")]
+    # A dry run creates no namespace, not even that of the tree.
     own = {each["metadata"].get("namespace") for each in objects} - {None}
     for name in own:
         cluster.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
@@ -53,7 +49,7 @@ def test_the_api_server_accepts_a_tree(cluster: Cluster, namespace: str, tree: P
         "qat_dpdk_app/compress-perf/compress-perf-dpdk-pod-requesting-qat-generic.yaml",
     ],
 )
-def test_the_api_server_accepts_what_lies_beside_a_tree(cluster: Cluster, namespace: str, file: str) -> None:
+def test_the_api_server_accepts_files_beside_a_tree(cluster: Cluster, namespace: str, file: str) -> None:
     words = ["--namespace", namespace, *VALIDATED]
     assert "created (server dry run)" in cluster.kubectl("apply", "--filename", DEPLOY / file, *words)
 
@@ -63,3 +59,52 @@ def test_the_api_server_accepts_a_demo(cluster: Cluster, namespace: str, demo: P
     cluster.apply(KATA)
     words = ["--namespace", namespace, *VALIDATED]
     assert "created (server dry run)" in cluster.kubectl("apply", "--filename", demo, *words)
+
+
+def pods() -> list[Object]:
+    """The different pods of all trees, with the account that every namespace has."""
+    found: dict[str, Object] = {}
+    for tree in trees():
+        for document in render(DEPLOY / tree):
+            if template := pod_template(document):
+                annotations = template.get("metadata", {}).get("annotations", {})
+                spec = {**template["spec"], "serviceAccountName": "default"}
+                pod = {"metadata": {"name": "pod", "annotations": annotations}, "spec": spec}
+                found[json.dumps(pod, sort_keys=True)] = pod
+    return [*found.values()]
+
+
+@pytest.mark.parametrize("level", ["baseline", "restricted"])
+def test_the_api_server_rejects_the_pods_that_violate_a_pod_security_level(
+    cluster: Cluster, namespace: str, level: str
+) -> None:
+    cluster.kubectl("label", "namespace", namespace, f"{ENFORCE}={level}")
+    cases = pods()
+    assert len(cases) > 30
+    accepted = 0
+    for pod in cases:
+        path = f"/api/v1/namespaces/{namespace}/pods?dryRun=All"
+        status, answer = cluster.request("POST", path, {"apiVersion": "v1", "kind": "Pod", **pod})
+        expected = violations(level, pod)
+        assert status == (403 if expected else 201), (expected, answer)
+        assert not expected or "violates PodSecurity" in answer["message"]
+        accepted += status == 201
+    assert 0 < accepted < len(cases)
+
+
+def test_the_plugin_of_a_tree_is_admitted_to_the_namespace_of_its_webhook(cluster: Cluster, tmp_path: Path) -> None:
+    objects = overlay(tmp_path, resources=["deploy/sgx_plugin/overlays/epc-nfd"], namespace="sgx-elsewhere")
+    (own,) = (each for each in objects if each["kind"] == "Namespace")
+    (daemonset,) = (each for each in objects if each["kind"] == "DaemonSet")
+    assert own["metadata"]["name"] == daemonset["metadata"]["namespace"] == "sgx-elsewhere"
+    with cluster.namespace("sgx-elsewhere"):
+        labels: Any = own["metadata"]["labels"]
+        cluster.kubectl("label", "namespace", "sgx-elsewhere", *(f"{name}={value}" for name, value in labels.items()))
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "pod"},
+            "spec": daemonset["spec"]["template"]["spec"],
+        }
+        status, answer = cluster.request("POST", "/api/v1/namespaces/sgx-elsewhere/pods?dryRun=All", pod)
+        assert status == 201, answer
