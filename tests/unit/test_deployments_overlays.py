@@ -1,6 +1,7 @@
 """Overlays with a prefix and a namespace: all references between objects resolve, and the namespace admits all pods."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,10 @@ def test_replaced_arguments_do_not_disable_the_own_certificate(tree: str, flags:
     assert container["args"] == ["-v=4"]
     assert [each["value"] for each in container["env"] if each["name"] == "CERTIFICATE_SECRET"] == secrets
     assert any(flag.environment == "CERTIFICATE_SECRET" for flag in flags)
+
+
+def test_the_readme_names_trees() -> None:
+    text = (DEPLOY / "README.md").read_text()
+    named = {each for each in re.findall(r"`(?:kubectl apply -k )?([a-z_]+(?:/[a-z_-]+)*)`", text) if each != "af"}
+    assert len(named) > 10
+    assert named <= {*trees()}

@@ -47,7 +47,7 @@ OPERATOR = DOCS / "operator.md"
 USERS, AUTHORS = DOCS / "users-guide.md", DOCS / "plugin-authors-guide.md"
 ACCELERATORS, LABELS = DOCS / "accelerators.md", DOCS / "labels.md"
 EXAMPLE = ROOT / "examples" / "generic-devices"
-PAGES = (*sorted(DOCS.glob("*.md")), EXAMPLE / "README.md", ROOT / "README.md")
+PAGES = (*sorted(DOCS.glob("*.md")), EXAMPLE / "README.md", ROOT / "deploy" / "README.md", ROOT / "README.md")
 
 
 class Block(msgspec.Struct, frozen=True):
