@@ -177,8 +177,8 @@ async def test_a_definition_of_somebody_else_is_used_and_not_doubled(
     assert names(files) == [file_of("b"), "theirs.json"]
     for _ in range(3):
         await look(agent)
-    told = [record.message for record in caplog.records if "defined in" in record.message]
-    assert told == [f"CDI device example.com/gadget=a is already defined in {files}/theirs.json; that file is used"]
+    messages = [record.message for record in caplog.records if "defined in" in record.message]
+    assert messages == [f"CDI device example.com/gadget=a is already defined in {files}/theirs.json; that file is used"]
     (files / "theirs.json").unlink()
     async with peer(kubelet.directory) as plugin:
         await plugin.allocate(["a"])
@@ -239,8 +239,8 @@ async def test_without_a_writable_directory_devices_come_the_classic_way_and_hoo
         )  # fmt: skip
         for _ in range(3):
             await look(agent)
-        told = [record.message for record in caplog.records if record.message.startswith("cannot write")]
-        assert len([text for text in told if "programmed" in text]) == 1
+        messages = [record.message for record in caplog.records if record.message.startswith("cannot write")]
+        assert len([text for text in messages if "programmed" in text]) == 1
         files.unlink()
         (container,) = await plugin.allocate(["programmed"])
         assert [device.name for device in container.cdi_devices] == ["example.com/gadget=programmed"]

@@ -223,8 +223,8 @@ async def test_the_nodes_annotation_is_the_mode_and_what_is_none_changes_nothing
     await api.change("metadata", "annotations", ANNOTATION, "af")
     await kubelet.until(shows({WITH_NLB0: (1, 1)}))
     rest = "expected one of af, region, regiondevel; the mode stays af"
-    told = [f"node one: annotation {ANNOTATION} is {value!r}, {rest}" for value in ("regional", "")]
-    for value, message in zip(("regional", ""), told, strict=True):
+    messages = [f"node one: annotation {ANNOTATION} is {value!r}, {rest}" for value in ("regional", "")]
+    for value, message in zip(("regional", ""), messages, strict=True):
         await api.change("metadata", "annotations", ANNOTATION, value)
         await until(lambda message=message: message in caplog.messages)
     assert kubelet.resources() == {WITH_NLB0: (1, 1)}
@@ -237,7 +237,7 @@ async def test_the_nodes_annotation_is_the_mode_and_what_is_none_changes_nothing
     await kubelet.until(shows({REGION: (1, 0), WITH_NLB0: (1, 1)}))
     await kubelet.delete_pod("pod")
     await kubelet.until(shows({WITH_NLB0: (1, 1)}))
-    assert [caplog.messages.count(message) for message in told] == [1, 1]
+    assert [caplog.messages.count(message) for message in messages] == [1, 1]
 
 
 @embedded_only("what the kubelet does is tested with the others")
@@ -261,15 +261,15 @@ async def test_where_the_runtime_is_too_old_to_run_the_hook_there_are_regions_on
 
 @embedded_only("what the kubelet does is tested with the others")
 @pytest.mark.parametrize(
-    "told",
+    "runtime_and_cdi",
     [("containerd://1.6.20", "off"), ("containerd://2.1.5", "auto"), ("containerd://1.10.0", "only"),
      ("cri-o://1.6.0", "auto"), ("containerd://unknown", "auto"), ("", "auto")],
     ids=" ".join,
 )  # fmt: skip
 async def test_a_runtime_of_which_that_is_not_known_keeps_no_region_back(
-    node: tuple[NodeApi, Server], card: Card, kubelet: Kubelet, start_agent: Start, told: tuple[str, str]
+    node: tuple[NodeApi, Server], card: Card, kubelet: Kubelet, start_agent: Start, runtime_and_cdi: tuple[str, str]
 ) -> None:
-    (api, server), (runtime, cdi) = node, told
+    (api, server), (runtime, cdi) = node, runtime_and_cdi
     api.node["status"]["nodeInfo"] = {"containerRuntimeVersion": runtime}
     await start_agent(PATIENT, fpga=following(server.api, cdi=cdi))
     await kubelet.until(lambda resources: resources == {REGION: (1, 1)})
@@ -308,8 +308,8 @@ async def test_a_pod_without_an_account_serves_in_its_own_mode_and_is_not_troubl
     with caplog.at_level(logging.INFO):
         await start_agent(PATIENT, fpga=FpgaPlugin(FpgaConfig(node_name="one", mode="region"), api=lambda: None))
         await kubelet.until(lambda resources: resources == {REGION: (1, 1)})
-    told = f"the pod has no service account: node one's annotation {ANNOTATION} is not read, the mode is region"
-    assert told in caplog.messages
+    message = f"the pod has no service account: node one's annotation {ANNOTATION} is not read, the mode is region"
+    assert message in caplog.messages
     assert [record.message for record in caplog.records if record.levelno > logging.INFO] == []
 
 

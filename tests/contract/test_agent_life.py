@@ -165,9 +165,9 @@ async def test_a_refused_registration_is_logged_once_with_the_kubelets_words_and
         assert server(agent).problem.startswith(f"registration at {kubelet.path} failed: UNKNOWN: the ResourceName")
         kubelet.refusal = ""
         await until(lambda: kubelet.lists == [["a"]])
-    told = [record for record in caplog.records if "not to my taste" in record.message]
-    assert len(told) == 1
-    assert told[0].levelno == logging.WARNING
+    logged = [record for record in caplog.records if "not to my taste" in record.message]
+    assert len(logged) == 1
+    assert logged[0].levelno == logging.WARNING
     assert server(agent).counters.registration_failures["UNKNOWN"] >= 3
     assert server(agent).counters.registrations == 1
 
@@ -344,10 +344,10 @@ async def test_one_resource_with_a_path_too_long_does_not_stop_the_others(
     long = [Resource("y" * 63), *devices]
     await start_agent(table=Table(devices), long=LongNamed(long))
     await kubelet.until(lambda resources: GADGET in resources and f"{LongNamed.namespace}/gadget" in resources)
-    told = [record.message for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(told) == 1
-    assert f"{plugins_dir(directory)}/{LongNamed.namespace}-{'y' * 63}.sock: a socket path of" in told[0]
-    assert "at most 107" in told[0]
+    logged = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(logged) == 1
+    assert f"{plugins_dir(directory)}/{LongNamed.namespace}-{'y' * 63}.sock: a socket path of" in logged[0]
+    assert "at most 107" in logged[0]
 
 
 @pytest.mark.parametrize(
@@ -359,10 +359,10 @@ async def test_a_plugin_whose_scan_raises_does_not_stop_the_others(
     agent = await start_agent(table=Table(fault), other=Other(gadgets("b")))
     await kubelet.until(lambda resources: resources == {OTHER: (1, 1)})
     await until(lambda: agent.runners["table"].scan.failing)
-    told = [record for record in caplog.records if "scan failed" in record.message]
-    assert len(told) == 1
-    assert "table: scan failed" in told[0].message
-    assert (str(fault) or type(fault).__name__) in told[0].message
+    logged = [record for record in caplog.records if "scan failed" in record.message]
+    assert len(logged) == 1
+    assert "table: scan failed" in logged[0].message
+    assert (str(fault) or type(fault).__name__) in logged[0].message
 
 
 async def test_names_that_a_kubelet_would_refuse_are_left_out_with_a_warning(
@@ -371,8 +371,8 @@ async def test_names_that_a_kubelet_would_refuse_are_left_out_with_a_warning(
     odd = [Resource("-bad-"), *gadgets("a", "with\nnewline", "", "x" * 300)]
     await start_agent(table=Table(odd))
     await kubelet.until(lambda resources: resources == {GADGET: (1, 1)})
-    told = [record.message for record in caplog.records if "not published" in record.message]
-    assert len(told) == 4
+    logged = [record.message for record in caplog.records if "not published" in record.message]
+    assert len(logged) == 4
     assert all(record.levelno == logging.WARNING for record in caplog.records if "not published" in record.message)
 
 

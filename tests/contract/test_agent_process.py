@@ -355,7 +355,7 @@ EXPLAINING = """
 from accelplane.plugins import Device, DeviceNode, Plugin
 
 class ThePlugin(Plugin):
-    namespace = "told.example.com"
+    namespace = "explained.example.com"
 
     def scan(self, host):
         if host.exists("/dev/a"):
@@ -369,10 +369,10 @@ class ThePlugin(Plugin):
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Mapping[str, str]:
-    """The environment with a plugin `told`, which wants a `/dev/a` and explains itself."""
+def explained(tmp_path: Path) -> Mapping[str, str]:
+    """The environment with a plugin `explained`, which wants a `/dev/a` and explains itself."""
     (tmp_path / "tree/dev").mkdir(parents=True)
-    return installed_plugin(tmp_path / "site", "told", EXPLAINING)
+    return installed_plugin(tmp_path / "site", "explained", EXPLAINING)
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def told(tmp_path: Path) -> Mapping[str, str]:
             0,
             {
                 "ok": True,
-                "devices": {"told.example.com/gadget": 1},
+                "devices": {"explained.example.com/gadget": 1},
                 "explanation": {"cause": "", "looked-at": ["/dev/a"]},
             },
         ),
@@ -393,21 +393,26 @@ def told(tmp_path: Path) -> Mapping[str, str]:
             1,
             {
                 "ok": False,
-                "devices": {"told.example.com/gadget": 1},
+                "devices": {"explained.example.com/gadget": 1},
                 "errors": ["TypeError: Encoding objects of type object is unsupported"],
             },
         ),
     ],
 )
 def test_a_check_prints_what_was_found_and_why_not_more(
-    tmp_path: Path, told: Mapping[str, str], files: Sequence[str], code: int, report: object
+    tmp_path: Path, explained: Mapping[str, str], files: Sequence[str], code: int, report: object
 ) -> None:
     for name in files:
         (tmp_path / "tree/dev" / name).touch()
     done = printed(
-        "accelplane", "node", "-check", "-plugins=told", f"-root={tmp_path / 'tree'}", env={**os.environ, **told}
+        "accelplane",
+        "node",
+        "-check",
+        "-plugins=explained",
+        f"-root={tmp_path / 'tree'}",
+        env={**os.environ, **explained},
     )
-    assert (json.loads(done.stdout), done.returncode) == ({"told": report}, code)
+    assert (json.loads(done.stdout), done.returncode) == ({"explained": report}, code)
 
 
 def test_a_check_of_several_plugins_is_good_when_each_has_devices(tmp_path: Path) -> None:
@@ -421,24 +426,24 @@ def test_a_check_of_several_plugins_is_good_when_each_has_devices(tmp_path: Path
 
 
 async def test_a_plugin_explains_itself_once_at_the_start(
-    run: Run, kubelet: Kubelet, tmp_path: Path, told: Mapping[str, str]
+    run: Run, kubelet: Kubelet, tmp_path: Path, explained: Mapping[str, str]
 ) -> None:
-    process = run("accelplane", "node", "--plugins=told", env=told)
-    await process.said("told: {")
+    process = run("accelplane", "node", "--plugins=explained", env=explained)
+    await process.said("explained: {")
     (tmp_path / "tree/dev/a").touch()
-    await kubelet.until(lambda resources: resources == {"told.example.com/gadget": (1, 1)})
+    await kubelet.until(lambda resources: resources == {"explained.example.com/gadget": (1, 1)})
     assert await process.terminate() == 0
-    assert process.log().count('told: {"cause":"no driver","looked-at":["/dev/a"]}') == 1
+    assert process.log().count('explained: {"cause":"no driver","looked-at":["/dev/a"]}') == 1
 
 
 async def test_a_plugin_that_cannot_explain_itself_works_all_the_same(
-    run: Run, kubelet: Kubelet, tmp_path: Path, told: Mapping[str, str]
+    run: Run, kubelet: Kubelet, tmp_path: Path, explained: Mapping[str, str]
 ) -> None:
     for name in ("a", "broken"):
         (tmp_path / "tree/dev" / name).touch()
-    process = run("accelplane", "node", "--plugins=told", env=told)
-    await process.said("told: explain failed: Encoding objects of type object is unsupported")
-    await kubelet.until(lambda resources: resources == {"told.example.com/gadget": (1, 1)})
+    process = run("accelplane", "node", "--plugins=explained", env=explained)
+    await process.said("explained: explain failed: Encoding objects of type object is unsupported")
+    await kubelet.until(lambda resources: resources == {"explained.example.com/gadget": (1, 1)})
 
 
 # What it says

@@ -26,7 +26,7 @@ from accelplane.node.agent import Agent
 from accelplane.node.settings import Settings
 
 Serve = Callable[..., AbstractAsyncContextManager[tuple[Agent, Peer]]]
-SICK = gadget("sick", health=UNHEALTHY, reason="too hot")
+UNHEALTHY_GADGET = gadget("hot", health=UNHEALTHY, reason="too hot")
 
 
 class Chooser(Table):
@@ -113,10 +113,10 @@ async def test_options_tell_which_hooks_a_plugin_has(
 
 
 async def test_a_stream_begins_with_the_whole_list_in_natural_order(serve: Serve) -> None:
-    async with serve(Table([*gadgets("g10", "g2", "g1"), SICK])) as (_agent, peer), peer.watch() as lists:
+    async with serve(Table([*gadgets("g10", "g2", "g1"), UNHEALTHY_GADGET])) as (_agent, peer), peer.watch() as lists:
         devices = await lists.next()
     assert list((devices or {}).items()) == [
-        ("g1", "Healthy"), ("g2", "Healthy"), ("g10", "Healthy"), ("sick", "Unhealthy"),
+        ("g1", "Healthy"), ("g2", "Healthy"), ("g10", "Healthy"), ("hot", "Unhealthy"),
     ]  # fmt: skip
 
 
@@ -142,7 +142,7 @@ async def test_every_change_is_a_new_complete_list_and_no_change_is_none(serve: 
         await until(lambda: agent.runners["table"].scan.count > scans)
         found(agent, plugin, gadget("a"), gadget("b", health=UNHEALTHY))
         assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}
-        # One field of one device that the kubelet is not told of makes a new list too: Allocate gives it out.
+        # One field of one device that the kubelet is not message of makes a new list too: Allocate gives it out.
         found(agent, plugin, gadget("a"), gadget("b", health=UNHEALTHY, envs={"X": "1"}))
         assert await lists.next() == {"a": "Healthy", "b": "Unhealthy"}
 
@@ -328,7 +328,7 @@ async def test_each_of_several_container_requests_has_its_own_answer(serve: Serv
         ([""], "example.com/gadget: unknown device '' requested"),
         (["card0-0"], "example.com/gadget: unknown device 'card0-0' requested"),
         (["\u2603\n"], r"example.com/gadget: unknown device '\u2603\n' requested"),
-        (["a", "sick"], "example.com/gadget: unhealthy device 'sick (too hot)' requested"),
+        (["a", "hot"], "example.com/gadget: unhealthy device 'hot (too hot)' requested"),
         ([str(n) for n in range(9)], "unknown device '0', '1', '2', '3', '4' and 4 more requested"),
         (["x" * 5000], f"unknown device '{'x' * 100}' requested"),
     ],
@@ -336,7 +336,7 @@ async def test_each_of_several_container_requests_has_its_own_answer(serve: Serv
 async def test_ids_that_cannot_be_had_fail_the_whole_request_by_name(
     serve: Serve, ids: list[str], message: str
 ) -> None:
-    async with serve(Table([*gadgets("a"), SICK])) as (agent, peer):
+    async with serve(Table([*gadgets("a"), UNHEALTHY_GADGET])) as (agent, peer):
         code, text = await refusal(peer.allocate(["a"], ids))
         assert (code, message in text) == ("UNKNOWN", True), text
         assert server(agent).counters.allocation_failures == 1
@@ -381,7 +381,7 @@ async def test_an_error_of_a_hook_reaches_the_pod_as_it_is(serve: Serve, key: st
     ["x" * 100_000, os.fsdecode(b"/dev/\xff\xfe"), "\u2603" * 5000, "%41\r\n\0"],
     ids=["long", "no text", "long when encoded", "control characters"],
 )
-async def test_an_error_whose_text_fits_no_status_fails_the_call_all_the_same(
+async def test_an_error_whose_messagefits_no_status_fails_the_call_all_the_same(
     serve: Serve, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)  # the test runner cannot carry such texts either
@@ -391,9 +391,9 @@ async def test_an_error_whose_text_fits_no_status_fails_the_call_all_the_same(
             raise RuntimeError(text)
 
     async with serve(Verbose(gadgets("a"))) as (_agent, peer):
-        code, told = await refusal(peer.allocate(["a"]))
+        code, message = await refusal(peer.allocate(["a"]))
     assert code == "UNKNOWN"
-    assert told.startswith("RuntimeError: " + text[:3])
+    assert message.startswith("RuntimeError: " + text[:3])
 
 
 async def test_an_answer_that_fits_no_message_fails_the_call(serve: Serve) -> None:
@@ -476,13 +476,13 @@ async def test_a_plugin_is_told_before_a_container_starts_and_may_fail_the_start
 
 @pytest.fixture
 async def peer(serve: Serve) -> AsyncIterator[Peer]:
-    """Of a plugin with the gadgets a and b and one that is sick, for all examples of a test."""
-    async with serve(Chooser([*gadgets("a", "b"), SICK])) as (agent, peer):
+    """Of a plugin with the gadgets a and b and one that is hot, for all examples of a test."""
+    async with serve(Chooser([*gadgets("a", "b"), UNHEALTHY_GADGET])) as (agent, peer):
         yield peer
         assert server(agent).stage == Stage.SERVING
 
 
-IDS = st.lists(st.one_of(st.sampled_from(["a", "b", "sick"]), st.text(max_size=300)), max_size=8)
+IDS = st.lists(st.one_of(st.sampled_from(["a", "b", "hot"]), st.text(max_size=300)), max_size=8)
 HYPOTHESIS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

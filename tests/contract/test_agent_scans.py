@@ -39,8 +39,8 @@ async def test_a_scan_that_fails_keeps_what_was_found_last_and_its_cause_is_logg
     assert (runner.scan.failing, runner.scan.outdated, runner.scan.problem) == (
         True, False, "/sys/class/gadget: Input/output error",
     )  # fmt: skip
-    told = [record.message for record in caplog.records if record.levelno == logging.ERROR]
-    assert told == [
+    errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert errors == [
         "table: scan failed: /sys/class/gadget: Input/output error; the devices found last stay advertised for 30 s"
     ]
 

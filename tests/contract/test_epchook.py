@@ -57,7 +57,7 @@ def test_the_hook_prints_the_sum_and_no_end_of_the_line(tmp_path: Path, sizes: t
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "told"),
+    ("words", "status", "message"),
     [
         (["-affirm"], 255, "EPC is not available"),
         (["-affirm", "-register"], 255, "EPC is not available"),
@@ -68,10 +68,10 @@ def test_the_hook_prints_the_sum_and_no_end_of_the_line(tmp_path: Path, sizes: t
         (["-h"], 0, "Usage of intel-sgx-epchook"),
     ],
 )
-def test_it_ends_as_the_go_program_does(tmp_path: Path, words: list[str], status: int, told: str) -> None:
+def test_it_ends_as_the_go_program_does(tmp_path: Path, words: list[str], status: int, message: str) -> None:
     done = ran("main", tree(tmp_path), *words)
     assert (done.returncode, done.stdout) == (status, "")
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize(("module", "status"), [("main", 255), ("install", 1)])

@@ -131,6 +131,7 @@ class TestHook:
             ("other", f"expected {NLB3}"),
         ],
     )
+    @pytest.mark.untraced
     def test_what_the_card_refuses_is_told_in_one_line(self, node: Node, outcome: Outcome, problem: str) -> None:
         node.store(NLB3)
         node.kernel.fpga(CARD).outcomes.append(outcome)
@@ -142,6 +143,7 @@ class TestHook:
         # What went wrong does no harm to the next attempt.
         assert node.hook(NLB3) == (0, "", "")
 
+    @pytest.mark.untraced
     def test_a_missing_or_wrong_bitstream_is_named(self, node: Node) -> None:
         assert f"no bitstream for AFU {NLB3} in region {INTERFACE}" in node.hook(NLB3)[2]
         node.store(NLB3, bitstream(NLB0))
@@ -240,12 +242,12 @@ class TestTool:
 
     def test_a_port_is_programmed(self, node: Node) -> None:
         path = node.store(NLB3)
-        told = (
+        message = (
             f'Before: Interface ID: "{INTERFACE}" AFU ID: "{NLB0}"\n'
             f'Programming "{path}" to port "dfl-port.0": OK\n'
             f'After : Interface ID: "{INTERFACE}" AFU ID: "{NLB3}"\n'
         )
-        assert node.tool("-b", str(path), "-d", "dfl-port.0", "pr") == (0, told, "")
+        assert node.tool("-b", str(path), "-d", "dfl-port.0", "pr") == (0, message, "")
 
     def test_a_failure_is_one(self, node: Node) -> None:
         path = node.store(NLB3)
@@ -255,6 +257,7 @@ class TestTool:
         assert '": FAILED\nAfter : ' in out
         assert err.startswith("fpga_tool: dfl-port.0: AFU id is f7df405cbd7acf7222f144b0b93acd19 after programming")
 
+    @pytest.mark.untraced
     def test_what_became_of_programming_is_counted_and_shown_in_json_alone(self, node: Node) -> None:
         before = node.tool("-d", "dfl-fme.0", "fmeinfo")
         path = node.store(NLB3)
@@ -269,14 +272,17 @@ class TestTool:
         assert counts["last"]["afu"] == NLB3
         # What is none is begun anew.
         record.write_text("junk")
-        told = "/run/accelplane-fpga/dfl-fme.0.json: not JSON, expected a record of programmings; the record is reset\n"
+        message = (
+            "/run/accelplane-fpga/dfl-fme.0.json: not JSON, expected a record of programmings; the record is reset\n"
+        )
         status, _out, err = node.tool("-b", str(path), "-d", "dfl-port.0", "pr")
-        assert (status, err) == (0, f"fpga_tool: {told}")
+        assert (status, err) == (0, f"fpga_tool: {message}")
         record.write_text("junk")
         node.store(NLB0)
-        assert node.hook(NLB0) == (0, "", f"intel-fpga-crihook: {told}")
+        assert node.hook(NLB0) == (0, "", f"intel-fpga-crihook: {message}")
 
     @TWO_PORTS
+    @pytest.mark.untraced
     def test_ports_go_to_virtual_functions_and_come_back(self, node: Node) -> None:
         assert node.tool("-d", "dfl-fme.0", "-n", "2", "sriov") == (
             0,

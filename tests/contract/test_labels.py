@@ -81,7 +81,7 @@ def test_a_node_without_matching_rules_prints_a_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["-output=paper"], "expected one of table, json, nfd, node"),
         (["-daemon"], "expected -output=nfd or -output=node"),
@@ -91,11 +91,11 @@ def test_a_node_without_matching_rules_prints_a_message(tmp_path: Path) -> None:
         (["-output=nfd", "-features-dir=/nowhere"], "/nowhere"),
     ],
 )
-def test_invalid_options_are_rejected_with_a_message(tmp_path: Path, words: list[str], told: str) -> None:
+def test_invalid_options_are_rejected_with_a_message(tmp_path: Path, words: list[str], message: str) -> None:
     gpu(tmp_path)
     done = printed(f"-root={tmp_path}", *words)
     assert done.returncode == 1
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 # For NFD.
@@ -259,13 +259,13 @@ async def test_a_failing_labeller_does_not_stop_the_agent(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [(["--labels=paper"], "expected one of off, nfd, node"), (["--labels=nfd"], "-nfd-dir is not given")],
 )
-async def test_invalid_label_options_are_rejected(run: Run, words: list[str], told: str) -> None:
+async def test_invalid_label_options_are_rejected(run: Run, words: list[str], message: str) -> None:
     process = run("accelplane", "node", *words)
     assert await process.exit_code() == 1
-    assert told in process.log()
+    assert message in process.log()
 
 
 async def test_a_companion_is_started_again_and_ended_with_its_keeper(tmp_path: Path) -> None:

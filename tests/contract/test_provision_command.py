@@ -184,19 +184,19 @@ def test_nothing_is_written_to_any_device_while_one_file_is_wrong(tree: str, con
 
 def test_a_variable_that_two_kinds_of_device_share_is_wrong_once(tree: str) -> None:
     shown = provision("plan", "idxd", "--root", tree, environment={"DSA_DRIVER": "uio"})
-    told = "accelplane provision: DSA_DRIVER: found 'uio', expected idxd or vfio-pci\n"
-    assert (shown.returncode, shown.stderr) == (1, told)
+    output = "accelplane provision: DSA_DRIVER: found 'uio', expected idxd or vfio-pci\n"
+    assert (shown.returncode, shown.stderr) == (1, output)
 
 
 def test_a_flag_wins_over_its_environment_variable(tree: str) -> None:
     environment = {"DLB_VFS": "2", "ENABLED_QAT_PF_PCIIDS": "4944"}
     arguments = ("plan", "qat", "dlb", "--root", tree)
-    told = provision(*arguments, environment=environment).stdout
-    assert "dlb: desired: 2 VFs on every PF" in told
-    assert "no devices" in told
-    told = provision(*arguments, "--dlb-vfs", "3", "--qat-ids", "4940", environment=environment).stdout
-    assert "dlb: desired: 3 VFs on every PF" in told
-    assert "0000:61:00.0" in told
+    output = provision(*arguments, environment=environment).stdout
+    assert "dlb: desired: 2 VFs on every PF" in output
+    assert "no devices" in output
+    output = provision(*arguments, "--dlb-vfs", "3", "--qat-ids", "4940", environment=environment).stdout
+    assert "dlb: desired: 3 VFs on every PF" in output
+    assert "0000:61:00.0" in output
 
 
 # The page for administrators.

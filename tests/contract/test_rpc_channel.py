@@ -231,8 +231,8 @@ async def test_an_invalid_response_fails_only_its_call(
         await raw.next()
 
     double.scripts.append(script)
-    told = await failure(channel)
-    assert (told[0], text in told[1]) == (code, True), told
+    error = await failure(channel)
+    assert (error[0], text in error[1]) == (code, True), error
     assert await call(channel) == b"fine"
     assert len(double.raws) == 1
 

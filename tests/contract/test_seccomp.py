@@ -139,13 +139,13 @@ def test_one_supervisor_in_another_is_told_of(kernel: Kernel, tmp_path: Path) ->
 def test_an_interrupt_from_the_terminal_comes_once(kernel: Kernel, tmp_path: Path) -> None:
     program = """
 import signal
-told = []
-signal.signal(signal.SIGINT, lambda *_: (told.append("int"), print("got", flush=True)))
-signal.signal(signal.SIGTERM, lambda *_: told.append("term"))
+received = []
+signal.signal(signal.SIGINT, lambda *_: (received.append("int"), print("got", flush=True)))
+signal.signal(signal.SIGTERM, lambda *_: received.append("term"))
 print("ready", flush=True)
-while "term" not in told:
+while "term" not in received:
     signal.pause()
-print(told.count("int"), "in all", flush=True)
+print(received.count("int"), "in all", flush=True)
 """
     ours, theirs = pty.openpty()
     begin = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); " + RUN

@@ -17,6 +17,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.untraced
 def test_a_run_prints_a_table_and_writes_the_same_as_json(tmp_path: Path) -> None:
     ran = run("--quick", "--only", "scan,start", "--json", str(tmp_path / "new" / "results.json"))
     assert ran.returncode == 0, ran.stderr

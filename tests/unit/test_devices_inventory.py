@@ -120,11 +120,11 @@ class TestInventory:
 
     def test_with_devices_replaced_is_still_in_order(self) -> None:
         inventory = Inventory.of("a.com", [Device(resource="r", id="1"), Device(resource="r", id="10")])
-        sick = Device(resource="r", id="2", health=UNHEALTHY)
-        grown = inventory.replaced([sick, Device(resource="a", id="0")])
+        failing = Device(resource="r", id="2", health=UNHEALTHY)
+        grown = inventory.replaced([failing, Device(resource="a", id="0")])
         assert [device.id for device in grown] == ["0", "1", "2", "10"]
         assert [device.id for device in inventory] == ["1", "10"]
-        assert grown.replaced([sick]) == grown
+        assert grown.replaced([failing]) == grown
 
 
 DEVICES = st.builds(

@@ -67,7 +67,7 @@ def test_sections_are_counted_as_the_cpu_lists_them(sections: Sequence[Registers
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "expected"),
     [
         ({}, CpuSgx()),
         ({(0, 0): (0x6, 0, 0, 0), (7, 0): (0, 4, 0, 0)}, CpuSgx()),
@@ -83,8 +83,8 @@ def test_sections_are_counted_as_the_cpu_lists_them(sections: Sequence[Registers
     ],
     ids=["zeros", "no leaf 7", "no SGX", "all but SGX", "locked", "SGX1", "SGX2 with FLC", "no leaf 0x12"],
 )
-def test_a_cpu_is_asked_only_what_it_has(table: Mapping[tuple[int, int], Registers], told: CpuSgx) -> None:
-    assert cpu_sgx(cpuid(table)) == told
+def test_a_cpu_is_asked_only_what_it_has(table: Mapping[tuple[int, int], Registers], expected: CpuSgx) -> None:
+    assert cpu_sgx(cpuid(table)) == expected
 
 
 REGISTER = st.integers(0, 0xFFFFFFFF)
@@ -92,10 +92,10 @@ REGISTER = st.integers(0, 0xFFFFFFFF)
 
 @given(st.dictionaries(st.tuples(st.sampled_from([0, 7, 0x12]), st.integers(0, 12)), st.tuples(*[REGISTER] * 4)))
 def test_any_cpu_has_an_answer(table: dict[tuple[int, int], Registers]) -> None:
-    told = cpu_sgx(cpuid(table))
-    assert len(told.sections) <= 8
-    assert all(0 <= size < 1 << 52 and size % 4096 == 0 for size in told.sections)
-    assert told.present or not told.sections
+    found = cpu_sgx(cpuid(table))
+    assert len(found.sections) <= 8
+    assert all(0 <= size < 1 << 52 and size % 4096 == 0 for size in found.sections)
+    assert found.present or not found.sections
 
 
 def test_the_cpuid_device_is_asked_leaf_by_leaf() -> None:

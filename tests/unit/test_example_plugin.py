@@ -67,10 +67,10 @@ def files(root: Path, *paths: str) -> None:
 
 def test_it_has_at_most_25_lines_of_code() -> None:
     source = MODULE.read_text()
-    told: set[int] = set()
+    documented: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
-            told.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+            documented.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     silent = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     code = {
         line
@@ -78,7 +78,7 @@ def test_it_has_at_most_25_lines_of_code() -> None:
         if token.type not in silent
         for line in range(token.start[0], token.end[0] + 1)
     }
-    assert len(code - told) <= 25
+    assert len(code - documented) <= 25
 
 
 def test_every_match_of_a_pattern_is_a_device_in_natural_order(generic: type[Plugin[Any]], tmp_path: Path) -> None:

@@ -431,11 +431,11 @@ def test_no_pod_gets_what_its_namespace_does_not_give_and_a_second_look_changes_
             continue
         assert set(asked) <= resources
         assert set(asked) == set(asked_for(new, "requests"))
-        told = {each["name"]: each.get("value") for each in env_of(new) if is_ours(each)}
-        count = len(told) // 2
-        assert set(told) == {f"FPGA_{what}_{n}" for what in ("REGION", "AFU") for n in range(1, count + 1)}
+        variables = {each["name"]: each.get("value") for each in env_of(new) if is_ours(each)}
+        count = len(variables) // 2
+        assert set(variables) == {f"FPGA_{what}_{n}" for what in ("REGION", "AFU") for n in range(1, count + 1)}
         for n in range(1, count + 1):
-            pair = (told[f"FPGA_REGION_{n}"], told[f"FPGA_AFU_{n}"])
+            pair = (variables[f"FPGA_REGION_{n}"], variables[f"FPGA_AFU_{n}"])
             assert pair in pairs
             assert f"{PREFIX}region-{pair[0]}" in asked
         assert [each for each in env_of(new) if not is_ours(each)] == [

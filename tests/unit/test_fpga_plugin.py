@@ -341,8 +341,8 @@ def test_readings_tell_the_mode_and_the_ports(tmp_path: Path) -> None:
     for mode in ("af", "region", "regiondevel"):
         fpga = plugin(mode)
         samples = fpga.measure(Host(tmp_path), devices(look(fpga, tmp_path)))
-        told = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
-        assert told == {
+        values = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
+        assert values == {
             ("fpga_mode", "af"): mode == "af",
             ("fpga_mode", "region"): mode == "region",
             ("fpga_mode", "regiondevel"): mode == "regiondevel",
@@ -355,7 +355,7 @@ def test_readings_tell_the_mode_and_the_ports(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"mode": "afu"}, "invalid value for mode, valid values: af, region, regiondevel; found 'afu'"),
         (
@@ -364,8 +364,8 @@ def test_readings_tell_the_mode_and_the_ports(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, str], told: str) -> None:
-    with pytest.raises(msgspec.ValidationError, match=told):
+def test_options_that_cannot_be_are_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=message):
         FpgaConfig.of(options)
 
 
@@ -378,9 +378,9 @@ def test_the_node_is_the_one_that_the_environment_names(monkeypatch: pytest.Monk
 def test_the_command_does_not_begin_without_a_driver(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     arguments = [f"-root={tmp_path}", f"-kubelet-dir={tmp_path}"]
     assert dropin("intel_fpga_device_plugin", FpgaPlugin, "fpga", arguments, absence=FpgaPlugin.absence) == 1
-    told = capfd.readouterr().err
-    assert told.startswith("intel_fpga_device_plugin: no FPGA driver: neither /sys/class/fpga (OPAE) nor ")
-    assert "/sys/class/fpga_region (DFL) exists" in told
+    message = capfd.readouterr().err
+    assert message.startswith("intel_fpga_device_plugin: no FPGA driver: neither /sys/class/fpga (OPAE) nor ")
+    assert "/sys/class/fpga_region (DFL) exists" in message
     assert FpgaPlugin(FpgaConfig(wait_for_driver=True)).absence(Host(tmp_path)) == ""
     (tmp_path / "sys/class/fpga").mkdir(parents=True)
     assert FpgaPlugin().absence(Host(tmp_path)) == ""

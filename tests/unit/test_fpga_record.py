@@ -248,8 +248,10 @@ def test_other_files_show_nothing_and_what_is_wrong_is_told_once(
     write(place(tmp_path), "junk")
     fpga = FpgaPlugin()
     assert samples(tmp_path, fpga) == samples(tmp_path, fpga) == {}
-    (told,) = caplog.messages
-    assert told == f"{STATE_DIRECTORY}/{FME}.json: not JSON, expected a record of programmings; its metrics are missing"
+    (message,) = caplog.messages
+    assert (
+        message == f"{STATE_DIRECTORY}/{FME}.json: not JSON, expected a record of programmings; its metrics are missing"
+    )
 
 
 # Whatever stands there.

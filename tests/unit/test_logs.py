@@ -37,7 +37,7 @@ say("watch")
 """
 
 
-def told(*arguments: str, program: str = PROGRAM, **environment: str) -> list[str]:
+def logged(*arguments: str, program: str = PROGRAM, **environment: str) -> list[str]:
     """The lines on standard error."""
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
@@ -56,7 +56,7 @@ def said(module: str, *kinds: str) -> list[str]:
 
 
 def test_lines_have_klogs_header() -> None:
-    lines = told("-v=4")
+    lines = logged("-v=4")
     found = [match.groups() for line in lines if (match := HEADER.fullmatch(line))]
     assert [(letter, file, line, text) for letter, _thread, file, line, text in found[:5]] == [
         ("E", "cdi.py", "3", "cdi error"),
@@ -83,25 +83,25 @@ def test_lines_have_klogs_header() -> None:
     ],
 )
 def test_verbosity_decides_what_is_told(arguments: list[str], cdi: list[str], watch: list[str]) -> None:
-    assert texts(told(*arguments)) == [*said("cdi", *cdi), *said("watch", *watch)]
+    assert texts(logged(*arguments)) == [*said("cdi", *cdi), *said("watch", *watch)]
 
 
 def test_a_message_is_one_line_whatever_it_quotes() -> None:
     said = r'logging.error("name: %s", "a\nE1121 00:00:00.000000 1 b.py:1] c\x1b[2J\x85")'
     program = PROGRAM.replace('say("cdi")', said)
     quoted = r"name: a\nE1121 00:00:00.000000 1 b.py:1] c\x1b[2J\x85"
-    assert next(line for line in told(program=program) if "name:" in line).endswith(quoted)
+    assert next(line for line in logged(program=program) if "name:" in line).endswith(quoted)
 
 
 def test_headers_can_be_left_out_or_have_the_directory() -> None:
-    assert told("-skip_headers")[0] == "cdi error"
-    match = HEADER.fullmatch(told("-add_dir_header")[0])
+    assert logged("-skip_headers")[0] == "cdi error"
+    match = HEADER.fullmatch(logged("-add_dir_header")[0])
     assert match
     assert match[3] == "node/cdi.py"
 
 
 def test_json_lines_hold_the_same() -> None:
-    first, *_, last = (json.loads(line) for line in told("-v=4", "-log-format=json"))
+    first, *_, last = (json.loads(line) for line in logged("-v=4", "-log-format=json"))
     assert isinstance(first.pop("ts"), float)
     assert first == {"level": "error", "v": 0, "logger": "cdi", "caller": "cdi.py:3", "msg": "cdi error"}
     assert (last["level"], last["v"], last["msg"]) == ("info", 4, "watch v4")
@@ -109,7 +109,7 @@ def test_json_lines_hold_the_same() -> None:
 
 class TestFiles:
     def test_take_everything_and_errors_are_shown_too(self, tmp_path: Path) -> None:
-        lines = told("-logtostderr=false", f"-log_file={tmp_path}/log", "-v=1")
+        lines = logged("-logtostderr=false", f"-log_file={tmp_path}/log", "-v=1")
         assert texts(lines) == ["cdi error", "watch error"]
         expected = ("error", "warning", "info", "v1")
         assert texts((tmp_path / "log").read_text().splitlines()) == [
@@ -131,18 +131,18 @@ class TestFiles:
     def test_leave_to_standard_error_what_is_grave_enough(
         self, tmp_path: Path, arguments: list[str], shown: tuple[str, ...]
     ) -> None:
-        lines = told("-logtostderr=false", f"-log_dir={tmp_path}", "-v=1", *arguments)
+        lines = logged("-logtostderr=false", f"-log_dir={tmp_path}", "-v=1", *arguments)
         assert texts(lines) == [*said("cdi", *shown), *said("watch", *shown)]
         assert len((tmp_path / "prog.log").read_text().splitlines()) == 8
 
     def test_are_not_used_when_all_goes_to_standard_error(self, tmp_path: Path) -> None:
-        assert len(told(f"-log_file={tmp_path}/log")) == 6
-        assert len(told("-logtostderr=false")) == 6
+        assert len(logged(f"-log_file={tmp_path}/log")) == 6
+        assert len(logged("-logtostderr=false")) == 6
         assert list(tmp_path.iterdir()) == []
 
     def test_lose_no_message_to_their_encoding(self, tmp_path: Path) -> None:
         program = PROGRAM.replace('say("cdi")', 'logging.error("\\xfcber \\udcff")')
-        lines = told(
+        lines = logged(
             "-logtostderr=false", f"-log_file={tmp_path}/log", program=program, LC_ALL="C", PYTHONUTF8="0",
             PYTHONCOERCECLOCALE="0",
         )  # fmt: skip
@@ -175,10 +175,10 @@ def test_a_log_file_that_cannot_be_is_told(tmp_path: Path) -> None:
 
 def test_an_exception_is_logged_with_its_traceback() -> None:
     program = PROGRAM.replace('say("cdi")', 'try: 1 / 0\nexcept ZeroDivisionError: logging.exception("failed")')
-    lines = told(program=program)
+    lines = logged(program=program)
     assert lines[0].endswith("] failed")
     assert "ZeroDivisionError: division by zero" in lines
-    entry = json.loads(told("-log-format=json", program=program)[0])
+    entry = json.loads(logged("-log-format=json", program=program)[0])
     assert entry["stack"].endswith("ZeroDivisionError: division by zero")
 
 

@@ -207,7 +207,7 @@ def test_devices_of_the_other_type_are_ignored_and_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "tells"),
+    ("text", "line", "problem"),
     [
         ("", 1, "found the end of the file, expected a value"),
         ("[\n\n", 3, "found the end of the file"),
@@ -228,14 +228,14 @@ def test_devices_of_the_other_type_are_ignored_and_told() -> None:
         ("\ufeff[]", 1, "expected JSON"),
     ],
 )
-def test_what_is_no_json_is_refused_with_its_line(text: str, line: int, tells: str) -> None:
+def test_what_is_no_json_is_refused_with_its_line(text: str, line: int, problem: str) -> None:
     found, message = refused(text)
     assert found == line
-    assert tells in message
+    assert problem in message
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "tells"),
+    ("text", "line", "problem"),
     [
         ("{}", 1, "found an object, expected a list of devices"),
         ("[\n1]", 2, "found 1, expected a device"),
@@ -279,9 +279,9 @@ def test_what_is_no_json_is_refused_with_its_line(text: str, line: int, tells: s
         ("[" + '{"dev": "iaxX"},' * 257 + "]", 1, "257 devices"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_its_line(text: str, line: int, tells: str) -> None:
+def test_what_makes_no_sense_is_refused_with_its_line(text: str, line: int, problem: str) -> None:
     found, message = refused(text)
-    assert tells in message
+    assert problem in message
     assert found == line
 
 
@@ -377,7 +377,7 @@ def test_a_file_for_one_device_is_checked_like_the_others(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("environment", "tells"),
+    ("environment", "problem"),
     [
         ({"DEVICE_TYPE": "gpu"}, "DEVICE_TYPE: found 'gpu', expected dsa or iaa"),
         ({"DSA_DRIVER": "uio"}, "DSA_DRIVER: found 'uio', expected idxd or vfio-pci"),
@@ -385,8 +385,8 @@ def test_a_file_for_one_device_is_checked_like_the_others(tmp_path: Path) -> Non
         ({"NODE_NAME": "../etc"}, "NODE_NAME: found '../etc', expected the name of a Kubernetes node"),
     ],
 )
-def test_a_variable_that_makes_no_sense_is_refused(environment: dict[str, str], tells: str) -> None:
-    with pytest.raises(ConfigError, match=tells.replace("(", "\\(")):
+def test_a_variable_that_makes_no_sense_is_refused(environment: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem.replace("(", "\\(")):
         read_config("/nonexistent", environment)
 
 

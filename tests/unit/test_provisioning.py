@@ -61,10 +61,10 @@ def test_nobody_applies_while_another_does_but_all_may_look(tmp_path: Path, caps
     write(tmp_path / "sys/a", "0")
     parts = [Part("x", "wanted", lambda _host: [attribute("a")])]
     readable, writable = os.pipe()
-    told: list[str] = []
+    lines: list[str] = []
 
     def end_it(said: TextIO) -> None:
-        told.append(said.readline())
+        lines.append(said.readline())
         os.kill(os.getpid(), signal.SIGTERM)
 
     with somebody_who_applies(tmp_path), open(readable) as said, open(writable, "w", buffering=1) as stderr:
@@ -75,7 +75,7 @@ def test_nobody_applies_while_another_does_but_all_may_look(tmp_path: Path, caps
         with redirect_stderr(stderr):
             assert run("apply", parts, str(tmp_path), "table") == FAILED
         impatient.join()
-    assert told == ["waiting for another process that provisions this node\n"]
+    assert lines == ["waiting for another process that provisions this node\n"]
     assert "failed: stopped by SIGTERM, nothing was written" in capsys.readouterr().out
     assert (tmp_path / "sys/a").read_text() == "0"
     assert run("apply", parts, str(tmp_path), "table") == OK

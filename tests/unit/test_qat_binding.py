@@ -106,9 +106,9 @@ def test_one_that_fails_is_unhealthy_and_the_others_go_on() -> None:
     host.kernel.fail(f"/sys/bus/pci/devices/{VF}/driver_override", errno.EIO)
     plugin.prepare(host)
     assert drivers(host) == ["4xxxvf", "vfio-pci", "c6xxvf"]
-    sick, well = devices(plugin, host)
-    assert (sick.healthy, well.healthy) == (False, True)
-    assert "Input/output error" in sick.reason
+    failing, well = devices(plugin, host)
+    assert (failing.healthy, well.healthy) == (False, True)
+    assert "Input/output error" in failing.reason
 
 
 def test_the_denylist_is_named() -> None:

@@ -234,14 +234,14 @@ def test_status_and_message_survive_encoding(code: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("x" * 3000, "x" * 2048 + "…"), ("\u2603" * 1000, "\u2603" * 682 + "…"), ("a\udcffb", "a\\udcffb"),
         ("%41\r\n\0\x7f", "%41\r\n\0\x7f"),
     ],
     ids=["long", "long when encoded", "no text", "control characters"],
 )  # fmt: skip
-def test_an_invalid_status_message_is_escaped_or_truncated(text: str, told: str) -> None:
+def test_an_invalid_status_message_is_escaped_or_truncated(text: str, expected: str) -> None:
     fields = {
         bytes(name): bytes(value) for name, value in Decoder().decode(headers.status_fields("OK?", text), raw=True)
     }
@@ -249,7 +249,7 @@ def test_an_invalid_status_message_is_escaped_or_truncated(text: str, told: str)
     assert len(fields[b"grpc-message"]) < 8192
     found = headers.status_error(fields)
     assert found is not None
-    assert (found.code, found.text) == ("UNKNOWN", told)
+    assert (found.code, found.text) == ("UNKNOWN", expected)
 
 
 @pytest.mark.parametrize(

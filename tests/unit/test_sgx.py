@@ -290,14 +290,22 @@ def test_explain_reports_facts_and_options(tmp_path: Path) -> None:
     tree(tmp_path, (ENCLAVE,))
     write(tmp_path / "proc/cpuinfo", "flags\t: sgx sgx_lc\n")
     write(tmp_path / "sys/devices/system/node/node1/x86/sgx_total_bytes", "8192\n")
-    told = json.loads(explanation(SgxPlugin(SgxConfig(enclave_limit=7)), Host(tmp_path)))
-    assert told["options"]["enclave-limit"] == 7
-    assert told["limit-by-default"] == "110 (PODS_PER_CORE not set)"
-    assert told["device-nodes"] == {ENCLAVE: "usable", PROVISION: "no such device node", VEPC: "no such device node"}
-    assert (told["cpu-flags"], told["cpu"]) == (["sgx", "sgx_lc"], None)
-    assert (told["epc-bytes"], told["epc-source"], told["epc-bytes-by-numa-node"]) == (8192, "sysfs", {"1": 8192})
-    assert told["problems"] == []
-    assert told["likely-cause"].startswith("the driver makes /dev/sgx_provision")
+    explained = json.loads(explanation(SgxPlugin(SgxConfig(enclave_limit=7)), Host(tmp_path)))
+    assert explained["options"]["enclave-limit"] == 7
+    assert explained["limit-by-default"] == "110 (PODS_PER_CORE not set)"
+    assert explained["device-nodes"] == {
+        ENCLAVE: "usable",
+        PROVISION: "no such device node",
+        VEPC: "no such device node",
+    }
+    assert (explained["cpu-flags"], explained["cpu"]) == (["sgx", "sgx_lc"], None)
+    assert (explained["epc-bytes"], explained["epc-source"], explained["epc-bytes-by-numa-node"]) == (
+        8192,
+        "sysfs",
+        {"1": 8192},
+    )
+    assert explained["problems"] == []
+    assert explained["likely-cause"].startswith("the driver makes /dev/sgx_provision")
 
 
 def test_explain_reports_problems(tmp_path: Path) -> None:

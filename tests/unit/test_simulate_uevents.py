@@ -59,8 +59,8 @@ def test_a_notice_reaches_listeners_as_the_kernels_own() -> None:
 
 @pytest.mark.skipif(not shutil.which("ip"), reason="makes a namespace with ip, of iproute2")
 def test_a_notice_reaches_pods_as_well() -> None:
-    told = own_namespace("unshare", "--mount", "--propagation=private", script=IN_PODS)
-    assert told == "/devices/pci0000:00/0000:00:02.0\n" * 2
+    received = own_namespace("unshare", "--mount", "--propagation=private", script=IN_PODS)
+    assert received == "/devices/pci0000:00/0000:00:02.0\n" * 2
 
 
 def test_without_the_privilege_the_kernels_refusal_is_told() -> None:

@@ -1,4 +1,4 @@
-"""The watcher in an event loop: who is told of what, also where directories come, go and are others of one name."""
+"""The watcher in an event loop: who is notified of what, also where directories come, go and are others of one name."""
 
 import asyncio
 import os
@@ -22,22 +22,22 @@ async def watcher() -> AsyncIterator[Watcher]:
 
 
 class Subscriber:
-    """Counts how often it is told."""
+    """Counts how often it is notified."""
 
     def __init__(self, watcher: Watcher, name: str, *directories: Path, written: bool = False) -> None:
-        self.watcher, self.name, self.told = watcher, name, 0
+        self.watcher, self.name, self.notified = watcher, name, 0
         self.watch(*directories, written=written)
 
     def watch(self, *directories: Path, written: bool = False) -> None:
         self.watcher.directories(self.name, map(str, directories), self.tell, written=written)
 
     def tell(self) -> None:
-        self.told += 1
+        self.notified += 1
 
     async def is_told(self) -> None:
-        """Waits until it is told of what was done before, and forgets it."""
-        await until(lambda: self.told > 0)
-        self.told = 0
+        """Waits until it is notified of what was done before, and forgets it."""
+        await until(lambda: self.notified > 0)
+        self.notified = 0
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ async def test_many_events_at_once_are_told_once(watcher: Watcher, sentry: Sentr
     for number in range(100):
         (tmp_path / f"{number}").mkdir()
     await sentry.all_told()
-    assert subscriber.told == 1
+    assert subscriber.notified == 1
 
 
 async def test_rewritten_files_are_told_to_those_who_asked(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
@@ -83,24 +83,24 @@ async def test_rewritten_files_are_told_to_those_who_asked(watcher: Watcher, sen
     late = Subscriber(watcher, "late", tmp_path)
     write(tmp_path / "file", "new")
     await sentry.all_told()
-    assert (deaf.told, hearing.told, late.told) == (0, 1, 0)
+    assert (deaf.notified, hearing.notified, late.notified) == (0, 1, 0)
     late.watch(tmp_path, written=True)
     write(tmp_path / "file", "newer")
     await sentry.all_told()
-    assert (deaf.told, hearing.told, late.told) == (0, 2, 1)
+    assert (deaf.notified, hearing.notified, late.notified) == (0, 2, 1)
 
 
 async def test_a_missing_directory_is_awaited_step_by_step(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
     subscriber = Subscriber(watcher, "a", tmp_path / "x/y/z")
     write(tmp_path / "other", "")
     await sentry.all_told()
-    assert subscriber.told == 0, "nothing on the way there has changed"
+    assert subscriber.notified == 0, "nothing on the way there has changed"
     for path in ("x", "x/y", "x/y/z", "x/y/z/card0"):
         (tmp_path / path).mkdir()
         await subscriber.is_told()
     write(tmp_path / "x/other", "")
     await sentry.all_told()
-    assert subscriber.told == 0, "the way there is not watched any more"
+    assert subscriber.notified == 0, "the way there is not watched any more"
 
 
 async def test_a_directory_that_appears_with_all_it_holds_is_told(watcher: Watcher, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ async def test_a_renamed_directory_is_another_one(watcher: Watcher, sentry: Sent
     await subscriber.is_told()
     write(tmp_path / "e/file", "")
     await sentry.all_told()
-    assert subscriber.told == 0
+    assert subscriber.notified == 0
     (tmp_path / "d").mkdir()
     await subscriber.is_told()
     write(tmp_path / "d/file", "")
@@ -158,11 +158,11 @@ async def test_two_who_watch_one_directory_do_not_disturb_each_other(
     one, other = Subscriber(watcher, "one", tmp_path), Subscriber(watcher, "other", tmp_path)
     write(tmp_path / "first", "")
     await sentry.all_told()
-    assert (one.told, other.told) == (1, 1)
+    assert (one.notified, other.notified) == (1, 1)
     watcher.forget("one")
     write(tmp_path / "second", "")
     await sentry.all_told()
-    assert (one.told, other.told) == (1, 2)
+    assert (one.notified, other.notified) == (1, 2)
 
 
 async def test_one_directory_under_two_paths_is_watched_under_both(
@@ -174,11 +174,11 @@ async def test_one_directory_under_two_paths_is_watched_under_both(
     other = Subscriber(watcher, "other", tmp_path / "var/run/cdi")
     write(tmp_path / "run/cdi/first", "")
     await sentry.all_told()
-    assert (one.told, other.told) == (1, 1)
+    assert (one.notified, other.notified) == (1, 1)
     watcher.forget("other")
     write(tmp_path / "run/cdi/second", "")
     await sentry.all_told()
-    assert (one.told, other.told) == (2, 1)
+    assert (one.notified, other.notified) == (2, 1)
     shutil.rmtree(tmp_path / "run/cdi")
     await one.is_told()
 
@@ -190,7 +190,7 @@ async def test_a_subscriber_replaces_what_it_watches(watcher: Watcher, sentry: S
     subscriber.watch(tmp_path / "kept", tmp_path / "new", tmp_path / "old/none")
     write(tmp_path / "old/file", "")
     await sentry.all_told()
-    assert subscriber.told == 0
+    assert subscriber.notified == 0
     for name in ("kept", "new", "old/none"):
         write(tmp_path / name / "file", "")
         await subscriber.is_told()
@@ -202,14 +202,14 @@ async def test_the_forgotten_hear_nothing(watcher: Watcher, sentry: Sentry, tmp_
     watcher.forget("never known")
     (tmp_path / "none").mkdir()
     await sentry.all_told()
-    assert subscriber.told == 0
+    assert subscriber.notified == 0
 
 
 async def test_one_may_forget_itself_while_it_is_told(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
-    told: list[str] = []
+    notified: list[str] = []
 
     def once(name: str) -> None:
-        told.append(name)
+        notified.append(name)
         watcher.forget("a")
         watcher.forget("b")
 
@@ -219,7 +219,7 @@ async def test_one_may_forget_itself_while_it_is_told(watcher: Watcher, sentry: 
     await sentry.all_told()
     write(tmp_path / "other", "")
     await sentry.all_told()
-    assert len(told) == 1
+    assert len(notified) == 1
 
 
 @pytest.mark.parametrize("path", ["file", "file/below", "loop", "loop/below", "x" * 300, "a\0b", "d/../none"])
@@ -266,7 +266,7 @@ async def test_a_closed_watcher_is_silent(tmp_path: Path) -> None:
     write(tmp_path / "file", "")
     await asyncio.sleep(0)
     Subscriber(watcher, "b", tmp_path)
-    assert subscriber.told == 0
+    assert subscriber.notified == 0
 
 
 async def test_all_watches_are_given_back(watcher: Watcher, tmp_path: Path) -> None:
