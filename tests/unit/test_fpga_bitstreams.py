@@ -28,7 +28,7 @@ def put(directory: Path, name: str, content: bytes) -> str:
 
 
 class TestGbs:
-    def test_says_what_it_is_for_and_gives_what_the_hardware_takes(self, tmp_path: Path) -> None:
+    def test_ids_and_contents_are_read(self, tmp_path: Path) -> None:
         text = metadata("69528DB6-eb31-577a-8c36-68f9faa081f6", f" {NLB0.upper()}\n")
         with opened(put(tmp_path, "nlb0.gbs", gbs(text, b"raw bits"))) as bitstream:
             assert bitstream.interface == INTERFACE
@@ -63,7 +63,7 @@ class TestGbs:
         ],
         ids=["zeros behind", "more JSON behind", "white space", "types nobody reads", "version", "no UTF-8"],
     )
-    def test_metadata_is_read_for_what_matters(self, tmp_path: Path, text: bytes) -> None:
+    def test_unknown_metadata_is_ignored(self, tmp_path: Path, text: bytes) -> None:
         with opened(put(tmp_path, "x.gbs", gbs(text))) as bitstream:
             assert (bitstream.interface, bitstream.accelerator) == (INTERFACE, NLB0)
 
@@ -90,24 +90,24 @@ class TestGbs:
             (gbs(raw=b""), "no bitstream after the metadata"),
         ],
     )
-    def test_broken_files_are_refused(self, tmp_path: Path, content: bytes, problem: str) -> None:
+    def test_broken_files_are_rejected(self, tmp_path: Path, content: bytes, problem: str) -> None:
         path = put(tmp_path, "broken.gbs", content)
         with pytest.raises(BitstreamError, match=problem) as caught, opened(path):
             pass
         assert str(caught.value).startswith(path)
 
     @pytest.mark.parametrize("text", [b'{"afu-image": {"accelerator-clusters": [{}]}}', metadata("", "")])
-    def test_a_file_need_not_say_what_it_is_for(self, tmp_path: Path, text: bytes) -> None:
+    def test_a_file_may_have_no_ids(self, tmp_path: Path, text: bytes) -> None:
         with opened(put(tmp_path, "x.gbs", gbs(text))) as bitstream:
             assert (bitstream.interface, bitstream.unique) == ("", "")
 
-    def test_a_bitstream_larger_than_any_card_is_refused(self, tmp_path: Path) -> None:
+    def test_a_bitstream_larger_than_any_card_is_rejected(self, tmp_path: Path) -> None:
         path = put(tmp_path, "x.gbs", gbs())
         os.truncate(path, 1 << 40)
         with pytest.raises(BitstreamError, match="at most 536870912"), opened(path):
             pass
 
-    def test_a_file_cut_while_it_is_read_is_noticed(self, tmp_path: Path) -> None:
+    def test_a_file_truncated_while_it_is_read_is_detected(self, tmp_path: Path) -> None:
         path = put(tmp_path, "x.gbs", gbs())
         with opened(path) as bitstream:
             os.truncate(path, len(gbs()) - 1)
@@ -116,7 +116,7 @@ class TestGbs:
 
     @hostile
     @given(st.binary(max_size=200), st.binary(max_size=20), st.one_of(st.none(), st.integers(0, 2**32 - 1)))
-    def test_any_bytes_are_understood_or_refused(self, text: bytes, raw: bytes, length: int | None) -> None:
+    def test_any_bytes_are_parsed_or_rejected(self, text: bytes, raw: bytes, length: int | None) -> None:
         try:
             found = parse(gbs(text, raw, length=length)[:HEAD_LIMIT], "x")
         except BitstreamError as error:
@@ -127,7 +127,7 @@ class TestGbs:
 
     @hostile
     @given(data=st.data())
-    def test_any_change_of_a_good_file_is_understood_or_refused(self, data: st.DataObject, tmp_path: Path) -> None:
+    def test_any_change_of_a_valid_file_is_parsed_or_rejected(self, data: st.DataObject, tmp_path: Path) -> None:
         content = bytearray(gbs())
         for _ in range(data.draw(st.integers(1, 4))):
             content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -137,7 +137,7 @@ class TestGbs:
 
 
 class TestAocx:
-    def test_says_what_it_is_for_and_gives_what_the_hardware_takes(self, tmp_path: Path) -> None:
+    def test_ids_and_contents_are_read(self, tmp_path: Path) -> None:
         design = gbs(metadata(afu=NLB3), b"raw bits")
         with opened(put(tmp_path, "x.aocx", aocx(design))) as bitstream:
             assert bitstream.interface == INTERFACE
@@ -152,13 +152,13 @@ class TestAocx:
                 "Size": "8",
             }
 
-    def test_large_ones_come_out_as_they_went_in(self, tmp_path: Path) -> None:
+    def test_large_designs_are_decompressed_unchanged(self, tmp_path: Path) -> None:
         raw = random.Random(1).randbytes(300_000) + bytes(2_000_000)  # noqa: S311 - any bytes that don't pack
         with opened(put(tmp_path, "x.aocx", aocx(gbs(raw=raw)))) as bitstream:
             assert bitstream.size() == len(raw)
             assert bitstream.read().tobytes() == raw
 
-    def test_without_a_design_only_the_texts_are_known(self, tmp_path: Path) -> None:
+    def test_without_a_design_only_texts_are_read(self, tmp_path: Path) -> None:
         with opened(put(tmp_path, "x.aocx", elf({".acl.board": b"pac_a10\0"}))) as bitstream:
             assert (bitstream.interface, bitstream.accelerator, bitstream.unique) == ("", "", "")
             assert extra(bitstream) == {"Board": "pac_a10", "Target": "", "Hash": "", "Version": ""}
@@ -192,13 +192,13 @@ class TestAocx:
             (elf({".acl.board": b"x"}, flags=0x800), r"section \.acl\.board is compressed"),
         ],
     )
-    def test_broken_files_are_refused(self, tmp_path: Path, content: bytes, problem: str) -> None:
+    def test_broken_files_are_rejected(self, tmp_path: Path, content: bytes, problem: str) -> None:
         path = put(tmp_path, "x.aocx", content)
         with pytest.raises(BitstreamError, match=problem) as caught, opened(path):
             pass
         assert str(caught.value).startswith(path)
 
-    def test_a_design_that_is_damaged_further_on_is_noticed_when_it_is_read(self, tmp_path: Path) -> None:
+    def test_a_damaged_design_is_detected_when_it_is_read(self, tmp_path: Path) -> None:
         packed = bytearray(gzip.compress(gbs(raw=random.Random(1).randbytes(600_000))))  # noqa: S311
         packed[-6] ^= 1
         with opened(put(tmp_path, "x.aocx", elf({".acl.fpga.bin": elf({".acl.gbs.gz": bytes(packed)})}))) as bitstream:
@@ -206,7 +206,7 @@ class TestAocx:
                 with pytest.raises(BitstreamError, match=r"x\.aocx: its section \.acl\.gbs\.gz cannot be unpacked"):
                     ask()
 
-    def test_what_unpacks_without_end_has_an_end(self, tmp_path: Path) -> None:
+    def test_decompression_is_limited(self, tmp_path: Path) -> None:
         packer = zlib.compressobj(1, wbits=31)
         head = packer.compress(gbs(raw=b"")) + packer.flush(zlib.Z_FULL_FLUSH)
         # What stands between two full flushes may be repeated: 4 MB of zeros, 129 times.
@@ -218,7 +218,7 @@ class TestAocx:
 
     @hostile
     @given(data=st.data())
-    def test_any_change_of_a_good_file_is_understood_or_refused(self, data: st.DataObject, tmp_path: Path) -> None:
+    def test_any_change_of_a_valid_file_is_parsed_or_rejected(self, data: st.DataObject, tmp_path: Path) -> None:
         content = bytearray(aocx())
         for _ in range(data.draw(st.integers(1, 4))):
             content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -228,7 +228,7 @@ class TestAocx:
 
     @hostile
     @given(packed=st.binary(max_size=400))
-    def test_any_packed_bytes_are_understood_or_refused(self, packed: bytes, tmp_path: Path) -> None:
+    def test_any_compressed_bytes_are_parsed_or_rejected(self, packed: bytes, tmp_path: Path) -> None:
         path = put(tmp_path, "x.aocx", elf({".acl.fpga.bin": elf({".acl.gbs.gz": packed})}))
         assert read_or_refuse(path) is None
 
@@ -255,7 +255,7 @@ class TestElf:
             texts = {name: section.read(0, section.size) for name, section in found.items()}
         assert texts == {".two": b"second", ".three": b""}
 
-    def test_a_genuine_program_says_what_loads_it(self) -> None:
+    def test_the_interpreter_of_a_real_program_is_read(self) -> None:
         program = Path(sys.executable).resolve()
         with program.open("rb") as file:
             found = sections(Window(file.fileno(), 0, program.stat().st_size), (".interp", ".bss"))
@@ -276,7 +276,7 @@ class TestElf:
             (62, struct.pack("<H", 9), "names in section 9"),
         ],
     )
-    def test_tables_that_make_no_sense_are_refused(self, tmp_path: Path, at: int, value: bytes, problem: str) -> None:
+    def test_invalid_tables_are_rejected(self, tmp_path: Path, at: int, value: bytes, problem: str) -> None:
         content = bytearray(elf({".one": b"first"}))
         content[at : at + len(value)] = value
         with (
@@ -285,7 +285,7 @@ class TestElf:
         ):
             sections(Window(file.fileno(), 0, len(content)), (".one",))
 
-    def test_thousands_of_long_names_cost_no_more_than_the_wanted_ones(self, tmp_path: Path) -> None:
+    def test_only_requested_section_names_are_read(self, tmp_path: Path) -> None:
         count = 4096
         header = elf({})[:40] + struct.pack("<Q", 64) + elf({})[48:60] + struct.pack("<2H", count, 0)
         entry = struct.pack("<2I4Q2I2Q", 0, 1, 0, 0, 64 + 64 * count, 1 << 20, 0, 0, 1, 0)
@@ -304,7 +304,7 @@ class TestElf:
     ("name", "problem"),
     [("x.bit", r"extension '\.bit', expected \.gbs or \.aocx"), ("x", "extension ''"), ("none.gbs", "No such file")],
 )
-def test_what_is_no_bitstream_file_is_refused(tmp_path: Path, name: str, problem: str) -> None:
+def test_other_files_are_rejected(tmp_path: Path, name: str, problem: str) -> None:
     if not name.startswith("none"):
         write(tmp_path / name, gbs())
     with pytest.raises(BitstreamError, match=problem), opened(str(tmp_path / name)):
@@ -321,13 +321,13 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
         pass
 
 
-def test_what_a_file_is_called_leaves_the_message_one_line() -> None:
+def test_messages_about_odd_file_names_have_one_line() -> None:
     with pytest.raises(BitstreamError) as caught, opened("/a\n\x1b[1m\udcff\u00e9.gbs"):
         pass
     assert str(caught.value) == "/a\\n\\x1b[1m\\udcff\u00e9.gbs: No such file or directory"
 
 
-def test_a_bitstream_that_does_not_fit_into_memory_is_named(tmp_path: Path) -> None:
+def test_a_bitstream_larger_than_memory_is_reported(tmp_path: Path) -> None:
     path = put(tmp_path, "x.gbs", gbs())
     os.truncate(path, 500 << 20)
     code = (

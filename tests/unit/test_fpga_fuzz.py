@@ -146,7 +146,7 @@ def packages(draw: st.DrawFn) -> bytes:
 
 
 @given(designs())
-def test_any_gbs_is_understood_or_refused_in_one_line(content: bytes) -> None:
+def test_any_gbs_is_parsed_or_rejected_in_one_line(content: bytes) -> None:
     try:
         found = parse(content[:HEAD_LIMIT], "x.gbs")
     except BitstreamError as error:
@@ -159,7 +159,7 @@ def test_any_gbs_is_understood_or_refused_in_one_line(content: bytes) -> None:
 
 
 @given(content=designs() | packages(), hole=st.sampled_from([0, 0, 1, 2**20, 2**33, 2**40]), data=st.data())
-def test_looking_at_any_file_costs_little_and_reading_it_what_is_in_it(
+def test_parsing_any_file_is_cheap_and_reading_is_proportional_to_its_size(
     content: bytes, hole: int, data: st.DataObject, tmp_path: Path
 ) -> None:
     path = write(tmp_path / ("x.gbs" if content.startswith(GBS_MAGIC) else "x.aocx"), content)
@@ -214,7 +214,7 @@ KINDS = {
 
 
 @given(region=NEAR_IDS, afu=NEAR_IDS, kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=3, max_size=3))
-def test_no_ids_and_no_links_lead_out_of_the_store(region: str, afu: str, kinds: list[str], tmp_path: Path) -> None:
+def test_no_ids_and_no_links_resolve_outside_the_store(region: str, afu: str, kinds: list[str], tmp_path: Path) -> None:
     shutil.rmtree(tmp_path)
     write(tmp_path / "outside.gbs", b"secret")
     home = tmp_path / STORE[1:]
@@ -259,7 +259,7 @@ STATES = st.fixed_dictionaries(
 
 
 @given(spoiled(CONFIGS))
-def test_any_configuration_asks_for_ids_and_for_no_more_than_its_ports_or_is_refused(config: Json) -> None:
+def test_any_configuration_requests_ids_for_its_ports_or_is_rejected(config: Json) -> None:
     try:
         found = parse_config(json.dumps(config).encode(), "config.json")
     except FpgaError as error:
@@ -271,7 +271,7 @@ def test_any_configuration_asks_for_ids_and_for_no_more_than_its_ports_or_is_ref
 
 
 @given(state=spoiled(STATES), config=spoiled(CONFIGS), mode=st.booleans())
-def test_any_state_leads_to_a_request_or_to_one_line(state: Json, config: Json, mode: bool, tmp_path: Path) -> None:
+def test_any_state_is_a_request_or_rejected_in_one_line(state: Json, config: Json, mode: bool, tmp_path: Path) -> None:
     if state.get("bundle") == "bundle":
         state["bundle"] = str(tmp_path)
         write(tmp_path / "config.json", json.dumps(config))

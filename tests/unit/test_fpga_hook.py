@@ -50,12 +50,12 @@ class TestRun:
         assert run(Host(tmp_path), request, call=driver, retry=QUICK) == (PairResult(request.pairs[0], name, False),)
         assert len(driver.programmed) == 1
 
-    def test_what_is_programmed_already_needs_no_bitstream(self, tmp_path: Path) -> None:
+    def test_a_programmed_function_needs_no_bitstream(self, tmp_path: Path) -> None:
         driver = Driver(one_port(tmp_path), NLB3)
         run(Host(tmp_path), asking(NLB0), call=driver)
         assert driver.calls == []
 
-    def test_every_pair_is_programmed_after_one_that_is_in_place(self, tmp_path: Path) -> None:
+    def test_pairs_after_a_programmed_one_are_programmed(self, tmp_path: Path) -> None:
         card = with_vf(tmp_path)
         stored(tmp_path, NLB0)
         driver = Driver(card, NLB0)
@@ -103,9 +103,7 @@ class TestRun:
         ],
         ids=["missing", "broken", "renamed", "other card", "refused", "something else came out", "other design"],
     )
-    def test_what_goes_wrong_is_told_in_one_line(
-        self, tmp_path: Path, afu: str, answers: list[int], problem: str
-    ) -> None:
+    def test_errors_have_one_line(self, tmp_path: Path, afu: str, answers: list[int], problem: str) -> None:
         card = one_port(tmp_path)
         stored(tmp_path, "a" * 32, b"broken")
         stored(tmp_path, "b" * 32, gbs())
@@ -129,7 +127,7 @@ class TestRun:
             run(Host(tmp_path), request, call=driver)
         assert driver.calls == []
 
-    def test_a_port_that_cannot_be_read_is_not_given_and_told(self, tmp_path: Path) -> None:
+    def test_an_unreadable_port_is_not_used_and_reported(self, tmp_path: Path) -> None:
         one_port(tmp_path)
         request = Request((Pair(1, OTHER, NLB3),), ("dfl-port.7", "dfl-port.0"))
         with pytest.raises(
@@ -137,19 +135,19 @@ class TestRun:
         ):
             run(Host(tmp_path), request)
 
-    def test_a_crashed_card_is_called_one(self, tmp_path: Path) -> None:
+    def test_a_crashed_card_is_reported_as_crashed(self, tmp_path: Path) -> None:
         fme(one_port(tmp_path), interfaces=[CRASHED])
         with pytest.raises(HookError, match=r"dfl-port\.0 has region f{32} \(the card has crashed\)$"):
             assign_ports(Host(tmp_path), asking(NLB0))
 
-    def test_ports_of_different_regions_are_told_apart(self, tmp_path: Path) -> None:
+    def test_ports_of_different_regions_are_distinguished(self, tmp_path: Path) -> None:
         card = one_port(tmp_path)
         fme(card, interfaces=[OTHER, INTERFACE], ports=2)
         port(card, number=1, inside=1)
         (claim,) = assign_ports(Host(tmp_path), asking(NLB0, ports=2))
         assert claim[1].name == "dfl-port.1"
 
-    def test_a_driver_that_never_answers_is_left(self, tmp_path: Path) -> None:
+    def test_a_hanging_driver_ends_with_a_timeout(self, tmp_path: Path) -> None:
         one_port(tmp_path)
         stored(tmp_path, NLB3)
         read_end, write_end = os.pipe()
@@ -165,7 +163,7 @@ class TestRun:
             os.close(read_end)
             os.close(write_end)
 
-    def test_who_waits_for_others_until_the_end_says_so(self, tmp_path: Path) -> None:
+    def test_a_timeout_while_waiting_for_another_process_is_reported(self, tmp_path: Path) -> None:
         one_port(tmp_path)
         stored(tmp_path, NLB3)
         lock = write(tmp_path / STATE_DIRECTORY[1:] / "dfl-fme.0.lock", "")
@@ -174,7 +172,7 @@ class TestRun:
             with pytest.raises(HookError, match=r"0: dfl-fme\.0: locked by another process for \S+ s \(/run"):
                 run(Host(tmp_path), asking(NLB3), retry=RetryPolicy(2, 1, 60))
 
-    def test_a_driver_that_is_busy_until_the_end_is_quoted(self, tmp_path: Path) -> None:
+    def test_a_driver_that_stays_busy_is_reported(self, tmp_path: Path) -> None:
         driver = Driver(one_port(tmp_path), NLB3, [errno.EBUSY] * 9)
         stored(tmp_path, NLB3)
         with pytest.raises(
@@ -182,7 +180,7 @@ class TestRun:
         ):
             run(Host(tmp_path), asking(NLB3), call=driver, retry=RetryPolicy(1, 9, 60))
 
-    def test_a_port_that_never_answers_is_not_passed_over_for_the_next(self, tmp_path: Path) -> None:
+    def test_a_hanging_port_is_not_skipped(self, tmp_path: Path) -> None:
         one_port(tmp_path)
         host = Host(tmp_path)
         asked: list[str] = []
@@ -209,17 +207,17 @@ class TestReadRequest:
         write(root / "bundle/config.json", json.dumps(config))
         return root / "bundle"
 
-    def test_the_bundle_says_what_is_asked_for(self, tmp_path: Path) -> None:
+    def test_the_request_is_read_from_the_bundle(self, tmp_path: Path) -> None:
         assert read_request(self.state(self.bundle(tmp_path))) == asking(NLB3)
 
-    def test_who_gave_the_ports_is_asked_for_only_when_told(self, tmp_path: Path) -> None:
+    def test_the_annotation_is_required_only_on_request(self, tmp_path: Path) -> None:
         bundle = self.bundle(tmp_path)
         annotations = {"com.intel.fpga.mode": "fpga.intel.com/region"}
         assert read_request(self.state(bundle, annotations=annotations), require_mode=True) == asking(NLB3)
         with pytest.raises(HookError, match=r"annotation com\.intel\.fpga\.mode is '', expected fpga\.intel\.com/reg"):
             read_request(self.state(bundle), require_mode=True)
 
-    def test_a_bundle_that_is_none_is_told(self, tmp_path: Path) -> None:
+    def test_an_invalid_bundle_is_reported(self, tmp_path: Path) -> None:
         tmp_path /= "as-long-as-the-runtime-has-it" * 4
         tmp_path.mkdir()
         with pytest.raises(HookError, match=r"bundle .*: no such directory"):
@@ -233,7 +231,7 @@ class TestReadRequest:
         os.close(writer)
 
 
-def test_a_hook_without_memory_says_so(tmp_path: Path) -> None:
+def test_a_hook_without_memory_reports_it(tmp_path: Path) -> None:
     with open(tmp_path / "config.json", "wb") as file:
         file.truncate(16 << 20)
     code = (
@@ -246,7 +244,7 @@ def test_a_hook_without_memory_says_so(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "intel-fpga-crihook: not enough memory\n")
 
 
-def test_a_hook_with_nothing_to_do_carries_little() -> None:
+def test_a_hook_without_a_request_imports_few_modules() -> None:
     unmeasured = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     command = [sys.executable, "-c", "import sys, accelplane.fpga.hook; print(*sys.modules)"]
     loaded = subprocess.run(command, env=unmeasured, check=True, capture_output=True, text=True).stdout.split()

@@ -35,7 +35,7 @@ hexadecimal = st.text("0123456789abcdef", max_size=48)
         (INTERFACE[:31], NLB0, "legacy63", "69528db6eb31577a8c3668f9faa081fd8424dc4a4a3c413f89e433683f9040b"),
     ],
 )
-def test_an_af_is_called_after_both_ids(interface: str, afu: str, naming: Naming, name: str) -> None:
+def test_the_name_of_an_af_has_both_ids(interface: str, afu: str, naming: Naming, name: str) -> None:
     assert af_type(interface, afu, naming) == name
     assert check_resource_name(NAMESPACE, name) == resource(name) == f"fpga.intel.com/{name}"
 
@@ -54,12 +54,12 @@ def test_an_af_is_called_after_both_ids(interface: str, afu: str, naming: Naming
         (INTERFACE, HASH, "legacy63", "71 characters, expected at most 63"),
     ],
 )
-def test_no_name_is_made_that_no_cluster_would_take(interface: str, afu: str, naming: Naming, problem: str) -> None:
+def test_names_that_clusters_reject_are_never_made(interface: str, afu: str, naming: Naming, problem: str) -> None:
     with pytest.raises(IdError, match=problem):
         af_type(interface, afu, naming)
 
 
-def test_a_region_is_called_after_its_interface() -> None:
+def test_the_name_of_a_region_has_the_interface_id() -> None:
     assert region_type(INTERFACE) == f"region-{INTERFACE}"
     assert region_type(CRASHED) == "region-ffffffffffffffffffffffffffffffff"
     with pytest.raises(IdError, match="interface id ''"):
@@ -67,7 +67,7 @@ def test_a_region_is_called_after_its_interface() -> None:
 
 
 @given(hexadecimal, hexadecimal, st.sampled_from(["default", "legacy63"]))
-def test_every_name_that_is_made_is_one_for_a_kubelet(interface: str, afu: str, naming: Naming) -> None:
+def test_every_name_is_valid_for_the_kubelet(interface: str, afu: str, naming: Naming) -> None:
     try:
         name = af_type(interface, afu, naming)
     except IdError:
@@ -76,7 +76,7 @@ def test_every_name_that_is_made_is_one_for_a_kubelet(interface: str, afu: str, 
 
 
 @given(st.binary(min_size=16, max_size=16), st.binary(min_size=16, max_size=16))
-def test_ids_of_hardware_always_have_a_name_that_fits_into_a_socket_path(interface: bytes, afu: bytes) -> None:
+def test_names_of_hardware_ids_fit_into_a_socket_path(interface: bytes, afu: bytes) -> None:
     name = af_type(interface.hex(), afu.hex())
     assert len(f"/var/lib/kubelet/device-plugins/fpga.intel.com-{name}.sock") <= 107
 
@@ -84,25 +84,25 @@ def test_ids_of_hardware_always_have_a_name_that_fits_into_a_socket_path(interfa
 @pytest.mark.parametrize(
     "text", [NLB0, f" {NLB0}\n", NLB0.upper(), "d8424dc4-a4a3-c413-f89e-433683f9040b", "-" + NLB0 + "-"]
 )
-def test_ids_are_compared_in_one_form(text: str) -> None:
+def test_ids_are_normalized(text: str) -> None:
     assert canonical(text) == hardware_id(text) == requested_id(text) == NLB0
 
 
 @pytest.mark.parametrize("text", ["", "0" * 31, "0" * 33, HASH, "g" * 32, "٣" * 32, "0" * 31 + "\n" * 2 + "0"])
-def test_hardware_has_exactly_32_digits(text: str) -> None:
+def test_hardware_ids_have_32_digits(text: str) -> None:
     with pytest.raises(IdError, match=r"^AFU id .*: expected 32 hexadecimal digits"):
         hardware_id(text, "AFU id")
 
 
 @pytest.mark.parametrize("text", ["", "1234567", "0" * 41, "../../etc", "12345678/", "1234567\0", "x" * 500])
-def test_what_is_asked_for_has_8_to_40_digits(text: str) -> None:
+def test_requested_ids_have_8_to_40_digits(text: str) -> None:
     with pytest.raises(IdError, match="expected 8 to 40 hexadecimal digits") as caught:
         requested_id(text)
     assert len(str(caught.value)) < 150
 
 
 @given(st.text())
-def test_whatever_is_no_id_is_told_in_one_line(text: str) -> None:
+def test_invalid_ids_are_rejected_in_one_line(text: str) -> None:
     for check in (hardware_id, requested_id):
         with pytest.raises(IdError) as caught:
             check(f"x{text}")

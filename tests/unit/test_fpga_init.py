@@ -51,7 +51,7 @@ def test_programs_are_installed_as_one_file(host: Path) -> None:
     assert (status.st_nlink, status.st_mode & 0o777) == (3, 0o755)
 
 
-def test_older_ones_are_replaced_and_what_is_not_ours_stays(host: Path) -> None:
+def test_older_programs_are_replaced_and_other_files_stay(host: Path) -> None:
     old = host / "fpga-sw"
     (old / "fpgatool").write_text("old")
     (old / "intel-fpga-crihook").symlink_to("/nowhere")
@@ -65,7 +65,7 @@ def test_older_ones_are_replaced_and_what_is_not_ours_stays(host: Path) -> None:
     running.close()
 
 
-def test_the_same_again_changes_nothing(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_run_changes_nothing(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert init(host) == 0
     before = {path.name: path.stat().st_mtime_ns for path in (host / "fpga-sw").iterdir()}
     capsys.readouterr()
@@ -75,21 +75,21 @@ def test_the_same_again_changes_nothing(host: Path, capsys: pytest.CaptureFixtur
     assert {path.name: path.stat().st_mtime_ns for path in (host / "fpga-sw").iterdir()} == before
 
 
-def test_a_program_without_the_right_to_be_executed_is_repaired(host: Path) -> None:
+def test_a_program_without_execute_permission_is_replaced(host: Path) -> None:
     init(host)
     (host / "fpga-sw/fpgatool").chmod(0o644)
     assert init(host) == 0
     assert {path.stat().st_mode & 0o777 for path in (host / "fpga-sw").iterdir()} == {0o755}
 
 
-def test_crio_without_cdi_is_told_of_the_hook(host: Path) -> None:
+def test_hooks_d_gets_the_definition_for_crio_without_cdi(host: Path) -> None:
     assert init(host, "-enable=hooks.d") == 0
     assert json.loads((host / "fpga-sw" / DEFINITION).read_text()) == TOLD
     assert content(host / "hooks.d") == {DEFINITION: f"-> {HOME}/{DEFINITION}"}
     assert init(host, "-enable=hooks.d") == 0
 
 
-def test_with_cdi_what_had_the_hook_run_before_is_removed(host: Path) -> None:
+def test_with_cdi_older_definitions_are_removed(host: Path) -> None:
     init(host, "-enable=hooks.d")
     (host / "hooks.d/theirs.json").write_text("{}")
     assert init(host) == 0
@@ -97,7 +97,7 @@ def test_with_cdi_what_had_the_hook_run_before_is_removed(host: Path) -> None:
     assert content(host / "hooks.d") == {"theirs.json": "{}"}
 
 
-def test_that_directory_need_not_be_mounted(host: Path) -> None:
+def test_the_hooks_directory_need_not_be_mounted(host: Path) -> None:
     init(host, "-enable=hooks.d")
     for file in (host / "hooks.d").iterdir():
         file.unlink()
@@ -112,7 +112,7 @@ def test_that_directory_need_not_be_mounted(host: Path) -> None:
     ['{"hook": "/usr/bin/theirs"}', "no JSON", "[]", '{"a":' + "[" * 9000 + "]" * 9000 + "}"],
     ids=["theirs", "no JSON", "a list", "deep"],
 )
-def test_a_definition_of_somebody_else_stays(host: Path, theirs: str) -> None:
+def test_definitions_of_other_hooks_stay(host: Path, theirs: str) -> None:
     (host / "hooks.d" / DEFINITION).write_text(theirs)
     assert init(host) == 0
     assert content(host / "hooks.d") == {DEFINITION: theirs}
@@ -127,7 +127,7 @@ def test_a_definition_of_somebody_else_stays(host: Path, theirs: str) -> None:
         (["-enable=hooks.d", "-hooks-dir=/nowhere"], "-hooks-dir /nowhere: no such directory; is it mounted?"),
     ],
 )
-def test_what_is_missing_is_named(
+def test_missing_directories_are_reported(
     host: Path, capsys: pytest.CaptureFixture[str], words: list[str], problem: str
 ) -> None:
     assert init(host, *words) == 1
@@ -135,7 +135,7 @@ def test_what_is_missing_is_named(
     assert content(host / "fpga-sw") == {}
 
 
-def test_a_file_that_cannot_be_replaced_is_named(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_replaced_is_reported(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (host / "fpga-sw/fpga_tool").mkdir()
     assert init(host) == 1
     err = capsys.readouterr().err
@@ -144,13 +144,13 @@ def test_a_file_that_cannot_be_replaced_is_named(host: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("made", [Path.mkdir, os.mkfifo])
-def test_what_is_no_file_where_a_definition_may_be_stays(host: Path, made: Callable[[Path], None]) -> None:
+def test_entries_that_are_no_files_stay(host: Path, made: Callable[[Path], None]) -> None:
     made(host / "hooks.d" / DEFINITION)
     assert init(host) == 0
     assert (host / "hooks.d" / DEFINITION).exists()
 
 
-def test_what_does_not_fit_leaves_nothing_behind(host: Path) -> None:
+def test_a_full_disk_leaves_no_temporary_file(host: Path) -> None:
     put(host / "image", bytes(1 << 22))
     words = [f"-source={host / 'image'}", f"-target={host / 'fpga-sw'}", f"-hooks-dir={host / 'hooks.d'}"]
     # What is measured of the tests' coverage is to fit.
@@ -165,7 +165,7 @@ def test_what_does_not_fit_leaves_nothing_behind(host: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-def test_what_cannot_be_told_is_an_error_of_its_own(host: Path) -> None:
+def test_an_unwritable_standard_output_is_an_error(host: Path) -> None:
     words = [f"-source={host / 'image'}", f"-target={host / 'fpga-sw'}", f"-hooks-dir={host / 'hooks.d'}"]
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-m", "accelplane.cli.fpgainit", *words]

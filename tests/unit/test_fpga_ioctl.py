@@ -81,9 +81,7 @@ def test_answers() -> None:
         (OPAE, "port-info", errno.ENOENT, r"\(ENOENT\); is the FPGA driver loaded\?"),
     ],
 )
-def test_a_refusal_says_what_was_tried_and_what_may_help(
-    driver: Driver, operation: Operation, number: int, message: str
-) -> None:
+def test_errors_have_the_operation_and_a_hint(driver: Driver, operation: Operation, number: int, message: str) -> None:
     def refuse(_node: str, _request: int, argument: bytearray | int) -> int:
         if operation == "program" and driver is OPAE and isinstance(argument, bytearray):
             argument[24] = 0x22
@@ -127,11 +125,11 @@ def test_a_real_call_opens_the_node_and_fills_the_structure(tmp_path: Path) -> N
         ("", None),
     ],
 )
-def test_names_say_what_a_node_is(text: str, found: tuple[Driver, str] | None) -> None:
+def test_the_kind_of_a_node_is_in_its_name(text: str, found: tuple[Driver, str] | None) -> None:
     assert parse_name(text) == found
 
 
-def test_a_link_is_what_it_leads_to(tmp_path: Path) -> None:
+def test_links_are_resolved(tmp_path: Path) -> None:
     write(tmp_path / "dev/dfl-port.0", "")
     link(tmp_path / "dev/card", "dfl-port.0")
     link(tmp_path / "dev/loop", "loop")
@@ -140,7 +138,7 @@ def test_a_link_is_what_it_leads_to(tmp_path: Path) -> None:
     assert kind_of(host, "loop") is None
 
 
-def test_the_driver_outside_the_kernels_tree_wins(tmp_path: Path) -> None:
+def test_the_out_of_tree_driver_has_priority(tmp_path: Path) -> None:
     assert detect(Host(tmp_path)) is None
     (tmp_path / "sys/class/fpga_region").mkdir(parents=True)
     assert detect(Host(tmp_path)) is DFL

@@ -104,7 +104,7 @@ def test_region_mode_publishes_regions_that_the_hook_programs(tmp_path: Path, fa
     assert (device.topology, device.mounts, device.envs) == ((1,), (), {})
 
 
-def test_where_cdi_gives_the_ports_there_is_none_without_the_hook(tmp_path: Path) -> None:
+def test_with_cdi_ports_are_injected_only_with_the_hook(tmp_path: Path) -> None:
     one_port(tmp_path)
     (device,) = devices(look(plugin("region", cdi="only"), tmp_path))
     assert device.nodes == ()
@@ -113,7 +113,7 @@ def test_where_cdi_gives_the_ports_there_is_none_without_the_hook(tmp_path: Path
     assert device.cdi == CdiDevice(kind="intel.cdi.k8s.io/fpga", name="dfl-fme.0", nodes=(node,), hooks=(hook,))
 
 
-def test_where_the_hook_is_not_started_by_cdi_the_kubelet_gives_the_ports(tmp_path: Path) -> None:
+def test_without_the_hook_by_cdi_the_kubelet_injects_the_ports(tmp_path: Path) -> None:
     one_port(tmp_path)
     (device,) = devices(look(plugin("region", cdi="off"), tmp_path))
     assert (device.nodes, device.cdi) == ((DeviceNode("/dev/dfl-port.0"),), None)
@@ -121,7 +121,7 @@ def test_where_the_hook_is_not_started_by_cdi_the_kubelet_gives_the_ports(tmp_pa
 
 
 @pytest.mark.parametrize("family", ["dfl", "opae"])
-def test_regiondevel_mode_gives_the_fme_as_well_and_has_no_hook(tmp_path: Path, family: str) -> None:
+def test_regiondevel_mode_adds_the_fme_and_has_no_hook(tmp_path: Path, family: str) -> None:
     card = one_port(tmp_path, family)
     (device,) = devices(look(plugin("regiondevel"), tmp_path))
     assert (device.resource, device.id) == (REGION, card.name("fme", 0))
@@ -154,7 +154,7 @@ def test_ports_whose_regions_differ_are_different_regions_of_their_fme(tmp_path:
     assert [device.cdi.name for device in found if device.cdi] == [f"dfl-fme.0-{INTERFACE}", f"dfl-fme.0-{OTHER}"]
 
 
-def test_names_of_april_2020_are_to_be_had_and_fit_the_kubelets_usual_directory(tmp_path: Path) -> None:
+def test_names_of_april_2020_fit_into_the_default_directory(tmp_path: Path) -> None:
     one_port(tmp_path)
     legacy = plugin(resource_naming="legacy63")
     (device,) = devices(look(legacy, tmp_path))
@@ -169,7 +169,7 @@ def test_a_host_without_a_driver_has_nothing(tmp_path: Path) -> None:
     assert look(plugin(), tmp_path) == []
 
 
-def test_an_fme_whose_ports_were_all_released_is_told_of(tmp_path: Path) -> None:
+def test_an_fme_without_ports_is_reported(tmp_path: Path) -> None:
     card = one_port(tmp_path)
     shutil.rmtree(card.device(0) / "dfl-port.0")
     assert look(plugin("region"), tmp_path) == [
@@ -180,7 +180,7 @@ def test_an_fme_whose_ports_were_all_released_is_told_of(tmp_path: Path) -> None
 # What changes while the card is there.
 
 
-def test_a_function_that_was_programmed_has_another_resource(tmp_path: Path) -> None:
+def test_a_programmed_port_has_another_resource(tmp_path: Path) -> None:
     fpga, card = plugin(), one_port(tmp_path)
     assert names(look(fpga, tmp_path)) == [(AF_NLB0, "dfl-port.0", True)]
     port(card, afu=NLB3)
@@ -189,7 +189,7 @@ def test_a_function_that_was_programmed_has_another_resource(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("what", ["afu", "interface"])
-def test_a_card_that_crashes_stays_under_its_name_unhealthy(tmp_path: Path, what: str) -> None:
+def test_a_crashed_card_keeps_its_resource_and_is_unhealthy(tmp_path: Path, what: str) -> None:
     fpga, card = plugin(), one_port(tmp_path)
     look(fpga, tmp_path)
     if what == "afu":
@@ -206,7 +206,7 @@ def test_a_card_that_crashes_stays_under_its_name_unhealthy(tmp_path: Path, what
 
 
 @pytest.mark.parametrize("mode", ["region", "regiondevel"])
-def test_a_region_whose_card_crashes_stays_under_its_name_unhealthy(tmp_path: Path, mode: str) -> None:
+def test_a_region_of_a_crashed_card_keeps_its_resource_and_is_unhealthy(tmp_path: Path, mode: str) -> None:
     fpga, card = plugin(mode), two_ports(tmp_path)
     look(fpga, tmp_path)
     fme(card, interfaces=[CRASHED] * 2, ports=2)
@@ -220,7 +220,7 @@ def test_a_region_whose_card_crashes_stays_under_its_name_unhealthy(tmp_path: Pa
 @pytest.mark.parametrize(
     ("mode", "resource"), [("af", AF_CRASHED), ("region", f"region-{CRASHED}"), ("regiondevel", f"region-{CRASHED}")]
 )
-def test_a_card_that_was_never_seen_well_has_the_name_of_a_crashed_one(
+def test_a_card_that_crashed_before_the_start_has_the_resource_of_crashed_ones(
     tmp_path: Path, mode: str, resource: str
 ) -> None:
     fpga, card = plugin(mode), one_port(tmp_path)
@@ -231,7 +231,7 @@ def test_a_card_that_was_never_seen_well_has_the_name_of_a_crashed_one(
         assert (name, healthy) == (resource, False)
 
 
-def test_another_card_in_the_place_of_a_known_one_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_a_replaced_card_is_not_mistaken_for_the_old_one(tmp_path: Path) -> None:
     fpga, card = plugin(), one_port(tmp_path)
     look(fpga, tmp_path)
     shutil.rmtree(tmp_path)
@@ -244,7 +244,7 @@ def test_another_card_in_the_place_of_a_known_one_is_not_taken_for_it(tmp_path: 
     assert AF_NLB0 not in [name for name, _, _ in names(look(fpga, tmp_path))]
 
 
-def test_a_card_that_is_gone_is_gone(tmp_path: Path) -> None:
+def test_a_removed_card_is_not_published(tmp_path: Path) -> None:
     fpga, card = plugin(), one_port(tmp_path)
     look(fpga, tmp_path)
     shutil.rmtree(card.pci)
@@ -274,7 +274,7 @@ def test_prepare_and_scan_read_the_hardware_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["af", "region"])
-def test_a_device_that_cannot_be_read_keeps_its_name_unhealthy_and_troubles_no_other(tmp_path: Path, mode: str) -> None:
+def test_an_unreadable_device_keeps_its_resource_unhealthy_and_affects_no_other(tmp_path: Path, mode: str) -> None:
     fpga = plugin(mode)
     one_port(tmp_path)
     second = Card(tmp_path, address="0000:82:00.0")
@@ -296,7 +296,7 @@ def test_a_device_that_cannot_be_read_keeps_its_name_unhealthy_and_troubles_no_o
     assert names(look(fpga, tmp_path)) == before
 
 
-def test_one_that_was_never_seen_well_is_left_out_with_the_reason(tmp_path: Path) -> None:
+def test_a_device_that_was_never_readable_is_skipped_with_the_reason(tmp_path: Path) -> None:
     card = two_ports(tmp_path)
     port(card, 0, "nonsense", number=1, inside=1)
     found = look(plugin(), tmp_path)
@@ -304,14 +304,14 @@ def test_one_that_was_never_seen_well_is_left_out_with_the_reason(tmp_path: Path
     assert "'nonsense': expected 32 hexadecimal digits" in skipped(found)["dfl-port.1"]
 
 
-def test_regions_do_not_care_what_is_in_their_ports(tmp_path: Path) -> None:
+def test_regions_do_not_depend_on_the_functions_in_their_ports(tmp_path: Path) -> None:
     card = one_port(tmp_path)
     port(card, afu="nonsense")
     for mode in ("region", "regiondevel"):
         assert names(look(plugin(mode), tmp_path)) == [(REGION, "dfl-fme.0", True)]
 
 
-def test_a_region_with_a_known_port_that_cannot_be_read_is_unhealthy_as_a_whole(tmp_path: Path) -> None:
+def test_a_region_with_an_unreadable_known_port_is_unhealthy(tmp_path: Path) -> None:
     fpga = plugin("region")
     two_ports(tmp_path)
     look(fpga, tmp_path)
@@ -320,7 +320,7 @@ def test_a_region_with_a_known_port_that_cannot_be_read_is_unhealthy_as_a_whole(
     assert (device.healthy, nodes(device)) == (False, ["dfl-port.0", "dfl-port.1"])
 
 
-def test_what_is_found_does_not_depend_on_how_often_one_looks(tmp_path: Path) -> None:
+def test_repeated_scans_return_equal_devices(tmp_path: Path) -> None:
     fpga, card = plugin(), with_vf(tmp_path)
     look(fpga, tmp_path)
     for change in (
@@ -336,7 +336,7 @@ def test_what_is_found_does_not_depend_on_how_often_one_looks(tmp_path: Path) ->
         assert look(fpga, tmp_path) == found
 
 
-def test_readings_tell_the_mode_and_the_ports(tmp_path: Path) -> None:
+def test_metrics_show_the_mode_and_the_ports(tmp_path: Path) -> None:
     two_ports(tmp_path)
     for mode in ("af", "region", "regiondevel"):
         fpga = plugin(mode)
@@ -364,18 +364,18 @@ def test_readings_tell_the_mode_and_the_ports(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, str], message: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, str], message: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=message):
         FpgaConfig.of(options)
 
 
-def test_the_node_is_the_one_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_node_name_is_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NODE_NAME", "one")
     assert FpgaConfig().node_name == "one"
     assert FpgaConfig(node_name="two").node_name == "two"
 
 
-def test_the_command_does_not_begin_without_a_driver(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_does_not_start_without_a_driver(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     arguments = [f"-root={tmp_path}", f"-kubelet-dir={tmp_path}"]
     assert dropin("intel_fpga_device_plugin", FpgaPlugin, "fpga", arguments, absence=FpgaPlugin.absence) == 1
     message = capfd.readouterr().err
@@ -386,7 +386,7 @@ def test_the_command_does_not_begin_without_a_driver(tmp_path: Path, capfd: pyte
     assert FpgaPlugin().absence(Host(tmp_path)) == ""
 
 
-def test_the_command_shows_what_is_there_also_without_a_driver(
+def test_the_command_prints_devices_also_without_a_driver(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["intel_fpga_device_plugin", f"-root={tmp_path}", "-check", "-node-name="])

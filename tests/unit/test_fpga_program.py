@@ -55,7 +55,7 @@ def run(
 
 
 @families
-def test_the_fme_is_given_the_bitstream_and_the_ports_number(tmp_path: Path, family: str) -> None:
+def test_the_fme_gets_the_bitstream_and_the_port_number(tmp_path: Path, family: str) -> None:
     card = with_vf(tmp_path, family)
     driver = Driver(card, NLB3)
     host = Host(tmp_path)
@@ -65,7 +65,7 @@ def test_the_fme_is_given_the_bitstream_and_the_ports_number(tmp_path: Path, fam
     assert driver.calls == [(card.name("fme", 0), 0xB680 if family == "dfl" else 0xB580)]
 
 
-def test_an_opencl_design_is_unpacked_for_it(tmp_path: Path) -> None:
+def test_an_opencl_design_is_decompressed(tmp_path: Path) -> None:
     card = one_port(tmp_path)
     driver = Driver(card, NLB3)
     host = Host(tmp_path)
@@ -74,7 +74,7 @@ def test_an_opencl_design_is_unpacked_for_it(tmp_path: Path) -> None:
     assert driver.programmed == [("dfl-fme.0", 0, b"packed before")]
 
 
-def test_a_port_that_has_the_afu_already_is_left_alone(tmp_path: Path) -> None:
+def test_a_port_that_has_the_afu_is_unchanged(tmp_path: Path) -> None:
     driver = Driver(one_port(tmp_path), NLB3)
     assert not run(driver.card, driver, unless=NLB0)
     assert run(driver.card, driver, unless=NLB3)
@@ -82,7 +82,7 @@ def test_a_port_that_has_the_afu_already_is_left_alone(tmp_path: Path) -> None:
     assert len(driver.programmed) == 1
 
 
-def test_a_dry_run_checks_all_and_programs_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_checks_and_does_not_program(tmp_path: Path) -> None:
     driver = Driver(one_port(tmp_path), NLB3)
     host = Host(tmp_path)
     port = read_port(host, "dfl-port.0")
@@ -95,7 +95,7 @@ def test_a_dry_run_checks_all_and_programs_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EBUSY, errno.EAGAIN, errno.EINTR])
-def test_a_driver_that_is_busy_for_a_moment_is_asked_again(tmp_path: Path, code: int) -> None:
+def test_a_busy_driver_is_retried(tmp_path: Path, code: int) -> None:
     driver = Driver(one_port(tmp_path), NLB3, [code] * 3)
     assert run(driver.card, driver)
     assert len(driver.calls) == 4
@@ -111,27 +111,27 @@ def test_a_driver_that_is_busy_for_a_moment_is_asked_again(tmp_path: Path, code:
         ([errno.EBUSY, errno.EIO], 2, r"\(EIO\)"),
     ],
 )
-def test_a_driver_that_refuses_is_quoted(tmp_path: Path, answers: list[int], attempts: int, problem: str) -> None:
+def test_errors_of_the_driver_are_reported(tmp_path: Path, answers: list[int], attempts: int, problem: str) -> None:
     driver = Driver(one_port(tmp_path), NLB3, answers)
     with pytest.raises(IoctlError, match=problem):
         run(driver.card, driver)
     assert len(driver.calls) == attempts
 
 
-def test_the_hardwares_errors_are_told_where_the_driver_gives_them(tmp_path: Path) -> None:
+def test_errors_of_the_hardware_are_reported(tmp_path: Path) -> None:
     driver = Driver(one_port(tmp_path, "opae"), NLB3, [errno.EIO], bitmap=0x4)
     with pytest.raises(IoctlError, match=r"\(EIO\), hardware errors 0x4 \(incompatible bitstream\)"):
         run(driver.card, driver)
 
 
-def test_no_more_is_tried_when_the_time_is_over(tmp_path: Path) -> None:
+def test_no_attempt_starts_after_the_timeout(tmp_path: Path) -> None:
     driver = Driver(one_port(tmp_path), NLB3, [errno.EBUSY] * 9)
     with pytest.raises(IoctlError, match="EBUSY"):
         run(driver.card, driver, retry=RetryPolicy(timeout=0, attempts=9))
     assert len(driver.calls) == 1
 
 
-def test_what_is_in_the_port_afterwards_is_looked_at(tmp_path: Path) -> None:
+def test_the_afu_id_is_verified_after_programming(tmp_path: Path) -> None:
     driver = Driver(one_port(tmp_path), NLB0)
     with pytest.raises(ProgramError, match=rf"dfl-port\.0: AFU id is {NLB0} after .*nlb3\.gbs, expected {NLB3}"):
         run(driver.card, driver)
@@ -149,7 +149,7 @@ def test_what_is_in_the_port_afterwards_is_looked_at(tmp_path: Path) -> None:
         (gbs(metadata(afu="")), IdError, "accelerator type id '': expected 32"),
     ],
 )
-def test_a_bitstream_for_something_else_is_refused(
+def test_a_bitstream_for_another_region_is_rejected(
     tmp_path: Path, content: bytes, error: type[Exception], problem: str
 ) -> None:
     driver = Driver(one_port(tmp_path), NLB3)
@@ -170,7 +170,7 @@ def test_a_bitstream_that_cannot_be_read_reaches_no_driver(tmp_path: Path) -> No
 
 
 class TestLock:
-    def test_whoever_programs_an_fme_holds_its_lock(self, tmp_path: Path) -> None:
+    def test_programming_holds_the_lock_of_the_fme(self, tmp_path: Path) -> None:
         card = one_port(tmp_path)
         lock = tmp_path / STATE_DIRECTORY[1:] / "dfl-fme.0.lock"
 
@@ -185,7 +185,7 @@ class TestLock:
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def test_whoever_waits_in_vain_says_for_what(self, tmp_path: Path) -> None:
+    def test_a_timeout_of_the_lock_is_reported(self, tmp_path: Path) -> None:
         driver = Driver(one_port(tmp_path), NLB3)
         lock = write(tmp_path / STATE_DIRECTORY[1:] / "dfl-fme.0.lock", "")
         with lock.open("rb") as file:
@@ -206,7 +206,7 @@ class TestLock:
             run(driver.card, driver)
         assert driver.calls == []
 
-    def test_its_directory_is_outside_directories_that_every_user_can_write(self, tmp_path: Path) -> None:
+    def test_the_state_directory_is_not_in_a_world_writable_directory(self, tmp_path: Path) -> None:
         shared = tmp_path / "run/lock"
         shared.mkdir(parents=True)
         shared.chmod(0o1777)
@@ -221,7 +221,7 @@ class TestLock:
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
         assert stat.S_IMODE((directory / "dfl-fme.0.lock").stat().st_mode) == 0o600
 
-    def test_a_directory_that_others_can_write_is_refused(self, tmp_path: Path) -> None:
+    def test_a_directory_that_others_can_write_is_rejected(self, tmp_path: Path) -> None:
         driver = Driver(one_port(tmp_path), NLB3)
         directory = tmp_path / STATE_DIRECTORY[1:]
         directory.mkdir(parents=True)
@@ -235,7 +235,7 @@ class TestLock:
         assert list(directory.iterdir()) == []
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory away")
-    def test_a_directory_of_another_user_is_refused(self, tmp_path: Path) -> None:
+    def test_a_directory_of_another_user_is_rejected(self, tmp_path: Path) -> None:
         driver = Driver(one_port(tmp_path), NLB3)
         directory = tmp_path / STATE_DIRECTORY[1:]
         directory.mkdir(parents=True, mode=0o700)
@@ -244,7 +244,7 @@ class TestLock:
             run(driver.card, driver)
         assert driver.calls == []
 
-    def test_a_link_to_a_directory_is_refused(self, tmp_path: Path) -> None:
+    def test_a_link_to_a_directory_is_rejected(self, tmp_path: Path) -> None:
         driver = Driver(one_port(tmp_path), NLB3)
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir(mode=0o700)
@@ -255,7 +255,7 @@ class TestLock:
         assert list(elsewhere.iterdir()) == []
 
 
-def test_whoever_started_us_may_have_blocked_the_alarm() -> None:
+def test_timeouts_work_if_the_parent_process_has_blocked_sigalrm() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
     try:
         with pytest.raises(TimedOut), limited(0.1, "waiting"):
@@ -265,7 +265,7 @@ def test_whoever_started_us_may_have_blocked_the_alarm() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def test_a_driver_that_never_answers_is_left(tmp_path: Path) -> None:
+def test_a_hanging_driver_ends_with_a_timeout(tmp_path: Path) -> None:
     one_port(tmp_path)
     read_end, write_end = os.pipe()
     calls: list[int] = []
@@ -319,7 +319,7 @@ def test_ports_are_released_and_assigned_by_number(tmp_path: Path, family: str) 
 
 
 @families
-def test_what_a_port_tells_of_itself(tmp_path: Path, family: str) -> None:
+def test_properties_of_a_port_are_read(tmp_path: Path, family: str) -> None:
     card = one_port(tmp_path, family)
     host = Host(tmp_path)
     port = read_port(host, card.name("port", 0))
@@ -347,7 +347,7 @@ def test_what_a_port_tells_of_itself(tmp_path: Path, family: str) -> None:
     assert seen == [0x41, 0x42, 0x42, 0, 0]
 
 
-def test_a_driver_that_says_nonsense_of_regions_is_not_asked_forever(tmp_path: Path) -> None:
+def test_an_invalid_number_of_regions_is_limited(tmp_path: Path) -> None:
     card = one_port(tmp_path)
     host = Host(tmp_path)
     driver = Driver(card, NLB3)
@@ -355,7 +355,7 @@ def test_a_driver_that_says_nonsense_of_regions_is_not_asked_forever(tmp_path: P
     assert len(found) == 64
 
 
-def test_plain_files_are_no_drivers(tmp_path: Path) -> None:
+def test_plain_files_are_rejected_by_ioctl(tmp_path: Path) -> None:
     host = Host(one_port(tmp_path).root)
     with pytest.raises(IoctlError, match=r"dev/dfl-port\.0: reading the API version .*\(ENOTTY\)"):
         api_version(host, read_port(host, "dfl-port.0"))

@@ -69,7 +69,7 @@ def recorded(root: Path, fme: str = FME) -> Record:
 
 
 @pytest.mark.parametrize("family", ["dfl", "opae"])
-def test_what_was_programmed_is_counted_with_where_and_what(tmp_path: Path, family: str) -> None:
+def test_programming_is_counted_with_port_and_function(tmp_path: Path, family: str) -> None:
     card = one_port(tmp_path, family)
     driver = Driver(card, NLB3)
     run(driver)
@@ -92,9 +92,7 @@ def test_what_was_programmed_is_counted_with_where_and_what(tmp_path: Path, fami
     ],
     ids=["refused", "busy", "no-errno", "another-function"],
 )
-def test_what_failed_is_counted_by_the_drivers_reason(
-    tmp_path: Path, driver: Mapping[str, Any], errors: Mapping[str, int]
-) -> None:
+def test_failures_are_counted_by_errno(tmp_path: Path, driver: Mapping[str, Any], errors: Mapping[str, int]) -> None:
     run(Driver(one_port(tmp_path), **{"afu": NLB3, **driver}))
     found = recorded(tmp_path)
     assert (found.outcomes, found.errors) == ({"failed": 1}, errors)
@@ -102,7 +100,7 @@ def test_what_failed_is_counted_by_the_drivers_reason(
     assert (found.last.outcome, found.last.error) == ("failed", "".join(errors))
 
 
-def test_what_took_too_long_is_counted_as_that(tmp_path: Path) -> None:
+def test_timeouts_are_counted(tmp_path: Path) -> None:
     class Hanging(Driver):
         def program(self, name: str, argument: bytearray) -> None:
             signal.raise_signal(signal.SIGALRM)
@@ -112,12 +110,12 @@ def test_what_took_too_long_is_counted_as_that(tmp_path: Path) -> None:
     assert recorded(tmp_path).outcomes == {"timed-out": 1}
 
 
-def test_what_never_reached_the_driver_is_not_counted(tmp_path: Path) -> None:
+def test_errors_before_the_driver_is_called_are_not_counted(tmp_path: Path) -> None:
     run(Driver(one_port(tmp_path), NLB0), unless=NLB0)
     assert not place(tmp_path).exists()
 
 
-def test_whoever_reads_metrics_may_read_it_whatever_the_runtimes_umask(tmp_path: Path) -> None:
+def test_a_record_is_readable_with_any_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         run(Driver(one_port(tmp_path), NLB3))
@@ -148,7 +146,7 @@ JUNK = {
 
 
 @pytest.mark.parametrize("junk", JUNK)
-def test_junk_is_begun_anew_and_keeps_nothing_from_being_programmed(tmp_path: Path, junk: str) -> None:
+def test_an_invalid_record_is_reset_and_does_not_prevent_programming(tmp_path: Path, junk: str) -> None:
     driver = Driver(one_port(tmp_path), NLB3)
     write(place(tmp_path), JUNK[junk])
     (note,) = run(driver).notes
@@ -240,9 +238,7 @@ def test_the_plugin_shows_the_counts(tmp_path: Path) -> None:
     }
 
 
-def test_other_files_show_nothing_and_what_is_wrong_is_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_files_are_ignored_and_errors_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("README", "dfl-fme.x.json", ".dfl-fme.0.json.new", "dfl-port.0.json", "..json"):
         write(tmp_path / STATE_DIRECTORY[1:] / name, "{}")
     write(place(tmp_path), "junk")
@@ -283,14 +279,14 @@ def junk_in(record: Record, path: list[str], junk: object) -> bytes:
 
 
 @given(RECORDED)
-def test_a_record_reads_as_it_was_written(record: Record) -> None:
+def test_a_written_record_is_read_back(record: Record) -> None:
     found = parse(json.dumps(as_json(record)).encode(), "a")
     assert found._replace(seconds=record.seconds) == record
     assert found.seconds == pytest.approx(record.seconds, abs=0.001)
 
 
 @given(RECORDED, LASTS)
-def test_one_more_is_one_more(record: Record, last: Last) -> None:
+def test_counting_adds_one(record: Record, last: Last) -> None:
     found = counted(record, last, 1.0)
     assert sum(found.outcomes.values()) in (sum(record.outcomes.values()), sum(record.outcomes.values()) + 1)
     assert parse(json.dumps(as_json(found)).encode(), "a").last == last
@@ -314,7 +310,7 @@ PLACES = st.sampled_from(
     | JSON.map(lambda junk: json.dumps(junk).encode())
     | st.builds(junk_in, RECORDED_LAST, PLACES, JSON)
 )
-def test_whatever_stands_in_a_record_is_a_record_or_refused_in_a_short_line(data: bytes) -> None:
+def test_any_record_is_parsed_or_rejected_in_one_line(data: bytes) -> None:
     refusal, found = "", Record()
     try:
         found = parse(data, "a")

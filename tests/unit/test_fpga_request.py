@@ -43,13 +43,13 @@ def config(environment: Sequence[Json] = ENVIRONMENT, devices: Json = [PORT]) ->
     return json.dumps({"process": {"env": environment}, "linux": {"devices": devices}}).encode()
 
 
-def test_the_state_says_where_the_bundle_is_and_who_gave_the_ports() -> None:
+def test_the_state_has_the_bundle_and_the_annotation() -> None:
     state = {"ociVersion": "1.0.2", "id": "x", "pid": 3, "bundle": "/run/b", "annotations": ANNOTATIONS, "more": [1]}
     assert parse_state(json.dumps(state).encode()) == State("/run/b", "fpga.intel.com/region")
 
 
 @pytest.mark.parametrize("annotations", ["null", "[]", "{}", '{"com.intel.fpga.mode": 1}', '{"other": "x"}'])
-def test_annotations_may_say_nothing(annotations: str) -> None:
+def test_annotations_may_be_missing(annotations: str) -> None:
     assert parse_state(f'{{"bundle": "/b", "annotations": {annotations}}}'.encode()) == State("/b", "")
 
 
@@ -69,12 +69,12 @@ def test_annotations_may_say_nothing(annotations: str) -> None:
     ],
     ids=["empty", "cut", "no text", "deep", "a list", "nothing", "no bundle", "bundles", "zero byte", "long"],
 )
-def test_what_is_no_state_is_refused(state: bytes, problem: str) -> None:
+def test_invalid_states_are_rejected(state: bytes, problem: str) -> None:
     with pytest.raises(RequestError, match=problem):
         parse_state(state)
 
 
-def test_the_configuration_says_which_regions_and_which_ports() -> None:
+def test_the_configuration_has_the_regions_and_ports() -> None:
     devices: Json = [{"path": "/dev/null"}, PORT, {"path": "/dev/dfl-fme.0"}, {"path": "/dev/intel-fpga-port.3"}, PORT]
     assert parse_config(config(devices=devices), "c") == Request(
         (Pair(1, INTERFACE, NLB0),), ("dfl-port.0", "intel-fpga-port.3")
@@ -117,13 +117,13 @@ def test_pairs_come_in_the_order_of_their_numbers(environment: list[str], pairs:
         ([*ENVIRONMENT, "FPGA_AFU_2"], "variable 'FPGA_AFU_2' has no value"),
     ],
 )  # fmt: skip
-def test_variables_that_make_no_sense_are_refused(environment: list[str], problem: str) -> None:
+def test_invalid_variables_are_rejected(environment: list[str], problem: str) -> None:
     with pytest.raises(RequestError, match=problem):
         requested_pairs(environment)
 
 
 @pytest.mark.parametrize("value", ["", "../../../../etc/passwd", "1234567", "0" * 41, "d8424dc4 a4a3c413", "$(X)"])
-def test_values_are_ids_and_nothing_else(value: str) -> None:
+def test_values_that_are_no_ids_are_rejected(value: str) -> None:
     with pytest.raises(IdError, match=r"FPGA_AFU_1 .*: expected 8 to 40 hexadecimal digits"):
         requested_pairs([f"FPGA_REGION_1={INTERFACE}", f"FPGA_AFU_1={value}"])
     with pytest.raises(IdError, match=r"FPGA_REGION_1 .*: expected 8 to 40 hexadecimal digits"):
@@ -152,13 +152,13 @@ def test_values_are_ids_and_nothing_else(value: str) -> None:
     ids=["empty", "number", "no process", "no env", "empty env", "env", "no linux", "no devices", "null devices",
          "no path", "texts", "no port", "more pairs than ports", "long"],
 )  # fmt: skip
-def test_what_is_no_configuration_is_refused(content: bytes, problem: str) -> None:
+def test_invalid_configurations_are_rejected(content: bytes, problem: str) -> None:
     with pytest.raises(RequestError, match=problem):
         parse_config(content, "/b/config.json")
 
 
 @given(st.one_of(st.binary(max_size=300), documents.map(lambda found: json.dumps(found).encode())))
-def test_any_document_is_understood_or_refused_in_one_line(document: bytes) -> None:
+def test_any_document_is_parsed_or_rejected_in_one_line(document: bytes) -> None:
     for parse in (parse_state, lambda data: parse_config(data, "config")):
         try:
             parse(document)
@@ -168,7 +168,7 @@ def test_any_document_is_understood_or_refused_in_one_line(document: bytes) -> N
 
 
 @given(st.lists(st.tuples(st.sampled_from(["FPGA_REGION_", "FPGA_AFU_"]), st.text(max_size=3), st.text(max_size=12))))
-def test_any_environment_gives_ids_and_consecutive_numbers_or_is_refused(
+def test_any_environment_is_parsed_or_rejected(
     variables: list[tuple[str, str, str]],
 ) -> None:
     try:

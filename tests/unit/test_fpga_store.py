@@ -33,7 +33,7 @@ def test_a_bitstream_is_found_by_region_and_afu(tmp_path: Path, host: Host) -> N
         assert bitstream.unique == HASH
 
 
-def test_gbs_comes_before_aocx_and_its_faults_are_final(tmp_path: Path, host: Host) -> None:
+def test_gbs_has_priority_and_its_errors_are_final(tmp_path: Path, host: Host) -> None:
     write(tmp_path / STORE / INTERFACE / f"{NLB0}.aocx", aocx())
     assert find(host, INTERFACE, NLB0).endswith(".aocx")
     write(tmp_path / STORE / INTERFACE / f"{NLB0}.gbs", b"broken")
@@ -41,7 +41,7 @@ def test_gbs_comes_before_aocx_and_its_faults_are_final(tmp_path: Path, host: Ho
         pass
 
 
-def test_what_is_missing_is_told_with_both_names(host: Host) -> None:
+def test_a_missing_bitstream_is_reported_with_both_paths(host: Host) -> None:
     with pytest.raises(
         NotInStore,
         match=rf"AFU {NLB0} in region {INTERFACE}: found neither /{STORE}/.*\.gbs nor .*\.aocx; use fpga_tool install",
@@ -50,7 +50,7 @@ def test_what_is_missing_is_told_with_both_names(host: Host) -> None:
 
 
 @pytest.mark.parametrize("afu", ["../../../etc/passwd", "..", "", f"{NLB0}/../x", "a" * 41, "1234567"])
-def test_nothing_but_ids_is_looked_for(host: Host, afu: str) -> None:
+def test_only_ids_are_looked_up(host: Host, afu: str) -> None:
     with pytest.raises(IdError, match=r"AFU .*: expected 8 to 40"):
         find(host, INTERFACE, afu)
     with pytest.raises(IdError, match=r"region .*: expected 8 to 40"):
@@ -59,12 +59,12 @@ def test_nothing_but_ids_is_looked_for(host: Host, afu: str) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(region=st.text(), afu=st.text())
-def test_no_text_finds_anything_outside(region: str, afu: str, tmp_path: Path) -> None:
+def test_no_id_resolves_outside_the_store(region: str, afu: str, tmp_path: Path) -> None:
     with pytest.raises((IdError, NotInStore)):
         find(Host(tmp_path), region, afu)
 
 
-def test_links_within_the_store_are_followed_and_others_are_not(tmp_path: Path, host: Host) -> None:
+def test_only_links_within_the_store_are_followed(tmp_path: Path, host: Host) -> None:
     region = tmp_path / STORE / INTERFACE
     write(region / "kept" / "nlb0", gbs())
     link(region / f"{NLB0}.gbs", "kept/nlb0")
@@ -81,14 +81,14 @@ def test_the_store_itself_may_be_a_link(tmp_path: Path, host: Host) -> None:
     assert find(host, INTERFACE, NLB0) == f"/{STORE}/{INTERFACE}/{NLB0}.gbs"
 
 
-def test_a_link_in_circles_is_an_error(tmp_path: Path, host: Host) -> None:
+def test_a_link_loop_is_an_error(tmp_path: Path, host: Host) -> None:
     link(tmp_path / STORE / INTERFACE / f"{NLB0}.gbs", f"{NLB0}.gbs")
     with pytest.raises((StoreError, HostError), match="links"):
         find(host, INTERFACE, NLB0)
 
 
 @pytest.mark.parametrize(("name", "content", "unique"), [("a.gbs", gbs(), NLB0), ("a.aocx", aocx(), HASH)])
-def test_installing_makes_a_copy_that_everybody_can_read(
+def test_an_installed_copy_is_readable_by_all_users(
     tmp_path: Path, host: Host, name: str, content: bytes, unique: str
 ) -> None:
     source = write(tmp_path / name, content)
@@ -109,7 +109,7 @@ def test_installing_makes_a_copy_that_everybody_can_read(
     assert find(host, INTERFACE, unique) == path
 
 
-def test_what_is_there_is_overwritten_only_when_told(tmp_path: Path, host: Host) -> None:
+def test_files_are_overwritten_only_with_force(tmp_path: Path, host: Host) -> None:
     there = write(tmp_path / STORE / INTERFACE / f"{NLB0}.gbs", b"older")
     with opened(str(write(tmp_path / "new.gbs", gbs()))) as bitstream:
         for dry_run in (False, True):
@@ -129,7 +129,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, host: Host) -> None:
 
 
 @pytest.mark.parametrize("text", [metadata("", NLB0), metadata("../../../etc", NLB0), metadata(afu="x/y")])
-def test_a_file_that_does_not_say_where_it_belongs_is_not_installed(tmp_path: Path, host: Host, text: bytes) -> None:
+def test_a_file_without_ids_is_not_installed(tmp_path: Path, host: Host, text: bytes) -> None:
     with opened(str(write(tmp_path / "a.gbs", gbs(text)))) as bitstream:
         assert install_path(bitstream) == ""
         with pytest.raises(StoreError, match="cannot install: interface id is"):
@@ -137,7 +137,7 @@ def test_a_file_that_does_not_say_where_it_belongs_is_not_installed(tmp_path: Pa
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_what_an_install_that_was_killed_left_behind_is_removed(tmp_path: Path, host: Host, force: bool) -> None:
+def test_temporary_files_of_a_killed_install_are_removed(tmp_path: Path, host: Host, force: bool) -> None:
     half = write(tmp_path / STORE / INTERFACE / f".{NLB0}.gbs.new", gbs()[:20])
     with opened(str(write(tmp_path / "a.gbs", gbs()))) as bitstream:
         path = install(host, bitstream, force=force)
@@ -145,7 +145,7 @@ def test_what_an_install_that_was_killed_left_behind_is_removed(tmp_path: Path, 
     assert (tmp_path / path[1:]).read_bytes() == gbs()
 
 
-def test_a_design_that_is_damaged_further_on_is_not_installed(tmp_path: Path, host: Host) -> None:
+def test_a_damaged_design_is_not_installed(tmp_path: Path, host: Host) -> None:
     content = bytearray(aocx(gbs(raw=os.urandom(1_000_000))))
     content[content.index(b"\x1f\x8b") + 900_000] ^= 0xFF
     for dry_run in (True, False):
@@ -157,7 +157,7 @@ def test_a_design_that_is_damaged_further_on_is_not_installed(tmp_path: Path, ho
     assert not (tmp_path / "srv").exists()
 
 
-def test_a_link_where_a_bitstream_belongs_is_replaced_and_not_what_it_leads_to(tmp_path: Path, host: Host) -> None:
+def test_a_link_is_replaced_and_its_target_unchanged(tmp_path: Path, host: Host) -> None:
     precious = write(tmp_path / "precious", "precious")
     there = tmp_path / STORE / INTERFACE / f"{NLB0}.gbs"
     link(there, "/precious")
@@ -169,7 +169,7 @@ def test_a_link_where_a_bitstream_belongs_is_replaced_and_not_what_it_leads_to(t
     assert (there.is_symlink(), there.read_bytes()) == (False, gbs())
 
 
-def test_a_store_that_cannot_be_written_is_told(tmp_path: Path, host: Host) -> None:
+def test_an_unwritable_store_is_reported(tmp_path: Path, host: Host) -> None:
     write(tmp_path / "srv", "a file where a directory should be")
     with (
         opened(str(write(tmp_path / "a.gbs", gbs()))) as bitstream,

@@ -85,7 +85,7 @@ class TestScan:
         assert region.ports[1].pci.physical.address == region.fme.pci.address == PF
 
     @families
-    def test_several_ports_in_one_class_device_are_all_there(self, tmp_path: Path, family: str) -> None:
+    def test_all_ports_of_a_class_device_are_found(self, tmp_path: Path, family: str) -> None:
         card = one_port(tmp_path, family)
         port(card, number=3, inside=1)
         assert regions(scanned(tmp_path)) == [
@@ -109,7 +109,7 @@ class TestScan:
         write(tmp_path / "sys/class/fpga_region/other/dfl-port.0/id", "0")
         assert scanned(tmp_path) == Scan((), ())
 
-    def test_without_a_list_of_devices_there_is_no_scan(self, tmp_path: Path) -> None:
+    def test_an_unreadable_class_directory_fails_the_scan(self, tmp_path: Path) -> None:
         with pytest.raises(HostError, match="/sys/class/fpga: "):
             scan(Host(tmp_path), OPAE)
 
@@ -118,7 +118,7 @@ class TestScan:
         shutil.rmtree(card.device(0) / "dfl-port.0")
         assert scanned(tmp_path) == Scan((), ())
 
-    def test_a_domain_of_five_digits_is_one(self, tmp_path: Path) -> None:
+    def test_a_pci_domain_may_have_five_digits(self, tmp_path: Path) -> None:
         card = Card(tmp_path, address="10000:81:00.0")
         function(card)
         class_device(card, 0)
@@ -126,7 +126,7 @@ class TestScan:
         port(card)
         assert scanned(tmp_path).regions[0].fme.pci.address == "10000:81:00.0"
 
-    def test_a_crashed_card_is_told_as_it_is(self, tmp_path: Path) -> None:
+    def test_a_crashed_card_has_the_id_of_crashed_ones(self, tmp_path: Path) -> None:
         card = one_port(tmp_path)
         fme(card, interfaces=[CRASHED])
         port(card, afu=CRASHED)
@@ -171,14 +171,14 @@ class TestScan:
         assert fault.name == "dfl-port.0"
         assert re.search(problem, fault.problem)
 
-    def test_a_class_device_that_cannot_be_listed_is_a_fault_too(self, tmp_path: Path) -> None:
+    def test_a_class_device_that_cannot_be_listed_is_reported(self, tmp_path: Path) -> None:
         one_port(tmp_path)
         link(tmp_path / "sys/class/fpga_region/region7", "region7")
         found = scanned(tmp_path)
         assert len(found.regions) == 1
         assert [fault.name for fault in found.faults] == ["region7"]
 
-    def test_udevs_link_leads_to_an_fme_with_another_nodes_name(self, tmp_path: Path) -> None:
+    def test_a_link_of_udev_to_an_fme_is_resolved(self, tmp_path: Path) -> None:
         one_port(tmp_path)
         (tmp_path / "dev/dfl-fme.0").rename(tmp_path / "dev/fme-of-card-a")
         link(tmp_path / "dev/char/243:0", "../fme-of-card-a")
@@ -197,23 +197,23 @@ class TestSeveralInterfaces:
         port(card, number=1, inside=1)
         return scanned(root)
 
-    def test_equal_ones_are_the_regions(self, tmp_path: Path) -> None:
+    def test_equal_interface_ids_are_the_region(self, tmp_path: Path) -> None:
         found = self.cards(tmp_path, [INTERFACE, INTERFACE])
         assert regions(found) == [(INTERFACE, "dfl-fme.0", ["dfl-port.0", "dfl-port.1"])]
 
-    def test_of_different_ones_each_port_has_its_own(self, tmp_path: Path) -> None:
+    def test_of_different_interface_ids_each_port_has_its_own(self, tmp_path: Path) -> None:
         # dfl-fme-region.9 and .10: their numbers count, not the letters.
         found = self.cards(tmp_path, [OTHER, INTERFACE])
         assert regions(found) == [(OTHER, "dfl-fme.0", ["dfl-port.0"]), (INTERFACE, "dfl-fme.0", ["dfl-port.1"])]
 
     @pytest.mark.parametrize("ports_num", [1, 3])
-    def test_that_cannot_be_told_when_there_is_not_one_for_each_port(self, tmp_path: Path, ports_num: int) -> None:
+    def test_the_region_is_unknown_without_one_interface_id_per_port(self, tmp_path: Path, ports_num: int) -> None:
         found = self.cards(tmp_path, [OTHER, INTERFACE], ports_num)
         assert found.regions == ()
         assert [fault.name for fault in found.faults] == ["dfl-port.0", "dfl-port.1"]
         assert f"ambiguous interface id, dfl-fme.0 has {OTHER}, {INTERFACE}: found" in found.faults[0].problem
 
-    def test_nor_when_the_port_has_no_number(self, tmp_path: Path) -> None:
+    def test_the_region_is_unknown_without_a_port_number(self, tmp_path: Path) -> None:
         self.cards(tmp_path, [OTHER, INTERFACE])
         (Card(tmp_path).device(0) / "dfl-port.1/id").unlink()
         found = scanned(tmp_path)
@@ -238,7 +238,7 @@ class TestOneDevice:
         assert interface_of(found) == INTERFACE
         assert found.fme == read_fme(host, card.name("fme", 0))
 
-    def test_all_that_sysfs_tells(self, tmp_path: Path) -> None:
+    def test_all_properties_of_sysfs_are_read(self, tmp_path: Path) -> None:
         with_vf(tmp_path)
         vf = read_port(Host(tmp_path), "dfl-port.1").pci
         assert (vf.address, vf.vendor, vf.device, vf.cls, vf.cpus, vf.numa, vf.driver, vf.vfs) == (
@@ -263,7 +263,7 @@ class TestOneDevice:
             ("", "not an FPGA port"),
         ],
     )
-    def test_what_is_no_port_is_refused(self, tmp_path: Path, text: str, problem: str) -> None:
+    def test_other_devices_are_rejected_as_ports(self, tmp_path: Path, text: str, problem: str) -> None:
         one_port(tmp_path)
         write(tmp_path / "dev/dfl-port.8", "")
         os.mkfifo(tmp_path / "dev/dfl-port.9")
@@ -293,7 +293,7 @@ class TestOneDevice:
             read_port(host, "dfl-port.0")
 
     @pytest.mark.parametrize("text", ["", "0" * 31, "zz" * 16, "0x" + NLB0])
-    def test_an_afu_id_that_is_none_is_an_error_of_that_port(self, tmp_path: Path, text: str) -> None:
+    def test_an_invalid_afu_id_is_an_error_of_its_port(self, tmp_path: Path, text: str) -> None:
         write(one_port(tmp_path).device(0) / "dfl-port.0/afu_id", text)
         host = Host(tmp_path)
         with pytest.raises(IdError, match=r"dfl-port\.0/afu_id: AFU id .*: expected 32"):
@@ -308,7 +308,7 @@ class TestOneDevice:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
 @given(data=st.data())
-def test_no_content_of_any_file_stops_a_scan(data: st.DataObject, tmp_path: Path) -> None:
+def test_no_file_content_stops_a_scan(data: st.DataObject, tmp_path: Path) -> None:
     root = tmp_path / "tree"
     shutil.rmtree(root, ignore_errors=True)
     with_vf(root)

@@ -66,7 +66,7 @@ class TestBitstreams:
         assert tool(capsys, tmp_path, "-b", path, "info") == (0, f'{lines}Extra:\n\tSize : "7"\n', "")
         assert tool(capsys, tmp_path, "-b", path, "-q", "info") == (0, lines, "")
 
-    def test_an_opencl_design_has_more_to_tell(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def test_an_opencl_design_has_more_details(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         path = put(tmp_path, "x.aocx", aocx(gbs(raw=b"opencl")))
         status, out, _err = tool(capsys, tmp_path, "-b", path, "-json", "info")
         assert (status, json.loads(out)) == (
@@ -81,9 +81,7 @@ class TestBitstreams:
             },
         )
 
-    def test_what_a_file_says_cannot_steer_the_terminal(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
-    ) -> None:
+    def test_texts_of_files_are_escaped_for_terminals(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         path = put(tmp_path, "x.aocx", aocx(board='a"\x1b[2J\u202eb'))
         assert '\tBoard : "a\\"\\u001b[2J\\u202eb"\n' in tool(capsys, tmp_path, "-b", path, "info")[1]
 
@@ -115,7 +113,9 @@ class TestDevices:
         one_port(tmp_path, "opae")
         assert tool(capsys, tmp_path, "-q", "-d", "/dev/intel-fpga-fme.0", "fpgainfo") == (0, FME_LINES, "")
 
-    def test_what_needs_the_driver_is_not_made_up(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def test_properties_that_need_the_driver_are_omitted(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
         one_port(tmp_path)
         status, out, err = tool(capsys, tmp_path, "-d", "dfl-port.0", "portinfo")
         assert (status, out) == (1, "")
@@ -136,7 +136,7 @@ class TestDevices:
             "ports": ["dfl-port.0", "dfl-port.1"],
         }
 
-    def test_nothing_is_listed_where_there_is_nothing(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def test_without_devices_nothing_is_listed(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         assert tool(capsys, tmp_path, "list")[1] == "Detected FPGA FMEs: 0\nDetected FPGA Ports: 0\n"
 
 
@@ -152,7 +152,7 @@ class TestDryRuns:
             "",
         )
 
-    def test_a_wrong_bitstream_is_told_of(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def test_a_wrong_bitstream_is_reported(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         one_port(tmp_path)
         path = put(tmp_path, "other.gbs", gbs(metadata("c" * 32)))
         status, out, err = tool(capsys, tmp_path, "-dry-run", "-b", path, "-d", "dfl-port.0", "pr")
@@ -168,7 +168,7 @@ class TestDryRuns:
         status, _out, err = tool(capsys, tmp_path, "-dry-run", "-d", "dfl-fme.0", "-p", "1", word)
         assert (status, err) == (1, "fpga_tool: -p 1: dfl-fme.0 has 1 ports, numbered from 0\n")
 
-    def test_no_virtual_function_is_made(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def test_no_virtual_function_is_created(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         one_port(tmp_path)
         said = "Would release port 0\nWould write 1 to sriov_numvfs (was 0)\n"
         assert tool(capsys, tmp_path, "-dry-run", "-d", "dfl-fme.0", "-n", "1", "sriov") == (0, said, "")
@@ -204,7 +204,7 @@ class TestDryRuns:
     ],
     ids=lambda value: "-".join(value) or "nothing" if isinstance(value, list) else None,
 )
-def test_what_makes_no_sense_is_said(
+def test_invalid_arguments_are_reported(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], status: int, problem: str
 ) -> None:
     one_port(tmp_path)
@@ -217,7 +217,7 @@ def test_the_usage_names_every_command(capsys: pytest.CaptureFixture[str], tmp_p
     assert tool(capsys, tmp_path, "-h")[2].endswith(f"\nCommands: {', '.join(COMMANDS)}\n")
 
 
-def test_an_answer_that_cannot_be_written_is_no_success(tmp_path: Path) -> None:
+def test_an_unwritable_standard_output_is_an_error(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         words = [sys.executable, "-m", "accelplane.cli.fpgatool", f"-root={tmp_path}", "list"]
         ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -242,25 +242,25 @@ RELEASE, ASSIGN, VFS = "release", "assign", "vfs"
         (State(2, (0,), 0, 2), 0, [(ASSIGN, 1, 0)]),
     ],
 )
-def test_as_many_ports_are_released_as_there_are_to_be_virtual_functions(
+def test_one_port_is_released_per_virtual_function(
     state: State, wanted: int, steps: list[tuple[str, int, int]]
 ) -> None:
     assert [tuple(step) for step in plan(state, wanted)] == steps
 
 
 @pytest.mark.parametrize(("ports", "limit", "wanted"), [(1, 1, 2), (2, 1, 2), (1, 4, 2)])
-def test_no_more_virtual_functions_are_made_than_there_can_be(ports: int, limit: int, wanted: int) -> None:
+def test_the_number_of_virtual_functions_is_limited(ports: int, limit: int, wanted: int) -> None:
     with pytest.raises(SriovError, match=f"2 virtual functions: expected 0 to {min(ports, limit)}, the card has"):
         plan(State(ports, tuple(range(ports)), 0, limit), wanted)
 
 
 @pytest.mark.parametrize("steps", [(Step("vfs", 0, 2), Step("assign", 1), Step("vfs", 1))])
-def test_every_step_has_a_way_back(steps: tuple[Step, ...]) -> None:
+def test_every_step_is_rolled_back(steps: tuple[Step, ...]) -> None:
     assert [step.reversed().reversed() for step in steps] == list(steps)
     assert [tuple(step.reversed()) for step in steps] == [("vfs", 2, 0), ("release", 1, 0), ("vfs", 0, 1)]
 
 
-def test_a_card_without_virtual_functions_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_card_without_virtual_functions_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     card = Card(tmp_path)
     function(card)
     class_device(card, 0)
@@ -271,7 +271,7 @@ def test_a_card_without_virtual_functions_says_so(capsys: pytest.CaptureFixture[
     assert "sriov_totalvfs: No such file or directory" in err
 
 
-def test_a_card_that_hangs_on_the_way_back_too_is_left(tmp_path: Path) -> None:
+def test_a_card_that_hangs_during_the_rollback_ends_with_a_timeout(tmp_path: Path) -> None:
     fme = read_fme(Host(tmp_path), one_port(tmp_path).name("fme", 0))
     requests: list[int] = []
 

@@ -70,20 +70,20 @@ class TestText:
         assert found == expected
 
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"\x80", b"ok until \xc3", bytes(range(256))])
-    def test_refuses_what_is_no_text(self, see: Seen, tmp_path: Path, content: bytes) -> None:
+    def test_rejects_content_that_is_not_text(self, see: Seen, tmp_path: Path, content: bytes) -> None:
         host, name = see
         write(tmp_path / "attribute", content)
         with pytest.raises(Unreadable, match=r"attribute: not text: ([0-9a-f]{2} ?)+…"):
             host.text(name("attribute"))
 
-    def test_refuses_what_is_longer_than_any_attribute(self, see: Seen, tmp_path: Path) -> None:
+    def test_rejects_content_longer_than_any_attribute(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         os.truncate(write(tmp_path / "attribute", ""), 1 << 40)
         with pytest.raises(Unreadable, match="more than 65536 bytes"):
             host.text(name("attribute"))
 
     @pytest.mark.parametrize("path", ["none", "none/deeper", "empty/none"])
-    def test_says_what_is_missing(self, see: Seen, tmp_path: Path, path: str) -> None:
+    def test_raises_missing_for_a_missing_file(self, see: Seen, tmp_path: Path, path: str) -> None:
         host, name = see
         (tmp_path / "empty").mkdir()
         with pytest.raises(Missing) as caught:
@@ -91,13 +91,13 @@ class TestText:
         assert str(caught.value) == f"{name(path)}: No such file or directory"
         assert caught.value.path == name(path)
 
-    def test_refuses_a_directory(self, see: Seen, tmp_path: Path) -> None:
+    def test_rejects_a_directory(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         (tmp_path / "directory").mkdir()
         with pytest.raises(Unreadable, match="directory: Is a directory"):
             host.text(name("directory"))
 
-    def test_refuses_a_path_through_a_file(self, see: Seen, tmp_path: Path) -> None:
+    def test_rejects_a_path_through_a_file(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         write(tmp_path / "file", "")
         with pytest.raises(Unreadable, match="file/x: Not a directory"):
@@ -109,7 +109,7 @@ class TestText:
         with pytest.raises(Unreadable, match="fifo: not a regular file"):
             host.text(name("fifo"))
 
-    def test_does_not_wait_for_a_fifo_that_somebody_writes_to(self, see: Seen, tmp_path: Path) -> None:
+    def test_does_not_wait_for_a_fifo_with_a_writer(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         os.mkfifo(tmp_path / "fifo")
         writer = os.open(tmp_path / "fifo", os.O_RDWR)
@@ -120,7 +120,7 @@ class TestText:
         finally:
             os.close(writer)
 
-    def test_refuses_a_socket(self, see: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_rejects_a_socket(self, see: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         host, name = see
         monkeypatch.chdir(tmp_path)
         with socket.socket(socket.AF_UNIX) as listener:
@@ -129,21 +129,21 @@ class TestText:
                 host.text(name("socket"))
 
     @needs_root
-    def test_refuses_an_endless_device(self, see: Seen, tmp_path: Path) -> None:
+    def test_rejects_an_endless_device(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         os.mknod(tmp_path / "zero", 0o600 | 0o020000, os.makedev(1, 5))
         with pytest.raises(Unreadable, match="zero: not a regular file"):
             host.text(name("zero"))
 
     @needs_root
-    def test_says_that_a_device_without_driver_is_missing(self, see: Seen, tmp_path: Path) -> None:
+    def test_raises_missing_for_a_device_without_driver(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         os.mknod(tmp_path / "ghost", 0o600 | 0o020000, os.makedev(240, 1234))
         with pytest.raises(HostError, match="ghost: No such device"):
             host.text(name("ghost"))
 
     @pytest.mark.parametrize("path", ["a\0b", "a\0b/c", "a/b\0c"])
-    def test_refuses_a_path_with_a_zero_byte(self, see: Seen, tmp_path: Path, path: str) -> None:
+    def test_rejects_a_path_with_a_zero_byte(self, see: Seen, tmp_path: Path, path: str) -> None:
         host, name = see
         write(tmp_path / "a" / "x", "")
         with pytest.raises(Unreadable) as caught:
@@ -151,7 +151,7 @@ class TestText:
         assert "no path" in str(caught.value)
         assert str(caught.value).isprintable()
 
-    def test_refuses_a_name_that_no_file_system_takes(self, see: Seen) -> None:
+    def test_rejects_a_name_that_no_file_system_accepts(self, see: Seen) -> None:
         host, name = see
         with pytest.raises(Unreadable, match="File name too long"):
             host.text(name("x" * 300))
@@ -162,14 +162,14 @@ class TestText:
         assert host.names(name("")) == ["caf\udce9"]
         assert host.text(name("caf\udce9")) == "here"
 
-    def test_a_fault_in_a_file_with_an_odd_name_is_told_in_one_line(self, see: Seen, tmp_path: Path) -> None:
+    def test_errors_for_odd_file_names_have_one_line(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         (tmp_path / "E0101 all is lost\n").mkdir()
         with pytest.raises(Unreadable) as caught:
             host.text(name("E0101 all is lost\n"))
         assert str(caught.value).isprintable()
 
-    def test_of_a_file_that_may_not_be_read_is_refused(self, tmp_path: Path) -> None:
+    def test_of_a_file_without_permission_is_rejected(self, tmp_path: Path) -> None:
         write(tmp_path / "secret", "x")
         (tmp_path / "secret").chmod(0)
         script = (
@@ -207,7 +207,7 @@ class TestNames:
         with pytest.raises(Unreadable, match="Not a directory"):
             host.names(name("file"))
 
-    def test_of_a_directory_without_end_are_refused(self, see: Seen, tmp_path: Path) -> None:
+    def test_of_an_endless_directory_are_rejected(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         directory = tmp_path / "huge"
         directory.mkdir()
@@ -225,7 +225,7 @@ class TestNames:
         os.unlink(directory / "0")
         assert len(host.names(name("huge"))) == DIRECTORY_LIMIT
 
-    def test_of_a_path_with_a_zero_byte_are_refused(self, see: Seen) -> None:
+    def test_of_a_path_with_a_zero_byte_are_rejected(self, see: Seen) -> None:
         host, name = see
         with pytest.raises(HostError):
             host.names(name("a\0b"))
@@ -288,7 +288,7 @@ class TestLinks:
     @pytest.mark.parametrize(
         "target", ["{canary}", "../canary", "../../../../../../../../../../{canary}", "/../canary"]
     )
-    def test_never_lead_out_of_the_root(self, tmp_path: Path, target: str) -> None:
+    def test_never_resolve_outside_the_root(self, tmp_path: Path, target: str) -> None:
         canary = write(tmp_path / "canary", "outside")
         link(tmp_path / "root/link", target.format(canary=canary))
         link(tmp_path / "root/directory", target.format(canary=tmp_path).removesuffix("/canary"))
@@ -300,7 +300,7 @@ class TestLinks:
             assert host.local(path).startswith(f"{tmp_path}/root/")
 
     @pytest.mark.parametrize(("one", "other"), [("other", "one"), ("/other", "/one"), ("other/x", "one/y")])
-    def test_that_loop_are_refused_with_a_word_about_it(self, tmp_path: Path, one: str, other: str) -> None:
+    def test_that_loop_are_rejected_with_the_cause(self, tmp_path: Path, one: str, other: str) -> None:
         link(tmp_path / "one", one)
         link(tmp_path / "other", other)
         host = Host(tmp_path)
@@ -312,7 +312,7 @@ class TestLinks:
         assert not host.exists("/one")
         assert not host.exists("/one/deeper")
 
-    def test_that_loop_are_refused_at_the_machines_own_root_too(self, tmp_path: Path) -> None:
+    def test_that_loop_are_rejected_also_at_the_root_of_the_host(self, tmp_path: Path) -> None:
         link(tmp_path / "loop", "loop")
         host = Host()
         for look in (host.text, host.names, host.resolve):
@@ -320,7 +320,7 @@ class TestLinks:
                 look(f"{tmp_path}/loop")
         assert not host.exists(f"{tmp_path}/loop")
 
-    def test_are_followed_as_far_as_the_kernel_does(self, tmp_path: Path) -> None:
+    def test_are_followed_up_to_the_limit_of_the_kernel(self, tmp_path: Path) -> None:
         write(tmp_path / "link0", "reached")
         for number in range(1, 42):
             link(tmp_path / f"link{number}", f"link{number - 1}")
@@ -329,12 +329,12 @@ class TestLinks:
         with pytest.raises(Unreadable):
             host.text("/link41")
 
-    def test_that_grow_while_they_are_followed_end_too(self, tmp_path: Path) -> None:
+    def test_that_grow_while_they_are_followed_are_rejected(self, tmp_path: Path) -> None:
         link(tmp_path / "x", "x/x/x/x/x/x/x/x")
         with pytest.raises(Unreadable):
             Host(tmp_path).resolve("/x")
 
-    def test_that_dangle_lead_to_nothing(self, see: Seen, tmp_path: Path) -> None:
+    def test_that_dangle_resolve_to_nothing(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         link(tmp_path / "dangling", "nowhere")
         with pytest.raises(Missing):
@@ -342,7 +342,7 @@ class TestLinks:
         assert not host.exists(name("dangling"))
         assert host.link(name("dangling")) == "nowhere"
 
-    def test_are_told_as_stored(self, see: Seen, tmp_path: Path) -> None:
+    def test_are_returned_as_stored(self, see: Seen, tmp_path: Path) -> None:
         host, name = see
         write(tmp_path / "file", "")
         link(tmp_path / "link", "/some/../where")
@@ -389,7 +389,7 @@ class TestRacingTree:
         (root / "sys/device").unlink()
         (root / "sys/real").rename(root / "sys/device")
 
-    def test_a_swap_after_the_path_was_resolved_leads_to_nothing_outside(self, root: Path) -> None:
+    def test_a_swap_after_resolution_never_leads_outside(self, root: Path) -> None:
         host = Host(root)
         assert host.text("/sys/device/attribute") == "inside"
         self.swap(root)
@@ -433,7 +433,7 @@ class TestRacingTree:
 
 class TestStatus:
     @pytest.mark.parametrize("path", ["none", "file/below", "a\0b", "x" * 300, "y/" * 3000])
-    def test_of_what_cannot_be_is_none(self, see: Seen, tmp_path: Path, path: str) -> None:
+    def test_of_an_invalid_path_is_none(self, see: Seen, tmp_path: Path, path: str) -> None:
         host, name = see
         write(tmp_path / "file", "")
         assert host.status(name(path)) is None
@@ -495,12 +495,12 @@ class TestGlob:
     def test_goes_as_deep_as_paths_do(self, tmp_path: Path) -> None:
         assert list(Host(tmp_path).glob("/x" * 2000 + "/*")) == []
 
-    def test_matches_the_same_at_the_machines_own_root(self, tree: Path) -> None:
+    def test_matches_the_same_at_the_root_of_the_host(self, tree: Path) -> None:
         assert list(Host().glob(f"{tree}/*/x1")) == [f"{tree}/{name}/x1" for name in "abc"]
 
 
 class TestDirectoriesRead:
-    def test_are_the_directories_that_a_look_went_into(self, tmp_path: Path) -> None:
+    def test_are_the_directories_that_were_read(self, tmp_path: Path) -> None:
         write(tmp_path / "real/a", "")
         link(tmp_path / "link", "real")
         host = Host(tmp_path)
@@ -528,12 +528,12 @@ class TestSysfs:
         assert host.class_devices("none") == []
         assert host.class_devices("none", bus=True) == []
 
-    def test_a_class_that_is_no_directory_is_a_fault(self, tmp_path: Path) -> None:
+    def test_a_class_that_is_no_directory_is_unreadable(self, tmp_path: Path) -> None:
         write(tmp_path / "sys/class/drm", "")
         with pytest.raises(Unreadable, match="/sys/class/drm: Not a directory"):
             Host(tmp_path).class_devices("drm")
 
-    def test_functions_are_told_with_their_ids_and_odd_ones_with_a_note(self, tmp_path: Path) -> None:
+    def test_functions_have_their_ids_and_odd_ones_a_note(self, tmp_path: Path) -> None:
         def function(name: str, **attributes: str) -> None:
             (tmp_path / "sys/bus/pci/devices" / name).mkdir(parents=True)
             for key, value in attributes.items():
@@ -560,7 +560,7 @@ class TestSysfs:
         assert [function.address for function in host.pci_devices("0x10de")] == ["0000:03:00.1"]
         assert host.pci_devices("0xffff") == []
 
-    def test_a_machine_without_pci_has_no_functions(self, tmp_path: Path) -> None:
+    def test_a_host_without_pci_has_no_functions(self, tmp_path: Path) -> None:
         assert Host(tmp_path).pci_devices() == []
 
     @pytest.mark.parametrize(
@@ -571,7 +571,7 @@ class TestSysfs:
         link(tmp_path / "card0/device/driver", target)
         assert Host(tmp_path).driver("/card0/device") == driver
 
-    def test_a_driver_that_is_no_link_is_none(self, tmp_path: Path) -> None:
+    def test_a_driver_that_is_no_link_is_ignored(self, tmp_path: Path) -> None:
         write(tmp_path / "one/driver", "i915")
         (tmp_path / "two").mkdir()
         with pytest.raises(Unreadable, match="not a symbolic link"):
@@ -600,13 +600,13 @@ class TestSysfs:
         assert not host.is_vf("/pf")
 
 
-def test_a_text_is_written_as_it_is_into_an_attribute(tmp_path: Path) -> None:
+def test_a_text_is_written_unchanged(tmp_path: Path) -> None:
     attribute = write(tmp_path / "sys/bus/pci/drivers/vfio-pci/bind", "what was there before")
     Host(tmp_path).write("/sys/bus/pci/drivers/vfio-pci/bind", "0000:6b:00.1")
     assert attribute.read_text() == "0000:6b:00.1"
 
 
-def test_an_attribute_that_a_plain_tree_lacks_is_made_for_its_owner_only(tmp_path: Path) -> None:
+def test_missing_attributes_of_plain_trees_are_created_for_the_owner_only(tmp_path: Path) -> None:
     (tmp_path / "sys/driver").mkdir(parents=True)
     Host(tmp_path).write("/sys/driver/new_id", "8086 4941")
     assert (tmp_path / "sys/driver/new_id").read_text() == "8086 4941"
@@ -626,19 +626,19 @@ def test_a_write_never_leaves_the_root(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["/sys/missing/attribute", "/sys/bus/x"])
-def test_writing_what_has_no_directory_says_that_it_is_missing(tmp_path: Path, place: str) -> None:
+def test_writing_in_a_missing_directory_raises_missing(tmp_path: Path, place: str) -> None:
     with pytest.raises(Missing, match=place):
         Host(tmp_path).write(place, "1")
 
 
-def test_a_write_that_is_refused_names_the_file_the_reason_and_the_text(tmp_path: Path) -> None:
+def test_a_failed_write_reports_file_reason_and_text(tmp_path: Path) -> None:
     (tmp_path / "sys/attribute").mkdir(parents=True)
     with pytest.raises(WriteError, match=r"/sys/attribute: .*irectory \(writing '1'\)") as caught:
         Host(tmp_path).write("/sys/attribute", "1")
     assert caught.value.errno == errno.EISDIR
 
 
-def test_links_are_looked_at_anew_after_a_write(tmp_path: Path) -> None:
+def test_links_are_read_again_after_a_write(tmp_path: Path) -> None:
     device = tmp_path / "sys/device"
     write(device / "attribute", "")
     link(device / "driver", tmp_path / "sys/drivers/old")
@@ -650,7 +650,7 @@ def test_links_are_looked_at_anew_after_a_write(tmp_path: Path) -> None:
     assert host.resolve("/sys/device/driver") == "/sys/drivers/new"
 
 
-def test_places_are_looked_up_once_until_a_write(tmp_path: Path) -> None:
+def test_paths_are_resolved_once_until_a_write(tmp_path: Path) -> None:
     node = tmp_path / "sys/devices/device/numa_node"
     write(node, "0\n")
     host = Host(tmp_path)

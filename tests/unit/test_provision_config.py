@@ -22,7 +22,7 @@ from accelplane.provision.config import CONFIG_LIMIT, ConfigError, ConfigFile, f
         (["dlb.conf"], "node1", None),
     ],
 )
-def test_the_file_of_the_node_counts_before_that_of_all_nodes(
+def test_the_file_of_the_node_has_priority(
     tmp_path: Path, there: list[str], node_name: str, counts: str | None
 ) -> None:
     for name in there:
@@ -31,26 +31,26 @@ def test_the_file_of_the_node_counts_before_that_of_all_nodes(
     assert found == (ConfigFile(str(tmp_path / counts), counts) if counts else None)
 
 
-def test_no_directory_is_as_good_as_an_empty_one(tmp_path: Path) -> None:
+def test_a_missing_directory_is_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert find(str(tmp_path / "nothing"), "qat", "node1") is None
     assert find(str(tmp_path / "file"), "qat", "node1") is None
 
 
-def test_no_name_of_a_file_can_steer_a_terminal(tmp_path: Path) -> None:
+def test_file_names_are_escaped_for_terminals(tmp_path: Path) -> None:
     (tmp_path / "qat-\x1b[2J.conf").mkdir()
     with pytest.raises(ConfigError) as raised:
         find(str(tmp_path), "qat", "\x1b[2J")
     assert str(raised.value).isprintable()
 
 
-def test_a_node_whose_name_is_too_long_for_a_file_has_none_of_its_own(tmp_path: Path) -> None:
+def test_a_node_name_too_long_for_a_file_name_has_no_own_file(tmp_path: Path) -> None:
     (tmp_path / "qat.conf").write_text("dc")
     assert find(str(tmp_path), "qat", "n" * 253) == ConfigFile(f"{tmp_path}/qat.conf", "dc")
 
 
 @pytest.mark.parametrize("node_name", ["../etc/passwd", "a/b", "a\0b", "n" * 254])
-def test_a_node_name_never_leads_out_of_the_directory(tmp_path: Path, node_name: str) -> None:
+def test_a_node_name_never_resolves_outside_the_directory(tmp_path: Path, node_name: str) -> None:
     with pytest.raises(ConfigError, match=r"^NODE_NAME: found .*, expected the name of a Kubernetes node$"):
         find(str(tmp_path), "qat", node_name)
 
@@ -85,7 +85,7 @@ def looped(path: Path) -> None:
         (looped, 0, "symbolic links"),
     ],
 )
-def test_what_cannot_be_read_is_told_by_file_and_line(tmp_path: Path, make: object, line: int, found: str) -> None:
+def test_errors_have_file_and_line(tmp_path: Path, make: object, line: int, found: str) -> None:
     path = tmp_path / "qat.conf"
     make(path)  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
     with pytest.raises(ConfigError) as problem:
@@ -94,7 +94,7 @@ def test_what_cannot_be_read_is_told_by_file_and_line(tmp_path: Path, make: obje
     assert found in problem.value.found
 
 
-def test_a_file_as_a_mounted_configmap_has_it_is_read_through_its_links(tmp_path: Path) -> None:
+def test_a_file_of_a_mounted_configmap_is_read_through_its_links(tmp_path: Path) -> None:
     (tmp_path / "..2026").mkdir()
     (tmp_path / "..2026" / "qat.conf").write_text("dc")
     (tmp_path / "..data").symlink_to("..2026")
@@ -103,6 +103,6 @@ def test_a_file_as_a_mounted_configmap_has_it_is_read_through_its_links(tmp_path
 
 
 @given(st.text())
-def test_what_is_shown_of_strange_texts_is_short_and_printable(text: str) -> None:
+def test_quoted_texts_are_short_and_printable(text: str) -> None:
     assert len(shown(text)) <= 81 * 10 + 2
     assert shown(text).isprintable()

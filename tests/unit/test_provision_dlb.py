@@ -55,7 +55,7 @@ class Node:
         ("# as in the guide\nnum_ldb_ports=64\n", DlbConfig(resources={"num_ldb_ports": 64}, file="dlb.conf")),
     ],
 )
-def test_the_file_says_how_many_for_whom_and_how_much(text: str, config: DlbConfig) -> None:
+def test_the_file_sets_number_devices_and_resources(text: str, config: DlbConfig) -> None:
     assert parse("dlb.conf", text) == config
 
 
@@ -71,7 +71,7 @@ def test_the_file_says_how_many_for_whom_and_how_much(text: str, config: DlbConf
         ("4", 1),
     ],
 )
-def test_what_is_wrong_in_the_file_is_told_by_its_line(text: str, line: int) -> None:
+def test_errors_in_the_file_have_the_line(text: str, line: int) -> None:
     with pytest.raises(ConfigError, match=rf"^dlb\.conf:{line}: found .* expected "):
         parse("dlb.conf", text)
 
@@ -85,7 +85,7 @@ def test_any_text_is_a_configuration_or_a_configuration_error(text: str) -> None
     assert 1 <= config.vfs <= 16
 
 
-def test_the_environment_wins(tmp_path: Path) -> None:
+def test_the_environment_has_priority(tmp_path: Path) -> None:
     (tmp_path / "dlb-node1.conf").write_text("VFs=4\nPFs=first")
     environment = {"NODE_NAME": "node1", "DLB_VFS": "2", "DLB_PFS": "all"}
     assert read_config(str(tmp_path), environment) == DlbConfig(vfs=2, pfs="all", file=f"{tmp_path}/dlb-node1.conf")
@@ -99,11 +99,11 @@ def test_every_device_gets_one_vf_with_what_the_original_gave_the_first() -> Non
         assert node.vfs(pf) == ["dlb2"]
 
 
-def test_only_the_first_device_is_looked_after_where_that_is_asked_for() -> None:
+def test_on_request_only_the_first_device_is_provisioned() -> None:
     assert [outcome.device for outcome in Node(DlbSpec(), DlbSpec()).apply(DlbConfig(pfs="first"))] == [PF]
 
 
-def test_a_plan_tells_what_the_vf_gets_and_writes_nothing() -> None:
+def test_a_plan_shows_the_resources_of_the_vf_and_writes_nothing() -> None:
     node = Node(DlbSpec())
     before = snapshot(node.kernel)
     (outcome,) = preview("/", planners(node.host(), DlbConfig(vfs=2)), host=node.host)

@@ -141,7 +141,7 @@ def test_a_second_run_writes_nothing(node: MakeNode) -> None:
         assert not [step for outcome in outcomes for step in outcome.steps]
 
 
-def test_what_is_planned_is_not_done(node: MakeNode) -> None:
+def test_a_plan_writes_nothing(node: MakeNode) -> None:
     machine = node(configured("other"))
     before = machine.picture()
     outcome = only(machine.preview())
@@ -163,7 +163,7 @@ def test_each_node_and_each_device_may_have_a_file_of_its_own(node: MakeNode) ->
     assert outcomes[0].reason.endswith("/dsa.conf does not describe it")
 
 
-def test_all_that_a_template_can_say_comes_to_be(node: MakeNode) -> None:
+def test_every_option_of_a_template_is_applied(node: MakeNode) -> None:
     machine = node(DsaSpec(model="1212"))
     text = SHARED.replace('"dev": "dsaX",', '"dev": "dsaX", "read_buffer_limit": 90, "event_log_size": 128,')
     machine.configure(
@@ -203,7 +203,7 @@ def test_all_that_a_template_can_say_comes_to_be(node: MakeNode) -> None:
     assert only(machine.apply()).state == "unchanged"
 
 
-def test_a_queue_that_alone_differs_is_disabled_alone(node: MakeNode) -> None:
+def test_only_a_queue_that_differs_is_disabled(node: MakeNode) -> None:
     machine = node(DsaSpec())
     machine.apply()
     machine.kernel.write(f"{BUS}/drivers/user/unbind", "wq0.2")
@@ -214,7 +214,7 @@ def test_a_queue_that_alone_differs_is_disabled_alone(node: MakeNode) -> None:
     assert machine.read("wq0.2/name") == "dpdk_02"
 
 
-def test_a_queue_that_the_template_does_not_have_is_disabled_alone(node: MakeNode) -> None:
+def test_only_a_queue_missing_in_the_template_is_disabled(node: MakeNode) -> None:
     machine = node(DsaSpec())
     text = SHARED.replace('"dev": "wqX.5"', '"dev": "wqX.1"')
     machine.configure("dsa.conf", text)
@@ -226,7 +226,7 @@ def test_a_queue_that_the_template_does_not_have_is_disabled_alone(node: MakeNod
     assert machine.read("wq0.0/state") == "enabled"
 
 
-def test_queues_that_are_disabled_give_up_their_size_where_it_is_needed(node: MakeNode) -> None:
+def test_disabled_queues_release_their_size_if_needed(node: MakeNode) -> None:
     machine = node(DsaSpec())
     machine.write("wq0.7/group_id", "1")
     machine.write("wq0.7/size", "100")
@@ -234,7 +234,7 @@ def test_queues_that_are_disabled_give_up_their_size_where_it_is_needed(node: Ma
     assert [machine.read(f"wq0.7/{name}") for name in ("size", "group_id", "state")] == ["0", "-1", "disabled"]
 
 
-def test_queues_that_are_disabled_keep_their_size_where_there_is_room(node: MakeNode) -> None:
+def test_disabled_queues_keep_their_size_if_not_needed(node: MakeNode) -> None:
     machine = node(DsaSpec())
     machine.write("wq0.7/group_id", "1")
     machine.write("wq0.7/size", "10")
@@ -244,7 +244,7 @@ def test_queues_that_are_disabled_keep_their_size_where_there_is_room(node: Make
     assert "not in the template" in only(machine.apply()).now["wq0.7"]
 
 
-def test_engines_make_way_for_fewer_read_buffers_than_the_kernel_wants_for_them(node: MakeNode) -> None:
+def test_engines_are_removed_before_read_buffers_are_reduced(node: MakeNode) -> None:
     machine = node(DsaSpec())
     for engine in range(4):
         machine.write(f"engine0.{engine}/group_id", "0")
@@ -254,7 +254,7 @@ def test_engines_make_way_for_fewer_read_buffers_than_the_kernel_wants_for_them(
     assert machine.read("group0.0/read_buffers_allowed") == "8"
 
 
-def test_a_queue_with_another_driver_than_wanted_is_given_to_the_right_one(node: MakeNode) -> None:
+def test_a_queue_bound_to_another_driver_is_rebound(node: MakeNode) -> None:
     machine = node(DsaSpec())
     machine.configure("dsa.conf", SHARED)
     machine.apply()
@@ -263,7 +263,7 @@ def test_a_queue_with_another_driver_than_wanted_is_given_to_the_right_one(node:
     assert machine.kernel.readlink(f"{BUS}/devices/wq0.5/driver").endswith("/user")
 
 
-def test_it_is_the_same_through_real_files(tmp_path: Path) -> None:
+def test_provisioning_through_a_mounted_kernel_gives_the_same_result(tmp_path: Path) -> None:
     kernel = Kernel(NodeSpec(dsas=[configured("other"), DsaSpec()]))
     config = read_config(str(tmp_path), {})
     with mounted_for_test(kernel, tmp_path / "root") as root:
@@ -279,7 +279,7 @@ def test_it_is_the_same_through_real_files(tmp_path: Path) -> None:
 # ── what is in use, or cannot be, stays as it is ──
 
 
-def test_a_device_with_clients_is_left_alone_with_the_reason(node: MakeNode) -> None:
+def test_a_device_with_clients_is_skipped_with_the_reason(node: MakeNode) -> None:
     machine = node(configured("other", "more"), DsaSpec())
     machine.kernel.hold("wq0.1")
     before = machine.picture("dsa0")
@@ -291,21 +291,21 @@ def test_a_device_with_clients_is_left_alone_with_the_reason(node: MakeNode) -> 
     assert machine.picture("dsa0") == before
 
 
-def test_clients_do_not_matter_where_nothing_is_to_be_done(node: MakeNode) -> None:
+def test_clients_do_not_matter_if_nothing_changes(node: MakeNode) -> None:
     machine = node(DsaSpec())
     machine.apply()
     machine.kernel.hold("wq0.1")
     assert only(machine.apply()).state == "unchanged"
 
 
-def test_by_force_a_device_with_clients_is_set_up_all_the_same(node: MakeNode) -> None:
+def test_with_force_a_device_with_clients_is_provisioned(node: MakeNode) -> None:
     machine = node(configured("other"))
     machine.kernel.hold("wq0.0")
     assert only(machine.apply(force=True)).state == "applied"
     assert machine.read("wq0.0/name") == "dpdk_00"
 
 
-def test_a_device_that_does_not_say_whether_it_is_in_use_is_left_alone(node: MakeNode) -> None:
+def test_a_device_with_unreadable_clients_is_skipped(node: MakeNode) -> None:
     machine = node(configured("other"))
     machine.kernel.fail(f"{BUS}/devices/wq0.0/clients", errno.EIO, on="read")
     outcome = only(machine.apply())
@@ -313,7 +313,7 @@ def test_a_device_that_does_not_say_whether_it_is_in_use_is_left_alone(node: Mak
     assert "in use: wq0.0 does not report its clients" in outcome.reason
 
 
-def test_a_locked_queue_is_left_alone_even_by_force(node: MakeNode) -> None:
+def test_a_locked_queue_is_skipped_also_with_force(node: MakeNode) -> None:
     machine = node(configured("other"))
     machine.kernel.say(f"{BUS}/devices/wq0.0/state", b"locked\n")
     outcome = only(machine.apply(force=True))
@@ -322,7 +322,7 @@ def test_a_locked_queue_is_left_alone_even_by_force(node: MakeNode) -> None:
 
 @pytest.mark.parametrize("before", [DsaSpec(), configured("other", "more")])
 @pytest.mark.parametrize("iommu", ["legacy", "off"])
-def test_without_scalable_mode_the_device_is_put_back_and_the_iommu_named(
+def test_without_scalable_mode_the_device_is_rolled_back_and_the_iommu_reported(
     node: MakeNode, before: DsaSpec, iommu: str
 ) -> None:
     kernel_queues = [QueueSpec(type="kernel", name=queue.name) for queue in before.queues]
@@ -336,7 +336,7 @@ def test_without_scalable_mode_the_device_is_put_back_and_the_iommu_named(
     assert machine.picture() == picture
 
 
-def test_a_device_whose_configuration_is_fixed_gets_what_it_takes(node: MakeNode) -> None:
+def test_a_device_with_fixed_configuration_gets_the_writable_attributes(node: MakeNode) -> None:
     machine = node(configured("other", size=64))
     machine.kernel.say(f"{BUS}/devices/dsa0/configurable", b"0\n")
     outcome = only(machine.preview())
@@ -375,9 +375,7 @@ LARGE = SHARED.replace('"size": 32', '"size": 33')
     ],
 )
 @pytest.mark.untraced
-def test_what_the_device_cannot_be_is_found_before_anything_is_written(
-    node: MakeNode, template: str, reason: str
-) -> None:
+def test_impossible_templates_are_rejected_before_any_write(node: MakeNode, template: str, reason: str) -> None:
     machine = node(DsaSpec(index=0, model="11fb", queues=[QueueSpec()]), DsaSpec(queues=[QueueSpec()]))
     machine.configure("dsa-node1-dsa0.conf", template)
     before = machine.picture("dsa0")
@@ -389,7 +387,7 @@ def test_what_the_device_cannot_be_is_found_before_anything_is_written(
     assert right.state == "applied"
 
 
-def test_what_the_hardware_does_not_have_is_left_out(node: MakeNode) -> None:
+def test_attributes_that_the_hardware_lacks_are_not_written(node: MakeNode) -> None:
     machine = node(DsaSpec())
     machine.configure(
         "dsa.conf",
@@ -403,14 +401,14 @@ def test_what_the_hardware_does_not_have_is_left_out(node: MakeNode) -> None:
     assert outcome.now["not supported"] == "dsa0 event_log_size, group0.0 desc_progress_limit, wq0.0 prs_disable"
 
 
-def test_an_iaa_has_no_read_buffers_and_is_not_asked_for_any(node: MakeNode) -> None:
+def test_read_buffers_are_not_written_to_an_iaa(node: MakeNode) -> None:
     machine = node(iaas=[IaaSpec()])
     machine.configure("iaa.conf", SHARED.replace("dsaX", "iaxX"))
     assert only(machine.apply(IAA)).state == "applied"
     assert only(machine.apply(IAA)).state == "unchanged"
 
 
-def test_a_kernel_without_driver_names_is_fine(node: MakeNode) -> None:
+def test_a_kernel_without_driver_name_attributes_is_supported(node: MakeNode) -> None:
     machine = node(DsaSpec(driver_name_file=False))
     assert only(machine.apply()).state == "applied"
     assert machine.read("wq0.0/state") == "enabled"
@@ -457,7 +455,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.untraced
-def test_a_write_that_fails_leaves_the_device_exactly_as_before(node: MakeNode, case: str) -> None:
+def test_after_a_failed_write_the_device_is_unchanged(node: MakeNode, case: str) -> None:
     spec, number = CASES[case]
     machine = node(spec)
     machine.configure("dsa.conf", SMALL)
@@ -476,7 +474,7 @@ def test_a_write_that_fails_leaves_the_device_exactly_as_before(node: MakeNode, 
 
 
 @pytest.mark.untraced
-def test_a_write_that_always_fails_leaves_a_blank_device_exactly_as_before(node: MakeNode) -> None:
+def test_after_permanently_failing_writes_a_blank_device_is_unchanged(node: MakeNode) -> None:
     machine = node(small())
     machine.configure("dsa.conf", SMALL)
     sequence = writes(machine)
@@ -550,7 +548,7 @@ def templates(draw: st.DrawFn) -> str:
 
 
 @given(templates(), templates(), st.integers(1, 60))
-def test_from_any_state_a_device_comes_to_be_as_wanted_or_is_exactly_as_before(
+def test_any_device_reaches_the_desired_state_or_is_unchanged(
     node: MakeNode, before: str, after: str, fails: int
 ) -> None:
     machine = node(small(model="1212"))
@@ -577,7 +575,7 @@ def test_a_failed_rollback_is_reported(node: MakeNode) -> None:
     assert only(machine.apply()).state == "applied"
 
 
-def test_an_attribute_that_takes_no_effect_is_found_out_before_the_device_is_enabled(node: MakeNode) -> None:
+def test_a_write_without_effect_is_detected_before_the_device_is_enabled(node: MakeNode) -> None:
     machine = node(DsaSpec())
     machine.kernel.say(f"{BUS}/devices/wq0.1/priority", b"3\n")
     outcome = only(machine.apply())
@@ -589,7 +587,7 @@ def test_an_attribute_that_takes_no_effect_is_found_out_before_the_device_is_ena
 @pytest.mark.parametrize("attribute", ["state", "size", "mode", "name", "group_id", "threshold", "driver_name"])
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"x" * 4096, b"-9" * 3000, b"9" * 30])
 @pytest.mark.untraced
-def test_junk_in_an_attribute_costs_its_device_only(node: MakeNode, attribute: str, content: bytes) -> None:
+def test_invalid_attributes_affect_only_their_device(node: MakeNode, attribute: str, content: bytes) -> None:
     machine = node(configured("one"), DsaSpec())
     machine.kernel.say(f"{BUS}/devices/wq0.0/{attribute}", content)
     outcomes = machine.preview()
@@ -619,7 +617,7 @@ def test_invalid_limits_of_the_device_are_reported(node: MakeNode, limit: str, c
     assert limit in outcome.reason or "state" in outcome.reason
 
 
-def test_an_attribute_that_cannot_be_read_is_named(node: MakeNode) -> None:
+def test_an_unreadable_attribute_is_reported(node: MakeNode) -> None:
     machine = node(DsaSpec())
     machine.kernel.fail(f"{BUS}/devices/wq0.2/priority", errno.EIO, on="read")
     outcome = only(machine.apply())
@@ -630,7 +628,7 @@ def test_an_attribute_that_cannot_be_read_is_named(node: MakeNode) -> None:
 # ── functions handed out whole ──
 
 
-def test_functions_are_given_to_vfio(node: MakeNode) -> None:
+def test_functions_are_bound_to_vfio_pci(node: MakeNode) -> None:
     machine = node(DsaSpec(model="11fb", queues=[QueueSpec()]), DsaSpec(model="1212"), iaas=[IaaSpec()])
     outcomes = machine.apply(VFIO)
     assert list(states(outcomes).values()) == ["applied", "applied"]
@@ -640,7 +638,7 @@ def test_functions_are_given_to_vfio(node: MakeNode) -> None:
     assert list(states(machine.apply(VFIO)).values()) == ["unchanged", "unchanged"]
 
 
-def test_functions_are_given_back_to_idxd_and_set_up_in_the_same_run(node: MakeNode) -> None:
+def test_functions_are_rebound_to_idxd_and_provisioned_in_one_run(node: MakeNode) -> None:
     machine = node(DsaSpec(model="11fb", driver="vfio-pci"), DsaSpec(model="11fb", driver="none"))
     outcomes = machine.apply()
     assert [outcome.state for outcome in outcomes] == ["applied"] * 4
@@ -648,7 +646,7 @@ def test_functions_are_given_back_to_idxd_and_set_up_in_the_same_run(node: MakeN
     assert machine.read("wq1.3/state") == "enabled"
 
 
-def test_only_the_ids_that_are_asked_for_change_hands(node: MakeNode) -> None:
+def test_only_functions_with_the_requested_ids_are_rebound(node: MakeNode) -> None:
     machine = node(DsaSpec(model="11fb"), DsaSpec(model="1212"))
     outcomes = machine.apply({**VFIO, "DSA_PCI_IDS": "1212"})
     assert len(outcomes) == 2
@@ -656,7 +654,7 @@ def test_only_the_ids_that_are_asked_for_change_hands(node: MakeNode) -> None:
     assert (outcomes[1].device, outcomes[1].state) == ("dsa0", "applied")
 
 
-def test_a_function_whose_queues_are_used_stays_with_idxd(node: MakeNode) -> None:
+def test_a_function_with_clients_stays_bound_to_idxd(node: MakeNode) -> None:
     machine = node(DsaSpec(index=0, model="11fb", queues=[QueueSpec()]))
     machine.kernel.hold("wq0.0")
     outcome = only(machine.apply(VFIO))
@@ -664,13 +662,13 @@ def test_a_function_whose_queues_are_used_stays_with_idxd(node: MakeNode) -> Non
     assert machine.read("wq0.0/state") == "enabled"
 
 
-def test_without_the_driver_that_is_to_have_it_a_function_stays(node: MakeNode) -> None:
+def test_without_the_target_driver_a_function_stays_bound(node: MakeNode) -> None:
     machine = node(DsaSpec(model="11fb"), loaded=())
     outcome = only(machine.apply(VFIO))
     assert (outcome.state, outcome.reason) == ("failed", "the driver vfio-pci is not loaded (modprobe vfio-pci)")
 
 
-def test_a_function_that_vfio_refuses_is_set_up_again_with_idxd(node: MakeNode) -> None:
+def test_a_function_rejected_by_vfio_pci_is_provisioned_with_idxd_again(node: MakeNode) -> None:
     machine = node(DsaSpec(index=0, model="0b25", queues=[QueueSpec(), QueueSpec(mode="shared")]))
     before = machine.picture()
     outcome = only(machine.apply(VFIO))
@@ -679,7 +677,7 @@ def test_a_function_that_vfio_refuses_is_set_up_again_with_idxd(node: MakeNode) 
     assert machine.picture() == before
 
 
-def test_a_function_that_cannot_be_bound_is_exactly_as_before(node: MakeNode) -> None:
+def test_a_function_that_cannot_be_bound_is_unchanged(node: MakeNode) -> None:
     spec = DsaSpec(index=0, model="11fb", queues=[QueueSpec(), QueueSpec(mode="shared")])
     machine = node(spec)
     sequence = writes(machine, VFIO)

@@ -45,18 +45,18 @@ def device_of(root: Path, name: str) -> Path:
     return (root / "sys/bus/dsa/devices" / name).resolve()
 
 
-def test_a_node_without_devices_needs_nothing(tmp_path: Path) -> None:
+def test_a_node_without_devices_has_no_plan(tmp_path: Path) -> None:
     assert plans(tmp_path) == []
     assert plans(tmp_path, IAA) == []
 
 
-def test_dsa_and_iaa_are_told_apart_by_what_the_kernel_calls_them(tree: Callable[[NodeSpec], Path]) -> None:
+def test_dsa_and_iaa_are_distinguished_by_their_kernel_names(tree: Callable[[NodeSpec], Path]) -> None:
     root = tree(NodeSpec(dsas=[DsaSpec(index=number) for number in (0, 2, 10)], iaas=[IaaSpec(index=1)]))
     assert [plan.device for plan in plans(root)] == ["dsa0", "dsa2", "dsa10"]
     assert [plan.device for plan in plans(root, IAA)] == ["iax1"]
 
 
-def test_the_order_of_writing_is_one_that_the_kernel_takes(tree: Callable[[NodeSpec], Path]) -> None:
+def test_the_kernel_accepts_the_order_of_the_writes(tree: Callable[[NodeSpec], Path]) -> None:
     root = tree(NodeSpec(dsas=[DsaSpec(max_queues=4)]))
     (plan,) = plans(root)
     written = [step.path.removeprefix("/sys/bus/dsa/devices/dsa0/") for step in plan.steps]
@@ -79,7 +79,7 @@ def test_an_enabled_device_is_disabled_from_its_last_queue_on(tree: Callable[[No
     ]
 
 
-def test_people_are_told_what_a_device_is(tree: Callable[[NodeSpec], Path]) -> None:
+def test_the_status_describes_a_device(tree: Callable[[NodeSpec], Path]) -> None:
     root = tree(NodeSpec(dsas=[DsaSpec(max_queues=2, max_groups=2, queues=[QueueSpec(mode="shared", size=64)])]))
     (outcome,) = outcomes(root)
     assert outcome.now == {
@@ -92,7 +92,7 @@ def test_people_are_told_what_a_device_is(tree: Callable[[NodeSpec], Path]) -> N
     assert "it has no group0.2 (max_groups is 2)" in outcome.reason
 
 
-def test_very_old_kernels_have_iaas_on_a_bus_of_their_own_and_one_driver_for_all(
+def test_old_kernels_with_an_iax_bus_and_one_driver_are_supported(
     tree: Callable[[NodeSpec], Path],
 ) -> None:
     root = tree(NodeSpec(iaas=[IaaSpec(index=1, queues=[QueueSpec()] * 4, driver_name_file=False)]))
@@ -120,7 +120,7 @@ def test_very_old_kernels_have_iaas_on_a_bus_of_their_own_and_one_driver_for_all
     assert (queue / "name").exists()
 
 
-def test_kernels_before_5_17_speak_of_tokens(tree: Callable[[NodeSpec], Path]) -> None:
+def test_kernels_before_5_17_have_token_attributes(tree: Callable[[NodeSpec], Path]) -> None:
     root = tree(NodeSpec(dsas=[DsaSpec()]))
     (device_of(root, "dsa0") / "read_buffer_limit").unlink()
     for number in range(4):
@@ -138,7 +138,7 @@ def test_unbound_functions_are_not_devices_and_are_planned_first(tree: Callable[
     assert second.device == "dsa0"
 
 
-def test_a_function_of_another_maker_is_not_touched(tree: Callable[[NodeSpec], Path]) -> None:
+def test_functions_of_other_vendors_are_ignored(tree: Callable[[NodeSpec], Path]) -> None:
     root = tree(NodeSpec(dsas=[DsaSpec(model="11fb", driver="none")]))
     (function,) = (root / "sys/bus/pci/devices").glob("*:01.0")
     (function / "vendor").write_text("0x1002\n")
@@ -146,7 +146,7 @@ def test_a_function_of_another_maker_is_not_touched(tree: Callable[[NodeSpec], P
     assert plans(root, {"DSA_DRIVER": "vfio-pci"}) == []
 
 
-def test_without_idxd_its_functions_are_left_alone_with_the_reason(tree: Callable[[NodeSpec], Path]) -> None:
+def test_without_idxd_its_functions_are_skipped_with_the_reason(tree: Callable[[NodeSpec], Path]) -> None:
     root = tree(NodeSpec(dsas=[DsaSpec(model="11fb", driver="vfio-pci")]))
     shutil.rmtree(root / "sys/bus/pci/drivers/idxd", ignore_errors=True)
     (outcome,) = outcomes(root)
@@ -154,7 +154,7 @@ def test_without_idxd_its_functions_are_left_alone_with_the_reason(tree: Callabl
 
 
 @pytest.mark.parametrize("state", ["halted", "", "\N{SNOWMAN}", "enabled and more"])
-def test_a_device_in_no_known_state_fails_with_that(tree: Callable[[NodeSpec], Path], state: str) -> None:
+def test_a_device_in_an_unknown_state_fails(tree: Callable[[NodeSpec], Path], state: str) -> None:
     root = tree(NodeSpec(dsas=[DsaSpec()]))
     (device_of(root, "dsa0") / "state").write_text(state)
     (plan,) = plans(root)
@@ -162,7 +162,7 @@ def test_a_device_in_no_known_state_fails_with_that(tree: Callable[[NodeSpec], P
     assert not plan.steps
 
 
-def test_a_device_that_lacks_an_attribute_that_all_have_fails_with_that(tree: Callable[[NodeSpec], Path]) -> None:
+def test_a_device_without_a_required_attribute_fails(tree: Callable[[NodeSpec], Path]) -> None:
     root = tree(NodeSpec(dsas=[DsaSpec()]))
     (device_of(root, "wq0.2") / "priority").unlink()
     (plan,) = plans(root)
@@ -175,7 +175,7 @@ files = st.sampled_from(
 
 
 @given(st.dictionaries(st.tuples(st.integers(0, 3), files), st.binary(max_size=40), max_size=6), st.booleans())
-def test_no_content_of_files_does_worse_than_a_plan(
+def test_any_file_contents_give_a_plan(
     tree: Callable[[NodeSpec], Path], contents: dict[tuple[int, str], bytes], force: bool
 ) -> None:
     root = tree(NodeSpec(dsas=[DsaSpec(max_queues=4, queues=[QueueSpec()] * 4)]))

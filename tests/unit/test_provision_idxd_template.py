@@ -127,7 +127,7 @@ def test_the_built_in_profile_of_iaa_has_four_dedicated_queues_for_user_space() 
         ("text", "text"),
     ],
 )
-def test_an_x_in_a_name_is_the_whole_number_of_the_device_unless_it_belongs_to_a_word(name: str, means: str) -> None:
+def test_an_x_in_a_name_is_replaced_by_the_device_number(name: str, means: str) -> None:
     assert queue(one_group(f'"name": "{name}"'), 12)["name"] == means
 
 
@@ -136,7 +136,7 @@ def test_an_x_anywhere_else_stays() -> None:
     assert setup["driver_name"] == "MyX_driver"
 
 
-def test_commas_before_brackets_and_comments_are_fine_and_texts_are_left_alone() -> None:
+def test_trailing_commas_and_comments_are_accepted_outside_strings() -> None:
     text = one_group('"name": "a,] // /*,}",').replace("[{", "/* all\n of it */ [ // devices\n # and groups\n{")
     assert queue(text)["name"] == "a,] // /*,}"
 
@@ -160,7 +160,7 @@ def test_older_names_of_attributes_mean_the_newer_ones() -> None:
     }
 
 
-def test_quoted_numbers_and_truth_are_numbers() -> None:
+def test_quoted_numbers_and_booleans_are_numbers() -> None:
     setup = queue(one_group('"priority": "7", "block_on_fault": true'))
     assert (setup["priority"], setup["block_on_fault"]) == ("7", "1")
 
@@ -173,22 +173,22 @@ def test_a_queue_without_driver_name_gets_the_driver_of_its_type(kind: str, driv
     assert setup.attributes[Part("wq", 0)]["driver_name"] == driver
 
 
-def test_a_queue_belongs_to_the_group_that_it_stands_in_unless_it_says_otherwise() -> None:
+def test_a_queue_belongs_to_its_enclosing_group_by_default() -> None:
     assert queue(one_group())["group_id"] == "0"
     assert queue(one_group('"group_id": 3'))["group_id"] == "3"
 
 
-def test_the_threshold_of_a_dedicated_queue_is_not_looked_at() -> None:
+def test_the_threshold_of_a_dedicated_queue_is_ignored() -> None:
     assert queue(one_group('"threshold": 99'))["threshold"] == "99"
 
 
-def test_a_template_may_name_the_devices_that_it_is_for() -> None:
+def test_a_template_may_name_its_devices() -> None:
     both = template(one_group().replace("X", "2")[:-1] + "," + one_group('"size": 8').replace("X", "12")[1:])
     assert both.setup(0) is None
     assert [both.setup(number).attributes[Part("wq", 0)]["size"] for number in (2, 12)] == ["16", "8"]  # type: ignore[union-attr] # fails the test as well
 
 
-def test_what_is_unknown_is_ignored_and_told_once() -> None:
+def test_unknown_keys_are_ignored_and_reported_once() -> None:
     found = template(one_group('"colour": "red", "shape": 1', device='"colour": [{}],', engine='{"dev":"engineX.0"}'))
     assert found.notes == [
         "dsa.conf: 'colour' of a device is unknown and ignored",
@@ -197,7 +197,7 @@ def test_what_is_unknown_is_ignored_and_told_once() -> None:
     ]
 
 
-def test_devices_of_the_other_type_are_ignored_and_told() -> None:
+def test_devices_of_the_other_type_are_ignored_and_reported() -> None:
     found = template(one_group().replace("dsa", "iax"))
     assert found.setup(0) is None
     assert found.notes == ["dsa.conf: iaxX ignored, the devices here are dsa*"]
@@ -228,7 +228,7 @@ def test_devices_of_the_other_type_are_ignored_and_told() -> None:
         ("\ufeff[]", 1, "expected JSON"),
     ],
 )
-def test_what_is_no_json_is_refused_with_its_line(text: str, line: int, problem: str) -> None:
+def test_invalid_json_is_rejected_with_the_line(text: str, line: int, problem: str) -> None:
     found, message = refused(text)
     assert found == line
     assert problem in message
@@ -279,14 +279,14 @@ def test_what_is_no_json_is_refused_with_its_line(text: str, line: int, problem:
         ("[" + '{"dev": "iaxX"},' * 257 + "]", 1, "257 devices"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_its_line(text: str, line: int, problem: str) -> None:
+def test_invalid_values_are_rejected_with_the_line(text: str, line: int, problem: str) -> None:
     found, message = refused(text)
     assert problem in message
     assert found == line
 
 
 @given(st.text(alphabet=st.sampled_from('[]{}:,"X0 1-\\\n/*truefalsn.e') | st.characters(), max_size=200))
-def test_no_text_does_worse_than_to_be_refused(text: str) -> None:
+def test_any_text_is_parsed_or_rejected(text: str) -> None:
     for wrapped in (text, f"[{text}]", one_group(text), one_group(device=text)):
         assert line_of_refusal(wrapped) in (None, *range(1, wrapped.count("\n") + 2))
 
@@ -299,12 +299,12 @@ json_values = st.recursive(
 
 
 @given(json_values, st.sampled_from([None, 1]))
-def test_all_json_is_understood_as_json_is(value: object, indent: int | None) -> None:
+def test_any_json_is_parsed_like_json(value: object, indent: int | None) -> None:
     assert plain(parse(json.dumps(value, indent=indent), "file")) == value
 
 
 @given(json_values)
-def test_commas_at_the_end_change_nothing(value: object) -> None:
+def test_trailing_commas_change_nothing(value: object) -> None:
     text = json.dumps(value, indent=1)
     commas = "\n".join(
         line + "," if line.strip()[-1:] not in ("[", "{", ",", "") and not last else line
@@ -329,7 +329,7 @@ def test_commas_at_the_end_change_nothing(value: object) -> None:
         max_leaves=30,
     )
 )
-def test_no_shape_does_worse_than_to_be_refused(value: object) -> None:
+def test_any_structure_is_parsed_or_rejected(value: object) -> None:
     for device_type in ("dsa", "iaa"):
         assert line_of_refusal(json.dumps([value]), device_type) in (None, 1)
 
@@ -358,13 +358,13 @@ def names(config_dir: Path, environment: dict[str, str], number: int) -> str:
         (["dsa-node2-dsa0", "dsa-node1-iax0", "dsa-dsa0"], 0, "dpdk_00"),
     ],
 )
-def test_the_nearest_file_counts(tmp_path: Path, files: list[str], number: int, counts: str) -> None:
+def test_the_most_specific_file_has_priority(tmp_path: Path, files: list[str], number: int, counts: str) -> None:
     for file in files:
         (tmp_path / f"{file}.conf").write_text(one_group(f'"name": "{file}"'))
     assert names(tmp_path, {"NODE_NAME": "node1"}, number) == counts
 
 
-def test_without_a_node_name_only_the_file_of_the_type_counts(tmp_path: Path) -> None:
+def test_without_a_node_name_the_file_of_the_type_is_used(tmp_path: Path) -> None:
     for file in ("dsa-", "dsa--dsa0", "dsa-dsa0"):
         (tmp_path / f"{file}.conf").write_text("[")
     assert names(tmp_path, {}, 0) == "dpdk_00"
@@ -385,7 +385,7 @@ def test_a_file_for_one_device_is_checked_like_the_others(tmp_path: Path) -> Non
         ({"NODE_NAME": "../etc"}, "NODE_NAME: found '../etc', expected the name of a Kubernetes node"),
     ],
 )
-def test_a_variable_that_makes_no_sense_is_refused(environment: dict[str, str], problem: str) -> None:
+def test_an_invalid_variable_is_rejected(environment: dict[str, str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem.replace("(", "\\(")):
         read_config("/nonexistent", environment)
 
@@ -398,5 +398,5 @@ def test_the_variables_of_the_container_have_its_defaults() -> None:
     assert list(read_config("/nonexistent", {"DEVICE_TYPE": "iaa"}).pci_ids) == []
 
 
-def test_iaas_stay_with_idxd_whoever_gets_the_dsas() -> None:
+def test_iaas_stay_bound_to_idxd_with_any_driver_of_dsas() -> None:
     assert read_config("/nonexistent", {"DEVICE_TYPE": "iaa", "DSA_DRIVER": "vfio-pci"}).driver == "idxd"

@@ -82,7 +82,7 @@ def qat(**spec: object) -> QatSpec:
         *((";".join(reversed(services.split(";"))),) * 2 + ("",) for services in SERVICES),
     ],
 )
-def test_files_of_both_generations_are_understood(text: str, services: str, auto_reset: str) -> None:
+def test_files_of_both_generations_are_parsed(text: str, services: str, auto_reset: str) -> None:
     assert parse("qat.conf", text) == (services, auto_reset)
 
 
@@ -103,7 +103,7 @@ def test_files_of_both_generations_are_understood(text: str, services: str, auto
         ("Services\x1bEnabled", 1, "'Services\\x1bEnabled'"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_told_by_file_line_and_what_would_be_right(text: str, line: int, found: str) -> None:
+def test_errors_have_file_line_and_the_expected_values(text: str, line: int, found: str) -> None:
     with pytest.raises(ConfigError) as problem:
         parse("/conf/qat.conf", text)
     assert str(problem.value).startswith(f"/conf/qat.conf:{line}: found {found}")
@@ -120,7 +120,7 @@ def test_any_text_is_a_configuration_or_a_configuration_error(text: str) -> None
     assert services == "" or {*services.split(";")} in [{*accepted.split(";")} for accepted in SERVICES]
 
 
-def test_the_nodes_own_file_replaces_the_other(tmp_path: Path) -> None:
+def test_the_file_of_the_node_replaces_the_common_one(tmp_path: Path) -> None:
     (tmp_path / "qat.conf").write_text("ServicesEnabled=dc\nAutoresetEnabled=on")
     (tmp_path / "qat-node1.conf").write_text("ServicesEnabled=sym")
     config = read_config(str(tmp_path), {"NODE_NAME": "node1"})
@@ -137,7 +137,7 @@ def test_the_nodes_own_file_replaces_the_other(tmp_path: Path) -> None:
         ({"QAT_VF_DRIVER": "igb_uio"}, QatConfig(vf_driver="igb_uio")),
     ],
 )
-def test_the_environment_says_which_devices_and_which_driver(
+def test_the_environment_selects_devices_and_driver(
     tmp_path: Path, environment: Mapping[str, str], config: QatConfig
 ) -> None:
     assert read_config(str(tmp_path), environment) == config
@@ -152,7 +152,7 @@ def test_the_environment_says_which_devices_and_which_driver(
         ("NODE_NAME", "../x"),
     ],
 )
-def test_what_no_device_can_be_in_the_environment_is_an_error(tmp_path: Path, variable: str, value: str) -> None:
+def test_invalid_environment_variables_are_rejected(tmp_path: Path, variable: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"^{variable}: found "):
         read_config(str(tmp_path), {variable: value})
 
@@ -174,7 +174,7 @@ def test_devices_are_found_by_their_exact_ids_in_every_domain() -> None:
 # What is planned: nothing is written for it.
 
 
-def test_a_plan_tells_the_steps_and_what_the_device_is_now() -> None:
+def test_a_plan_shows_the_steps_and_the_current_state() -> None:
     node = Node(qat())
     before = snapshot(node.kernel)
     (outcome,) = node.preview(QatConfig(services="sym;asym", auto_reset="on"))
@@ -516,7 +516,7 @@ def test_a_second_run_writes_nothing(case: Case) -> None:
     assert not outcome.failed
 
 
-def test_groups_of_vfs_that_stay_as_they_are_are_not_opened_to_look() -> None:
+def test_groups_of_unchanged_vfs_are_not_opened() -> None:
     node = Node(qat(vfs=2, vf_driver="vfio-pci"))
     opened: list[str] = []
 
@@ -532,7 +532,7 @@ def test_groups_of_vfs_that_stay_as_they_are_are_not_opened_to_look() -> None:
         assert len([path for path in opened if path.startswith("/dev/vfio/")]) == groups
 
 
-def test_one_device_in_trouble_does_not_keep_the_others() -> None:
+def test_a_failing_device_does_not_affect_the_others() -> None:
     node = Node(qat(), QatSpec(services="dc"), QatSpec(model="c6xx", total_vfs=1))
     node.kernel.fail(f"{SYS}/qat/state", errno.EIO)
     assert [outcome.state for outcome in node.apply()] == ["failed", "applied", "failed"]

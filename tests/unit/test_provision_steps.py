@@ -76,7 +76,7 @@ def step(path: str, **more: object) -> Step:
     return Step(**fields)  # pyright: ignore[reportArgumentType]
 
 
-def test_steps_are_taken_round_after_round_until_nothing_is_left_to_write(device: Device) -> None:
+def test_steps_are_planned_and_written_until_none_is_left(device: Device) -> None:
     outcome = device.apply(both())
     assert outcome == Outcome(device="d", state="applied", steps=["a", "b"], now={"a": "1", "b": "1"})
     assert device.writes == [f"{A}=1", f"{B}=1"]
@@ -125,7 +125,7 @@ class Trouble(NamedTuple):
     ],
     ids=lambda trouble: trouble.reason,
 )
-def test_a_device_that_cannot_be_finished_is_rolled_back_with_the_reason(device: Device, trouble: Trouble) -> None:
+def test_a_failed_device_is_rolled_back_with_the_reason(device: Device, trouble: Trouble) -> None:
     device.refuse, device.ignore = trouble.refuse, set(trouble.ignore)
     outcome = device.apply(both(**(trouble.more or {})))
     assert (outcome.state, device.values()) == (trouble.state, trouble.values)
@@ -138,14 +138,14 @@ def two_parts(host: Host) -> Plan:
     return Plan(device="d", steps=[step(path, part=path, what="x") for path in (A, B) if host.text(path) != "1"])
 
 
-def test_a_part_that_fails_does_not_keep_the_others(device: Device) -> None:
+def test_a_failed_part_does_not_affect_the_others(device: Device) -> None:
     device.refuse = {(A, "1"): errno.EBUSY}
     outcome = device.apply(two_parts)
     assert (outcome.state, outcome.steps, device.values()) == ("failed", ["x"], ("0", "1"))
     assert "/sys/a: no" in outcome.reason
 
 
-def test_a_part_that_somebody_else_has_finished_meanwhile_did_not_fail(device: Device) -> None:
+def test_a_part_finished_by_another_process_is_no_failure(device: Device) -> None:
     class Beaten(Files):
         def write(self, path: str, text: str) -> None:
             if path == B:
@@ -160,7 +160,7 @@ def test_a_part_that_somebody_else_has_finished_meanwhile_did_not_fail(device: D
     assert outcome == Outcome(device="d", state="applied", steps=["a"], now={"a": "1", "b": "1"})
 
 
-def test_parts_that_fail_alike_are_reported_once(device: Device) -> None:
+def test_equal_failures_of_parts_are_reported_once(device: Device) -> None:
     device.refuse = {(A, "1"): errno.EIO, (B, "1"): errno.EIO}
     assert device.apply(two_parts).reason == "x: /sys/a: no; and 1 more like it"
 
@@ -174,7 +174,7 @@ def test_parts_that_fail_alike_are_reported_once(device: Device) -> None:
         (Plan(device="d"), "unchanged", ""),
     ],
 )
-def test_nothing_is_written_to_a_device_that_is_refused_broken_or_fine(
+def test_nothing_is_written_to_skipped_failed_or_unchanged_devices(
     device: Device, plan: Plan, state: str, reason: str
 ) -> None:
     outcome = device.apply(lambda _host: plan)
@@ -196,7 +196,7 @@ def test_the_rollback_may_be_planned_too(device: Device) -> None:
     assert device.values() == ("0", "0")
 
 
-def test_a_device_whose_plan_never_ends_is_given_up(device: Device) -> None:
+def test_a_device_with_an_endless_plan_fails(device: Device) -> None:
     def planner(host: Host) -> Plan:
         number = str(int(host.text(A)) + 1)
         return Plan(device="d", steps=[Step(what="a", path=A, text=number, undo=(A, "0"))])
@@ -206,7 +206,7 @@ def test_a_device_whose_plan_never_ends_is_given_up(device: Device) -> None:
     assert "desired state not reached after 10 rounds" in outcome.reason
 
 
-def test_one_device_in_trouble_does_not_keep_the_next_one(device: Device) -> None:
+def test_a_failing_device_does_not_affect_the_next_one(device: Device) -> None:
     broken: Callable[[Host], Plan] = lambda _host: Plan(device="broken", failure="it is broken")  # noqa: E731
     outcomes = apply(str(device.root), [broken, both()], timeout=0, host=device.host)
     assert [outcome.state for outcome in outcomes] == ["failed", "applied"]

@@ -32,7 +32,7 @@ def attribute(name: str, *, then: Callable[[], None] = lambda: None) -> Planner:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_waits_for_the_device_at_hand(
+def test_a_signal_ends_after_the_current_device(
     number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in "abc":
@@ -57,7 +57,9 @@ def somebody_who_applies(root: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def test_nobody_applies_while_another_does_but_all_may_look(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_concurrent_applies_wait_and_concurrent_plans_do_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path / "sys/a", "0")
     parts = [Part("x", "wanted", lambda _host: [attribute("a")])]
     readable, writable = os.pipe()
@@ -82,7 +84,7 @@ def test_nobody_applies_while_another_does_but_all_may_look(tmp_path: Path, caps
     assert (tmp_path / "sys/a").read_text() == "1"
 
 
-def test_a_family_that_cannot_be_looked_for_fails_and_the_next_one_is_looked_for(
+def test_a_family_that_cannot_be_scanned_fails_and_the_next_is_scanned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def unreadable(_host: Host) -> Iterator[Planner]:
@@ -99,7 +101,7 @@ def test_a_family_that_cannot_be_looked_for_fails_and_the_next_one_is_looked_for
     )
 
 
-def test_what_devices_say_cannot_steer_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_of_devices_are_escaped_for_terminals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evil = Plan(device="d", now={"name": "\x1b[2J\u202e" + "x" * 300}, notes=["two\nlines"])
     assert run("plan", [Part("x", "wanted", lambda _host: [lambda _: evil])], str(tmp_path), "table") == OK
     shown = capsys.readouterr().out

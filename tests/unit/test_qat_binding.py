@@ -32,7 +32,7 @@ def devices(plugin: QatPlugin, host: KernelHost) -> list[Device]:
     return [item for item in plugin.scan(host) if isinstance(item, Device)]
 
 
-def test_functions_of_enabled_drivers_are_bound_and_no_others() -> None:
+def test_only_functions_of_enabled_drivers_are_bound() -> None:
     host, plugin = host_of(), QatPlugin()
     plugin.prepare(host)
     assert drivers(host) == ["vfio-pci", "vfio-pci", "c6xxvf"]
@@ -58,7 +58,7 @@ def test_prepare_and_scan_discover_the_functions_once() -> None:
     assert len(devices(plugin, host)) == 2  # a scan without `prepare` discovers them itself
 
 
-def test_with_igb_uio_they_have_its_nodes() -> None:
+def test_with_igb_uio_devices_have_its_nodes() -> None:
     host, plugin = host_of(NodeSpec(qats=QATS, loaded=["igb_uio"])), QatPlugin(QatConfig(dpdk_driver="igb_uio"))
     assert devices(plugin, host) == []
     plugin.prepare(host)
@@ -69,13 +69,13 @@ def test_with_igb_uio_they_have_its_nodes() -> None:
         assert host.kernel.exists(device.mounts[0].host_path)
 
 
-def test_a_scan_alone_changes_nothing() -> None:
+def test_a_scan_without_prepare_writes_nothing() -> None:
     host, plugin = host_of(), QatPlugin()
     assert len(devices(plugin, host)) == 2
     assert host.writes == []
 
 
-def test_whoever_only_looks_is_told_what_stands_against_binding() -> None:
+def test_a_scan_without_prepare_reports_why_functions_cannot_be_bound() -> None:
     host, plugin = host_of(NodeSpec(qats=QATS, loaded=["igb_uio"])), QatPlugin()
     host.kernel.unload("vfio-pci")
     (first, _second) = [item for item in plugin.scan(host) if isinstance(item, (Device, Skipped))]
@@ -85,13 +85,13 @@ def test_whoever_only_looks_is_told_what_stands_against_binding() -> None:
     assert host.writes == []
 
 
-def test_functions_beyond_the_cap_keep_their_driver() -> None:
+def test_functions_beyond_max_num_devices_keep_their_driver() -> None:
     host, plugin = host_of(), QatPlugin(QatConfig(max_num_devices=1))
     plugin.prepare(host)
     assert drivers(host) == ["vfio-pci", "4xxxvf", "c6xxvf"]
 
 
-def test_what_is_bound_is_not_touched_again() -> None:
+def test_bound_functions_are_not_written_again() -> None:
     events: list[Uevent] = []
     host, plugin = host_of(events=events), QatPlugin()
     plugin.prepare(host)
@@ -101,7 +101,7 @@ def test_what_is_bound_is_not_touched_again() -> None:
     assert (events, host.writes) == ([], [])
 
 
-def test_one_that_fails_is_unhealthy_and_the_others_go_on() -> None:
+def test_a_function_that_cannot_be_bound_is_unhealthy_and_others_are_bound() -> None:
     host, plugin = host_of(), QatPlugin()
     host.kernel.fail(f"/sys/bus/pci/devices/{VF}/driver_override", errno.EIO)
     plugin.prepare(host)
@@ -111,14 +111,14 @@ def test_one_that_fails_is_unhealthy_and_the_others_go_on() -> None:
     assert "Input/output error" in failing.reason
 
 
-def test_the_denylist_is_named() -> None:
+def test_the_denylist_of_vfio_pci_is_reported() -> None:
     host, plugin = host_of(), QatPlugin(QatConfig(kernel_vf_drivers="c6xxvf"))
     plugin.prepare(host)
     assert drivers(host) == ["4xxxvf", "4xxxvf", "c6xxvf"]
     assert "disable_denylist=1" in devices(plugin, host)[0].reason
 
 
-def test_a_driver_that_is_not_loaded_is_named_until_it_is() -> None:
+def test_a_missing_driver_is_reported_until_it_is_loaded() -> None:
     host = host_of(NodeSpec(qats=QATS, loaded=[]))
     binder = Binder(QatConfig())
     binder.bind(host, [VF])
@@ -137,7 +137,7 @@ class Clock:
         return self.now
 
 
-def test_what_failed_rests_for_a_while_for_each_attempt_makes_events_that_ask_for_the_next() -> None:
+def test_a_failed_bind_is_retried_after_a_delay_although_its_uevents_request_scans() -> None:
     time, events = Clock(), list[Uevent]()
     host = host_of(events=events)
     binder = Binder(QatConfig(), time)
@@ -156,7 +156,7 @@ def test_what_failed_rests_for_a_while_for_each_attempt_makes_events_that_ask_fo
     assert binder.problems == {}
 
 
-def test_a_function_that_left_is_forgotten() -> None:
+def test_a_removed_function_is_forgotten() -> None:
     host = host_of()
     binder = Binder(QatConfig(), Clock())
     host.kernel.fail(BIND, errno.EINVAL)
@@ -169,21 +169,21 @@ class TestNewId:
     @pytest.mark.parametrize(
         ("drivers", "ids"), [("4xxxvf", ["4941", "4943", "4945"]), ("420xxvf,c6xxvf", ["4947", "37c9"])]
     )
-    def test_always_tells_the_ids_of_enabled_drivers_once(self, drivers: str, ids: list[str]) -> None:
+    def test_ids_of_enabled_drivers_are_written_to_new_id_once(self, drivers: str, ids: list[str]) -> None:
         host = host_of()
         binder = Binder(QatConfig(new_id="always", kernel_vf_drivers=drivers))
         for _ in range(2):
             binder.bind(host, [])
         assert host.writes == [(NEW_ID, f"8086 {number}") for number in ids]
 
-    def test_an_id_that_is_known_is_no_problem(self) -> None:
+    def test_an_id_that_the_driver_knows_is_no_error(self) -> None:
         host = host_of()
         host.kernel.write(NEW_ID, "8086 4943")
         Binder(QatConfig(new_id="always", kernel_vf_drivers="4xxxvf")).bind(host, [])
         assert [text for _path, text in host.writes] == ["8086 4941", "8086 4945"]
         assert host.notes == []
 
-    def test_ids_are_told_when_the_driver_comes(self) -> None:
+    def test_ids_are_written_when_the_driver_is_loaded(self) -> None:
         host = host_of(NodeSpec(qats=QATS, loaded=[]))
         binder = Binder(QatConfig(new_id="always", kernel_vf_drivers="420xxvf"))
         binder.bind(host, [])
@@ -193,7 +193,7 @@ class TestNewId:
         assert host.writes == [(NEW_ID, "8086 4947")]
 
     @pytest.mark.parametrize(("new_id", "bound"), [("auto", True), ("never", False)])
-    def test_where_functions_cannot_be_written_to_it_depends_on_the_option(self, new_id: str, bound: bool) -> None:
+    def test_on_read_only_sysfs_the_result_depends_on_the_option(self, new_id: str, bound: bool) -> None:
         host, plugin = host_of(), QatPlugin(QatConfig(new_id=new_id))
         host.kernel.fail(f"/sys/bus/pci/devices/{VF}/driver_override", errno.EROFS)
         plugin.prepare(host)
@@ -201,7 +201,7 @@ class TestNewId:
         assert driver_of(host, OTHER) == "vfio-pci"
 
 
-async def test_health_follows_the_device() -> None:
+async def test_health_follows_the_heartbeat() -> None:
     host, plugin = host_of(), QatPlugin()
     plugin.prepare(host)
     found = devices(plugin, host)
@@ -212,7 +212,7 @@ async def test_health_follows_the_device() -> None:
     assert (verdict.answer, verdict.reason) == ("bad", f"{unit} has no heartbeat")
 
 
-def test_a_device_that_went_down_has_no_virtual_functions_left() -> None:
+def test_a_device_that_is_down_has_no_virtual_functions() -> None:
     host, plugin = host_of(), QatPlugin()
     host.kernel.write("/sys/bus/pci/devices/0000:61:00.0/qat/state", "down")
     items = list(plugin.scan(host))

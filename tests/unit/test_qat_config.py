@@ -29,7 +29,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "pattern"), REFUSED)
-def test_wrong_options_are_refused(options: dict[str, object], pattern: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, object], pattern: str) -> None:
     with pytest.raises(ValueError, match=rf"^argument error: .*{pattern}"):
         QatConfig(**options)  # pyright: ignore[reportArgumentType] - a table of keyword arguments
 
@@ -46,7 +46,7 @@ def test_wrong_options_are_refused(options: dict[str, object], pattern: str) -> 
         "-new-id always -iommufd -max-num-devices-by=pf",
     ],
 )
-def test_what_manifests_say_is_taken(words: str) -> None:
+def test_options_of_the_manifests_are_accepted(words: str) -> None:
     given, rest = parse(flags_of(QatConfig), words.split())
     QatConfig.of(given)
     assert not rest

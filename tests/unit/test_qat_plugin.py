@@ -36,7 +36,7 @@ def devices(*ids: str) -> list[Device]:
         ("none", [], 0, []),
     ],
 )
-async def test_the_policy_chooses_and_includes_what_it_must(
+async def test_the_policy_includes_the_required_devices(
     policy: str, must: list[str], size: int, chosen: list[str]
 ) -> None:
     plugin = QatPlugin(QatConfig(allocation_policy=policy))
@@ -46,12 +46,12 @@ async def test_the_policy_chooses_and_includes_what_it_must(
 
 
 @pytest.mark.parametrize("policy", ["none", "packed", "balanced"])
-async def test_more_than_there_are_is_refused(policy: str) -> None:
+async def test_a_request_for_more_devices_than_available_is_rejected(policy: str) -> None:
     with pytest.raises(ValueError, match=r"AllocationSize \(21\) is greater"):
         await QatPlugin(QatConfig(allocation_policy=policy)).preferred_allocation(devices(*VFS), [], 21, {})
 
 
-async def test_a_container_gets_its_addresses_in_the_order_asked_for(tmp_path: Path) -> None:
+async def test_a_container_gets_its_addresses_in_the_requested_order(tmp_path: Path) -> None:
     pf(tmp_path, vfs=[0, 1, 2])
     plugin = QatPlugin()
     found = {item.id: item for item in plugin.scan(Host(tmp_path)) if isinstance(item, Device)}
@@ -75,7 +75,7 @@ SSL = "[GENERAL]\nServicesEnabled = cy;dc\n[KERNEL]\nNumberCyInstances = 0\n[SSL
 SSL += "NumberCyInstances = {cy}\nNumberDcInstances = 0\nNumProcesses = {processes}\nLimitDevAccess = {pinned}\n"
 
 
-def test_status_lines_of_devices_are_understood_and_others_passed_over() -> None:
+def test_status_lines_of_devices_are_parsed_and_others_ignored() -> None:
     assert [tuple(endpoint) for endpoint in kernelmode.endpoints(LINES)] == [
         ("dev0", "c6xx", "0000:3b:00.0", "up"),
         ("dev1", "c6xxvf", "3b:01.0", "up"),
@@ -85,12 +85,12 @@ def test_status_lines_of_devices_are_understood_and_others_passed_over() -> None
 
 
 @given(st.text() | st.lists(st.sampled_from([*LINES.splitlines(), "type: c6xx,", "state: up", "\0"])).map("\n".join))
-def test_any_status_is_read(text: str) -> None:
+def test_any_status_text_is_parsed(text: str) -> None:
     kernelmode.endpoints(text)
 
 
 @given(st.text() | st.lists(st.sampled_from([*SSL.splitlines(), "NumProcesses = 9" * 40, "[X]"])).map("\n".join))
-def test_any_configuration_file_is_read_or_its_fault_is_told(text: str) -> None:
+def test_any_configuration_file_is_parsed_or_rejected(text: str) -> None:
     with contextlib.suppress(ValueError):
         kernelmode.processes_of(text)
 
@@ -167,7 +167,7 @@ def test_a_device_whose_file_is_wrong_is_skipped_and_the_others_stay(tmp_path: P
     assert [device.id for device in seen.devices] == ["SSL_dev1_0"]
 
 
-def test_devices_that_processes_cannot_use_are_told(tmp_path: Path) -> None:
+def test_unusable_devices_are_reported(tmp_path: Path) -> None:
     machine(tmp_path, (0, SSL), iommu=True)
     seen = Seen(tmp_path, LINES)
     assert {subject.split()[0]: reason.partition(":")[0] for subject, reason in seen.skipped.items()} == {
@@ -178,7 +178,7 @@ def test_devices_that_processes_cannot_use_are_told(tmp_path: Path) -> None:
     }
 
 
-def test_without_knowing_the_iommu_nothing_is_said(tmp_path: Path) -> None:
+def test_without_iommu_information_nothing_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Missing):
         list(kernelmode.scan(Host(tmp_path), LINES))
 
@@ -202,17 +202,17 @@ async def test_status_is_what_adf_ctl_prints(tmp_path: Path) -> None:
     ],
     ids=["fails", "endless", "endless children"],
 )
-async def test_an_adf_ctl_that_fails_is_told(tmp_path: Path, script: str, problem: str) -> None:
+async def test_a_failing_adf_ctl_is_reported(tmp_path: Path, script: str, problem: str) -> None:
     with pytest.raises(ScanError, match=problem):
         await kernelmode.status(adf_ctl(tmp_path, script))
 
 
-async def test_a_missing_adf_ctl_is_told(tmp_path: Path) -> None:
+async def test_a_missing_adf_ctl_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ScanError, match="expected it in PATH"):
         await kernelmode.status(str(tmp_path / "adf_ctl"))
 
 
-async def test_the_plugin_in_kernel_mode_asks_adf_ctl_and_renumbers(
+async def test_in_kernel_mode_the_plugin_runs_adf_ctl_and_renumbers_sections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = machine(tmp_path, (0, SSL.format(cy=1, processes=3, pinned=1)))
@@ -233,6 +233,6 @@ async def test_the_plugin_in_kernel_mode_asks_adf_ctl_and_renumbers(
     }
 
 
-def test_a_section_variable_of_another_form_is_refused() -> None:
+def test_a_section_variable_of_another_form_is_rejected() -> None:
     with pytest.raises(ValueError, match="has 5 parts"):
         kernelmode.renumbered(Allocation(envs={"QAT_SECTION_NAME_cy1_0": "SSL"}))

@@ -63,12 +63,12 @@ def test_only_enabled_drivers_count_in_their_order(tmp_path: Path) -> None:
     assert "generic" not in both.notes
 
 
-def test_ids_are_not_asked_where_a_physical_function_vouches(tmp_path: Path) -> None:
+def test_ids_are_not_read_for_functions_of_a_known_physical_function(tmp_path: Path) -> None:
     pf(tmp_path, vfs=[0], vf_id="0x1234")
     assert Seen(tmp_path).resources == {"generic"}
 
 
-def test_a_virtual_function_that_leaves_during_the_look_is_no_reason_to_warn(tmp_path: Path) -> None:
+def test_a_virtual_function_removed_during_the_scan_causes_no_warning(tmp_path: Path) -> None:
     pf(tmp_path, "0000:6b:00.0", vfs=[0, 1, 2])
     shutil.rmtree(tmp_path / "sys/devices/pci0000:6b/0000:6b:00.2")
     (tmp_path / "sys/devices/pci0000:6b/0000:6b:00.3/device").unlink()
@@ -80,11 +80,11 @@ def test_a_virtual_function_that_leaves_during_the_look_is_no_reason_to_warn(tmp
     }
 
 
-def test_a_machine_without_devices_has_none(tmp_path: Path) -> None:
+def test_a_host_without_devices_has_none(tmp_path: Path) -> None:
     assert (Seen(tmp_path).devices, Seen(tmp_path).skipped) == ({}, {})
 
 
-def test_a_physical_function_without_virtual_ones_is_mentioned_and_keeps_others_from_being_searched(
+def test_a_physical_function_without_virtual_functions_is_reported_and_ends_the_search_by_id(
     tmp_path: Path,
 ) -> None:
     pf(tmp_path)
@@ -95,7 +95,7 @@ def test_a_physical_function_without_virtual_ones_is_mentioned_and_keeps_others_
 
 
 class TestVirtualMachine:
-    def test_functions_are_known_by_their_ids_and_generic(self, tmp_path: Path) -> None:
+    def test_functions_are_identified_by_their_ids_and_generic(self, tmp_path: Path) -> None:
         vf(tmp_path, "0000:00:05.0")
         vf(tmp_path, "0000:00:06.0", device_id="4947")
         vf(tmp_path, "0000:00:07.0", device_id="0x37c9")
@@ -106,20 +106,20 @@ class TestVirtualMachine:
         assert seen.resources == {"generic"}
         assert "not visible in a virtual machine" in seen.notes
 
-    def test_another_vendors_function_with_such_an_id_is_left_alone(self, tmp_path: Path) -> None:
+    def test_a_function_of_another_vendor_with_such_an_id_is_skipped(self, tmp_path: Path) -> None:
         vf(tmp_path, "0000:00:05.0", vendor="0x1234")
         seen = Seen(tmp_path)
         assert seen.devices == {}
         assert "vendor is '0x1234'" in seen.skipped["0000:00:05.0"].reason
 
-    def test_one_that_cannot_be_read_is_passed_over(self, tmp_path: Path) -> None:
+    def test_an_unreadable_function_is_skipped(self, tmp_path: Path) -> None:
         vf(tmp_path, "0000:00:05.0", device_id=None)
         vf(tmp_path, "0000:00:06.0")
         seen = Seen(tmp_path)
         assert list(seen.devices) == ["0000:00:06.0"]
         assert "0000:00:05.0 left out" in seen.notes
 
-    def test_a_physical_function_without_driver_still_groups_them(self, tmp_path: Path) -> None:
+    def test_a_physical_function_without_a_driver_is_their_unit(self, tmp_path: Path) -> None:
         function = pf(tmp_path, vfs=[0, 1])
         shutil.rmtree(tmp_path / "sys/bus/pci/drivers/4xxx")
         (function / "driver").unlink()
@@ -144,7 +144,9 @@ class TestCap:
             ("pf", 6, ["6b:00.1", "70:00.1", "6b:00.2", "70:00.2", "6b:00.3", "6b:01.3"]),
         ],
     )
-    def test_the_rest_is_left_out_and_counted(self, root: Path, by: str, most: int, ids: list[str]) -> None:
+    def test_functions_beyond_the_limit_are_skipped_and_counted(
+        self, root: Path, by: str, most: int, ids: list[str]
+    ) -> None:
         seen = Seen(root, max_num_devices=most, max_num_devices_by=by)
         assert list(seen.devices) == [f"0000:{id_}" for id_ in ids]
         left = [subject for subject in seen.skipped if subject.endswith("virtual functions")]
@@ -166,7 +168,7 @@ class TestNodes:
         assert device.nodes == (DeviceNode("/dev/uio10"),)
         assert device.mounts == (Mount("/sys/class/uio/uio10/device", read_only=False),)
 
-    def test_iommufd_adds_nodes_where_there_are_any(self, tmp_path: Path) -> None:
+    def test_iommufd_adds_existing_nodes(self, tmp_path: Path) -> None:
         (vf(tmp_path, "0000:00:05.0") / "vfio-dev/vfio3").mkdir(parents=True)
         vf(tmp_path, "0000:00:06.0")
         seen = Seen(tmp_path, iommufd=True)
@@ -188,7 +190,7 @@ class TestNodes:
             ("vfio-pci", "device", "device: No such file"),
         ],
     )
-    def test_what_lacks_them_is_skipped_and_costs_no_other(
+    def test_a_function_without_nodes_is_skipped_and_others_are_published(
         self, tmp_path: Path, driver: str, gone: str, reason: str
     ) -> None:
         pf(tmp_path, vfs=[0, 1])
@@ -199,7 +201,7 @@ class TestNodes:
         assert seen.skipped["0000:6b:00.1"].warning
         assert reason in seen.skipped["0000:6b:00.1"].reason
 
-    def test_what_could_not_be_bound_is_unhealthy_with_the_reason(self, tmp_path: Path) -> None:
+    def test_an_unbound_function_is_unhealthy_with_the_reason(self, tmp_path: Path) -> None:
         pf(tmp_path, vfs=[0, 1])
         seen = Seen(tmp_path, {"0000:6b:00.1": "no such driver"})
         assert [(device.healthy, device.reason) for device in seen.devices.values()] == [
@@ -207,7 +209,7 @@ class TestNodes:
             (True, ""),
         ]
 
-    def test_what_could_not_be_bound_and_has_no_nodes_is_skipped_with_that_reason(self, tmp_path: Path) -> None:
+    def test_an_unbound_function_without_nodes_is_skipped_with_the_reason(self, tmp_path: Path) -> None:
         function = pf(tmp_path, vfs=[0])
         shutil.rmtree(function.with_name("0000:6b:00.1") / "uio")
         seen = Seen(tmp_path, {"0000:6b:00.1": "no such driver"}, dpdk_driver="igb_uio")
@@ -219,12 +221,12 @@ CONFIGURED = "[GENERAL]\nServicesEnabled = {}\n[KERNEL]\n"
 
 class TestServices:
     @pytest.mark.parametrize("device_id", ["0x4941", "0x4943", "0x4945", "0x4947", "0x4949"])
-    def test_newer_generations_say_what_they_do(self, tmp_path: Path, device_id: str) -> None:
+    def test_newer_generations_have_configured_services(self, tmp_path: Path, device_id: str) -> None:
         pf(tmp_path, vfs=[0], vf_id=device_id, services="dc")
         assert Seen(tmp_path).resources == {"dc"}
 
     @pytest.mark.parametrize("device_id", ["0x0442", "0x0443", "0x18a1", "0x19e3", "0x37c9", "0x6f55"])
-    def test_older_ones_do_everything(self, tmp_path: Path, device_id: str) -> None:
+    def test_older_generations_have_all_services(self, tmp_path: Path, device_id: str) -> None:
         pf(tmp_path, vfs=[0], vf_id=device_id, services="dc")
         seen = Seen(tmp_path)
         assert (seen.resources, seen.notes) == ({"generic"}, "")
@@ -248,7 +250,7 @@ class TestServices:
             (("down", "sym", None), "sym", ""),
         ],
     )
-    def test_sysfs_is_asked_first_then_debugfs(
+    def test_services_are_read_from_sysfs_then_debugfs(
         self,
         tmp_path: Path,
         facts: tuple[str | None, str | None, str | None],
@@ -265,7 +267,7 @@ class TestServices:
         assert seen.notes.count("virtual functions of 0000:6b:00.0 are") == bool(note)
 
     @pytest.mark.parametrize("attribute", ["state", "cfg_services"])
-    def test_what_cannot_be_read_is_generic_with_the_reason(self, tmp_path: Path, attribute: str) -> None:
+    def test_unreadable_services_are_generic_with_the_reason(self, tmp_path: Path, attribute: str) -> None:
         function = pf(tmp_path, vfs=[0])
         write(function / "qat" / attribute, b"\xff\xfe")
         seen = Seen(tmp_path)
@@ -288,7 +290,7 @@ DAMAGE = st.sampled_from(["gone", "directory", "loop", "dangling", "junk", "long
 
 @settings(max_examples=150, deadline=None)
 @given(spot=SPOTS, damage=DAMAGE, uio=st.booleans())
-def test_whatever_lies_in_its_place_the_other_device_is_published(
+def test_a_damaged_device_does_not_affect_the_other_one(
     tmp_path_factory: pytest.TempPathFactory, spot: str, damage: str, uio: bool
 ) -> None:
     root = tmp_path_factory.mktemp("tree")

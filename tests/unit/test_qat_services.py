@@ -27,7 +27,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize(("text", "resource"), NAMES.items())
-def test_a_set_of_services_has_one_name_in_whatever_order_it_is_written(text: str, resource: str) -> None:
+def test_the_order_of_services_does_not_change_the_name(text: str, resource: str) -> None:
     for words in itertools.permutations(text.split(";")):
         assert service(";".join(words)) == (resource, "")
         assert service(" ; ".join(words)).resource == resource
@@ -42,7 +42,7 @@ def test_unknown_services_are_generic_with_the_reason(text: str) -> None:
 
 
 @given(st.text() | st.lists(st.sampled_from(["asym", "sym", "dc", "decomp", "dcc", "", "x"])).map(";".join))
-def test_every_text_makes_a_resource_that_kubelets_take(text: str) -> None:
+def test_any_text_is_a_valid_resource_name(text: str) -> None:
     check_resource_name("qat.intel.com", service(text).resource)
 
 
@@ -58,12 +58,12 @@ def test_sections_keep_semicolons_in_values_and_drop_comments() -> None:
 
 
 @pytest.mark.parametrize("text", ["[GENERAL]\nno equals", "=value", "[unclosed\n"])
-def test_a_line_that_is_neither_section_nor_value_is_named(text: str) -> None:
+def test_an_invalid_line_is_reported_by_its_number(text: str) -> None:
     with pytest.raises(ValueError, match=r"line \d is .*, expected \[section\] or key = value"):
         sections(text)
 
 
 @given(st.text(alphabet=st.sampled_from("[]=;#\n aG\0é")) | st.text())
-def test_any_text_has_sections_or_a_line_at_fault(text: str) -> None:
+def test_any_text_is_parsed_or_rejected(text: str) -> None:
     with contextlib.suppress(ValueError):
         assert "" in sections(text)
