@@ -65,7 +65,7 @@ def test_a_status_tells_what_a_name_stands_for_and_how_many_nodes_have_it(thing:
     assert (found.resource, found.nodes, found.observed_generation, found.fault) == (resource, 2, 3, None)
     assert said(found) == {"Accepted": ("True", "Resolved"), "Ready": ("True", "Offered")}
     assert message(found, "Ready") == f"2 nodes offer {resource}"
-    assert {each.observedGeneration for each in found.conditions} == {3}
+    assert {each.observed_generation for each in found.conditions} == {3}
 
 
 @pytest.mark.parametrize(

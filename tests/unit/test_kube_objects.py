@@ -1,6 +1,7 @@
 """Objects, owners and conditions: the pure parts of the controller runtime."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,8 +12,7 @@ from lightkube.resources.apps_v1 import DaemonSet
 from lightkube.resources.core_v1 import ConfigMap, Node, Pod
 
 from accelplane.kube.client import path_of
-from accelplane.kube.conditions import condition, find_condition, with_conditions
-from accelplane.kube.models import Condition
+from accelplane.kube.conditions import Condition, condition, find_condition, merge_conditions, with_transition_times
 from accelplane.kube.objects import Object, OwnerReference, Request, document_of, micro_time, request_of, trim
 from accelplane.kube.owners import controller_of, is_controlled_by, owner_reference, owner_request
 
@@ -109,30 +109,30 @@ def test_what_was_not_created_yet_cannot_own() -> None:
         owner_reference(daemon_set(None))
 
 
-def at(moment: int, kind: str, status: str, reason: str = "R") -> Condition:
-    return Condition(
-        type=kind,
-        status=status,
-        reason=reason,
-        message="",
-        lastTransitionTime=datetime.fromtimestamp(moment, UTC),
-    )
+def at(moment: int, kind: str, status: Any, reason: str = "R") -> Condition:
+    time = f"2026-01-01T00:00:{moment:02}Z"
+    return Condition(type=kind, status=status, reason=reason, message="", last_transition_time=time)
 
 
-def test_a_condition_keeps_its_time_while_its_status_stays() -> None:
+def test_a_condition_keeps_its_transition_time_while_its_status_stays() -> None:
     known = [at(1, "Ready", "True"), at(1, "Other", "False")]
-    assert with_conditions(known, [at(9, "Ready", "True", "New")]) == [at(1, "Ready", "True", "New"), known[1]]
-    assert with_conditions(known, [at(9, "Ready", "False")]) == [at(9, "Ready", "False"), known[1]]
-    assert with_conditions(None, [at(9, "Ready", "False")]) == [at(9, "Ready", "False")]
+    assert merge_conditions(known, [at(9, "Ready", "True", "New")]) == (at(1, "Ready", "True", "New"), known[1])
+    assert merge_conditions(known, [at(9, "Ready", "False")]) == (at(9, "Ready", "False"), known[1])
+    assert merge_conditions(None, [at(9, "Ready", "False")]) == (at(9, "Ready", "False"),)
+    assert with_transition_times(known, [at(9, "Ready", "True")]) == (known[0],)
 
 
-def test_conditions_that_say_nothing_new_leave_nothing_to_write() -> None:
-    known = with_conditions(None, [condition("Ready", True, "Done", generation=1)])
-    assert with_conditions(known, [condition("Ready", True, "Done", generation=1)]) == known
+def test_unchanged_conditions_are_equal() -> None:
+    known = merge_conditions(None, [condition("Ready", True, "Done", generation=1, now="before")])
+    assert merge_conditions(known, [condition("Ready", True, "Done", generation=1)]) == known
+
+
+def test_a_message_has_the_length_that_the_api_allows() -> None:
+    assert len(condition("Ready", True, "Done", "x" * 40000).message) == 32768
 
 
 @pytest.mark.parametrize(("holds", "status"), [(True, "True"), (False, "False"), (None, "Unknown")])
-def test_a_condition_holds_or_not_or_nobody_knows(holds: bool | None, status: str) -> None:
+def test_the_status_of_a_condition_is_true_false_or_unknown(holds: bool | None, status: str) -> None:
     made = condition("Ready", holds, "Why", "because")
     found = find_condition([made], "Ready")
     assert found is made

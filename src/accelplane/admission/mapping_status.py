@@ -15,8 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from accelplane.admission.mappings import PREFIX, AcceleratorFunction, Fault, FpgaRegion, Names, fault_of
-from accelplane.kube.conditions import condition, find_condition, with_conditions
-from accelplane.kube.models import Condition
+from accelplane.kube.conditions import Condition, condition, find_condition, merge_conditions
 
 ACCEPTED, READY = "Accepted", "Ready"
 
@@ -25,7 +24,7 @@ class MappingStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
     resource: str = ""
     nodes: int | None = None
     observed_generation: int = 0
-    conditions: list[Condition] = []
+    conditions: tuple[Condition, ...] = ()
 
     @property
     def fault(self) -> Fault | None:
@@ -63,7 +62,7 @@ def status_of(thing: AcceleratorFunction | FpgaRegion, names: Names, offers: Map
             _readiness(resource, nodes),
         ]
     now = [condition(*each, generation=generation) for each in said]
-    return MappingStatus(resource, nodes, generation or 0, with_conditions(status_before(thing).conditions, now))
+    return MappingStatus(resource, nodes, generation or 0, merge_conditions(status_before(thing).conditions, now))
 
 
 def patch(new: MappingStatus) -> Mapping[str, object]:

@@ -1,6 +1,6 @@
 """The types of the API that the controller runtime itself reads and writes.
 
-Facts: Kubernetes API reference (meta/v1 Condition, coordination.k8s.io/v1 Lease, events.k8s.io/v1 Event).
+Facts: Kubernetes API reference (coordination.k8s.io/v1 Lease, events.k8s.io/v1 Event).
 """
 
 from datetime import datetime
@@ -9,17 +9,6 @@ from typing import ClassVar
 import msgspec
 
 from .objects import ApiInfo, Metadata, NamespacedResource, api
-
-
-class Condition(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One condition of a status."""
-
-    type: str
-    status: str
-    reason: str
-    message: str
-    lastTransitionTime: datetime
-    observedGeneration: int | None = None
 
 
 class LeaseSpec(msgspec.Struct, omit_defaults=True, kw_only=True):
