@@ -58,3 +58,12 @@ async def test_it_does_what_the_page_says() -> None:
             await running
         assert {event["reason"] for event in api.all("events")} == {"Greeted", "NameConflict"}
         await client.close()
+
+
+async def test_the_page_s_test_passes() -> None:
+    controller, test = ({"__name__": "greeter"}, {"__name__": "test"})
+    exec(compile(shown(), str(PAGE), "exec"), controller)  # noqa: S102 our own page
+    (text,) = re.findall(r"^```python\n([^`]*FakeApiServer.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    exec(compile(text, str(PAGE), "exec"), test)  # noqa: S102 our own page
+    async with asyncio.timeout(30):
+        await test["test_greeting_gets_its_text"](controller["greeter"])  # type: ignore[operator]
