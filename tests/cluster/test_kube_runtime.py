@@ -17,8 +17,10 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
+from lightkube.models.authentication_v1 import TokenRequestSpec
+from lightkube.models.core_v1 import Container, PodSpec
 from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import ConfigMap
+from lightkube.resources.core_v1 import ConfigMap, Pod, PodEviction, ServiceAccountToken
 from lightkube.resources.core_v1 import Namespace as NamespaceObject
 from msgspec import Struct, structs
 from waiting import until
@@ -242,6 +244,48 @@ async def test_requests_mean_to_the_real_server_what_the_double_says(api: Cluste
         with pytest.raises(Conflict):
             await client.delete(ConfigMap, "t", NAMESPACE, uid="another")
         assert await client.delete(ConfigMap, "t", NAMESPACE)
+
+
+async def test_a_dry_run_stores_nothing_and_names_are_escaped(api: Cluster) -> None:
+    async with connected(api) as client:
+        made = await client.create(text("dry", a="1"))
+        assert (await client.apply(text("dry", a="2"), dry_run=True)).data == {"a": "2"}
+        assert (await client.replace(text("dry", a="2"), dry_run=True)).data == {"a": "2"}
+        patched = await client.patch(ConfigMap, "dry", {"data": {"a": "2"}}, namespace=NAMESPACE, dry_run=True)
+        assert patched.data == {"a": "2"}
+        assert await client.create(text("dry-other"), dry_run=True)
+        with pytest.raises(StatusError, match="Invalid"):
+            await client.create(text("Not A Name"), dry_run=True)
+        assert await client.delete(ConfigMap, "dry", NAMESPACE, dry_run=True)
+        for name in ("dry#x", "dry?x", "dry x"):
+            assert not await client.delete(ConfigMap, name, NAMESPACE)
+        assert (await client.get(ConfigMap, "dry", NAMESPACE)) == made
+        with pytest.raises(NotFound):
+            await client.get(ConfigMap, "dry-other", NAMESPACE)
+        assert await client.delete(ConfigMap, "dry", NAMESPACE)
+
+
+async def test_an_eviction_and_a_token_are_subresources(api: Cluster) -> None:
+    async with connected(api) as client:
+        container = Container(name="c", image="none")
+        spec = PodSpec(containers=[container], nodeName="none", automountServiceAccountToken=False)
+        pod = Pod(metadata=ObjectMeta(name="evicted", namespace=NAMESPACE), spec=spec)
+        await until(lambda: api.get(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default") is not None, 30)
+        await client.create(pod)
+        await client.create(PodEviction(metadata=ObjectMeta(name="evicted", namespace=NAMESPACE)), dry_run=True)
+        found = await client.get(Pod, "evicted", NAMESPACE)
+        assert found.metadata
+        assert found.metadata.deletionTimestamp is None
+        await client.create(PodEviction(metadata=ObjectMeta(name="evicted", namespace=NAMESPACE)))
+        found = await client.get(Pod, "evicted", NAMESPACE)
+        assert found.metadata
+        assert found.metadata.deletionTimestamp is not None
+        token = ServiceAccountToken(
+            metadata=ObjectMeta(name="default", namespace=NAMESPACE), spec=TokenRequestSpec(audiences=[])
+        )
+        assert (await client.create(token)).status
+        await client.patch(Pod, "evicted", {"status": {"message": "m"}}, namespace=NAMESPACE, subresource="status")
+        assert (await client.get(Pod, "evicted", NAMESPACE)).status.message == "m"  # pyright: ignore[reportOptionalMemberAccess]
 
 
 async def change_others(client: Client) -> None:

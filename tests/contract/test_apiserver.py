@@ -7,6 +7,7 @@ import os
 import ssl
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from cluster.pki import Authority
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from tls_peer import TOKEN, Answer, Request, chunked, document, response, says, serving
+from tls_peer import TOKEN, Answer, Peer, Request, chunked, document, response, says, serving
 from waiting import until
 
 from accelplane.apiserver import (
@@ -27,10 +28,15 @@ from accelplane.apiserver import (
     DecodeError,
     Gone,
     NoCredentials,
+    NotFound,
+    RateLimit,
     StatusError,
+    TooManyRequests,
     Unreachable,
     WatchEvent,
 )
+from accelplane.apiserver.config import ExecPlugin
+from accelplane.apiserver.credentials import trust_context
 
 
 class Thing(msgspec.Struct):
@@ -380,6 +386,320 @@ async def test_a_watch_can_be_left_and_cancelled_at_any_time(tmp_path: Path) -> 
             await task
         async with asyncio.timeout(5):
             await gone.wait()
+
+
+# Retries.
+
+
+def sequence(*answers: Answer) -> Answer:
+    """One answer after the other; the last one again and again."""
+    left = list(answers)
+
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        await (left.pop(0) if len(left) > 1 else left[0])(request, writer)
+
+    return answer
+
+
+def rejected(status: str, retry_after: int = 1) -> Answer:
+    return says(response(status, b"{}", f"Retry-After: {retry_after}"))
+
+
+CALLS: dict[str, Callable[[ApiServer], Awaitable[Any]]] = {
+    "GET": lambda api: api.get(NODE, Thing, deadline=30),
+    "POST": lambda api: api.post(NODE, {}, Thing, deadline=30),
+    "PUT": lambda api: api.put(NODE, {}, Thing, deadline=30),
+    "PATCH": lambda api: api.patch(NODE, {}, JSON_PATCH, Thing, deadline=30),
+    "DELETE": lambda api: api.delete(NODE, deadline=30),
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "requests"),
+    [
+        *((method, "429 Too Many Requests", 2) for method in CALLS),
+        *((method, "503 Service Unavailable", 2) for method in CALLS),
+        *((method, "500 Internal Server Error", 2 if method == "GET" else 1) for method in CALLS),
+        *((method, "504 Gateway Timeout", 2 if method == "GET" else 1) for method in CALLS),
+        *((method, "409 Conflict", 1) for method in CALLS),
+    ],
+)
+async def test_a_request_that_the_server_did_not_process_is_sent_again(
+    tmp_path: Path, method: str, status: str, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays = without_delays(monkeypatch)
+    async with serving(tmp_path, sequence(rejected(status, 7), document({"name": "one"}))) as peer:
+        if requests == 1:
+            with pytest.raises(StatusError) as caught:
+                await CALLS[method](peer.api)
+            assert caught.value.retry_after == 7
+        else:
+            await CALLS[method](peer.api)
+        assert [each.method for each in peer.requests] == [method] * requests
+    assert delays == [7] * (requests - 1)
+
+
+def without_delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Has the client's retries follow at once; the delays that it asks for."""
+    delays: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        delays.append(seconds)
+
+    monkeypatch.setattr("accelplane.apiserver.client.asyncio", Substitute(asyncio, sleep=sleep))
+    return delays
+
+
+class Substitute:
+    """A module with other members."""
+
+    def __init__(self, module: object, **members: object) -> None:
+        self._module = module
+        self.__dict__.update(members)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._module, name)
+
+
+async def test_a_request_is_sent_at_most_ten_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_delays(monkeypatch)
+    async with serving(tmp_path, rejected("429 Too Many Requests")) as peer:
+        with pytest.raises(TooManyRequests):
+            await peer.api.get(NODE, Thing, deadline=60)
+        assert len(peer.requests) == 10
+
+
+async def test_a_delay_beyond_the_deadline_is_left_to_the_caller(tmp_path: Path) -> None:
+    async with serving(tmp_path, rejected("429 Too Many Requests", 60)) as peer:
+        with pytest.raises(TooManyRequests) as caught:
+            await peer.api.get(NODE, Thing, deadline=30)
+        assert caught.value.retry_after == 60
+        assert len(peer.requests) == 1
+
+
+async def test_without_retry_after_nothing_is_sent_again(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(response("429 Too Many Requests", b"{}"))) as peer:
+        with pytest.raises(TooManyRequests):
+            await peer.api.get(NODE, Thing)
+        assert len(peer.requests) == 1
+
+
+async def test_what_may_not_be_written_any_more_is_not_sent_again(tmp_path: Path) -> None:
+    allowed = [True, False]
+
+    def check() -> None:
+        if not allowed.pop(0):
+            raise ZeroDivisionError
+
+    async with serving(tmp_path, rejected("503 Service Unavailable")) as peer:
+        api = ApiServer(peer.config, before_write=check)
+        with pytest.raises(ZeroDivisionError):
+            await api.put(NODE, {}, Thing)
+        assert len(peer.requests) == 1
+
+
+async def test_requests_wait_for_the_rate_limit_and_a_watch_only_to_open(tmp_path: Path) -> None:
+    sleeps: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+
+    async with serving(tmp_path, says(chunked(*EVENTS))) as peer:
+        api = ApiServer(peer.config, rate_limit=RateLimit(1, 1, clock=lambda: 0.0, sleep=sleep))
+        async with contextlib.aclosing(api.watch(NODE, Thing)) as events:
+            assert len([event async for event in events]) == 3
+        assert sleeps == []
+        with pytest.raises(DecodeError):
+            await api.get(NODE, Thing)
+        assert sleeps == [1]
+        with pytest.raises(DecodeError):
+            await api.without_rate_limit().get(NODE, Thing)
+        assert sleeps == [1]
+
+
+async def test_responses_are_reported_with_method_and_status(tmp_path: Path) -> None:
+    reported: list[tuple[str, str]] = []
+    answers = sequence(document({"name": "one"}), document({}, "404 Not Found"), says(b""))
+    async with serving(tmp_path, answers) as peer:
+        api = ApiServer(peer.config, on_response=lambda method, status: reported.append((method, status)))
+        await api.get(NODE, Thing)
+        with pytest.raises(NotFound):
+            await api.delete(NODE)
+        with pytest.raises(Unreachable):
+            await api.get(NODE, Thing)
+    assert reported == [("GET", "200"), ("DELETE", "404"), ("GET", "<error>")]
+
+
+async def test_a_list_is_read_in_pages(tmp_path: Path) -> None:
+    pages = [
+        {"metadata": {"resourceVersion": "5", "continue": "a&b"}, "items": [{"name": "1"}, {"name": "2"}]},
+        {"metadata": {"resourceVersion": "5", "continue": ""}, "items": [{"name": "3"}]},
+    ]
+    async with serving(tmp_path, sequence(*map(document, pages), document({"metadata": {}, "items": None}))) as peer:
+        names: list[str] = []
+
+        def consume(items: Sequence[msgspec.Raw]) -> None:
+            names.extend(msgspec.json.decode(each, type=Thing).name for each in items)
+
+        assert await peer.api.list("/api/v1/nodes", consume, query={"labelSelector": "x"}, page=2) == "5"
+        assert names == ["1", "2", "3"]
+        assert [each.path.partition("?")[2] for each in peer.requests] == [
+            "labelSelector=x&limit=2", "labelSelector=x&limit=2&continue=a%26b",
+        ]  # fmt: skip
+        assert await peer.api.list("/api/v1/nodes", consume) == ""
+
+
+async def test_an_object_is_created_and_replaced(tmp_path: Path) -> None:
+    async with serving(tmp_path, document({"name": "one"}, "201 Created")) as peer:
+        assert await peer.api.post("/api/v1/nodes", {"a": 1}, Thing, query={"dryRun": "All"}) == Thing("one")
+        assert await peer.api.put(NODE, {"a": 2}, Thing) == Thing("one")
+        await peer.api.delete(NODE, options={"propagationPolicy": "Orphan"})
+        assert [(each.method, each.path, json.loads(each.body)) for each in peer.requests] == [
+            ("POST", "/api/v1/nodes?dryRun=All", {"a": 1}),
+            ("PUT", NODE, {"a": 2}),
+            ("DELETE", NODE, {"propagationPolicy": "Orphan"}),
+        ]
+        assert {each.headers["content-type"] for each in peer.requests} == {"application/json"}
+
+
+async def test_the_path_of_the_address_precedes_those_of_the_api(tmp_path: Path) -> None:
+    async with serving(tmp_path, document({"name": "one"})) as peer:
+        await ApiServer(structs.replace(peer.config, server=f"{peer.config.server}/k8s/c-1/")).get(NODE, Thing)
+        assert peer.requests[0].path == f"/k8s/c-1{NODE}"
+
+
+async def test_a_password_is_sent_as_basic_credentials(tmp_path: Path) -> None:
+    async with serving(tmp_path, document({"name": "one"})) as peer:
+        await ApiServer(structs.replace(peer.config, token=None, password=("u", "p:w"))).get(NODE, Thing)
+        assert peer.requests[0].headers["authorization"] == "Basic dTpwOnc="
+
+
+async def test_a_replaced_authority_is_used_for_the_next_connection(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    async with serving(tmp_path, document({"name": "one"})) as peer, serving(tmp_path / "other", document({})) as other:
+        api = ApiServer(structs.replace(peer.config, authority=str(tmp_path / "used.crt")), idle_timeout=60)
+        (tmp_path / "used.crt").write_bytes((other.directory / "ca.crt").read_bytes())
+        with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
+            await api.get(NODE, Thing)
+        (tmp_path / "new.crt").write_bytes((peer.directory / "ca.crt").read_bytes())
+        (tmp_path / "new.crt").rename(tmp_path / "used.crt")
+        assert await api.get(NODE, Thing) == Thing("one")
+        api.close()
+
+
+async def test_insecure_accepts_every_certificate_and_a_server_name_replaces_the_host(tmp_path: Path) -> None:
+    async with serving(tmp_path, document({"name": "one"}), name="elsewhere") as peer:
+        with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
+            await peer.api.get(NODE, Thing)
+        for options in ({"insecure": True, "authority": None}, {"server_name": "elsewhere"}):
+            assert await ApiServer(structs.replace(peer.config, **options)).get(NODE, Thing) == Thing("one")
+
+
+def test_certificates_without_the_extensions_of_python_3_13_are_accepted() -> None:
+    authority = Authority("x").credentials.certificate
+    for context in (trust_context(authority), trust_context(None), trust_context(authority, insecure=True)):
+        assert not context.verify_flags & ssl.VERIFY_X509_STRICT
+    assert trust_context(authority).verify_mode == ssl.CERT_REQUIRED
+    assert trust_context(authority).check_hostname
+
+
+async def test_https_proxy_is_used_and_no_proxy_is_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connects: list[bytes] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connects.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+        writer.write(b"HTTP/1.1 403 Forbidden\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy, serving(tmp_path, document({})) as peer:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
+        config = structs.replace(peer.config, server="https://api.example:6443")
+        with pytest.raises(Unreachable, match=r"proxy .*: found 403 Forbidden, expected 200"):
+            await ApiServer(config).get(NODE, Thing)
+        assert connects == [b"CONNECT api.example:6443 HTTP/1.1"]
+        monkeypatch.setenv("NO_PROXY", ".example")
+        with pytest.raises(Unreachable):
+            await ApiServer(structs.replace(config, server="https://none.example:1")).get(NODE, Thing, deadline=5)
+        assert len(connects) == 1
+
+
+# Exec plugins.
+
+PLUGIN = """
+import json, os, sys
+count = int(open(sys.argv[1]).read() or 0) + 1
+open(sys.argv[1], "w").write(str(count))
+info = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
+assert info["kind"] == "ExecCredential" and info["spec"]["interactive"] is False
+status = json.loads(os.environ["STATUS"].replace("COUNT", str(count)))
+print(json.dumps({"apiVersion": info["apiVersion"], "kind": "ExecCredential", "status": status}))
+"""
+
+
+def exec_config(peer: Peer, status: object, *, program: str = PLUGIN) -> ClientConfig:
+    (peer.directory / "count").write_text("")
+    plugin = ExecPlugin(
+        command=sys.executable,
+        api_version="client.authentication.k8s.io/v1",
+        arguments=("-c", program, str(peer.directory / "count")),
+        variables={"STATUS": json.dumps(status)},
+        install_hint="install it",
+    )
+    return structs.replace(peer.config, token=None, exec_plugin=plugin)
+
+
+async def test_an_exec_plugin_runs_once_until_its_credentials_expire_or_are_rejected(tmp_path: Path) -> None:
+    answers = sequence(*[document({"name": "one"})] * 2, document({}, "401 Unauthorized"), document({"name": "one"}))
+    async with serving(tmp_path, answers) as peer:
+        api = ApiServer(exec_config(peer, {"token": "t-COUNT", "expirationTimestamp": "2999-01-01T00:00:00Z"}))
+        for _ in range(3):
+            await api.get(NODE, Thing)
+        tokens = [each.headers["authorization"].removeprefix("Bearer ") for each in peer.requests]
+        assert tokens == ["t-1", "t-1", "t-1", "t-2"]
+        expired = ApiServer(exec_config(peer, {"token": "t-COUNT", "expirationTimestamp": "2020-01-01T00:00:00Z"}))
+        for _ in range(2):
+            await expired.get(NODE, Thing)
+        assert [each.headers["authorization"] for each in peer.requests[-2:]] == ["Bearer t-1", "Bearer t-2"]
+
+
+async def test_credentials_that_stay_rejected_are_an_error(tmp_path: Path) -> None:
+    async with serving(tmp_path, document({"reason": "Unauthorized"}, "401 Unauthorized")) as peer:
+        with pytest.raises(StatusError, match="401 Unauthorized"):
+            await ApiServer(exec_config(peer, {"token": "t"})).get(NODE, Thing)
+        assert len(peer.requests) == 2
+        with pytest.raises(StatusError, match="401 Unauthorized"):
+            await peer.api.get(NODE, Thing)
+        assert len(peer.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "problem"),
+    [
+        ("import sys; sys.exit('no login')", {}, "exit code 1: no login"),
+        ("print('no JSON')", {}, "expected an ExecCredential"),
+        (PLUGIN.replace('info["apiVersion"]', "'v0'", 1), {"token": "t"}, "found 'v0', expected client.authentication"),
+        (PLUGIN, {}, "found no token and no certificate with its key"),
+        (PLUGIN, {"clientCertificateData": "x"}, "found no token and no certificate with its key"),
+        (PLUGIN, {"token": "two\nlines"}, "found a token with control or non-ASCII characters"),
+        (PLUGIN, {"clientCertificateData": "x", "clientKeyData": "y"}, "expected a certificate and its key in PEM"),
+    ],
+)
+async def test_an_exec_plugin_without_credentials_is_named(
+    tmp_path: Path, program: str, status: object, problem: str
+) -> None:
+    async with serving(tmp_path, document({"name": "one"})) as peer:
+        with pytest.raises(NoCredentials, match=problem):
+            await ApiServer(exec_config(peer, status, program=program)).get(NODE, Thing)
+        assert peer.requests == []
+
+
+async def test_a_missing_exec_plugin_is_named_with_its_hint(tmp_path: Path) -> None:
+    async with serving(tmp_path, document({"name": "one"})) as peer:
+        config = exec_config(peer, {})
+        assert config.exec_plugin
+        missing = structs.replace(config.exec_plugin, command="/no/plugin")
+        with pytest.raises(NoCredentials, match="exec plugin /no/plugin: No such file or directory; install it"):
+            await ApiServer(structs.replace(config, exec_plugin=missing)).get(NODE, Thing)
 
 
 @given(st.binary(max_size=300))

@@ -11,10 +11,10 @@ from kubekinds import Config, Widget, WidgetSpec, WidgetStatus, widget
 from msgspec import Struct
 from waiting import until
 
-from accelplane.apiserver import ClientConfig, errors
+from accelplane.apiserver import ClientConfig, RateLimit, errors
 from accelplane.kube.client import Client, Selection, Watched
 from accelplane.kube.metrics import Metrics
-from accelplane.kube.objects import ApiInfo, GlobalResource, Metadata
+from accelplane.kube.objects import ApiInfo, GlobalResource, Metadata, NamespacedResource, ResourceDef
 from accelplane.kube.objects import api as api_info
 
 
@@ -69,6 +69,73 @@ async def test_a_mapping_is_a_merge_patch_and_a_sequence_a_json_patch(api: KubeA
     with pytest.raises(errors.StatusError):
         await client.patch(Widget, "w", [{"op": "add", "path": "/spec/size", "value": 4}])
     assert [asked.content_type.partition("/")[2] for asked in api.requests] == ["merge-patch+json", "json-patch+json"]
+
+
+class Eviction(NamespacedResource, Struct, omit_defaults=True):
+    """A subresource with a kind of its own."""
+
+    _api_info: ClassVar[ApiInfo] = api_info(
+        "policy", "v1", "Eviction", "pods", parent=ResourceDef("", "v1", "Pod"), action="eviction"
+    )
+    metadata: Metadata
+
+
+async def test_a_subresource_with_a_kind_of_its_own_is_created_below_its_object(api: KubeApi, client: Client) -> None:
+    api.fault("POST", 201, body=b'{"metadata": {"name": "p"}}')
+    await client.create(Eviction(Metadata(name="p", namespace="n")))
+    assert str(api.requests[-1]) == "POST /api/v1/namespaces/n/pods/p/eviction"
+    assert (api.requests[-1].body["apiVersion"], api.requests[-1].body["kind"]) == ("policy/v1", "Eviction")
+    api.fault("POST", 201, body=b'{"metadata": {"name": "w"}}')
+    await client.create(Widget(metadata=Metadata(name="w")), subresource="token")
+    assert str(api.requests[-1]) == "POST /apis/example.com/v1/widgets/w/token"
+
+
+async def test_all_writes_have_subresources_and_a_dry_run_that_stores_nothing(api: KubeApi, client: Client) -> None:
+    made = await client.create(Widget(metadata=Metadata(name="w"), spec=WidgetSpec(size=1)))
+    version = api.version
+    changed = Widget(
+        metadata=Metadata(name="w", resourceVersion=made.metadata.resourceVersion), spec=WidgetSpec(size=2)
+    )
+    wanted = Widget(metadata=Metadata(name="w"), spec=WidgetSpec(size=2))
+    assert (await client.replace(changed, dry_run=True)).spec.size == 2
+    assert (await client.apply(wanted, dry_run=True)).spec.size == 2
+    assert (await client.patch(Widget, "w", {"spec": {"size": 2}}, dry_run=True)).spec.size == 2
+    assert (await client.replace_status(changed, dry_run=True)).spec.size == 1
+    assert await client.create(Widget(metadata=Metadata(name="v")), dry_run=True)
+    assert await client.delete(Widget, "w", dry_run=True)
+    assert (api.version, (await client.get(Widget, "w")).spec.size) == (version, 1)
+    await client.apply(Widget(metadata=Metadata(name="w"), status=WidgetStatus(done=1)), subresource="status")
+    await client.patch(Widget, "w", {"status": {"done": 2}}, subresource="status")
+    assert [str(each) for each in api.requests[-2:]] == ["PATCH /apis/example.com/v1/widgets/w/status"] * 2
+
+
+@pytest.mark.parametrize("name", ["x#y", "x?y", "x%2fy", "x y"])
+async def test_a_name_never_means_another_object(api: KubeApi, client: Client, name: str) -> None:
+    api.put("widgets", widget("x"))
+    assert not await client.delete(Widget, name)
+    assert ("widgets", "", "x") in api.objects
+    with pytest.raises(errors.NotFound):
+        await client.patch(Widget, name, {"spec": {"size": 3}})
+    with pytest.raises(ValueError, match="expected a name without /"):
+        await client.delete(Widget, f"{name}/..")
+
+
+async def test_requests_wait_for_the_rate_limit_unless_the_client_is_without(api: KubeApi) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    limit = RateLimit(20, 30, clock=lambda: 0.0, sleep=sleep)
+    client = Client(api.config, field_manager="test", rate_limit=limit)
+    api.put("widgets", widget("w"))
+    for _ in range(40):
+        await client.get(Widget, "w")
+    assert waits == pytest.approx([number / 20 for number in range(1, 11)])
+    for _ in range(10):
+        await client.without_rate_limit().get(Widget, "w")
+    assert len(waits) == 10
+    await client.close()
 
 
 async def test_deleting_spares_an_object_of_the_same_name(api: KubeApi, client: Client) -> None:

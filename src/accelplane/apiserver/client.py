@@ -181,12 +181,10 @@ class ApiServer:
             _Request("PATCH", path, query, msgspec.json.encode(body), content_type), kind, deadline
         )
 
-    async def delete(
-        self, path: str, *, options: object = None, query: Mapping[str, str] | None = None, deadline: float = DEADLINE
-    ) -> None:
-        """Deletes the object at `path`; `options` are its DeleteOptions."""
+    async def delete(self, path: str, *, options: object = None, deadline: float = DEADLINE) -> None:
+        """Deletes the object at `path`. With `options`, its DeleteOptions, the server ignores parameters of the URL."""
         body = None if options is None else msgspec.json.encode(options)
-        await self._send(_Request("DELETE", path, query, body), deadline, MAX_OBJECT)
+        await self._send(_Request("DELETE", path, body=body), deadline, MAX_OBJECT)
 
     async def list(
         self,

@@ -90,7 +90,7 @@ class Manager:
         self.client = client
         self.metrics = client.metrics
         self.events = Recorder(client, client.field_manager, socket.gethostname())
-        self.elector = LeaderElector(client, election) if election else None
+        self.elector = LeaderElector(client.without_rate_limit(), election) if election else None
         self.ports: dict[str, int] = {}
         self.watch_timeouts = watch_timeouts
         self._health_address = health_address
