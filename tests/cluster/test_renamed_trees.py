@@ -18,15 +18,28 @@ from .trees import applied
 pytestmark = pytest.mark.cluster
 
 NOWHERE = {"example.com/nowhere": "true"}
+OPERATED = "/apis/deviceplugin.intel.com/v1"
 REGION = "ce48969398f05f33946d560708be108a"
 
 
 def defaults_resources(cluster: Cluster, namespace: str) -> bool:
     """Whether the operator's webhooks complete a custom resource."""
     wanted = resource("npu", "wanted", nodeSelector=NOWHERE)
-    path = "/apis/deviceplugin.intel.com/v1/npudeviceplugins?dryRun=All"
-    status, answer = cluster.request("POST", path, wanted)
+    status, answer = cluster.request("POST", f"{OPERATED}/npudeviceplugins?dryRun=All", wanted)
     return status == 201 and "image" in answer["spec"]
+
+
+def serves_one_kind(cluster: Cluster, namespace: str) -> bool:
+    """Whether a tree for GPUs completes their resources, and denies those of another kind with a message."""
+    made = cluster.request(
+        "POST", f"{OPERATED}/gpudeviceplugins?dryRun=All", resource("gpu", "x", nodeSelector=NOWHERE)
+    )
+    if made[0] != 201 or "image" not in made[1]["spec"]:
+        return False
+    status, answer = cluster.request("POST", f"{OPERATED}/npudeviceplugins?dryRun=All", resource("npu", "x"))
+    assert status == 403, answer
+    assert "NpuDevicePlugin is not enabled: add -devices=npu to the operator" in answer["message"]
+    return True
 
 
 def adds_enclaves(cluster: Cluster, namespace: str) -> bool:
@@ -52,6 +65,7 @@ def admitted_limits(cluster: Cluster, namespace: str, resources: dict[str, str])
 
 TREES: dict[str, Callable[[Cluster, str], bool]] = {
     "operator/default": defaults_resources,
+    "operator/device/gpu": serves_one_kind,
     "fpga_admissionwebhook/default": resolves_regions,
     "sgx_admissionwebhook/overlays/default-with-own-certificates": adds_enclaves,
 }

@@ -103,7 +103,7 @@ CONTAINER = {
     "name": "manager",
     "image": own_image("intel-fpga-admissionwebhook"),
     "imagePullPolicy": "IfNotPresent",
-    "args": ["-v=1", "-health-probe-bind-address=:8081"],
+    "args": ["-v=1"],
     "ports": [
         {"name": "webhook-server", "containerPort": 9443, "protocol": "TCP"},
         {"name": "health", "containerPort": 8081, "protocol": "TCP"},
@@ -131,7 +131,8 @@ CERTIFICATE = [{"name": "cert", "secret": {"secretName": "webhook-server-cert", 
 
 def deployment(namespace: str, prefix: str, *, with_own_certificate: bool = False) -> Object:
     container, volumes = deepcopy(CONTAINER), CERTIFICATE
-    container["env"] = object_names(prefix, own_certificate=with_own_certificate)
+    health = {"name": "HEALTH_PROBE_BIND_ADDRESS", "value": ":8081"}
+    container["env"] = [health, *object_names(prefix, own_certificate=with_own_certificate)]
     if with_own_certificate:
         # The patch leaves empty lists.
         container["volumeMounts"] = volumes = []

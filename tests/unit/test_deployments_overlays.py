@@ -2,15 +2,16 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from manifests import DEPLOY, Object, overlay, render, trees
+from manifests import DEPLOY, Object, flag_values, overlay, render, trees
 from podsecurity import ENFORCE, pod_template, violations
 
 from accelplane.cli import fpgawebhook, operator, sgxwebhook
+from accelplane.cli.goflags import Flag
 
 OWN_CERTIFICATE = [
     "operator/default",
@@ -118,7 +119,7 @@ def check_programs(objects: list[Object]) -> None:
         }.items():
             if variable in environment:
                 assert (kind, environment.pop(variable)) in names
-        assert environment == {}
+        assert {*environment} <= {"HEALTH_PROBE_BIND_ADDRESS"}
         labels = deployment["spec"]["template"]["metadata"]["labels"]
         for service in (each for each in objects if each["kind"] == "Service"):
             assert service["spec"]["selector"].items() <= labels.items()
@@ -193,19 +194,23 @@ def test_the_namespace_of_a_tree_admits_its_pods(tree: str) -> None:
         ("sgx_admissionwebhook/overlays/default-with-own-certificates", sgxwebhook.FLAGS),
     ],
 )
-def test_replaced_arguments_do_not_disable_the_own_certificate(tree: str, flags: Any, tmp_path: Path) -> None:
-    """Overlays of the originals replace the arguments, for example to name a device."""
+def test_replaced_arguments_change_neither_the_certificate_nor_the_probes(
+    tree: str, flags: Sequence[Flag], tmp_path: Path
+) -> None:
+    """The originals' overlays for one device replace the arguments, and so do users' overlays."""
     patch = [{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": ["-v=4"]}]
-    objects = overlay(
-        tmp_path, resources=[f"deploy/{tree}"], patches=[{"target": {"kind": "Deployment"}, "patch": json.dumps(patch)}]
-    )
+    fields = {"patches": [{"target": {"kind": "Deployment"}, "patch": json.dumps(patch)}]}
+    objects = overlay(tmp_path, resources=[f"deploy/{tree}"], **fields)
     check_programs(objects)
-    secrets = [each["metadata"]["name"] for each in objects if each["kind"] == "Secret"]
     (deployment,) = (each for each in objects if each["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["args"] == ["-v=4"]
-    assert [each["value"] for each in container["env"] if each["name"] == "CERTIFICATE_SECRET"] == secrets
-    assert any(flag.environment == "CERTIFICATE_SECRET" for flag in flags)
+    values = flag_values(flags, container)
+    assert [values["certificate-secret"]] == [each["metadata"]["name"] for each in objects if each["kind"] == "Secret"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    probed = container["readinessProbe"]["httpGet"]["port"]
+    served = {values["port"], int(str(values.get("health-probe-bind-address", "0")).removeprefix(":"))}
+    assert ports.get(probed, probed) in served
 
 
 def test_the_readme_names_trees() -> None:

@@ -31,7 +31,8 @@ FLAGS = (
     Flag("cert-dir", "/tmp/k8s-webhook-server/serving-certs",  # noqa: S108 - where existing manifests mount it
          "directory of tls.crt and tls.key, which are reloaded when they change"),
     Flag("tls-1.3", False, "also allow TLS 1.3; the default is TLS 1.2 with two cipher suites only"),
-    Flag("health-probe-bind-address", "0", "address of /healthz and /readyz, as host:port or :port; 0 disables them"),
+    Flag("health-probe-bind-address", "0", "address of /healthz and /readyz, as host:port or :port; 0 disables them",
+         environment="HEALTH_PROBE_BIND_ADDRESS"),
     Flag("metrics-bind-address", "0", "address of /metrics, as host:port or :port; 0 disables it"),
     Flag("certificate-secret", "", "Secret in the pod's namespace for a self-signed certificate",
          environment="CERTIFICATE_SECRET"),
