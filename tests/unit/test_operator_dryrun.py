@@ -79,7 +79,7 @@ def test_null_fields_are_unset(given: dict[str, Any], same: dict[str, Any]) -> N
         (yaml.safe_dump(resource("gpu", imagePullSecrets=[{}])), "spec.imagePullSecrets[0].name is missing"),
         (
             yaml.safe_dump(resource("gpu", nodeSelector={"a": True})),
-            'spec.nodeSelector.a is True, expected a string; write "true"',
+            'spec.nodeSelector.a is true, expected a string; write "true"',
         ),
         (yaml.safe_dump(resource("gpu", resources={"limits": {"cpu": 0.5}})), "spec.resources.limits.cpu is 0.5"),
         (yaml.safe_dump(resource("gpu") | {"spec": []}), "GpuDevicePlugin mine: spec is [], expected an object"),

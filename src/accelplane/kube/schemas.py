@@ -86,7 +86,7 @@ def _is_int_or_string(value: Json) -> bool:
 
 
 def _message(path: str, value: Json, expected: str) -> str:
-    shown = ascii(value)
+    shown = json.dumps(value) if isinstance(value, bool) else ascii(value)
     if len(shown) > _LONGEST_SHOWN:
         shown = f"{shown[:_LONGEST_SHOWN]}..."
     return f"{path or 'the object'} is {shown}, expected {expected}"
