@@ -171,7 +171,7 @@ async def test_a_refusal_is_fatal_to_one_who_does_not_stay(tmp_path: Path) -> No
 
 async def test_a_daemon_registers_again_what_somebody_took_out(tmp_path: Path) -> None:
     async with hooked(tmp_path, register=True, **{"node-label": True}) as (api, peer, hook):
-        keeper = asyncio.create_task(node_reconciler.run(peer.api, "one", hook.settle, interval=60))
+        keeper = asyncio.create_task(node_reconciler.run(peer.api, "one", hook.reconcile, interval=60))
         try:
             await until(lambda: len(api.patches) == 1)
             await api.change("status", "capacity", RESOURCE, "0")
@@ -192,7 +192,7 @@ async def test_a_daemon_outlives_an_api_server_in_trouble(tmp_path: Path) -> Non
     async with hooked(tmp_path, register=True) as (api, peer, hook):
         api.refuse["GET"] = [("500 Internal Server Error", {})]
         api.refuse["PATCH"] = [("503 Service Unavailable", {})]
-        keeper = asyncio.create_task(node_reconciler.run(peer.api, "one", hook.settle, interval=60))
+        keeper = asyncio.create_task(node_reconciler.run(peer.api, "one", hook.reconcile, interval=60))
         try:
             await until(lambda: len(api.patches) == 1)
         finally:

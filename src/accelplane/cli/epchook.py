@@ -1,8 +1,8 @@
 """`sgx_epchook` and `intel-sgx-epchook`: makes the size of a node's enclave page cache (EPC) known; `sgx-init.sh`.
 
-Three ways lead to an extended resource: the node's capacity is written (`-register`); a hook of node-feature-discovery
-(NFD) prints the size; or NFD is told by a feature file or a NodeFeature object, as it wants today. The size does not
-change while a node runs. docs/decisions/0011-epc-hook.md says why `sgx-init.sh` installs what it does.
+The size becomes an extended resource in three ways: the capacity of the Node is written (`-register`); a hook of
+node-feature-discovery (NFD) prints the size; or it is in a feature file or NodeFeature object, as newer releases of NFD
+expect. It does not change while a node runs. docs/decisions/0011-epc-hook.md explains what `sgx-init.sh` installs.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ FLAGS = (
     Flag("daemon", False, "keep what was written as it is until SIGTERM or SIGINT"),
     Flag("cleanup", False, "remove what the other flags write, the node's resource and label if they name none of it: "
          "at once, or with -daemon at the end"),
-    Flag("output", "hook", "how node-feature-discovery is told: hook (on standard output, not with -register), "
+    Flag("output", "hook", "how node-feature-discovery gets the size: hook (on standard output, not with -register), "
          "feature-file or node-feature"),
     Flag("features-dir", f"{NFD_DIRECTORY}/features.d", "directory of -output=feature-file"),
     Flag("namespace", "", "namespace of -output=node-feature, the pod's own when empty"),
@@ -72,7 +72,7 @@ class _Identity(msgspec.Struct, frozen=True):
 
 
 class Hook:
-    """What one run is to tell, and to whom."""
+    """The size that one run publishes, and where."""
 
     def __init__(self, given: Mapping[str, Value], epc: int, environment: Mapping[str, str]) -> None:
         values = {flag.name: flag.default for flag in FLAGS} | dict(given)
@@ -115,7 +115,7 @@ class Hook:
             operations.append({"op": "add", "path": _pointer("metadata", "labels", LABEL), "value": "true"})
         return operations
 
-    async def settle(self, node: Node) -> bool:
+    async def reconcile(self, node: Node) -> bool:
         """Writes the Node the first time, later when it is not as written. Raises `ApiError`."""
         as_wanted = (not self.register or node_reconciler.amount(node.capacity.get(RESOURCE)) == self.epc) and (
             not self.label or self.epc == 0 or node.labels.get(LABEL) == "true"
@@ -135,7 +135,7 @@ class Hook:
         log.info("node %s: patched: %s", node.metadata.name, ", ".join(str(each["path"]) for each in operations))
         return True
 
-    async def tell(self) -> None:
+    async def publish(self) -> None:
         """Tells NFD what is not printed. Raises `ApiError`, or `OSError`."""
         if self.output == "feature-file":
             if self._file.write(self.features):
@@ -144,7 +144,7 @@ class Hook:
             await self._apply_node_feature()
 
     async def clean(self) -> None:
-        """Removes what `settle` and `tell` write. Raises `ApiError`, or `OSError`."""
+        """Removes what `reconcile` and `publish` write. Raises `ApiError`, or `OSError`."""
         if self._cleans_node and self.api is not None:
             await self._clean_node(self.api)
         if self.output == "feature-file" and self._file.remove():
@@ -290,13 +290,13 @@ def _epc(root: str) -> int:
 
 
 async def once(hook: Hook) -> None:
-    """Writes, tells and prints, or cleans, and is done. Raises `ApiError`, or `OSError`."""
+    """Writes the Node, publishes and prints once, or cleans up. Raises `ApiError`, or `OSError`."""
     if hook.cleanup:
         await hook.clean()
         return
     if hook.api is not None and hook.operations():
-        await hook.settle(await node_reconciler.read(hook.api, hook.node_name))
-    await hook.tell()
+        await hook.reconcile(await node_reconciler.read(hook.api, hook.node_name))
+    await hook.publish()
     _print(hook)
 
 
@@ -305,7 +305,7 @@ async def _daemon(hook: Hook) -> None:
     loop = asyncio.get_running_loop()
     for number in signals.ENDING:
         loop.add_signal_handler(number, stop.set)
-    tasks = [asyncio.create_task(_keep_told(hook))]
+    tasks = [asyncio.create_task(_keep_published(hook))]
     if hook.api is not None and hook.operations():
         tasks.append(
             asyncio.create_task(node_reconciler.run(hook.api, hook.node_name, _printing(hook), interval=_INTERVAL))
@@ -330,26 +330,26 @@ async def _daemon(hook: Hook) -> None:
 
 
 def _printing(hook: Hook) -> Callable[[Node], Awaitable[bool]]:
-    """`hook.settle`, and what is to be printed behind the first one."""
+    """`hook.reconcile`; prints the size after the first call."""
     printed = False
 
-    async def settle(node: Node) -> bool:
+    async def reconcile(node: Node) -> bool:
         nonlocal printed
-        changed = await hook.settle(node)
+        changed = await hook.reconcile(node)
         if not printed:
             printed = True
             _print(hook)
         return changed
 
-    return settle
+    return reconcile
 
 
-async def _keep_told(hook: Hook) -> None:
-    """Tells NFD again and again: somebody may remove a file or an object."""
+async def _keep_published(hook: Hook) -> None:
+    """Publishes repeatedly, because the file or object may be removed."""
     problem = ""
     while True:
         try:
-            await hook.tell()
+            await hook.publish()
             problem = ""
             await asyncio.sleep(_INTERVAL)
         except (ApiError, OSError) as error:

@@ -35,7 +35,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 class YamlError(ValueError):
-    """The text is not YAML, or is more than is read here; one line that tells where and why."""
+    """The text is not YAML, or exceeds a limit. The message is one line with place and cause."""
 
 
 def load(data: bytes) -> Any:

@@ -1,6 +1,6 @@
 """Supervises a subprocess, for work whose imports the agent does not need: starts, restarts and ends it.
 
-The subprocess reads a pipe from the agent as standard input. The pipe's end tells it that the agent has ended.
+The subprocess reads a pipe from the agent as standard input. The pipe is closed when the agent ends.
 """
 
 import asyncio

@@ -316,7 +316,7 @@ class _Supervisor:
             os.close(descriptor)
 
     def _node(self, notice: _Notice, at: int, address: int) -> str | None:
-        """The emulated node that is to be opened, if it is one."""
+        """The emulated node that the call opens, if it is one."""
         try:
             path = self._memory(notice).text(address)
         except OSError:

@@ -25,10 +25,10 @@ _NEEDED = ("type", "size", "name")
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """How one device is to be, or is: what its attributes read, which queues are enabled, each with its driver.
+    """The desired or current state of one device: its attributes, and its enabled queues with their drivers.
 
-    A part or an attribute that is not in `attributes` may be as it likes. `queues` are all that may be enabled, and
-    the device is enabled with them, or without any when `enabled` says so.
+    Parts and attributes that are not in `attributes` may have any value. No queues but `queues` may be enabled; with
+    `enabled` the device is enabled, also without queues.
     """
 
     attributes: Mapping[Part, Mapping[str, str]]
@@ -37,21 +37,21 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """What a template says of one device; `number` is X or digits."""
+    """The part of a template for one device; `number` is X or digits."""
 
     number: str
     setup: Setup
 
 
 class Template(msgspec.Struct, frozen=True):
-    """One file. `notes` tell what was ignored."""
+    """One file. `notes` are about ignored keys."""
 
     file: str
     entries: Sequence[_Entry]
     notes: Sequence[str] = ()
 
     def setup(self, number: int) -> Setup | None:
-        """How the device of that number is to be, None when the template says nothing of it."""
+        """The desired state of the device with that number, None if the template has none."""
         for entry in self.entries:
             if entry.number == "X" or int(entry.number) == number:
                 return _numbered(entry.setup, number)

@@ -139,7 +139,7 @@ class Driver(Generic[D]):
         raise NotImplementedError
 
     def busy(self, device: D) -> bool:
-        """Whether somebody uses the device, so that a real driver would not let go of it before they are done."""
+        """Whether a process uses the device. A real driver would wait for its end before it unbinds."""
         return False
 
     def release(self, device: D) -> None:

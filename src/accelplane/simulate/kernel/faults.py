@@ -1,4 +1,4 @@
-"""What goes wrong on purpose: attributes that fail or say junk, and devices that somebody uses.
+"""Injected faults: attributes that fail or have invalid content, and devices in use.
 
 faults.fail("/sys/bus/pci/devices/0000:61:00.0/qat/state", errno.EIO, on="write", times=1)
 holds.hold("wq0.0")                      # its `clients` counts one more

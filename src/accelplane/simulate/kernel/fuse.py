@@ -105,7 +105,7 @@ class FileSystem:
         handler = self._answers.get(request.op)
         known = self._known.get(request.node)
         if handler is None:
-            # FLUSH too: told so once, the machine's kernel asks no more when files are closed, which a child of
+            # FLUSH too: after ENOSYS, the kernel sends no more of them when files are closed, which a child of
             # this process does before it executes, while no thread can answer.
             raise oserror(errno.ENOSYS)
         if known is None:
@@ -140,7 +140,7 @@ class FileSystem:
         return wire.found(entry, _text(child))
 
     def _getattr(self, _request: Request, known: _Known) -> bytes:
-        return wire.told(known.entry, _text(known))
+        return wire.attributes_reply(known.entry, _text(known))
 
     def _readlink(self, _request: Request, known: _Known) -> bytes:
         return os.fsencode(_text(known))
@@ -249,7 +249,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str) -> None
 
 
 def unmount(target: str) -> None:
-    """umount2(2), at once, whoever is still in there. That nothing is mounted there is fine. Raises `OSError`."""
+    """umount2(2), at once, also while the mount is in use or if there is none. Raises `OSError`."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.umount2(os.fsencode(target), _DETACH) and ctypes.get_errno() not in (errno.EINVAL, errno.ENOENT):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), target)
@@ -281,14 +281,14 @@ def _serve(files: FileSystem, device: int, stopped: int, failures: list[Exceptio
         try:
             data = os.read(device, wire.REQUEST_SIZE)
         except OSError as error:
-            if error.errno in (errno.EINTR, errno.EAGAIN, errno.ENOENT):  # somebody was faster, or gave up
+            if error.errno in (errno.EINTR, errno.EAGAIN, errno.ENOENT):  # interrupted, or the request was withdrawn
                 continue
-            if error.errno != errno.ENODEV:  # unmounted by somebody else
+            if error.errno != errno.ENODEV:  # unmounted by another process
                 failures.append(error)
             return
         try:
             reply = files.answer(data)
-        except Exception as error:  # noqa: BLE001 - whoever asked must not hang; it is raised where the mount ends
+        except Exception as error:  # noqa: BLE001 - the caller must not hang; raised where the mount ends
             failures.append(error)
             reply = wire.answer(wire.parse(data).unique, error=errno.EIO)
         if reply is not None:

@@ -79,7 +79,7 @@ class Hardware:
         return bdf
 
     def unplug(self, bdf: str) -> None:
-        """A function is pulled out, whoever uses it. Raises `TreeError` when there is none."""
+        """Removes a function, also one in use. Raises `TreeError` if there is none."""
         function = self.pci.devices.get(bdf)
         if function is None:
             raise TreeError(f"{bdf[:80]!a}: no PCI function")
@@ -101,7 +101,7 @@ class Hardware:
             (self.vfio if module == "vfio-pci" else self.uio).load()
 
     def unload(self, module: Loadable) -> None:
-        """A module is unloaded. Raises `OSError` EBUSY when somebody uses what it has."""
+        """Unloads a module. Raises `OSError` EBUSY if one of its devices is in use."""
         if module == "sgx":
             self.sgx.unload()
         elif module in self.pci.drivers:
@@ -205,7 +205,7 @@ class Hardware:
         return function
 
     def _hand_over(self, function: PciFunction, driver: VfDriver) -> None:
-        """Gives the function to the driver that the description names, as somebody did before."""
+        """Binds the function to the driver in the description."""
         if driver == "kernel":
             return
         self.pci.detach(function)

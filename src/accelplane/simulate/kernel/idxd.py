@@ -3,8 +3,8 @@
 Facts: the kernel's drivers/dma/idxd: device.c and cdev.c (what enabling checks, in which order, and the code in
 `cmd_status`), dma.c, init.c (one count of DSAs and IAAs), include/uapi/linux/idxd.h (the codes).
 
-What surprises: disabling a queue that has clients is not refused, whoever cares has to look at `clients`; a device
-that was disabled has forgotten its configuration.
+Note that a queue with clients can be disabled, so programs have to check `clients` first, and that a disabled device
+has lost its configuration.
 """
 
 import errno

@@ -22,7 +22,7 @@ from accelplane.simulate.specs import NodeSpec
 class Kernel:
     """What Linux shows of the devices of `spec`, and does when it is written to. GPUs and NPUs are not among them.
 
-    `listen` is told of every uevent once they are there. Raises `TreeError` for what cannot be as described.
+    `listen` is called with every uevent after that. Raises `TreeError` for an impossible description.
     """
 
     def __init__(self, spec: NodeSpec | None = None, *, listen: Callable[[Uevent], None] | None = None) -> None:
@@ -155,7 +155,7 @@ class Kernel:
         raise TreeError(f"{bdf[:80]!a}: no QAT function that its driver has")
 
     def fpga(self, bdf: str) -> Card:
-        """The FPGA card, which may be told how programming ends. Raises `TreeError`."""
+        """The FPGA card, whose result of programming can be set. Raises `TreeError`."""
         for driver in self._fpga_drivers():
             if bdf in driver.cards:
                 return driver.cards[bdf]
@@ -198,7 +198,7 @@ class Kernel:
             return self._hardware.plug(spec)
 
     def unplug(self, bdf: str) -> None:
-        """A function is pulled out, whoever uses it. Raises `TreeError` when there is none."""
+        """Removes a function, also one in use. Raises `TreeError` if there is none."""
         with self.lock:
             self._hardware.unplug(bdf)
 
@@ -208,6 +208,6 @@ class Kernel:
             self._hardware.load(module)
 
     def unload(self, module: Loadable) -> None:
-        """A module is unloaded. Raises `OSError` EBUSY when somebody uses what it has."""
+        """Unloads a module. Raises `OSError` EBUSY if one of its devices is in use."""
         with self.lock:
             self._hardware.unload(module)

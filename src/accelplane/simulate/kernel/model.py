@@ -18,10 +18,10 @@ _inodes = itertools.count(2)
 
 
 class Attribute:
-    """A small file. What it says is fixed, or told by `read`; `write` is told what was written, as it came.
+    """A small file. Its content is fixed, or returned by `read`; `write` gets the text that was written, unchanged.
 
-    Text gets a newline at its end, as almost every attribute has; `raw` ones say what they say. Both functions may
-    raise `OSError`.
+    A newline is appended to the content, as in almost every attribute, except with `raw`. Both functions may raise
+    `OSError`.
     """
 
     __slots__ = ("inode", "mode", "raw", "read", "text", "write")
@@ -90,7 +90,7 @@ Entry = Attribute | Link | DeviceNode | Directory
 class Tree:
     """All of it, from `/`. What leads nowhere raises `FileNotFoundError`, as the kernel's calls do.
 
-    `watchers` are told of everything that is put somewhere, and with None of what is removed from there.
+    `watchers` are called with each entry that is added to a path, and with None for each that is removed.
     """
 
     def __init__(self) -> None:

@@ -59,7 +59,7 @@ class PciFunction(Device):
 
 
 class PciDriver(Driver[PciFunction]):
-    """A driver that knows some ids and may be told more. `any_by_override` ones take what is forced on them."""
+    """A driver with a table of ids and `new_id`. With `any_by_override` it binds any function by `driver_override`."""
 
     ids: Sequence[str] = ()
 
@@ -78,7 +78,7 @@ class PciDriver(Driver[PciFunction]):
         return self.knows(_INTEL, device.device_id)
 
     def knows(self, vendor: int, device_id: int) -> bool:
-        """Whether the id is in the driver's table, or was told it."""
+        """Whether the id is in the driver's table or was added by `new_id`."""
         known = vendor == _INTEL and device_id in (int(known, 16) for known in self.ids)
         return known or (vendor, device_id) in self._told
 
@@ -168,7 +168,7 @@ class PciBus(Bus[PciFunction]):
         super().probe(driver, device)
 
     def busy(self, function: PciFunction) -> bool:
-        """Whether somebody uses the function."""
+        """Whether a process uses the function."""
         driver = self.drivers.get(function.bound_to)
         return driver is not None and driver.busy(function)
 

@@ -86,7 +86,7 @@ class QatDevice:
         self.core.tree.remove(f"{self.debugfs}/heartbeat")
 
     def check_unused(self) -> None:
-        """Raises `OSError` EBUSY when somebody uses the device."""
+        """Raises `OSError` EBUSY if the device is in use."""
         if self.core.holds.users(self.function.name):
             raise oserror(errno.EBUSY, self.function.path)
 

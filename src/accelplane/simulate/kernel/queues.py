@@ -358,7 +358,7 @@ class Group(Part):
         self.reserved = 0
         self.allowed = 0
         self.limited = False
-        # The first versions of the hardware want traffic class 1; later ones say -1 until told.
+        # The first versions of the hardware have traffic class 1; later ones have -1 until it is set.
         self.traffic = {"a": 1, "b": 1} if self.device.version <= 0x200 else {"a": -1, "b": -1}
         self.progress = {"desc": 0, "batch": 0}
 

@@ -1,10 +1,10 @@
-"""vfio-pci, which hands functions to user space: groups, their nodes, and whom it refuses.
+"""vfio-pci, which gives user space access to functions: groups, their nodes, and which functions it rejects.
 
 Facts: drivers/vfio/pci/vfio_pci.c (the denylist, EINVAL) and vfio_pci_core.c (EBUSY for a function that has virtual
 ones), drivers/vfio/group.c (no IOMMU: EINVAL, or a `noiommu-` group of its own when the module parameter allows it).
 
-A real unbind waits, uninterruptibly, for whoever has the group open. Here it fails at once with EBUSY instead, for a
-test that hangs in the kernel can be neither ended nor explained.
+A real unbind waits, uninterruptibly, until the group is closed. Here it fails at once with EBUSY, because a test that
+hangs in the kernel cannot be ended.
 """
 
 import errno
@@ -100,7 +100,7 @@ class VfioPci(PciDriver):
 
 
 class IgbUio(PciDriver):
-    """igb_uio of DPDK: takes what it is told to, and gives it a node `/dev/uioN`."""
+    """igb_uio of DPDK: binds functions by `new_id` and creates a node `/dev/uioN` for each."""
 
     name = "igb_uio"
     module = "igb_uio"

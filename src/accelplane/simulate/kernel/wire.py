@@ -96,7 +96,7 @@ def init(body: bytes) -> bytes:
 
 
 def attributes(entry: Entry, text: str = "") -> bytes:
-    """What stat(2) tells; `text` is that of a link. Attributes have a page, whatever is in them, as in sysfs."""
+    """The result of stat(2); `text` is that of a link. The size of an attribute is one page, as in sysfs."""
     size, links, device = 0, 1, 0
     if isinstance(entry, Directory):
         mode, links = stat.S_IFDIR | 0o755, 2
@@ -114,7 +114,7 @@ def found(entry: Entry, text: str) -> bytes:
     return _ENTRY.pack(entry.inode, 0, 0, 0, 0, 0) + attributes(entry, text)
 
 
-def told(entry: Entry, text: str) -> bytes:
+def attributes_reply(entry: Entry, text: str) -> bytes:
     """The answer to GETATTR and SETATTR, not to be kept either."""
     return _VALIDITY.pack(0, 0, 0) + attributes(entry, text)
 
