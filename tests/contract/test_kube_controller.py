@@ -493,7 +493,7 @@ async def test_an_event_with_once_is_written_once_by_all_replicas(world: World) 
     assert all(re.fullmatch(r"w{235}\.[0-9a-f]{16}", one["metadata"]["name"]) for one in world.api.all("events"))
 
 
-async def test_events_that_cannot_be_written_hold_nobody_up(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_events_that_cannot_be_written_are_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder(world.client, "tests", "here")
     regarding = await thing(world)
     world.api.fault("POST .*/events", 500, times=3)
@@ -506,9 +506,7 @@ async def test_events_that_cannot_be_written_hold_nobody_up(world: World, caplog
     assert world.api.count("POST .*/events") == 3
 
 
-async def test_events_that_a_role_does_not_allow_are_in_the_log_which_says_so_once(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_missing_right_to_write_events_is_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     recorder = Recorder(world.client, "tests", "here")
     regarding = await thing(world)
@@ -518,7 +516,7 @@ async def test_events_that_a_role_does_not_allow_are_in_the_log_which_says_so_on
     await recorder.flush()
     warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert len(warnings) == 1
-    assert warnings[0].startswith("no events are written in namespace default, they are in this log alone: POST ")
+    assert warnings[0].startswith("no events are written in namespace default, they are in this log only: POST ")
     assert all(f"event Created of Widget/w: number {number}" in caplog.text for number in range(3))
     forbidden.times = 0
     recorder.record(regarding, "Normal", "Created", "number 3")
@@ -526,7 +524,7 @@ async def test_events_that_a_role_does_not_allow_are_in_the_log_which_says_so_on
     assert [one["note"] for one in world.api.all("events")] == ["number 3"]
 
 
-async def test_what_is_on_its_way_is_not_written_a_second_time_at_the_end(world: World) -> None:
+async def test_flush_writes_no_event_twice(world: World) -> None:
     recorder = Recorder(world.client, "tests", "here")
     regarding = await thing(world)
     world.api.fault("POST .*/events", hang=True)
@@ -538,7 +536,7 @@ async def test_what_is_on_its_way_is_not_written_a_second_time_at_the_end(world:
     running.cancel()
 
 
-async def test_an_event_that_expired_is_made_anew(world: World) -> None:
+async def test_an_expired_event_is_created_again(world: World) -> None:
     recorder = Recorder(world.client, "tests", "here")
     regarding = await thing(world)
     recorder.record(regarding, "Normal", "Created", "x")
@@ -550,7 +548,7 @@ async def test_an_event_that_expired_is_made_anew(world: World) -> None:
     assert [one["series"]["count"] for one in world.api.all("events")] == [2]
 
 
-async def test_events_of_ten_thousand_objects_do_not_fill_the_memory(world: World) -> None:
+async def test_the_number_of_events_in_memory_is_bounded(world: World) -> None:
     recorder = Recorder(world.client, "tests", "here")
     regarding = await thing(world)
     for number in range(10_000):

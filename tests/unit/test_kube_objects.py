@@ -104,8 +104,8 @@ def test_the_owner_of_a_namespaced_object_may_have_no_namespace() -> None:
     assert owner_request(pod, Node) == Request("n")
 
 
-def test_what_was_not_created_yet_cannot_own() -> None:
-    with pytest.raises(ValueError, match="DaemonSet plugin: has no uid"):
+def test_an_object_without_uid_cannot_own() -> None:
+    with pytest.raises(ValueError, match=r"DaemonSet plugin: has no metadata\.uid"):
         owner_reference(daemon_set(None))
 
 

@@ -1,11 +1,11 @@
-"""Events: what `kubectl describe` tells of an object at its end.
+"""Events, as `kubectl describe` shows them.
 
-An event that comes again becomes one with a count, and is written at most every few seconds, so that an object that
-fails ten times a second makes two requests a minute. Nobody waits for an event to be written, and none that cannot be
-is kept for long: the log has it, too.
+A repeated event becomes a series with a count, which is written every 30 seconds at most: an object that fails ten
+times per second causes two requests per minute. Recording an event never waits and never fails. An event that cannot be
+written is dropped after one attempt; it is in the log.
 
-Events about objects of the whole cluster stand in namespace `default`: in no other one that people use does the API
-server take them, nor does `kubectl describe` look there.
+Events of cluster-scoped objects are in the namespace `default`: the API server rejects them in most others, and
+`kubectl describe` finds them only there.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 # The API's limit for a note.
 _MAX_NOTE = 1024
-_MOST = 512
-# An event that has not come again for so long is a new one the next time, as with other recorders.
+_MAX_EVENTS = 512
+# After this time without repetition, an event starts a new series, as in client-go.
 _SERIES = 360.0
 
 
@@ -42,7 +42,7 @@ class _Key(NamedTuple):
     note: str
 
 
-class _Known:
+class _Series:
     def __init__(self, event: Event, *, once: bool) -> None:
         self.event = event
         self.once = once
@@ -53,15 +53,15 @@ class _Known:
 
 
 class Recorder:
-    """Events of one program, which `run` writes. `component` is its name, `instance` the one of this process."""
+    """Records events; `run` writes them. `component` is the name of the program, `instance` that of the process."""
 
     def __init__(self, client: Client, component: str, instance: str, *, every: float = 30.0) -> None:
         self._client = client
         self._component = component
         self._instance = instance
         self._every = every
-        self._known: OrderedDict[_Key, _Known] = OrderedDict()
-        self._news = asyncio.Event()
+        self._known: OrderedDict[_Key, _Series] = OrderedDict()
+        self._recorded = asyncio.Event()
         self._writing = asyncio.Lock()
         self._forbidden: set[str] = set()
 
@@ -78,10 +78,10 @@ class Recorder:
         action: str = "Reconcile",
         once: bool = False,
     ) -> None:
-        """Notes that something happened to an object. Never waits, never fails.
+        """Records an event about an object. `kind` is its type.
 
-        What is to be said `once` is not counted, and has a name by which it is known who else said it: another
-        replica, or this one before it was started again.
+        An event with `once` has no count, and a name that follows from its content: other replicas, and this one after
+        a restart, do not write it again.
         """
         metadata = metadata_of(regarding)
         resource = api_of(type(regarding)).resource
@@ -95,9 +95,9 @@ class Recorder:
             return
         if known is None or now - known.last > _SERIES:
             unique = hashlib.sha256("\0".join(key).encode()).hexdigest() if once else uuid.uuid4().hex
-            # no name is longer than 253, the object's or the event's
+            # Names have at most 253 characters.
             name = (metadata.name or "")[:236].rstrip("-.")
-            known = self._known[key] = _Known(
+            known = self._known[key] = _Series(
                 Event(
                     metadata=Metadata(name=f"{name}.{unique[:16]}", namespace=metadata.namespace or "default"),
                     eventTime=micro_time(datetime.now(UTC)),
@@ -121,32 +121,32 @@ class Recorder:
         known.count += 1
         known.last = now
         self._known.move_to_end(key)
-        if len(self._known) > _MOST:
+        if len(self._known) > _MAX_EVENTS:
             self._known.popitem(last=False)
-        self._news.set()
+        self._recorded.set()
 
     async def run(self) -> None:
         """Writes events until cancelled."""
         wait: float | None = None
         while True:
-            # what is due later is looked at then, and what is new at once
+            # until a recorded event, or until a series is due
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
-                    await self._news.wait()
-            self._news.clear()
+                    await self._recorded.wait()
+            self._recorded.clear()
             wait = await self._write()
 
     async def flush(self) -> None:
-        """Writes what was recorded and not written: the end of a program is worth an event."""
-        await self._write(due=True)
+        """Writes all events that were recorded and not written."""
+        await self._write(write_all=True)
 
-    async def _write(self, *, due: bool = False) -> float | None:
-        """Writes what is due; after how many seconds something will be."""
-        # who wants the rest written does not write again what is on its way
+    async def _write(self, *, write_all: bool = False) -> float | None:
+        """Writes the events that are due, or all that are not written. Returns the seconds until the next is due."""
+        # `flush` must not write events again that `run` is writing.
         async with self._writing:
-            return await self._write_all(due=due)
+            return await self._write_due(write_all=write_all)
 
-    async def _write_all(self, *, due: bool) -> float | None:
+    async def _write_due(self, *, write_all: bool) -> float | None:
         soonest: float | None = None
         for key, known in list(self._known.items()):
             now = time.monotonic()
@@ -154,7 +154,7 @@ class Recorder:
                 if now - known.last > _SERIES:
                     self._known.pop(key, None)
                 continue
-            rest = 0.0 if due else known.written_at + self._every - now
+            rest = 0.0 if write_all else known.written_at + self._every - now
             if rest > 0:
                 soonest = rest if soonest is None else min(soonest, rest)
                 continue
@@ -162,22 +162,22 @@ class Recorder:
             try:
                 await self._write_one(known, count)
             except ApiError as error:
-                self._tell(key, metadata_of(known.event).namespace or "", error)
-            # one that could not be written is not tried again until it comes again
+                self._log_error(key, metadata_of(known.event).namespace or "", error)
+            # An event that could not be written is tried again when it is repeated.
             known.written = count
         return soonest
 
-    def _tell(self, key: _Key, namespace: str, error: ApiError) -> None:
-        """That an event is not written. A role that does not allow it is no news at the second time."""
+    def _log_error(self, key: _Key, namespace: str, error: ApiError) -> None:
+        """Logs an event that could not be written. A missing right is logged once per namespace."""
         if not isinstance(error, StatusError) or error.code != 403:
             log.warning("event %s of %s: not written: %s", key.reason, key.kind, error)
             return
         if namespace not in self._forbidden:
             self._forbidden.add(namespace)
-            log.warning("no events are written in namespace %s, they are in this log alone: %s", namespace, error)
+            log.warning("no events are written in namespace %s, they are in this log only: %s", namespace, error)
         log.info("event %s of %s: %s", key.reason, key.kind, key.note)
 
-    async def _write_one(self, known: _Known, count: int) -> None:
+    async def _write_one(self, known: _Series, count: int) -> None:
         metadata = metadata_of(known.event)
         if known.written:
             series = EventSeries(count=count, lastObservedTime=micro_time(datetime.now(UTC)))
@@ -186,7 +186,7 @@ class Recorder:
                 await self._client.patch(Event, metadata.name or "", change, namespace=metadata.namespace or "")
                 return
             except NotFound:
-                log.debug("event %s: expired, made anew", metadata.name)
+                log.debug("event %s: expired, creating it again", metadata.name)
         if count > 1:
             known.event.series = EventSeries(count=count, lastObservedTime=micro_time(datetime.now(UTC)))
         try:

@@ -55,22 +55,22 @@ class Metrics:
         )
         self.terminal_errors = Counter(
             "controller_runtime_terminal_reconcile_errors",
-            "Reconciliations that failed and are not tried again",
+            "Reconciliations that failed and are not retried",
             ["controller"],
             registry=registry,
         )
         self.reconcile_seconds = Histogram(
             "controller_runtime_reconcile_time_seconds",
-            "How long reconciliations take",
+            "Duration of reconciliations",
             ["controller"],
             buckets=_RECONCILE,
             registry=registry,
         )
         self.active_workers = Gauge(
-            "controller_runtime_active_workers", "Workers that reconcile now", ["controller"], registry=registry
+            "controller_runtime_active_workers", "Workers that are reconciling", ["controller"], registry=registry
         )
         self.max_workers = Gauge(
-            "controller_runtime_max_concurrent_reconciles", "Workers there are", ["controller"], registry=registry
+            "controller_runtime_max_concurrent_reconciles", "Number of workers", ["controller"], registry=registry
         )
         self.webhook_requests = Counter(
             "controller_runtime_webhook_requests",
@@ -79,42 +79,42 @@ class Metrics:
             registry=registry,
         )
         self.webhook_reviews = Counter(
-            "accelplane_webhook_reviews", "Reviews by what was decided", ["webhook", "outcome"], registry=registry
+            "accelplane_webhook_reviews", "Reviews by decision", ["webhook", "outcome"], registry=registry
         )
         self.webhook_seconds = Histogram(
             "controller_runtime_webhook_latency_seconds",
-            "How long admission requests take",
+            "Duration of admission requests",
             ["webhook"],
             buckets=_WEBHOOK,
             registry=registry,
         )
         self.webhook_in_flight = Gauge(
             "controller_runtime_webhook_requests_in_flight",
-            "Admission requests being answered",
+            "Admission requests in flight",
             ["webhook"],
             registry=registry,
         )
-        self.queue_depth = Gauge("workqueue_depth", "Keys that wait", ["name"], registry=registry)
+        self.queue_depth = Gauge("workqueue_depth", "Keys in the queue", ["name"], registry=registry)
         self.queue_adds = Counter("workqueue_adds", "Keys added", ["name"], registry=registry)
         self.queue_retries = Counter(
             "workqueue_retries", "Keys added again after a failure", ["name"], registry=registry
         )
         self.queue_seconds = Histogram(
-            "workqueue_queue_duration_seconds", "How long keys wait", ["name"], buckets=_QUEUE, registry=registry
+            "workqueue_queue_duration_seconds", "Time of keys in the queue", ["name"], buckets=_QUEUE, registry=registry
         )
         self.work_seconds = Histogram(
             "workqueue_work_duration_seconds",
-            "How long keys are worked on",
+            "Duration of the processing of keys",
             ["name"],
             buckets=_QUEUE,
             registry=registry,
         )
         self.unfinished = Gauge(
-            "workqueue_unfinished_work_seconds", "How long unfinished work takes by now", ["name"], registry=registry
+            "workqueue_unfinished_work_seconds", "Age of unfinished work, summed", ["name"], registry=registry
         )
         self.longest = Gauge(
             "workqueue_longest_running_processor_seconds",
-            "How long the longest unfinished work takes by now",
+            "Age of the oldest unfinished work",
             ["name"],
             registry=registry,
         )

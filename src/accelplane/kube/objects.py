@@ -124,7 +124,7 @@ class Metadata(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, kw_only=True, gc=False):
-    """The metadata of what there are thousands of: as little as a cache needs."""
+    """The least metadata that a cache needs, for kinds with thousands of objects."""
 
     name: str | None = None
     namespace: str | None = None
@@ -135,7 +135,7 @@ class Identity(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Request(NamedTuple):
-    """Which object to look at: the key of caches and queues. The namespace is empty for kinds that have none."""
+    """The key of an object in caches and queues. The namespace is empty for cluster-scoped kinds."""
 
     name: str
     namespace: str = ""
@@ -190,7 +190,7 @@ def document_of(thing: Object) -> dict[str, object]:
 
 
 def trim(thing: Object) -> None:
-    """Takes from an object what no controller reads and what can be the greater part of it."""
+    """Removes the managed fields, which no controller reads and which may be the greater part of an object."""
     if isinstance(thing.metadata, HasManagedFields):
         thing.metadata.managedFields = None
 

@@ -1,14 +1,16 @@
-"""Who made an object: owner references, by which the garbage collector finds what to delete with its owner."""
+"""Owner references: which object controls another one. The garbage collector deletes objects whose owner is gone."""
 
 from .objects import IsOwnerReference, Object, OwnerReference, Request, api_of, is_namespaced, metadata_of
 
 
 def owner_reference(owner: Object) -> OwnerReference:
-    """The reference by which `owner` is the controller of what carries it."""
+    """Returns the reference for objects that `owner` controls. Raises `ValueError` if it has no UID."""
     resource = api_of(type(owner)).resource
     metadata = metadata_of(owner)
     if not metadata.uid:
-        raise ValueError(f"{resource.kind} {metadata.name}: has no uid yet, so it cannot own anything")
+        raise ValueError(
+            f"{resource.kind} {metadata.name}: has no metadata.uid, expected an object from the API server"
+        )
     return OwnerReference(
         apiVersion=f"{resource.group}/{resource.version}" if resource.group else resource.version,
         kind=resource.kind,
@@ -20,15 +22,15 @@ def owner_reference(owner: Object) -> OwnerReference:
 
 
 def controller_of(thing: Object) -> IsOwnerReference | None:
-    """The reference to the one controller of an object, if it has one."""
+    """Returns the reference to the controller of an object, or None."""
     references = metadata_of(thing).ownerReferences or ()
     return next((reference for reference in references if reference.controller), None)
 
 
 def owner_request(thing: Object, kind: type[Object]) -> Request | None:
-    """The key of the object of `kind` that controls `thing`; None when that is something else, or nothing.
+    """Returns the key of the object of `kind` that controls `thing`; None for another kind or without a controller.
 
-    The version of the API does not count: an object that was made by way of an older one keeps its owner.
+    The version of the reference is ignored: it stays when the owner's kind gets a new version.
     """
     reference = controller_of(thing)
     resource = api_of(kind).resource
@@ -41,6 +43,6 @@ def owner_request(thing: Object, kind: type[Object]) -> Request | None:
 
 
 def is_controlled_by(thing: Object, owner: Object) -> bool:
-    """Whether `owner` itself controls an object: not one that had its name before."""
+    """Returns whether `owner` controls an object. Another object of the same name has another UID."""
     reference = controller_of(thing)
     return reference is not None and reference.uid == metadata_of(owner).uid
