@@ -14,20 +14,20 @@ from lightkube.models.apps_v1 import DaemonSetSpec
 from lightkube.models.meta_v1 import LabelSelector, ObjectMeta
 from lightkube.resources.apps_v1 import DaemonSet
 from lightkube.resources.core_v1 import ConfigMap, PodEviction
-from msgspec import Struct, field
+from msgspec import Struct, field, to_builtins
 
 from accelplane.apiserver.errors import NotFound, TooManyRequests
 from accelplane.kube.client import Client, Selection, load_config
-from accelplane.kube.conditions import condition, with_conditions
+from accelplane.kube.conditions import Condition, condition, with_transition_times
 from accelplane.kube.controller import Result
 from accelplane.kube.ensure import NameConflict, ensure
 from accelplane.kube.finalizers import add_finalizer, remove_finalizer
 from accelplane.kube.leader import Election
 from accelplane.kube.manager import Manager
-from accelplane.kube.models import Condition
 from accelplane.kube.objects import ApiInfo, GlobalResource, Metadata, NamespacedResource, Request, api, request_of
 from accelplane.kube.owners import controller_of
 from accelplane.kube.predicates import any_of, field_changed, generation_changed, labels_changed
+from accelplane.kube.status import apply_status
 
 GROUP = "maintenance.example.com"
 FINALIZER = f"{GROUP}/nodes"
@@ -54,7 +54,7 @@ class MaintenanceStatus(Struct, rename="camel", omit_defaults=True):
     nodes: int | None = None
     nodes_done: int | None = None
     active_node: str = ""
-    conditions: list[Condition] = field(default_factory=list[Condition])
+    conditions: tuple[Condition, ...] = ()
 
 
 class NodeMaintenance(NamespacedResource, Struct):
@@ -62,14 +62,6 @@ class NodeMaintenance(NamespacedResource, Struct):
     spec: MaintenanceSpec
     status: MaintenanceStatus = field(default_factory=MaintenanceStatus)
     _api_info: ClassVar[ApiInfo] = api(GROUP, "v1", "NodeMaintenance", "nodemaintenances")
-
-
-class StatusOnly(NamespacedResource, Struct):
-    """What a status is applied with: nothing but the fields of the status."""
-
-    metadata: Metadata
-    status: MaintenanceStatus
-    _api_info: ClassVar[ApiInfo] = NodeMaintenance._api_info
 
 
 class NodeSpec(Struct):
@@ -271,11 +263,9 @@ class Reconciler:
             nodes=len(nodes),
             nodes_done=sum(is_done(plan, node) for node in nodes),
             active_node=(step.node.metadata.name or "") if step.node and step.action != "uncordon" else "",
-            conditions=with_conditions(plan.status.conditions, [new]),
+            conditions=with_transition_times(plan.status.conditions, [new]),
         )
-        if status != plan.status:
-            metadata = Metadata(name=plan.metadata.name, namespace=plan.metadata.namespace)
-            await self.client.apply(StatusOnly(metadata, status), subresource="status")
+        await apply_status(self.client, plan, status, to_builtins(plan.status))
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ def wanting(whose: str = "t") -> Request:
 
 
 def gate(client: Client, clock: Clock | None = None, patience: float = 5.0) -> Authorized:
-    return Authorized(client, lambda _request: Response(200, b"42"), clock=clock or Clock(), patience=patience)
+    return Authorized(client, lambda _request: Response(200, b"42"), clock=clock or Clock(), timeout=patience)
 
 
 async def status_of(page: Authorized, request: Request) -> int:
@@ -153,7 +153,7 @@ async def test_while_it_is_not_known_who_may_read_nobody_does(  # noqa: PLR0917 
     says(api, MAY, {"allowed": True})
     for _ in range(2):
         assert await status_of(page, wanting()) == status
-    assert caplog.text.count("cannot ask the API server who may read /metrics") == 1
+    assert caplog.text.count("/metrics: cannot be authorized") == 1
     fault.times = 0
 
     async def is_shown() -> bool:

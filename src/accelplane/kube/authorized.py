@@ -1,9 +1,10 @@
-"""Pages for those alone who may read them: the API server says who asks (TokenReview) and whether he may
-(SubjectAccessReview for the page's path as a nonResourceURL).
+"""Pages for authorized clients. The API server authenticates a client's token (TokenReview) and authorizes it for the
+path of the page (SubjectAccessReview for a nonResourceURL).
 
-As controller-runtime's filter of metrics does it: without a token 401, refused 403. What cannot be asked is not shown:
-503 while the API server is away, 500 when it does not let us ask, for which the account needs `create` on
-`tokenreviews` of `authentication.k8s.io` and on `subjectaccessreviews` of `authorization.k8s.io`.
+The status codes are those of controller-runtime's filter for metrics: 401 without a valid token, 403 without the right.
+If the API server cannot be asked, no page is served: 503 if it is unreachable, 500 if it rejects the review. The
+program's account needs `create` on `tokenreviews` (`authentication.k8s.io`) and on `subjectaccessreviews`
+(`authorization.k8s.io`).
 """
 
 import asyncio
@@ -23,17 +24,16 @@ from .objects import GlobalResource, Metadata, api
 
 log = logging.getLogger(__name__)
 
-_MOST = 256
-# As many questions at a time, whoever makes us ask them; others wait.
-_AT_A_TIME = 4
+_MAX_CACHED = 256
+_MAX_CONCURRENT = 4
 
 
 class TokenSpec(Struct, frozen=True):
     token: str = ""
 
 
-class Who(Struct, rename="camel", omit_defaults=True, frozen=True):
-    """Whom a token belongs to, as the API server says it and takes it."""
+class UserInfo(Struct, rename="camel", omit_defaults=True, frozen=True):
+    """The user that a token belongs to."""
 
     username: str = ""
     uid: str = ""
@@ -43,7 +43,7 @@ class Who(Struct, rename="camel", omit_defaults=True, frozen=True):
 
 class TokenStatus(Struct, frozen=True):
     authenticated: bool = False
-    user: Who = Who()
+    user: UserInfo = UserInfo()
 
 
 class TokenReview(GlobalResource, Struct, omit_defaults=True):
@@ -78,10 +78,10 @@ class SubjectAccessReview(GlobalResource, Struct, omit_defaults=True):
 
 
 class Authorized:
-    """A handler in front of another one, which `page` is, for an `HttpServer`.
+    """A handler for an `HttpServer` that calls the handler `page` for authorized clients only.
 
-    An answer is remembered for a while, of so many callers at most: `allowed_for` seconds are how long somebody can
-    still read who may no more. `patience` is how long a caller waits for it.
+    Decisions are cached, for at most 256 clients: `allow_ttl` seconds if allowed, so a revoked right is effective after
+    this time, and `deny_ttl` if not. A client waits at most `timeout` seconds for a decision.
     """
 
     def __init__(
@@ -89,68 +89,68 @@ class Authorized:
         client: Client,
         page: Callable[[Request], Response],
         *,
-        allowed_for: float = 60.0,
-        refused_for: float = 10.0,
-        patience: float = 8.0,
+        allow_ttl: float = 60.0,
+        deny_ttl: float = 10.0,
+        timeout: float = 8.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._page = page
-        self._allowed_for = allowed_for
-        self._refused_for = refused_for
-        self._patience = patience
+        self._allow_ttl = allow_ttl
+        self._deny_ttl = deny_ttl
+        self._timeout = timeout
         self._clock = clock
-        self._known: OrderedDict[bytes, tuple[float, HttpError | None]] = OrderedDict()
-        self._turns = asyncio.Semaphore(_AT_A_TIME)
+        self._decisions: OrderedDict[bytes, tuple[float, HttpError | None]] = OrderedDict()
+        self._reviews = asyncio.Semaphore(_MAX_CONCURRENT)
         self._problem = ""
 
     async def __call__(self, request: Request) -> Response:
-        """The page. Raises `HttpError` for who may not read it."""
+        """Returns the page. Raises `HttpError` if the client is not authorized."""
         token = _token(request)
         verb = request.method.lower()
-        # No token is kept, only what tells it from others.
+        # Tokens are not stored, only their hashes.
         key = hashlib.sha256(f"{verb} {request.path}\n{token}".encode()).digest()
-        until, refusal = self._known.get(key, (0.0, None))
+        until, refusal = self._decisions.get(key, (0.0, None))
         if until <= self._clock():
-            refusal = await self._ask(token, PageAccess(request.path, verb))
-            lasting = self._allowed_for if refusal is None else self._refused_for
-            self._known[key] = (self._clock() + lasting, refusal)
-            self._known.move_to_end(key)
-            if len(self._known) > _MOST:
-                self._known.popitem(last=False)
+            refusal = await self._decide(token, PageAccess(request.path, verb))
+            ttl = self._allow_ttl if refusal is None else self._deny_ttl
+            self._decisions[key] = (self._clock() + ttl, refusal)
+            self._decisions.move_to_end(key)
+            if len(self._decisions) > _MAX_CACHED:
+                self._decisions.popitem(last=False)
         if refusal is not None:
             raise HttpError(refusal.status, str(refusal))
         return self._page(request)
 
-    async def _ask(self, token: str, access: PageAccess) -> HttpError | None:
-        """Why the owner of a token may not read a page, None when he may. Raises `HttpError` when that is not known."""
+    async def _decide(self, token: str, access: PageAccess) -> HttpError | None:
+        """The refusal of a token, None if it is authorized. Raises `HttpError` if the API server does not decide."""
         try:
-            async with asyncio.timeout(self._patience), self._turns:
-                refusal = await self._reviewed(token, access)
+            async with asyncio.timeout(self._timeout), self._reviews:
+                refusal = await self._review(token, access)
         except (ApiError, TimeoutError) as error:
-            self._tell(f"cannot ask the API server who may read {access.path}: {str(error) or 'no answer in time'}")
+            self._log_problem(
+                f"{access.path}: cannot be authorized: {str(error) or f'no answer in {self._timeout:g} s'}"
+            )
             if isinstance(error, StatusError) and not isinstance(error, TooManyRequests) and error.code < 500:
-                raise HttpError(
-                    500, "the API server does not let us ask who may read this; the log tells more"
-                ) from None
-            raise HttpError(503, "the API server does not say now who may read this; try again later") from None
+                raise HttpError(500, "the API server rejected the review of the token; see the log") from None
+            raise HttpError(503, "the API server did not review the token; try again later") from None
         self._problem = ""
         return refusal
 
-    async def _reviewed(self, token: str, access: PageAccess) -> HttpError | None:
+    async def _review(self, token: str, access: PageAccess) -> HttpError | None:
         found = (await self._client.create(TokenReview(TokenSpec(token)))).status or TokenStatus()
         if not found.authenticated or not found.user.username:
-            return HttpError(401, "the API server does not know this token")
-        who = found.user
-        asked = SubjectAccessReview(AccessSpec(who.username, who.uid, who.groups, who.extra, access))
-        allowed = ((await self._client.create(asked)).status or AccessStatus()).allowed
-        return None if allowed else HttpError(403, f"{who.username} may not {access.verb} {access.path}")
+            return HttpError(401, "the token is not valid in this cluster")
+        user = found.user
+        review = SubjectAccessReview(AccessSpec(user.username, user.uid, user.groups, user.extra, access))
+        allowed = ((await self._client.create(review)).status or AccessStatus()).allowed
+        return None if allowed else HttpError(403, f"{user.username} may not {access.verb} {access.path}")
 
-    def _tell(self, problem: str) -> None:
-        """Once, and not with each page that somebody asks for."""
+    def _log_problem(self, problem: str) -> None:
+        """Logs a problem once, not for each request."""
         if problem != self._problem:
             self._problem = problem
-            log.error("%s; nobody reads it until then", problem)
+            log.error("%s; it is served to no client until then", problem)
 
 
 def _token(request: Request) -> str:
@@ -158,5 +158,5 @@ def _token(request: Request) -> str:
     scheme, _, token = request.authorization.partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not token:
-        raise HttpError(401, "expected a token of the cluster: Authorization: Bearer TOKEN")
+        raise HttpError(401, "expected the header Authorization: Bearer TOKEN")
     return token
