@@ -1,4 +1,4 @@
-"""Kustomize trees as objects, rendered by the genuine kubectl, and the parts that plugins' DaemonSets are made of."""
+"""Kustomize trees as objects, rendered by kubectl, and the common parts of the expected objects."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ def trees() -> list[str]:
 
 
 def overlay(directory: Path, **fields: object) -> list[Object]:
-    """Renders a kustomization with these fields, which `directory` is for. Paths of `deploy` start with its name."""
+    """Renders a kustomization with these fields, written to `directory`. The path of the trees is `deploy`."""
     (directory / "deploy").symlink_to(DEPLOY)
     (directory / "kustomization.yaml").write_text(json.dumps(fields))
     return list(yaml.load_all(run_kubectl("kustomize", directory), yaml.CSafeLoader))
@@ -90,7 +90,7 @@ def _store() -> Path:
 
 
 def in_order(value: Any) -> Any:
-    """With lists of named things in the order of their names, which no one depends on."""
+    """Sorts lists of named items by their names, because their order has no meaning."""
     if isinstance(value, dict):
         return {key: in_order(each) for key, each in value.items()}
     if isinstance(value, list):

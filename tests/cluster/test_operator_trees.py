@@ -1,4 +1,4 @@
-"""The operator's trees on a genuine cluster: its pod with the rights, the limits and the webhooks that they give."""
+"""The operator's trees on a real cluster: its pod with the rights, limits and webhooks of the manifests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ print(answer.read().decode())
 
 
 def operator(cluster: Cluster) -> Object:
-    """The one pod of the operator."""
+    """The only pod of the operator."""
     label = "labelSelector=control-plane%3Dcontroller-manager"
     found: Any = cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods?{label}")
     (one,) = (each for each in found["items"] if "deletionTimestamp" not in each["metadata"])
@@ -55,13 +55,13 @@ def check_that_nothing_went_wrong(cluster: Cluster) -> None:
     pod = operator(cluster)
     (status,) = pod["status"]["containerStatuses"]
     assert status["restartCount"] == 0, status
-    told = cluster.kubectl("logs", f"--namespace={NAMESPACE}", pod["metadata"]["name"])
-    assert "forbidden" not in told.lower(), told
-    assert "Traceback" not in told, told
+    log = cluster.kubectl("logs", f"--namespace={NAMESPACE}", pod["metadata"]["name"])
+    assert "forbidden" not in log.lower(), log
+    assert "Traceback" not in log, log
 
 
 def admits(cluster: Cluster) -> bool:
-    """Whether the webhooks are asked about a custom resource, and answer."""
+    """Whether the webhooks complete a custom resource."""
     asked = resource("gpu", "asked", nodeSelector=NOWHERE)
     status, answer = cluster.request("POST", f"{API}/gpudeviceplugins?dryRun=All", asked)
     return status == 201 and answer["spec"].get("image") == own_image("intel-gpu-plugin")
@@ -80,15 +80,15 @@ def wait_for_it(cluster: Cluster) -> None:
         wait_until(lambda: admits(cluster), "custom resources to be admitted", 60)
     except ClusterError as error:
         words = (f"--namespace={NAMESPACE}", "--selector=control-plane=controller-manager")
-        told = cluster.kubectl("describe", "pods", *words, check=False)
-        raise ClusterError(f"{error}\n{told}{cluster.kubectl('logs', *words, check=False)}") from None
+        pods = cluster.kubectl("describe", "pods", *words, check=False)
+        raise ClusterError(f"{error}\n{pods}{cluster.kubectl('logs', *words, check=False)}") from None
 
 
 # With devices
 
-# FPGAs are not there.
+# The node has no FPGA.
 PRESENT = [family for family in models.KINDS if family != "fpga"]
-# As many as the samples' fields say: GPUs shared by ten, one virtual function of QAT.
+# The fields of the samples limit the numbers: ten shares per GPU, one virtual function of QAT.
 WANTED = {
     "dlb.intel.com/pf": 1,
     "dlb.intel.com/vf": 1,
@@ -115,7 +115,7 @@ def operated(shared_families: Families) -> Iterator[Families]:
     families.reset()
     labels = [f"intel.feature.node.kubernetes.io/{family}" for family in PRESENT]
     node = ("node", families.node.name)
-    # The namespace is there, and stays.
+    # The fixture of the cluster owns the namespace.
     with applied(families.cluster, [each for each in render(OPERATOR / "default") if each["kind"] != "Namespace"]):
         wait_for_it(families.cluster)
         families.cluster.kubectl("label", *node, *(f"{label}=true" for label in labels))
@@ -150,10 +150,10 @@ def test_the_samples_publish_devices_without_an_edited_file(operated: Families) 
     wait_until(lambda: not operated.devices() and not plugins(operated), "plugins and devices to go", 120)
 
 
-# Without
+# Without devices
 
 
-def test_the_operator_serves_what_cert_manager_puts_into_its_secret_and_does_without_when_told_to(
+def test_the_operator_serves_the_certificate_of_cert_manager_until_default_replaces_the_tree(
     image: None, cluster: Cluster
 ) -> None:
     tree = OPERATOR / "overlays/default-with-certmanager"
@@ -167,7 +167,7 @@ def test_the_operator_serves_what_cert_manager_puts_into_its_secret_and_does_wit
     with applied(cluster, [namespaced, secret, *others]):
         wait_for_it(cluster)
         check_that_nothing_went_wrong(cluster)
-        # Who had the original, or this, applies the other tree over it.
+        # Applying the other tree replaces the installation.
         with applied(cluster, render(OPERATOR / "default")):
             wait_for_it(cluster)
             volumes = [volume["name"] for volume in operator(cluster)["spec"]["volumes"]]
@@ -177,7 +177,7 @@ def test_the_operator_serves_what_cert_manager_puts_into_its_secret_and_does_wit
 
 @pytest.fixture(scope="module")
 def installed(image: None, cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster with the documented installation; in the end, nothing of it has gone wrong and nothing is left."""
+    """The cluster with the documented installation. Checks its logs and that the deletion is complete."""
     with applied(cluster, render(OPERATOR / "default")):
         wait_for_it(cluster)
         yield cluster
@@ -195,7 +195,7 @@ def holds(found: Any, condition: str) -> bool:
     return any((each["type"], each["status"]) == (condition, "True") for each in conditions)
 
 
-def test_all_samples_are_carried_out_as_they_are_and_leave_nothing(installed: Cluster) -> None:
+def test_all_samples_are_reconciled_unchanged_and_deleted_completely(installed: Cluster) -> None:
     names = {family: sample(family)["metadata"]["name"] for family in models.KINDS}
     wanted = {f"intel-{family}-plugin-{name}" for family, name in names.items()}
     installed.kubectl("apply", "--kustomize", SAMPLES)
@@ -207,9 +207,9 @@ def test_all_samples_are_carried_out_as_they_are_and_leave_nothing(installed: Cl
         assert made["serviceAccountName"] == f"{PREFIX}plugins"
     listed = installed.kubectl("get", "gpudeviceplugins", "--no-headers").split()
     assert listed[:3] == ["gpudeviceplugin-sample", "0", "0"]
-    told = f"/apis/events.k8s.io/v1/namespaces/default/events?fieldSelector=regarding.name%3D{names['gpu']}"
-    wait_until(lambda: (installed.get(told) or {})["items"], "an event of a resource", 60)
-    # Once more, as an upgrade does it: nothing is asked for anew.
+    events = f"/apis/events.k8s.io/v1/namespaces/default/events?fieldSelector=regarding.name%3D{names['gpu']}"
+    wait_until(lambda: (installed.get(events) or {})["items"], "an event of a resource", 60)
+    # An upgrade applies them again. Nothing is written.
     before = {name: each["metadata"]["generation"] for name, each in daemonsets(installed).items()}
     installed.kubectl("apply", "--kustomize", SAMPLES)
     assert {name: each["metadata"]["generation"] for name, each in daemonsets(installed).items()} == before
@@ -240,14 +240,14 @@ def test_an_invalid_resource_is_refused_by_the_webhook_or_the_definition(
     assert installed.get(f"{API}/{family}deviceplugins/wrong") is None
 
 
-def test_pods_that_ask_for_enclave_memory_are_given_the_device(installed: Cluster, namespace: str) -> None:
+def test_pods_that_request_epc_get_the_enclave_device(installed: Cluster, namespace: str) -> None:
     asking = pod("asking", namespace=namespace, resources={"sgx.intel.com/epc": "512Ki"})
     status, answer = installed.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", asking)
     assert status == 201, answer
     assert answer["spec"]["containers"][0]["resources"]["limits"]["sgx.intel.com/enclave"] == "1"
 
 
-def test_pods_that_name_a_function_of_an_fpga_are_given_the_device(installed: Cluster, namespace: str) -> None:
+def test_pods_that_request_a_mapping_get_its_region(installed: Cluster, namespace: str) -> None:
     installed.kubectl("apply", f"--namespace={namespace}", "--filename", MAPPINGS)
     region = "fpga.intel.com/region-ce48969398f05f33946d560708be108a"
     asking = pod("asking", namespace=namespace, resources={"fpga.intel.com/arria10.dcp1.0": "1"})
@@ -259,7 +259,7 @@ def test_pods_that_name_a_function_of_an_fpga_are_given_the_device(installed: Cl
     wait_until(lambda: given() == {region: "1"}, "the name to be known", 30)
 
 
-def test_the_resource_managers_account_comes_and_goes(installed: Cluster) -> None:
+def test_the_account_of_the_resource_manager_is_created_and_deleted(installed: Cluster) -> None:
     asking = resource("gpu", "managed", resourceManager=True, sharedDevNum=2, nodeSelector=NOWHERE)
     installed.kubectl("apply", "--filename=-", text=json.dumps(asking))
     wait_until(lambda: installed.get(BINDING) and installed.get(ACCOUNT), "account and binding", 60)
@@ -267,19 +267,21 @@ def test_the_resource_managers_account_comes_and_goes(installed: Cluster) -> Non
     wait_until(lambda: not (installed.get(BINDING) or installed.get(ACCOUNT)), "account and binding to go", 60)
 
 
-def test_a_provisioning_configuration_is_seen(installed: Cluster) -> None:
+def test_a_provisioning_configuration_is_watched(installed: Cluster) -> None:
     image = "intel/intel-qat-initcontainer:0.31.1"
     asking = resource("qat", "provisioned", provisioningConfig="qat-config", initImage=image, nodeSelector=NOWHERE)
     asking["spec"]["kernelVfDrivers"] = ["4xxxvf"]
     installed.kubectl("apply", "--filename=-", text=json.dumps(asking))
     path = f"{API}/qatdeviceplugins/provisioned"
-    wait_until(lambda: holds(installed.get(path), "ProvisioningConfigMissing"), "what is missing to be told", 60)
+    wait_until(lambda: holds(installed.get(path), "ProvisioningConfigMissing"), "ProvisioningConfigMissing: True", 60)
     installed.kubectl("create", "configmap", "qat-config", f"--namespace={NAMESPACE}", "--from-literal=qat.conf=")
-    wait_until(lambda: not holds(installed.get(path), "ProvisioningConfigMissing"), "it to be found", 60)
+    wait_until(
+        lambda: not holds(installed.get(path), "ProvisioningConfigMissing"), "ProvisioningConfigMissing: False", 60
+    )
     installed.kubectl("delete", "qatdeviceplugin", "provisioned")
 
 
-def test_applied_again_it_keeps_its_certificate(installed: Cluster) -> None:
+def test_applying_the_tree_again_keeps_the_certificate(installed: Cluster) -> None:
     kept: Any = installed.get(SECRET)
     assert {"ca.crt", "tls.crt", "tls.key"} <= {*kept["data"]}
     installed.kubectl("apply", "--kustomize", OPERATOR / "default")
@@ -288,11 +290,11 @@ def test_applied_again_it_keeps_its_certificate(installed: Cluster) -> None:
     wait_until(lambda: admits(installed), "custom resources to be admitted", 30)
 
 
-def test_the_operators_pod_would_be_admitted_where_pods_are_restricted(installed: Cluster, namespace: str) -> None:
+def test_a_restricted_namespace_admits_the_pod_of_the_operator(installed: Cluster, namespace: str) -> None:
     label = "pod-security.kubernetes.io/enforce=restricted"
     installed.kubectl("label", "namespace", namespace, label)
     (deployment,) = (each for each in render(OPERATOR / "default") if each["kind"] == "Deployment")
-    # The account is in its own namespace.
+    # The account of the operator is in another namespace.
     spec = deployment["spec"]["template"]["spec"] | {"serviceAccountName": "default"}
     restricted = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "operator"}, "spec": spec}
     status, answer = installed.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", restricted)
@@ -302,7 +304,7 @@ def test_the_operators_pod_would_be_admitted_where_pods_are_restricted(installed
 
 
 def read_metrics(node: Node, address: str, *token: str) -> tuple[int, str]:
-    """Status and page, as a pod of the node reads them through the Service."""
+    """Status and page, read through the Service from the network of the node."""
     command = ["nsenter", f"--target={node.pid}", "--net", "--", sys.executable, "-c", READS, address]
     done = subprocess.run(
         [*command, *(f"Bearer {each}" for each in token)], capture_output=True, text=True, check=True, timeout=60
@@ -311,7 +313,7 @@ def read_metrics(node: Node, address: str, *token: str) -> tuple[int, str]:
     return int(status), page
 
 
-def test_metrics_are_for_those_who_are_given_the_role(installed: Cluster, node: Node, namespace: str) -> None:
+def test_metrics_require_the_role(installed: Cluster, node: Node, namespace: str) -> None:
     service: Any = installed.get(f"/api/v1/namespaces/{NAMESPACE}/services/{PREFIX}controller-manager-metrics-service")
     address = service["spec"]["clusterIP"]
     installed.kubectl("create", "serviceaccount", "reader", f"--namespace={namespace}")
@@ -335,19 +337,19 @@ def test_metrics_are_for_those_who_are_given_the_role(installed: Cluster, node: 
         assert read_metrics(node, address)[0] == 401
 
 
-def test_nodes_on_which_resources_meet_are_named_where_nodes_may_be_listed(installed: Cluster) -> None:
+def test_overlaps_name_nodes_if_the_operator_may_list_nodes(installed: Cluster) -> None:
     check_that_nothing_went_wrong(installed)
     taint = {"key": "example.com/no-pods", "effect": "NoSchedule"}
     metadata = {"name": "shared", "labels": NOWHERE}
     node: Object = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": [taint]}}
     asking = [resource("npu", name, nodeSelector=NOWHERE) for name in ("one", "two")]
     with applied(installed, [*render(OPERATOR / "overlays/node-overlaps"), node]):
-        # A right that comes later is found within minutes, or by who starts again.
+        # The operator detects new rights within minutes, or at its start.
         installed.kubectl("rollout", "restart", f"--namespace={NAMESPACE}", f"deployment/{PREFIX}controller-manager")
         wait_for_it(installed)
         with applied(installed, asking):
             path = f"{API}/npudeviceplugins/one"
-            wait_until(lambda: holds(installed.get(path), "NodeOverlap"), "the overlap to be told", 60)
+            wait_until(lambda: holds(installed.get(path), "NodeOverlap"), "NodeOverlap: True", 60)
             found: Any = installed.get(path)
             (condition,) = (each for each in found["status"]["conditions"] if each["type"] == "NodeOverlap")
             assert "NpuDevicePlugin two also selects node shared" in condition["message"]

@@ -1,4 +1,4 @@
-"""The trees of the SGX webhook on a genuine cluster: restricted, with the rights and the memory that they give."""
+"""The trees of the SGX webhook on a real cluster: restricted pods, with the rights and the memory of the manifests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ASKS = {"sgx.intel.com/epc": "512Ki"}
 
 
 def webhook(cluster: Cluster) -> Any:
-    """The status of the container of the one pod."""
+    """The status of the container of the only pod."""
     found: Any = cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods")
     (one,) = found["items"]
     (status,) = one["status"]["containerStatuses"]
@@ -29,7 +29,7 @@ def webhook(cluster: Cluster) -> Any:
 
 
 def is_mutated(cluster: Cluster, namespace: str) -> bool:
-    """Whether a pod that asks for EPC would be given the device."""
+    """Whether the webhook adds the device to a pod that requests EPC."""
     asking = pod("asking", namespace=namespace, resources=ASKS)
     status, answer = cluster.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", asking)
     assert status == 201, answer
@@ -38,15 +38,17 @@ def is_mutated(cluster: Cluster, namespace: str) -> bool:
 
 def wait_for_it(cluster: Cluster, namespace: str) -> None:
     hint = f"see kubectl --kubeconfig={cluster.kubeconfig} get events -n {NAMESPACE}"
-    wait_until(lambda: is_mutated(cluster, namespace), "pods to be mutated", 60, hint=hint)
+    wait_until(lambda: is_mutated(cluster, namespace), "pods: mutated", 60, hint=hint)
 
 
-def test_the_webhook_needs_nothing_but_its_tree(image: None, cluster: Cluster, namespace: str) -> None:
+def test_the_tree_with_its_own_certificate_needs_no_other_component(
+    image: None, cluster: Cluster, namespace: str
+) -> None:
     tree = OVERLAYS / "default-with-own-certificates"
     with applied(cluster, render(tree)):
         wait_for_it(cluster, namespace)
         kept: Any = cluster.get(SECRET)
-        # As after an upgrade: what it has made is not taken from it.
+        # An upgrade applies the tree again. The Secret keeps its content.
         cluster.kubectl("apply", "--kustomize", tree)
         again: Any = cluster.get(SECRET)
         assert again["data"] == kept["data"]
@@ -54,9 +56,7 @@ def test_the_webhook_needs_nothing_but_its_tree(image: None, cluster: Cluster, n
         assert webhook(cluster)["restartCount"] == 0
 
 
-def test_the_webhook_serves_what_cert_manager_puts_into_its_secret(
-    image: None, cluster: Cluster, namespace: str
-) -> None:
+def test_the_webhook_serves_the_certificate_of_cert_manager(image: None, cluster: Cluster, namespace: str) -> None:
     objects = [
         each for each in render(OVERLAYS / "default-with-certmanager") if "cert-manager" not in each["apiVersion"]
     ]
@@ -67,7 +67,7 @@ def test_the_webhook_serves_what_cert_manager_puts_into_its_secret(
     hook["clientConfig"]["caBundle"] = encoded(cluster.authority)
     namespaced, *others = objects
     assert namespaced["kind"] == "Namespace"
-    # A pod that comes before its Secret is started late.
+    # The kubelet retries the mount of a missing Secret only after a delay, so the Secret is created first.
     with applied(cluster, [namespaced, secret, *others]):
         wait_for_it(cluster, namespace)
         assert webhook(cluster)["restartCount"] == 0

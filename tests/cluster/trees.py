@@ -1,4 +1,4 @@
-"""Kustomize trees on a cluster, for a while, and what somebody else would put there for them."""
+"""Applies the objects of trees to a cluster for the time of a test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .pki import Credentials
 
 @contextmanager
 def applied(cluster: Cluster, objects: Sequence[Object]) -> Iterator[None]:
-    """These objects, as `kubectl apply --kustomize` applies them; gone afterwards."""
+    """Applies objects as `kubectl apply --kustomize` does, and deletes them afterwards."""
     document = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
     cluster.kubectl("apply", "--filename=-", text=document)
     try:

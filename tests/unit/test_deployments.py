@@ -1,7 +1,7 @@
-"""The kustomize trees render to the objects that users of the Go plugins have, field by field: GPU, NPU, rules, images.
+"""The trees of GPU, NPU and NFD rules render to the objects of the Go project's; the images have its entry points.
 
-The tables are the specification's, in its newest form, but for the image: the organisation is ours, and overlays for
-what newer releases removed (fractional resources) are not there. `kubectl` renders; without one the tests are skipped.
+The tables are those of the specification in its newest form. Images have our own vendor. The overlay with fractional
+resources, which newer releases removed, does not exist. `kubectl` renders; without it the tests are skipped.
 """
 
 import json
@@ -123,12 +123,12 @@ def test_a_tree_renders_to_its_daemonset_and_nothing_else(directory: str) -> Non
 
 
 @pytest.mark.parametrize("directory", ["gpu_plugin/overlays/nfd_labeled_nodes", "npu_plugin"])
-def test_the_folders_of_the_originals_lead_to_the_same(directory: str) -> None:
+def test_the_directory_names_of_the_originals_resolve_to_the_same_trees(directory: str) -> None:
     assert render(REPOSITORY / "deployments" / directory) == render(DEPLOY / directory)
 
 
-# Node feature rules: name -> (PCI classes, device ids, modules, labels, lines of the template). One of the modules is
-# enough, but of those with a plus between them all are wanted. Their names are those of loaded ones.
+# Node feature rules: name -> (PCI classes, device ids, modules, labels, lines of the template). One of the modules must
+# be present; with a plus between them, all. The names are those of loaded modules.
 
 I_LABEL, G_LABEL = "intel.feature.node.kubernetes.io", "gpu.intel.com"
 NPU_IDS = "7e4c 643e ad1d 7d1d b03e fd3e d71d"
@@ -170,7 +170,7 @@ RULES: dict[str, dict[str, tuple[str, str, str, dict[str, str], list[str]]]] = {
         "intel.gpu.a.series": ("0300", ARC_IDS, "", {f"{G_LABEL}/family": "A_Series"}, []),
     },
 }  # fmt: skip
-# Rules that look at something else than PCI devices and modules.
+# Rules without PCI devices and modules.
 OTHER_RULES: dict[str, list[Object]] = {
     "intel-dp-devices": [
         {
@@ -201,9 +201,9 @@ OTHER_RULES: dict[str, list[Object]] = {
         }
     ],
 }
-# The devices that matched, as a rule's template sees them.
+# The matched devices in the context of a rule's template.
 MATCHED = [{"class": card[:4], "device": card[5:]} for card in ("0300-56a0", "0380-56c1", "0300-56a0")]
-# Of these modules the files, by which built-in ones are known, have other names.
+# Built-in modules have the names of their files. These differ from the names of loaded modules.
 FILES = {"dfl_pci": "dfl-pci", "intel_fpga_pci": "intel-fpga-pci", "vfio_pci": "vfio-pci"}
 
 
@@ -220,7 +220,7 @@ def expected_rule(name: str, classes: str, ids: str, modules: str, labels: dict[
 
 
 def alternatives(wanted: list[str]) -> list[Object]:
-    """All ways for modules to be there, each loaded or built in."""
+    """All combinations of loaded and built-in modules."""
     found: list[Object] = []
     for states in product(("loaded", "enabled"), repeat=len(wanted)):
         features: dict[str, Object] = {}
@@ -258,7 +258,7 @@ def test_the_node_feature_rules_are_those_of_the_tables(directory: str, group: s
 
 @cache
 def expand(template: str) -> list[str]:
-    """The lines of a Go template, expanded by the genuine thing: kubectl prints an object through any."""
+    """The lines of a Go template. kubectl expands it."""
     if not template:
         return []
     document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}, "pci": {"device": MATCHED}}
@@ -266,8 +266,8 @@ def expand(template: str) -> list[str]:
     return [line.strip() for line in run_kubectl(*words, text=json.dumps(document)).splitlines() if line.strip()]
 
 
-def test_nfd_itself_gets_our_workers_configuration(tmp_path: Path) -> None:
-    """With a stand-in for NFD's own tree, which lies elsewhere: same namespace, same name of the ConfigMap."""
+def test_the_nfd_worker_gets_our_configuration(tmp_path: Path) -> None:
+    """A stand-in replaces NFD's own tree, which is in another repository."""
     tree = tmp_path / "nfd"
     shutil.copytree(DEPLOY / "nfd", tree)
     own = tree / "base/kustomization.yaml"
@@ -326,11 +326,11 @@ IMAGES = {
     "intel-fpga-admissionwebhook": "intel_fpga_admissionwebhook",
     "intel-deviceplugin-operator": "intel_deviceplugin_operator",
 }
-# What they find in relative paths.
+# Init programs use relative paths.
 WORKING_DIRECTORIES = {"intel-qat-initcontainer": "/qat-init", "intel-idxd-config-initcontainer": "/idxd-init"}
 
 
-def test_every_image_has_its_entry_point_and_says_what_it_is() -> None:
+def test_every_image_has_its_entry_point_and_labels() -> None:
     configs = image_configs()
     assert {name: config.entrypoint for name, config in configs.items()} == {
         own_image(name): [f"/usr/local/bin/{command}"] for name, command in IMAGES.items()
@@ -342,12 +342,12 @@ def test_every_image_has_its_entry_point_and_says_what_it_is() -> None:
         assert not config.user
 
 
-def test_every_image_starts_a_command_of_ours() -> None:
+def test_every_entry_point_is_a_script_of_the_package() -> None:
     scripts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
     assert {*IMAGES.values(), "intel-sgx-epchook"} - set(scripts) == set()
 
 
-def test_the_build_script_makes_every_image_with_the_builder_there_is(tmp_path: Path) -> None:
+def test_the_build_script_builds_every_image_with_the_installed_builder(tmp_path: Path) -> None:
     builder = tmp_path / "podman"
     builder.write_text('#!/bin/sh\necho "$@"\n')
     builder.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The trees of the one agent for all families render to a DaemonSet that sees what the families' own see together."""
+"""The trees of the agent render to a DaemonSet with the mounts of all family plugins together."""
 
 import os
 from pathlib import Path, PurePosixPath
@@ -73,11 +73,11 @@ def test_every_kustomization_is_in_the_table() -> None:
     assert there == {*TREES, WITH_FPGAS, COMPONENT}
 
 
-# What FPGAs take besides.
+# Additions for FPGAs.
 
 
 def with_fpgas(objects: list[Object]) -> tuple[dict[str, Object], Object]:
-    """The objects besides the DaemonSet by their kinds, and its pod."""
+    """The other objects by their kinds, and the pod of the DaemonSet."""
     by_kind = {each["kind"]: each for each in objects}
     assert len(by_kind) == len(objects)
     return by_kind, by_kind.pop("DaemonSet")["spec"]["template"]["spec"]
@@ -88,7 +88,7 @@ def of_the_fpga_plugin() -> tuple[dict[str, Object], Object]:
 
 
 def combined(directory: Path) -> list[Object]:
-    """What users write who want both: the configuration file and FPGAs, in a namespace of their own."""
+    """An overlay with configuration file and FPGAs in its own namespace."""
     content = {
         "namespace": "accelerators",
         "resources": [os.path.relpath(DEPLOY / "accelplane_node/overlays/config", directory)],
@@ -99,10 +99,10 @@ def combined(directory: Path) -> list[Object]:
 
 
 @pytest.mark.parametrize("configured", [False, True], ids=["alone", "with-the-configuration-file"])
-def test_with_fpgas_the_agent_has_their_programs_installed_and_may_read_nodes(tmp_path: Path, configured: bool) -> None:
+def test_the_fpga_component_installs_programs_and_grants_reading_nodes(tmp_path: Path, configured: bool) -> None:
     objects, pod = with_fpgas(combined(tmp_path) if configured else render(DEPLOY / WITH_FPGAS))
     others, plugin = of_the_fpga_plugin()
-    # The same as with the FPGAs' own plugin, but for an account of the agent's own.
+    # The same as for the FPGA plugin, with the account of the agent.
     assert pod["initContainers"] == plugin["initContainers"]
     assert objects["ClusterRole"]["rules"] == others["ClusterRole"]["rules"]
     namespace = "accelerators" if configured else "kube-system"
@@ -111,7 +111,7 @@ def test_with_fpgas_the_agent_has_their_programs_installed_and_may_read_nodes(tm
     assert objects["ClusterRoleBinding"]["subjects"] == [{"kind": "ServiceAccount", **account}]
     assert objects["ClusterRoleBinding"]["roleRef"]["name"] == objects["ClusterRole"]["metadata"]["name"]
     assert objects.keys() == {"ServiceAccount", "ClusterRole", "ClusterRoleBinding"}
-    # And nothing else is different from the agent without.
+    # There are no other differences.
     expected = expected_daemonset(configured=configured)["spec"]["template"]["spec"]
     expected |= {"serviceAccountName": NAME, "automountServiceAccountToken": True}
     expected["initContainers"] = plugin["initContainers"]
@@ -120,8 +120,8 @@ def test_with_fpgas_the_agent_has_their_programs_installed_and_may_read_nodes(tm
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_agent_sees_what_the_plugin_of_a_family_sees(family: str) -> None:
-    """Of sysfs every container has a view that is read-only, so only what is writable or no sysfs need be mounted."""
+def test_the_agent_mounts_the_paths_of_each_family_plugin(family: str) -> None:
+    """Every container has a read-only sysfs, so only writable parts of it are mounted."""
     (daemonset,) = (each for each in render(DEPLOY / f"{family}_plugin/base") if each["kind"] == "DaemonSet")
     pod = daemonset["spec"]["template"]["spec"]
     mounted = {each["name"]: each for each in pod["containers"][0]["volumeMounts"]}
@@ -137,7 +137,7 @@ def test_the_agent_sees_what_the_plugin_of_a_family_sees(family: str) -> None:
         assert any(PurePosixPath(path).is_relative_to(place) for place in places), path
 
 
-def test_the_example_of_a_configuration_is_one() -> None:
+def test_the_example_configuration_is_valid() -> None:
     (example,) = yaml.safe_load_all((DEPLOY / "accelplane_node/overlays/config/agent-config.yaml").read_text())
     assert (example["kind"], example["metadata"]) == ("ConfigMap", {"name": NAME})
     (name,) = example["data"]

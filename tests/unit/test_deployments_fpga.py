@@ -1,10 +1,8 @@
-"""The trees of the FPGA plugin and of its pod webhook render to the objects that users of the Go plugin have, field by
-field.
+"""The trees of the FPGA plugin and its pod webhook render to the objects of the Go project's trees.
 
-The tables are the specification's. Beyond them are a readiness probe, namespaces that say which pods they admit, an
-account of the webhook's own, the right to watch nodes, the counts of what was programmed, certificates that need no
-cert-manager, and rights to write statuses and events and to see whom they are about. Nobody leads, so nothing may be
-done to leases. `kubectl` renders.
+The tables are those of the specification. Additions are a readiness probe, Pod Security labels, an account of the
+webhook, the right to watch nodes, the programming counters, the own certificate, and rights for statuses and Events.
+There is no leader election, so there are no rights on leases. `kubectl` renders.
 """
 
 from collections.abc import Sequence
@@ -47,7 +45,7 @@ MAPPINGS = "mappings-collection.yaml"
 CERT_MANAGER = "overlays/default-with-certmanager"
 OWN_CERTIFICATES = "overlays/default-with-own-certificates"
 LABELS = {"control-plane": "controller-manager"}
-# Namespace and prefix. The trees below the overlays have something for these to fill in.
+# Namespace and prefix. Trees below the overlays have placeholders.
 PLACEHOLDERS = ("system", "")
 OF_WEBHOOK = ("intelfpgawebhook-system", "intelfpgawebhook-")
 OF_PLUGIN = ("intelfpgaplugin-system", "intelfpgaplugin-")
@@ -60,7 +58,7 @@ def allowed(group: str, resources: Sequence[str], verbs: str) -> Object:
 
 
 def definitions() -> list[Object]:
-    """As the operator has them."""
+    """The CRDs of the operator's tree."""
     bases = DEPLOY / "operator/crd/bases"
     return [
         yaml.safe_load((bases / f"fpga.intel.com_{kind}.yaml").read_text())
@@ -156,7 +154,7 @@ def rights(namespace: str, prefix: str) -> list[Object]:
     kinds = ("acceleratorfunctions", "fpgaregions")
     rules = [
         allowed("fpga.intel.com", kinds, "list watch"),
-        # The original's is without these.
+        # Additions to the original.
         allowed("fpga.intel.com", [f"{kind}/status" for kind in kinds], "patch"),
         allowed("", ("nodes", "pods"), "list watch"),
         allowed("events.k8s.io", ("events",), "create patch"),
@@ -208,7 +206,7 @@ VOLUMES: Volumes = {
     "devfs": ("/dev", "ro", ""),
     "sysfs": ("/sys/class", "ro", ""),
     "cdidir": ("/var/run/cdi", "rw", "DirectoryOrCreate"),
-    # Not the original's: what the hook and the tool have counted.
+    # Addition to the original: the counters of hook and tool.
     "fpga-records": ("/run/accelplane-fpga", "ro", "DirectoryOrCreate"),
     **SOCKETS,
 }
@@ -301,7 +299,7 @@ def test_the_names_that_the_webhook_gets_are_those_of_its_objects(tree: Path) ->
         assert (values["certificate-secret"], values["cert-dir"]) == ("", mount["mountPath"])
     else:
         assert ("Secret", values["certificate-secret"]) in found
-    # Where it is asked whether it is ready, it answers.
+    # The probe uses the address of the health server.
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert values["health-probe-bind-address"] == f":{ports[container['readinessProbe']['httpGet']['port']]}"
 
@@ -310,8 +308,8 @@ def test_without_cdi_plugin_and_init_container_agree_who_runs_the_hook() -> None
     found = by_name(render(PLUGIN / WITHOUT_CDI))
     pod = found["DaemonSet", f"{OF_PLUGIN[1]}intel-fpga-plugin"]["spec"]["template"]["spec"]
     (container,), (init,) = pod["containers"], pod["initContainers"]
-    told, _ = parse(flags_of(FpgaConfig), container["args"])
-    config = FpgaConfig.of(told)
+    given, _ = parse(flags_of(FpgaConfig), container["args"])
+    config = FpgaConfig.of(given)
     assert (config.own_mode, config.cdi_use) == ("region", "off")
     values = {flag.name: flag.default for flag in fpgainit.FLAGS} | parse(fpgainit.FLAGS, init["args"])[0]
     assert values["enable"] == "hooks.d"
@@ -326,7 +324,7 @@ def test_the_example_mappings_are_those_of_the_operators_samples() -> None:
 
 
 def mappings() -> dict[str, Object]:
-    """The example mappings by what pods ask for."""
+    """The example mappings by the resource names that pods request."""
     documents = yaml.safe_load_all((WEBHOOK / MAPPINGS).read_text())
     return {f"fpga.intel.com/{each['metadata']['name']}": each for each in documents}
 
@@ -339,18 +337,18 @@ def demo(name: str) -> Object:
 
 
 @pytest.mark.parametrize("name", ["test-fpga-orchestrated", "test-fpga-preprogrammed", "intelfpga-job"])
-def test_a_demo_asks_for_the_rights_and_the_memory_that_its_program_needs(name: str) -> None:
+def test_a_demo_requests_the_capabilities_and_huge_pages_of_its_program(name: str) -> None:
     assert demo(name)["securityContext"]["capabilities"] == {"add": ["IPC_LOCK"]}
     assert demo(name)["resources"]["limits"].items() >= {"cpu": 1, "hugepages-2Mi": "20Mi"}.items()
 
 
 @pytest.mark.parametrize(("how", "mode"), [("orchestrated", "region"), ("preprogrammed", "af")])
-def test_a_demo_asks_by_a_name_that_is_among_the_examples(how: str, mode: str) -> None:
+def test_a_demo_requests_a_name_of_the_example_mappings(how: str, mode: str) -> None:
     (name,) = {*demo(f"test-fpga-{how}")["resources"]["limits"]} & {*mappings()}
     assert mappings()[name]["spec"]["mode"] == mode
 
 
-def test_the_job_asks_by_the_name_that_the_plugin_gives_to_the_function_that_it_runs() -> None:
+def test_the_job_requests_the_resource_name_of_its_function() -> None:
     spec = mappings()["fpga.intel.com/arria10.dcp1.2-nlb0-preprogrammed"]["spec"]
     container = demo("intelfpga-job")
     assert container["command"] == ["nlb0"]

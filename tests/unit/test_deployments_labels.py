@@ -1,4 +1,4 @@
-"""The kustomize tree of the labeller: what it runs, as whom, and how little it is given."""
+"""The tree of the labeller: its command, account, rights and security context."""
 
 import pytest
 from manifests import DEPLOY, REPOSITORY, Object, render
@@ -31,7 +31,7 @@ def test_one_account_has_the_rights_and_runs_the_labeller(tree: str) -> None:
     assert ("ValidatingAdmissionPolicy" in found) == tree.endswith("own-node-only")
 
 
-def test_the_labeller_is_given_flags_that_it_has() -> None:
+def test_the_arguments_are_flags_of_the_labeller() -> None:
     (container,) = objects("labels")["DaemonSet"]["spec"]["template"]["spec"]["containers"]
     command, *words = container["args"]
     given, rest = parse(labels.FLAGS, words)
@@ -43,7 +43,7 @@ def test_the_labeller_is_given_flags_that_it_has() -> None:
 
 
 def test_the_labeller_satisfies_the_restricted_profile() -> None:
-    """Pod Security Standards: no volumes of the host, no root, no capabilities, the runtime's own seccomp profile."""
+    """No host volumes, no root, no capabilities, the default seccomp profile of the runtime."""
     pod = objects("labels")["DaemonSet"]["spec"]["template"]["spec"]
     assert "volumes" not in pod
     assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
@@ -57,7 +57,7 @@ def test_the_labeller_satisfies_the_restricted_profile() -> None:
     }
 
 
-def test_the_rights_are_those_of_three_verbs_on_nodes() -> None:
+def test_the_rights_are_three_verbs_on_nodes() -> None:
     rules = objects("labels")["ClusterRole"]["rules"]
     assert {(tuple(rule["resources"]), tuple(rule["verbs"])) for rule in rules} == {
         (("nodes",), ("get", "watch", "patch")),
@@ -65,5 +65,5 @@ def test_the_rights_are_those_of_three_verbs_on_nodes() -> None:
     }
 
 
-def test_the_folder_of_the_originals_leads_there_too() -> None:
+def test_the_directory_name_of_the_originals_resolves_to_the_tree() -> None:
     assert render(REPOSITORY / "deployments/labels") == render(DEPLOY / "labels")

@@ -1,7 +1,7 @@
-"""The trees of QAT, DSA, IAA, DLB and SGX render to the objects that users of the Go plugins have, field by field.
+"""The trees of QAT, DSA, IAA, DLB and SGX render to the objects of the Go project's trees.
 
-The tables are the specification's. Where releases differ, the trees are in the form of the newest, and what newer ones
-have dropped (AppArmor's annotation for QAT, the hook of SGX) is there. `kubectl` renders.
+The tables are those of the specification. Where releases differ, the trees have the form of the newest, and keep parts
+that it has removed: the AppArmor annotation for QAT and the NFD hook for SGX. `kubectl` renders.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ APPARMOR = {"container.apparmor.security.beta.kubernetes.io/intel-qat-plugin": "
 
 
 class Base(msgspec.Struct, frozen=True):
-    """What is a family's own of its DaemonSet: volumes but the sockets', memory and CPU, and further fields."""
+    """The DaemonSet fields of a family: volumes besides that of the sockets, memory and CPU, and further fields."""
 
     volumes: Volumes
     requests: tuple[str, str]
@@ -87,7 +87,7 @@ BASES = {
 
 
 class Overlay(msgspec.Struct, frozen=True):
-    """What an overlay adds to the DaemonSet of its family."""
+    """The additions of an overlay to the DaemonSet of its family."""
 
     family: str
     arguments: list[str] = []
@@ -254,7 +254,7 @@ def test_sgx_has_no_kustomization_of_the_whole_family() -> None:
     assert not (DEPLOY / "sgx_plugin/kustomization.yaml").exists()
 
 
-def test_qats_kernel_mode_lies_beside_the_base() -> None:
+def test_the_manifest_for_qat_kernel_mode_is_beside_the_base() -> None:
     (daemonset,) = yaml.safe_load_all((DEPLOY / "qat_plugin/base/intel-qat-kernel-plugin.yaml").read_text())
     volumes: Volumes = {"devfs": ("/dev", "rw", ""), "etcdir": ("/etc", "ro", ""), **SOCKETS}
     container = {
@@ -270,7 +270,7 @@ def test_qats_kernel_mode_lies_beside_the_base() -> None:
     assert daemonset == plugin_daemonset("intel-qat-kernel-plugin", pod)
 
 
-# The ConfigMaps that the overlays of DSA and IAA want: examples of them.
+# Examples of the ConfigMaps that the overlays of DSA and IAA require.
 
 
 def idxd_profile(device: str, groups: Object, queue: Object) -> list[Object]:
@@ -313,7 +313,7 @@ PROFILES = {
 
 
 @pytest.mark.parametrize("family", PROFILES)
-def test_an_example_of_its_configuration_lies_beside_an_overlay(family: str) -> None:
+def test_an_example_configuration_is_beside_an_overlay(family: str) -> None:
     directory = DEPLOY / f"{family}_plugin/overlays/{family}_initcontainer"
     example = yaml.safe_load((directory / f"{family}-config.yaml").read_text())
     assert (example["apiVersion"], example["kind"]) == ("v1", "ConfigMap")
@@ -327,7 +327,7 @@ def test_an_example_of_its_configuration_lies_beside_an_overlay(family: str) -> 
 # SGX without NFD.
 
 
-def test_epc_is_registered_by_a_daemonset_that_waits_for_nothing() -> None:
+def test_the_daemonset_that_registers_epc_does_not_depend_on_its_own_label() -> None:
     found = {
         (each["kind"], each["metadata"]["name"]): each for each in render(DEPLOY / "sgx_plugin/overlays/epc-register")
     }
@@ -414,7 +414,7 @@ def expected_qat_pod(kind: str, resource: str, data: str) -> Object:
     }
 
 
-def test_the_dpdk_applications_ask_for_what_they_need() -> None:
+def test_the_dpdk_applications_request_devices_cpus_and_huge_pages() -> None:
     found = {each["metadata"]["name"]: each for each in render(DEPLOY / "qat_dpdk_app")}
     (data,) = (name for name in found if name.startswith("test-data-"))
     assert found[data]["data"] == {"file.txt": Path(DEPLOY / "qat_dpdk_app/compress-perf/file.txt").read_text()}
@@ -427,12 +427,12 @@ def test_the_dpdk_applications_ask_for_what_they_need() -> None:
 
 
 @pytest.mark.parametrize(("kind", "data"), [("crypto", ""), ("compress", "test-data")])
-def test_the_dpdk_applications_are_there_for_devices_of_any_service(kind: str, data: str) -> None:
+def test_variants_of_the_dpdk_applications_request_generic_devices(kind: str, data: str) -> None:
     file = DEPLOY / f"qat_dpdk_app/{kind}-perf/{kind}-perf-dpdk-pod-requesting-qat-generic.yaml"
     assert yaml.safe_load(file.read_text()) == expected_qat_pod(kind, "generic", data)
 
 
-def test_what_is_compressed_are_lines_that_anyone_can_make_again() -> None:
+def test_the_file_to_compress_is_reproducible() -> None:
     lines = (DEPLOY / "qat_dpdk_app/compress-perf/file.txt").read_text().splitlines()
     assert lines == [hashlib.sha512(str(number).encode()).hexdigest() for number in range(1600)]
 
@@ -520,7 +520,7 @@ def test_the_enclave_applications(directory: str) -> None:
         assert config["metadata"]["name"].startswith("inproc-sgx-attestation-conf-")
         assert {name: with_comments(text) for name, text in config["data"].items()} == {"sgx_default_qcnl.conf": QUOTE}
         mount, volume = one_file("qplconf", "sgx_default_qcnl.conf", config["metadata"]["name"])
-        # It writes its quote beside its programs.
+        # The program writes its quote to its own directory.
         container["securityContext"]["readOnlyRootFilesystem"] = False
         container["volumeMounts"] = [mount]
         pod["volumes"] = [volume]

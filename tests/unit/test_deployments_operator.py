@@ -64,7 +64,7 @@ def placed(kind: str, objects: Iterable[Object]) -> set[tuple[str, str]]:
     }
 
 
-# What there is
+# Objects
 
 # Kind -> names without their prefix.
 COMMON = {
@@ -201,7 +201,7 @@ CONTAINERS: dict[str, Object] = {
 
 
 @pytest.mark.parametrize("directory", CONTAINERS)
-def test_the_operator_runs_as_the_originals_do(directory: str) -> None:
+def test_the_pod_of_the_operator_is_that_of_the_original(directory: str) -> None:
     namespace, prefix = OCP_NAMES if directory == OCP else (NAMESPACE, PREFIX)
     container = CONTAINER | CONTAINERS[directory]
     pod = {
@@ -236,7 +236,7 @@ def test_the_names_that_the_program_gets_are_those_of_its_objects(directory: str
         assert (chosen.certificate.secret, chosen.certificate.directory) == ("", mount["mountPath"])
 
 
-def test_the_services_lead_to_webhooks_and_metrics() -> None:
+def test_the_services_select_webhooks_and_metrics() -> None:
     found = by_name(render(TREE / DEFAULT))
     webhooks = found["Service", f"{PREFIX}webhook-service"]["spec"]
     assert webhooks == {"selector": CONTROL_PLANE, "ports": [{"port": 443, "targetPort": 9443, "protocol": "TCP"}]}
@@ -314,7 +314,7 @@ def test_an_installation_for_one_kind_keeps_all_other_objects(directory: str) ->
     assert removed == (set() if directory == "device/fpga" else rights)
 
 
-def test_cert_manager_is_asked_for_a_certificate_of_the_service() -> None:
+def test_the_certificate_of_cert_manager_is_for_the_service() -> None:
     found = by_name(render(TREE / CERT_MANAGER))
     host = f"{PREFIX}webhook-service.{NAMESPACE}.svc"
     assert found["Certificate", f"{PREFIX}serving-cert"]["spec"] == {
@@ -326,7 +326,7 @@ def test_cert_manager_is_asked_for_a_certificate_of_the_service() -> None:
     assert found["Issuer", f"{PREFIX}selfsigned-issuer"]["spec"] == {"selfSigned": {}}
 
 
-def test_on_openshift_the_certificate_is_the_service_cas() -> None:
+def test_on_openshift_the_service_ca_issues_the_certificate() -> None:
     found = by_name(render(TREE / OCP))
     annotation = "service.beta.openshift.io"
     service = found["Service", f"{OCP_NAMES[1]}webhook-service"]["metadata"]["annotations"]
@@ -337,7 +337,7 @@ def test_on_openshift_the_certificate_is_the_service_cas() -> None:
         assert metadata == {"name": name, "annotations": {f"{annotation}/inject-cabundle": "true"}}
 
 
-def test_on_openshift_the_namespace_is_the_callers(tmp_path: Path) -> None:
+def test_on_openshift_the_overlay_of_the_user_sets_the_namespace(tmp_path: Path) -> None:
     overlay = os.path.relpath(TREE / OCP, tmp_path)
     (tmp_path / "kustomization.yaml").write_text(f"namespace: mine\nresources: [{overlay}]\n")
     objects = list(yaml.safe_load_all(run_kubectl("kustomize", tmp_path)))

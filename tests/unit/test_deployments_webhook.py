@@ -1,7 +1,7 @@
-"""The trees of the SGX pod webhook render to the objects that users of the Go webhook have, field by field.
+"""The trees of the SGX pod webhook render to the objects of the Go project's trees.
 
-The tables are the specification's. Beyond them are a readiness probe, a namespace that admits restricted pods only, no
-token where nothing is asked of the API, and the overlay that needs no cert-manager. `kubectl` renders.
+The tables are those of the specification. Additions are a readiness probe, Pod Security level restricted, an account
+without token, and the overlay with the own certificate. `kubectl` renders.
 """
 
 import pytest
@@ -24,7 +24,7 @@ TREE = DEPLOY / "sgx_admissionwebhook"
 CERT_MANAGER = "overlays/default-with-certmanager"
 OWN_CERTIFICATES = "overlays/default-with-own-certificates"
 LABELS = {"control-plane": "controller-manager"}
-# What the trees below the overlays call things, for the overlays to fill in.
+# Namespace and prefix. Trees below the overlays have placeholders.
 PLACEHOLDERS = ("system", "")
 NAMES = ("intelsgxwebhook-system", "intelsgxwebhook-")
 
@@ -170,7 +170,7 @@ def test_the_names_that_the_program_gets_are_those_of_its_objects(directory: str
         assert (values["certificate-secret"], values["cert-dir"]) == ("", mount["mountPath"])
 
 
-def test_nfds_overlay_is_the_plugin_on_labelled_nodes_and_the_webhook() -> None:
+def test_the_nfd_overlay_is_the_plugin_on_labelled_nodes_and_the_webhook() -> None:
     (plugin,) = render(DEPLOY / "sgx_plugin/base")
     plugin["spec"]["template"]["spec"]["nodeSelector"] = {
         "kubernetes.io/arch": "amd64",
