@@ -82,6 +82,11 @@ def test_versions_have_the_order_of_semver() -> None:
         assert [each for each in ordered if versions.is_below(low, each)] == ordered[position + 1 :]
 
 
+@pytest.mark.parametrize(("length", "accepted"), [(256, True), (257, False)])
+def test_a_version_has_at_most_256_characters(length: int, accepted: bool) -> None:
+    assert (versions.parse("1.0.0-".ljust(length, "a")) is not None) == accepted
+
+
 SHA = {"INTEL_GPU_PLUGIN_SHA": f"docker.example/accelplane/intel-gpu-plugin@{DIGEST}"}
 OVERRIDDEN = SHA["INTEL_GPU_PLUGIN_SHA"]
 

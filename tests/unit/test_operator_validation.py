@@ -193,6 +193,8 @@ QAT_INIT = {"initImage": "intel/intel-qat-initcontainer:0.31.1"}
         ("gpu", {"levelZeroImage": "intel/intel-gpu-plugin:0.31.1"}, [], ["levelZeroImage", "intel-gpu-levelzero"]),
         ("gpu", {"healthManagement": True, "xpumdEndpoint": "/run/xpumd/a"}, [], ["expected one of them"]),
         ("gpu", {"xpumdEndpoint": "/run/xpumd/intelxpuinfo.sock"}, [], None),
+        ("gpu", {"xpumdEndpoint": "/run/".ljust(107, "x")}, [], None),
+        ("gpu", {"xpumdEndpoint": "/run/".ljust(108, "x")}, [], ["up to 107 bytes"]),
         ("gpu", {"xpumdEndpoint": "/socket"}, [], ["xpumdEndpoint is /socket,"]),
         ("gpu", {"xpumdEndpoint": "/run/../etc/x"}, [], ["xpumdEndpoint"]),
         (
