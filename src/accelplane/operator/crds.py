@@ -127,7 +127,7 @@ def _mapping(
     status = structural_schema(fields["status"])
     status["description"] = "The resource that pods get, and the nodes that offer it, as observed last."
     spec = structural_schema(fields["spec"])
-    spec["description"] = "What the name stands for."
+    spec["description"] = "Function or region that the name identifies."
     top = resource_schema(about, {"spec": spec, "status": status})
     top["required"] = ["spec"]
     kind = model.__name__
