@@ -407,6 +407,9 @@ async def test_an_informer_rejects_late_caches_other_resources_and_a_second_run(
     with pytest.raises(RuntimeError, match="widgets: already running"):
         await informer.run()
     running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    with pytest.raises(RuntimeError, match="informer without a cache"):
+        await Informer(client).run()
 
 
 async def test_a_rate_limited_watch_is_resumed_without_a_list(api: KubeApi) -> None:

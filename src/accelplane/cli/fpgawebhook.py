@@ -100,8 +100,8 @@ def _manager(client: "Client", values: Values) -> "Manager":
         health_address=health,
         metrics_address=metrics,
         shutdown_delay=shutdown_delay_of(values),
-        # The manifests give the pod 10 s.
-        graceful_shutdown_timeout=5.0,
+        # The manifests give the pod 10 s: the delay, 5 s for the last requests, and this for events.
+        graceful_shutdown_timeout=2.0,
     )
     naming = naming_of(str(values["resource-naming"]))
     certificate = Certificate(

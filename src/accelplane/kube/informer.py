@@ -126,6 +126,8 @@ class Informer:
 
     async def run(self) -> None:
         """Lists and watches until cancelled."""
+        if not self._caches:
+            raise RuntimeError("informer without a cache: add one with `cache` before `run`")
         if self._running:
             raise RuntimeError(f"{self}: already running")
         self._running = True
