@@ -126,7 +126,7 @@ async def _edit(kubeconfig: str, count: int) -> Sequence[float]:
     times: list[float] = []
     try:
         version = (await client.list(DaemonSet, ours)).resource_version
-        watch = client.watch(DaemonSet, ours, version, lasting=_PATIENCE, silence=_PATIENCE)
+        watch = client.watch(DaemonSet, ours, version, duration=_PATIENCE, idle=_PATIENCE)
         for number in range(count):
             most = 10 + number
             strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": most}}

@@ -210,7 +210,7 @@ async def watch_reports_what_enters_and_leaves_a_selection(connect: Connect) -> 
     await client.patch(ConfigMap, "w-1", {"data": {"a": "last"}}, namespace=NAMESPACE)
     await client.delete(ConfigMap, "w-1", NAMESPACE)
     seen: list[str] = []
-    watch = client.watch(ConfigMap, selection, since, lasting=30, silence=30)
+    watch = client.watch(ConfigMap, selection, since, duration=30, idle=30)
     async for event in watch:
         if event.type != "BOOKMARK":
             seen.append(event.type)

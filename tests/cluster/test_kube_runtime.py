@@ -303,7 +303,7 @@ async def test_bookmarks_are_sent_and_lists_come_in_pages(api: Cluster) -> None:
         listing = await client.list(ConfigMap, LABELED, page=3)
         assert len(listing.items) == 7
         seen: set[str] = set()
-        watch = client.watch(ConfigMap, LABELED, listing.resource_version, lasting=4, silence=30)
+        watch = client.watch(ConfigMap, LABELED, listing.resource_version, duration=4, idle=30)
         others = asyncio.create_task(change_others(client))
         async for event in watch:
             seen.add(event.type)
@@ -332,7 +332,7 @@ async def test_a_cache_lists_again_when_etcd_forgot(api: Cluster) -> None:
         await asyncio.to_thread(api.apiserver.kill)
         await asyncio.to_thread(api.apiserver.start)
         with pytest.raises(Gone):
-            async for _ in client.watch(ConfigMap, LABELED, version.resourceVersion or "", lasting=10, silence=30):
+            async for _ in client.watch(ConfigMap, LABELED, version.resourceVersion or "", duration=10, idle=30):
                 pass
         heard: list[tuple[Any, Any]] = []
         cache.subscribe(lambda old, new: heard.append((old and old.metadata.name, new and new.metadata.name)))  # pyright: ignore[reportOptionalMemberAccess]

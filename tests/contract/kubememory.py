@@ -118,7 +118,7 @@ class MemoryClient:
         return version
 
     async def watch(
-        self, _kind: type[Object], _selection: Selection, resource_version: str, *, lasting: float, silence: float
+        self, _kind: type[Object], _selection: Selection, resource_version: str, *, duration: float, idle: float
     ) -> AsyncGenerator[Watched, None]:
         server = self._server
         await self._request("WATCH")
@@ -126,7 +126,7 @@ class MemoryClient:
         if since < server._oldest:
             raise Gone("WATCH", "too old resource version", code=410)
         loop = asyncio.get_running_loop()
-        end = loop.time() + lasting
+        end = loop.time() + duration
         server._break = None
         while loop.time() < end:
             changed = server._changed
@@ -134,7 +134,7 @@ class MemoryClient:
                 since = version
                 yield Watched(kind, msgspec.Raw(document))  # pyright: ignore[reportArgumentType]
             try:
-                async with asyncio.timeout(min(silence, end - loop.time())):
+                async with asyncio.timeout(min(idle, end - loop.time())):
                     await changed.wait()
             except TimeoutError:
                 if loop.time() < end:

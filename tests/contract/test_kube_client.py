@@ -18,9 +18,9 @@ from accelplane.kube.objects import ApiInfo, GlobalResource, Metadata, Namespace
 from accelplane.kube.objects import api as api_info
 
 
-async def events(client: Client, since: str = "100", *, silence: float = 5, lasting: float = 60) -> list[Watched]:
+async def events(client: Client, since: str = "100", *, idle: float = 5, duration: float = 60) -> list[Watched]:
     """Everything that a watch tells until the server ends it."""
-    watch = client.watch(Widget, Selection(), since, lasting=lasting, silence=silence)
+    watch = client.watch(Widget, Selection(), since, duration=duration, idle=idle)
     return [event async for event in watch]
 
 
@@ -176,7 +176,7 @@ async def test_of_a_kind_with_metadata_alone_the_server_is_asked_for_no_more(api
     made = api.put("widgets", widget("w"))
     assert (await client.get(Outline, "w")).metadata.uid == made["metadata"]["uid"]
     await client.list(Outline)
-    async with contextlib.aclosing(client.watch(Outline, Selection(), "100", lasting=60, silence=5)) as watch:
+    async with contextlib.aclosing(client.watch(Outline, Selection(), "100", duration=60, idle=5)) as watch:
         await anext(watch)
     await client.get(Widget, "w")
     partial = [re.findall("as=([^;]+);g=meta.k8s.io;v=v1", asked.accept) for asked in api.requests]
@@ -252,7 +252,7 @@ async def test_a_server_that_is_not_there_is_unreachable(api: KubeApi, client: C
 async def test_a_watch_tells_what_happens_and_asks_for_bookmarks(api: KubeApi, client: Client) -> None:
     api.bookmark_interval = 0.01
     api.put("widgets", widget("w"))
-    kinds = [event.type for event in await events(client, lasting=1)]
+    kinds = [event.type for event in await events(client, duration=1)]
     assert kinds[0] == "ADDED"
     assert set(kinds[1:]) == {"BOOKMARK"}
     assert api.requests[-1].parameters["allowWatchBookmarks"] == "true"
@@ -261,7 +261,7 @@ async def test_a_watch_tells_what_happens_and_asks_for_bookmarks(api: KubeApi, c
 async def test_a_silent_watch_is_taken_for_dead(api: KubeApi, client: Client) -> None:
     api.silent = True
     with pytest.raises(errors.WatchIdleTimeout, match=r"received nothing for 0\.1 s"):
-        await events(client, silence=0.1)
+        await events(client, idle=0.1)
 
 
 async def test_a_watch_from_too_long_ago_is_gone(api: KubeApi, client: Client) -> None:

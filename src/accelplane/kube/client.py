@@ -216,11 +216,11 @@ class Client:
         return True
 
     def watch(
-        self, kind: type[Object], selection: Selection, resource_version: str, *, lasting: float, silence: float
+        self, kind: type[Object], selection: Selection, resource_version: str, *, duration: float, idle: float
     ) -> AsyncGenerator[Watched, None]:
-        """The events after a resource version, for `lasting` seconds or up to twice as long.
+        """The events after a resource version, for `duration` seconds or up to twice as long.
 
-        Raises `Gone` if that version is too old, and `WatchIdleTimeout` if nothing was received for `silence` seconds:
+        Raises `Gone` if that version is too old, and `WatchIdleTimeout` if nothing was received for `idle` seconds:
         the server sends a bookmark every minute, if an object of the kind has changed since the watch began.
         """
         return self._server.watch(
@@ -229,8 +229,8 @@ class Client:
             resource_version=resource_version,
             query=_selectors(selection) | {"allowWatchBookmarks": "true"},
             # As client-go does, so that not all watches of a server end at the same time.
-            duration=lasting * (1 + random.random()),  # noqa: S311 no secret
-            idle=silence,
+            duration=duration * (1 + random.random()),  # noqa: S311 no secret
+            idle=idle,
             accept=_accept(kind),
         )
 

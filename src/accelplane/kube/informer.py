@@ -60,7 +60,7 @@ class ListerWatcher(Protocol):
     ) -> str: ...
 
     def watch(
-        self, kind: type[Object], selection: Selection, resource_version: str, *, lasting: float, silence: float
+        self, kind: type[Object], selection: Selection, resource_version: str, *, duration: float, idle: float
     ) -> AsyncGenerator[Watched, None]: ...
 
 
@@ -211,7 +211,7 @@ class Informer:
         received = False
         timeouts = self._timeouts
         watch = self._client.watch(
-            self._kind, self.selection, self._version, lasting=timeouts.duration, silence=timeouts.idle
+            self._kind, self.selection, self._version, duration=timeouts.duration, idle=timeouts.idle
         )
         self.watching_since = time.time()
         try:
