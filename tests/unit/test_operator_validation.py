@@ -335,6 +335,7 @@ def test_invalid_pod_fields_are_refused_in_one_line_with_what_to_do(spec: dict[s
         {"resources": {"limits": {"cpu": 1, "memory": "1Gi"}, "requests": {"cpu": "1000m", "memory": "1024Mi"}}},
         {"resources": {"limits": {"hugepages-2Mi": "4Mi", "a.example/b": 1}, "requests": {"a.example/b": "1"}}},
         {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}}},
+        {"updateStrategy": {"rollingUpdate": {"maxSurge": "0%", "maxUnavailable": 1}}},
         {"updateStrategy": {"type": "OnDelete"}},
         {"podAnnotations": {"Prefix.example/Name": "ä"}},
     ],
