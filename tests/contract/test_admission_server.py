@@ -457,6 +457,16 @@ async def test_the_webhook_that_the_page_shows_works() -> None:
     assert not denied.response["allowed"]
 
 
+async def test_draining_closes_each_connection_after_its_next_review() -> None:
+    async with world(secure=False) as made:
+        caller = await made.caller()
+        assert (await caller.ask(post(review()))).status == 200
+        made.server.drain()
+        assert (await caller.ask(post(review()))).status == 200
+        assert await caller.ended()
+        assert (await made.ask(post(review()))).status == 200
+
+
 def test_two_webhooks_do_not_share_a_path() -> None:
     with pytest.raises(ValueError, match="/off"):
         AdmissionServer([denying("/off", "a"), denying("/off", "b")])

@@ -446,3 +446,14 @@ async def test_metrics_show_the_state_of_a_cache_while_it_runs(api: KubeApi, cli
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert set(gauges(client.metrics)) <= {"lists_total", "lists_created"}
+
+
+async def test_watch_that_ends_soon_after_an_event_is_resumed_without_delay(api: KubeApi) -> None:
+    slow = WatchTimeouts(idle=60, duration=60, first_delay=60, max_delay=60)
+    async with widgets(api, watch_timeouts=slow) as cache:
+        await synced(cache, api)
+        for number in range(3):
+            api.put("widgets", widget(f"w{number}"))
+            await until(lambda count=number + 1: len(cache) == count)
+            api.end_watches()
+            await until(lambda count=number + 2: api.count("WATCH") == count, 30)

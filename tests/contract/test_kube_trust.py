@@ -15,7 +15,7 @@ from virtualtime import VirtualTimeLoop
 from accelplane.kube.authority import plan_renewal_in_process, renew
 from accelplane.kube.certificates import CertificatePolicy, service_names
 from accelplane.kube.jsonpatch import Operation
-from accelplane.kube.testing import apply_json_patch
+from accelplane.kube.testing import PatchError, apply_json_patch
 from accelplane.kube.tls import ServingTls
 from accelplane.kube.trust import SecretData, SecretMissing, Target, TargetKind, Trust, TrustError, TrustSettings
 
@@ -87,9 +87,12 @@ class Store:
             raise TrustError(f"{kind} {name}: no")
         self.on_patch()
         self.patches += 1
-        self.targets_by_name[name] = apply_json_patch(
-            self.targets_by_name[name], json.loads(msgspec.json.encode(operations))
-        )
+        try:
+            self.targets_by_name[name] = apply_json_patch(
+                self.targets_by_name[name], json.loads(msgspec.json.encode(operations))
+            )
+        except PatchError as error:
+            raise TrustError(f"{kind} {name}: {error}") from error
         self.changed()
 
     def bundle(self, name: str = "one") -> bytes:
@@ -160,6 +163,20 @@ async def test_failing_target_does_not_block_the_others() -> None:
         await trust(store, tls).reconcile()
     assert tls.ready
     assert store.bundle()
+
+
+async def test_bundle_is_not_injected_into_another_webhook_if_the_list_changes_meanwhile() -> None:
+    store = Store()
+    reconciler = trust(store)
+    foreign = {"name": "foreign", "clientConfig": {"url": "https://example.com"}}
+    store.on_patch = lambda: store.targets_by_name["one"]["webhooks"].insert(0, foreign)
+    with pytest.raises(TrustError, match="one"):
+        await reconciler.reconcile()
+    assert foreign["clientConfig"] == {"url": "https://example.com"}
+    store.on_patch = lambda: None
+    await reconciler.reconcile()
+    entries = store.targets_by_name["one"]["webhooks"]
+    assert [bool(one["clientConfig"].get("caBundle")) for one in entries] == [False, True]
 
 
 async def test_removed_bundle_is_injected_again() -> None:
