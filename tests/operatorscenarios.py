@@ -202,7 +202,7 @@ def unfulfilled(objects: Mapping[str, Sequence[Object]]) -> str:
         if upgrade(plugin, SETTINGS.images)[1]:
             return f"{about}: has images of old"
         desired = render(plugin, SETTINGS, provisioning=hashes.get(models.provisioning_config(plugin.spec), ""))
-        planned = plan(desired, there, manager="accelplane-operator")
+        planned = plan(desired, there)
         if planned.kept is None or planned.apply is not None or planned.surplus:
             return f"{about}: {len(there)} DaemonSets, {planned.differences}, {planned.surplus}"
         others = [each for each in plugins.values() if each.family == plugin.family]

@@ -277,7 +277,7 @@ class Installation:
         asked, there = self.resource(family, name), self.daemonset(family, name)
         if not there or asked.get("status", {}).get("observedGeneration") != asked["metadata"]["generation"]:
             return False
-        return plan(render(models.decode(asked), Settings(namespace=NAMESPACE)), [there], manager=MANAGER).apply is None
+        return plan(render(models.decode(asked), Settings(namespace=NAMESPACE)), [there]).apply is None
 
     def wait_as_asked(self, family: str, name: str) -> Object:
         """Waits for that, and returns the DaemonSet."""

@@ -91,7 +91,7 @@ def is_as_rendered(cluster: Cluster, family: str, name: str) -> bool:
     found = resource(cluster, family, name)
     wanted = render(models.decode(found), Settings(namespace=NAMESPACE))
     there = daemonsets(cluster)
-    return len(there) == 1 and plan(wanted, there, manager=MANAGER).apply is None and holds(found, "Available")
+    return len(there) == 1 and plan(wanted, there).apply is None and holds(found, "Available")
 
 
 @pytest.mark.parametrize("family", models.KINDS)

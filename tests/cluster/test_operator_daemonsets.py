@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from customresources import plugin
 
+from accelplane.kube.fieldmanagers import transferred
 from accelplane.operator import models
 from accelplane.operator.daemonsets import render
 from accelplane.operator.settings import Settings
-from accelplane.operator.update import plan
+from accelplane.operator.update import GO_MANAGERS, plan
 
 from .cluster import Cluster, ClusterError
 from .machine import wait_until
@@ -72,23 +73,23 @@ def test_what_was_applied_needs_no_second_write(
     settings = Settings(namespace=namespace, pull_secret=REGISTRY, service_account="plugins")
     resource = plugin(family, **OWN[family], **NOWHERE, **more)
     desired = render(resource, settings, provisioning="0123")
-    first = plan(desired, [], manager=MANAGER)
-    assert first.creates
+    first = plan(desired, [])
+    assert first.kept is None
     assert first.apply is not None
     there = applied(cluster, first.apply)
-    again = plan(desired, [there], manager=MANAGER)
+    again = plan(desired, [there])
     assert (again.apply, again.differences) == (None, ())
 
 
 def test_what_is_no_longer_asked_for_goes_and_what_others_added_stays(cluster: Cluster, namespace: str) -> None:
     settings = Settings(namespace=namespace)
     before = render(plugin("gpu", **OWN["gpu"], **NOWHERE, **FOR_ALL), settings)
-    there = applied(cluster, plan(before, [], manager=MANAGER).apply or {})
+    there = applied(cluster, plan(before, []).apply or {})
     name = there["metadata"]["name"]
     cluster.kubectl("rollout", "restart", f"--namespace={namespace}", f"daemonset/{name}")
 
     after = render(plugin("gpu", **NOWHERE), settings)
-    changed = plan(after, [found(cluster, namespace, name)], manager=MANAGER)
+    changed = plan(after, [found(cluster, namespace, name)])
     there = applied(cluster, changed.apply or {})
 
     pod = there["spec"]["template"]["spec"]
@@ -99,7 +100,7 @@ def test_what_is_no_longer_asked_for_goes_and_what_others_added_stays(cluster: C
     assert pod["containers"][0]["resources"]["limits"] == {"cpu": "100m", "memory": "90Mi"}
     assert not {"tolerations", "priorityClassName", "imagePullSecrets"} & set(pod)
     assert [*there["spec"]["template"]["metadata"]["annotations"]] == ["kubectl.kubernetes.io/restartedAt"]
-    assert plan(after, [there], manager=MANAGER).apply is None
+    assert plan(after, [there]).apply is None
 
 
 def test_what_an_older_operator_made_is_taken_over_whole(cluster: Cluster, namespace: str) -> None:
@@ -114,12 +115,13 @@ def test_what_an_older_operator_made_is_taken_over_whole(cluster: Cluster, names
     # The controller of DaemonSets writes its status once, and is somebody else, too.
     wait_until(lambda: found(cluster, namespace, name)["status"].get("observedGeneration"), f"status of {name}")
     before = found(cluster, namespace, name)
-    takeover = plan(desired, [before], manager=MANAGER)
-    assert takeover.managed_fields
+    takeover = plan(desired, [before])
+    managed_fields = transferred(before["metadata"]["managedFields"], MANAGER, GO_MANAGERS)
+    assert managed_fields
     words = ("patch", "daemonset", name, f"--namespace={namespace}", "--type=json", f"--field-manager={MANAGER}")
 
     def hand_over(version: str) -> None:
-        values = {"resourceVersion": version, "managedFields": takeover.managed_fields}
+        values = {"resourceVersion": version, "managedFields": managed_fields}
         patch = [{"op": "replace", "path": f"/metadata/{field}", "value": value} for field, value in values.items()]
         cluster.kubectl(*words, "--patch", json.dumps(patch))
 
@@ -133,5 +135,5 @@ def test_what_an_older_operator_made_is_taken_over_whole(cluster: Cluster, names
     assert "nfd-features" not in [each["name"] for each in there["spec"]["template"]["spec"]["volumes"]]
     owners = {(each["manager"], each["operation"]) for each in there["metadata"]["managedFields"]}
     assert ("intel_deviceplugin_operator", "Update") not in owners
-    assert plan(desired, [there], manager=MANAGER).apply is None
+    assert plan(desired, [there]).apply is None
     assert len((cluster.get(path(namespace)) or {})["items"]) == 1

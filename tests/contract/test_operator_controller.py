@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -151,14 +152,84 @@ def put_pod(api: KubeApi, owner: Object, name: str, place: str) -> None:
     api.put("pods", {"metadata": about, "spec": {"nodeName": place} if place else {}})
 
 
-async def test_a_daemonset_of_another_owner_is_not_taken_over(api: KubeApi) -> None:
-    about = {"name": "intel-gpu-plugin-mine", "namespace": NAMESPACE, "labels": {"app": "intel-gpu-plugin"}}
-    foreign = api.put("daemonsets", {"metadata": about, "spec": {"selector": {}}})
+async def test_a_foreign_daemonset_is_a_name_conflict_until_it_is_deleted(api: KubeApi) -> None:
+    about = {"name": "intel-gpu-plugin-mine", "namespace": NAMESPACE}
+    foreign = copy.deepcopy(api.put("daemonsets", {"metadata": about, "spec": {"selector": {}}}))
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE))
         await until(lambda: says(api, "Degraded", "True"))
-    assert api.get("daemonsets", "intel-gpu-plugin-mine", NAMESPACE) is foreign
-    assert "not the resource's" in (condition(api, "Degraded") or {})["message"]
+        said = condition(api, "Degraded") or {}
+        assert said["reason"] == "NameConflict"
+        assert "expected one controlled by GpuDevicePlugin mine; delete or rename it" in said["message"]
+        await until(lambda: any(each["reason"] == "NameConflict" for each in api.all("events")))
+        assert daemonset(api) == foreign
+        # The watch of this one object has begun.
+        await until(lambda: api.count("WATCH .*/daemonsets") > 1)
+        asked = api.count("GET .*/daemonsets/intel-gpu-plugin-mine")
+        api.remove("daemonsets", "intel-gpu-plugin-mine", NAMESPACE)
+        await until(lambda: says(api, "Degraded", "False") and says(api, "Available", "True"))
+        assert api.count("GET .*/daemonsets/intel-gpu-plugin-mine") <= asked + 2
+
+
+async def test_the_daemonset_of_a_former_resource_of_the_name_is_adopted_and_keeps_its_name(api: KubeApi) -> None:
+    reference = {"apiVersion": "deviceplugin.intel.com/v1", "kind": "GpuDevicePlugin", "name": "mine", "uid": "former"}
+    labels = {"app": "intel-gpu-plugin"}
+    about = {"name": "intel-gpu-plugin", "namespace": NAMESPACE, "labels": labels}
+    about |= {"ownerReferences": [reference | {"controller": True, "blockOwnerDeletion": True}]}
+    spec = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": {}}}
+    uid = api.put("daemonsets", {"metadata": about, "spec": spec})["metadata"]["uid"]
+    async with operator(api, "gpu"):
+        owner = put(api, resource("gpu", image=IMAGE))
+        await until(lambda: says(api, "Available", "True"))
+        await until(lambda: any(each["reason"] == "Adopted" for each in api.all("events")))
+    (found,) = api.all("daemonsets")
+    assert (found["metadata"]["name"], found["metadata"]["uid"]) == ("intel-gpu-plugin", uid)
+    assert [each["uid"] for each in found["metadata"]["ownerReferences"]] == [owner["metadata"]["uid"]]
+    assert found["spec"]["template"]["spec"]["containers"][0]["image"] == IMAGE
+
+
+async def test_a_resource_that_is_being_deleted_is_not_reconciled(api: KubeApi) -> None:
+    leaving = resource("gpu", image=IMAGE)
+    leaving["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["example.com/wait"]}
+    async with operator(api, "gpu"):
+        put(api, leaving)
+        put(api, resource("gpu", "other", image=IMAGE))
+        await until(lambda: says(api, "Available", "True", name="other"))
+    assert daemonset(api) is None
+    assert "status" not in (api.get("gpudeviceplugins", "mine") or {})
+
+
+async def test_a_field_that_another_program_reverts_is_corrected_ever_less_often(api: KubeApi) -> None:
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=IMAGE))
+        await until(lambda: says(api, "Available", "True"))
+
+        def revert() -> bool:
+            """Reverts as soon as the operator has corrected; whether the operator tells of it."""
+            found = daemonset(api)
+            assert found
+            if found["spec"]["template"]["spec"]["containers"][0]["image"] == IMAGE:
+                drifted = copy.deepcopy(found)
+                drifted["spec"]["template"]["spec"]["containers"][0]["image"] = "other:1"
+                path = {
+                    "f:spec": {
+                        "f:template": {"f:spec": {"f:containers": {'k:{"name":"intel-gpu-plugin"}': {"f:image": {}}}}}
+                    }
+                }
+                entries = [each for each in drifted["metadata"]["managedFields"] if each["manager"] != "other-program"]
+                theirs = {"manager": "other-program", "operation": "Update", "apiVersion": "apps/v1", "fieldsV1": path}
+                drifted["metadata"]["managedFields"] = [*entries, theirs]
+                api.put("daemonsets", drifted)
+            return says(api, "Degraded", "True")
+
+        await until(revert, 30)
+        said = condition(api, "Degraded") or {}
+        assert said["reason"] == "FieldConflict"
+        assert "image: found" in said["message"]
+        assert "changed by other-program" in said["message"]
+        # Three corrections, each with a handover at most, and the one that may be due meanwhile.
+        assert api.count("PATCH .*/daemonsets/") <= 8
+        await until(lambda: any(each["reason"] == "FieldConflict" for each in api.all("events")))
 
 
 async def test_what_an_older_operator_made_goes_on_under_its_name_and_others_go(api: KubeApi) -> None:
@@ -183,13 +254,13 @@ async def test_what_an_older_operator_made_goes_on_under_its_name_and_others_go(
 
 
 async def test_a_refusal_of_the_server_is_told_and_tried_again(api: KubeApi) -> None:
-    refusing = api.fault("PATCH .*/daemonsets/", 422, times=1_000_000)
+    refusing = api.fault("POST .*/daemonsets$", 422, times=1_000_000)
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE))
         await until(lambda: says(api, "Degraded", "True"))
         refusing.times = 0
         await until(lambda: says(api, "Degraded", "False") and daemonset(api) is not None)
-        await until(lambda: any(each["reason"] == "Refused" for each in api.all("events")))
+        await until(lambda: any(each["reason"] == "WriteRefused" for each in api.all("events")))
 
 
 async def test_a_resource_that_is_malformed_keeps_its_daemonset_and_is_told_so(api: KubeApi) -> None:
@@ -338,7 +409,7 @@ async def test_what_gpu_plugins_share_and_may_not_be_made_is_told(api: KubeApi) 
 @pytest.mark.parametrize(
     "pattern",
     [
-        "PATCH .*/daemonsets/",
+        "POST .*/daemonsets$",
         "PATCH .*/status",
         "GET .*/daemonsets/",
         "GET .*/gpudeviceplugins/",

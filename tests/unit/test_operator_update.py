@@ -10,9 +10,8 @@ from customresources import plugin
 from accelplane.operator import models
 from accelplane.operator.daemonsets import PROVISIONING_ANNOTATION, render
 from accelplane.operator.settings import Settings
-from accelplane.operator.update import HASH_ANNOTATION, plan, provisioning_on, ready_to_own
+from accelplane.operator.update import HASH_ANNOTATION, plan, provisioning_on
 
-MANAGER = "accelplane-operator"
 UID = {"uid": "u-1"}
 Object = dict[str, Any]
 INIT_IMAGES = {
@@ -32,7 +31,7 @@ def desired(family: str, *, settings: Settings | None = None, provisioning: str 
 
 def stored(family: str, *, name: str = "", since: str = "2026-01-01T00:00:00Z", **spec: Any) -> Object:
     """A DaemonSet as the API server gives it back: with its defaults and what it keeps about it."""
-    made = plan(desired(family, **spec), [], manager=MANAGER).apply
+    made = plan(desired(family, **spec), []).apply
     assert made is not None
     there = as_the_server_says(made)
     there["metadata"] |= {"uid": "d-1", "resourceVersion": "7", "creationTimestamp": since}
@@ -63,10 +62,10 @@ def as_the_server_says(wanted: Any) -> Object:
 
 def told(family: str, there: Object, **spec: Any) -> tuple[str, ...]:
     """What differs from what is asked for now; the write is checked to be the whole DaemonSet."""
-    found = plan(desired(family, **spec), [there], manager=MANAGER)
+    found = plan(desired(family, **spec), [there])
     assert (found.apply is None) == (not found.differences)
     if found.apply is not None:
-        assert plan(desired(family, **spec), [as_the_server_says(found.apply)], manager=MANAGER).apply is None
+        assert plan(desired(family, **spec), [as_the_server_says(found.apply)]).apply is None
         assert found.apply["metadata"]["name"] == there["metadata"]["name"]  # type: ignore[index,call-overload]
         assert found.apply["spec"]["selector"] == there["spec"]["selector"]  # type: ignore[index,call-overload]
     return tuple(line for line in found.differences if HASH_ANNOTATION not in line)
@@ -81,14 +80,13 @@ def test_nothing_is_written_where_all_is_as_asked_for(family: str) -> None:
         "nodeSelector": {"a": "b"},
         "resources": {"limits": {"cpu": "1000m", "memory": "0.5Gi"}},
     }
-    found = plan(desired(family, **spec), [stored(family, **spec)], manager=MANAGER)
+    found = plan(desired(family, **spec), [stored(family, **spec)])
     assert (found.apply, found.differences, found.surplus) == (None, (), ())
-    assert not found.creates
 
 
 def test_where_there_is_none_it_is_created_with_its_hash() -> None:
-    found = plan(desired("gpu"), [], manager=MANAGER)
-    assert found.creates
+    found = plan(desired("gpu"), [])
+    assert found.kept is None
     assert found.apply is not None
     assert len(found.apply["metadata"]["annotations"][HASH_ANNOTATION]) == 16  # type: ignore[index,call-overload]
 
@@ -99,7 +97,7 @@ PLUGIN = "spec.template.spec.containers.intel-{}-plugin"
 @pytest.mark.parametrize(
     ("family", "before", "after", "expected"),
     [
-        ("gpu", {"image": "x:1"}, {"image": "x:2"}, [f'{PLUGIN}.image: "x:1", expected "x:2"']),
+        ("gpu", {"image": "x:1"}, {"image": "x:2"}, [f'{PLUGIN}.image: found "x:1", expected "x:2"']),
         ("gpu", {"nodeSelector": {"a": "b"}}, {}, ["spec.template.spec.nodeSelector[kubernetes.io/arch]: missing"]),
         ("gpu", {}, {"nodeSelector": {"a": "b"}}, ["spec.template.spec.nodeSelector.a: missing"]),
         ("gpu", {}, {"sharedDevNum": 2}, [f"{PLUGIN}.args:"]),
@@ -112,7 +110,7 @@ PLUGIN = "spec.template.spec.containers.intel-{}-plugin"
         ("dsa", {"initImage": "x:1"}, {"initImage": "x:1", "provisioningConfig": "a"}, ["volumeMounts", "volumes"]),
         (
             "dsa", {"initImage": "x:1", "provisioningConfig": "a"}, {"initImage": "x:1", "provisioningConfig": "b"},
-            ['volumes.intel-dsa-config-volume.configMap.name: "a", expected "b"'],
+            ['volumes.intel-dsa-config-volume.configMap.name: found "a", expected "b"'],
         ),
         ("dsa", {"initImage": "x:1"}, {"initImage": "x:1", "driver": "vfio-pci"},
          ["args", "volumeMounts[/dev/vfio]", "DSA_DRIVER", "volumes.devfs.hostPath.path"]),
@@ -125,14 +123,14 @@ PLUGIN = "spec.template.spec.containers.intel-{}-plugin"
         ("npu", {}, {"updateStrategy": {"type": "OnDelete"}}, ["spec.updateStrategy.type"]),
         (
             "npu", {"resources": {"limits": {"cpu": "1000m"}}}, {"resources": {"limits": {"cpu": 2}}},
-            ['limits.cpu: "1", expected 2'],
+            ['limits.cpu: found "1", expected 2'],
         ),
     ],
 )  # fmt: skip
 def test_an_edit_of_the_resource_is_written_and_told(
     family: str, before: Object, after: Object, expected: list[str]
 ) -> None:
-    found = plan(desired(family, **after), [stored(family, **before)], manager=MANAGER)
+    found = plan(desired(family, **after), [stored(family, **before)])
     assert found.apply is not None
     assert found.differences
     lines = "\n".join(told(family, stored(family, **before), **after))
@@ -180,9 +178,8 @@ def test_an_old_daemonset_keeps_its_name_and_selector_and_gets_everything_else()
     del there["metadata"]["annotations"]
     there["spec"]["selector"] = {"matchLabels": {"app": "intel-gpu-plugin", "older": "yes"}}
     there["spec"]["template"]["metadata"]["labels"] = {"app": "intel-gpu-plugin", "older": "yes"}
-    found = plan(desired("gpu", image="x:2"), [there], manager=MANAGER)
+    found = plan(desired("gpu", image="x:2"), [there])
     made: Any = found.apply
-    assert not found.creates
     assert found.surplus == ()
     assert made["metadata"]["name"] == "intel-gpu-plugin"
     assert made["spec"]["selector"] == there["spec"]["selector"]
@@ -192,57 +189,41 @@ def test_an_old_daemonset_keeps_its_name_and_selector_and_gets_everything_else()
 
 def test_an_account_that_is_no_longer_wanted_becomes_the_default_one() -> None:
     there = stored("gpu", resourceManager=True)
-    made: Any = plan(desired("gpu"), [there], manager=MANAGER).apply
+    made: Any = plan(desired("gpu"), [there]).apply
     assert made["spec"]["template"]["spec"]["serviceAccountName"] == "default"
-    assert plan(desired("gpu"), [as_the_server_says(made)], manager=MANAGER).apply is None
+    assert plan(desired("gpu"), [as_the_server_says(made)]).apply is None
 
 
 def test_of_several_the_oldest_goes_on() -> None:
     old = stored("gpu", name="b", since="2026-01-01T00:00:00Z")
     new = stored("gpu", name="a", since="2026-02-01T00:00:00Z")
-    found = plan(desired("gpu"), [new, old], manager=MANAGER)
+    found = plan(desired("gpu"), [new, old])
     assert found.kept is old
     assert found.surplus == ("a",)
 
 
-def test_one_of_a_former_resource_of_the_same_name_is_deleted_before_another_is_made() -> None:
-    former = stored("gpu")
+def test_one_of_a_former_resource_of_the_same_name_is_adopted_under_its_name() -> None:
+    former = stored("gpu", name="intel-gpu-plugin")
     former["metadata"]["ownerReferences"][0]["uid"] = "gone"
-    found = plan(desired("gpu"), [former], manager=MANAGER)
-    assert (found.apply, found.surplus) == (None, ("intel-gpu-plugin-mine",))
-    former["metadata"]["name"] = "intel-gpu-plugin"
-    found = plan(desired("gpu"), [former], manager=MANAGER)
-    assert found.creates
-    assert found.surplus == ("intel-gpu-plugin",)
+    found = plan(desired("gpu"), [former])
+    assert (found.kept, found.child.metadata.name, found.surplus) == (former, "intel-gpu-plugin", ())
+    own = stored("gpu", since="2026-02-01T00:00:00Z")
+    found = plan(desired("gpu"), [former, own])
+    assert (found.kept, found.surplus) == (own, ("intel-gpu-plugin",))
 
 
 def test_one_that_is_being_deleted_is_waited_for() -> None:
     leaving = stored("gpu")
     leaving["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z"
-    found = plan(desired("gpu"), [leaving], manager=MANAGER)
-    assert (found.apply, found.surplus) == (None, ())
+    found = plan(desired("gpu"), [leaving])
+    assert (found.apply, found.kept, found.surplus) == (None, None, ())
+    other = stored("gpu", name="intel-gpu-plugin", since="2026-03-01T00:00:00Z")
+    found = plan(desired("gpu"), [leaving, other])
+    assert (found.kept, found.surplus) == (other, ())
 
 
 def test_the_hash_of_a_config_that_pods_were_made_with_can_be_read_back() -> None:
     assert provisioning_on(stored("dsa")) == ""
     assert provisioning_on(stored("dsa", provisioning="0123")) == "0123"
-    changed = plan(desired("dsa", provisioning="4567"), [stored("dsa", provisioning="0123")], manager=MANAGER)
+    changed = plan(desired("dsa", provisioning="4567"), [stored("dsa", provisioning="0123")])
     assert any(PROVISIONING_ANNOTATION in line for line in changed.differences)
-
-
-def entry(manager: str, operation: str, fields: Object, **more: str) -> Object:
-    return {"manager": manager, "operation": operation, "apiVersion": "apps/v1", "fieldsV1": fields, **more}
-
-
-def test_what_the_old_operator_owned_is_handed_over() -> None:
-    theirs = entry("intel_deviceplugin_operator", "Update", {"f:spec": {"f:a": {}, "f:b": {"f:c": {}}}})
-    status = entry("intel_deviceplugin_operator", "Update", {"f:status": {}}, subresource="status")
-    kubectl = entry("kubectl-edit", "Update", {"f:spec": {"f:x": {}}})
-    ours = entry(MANAGER, "Apply", {"f:spec": {"f:b": {"f:d": {}}}})
-    there = stored("gpu")
-    there["metadata"]["managedFields"] = [theirs, status, kubectl, ours]
-    united = {"f:spec": {"f:a": {}, "f:b": {"f:c": {}, "f:d": {}}}}
-    assert ready_to_own(there, MANAGER) == [entry(MANAGER, "Apply", united), status, kubectl]
-    there["metadata"]["managedFields"] = [status, kubectl, ours]
-    assert ready_to_own(there, MANAGER) is None
-    assert ready_to_own(stored("gpu"), MANAGER) is None

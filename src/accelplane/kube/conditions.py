@@ -19,18 +19,14 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_
 
     type: Annotated[str, Meta(max_length=316, description="Type of the condition, for example Available.")]
     status: Annotated[Literal["True", "False", "Unknown"], Meta(description="True, False or Unknown.")]
-    reason: Annotated[str, Meta(max_length=1024, description="Reason for the status, as one word.")]
-    message: Annotated[str, Meta(max_length=_MAX_MESSAGE, description="Details for people.")]
+    reason: Annotated[str, Meta(max_length=1024, description="Reason for the status as one word, for programs.")]
+    message: Annotated[str, Meta(max_length=_MAX_MESSAGE, description="Reason for the status as text, for people.")]
     last_transition_time: Annotated[
-        str, Meta(description="Time at which the status last changed.", extra_json_schema={"format": "date-time"})
+        str, Meta(description="Time of the last change of the status.", extra_json_schema={"format": "date-time"})
     ]
     observed_generation: Annotated[
         int,
-        Meta(
-            ge=0,
-            description="The metadata.generation that the condition is about.",
-            extra_json_schema={"format": "int64"},
-        ),
+        Meta(ge=0, description="Generation that was observed.", extra_json_schema={"format": "int64"}),
     ] = 0
 
 

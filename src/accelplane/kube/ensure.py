@@ -112,6 +112,11 @@ async def ensure(
     return Ensured(written, "adopted" if adopts else "updated" if changed else "unchanged", found)
 
 
+def digest_of(document: Mapping[str, object]) -> str:
+    """The hash of a wanted object with its owner references."""
+    return hashlib.sha256(msgspec.json.encode(document, order="sorted")).hexdigest()[:16]
+
+
 def _default_annotation(owner: Object) -> str:
     group = api_of(type(owner)).resource.group
     return f"{group}/applied-hash" if group else "applied-hash"
@@ -129,7 +134,7 @@ def _wanted(child: T, owner: Object, annotation: str) -> tuple[T, str]:
     others = [msgspec.to_builtins(each) for each in metadata.ownerReferences or () if not each.controller]
     fields["ownerReferences"] = [*others, msgspec.to_builtins(owner_reference(owner))]
     document["metadata"] = fields
-    digest = hashlib.sha256(msgspec.json.encode(document, order="deterministic")).hexdigest()[:16]
+    digest = digest_of(document)
     annotations = msgspec.convert(fields.get("annotations") or {}, dict[str, object])
     fields["annotations"] = {**annotations, annotation: digest}
     return msgspec.convert(document, type(child)), digest

@@ -14,24 +14,41 @@ from datetime import UTC, datetime
 import msgspec
 
 from accelplane.apiserver import Conflict, NotFound, StatusError, Unreachable
-from accelplane.kube.cache import Cache
+from accelplane.kube.cache import Cache, UnreadableObject
 from accelplane.kube.client import Selection
 from accelplane.kube.controller import Result, TerminalError
+from accelplane.kube.customresource import CustomResource, compact
+from accelplane.kube.driftbackoff import DriftBackoff
+from accelplane.kube.ensure import Ensured, NameConflict, ensure
 from accelplane.kube.informer import Informer
-from accelplane.kube.jsontypes import JsonObject
+from accelplane.kube.jsontypes import JsonObject, as_mapping
 from accelplane.kube.manager import Manager
+from accelplane.kube.namedcaches import NamedCaches
+from accelplane.kube.names import is_dns_subdomain
 from accelplane.kube.objects import Request, request_of, untrimmed
 from accelplane.kube.owners import controller_of, owner_request
+from accelplane.kube.status import apply_status
 from accelplane.operator import images, models, status
-from accelplane.operator.configmaps import ConfigMaps
-from accelplane.operator.daemonsets import render
+from accelplane.operator.daemonsets import provisioning_hash, render
 from accelplane.operator.features import unsupported
 from accelplane.operator.models import DevicePlugin
 from accelplane.operator.overlap import Overlap, overlaps_of
-from accelplane.operator.resources import KINDS, CustomResource, DaemonSet, Node, Pod, labels_only, own, place_only
+from accelplane.operator.resources import (
+    KINDS,
+    ConfigMap,
+    DaemonSet,
+    NamedDaemonSet,
+    Node,
+    Pod,
+    labels_only,
+    place_only,
+    provisioning_config,
+    read,
+    read_without_spec,
+)
 from accelplane.operator.settings import Settings
 from accelplane.operator.shared import SharedObjects
-from accelplane.operator.update import Plan, plan, provisioning_on
+from accelplane.operator.update import GO_MANAGERS, HASH_ANNOTATION, Plan, plan, provisioning_on
 
 log = logging.getLogger(__name__)
 
@@ -39,16 +56,23 @@ _OWNER = "owner"
 _CONFIG = "config"
 # A resource that there is not: to look at it is to look whether one that there was has left something.
 _NONE = Request("(none)")
-_NODES_AGAIN = 300.0
+_FORBIDDEN_RETRY = 300.0
 # A thousand pods become ready one by one, and the status has the names of all their nodes.
-_SETTLE = 1.0
+_DEBOUNCE = 1.0
 
 
 class PluginController:
     """The controller of one family, added to a manager."""
 
     def __init__(
-        self, manager: Manager, family: str, settings: Settings, config_maps: ConfigMaps, nodes: Cache[Node]
+        self,
+        manager: Manager,
+        family: str,
+        settings: Settings,
+        *,
+        config_maps: NamedCaches[ConfigMap],
+        foreign: NamedCaches[NamedDaemonSet],
+        nodes: Cache[Node],
     ) -> None:
         self.family = family
         self._kind = KINDS[family]
@@ -56,18 +80,20 @@ class PluginController:
         self._client = manager.client
         self._events = manager.events
         self._config_maps = config_maps
+        self._foreign = foreign
+        self._backoff = DriftBackoff()
         self._shared = SharedObjects(manager.client, settings) if family == "gpu" else None
         ours = Selection(settings.namespace, labels=f"app=intel-{family}-plugin")
-        self._resources = manager.cache(self._kind, transform=own)
+        self._resources = manager.cache(self._kind, transform=compact)
         self._daemonsets = manager.cache(DaemonSet, ours, transform=untrimmed)
         self._pods = manager.cache(Pod, ours, transform=place_only)
         self._nodes = nodes
-        self._looks = False
+        self._enqueues_all = False
         self._controller = manager.controller(self._kind.__name__.lower(), self.reconcile)
-        self._controller.for_object(self._resources, debounce=_SETTLE).owns(
-            self._daemonsets, self._kind, debounce=_SETTLE
+        self._controller.for_object(self._resources, debounce=_DEBOUNCE).owns(
+            self._daemonsets, self._kind, debounce=_DEBOUNCE
         )
-        self._resources.add_index(_CONFIG, lambda each: [each.provisioning_config()])
+        self._resources.add_index(_CONFIG, lambda each: [provisioning_config(each)])
         self._daemonsets.add_index(_OWNER, self._owner_name)
         self._pods.add_index(_OWNER, _owner_uid)
         self._resources.subscribe(self._resource_changed)
@@ -86,11 +112,11 @@ class PluginController:
 
     def config_maps(self) -> Iterator[str]:
         """The names of all ConfigMaps that resources name."""
-        return (name for each in self._resources if (name := each.provisioning_config()))
+        return (name for each in self._resources if (name := provisioning_config(each)))
 
     def _resource_changed(self, old: CustomResource | None, new: CustomResource | None) -> None:
-        if old is None or new is None or _asked(old) != _asked(new):
-            self._look_at_all_soon()
+        if old is None or new is None or _version(old) != _version(new):
+            self._enqueue_all_soon()
 
     def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
         if old is not None and new is not None and old.spec.nodeName == new.spec.nodeName:
@@ -100,67 +126,76 @@ class PluginController:
         daemonset = self._daemonsets.get(Request(reference.name, self._settings.namespace)) if reference else None
         owner = owner_request(daemonset, self._kind) if daemonset is not None else None
         if owner is not None:
-            self._controller.enqueue(owner, after=_SETTLE)
+            self._controller.enqueue(owner, after=_DEBOUNCE)
 
     def _node_changed(self, old: Node | None, new: Node | None) -> None:
         same = old is not None and new is not None and old.metadata.labels == new.metadata.labels
         if not same and len(self._resources) > 1:
             for request in self._resources.requests():
-                self._controller.enqueue(request, after=_SETTLE)
+                self._controller.enqueue(request, after=_DEBOUNCE)
 
-    def _look_at_all_soon(self) -> None:
+    def _enqueue_all_soon(self) -> None:
         # a list tells of each of its objects, and one look is enough for all of them
-        if not self._looks:
-            self._looks = True
-            asyncio.get_running_loop().call_soon(self._look_at_all)
+        if not self._enqueues_all:
+            self._enqueues_all = True
+            asyncio.get_running_loop().call_soon(self._enqueue_all)
 
-    def _look_at_all(self) -> None:
-        self._looks = False
+    def _enqueue_all(self) -> None:
+        self._enqueues_all = False
         for request in self._resources.requests():
             self._controller.enqueue(request)
 
     # One pass
 
     async def reconcile(self, request: Request) -> Result | None:
-        """Makes the cluster be what one resource asks for."""
+        """Makes the DaemonSet and the status of one resource be as the resource demands."""
         resource = self._resources.get(request)
         existing = sorted(self._daemonsets.by_index(_OWNER, request.name), key=_age)
-        self._config_maps.only_of(self.family, self.config_maps())
+        self._config_maps.use(self.family, self.config_maps())
         if resource is None:
             await self._clean_up(request, existing)
-            return
+            return None
         if resource.metadata.deletionTimestamp:
-            return
+            return None
         try:
-            plugin = resource.read()
+            plugin = read(resource)
         except msgspec.ValidationError as error:
             problem = f"the resource is malformed: {error}; its DaemonSet stays as it is"
-            seen = _seen(existing[0].document()) if existing else None
+            seen = _seen(existing[0]) if existing else None
             observed = status.Observed(daemonset=seen, nodes=self._nodes_of(seen), malformed=problem)
-            await self._tell(resource, resource.bare(), observed)
+            await self._update_status(resource, read_without_spec(resource), observed)
             raise TerminalError(problem) from error
-        await self._bring_about(resource, plugin, existing)
-        await self._settle_shared(before=False)
+        result = await self._reconcile_daemonset(resource, plugin, existing)
+        await self._reconcile_shared(before=False)
+        return result
 
-    async def _bring_about(self, resource: CustomResource, plugin: DevicePlugin, existing: Sequence[DaemonSet]) -> None:
+    async def _reconcile_daemonset(
+        self, resource: CustomResource, plugin: DevicePlugin, existing: Sequence[DaemonSet]
+    ) -> Result | None:
         plugin, replaced, not_upgraded = await self._upgraded(resource, plugin)
         documents = [each.document() for each in existing]
         missing, provisioning = await self._provisioning(plugin, documents)
-        wanted = render(plugin, self._settings, provisioning=provisioning)
-        planned = plan(wanted, documents, manager=self._client.field_manager)
-        failure: StatusError | None = None
-        there = planned.kept
+        planned = plan(render(plugin, self._settings, provisioning=provisioning), documents)
+        name = planned.child.metadata.name
+        kept = next((each for each in existing if each.metadata.name == name), None)
+        failure: StatusError | NameConflict | None = None
+        ensured: Ensured[DaemonSet] | None = None
         try:
-            await self._settle_shared(before=True)
-            if planned.apply is not None:
-                there = await self._write(resource, planned, planned.apply)
+            await self._reconcile_shared(before=True)
+            ensured = await self._ensure(resource, planned, kept)
             await self._delete(resource, [each for each in existing if each.metadata.name in planned.surplus])
-        except StatusError as error:
-            if not error.permanent:
+        except (StatusError, NameConflict) as error:
+            if isinstance(error, StatusError) and not error.permanent:
                 raise
             failure = error
-            self._events.record(resource, "Warning", "Refused", str(error))
-        seen = _seen(there) if there is not None else None
+        await self._report_conflict(request_of(resource), name, failure)
+        reason = "NameConflict" if isinstance(failure, NameConflict) else "WriteRefused"
+        if failure is not None:
+            self._events.record(resource, "Warning", reason, str(failure))
+        seen = _seen(kept) if ensured is None and kept is not None else None
+        if ensured is not None and ensured.action != "terminating":
+            seen = _seen(ensured.object)
+        key = Request(name, self._settings.namespace)
         observed = status.Observed(
             daemonset=seen,
             nodes=self._nodes_of(seen),
@@ -170,12 +205,70 @@ class PluginController:
             original_images=images.original_images(plugin, self._settings.images),
             unsupported=unsupported(plugin, self._settings.images),
             failure=str(failure) if failure else "",
+            failure_reason=reason,
+            field_conflicts=self._backoff.conflicts(key),
         )
-        await self._tell(resource, plugin, observed)
+        await self._update_status(resource, plugin, observed)
         if failure is not None:
             raise failure
         if not_upgraded is not None and not not_upgraded.permanent:
             raise not_upgraded
+        times = (ensured.retry_after if ensured is not None else 0.0, self._backoff.expiry(key))
+        return Result(requeue_after=min(each for each in times if each > 0)) if any(times) else None
+
+    async def _ensure(self, resource: CustomResource, planned: Plan, kept: DaemonSet | None) -> Ensured[DaemonSet]:
+        """Writes the DaemonSet, and reports what was written. Raises `NameConflict`."""
+        child = msgspec.convert(planned.child.as_object(), DaemonSet)
+        key = request_of(child)
+        told = len(self._backoff.conflicts(key))
+        ensured = await ensure(
+            self._client,
+            child,
+            resource,
+            existing=kept,
+            former_managers=GO_MANAGERS,
+            hash_annotation=HASH_ANNOTATION,
+            backoff=self._backoff,
+        )
+        changes = "; ".join(map(str, ensured.differences))
+        name = f"DaemonSet {key.namespace}/{key.name}"
+        match ensured.action:
+            case "created":
+                self._report(resource, "Created", f"{name} created")
+            case "adopted":
+                self._report(resource, "Adopted", f"{name} of a former resource of this name adopted")
+            case "updated":
+                self._report(resource, "Updated", f"{name} updated: {changes}")
+            case _:
+                pass
+        conflicts = self._backoff.conflicts(key)
+        if len(conflicts) > told:
+            note = f"{name}: {'; '.join(map(str, conflicts))}"
+            self._events.record(resource, "Warning", "FieldConflict", note)
+        return ensured
+
+    def _report(self, resource: CustomResource, reason: str, note: str) -> None:
+        log.info("%s %s: %s", self._kind.__name__, resource.metadata.name, note)
+        self._events.record(resource, "Normal", reason, note)
+
+    async def _report_conflict(self, request: Request, name: str, failure: Exception | None) -> None:
+        """Watches the DaemonSet that has the name of this resource's one, so that its deletion is noticed."""
+        user = f"{self.family}/{request.name}"
+        if not isinstance(failure, NameConflict):
+            self._foreign.use(user, ())
+            return
+        self._foreign.use(user, [name])
+        try:
+            if await self._foreign.get(name) is None:
+                self._controller.enqueue(request)  # it was deleted before the watch began
+        except Unreachable as error:
+            log.warning("%s %s: DaemonSet %s is not watched: %s", self._kind.__name__, request, name, error)
+
+    def foreign_changed(self, name: str) -> None:
+        """Enqueues the resource whose DaemonSet has the name of an object that is gone or has another owner."""
+        prefix = f"intel-{self.family}-plugin-"
+        if name.startswith(prefix):
+            self._controller.enqueue(Request(name.removeprefix(prefix)))
 
     async def _clean_up(self, request: Request, existing: Sequence[DaemonSet]) -> None:
         """Deletes what a resource left behind that is gone; the cache may only not have seen it yet, so ask."""
@@ -187,12 +280,14 @@ class PluginController:
             else:
                 return
         for each in existing:
+            name, namespace = each.metadata.name or "", each.metadata.namespace or ""
+            self._backoff.forget(Request(name, namespace))
             if not each.metadata.deletionTimestamp:
-                name, namespace = each.metadata.name or "", each.metadata.namespace or ""
                 await self._client.delete(DaemonSet, name, namespace, uid=each.metadata.uid)
-        await self._settle_shared(before=False)
+        self._foreign.use(f"{self.family}/{request.name}", ())
+        await self._reconcile_shared(before=False)
 
-    async def _settle_shared(self, *, before: bool) -> None:
+    async def _reconcile_shared(self, *, before: bool) -> None:
         """Makes what GPU plugins share before their DaemonSets are written, and deletes it after."""
         if self._shared is None:
             return
@@ -200,7 +295,7 @@ class PluginController:
         needed = any(isinstance(each, models.GpuDevicePlugin) and each.spec.resource_manager for each in known)
         # Who cannot be read may need them.
         if needed == before and (needed or None not in known):
-            await self._shared.settle(needed=needed)
+            await self._shared.reconcile(needed=needed)
 
     async def _upgraded(
         self, resource: CustomResource, plugin: DevicePlugin
@@ -224,7 +319,7 @@ class PluginController:
         for each in replaced:
             note = f"{each.field} {each.found} is upgraded to {each.used}"
             self._events.record(resource, "Normal", "ImageUpgraded", note)
-        return written.read(), (), None
+        return read(written), (), None
 
     async def _provisioning(self, plugin: DevicePlugin, existing: Sequence[JsonObject]) -> tuple[bool | None, str]:
         """Whether the ConfigMap that it names is missing (None: nobody knows), and the hash of its content."""
@@ -233,61 +328,20 @@ class PluginController:
             return False, ""
         missing: bool | None = True
         try:
-            if (found := await self._config_maps.hash(name)) is not None:
-                return False, found
-        except Unreachable as error:
-            # No reason for the rest to wait: it may be a role that does not allow to see ConfigMaps.
+            found = await self._config_maps.get(name) if is_dns_subdomain(name) else None
+            if found is not None:
+                return False, provisioning_hash(found.data or {}, found.binaryData)
+        except (Unreachable, UnreadableObject) as error:
+            # Not a reason to delay everything else: the role may not allow to read ConfigMaps.
             log.warning("%s %s: %s", plugin.kind, plugin.name, error)
             missing = None
         return missing, provisioning_on(existing[0]) if existing else ""
-
-    async def _write(self, resource: CustomResource, planned: Plan, wanted: JsonObject) -> JsonObject:
-        made = msgspec.convert(wanted, DaemonSet)
-        name, namespace = made.metadata.name or "", made.metadata.namespace or ""
-        if planned.creates:
-            await self._check_name(made)
-        elif planned.managed_fields is not None:
-            # With the version that they were read at: somebody else may own more by now, and that is a conflict.
-            version = _seen(planned.kept or {}).metadata.resource_version
-            change = [
-                {"op": "replace", "path": "/metadata/resourceVersion", "value": version},
-                {"op": "replace", "path": "/metadata/managedFields", "value": planned.managed_fields},
-            ]
-            await self._client.patch(DaemonSet, name, change, namespace=namespace)
-        written = await self._client.apply(made)
-        if planned.creates:
-            log.info("%s %s: DaemonSet %s/%s created", self._kind.__name__, resource.metadata.name, namespace, name)
-            self._events.record(resource, "Normal", "Created", f"DaemonSet {namespace}/{name} created")
-        else:
-            told = "; ".join(planned.differences)
-            log.info(
-                "%s %s: DaemonSet %s/%s updated: %s",
-                self._kind.__name__, resource.metadata.name, namespace, name, told,
-            )  # fmt: skip
-            self._events.record(resource, "Normal", "Updated", f"DaemonSet {namespace}/{name} updated: {told}")
-        return written.document()
-
-    async def _check_name(self, made: DaemonSet) -> None:
-        """An apply would take over what has the name already. Raises `StatusError`."""
-        name, namespace = made.metadata.name or "", made.metadata.namespace or ""
-        try:
-            there = await self._client.get(DaemonSet, name, namespace)
-        except NotFound:
-            return
-        if owner_request(there, self._kind) != owner_request(made, self._kind):
-            raise StatusError(
-                f"APPLY daemonset {namespace}/{name}", "there is one of this name that is not the resource's", code=409
-            )
-        if there.metadata.uid and _controller_uid(there) != _controller_uid(made):
-            raise Conflict(f"APPLY daemonset {namespace}/{name}", "it belongs to a resource that is gone")
 
     async def _delete(self, resource: CustomResource, surplus: Sequence[DaemonSet]) -> None:
         for each in surplus:
             name, namespace = each.metadata.name or "", each.metadata.namespace or ""
             if await self._client.delete(DaemonSet, name, namespace, uid=each.metadata.uid):
-                self._events.record(
-                    resource, "Normal", "Deleted", f"DaemonSet {namespace}/{name}: one too many, deleted"
-                )
+                self._report(resource, "Deleted", f"Deleted duplicate DaemonSet {namespace}/{name}")
 
     def _nodes_of(self, seen: status.SeenDaemonSet | None) -> list[str]:
         pods = self._pods.by_index(_OWNER, seen.metadata.uid) if seen is not None else []
@@ -305,7 +359,7 @@ class PluginController:
         """Labels of all nodes, by name."""
         return {each.metadata.name or "": each.metadata.labels or {} for each in self._nodes}
 
-    async def _tell(self, resource: CustomResource, plugin: DevicePlugin, observed: status.Observed) -> None:
+    async def _update_status(self, resource: CustomResource, plugin: DevicePlugin, observed: status.Observed) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         new = status.status(plugin, observed, now)
         if new == plugin.status:
@@ -314,9 +368,9 @@ class PluginController:
         if new.effective_image and new.effective_image != before:
             self._events.record(resource, "Normal", "ImageOverridden", f"{new.effective_image} runs")
         try:
-            await self._client.patch(self._kind, plugin.name, status.patch(new), subresource="status")
+            await apply_status(self._client, resource, new, as_mapping(resource.document().get("status")))
         except NotFound:
-            log.info("%s %s is gone: no status to write", plugin.kind, plugin.name)
+            log.info("%s %s: deleted, so its status is not written", plugin.kind, plugin.name)
 
     def _owner_name(self, daemonset: DaemonSet) -> Sequence[str]:
         owner = owner_request(daemonset, self._kind)
@@ -328,24 +382,36 @@ def controllers(
 ) -> Mapping[str, PluginController]:
     """The controllers of these families, by family, added to a manager.
 
-    `wait` is how long, in seconds, a resource waits for news of the ConfigMap that it names.
+    `wait` is how long, in seconds, a resource waits for the ConfigMap that it names to be read.
     """
     made: dict[str, PluginController] = {}
 
-    def changed(name: str) -> None:
+    def config_map_changed(name: str, _old: ConfigMap | None, _new: ConfigMap | None) -> None:
         for each in made.values():
             each.config_map_changed(name)
 
-    config_maps = ConfigMaps(
-        manager.client, settings.namespace, changed, watch_timeouts=manager.watch_timeouts, wait=wait
+    def foreign_changed(name: str, old: NamedDaemonSet | None, new: NamedDaemonSet | None) -> None:
+        if old is not None and (new is None or new.metadata.ownerReferences != old.metadata.ownerReferences):
+            for each in made.values():
+                each.foreign_changed(name)
+
+    timeouts = manager.watch_timeouts
+    config_maps = NamedCaches(
+        manager.client, ConfigMap, settings.namespace, config_map_changed, watch_timeouts=timeouts, timeout=wait
+    )
+    foreign = NamedCaches(
+        manager.client, NamedDaemonSet, settings.namespace, foreign_changed, watch_timeouts=timeouts, timeout=wait
     )
     manager.add_runnable(config_maps.run)
-    # None of the manager's: not everybody's role allows to list nodes, and the rest works without.
-    informer = Informer(manager.client, watch_timeouts=manager.watch_timeouts)
+    manager.add_runnable(foreign.run)
+    # Not a cache of the manager: not every account may list nodes, and everything else works without.
+    informer = Informer(manager.client, watch_timeouts=timeouts)
     nodes = informer.cache(Node, transform=labels_only)
-    manager.add_runnable(lambda: informer.run_when_permitted(_without_nodes, retry=_NODES_AGAIN))
+    manager.add_runnable(lambda: informer.run_when_permitted(_without_nodes, retry=_FORBIDDEN_RETRY))
     for family in families:
-        made[family] = PluginController(manager, family, settings, config_maps, nodes)
+        made[family] = PluginController(
+            manager, family, settings, config_maps=config_maps, foreign=foreign, nodes=nodes
+        )
     return made
 
 
@@ -353,15 +419,9 @@ def _without_nodes(_error: StatusError) -> None:
     log.info("nodes may not be listed: where two resources of a kind select the same ones is not told")
 
 
-def _asked(resource: CustomResource) -> tuple[str | None, int | None]:
+def _version(resource: CustomResource) -> tuple[str | None, int | None]:
     """Changes with what is asked for, also when the resource was deleted and made again unseen."""
     return resource.metadata.uid, resource.metadata.generation
-
-
-def _controller_uid(daemonset: DaemonSet) -> str:
-    """The uid of the resource that a DaemonSet belongs to."""
-    reference = controller_of(daemonset)
-    return reference.uid if reference else ""
 
 
 def _owner_uid(pod: Pod) -> Sequence[str]:
@@ -373,12 +433,12 @@ def _age(daemonset: DaemonSet) -> tuple[str, str]:
     return daemonset.metadata.creationTimestamp or "", daemonset.metadata.name or ""
 
 
-def _seen(daemonset: JsonObject) -> status.SeenDaemonSet:
-    return msgspec.convert(daemonset, status.SeenDaemonSet)
+def _seen(daemonset: DaemonSet) -> status.SeenDaemonSet:
+    return msgspec.convert(daemonset.document(), status.SeenDaemonSet)
 
 
 def _reads(resource: CustomResource) -> DevicePlugin | None:
     try:
-        return resource.read()
+        return read(resource)
     except msgspec.ValidationError:
         return None

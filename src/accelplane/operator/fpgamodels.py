@@ -7,7 +7,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from accelplane.operator.models import Condition, Int32, Metadata, Wire
+from accelplane.kube.conditions import Condition
+from accelplane.operator.models import Int32, Metadata, Wire
 
 GROUP, VERSION, OLD_VERSION = "fpga.intel.com", "v2", "v1"
 

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from accelplane.kube.conditions import Condition
 from accelplane.kube.jsontypes import JsonObject
 
 GROUP, VERSION = "deviceplugin.intel.com", "v1"
@@ -121,20 +122,6 @@ class Metadata(Wire, frozen=True):
 
 
 # Status
-
-
-class Condition(Wire, frozen=True):
-    type: Annotated[str, Meta(max_length=316, description="Type of the condition, for example Available.")]
-    status: Annotated[Literal["True", "False", "Unknown"], Meta(description="True, False or Unknown.")]
-    reason: Annotated[str, Meta(max_length=1024, description="Reason for the status as one word, for programs.")]
-    message: Annotated[str, Meta(max_length=32768, description="Reason for the status as text, for people.")]
-    last_transition_time: Annotated[
-        str, Meta(description="Time of the last change of the status.", extra_json_schema={"format": "date-time"})
-    ]
-    observed_generation: Annotated[
-        int,
-        Meta(ge=0, description="Generation that was observed.", extra_json_schema={"format": "int64"}),
-    ] = 0
 
 
 class Status(Wire, frozen=True):

@@ -1,7 +1,7 @@
-"""The kinds of the API that the operator asks for, with the fields that it looks at and no others.
+"""The kinds of the API that the operator uses, with the fields that it reads.
 
-A custom resource is kept as it came and is read (`CustomResource.read`) where it is judged: one that does not fit its
-type is told so in its status instead of being passed over.
+Custom resources are cached undecoded (`kube.customresource`) and decoded by `read`: the status of a resource that does
+not fit its type tells what is wrong.
 """
 
 import functools
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import astuple
 
+from accelplane.kube.customresource import CustomResource, custom_resource
 from accelplane.kube.interning import StringPool
 from accelplane.kube.jsontypes import JsonObject
 from accelplane.kube.objects import (
@@ -19,95 +20,72 @@ from accelplane.kube.objects import (
     NamespacedResource,
     OwnerReference,
     api,
-    document_of,
-    trim,
 )
 from accelplane.operator import models
 
-_EMPTY = msgspec.Raw(b"null")
 _intern = StringPool()
 
 
-class CustomResource(GlobalResource, msgspec.Struct, kw_only=True):
-    """A custom resource of any kind."""
+def read(resource: CustomResource) -> models.DevicePlugin:
+    """The resource as its type. Raises `msgspec.ValidationError`."""
+    return models.decode(resource.document())
 
-    metadata: Metadata
-    spec: msgspec.Raw = _EMPTY
-    status: msgspec.Raw = _EMPTY
 
-    def document(self) -> JsonObject:
-        """The resource as an object."""
-        kind = type(self).__name__
-        return {
-            "apiVersion": f"{models.GROUP}/{models.VERSION}",
-            "kind": kind,
-            "metadata": msgspec.to_builtins(self.metadata),
-            **{name: msgspec.json.decode(raw) for name, raw in self._parts().items()},
-        }
+def read_without_spec(resource: CustomResource) -> models.DevicePlugin:
+    """The resource without its spec, and without its status if that does not fit its type."""
+    found = {name: part for name, part in resource.document().items() if name != "spec"}
+    try:
+        return models.decode(found)
+    except msgspec.ValidationError:
+        return models.decode({name: part for name, part in found.items() if name != "status"})
 
-    def read(self) -> models.DevicePlugin:
-        """The resource by its type. Raises `msgspec.ValidationError`."""
-        return models.decode(self.document())
 
-    def bare(self) -> models.DevicePlugin:
-        """The resource without its spec, and without a status that does not fit its type."""
-        found = {name: part for name, part in self.document().items() if name != "spec"}
-        try:
-            return models.decode(found)
-        except msgspec.ValidationError:
-            return models.decode({name: part for name, part in found.items() if name != "status"})
-
-    def provisioning_config(self) -> str:
-        """The ConfigMap that the spec names, whatever else is in it."""
-        try:
-            return msgspec.json.decode(self.spec, type=_Provisioned).name
-        except msgspec.DecodeError:
-            return ""
-
-    def _parts(self) -> Mapping[str, msgspec.Raw]:
-        parts = {"spec": self.spec, "status": self.status}
-        return {name: raw for name, raw in parts.items() if bytes(raw) != b"null"}
+def provisioning_config(resource: CustomResource) -> str:
+    """The name of the ConfigMap in the spec, whatever else the spec contains."""
+    try:
+        return msgspec.json.decode(resource.spec, type=_Provisioned).name
+    except msgspec.DecodeError:
+        return ""
 
 
 class _Provisioned(msgspec.Struct):
     name: str = msgspec.field(name="provisioningConfig", default="")
 
 
-def _resource(model: type[models.DevicePlugin]) -> type[CustomResource]:
-    kind = model.__name__
-    return type(kind, (CustomResource,), {"_api_info": api(models.GROUP, models.VERSION, kind, f"{kind.lower()}s")})
-
-
-KINDS: Mapping[str, type[CustomResource]] = {family: _resource(model) for family, model in models.KINDS.items()}
-
-
-class ManagedMetadata(Metadata):
-    """With the managed fields, which decide how a DaemonSet of an older operator is taken over."""
-
-    managedFields: list[dict[str, object]] | None = None
+KINDS: Mapping[str, type[CustomResource]] = {
+    family: custom_resource(models.GROUP, models.VERSION, model.__name__) for family, model in models.KINDS.items()
+}
 
 
 class DaemonSet(NamespacedResource, msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A DaemonSet, whole: what is asked for is compared with all of it."""
+    """A DaemonSet with its whole spec, which is compared with the wanted one."""
 
-    metadata: ManagedMetadata
+    metadata: Metadata
     spec: dict[str, object] = {}
     status: dict[str, object] = {}
     _api_info = api("apps", "v1", "DaemonSet", "daemonsets")
 
     def document(self) -> JsonObject:
-        """The DaemonSet as an object."""
-        return msgspec.json.decode(msgspec.json.encode(document_of(self)))
+        """The DaemonSet as a JSON object."""
+        fields: JsonObject = msgspec.to_builtins(self)
+        return {"apiVersion": "apps/v1", "kind": "DaemonSet", **fields}
+
+
+class NamedDaemonSet(NamespacedResource, msgspec.Struct, kw_only=True):
+    """The name and the owners of a DaemonSet."""
+
+    metadata: Identity
+    _api_info = api("apps", "v1", "DaemonSet", "daemonsets")
 
 
 class PodPlace(msgspec.Struct, gc=False):
-    """Where a pod is."""
+    """The node of a pod."""
 
     nodeName: str = ""
 
 
 class Pod(NamespacedResource, msgspec.Struct, kw_only=True):
-    """A pod: whose it is, and where."""
+    """A pod with its owner and its node."""
 
     metadata: Identity
     spec: PodPlace = msgspec.field(default_factory=PodPlace)
@@ -124,7 +102,7 @@ class ConfigMap(NamespacedResource, msgspec.Struct, kw_only=True):
 
 
 class LabelledIdentity(Identity, kw_only=True, gc=False):
-    """The same with labels."""
+    """Identity with labels."""
 
     labels: dict[str, str] | None = None
 
@@ -160,14 +138,8 @@ class ClusterRoleBinding(GlobalResource, msgspec.Struct, kw_only=True):
     _api_info = api("rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings")
 
 
-def own(thing: CustomResource) -> None:
-    """Lets go of the page that the resource came in."""
-    trim(thing)
-    thing.spec, thing.status = thing.spec.copy(), thing.status.copy()
-
-
 def place_only(thing: Pod) -> None:
-    """Keeps of a pod whose it is, which all pods of a DaemonSet share, and where, which is what other pods say too."""
+    """A transform: keeps the owner and the node of a pod, as values that pods share."""
     metadata = thing.metadata
     metadata.uid = None
     metadata.namespace = _intern(metadata.namespace or "")
@@ -183,6 +155,6 @@ def _shared(owners: tuple[tuple[str | bool | None, ...], ...]) -> Sequence[Owner
 
 
 def labels_only(thing: Node) -> None:
-    """Keeps of a node its labels, which are much the same on all nodes."""
+    """A transform: keeps the labels of a node, as values that nodes share."""
     labels = thing.metadata.labels or {}
     thing.metadata.labels = {_intern(name): _intern(value) for name, value in labels.items()}

@@ -26,7 +26,7 @@ class SharedObjects:
         self._role = settings.gpu_manager_role
         self._absent = False
 
-    async def settle(self, *, needed: bool) -> None:
+    async def reconcile(self, *, needed: bool) -> None:
         """Makes or deletes them. Raises `ApiError`."""
         if needed:
             self._absent = False

@@ -1,30 +1,31 @@
-"""What is told of a custom resource in its status: the four fields of Go's operator as ever, and conditions.
+"""The status of a custom resource: the four fields of Go's operator, and conditions.
 
-    status(plugin, observed, now) -> Status      the whole of it
-    patch(status) -> JsonObject                  as the body of a write to the status subresource
-    node_names(names) -> tuple                   sorted, each once, pods that have no node yet left out
+    status(plugin, observed, now) -> Status      the whole status
+    node_names(names) -> tuple                   sorted, without duplicates and without pods that have no node yet
 
-Conditions (each is always there, so that one can wait for it):
+Conditions (all are always set):
 
     Available                   every node that should have a ready pod has one
-    Progressing                 pods are being made or replaced: not all are ready, or not all as asked for now
-    Degraded                    something needs a look: a write that was refused, or a resource that is malformed
+    Progressing                 pods are created or replaced: not all are ready, or not all are updated
+    Degraded                    a write failed, another program reverts a field, or the resource is malformed
     ImageOverridden             another image runs than the resource names
-    ProvisioningConfigMissing   the ConfigMap that it names is not there
+    ProvisioningConfigMissing   the ConfigMap of the resource does not exist
     OriginalImage               an image of the Go project runs, and this project has one that replaces it
     UnsupportedFields           fields are set that the images do not support
-    NodeOverlap                 another resource of its kind selects the same nodes
+    NodeOverlap                 another resource of the kind selects the same nodes
 
-A transition's time only changes with the condition's status, so the same state is the same status, to the byte.
+The transition time of a condition changes with its status only, so equal states have equal statuses.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from accelplane.kube.jsontypes import JsonObject
+from accelplane.kube.conditions import condition, with_transition_times
+from accelplane.kube.driftbackoff import FieldConflict
 from accelplane.operator.images import Replacement
-from accelplane.operator.models import Condition, DevicePlugin, ObjectReference, Status, provisioning_config
+from accelplane.operator.models import DevicePlugin, ObjectReference, Status, provisioning_config
 from accelplane.operator.overlap import Overlap, format_overlap
 
 AVAILABLE = "Available"
@@ -35,8 +36,6 @@ PROVISIONING_CONFIG_MISSING = "ProvisioningConfigMissing"
 NODE_OVERLAP = "NodeOverlap"
 ORIGINAL_IMAGE = "OriginalImage"
 UNSUPPORTED_FIELDS = "UnsupportedFields"
-
-_LONGEST_MESSAGE = 32768
 
 
 class DaemonSetMetadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -62,10 +61,10 @@ class SeenDaemonSet(msgspec.Struct, frozen=True):
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pass has found out. `nodes` are those of the pods.
+    """What a reconciliation has found. `nodes` are those of the pods.
 
-    `failure` is what the API server refused, `malformed` what is wrong with the resource, if anything; whether its
-    ConfigMap is missing may be unknown (None).
+    `failure` is the error of a write that failed permanently, `malformed` that of a resource which does not fit its
+    type. `config_missing` is None if it is unknown.
     """
 
     daemonset: SeenDaemonSet | None = None
@@ -76,6 +75,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     original_images: str = ""
     unsupported: Sequence[str] = ()
     failure: str = ""
+    failure_reason: str = "WriteRefused"
+    field_conflicts: Sequence[FieldConflict] = ()
     malformed: str = ""
 
 
@@ -85,9 +86,12 @@ def node_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def status(plugin: DevicePlugin, observed: Observed, now: str) -> Status:
-    """The status after a pass, from the one before it. `now` is the time as the API writes it."""
+    """The status after a reconciliation, from the one before. `now` is the time as the API writes it."""
     before = plugin.status or Status(desired_number_scheduled=0, number_ready=0)
     seen = observed.daemonset or SeenDaemonSet()
+    generation = plugin.metadata.generation
+    findings = (*_progress(observed), *_findings(plugin, observed))
+    conditions = [condition(*each, generation=generation, now=now) for each in findings]
     effective = {each.field: each.used for each in observed.replaced}
     return Status(
         desired_number_scheduled=seen.status.desired_number_scheduled,
@@ -95,17 +99,19 @@ def status(plugin: DevicePlugin, observed: Observed, now: str) -> Status:
         controlled_daemon_set=_reference(before.controlled_daemon_set, observed.daemonset),
         node_names=node_names(observed.nodes),
         observed_generation=plugin.metadata.generation,
-        conditions=_conditions(plugin, observed, now, before.conditions),
+        conditions=with_transition_times(before.conditions, conditions),
         effective_image=effective.get("image", ""),
         effective_init_image=effective.get("initImage", ""),
     )
 
 
-def patch(new: Status) -> JsonObject:
-    """The body of a merge patch of the status: what is not there any more is taken away."""
-    fields: JsonObject = msgspec.json.decode(msgspec.json.encode(new))
-    optional = ("controlledDaemonSet", "nodeNames", "conditions", "effectiveImage", "effectiveInitImage")
-    return {"status": {**dict.fromkeys(optional), **fields}}
+class _Finding(NamedTuple):
+    """The arguments of `condition`."""
+
+    type: str
+    holds: bool | None
+    reason: str
+    message: str
 
 
 def _reference(before: ObjectReference | None, daemonset: SeenDaemonSet | None) -> ObjectReference | None:
@@ -113,7 +119,7 @@ def _reference(before: ObjectReference | None, daemonset: SeenDaemonSet | None) 
         return None
     metadata = daemonset.metadata
     if before is not None and before.uid == metadata.uid:
-        # Its resource version is the one of the first look; following it would mean a write for every change.
+        # It keeps its resource version: following it would mean a write for every change of the DaemonSet.
         return before
     return ObjectReference(
         api_version="apps/v1",
@@ -125,83 +131,53 @@ def _reference(before: ObjectReference | None, daemonset: SeenDaemonSet | None) 
     )
 
 
-class _Said(msgspec.Struct, frozen=True):
-    type: str
-    holds: bool | None
-    reason: str
-    message: str
-
-
-def _conditions(
-    plugin: DevicePlugin, observed: Observed, now: str, before: Sequence[Condition]
-) -> tuple[Condition, ...]:
-    known = {condition.type: condition for condition in before}
-    made: list[Condition] = []
-    for said in (*_progress(observed), *_findings(plugin, observed)):
-        value = "Unknown" if said.holds is None else "True" if said.holds else "False"
-        old = known.pop(said.type, None)
-        since = old.last_transition_time if old is not None and old.status == value else now
-        made.append(
-            Condition(
-                type=said.type,
-                status=value,
-                reason=said.reason,
-                message=said.message[:_LONGEST_MESSAGE],
-                last_transition_time=since,
-                observed_generation=plugin.metadata.generation,
-            )
-        )
-    # Those that others have put there.
-    return (*made, *known.values())
-
-
-def _progress(observed: Observed) -> tuple[_Said, _Said]:
+def _progress(observed: Observed) -> tuple[_Finding, _Finding]:
     if observed.daemonset is None:
         return (
-            _Said(AVAILABLE, False, "NoDaemonSet", "there is no DaemonSet yet"),
-            _Said(PROGRESSING, not observed.failure, "NoDaemonSet", "the DaemonSet is to be created"),
+            _Finding(AVAILABLE, False, "NoDaemonSet", "the DaemonSet does not exist yet"),
+            _Finding(PROGRESSING, not observed.failure, "NoDaemonSet", "the DaemonSet does not exist yet"),
         )
     counts, metadata = observed.daemonset.status, observed.daemonset.metadata
     wanted, ready, updated = counts.desired_number_scheduled, counts.number_ready, counts.updated_number_scheduled
-    told = f"{ready} of {wanted} pods are ready, {updated} as asked for"
-    if counts.observed_generation < metadata.generation:
-        return (
-            _Said(AVAILABLE, False, "Updating", "the DaemonSet has changed and its controller has not looked yet"),
-            _Said(PROGRESSING, True, "Updating", "the DaemonSet has changed and its controller has not looked yet"),
-        )
-    if wanted == 0:
-        none = "no node is selected"
-        return _Said(AVAILABLE, True, "NoNodes", none), _Said(PROGRESSING, False, "NoNodes", none)
+    message = f"{ready} of {wanted} pods are ready, {updated} are updated"
+    if metadata.generation and not counts.observed_generation:
+        pending = "the DaemonSet controller has not processed the DaemonSet yet"
+        return _Finding(AVAILABLE, False, "Updating", pending), _Finding(PROGRESSING, True, "Updating", pending)
+    # A change of the DaemonSet does not make its ready pods unready.
     available = ready >= wanted
+    reason = "NoNodes" if wanted == 0 else "PodsReady" if available else "PodsNotReady"
+    availability = _Finding(AVAILABLE, available, reason, message if wanted else "no node is selected")
+    if counts.observed_generation < metadata.generation:
+        pending = "the DaemonSet controller has not processed the change of the DaemonSet yet"
+        return availability, _Finding(PROGRESSING, True, "Updating", pending)
+    if wanted == 0:
+        return availability, _Finding(PROGRESSING, False, "NoNodes", "no node is selected")
     complete = available and updated >= wanted
-    return (
-        _Said(AVAILABLE, available, "PodsReady" if available else "PodsNotReady", told),
-        _Said(PROGRESSING, not complete, "Complete" if complete else "RollingOut", told),
-    )
+    return availability, _Finding(PROGRESSING, not complete, "Complete" if complete else "RollingOut", message)
 
 
-def _findings(plugin: DevicePlugin, observed: Observed) -> tuple[_Said, ...]:
+def _findings(plugin: DevicePlugin, observed: Observed) -> tuple[_Finding, ...]:
     return (
         _degraded(observed),
-        _said(
+        _problem(
             IMAGE_OVERRIDDEN,
             "ImageReplaced",
             "; ".join(
                 f"{each.field} {each.found} is replaced by {each.used}"
-                + (f", as {each.variable} of the operator says" if each.variable else "")
+                + (f" from {each.variable} of the operator" if each.variable else "")
                 for each in observed.replaced
             ),
             "the images are those of the resource",
         ),
         _config(provisioning_config(plugin.spec), observed.config_missing),
-        _said(ORIGINAL_IMAGE, "ImageOfGoProject", observed.original_images, "no image of the Go project to replace"),
-        _said(
+        _problem(ORIGINAL_IMAGE, "ImageOfGoProject", observed.original_images, "no image of the Go project to replace"),
+        _problem(
             UNSUPPORTED_FIELDS,
             "ImageTooOld",
             "; ".join(observed.unsupported),
             "the images support all fields that are set",
         ),
-        _said(
+        _problem(
             NODE_OVERLAP,
             "SameNodesSelected",
             "; ".join(format_overlap(each, plugin.name) for each in observed.overlaps),
@@ -210,20 +186,25 @@ def _findings(plugin: DevicePlugin, observed: Observed) -> tuple[_Said, ...]:
     )
 
 
-def _config(name: str, missing: bool | None) -> _Said:
-    named = f"ConfigMap {name}, named by provisioningConfig,"
+def _config(name: str, missing: bool | None) -> _Finding:
     if missing is None:
-        why = f"{named} cannot be looked at, the operator's log tells why; its changes do not reach the pods"
-        return _Said(PROVISIONING_CONFIG_MISSING, None, "NotKnown", why)
-    problem = f"{named} is not in the plugins' namespace: new pods wait for it" if missing else ""
-    return _said(PROVISIONING_CONFIG_MISSING, "ConfigMapNotFound", problem, "every ConfigMap that is named is there")
+        why = f"ConfigMap {name} (provisioningConfig) cannot be read; see the log of the operator"
+        return _Finding(PROVISIONING_CONFIG_MISSING, None, "NotKnown", why)
+    problem = (
+        f"ConfigMap {name} (provisioningConfig) does not exist; create it, new pods wait for it" if missing else ""
+    )
+    return _problem(
+        PROVISIONING_CONFIG_MISSING, "ConfigMapNotFound", problem, "the ConfigMap exists, or none is needed"
+    )
 
 
-def _degraded(observed: Observed) -> _Said:
+def _degraded(observed: Observed) -> _Finding:
     if observed.failure:
-        return _Said(DEGRADED, True, "WriteRefused", observed.failure)
-    return _said(DEGRADED, "Malformed", observed.malformed, "nothing is in the way")
+        return _Finding(DEGRADED, True, observed.failure_reason, observed.failure)
+    if observed.field_conflicts:
+        return _Finding(DEGRADED, True, "FieldConflict", "; ".join(map(str, observed.field_conflicts)))
+    return _problem(DEGRADED, "Malformed", observed.malformed, "no errors")
 
 
-def _said(kind: str, reason: str, problem: str, otherwise: str) -> _Said:
-    return _Said(kind, bool(problem), reason if problem else "AsExpected", problem or otherwise)
+def _problem(kind: str, reason: str, problem: str, otherwise: str) -> _Finding:
+    return _Finding(kind, bool(problem), reason if problem else "AsExpected", problem or otherwise)

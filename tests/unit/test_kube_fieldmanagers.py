@@ -1,0 +1,30 @@
+"""The handover of fields between managers."""
+
+from typing import Any
+
+from accelplane.kube.fieldmanagers import transferred
+
+MANAGER = "accelplane-operator"
+Object = dict[str, Any]
+
+
+def entry(manager: str, operation: str, fields: Object, **more: str) -> Object:
+    return {"manager": manager, "operation": operation, "apiVersion": "apps/v1", "fieldsV1": fields, **more}
+
+
+def test_what_former_managers_wrote_is_handed_over() -> None:
+    theirs = entry("former", "Update", {"f:spec": {"f:a": {}, "f:b": {"f:c": {}}}})
+    status = entry("former", "Update", {"f:status": {}}, subresource="status")
+    kubectl = entry("kubectl-edit", "Update", {"f:spec": {"f:x": {}}})
+    ours = entry(MANAGER, "Apply", {"f:spec": {"f:b": {"f:d": {}}}})
+    united = {"f:spec": {"f:a": {}, "f:b": {"f:c": {}, "f:d": {}}}}
+    expected = [entry(MANAGER, "Apply", united), status, kubectl]
+    assert transferred([theirs, status, kubectl, ours], MANAGER, ["former"]) == expected
+    assert transferred([theirs, status, kubectl, ours], MANAGER) is None
+
+
+def test_what_the_manager_itself_wrote_by_updates_is_handed_over() -> None:
+    created = entry(MANAGER, "Update", {"f:spec": {"f:a": {}}})
+    status = entry(MANAGER, "Update", {"f:status": {}}, subresource="status")
+    assert transferred([created, status], MANAGER) == [entry(MANAGER, "Apply", {"f:spec": {"f:a": {}}}), status]
+    assert transferred([status, entry(MANAGER, "Apply", {"f:spec": {}})], MANAGER) is None
