@@ -88,8 +88,20 @@ async def test_it_serves_as_existing_manifests_start_it_and_ends_at_sigterm(cert
     assert await process.terminate() == 0
 
 
-async def test_a_second_signal_is_not_needed_and_sigint_does_as_well(certificates: Path, start: Start) -> None:
-    process = start(f"-cert-dir={certificates}")
+async def test_after_sigterm_it_is_not_ready_and_serves_until_the_delay_ends(certificates: Path, start: Start) -> None:
+    process = start(f"-cert-dir={certificates}", "-shutdown-delay=60")
+    port = await port_of(process)
+    process.send(signal.SIGTERM)
+    await process.said("stopping in 60 s")
+    ready = await asked(port, b"GET /readyz HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert ready.startswith(b"HTTP/1.1 503 ")
+    assert b'"allowed":true' in await asked(port, post(json.dumps(REVIEW).encode()))
+    process.send(signal.SIGTERM)
+    assert await process.exit_code() == 0
+
+
+async def test_sigint_ends_it_too(certificates: Path, start: Start) -> None:
+    process = start(f"-cert-dir={certificates}", "-shutdown-delay=0")
     await port_of(process)
     process.send(signal.SIGINT)
     assert await process.exit_code() == 0

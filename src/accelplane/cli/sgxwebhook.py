@@ -1,8 +1,7 @@
-"""`accelplane webhook sgx`, and under the name of Go's program `intel_sgx_admissionwebhook`: the pod webhook of SGX,
-alone in a process.
+"""`accelplane webhook sgx` and `intel_sgx_admissionwebhook` (the Go program's name): the pod webhook for SGX.
 
-Its certificate comes from files, which whoever issues it keeps fresh, and then nothing is ever asked of the API. With
-`-certificate-secret` the certificate is its own: issued, renewed, kept in that Secret and made known to the API server.
+The certificate comes from files, and no request is sent to the API server. With `-certificate-secret` the webhook
+issues and renews its own certificate, keeps it in that Secret and sets the caBundle of its configuration.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from accelplane.admission.sgx import SgxOptions, SocketVolume, mutator
 from accelplane.apiserver import SERVICE_ACCOUNT, ApiError, ApiServer
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit, with_defaults
-from accelplane.http.messages import PAGE_LIMITS, HttpError, HttpLimits, Request, Response
+from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
 from accelplane.http.server import HttpServer, split_address
 from accelplane.kube.admission import AdmissionServer
 from accelplane.kube.tls import CertificateError, ServingTls, TlsSettings
@@ -27,38 +26,36 @@ log = logging.getLogger(__name__)
 PROGRAM = "intel_sgx_admissionwebhook"
 
 FLAGS = (
-    Flag("kubeconfig", "", "accepted; nothing is asked of the API but with -certificate-secret, and then in a cluster"),
+    Flag("kubeconfig", "", "ignored; the API server is used only with -certificate-secret, and only in a cluster"),
     Flag("port", 9443, "port of the webhook"),
     Flag("cert-dir", "/tmp/k8s-webhook-server/serving-certs",  # noqa: S108 - where existing manifests mount it
-         "directory of tls.crt and tls.key, which are read again when they change"),
-    Flag("tls-1.3", False, "allow TLS 1.3 as well; without it there is TLS 1.2 with two suites, and nothing else"),
-    Flag("metrics-bind-address", "0", "where /metrics is served, as host:port or :port; 0 means nowhere"),
-    Flag("aesmd-name", "aesmd", "the quote provider that is a daemon, and the name of its container"),
+         "directory of tls.crt and tls.key, which are reloaded when they change"),
+    Flag("tls-1.3", False, "also allow TLS 1.3; the default is TLS 1.2 with two cipher suites only"),
+    Flag("metrics-bind-address", "0", "address of /metrics, as host:port or :port; 0 disables it"),
+    Flag("aesmd-name", "aesmd", "name of the quoting daemon as quote provider, and of its container"),
     Flag("aesmd-socket-dir", "/var/run/aesmd", "directory of the daemon's socket"),
-    Flag("aesmd-volume", "auto", "where that directory is: hostPath (the node's), emptyDir (the pod's), or auto: the "
-         "pod's when the daemon is one of its containers"),
-    Flag("aesmd-sidecar-without-epc", False, "a container of the daemon's name is a side-car even without EPC"),
+    Flag("aesmd-volume", "auto", "volume of that directory: hostPath (the node's), emptyDir (the pod's), or auto: the "
+         "pod's if the daemon is one of its containers"),
+    Flag("aesmd-sidecar-without-epc", False, "treat a container with the daemon's name as a sidecar even without EPC"),
     Flag("epc-whole-pages", False, "round the annotation sgx.intel.com/epc up to pages of 4 KiB, for Kata Containers"),
-    Flag("certificate-secret", "", "Secret of the pod's own namespace for a certificate of the webhook's own; it has "
-         "to exist, empty at first", environment="CERTIFICATE_SECRET"),
-    Flag("service", "intelsgxwebhook-webhook-service", "service in front of the webhook, for -certificate-secret",
+    Flag("certificate-secret", "", "Secret in the pod's namespace for a self-signed certificate; it has to exist, "
+         "empty at first", environment="CERTIFICATE_SECRET"),
+    Flag("service", "intelsgxwebhook-webhook-service", "Service of the webhook, for -certificate-secret",
          environment="WEBHOOK_SERVICE"),
     Flag("webhook-configuration", "intelsgxwebhook-mutating-webhook-configuration",
-         "MutatingWebhookConfiguration that is to trust the webhook's own certificate",
+         "MutatingWebhookConfiguration whose caBundle is set to the self-signed certificate",
          environment="MUTATING_WEBHOOK_CONFIGURATION"),
+    Flag("shutdown-delay", 3, "seconds to serve after SIGTERM, while /readyz fails and endpoints are updated"),
     *logflags.FLAGS,
 )  # fmt: skip
 
-# What manifests give the process is 30 MiB, of which it needs half for itself.
-_LIMITS = HttpLimits(connections=128)
-
 
 class Fatal(Exception):
-    """What ends the command with status 1."""
+    """An error that ends the command with status 1."""
 
 
 def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
-    """The entry point, as which `program` it was called; 1 for what is fatal, 2 for flags."""
+    """Returns the exit status: 1 for a fatal error, 2 for invalid flags."""
     signals.end_at_once()
     given = parse_or_exit(program, FLAGS, sys.argv[1:] if arguments is None else arguments, lenient=True)
     values = with_defaults(FLAGS, given, os.environ)
@@ -96,18 +93,25 @@ def sgx_options(values: Mapping[str, Value]) -> SgxOptions:
 
 
 async def _serve(values: Mapping[str, Value], options: SgxOptions) -> None:
-    """Runs until SIGTERM or SIGINT."""
-    stop = asyncio.Event()
+    """Runs until SIGTERM or SIGINT; a second signal ends the delay of the shutdown."""
+    stop, stop_now = asyncio.Event(), asyncio.Event()
     for number in signals.ENDING:
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, lambda: (stop_now if stop.is_set() else stop).set())
     tls = ServingTls(TlsSettings(allow_tls13=bool(values["tls-1.3"])))
-    pages = {"/healthz": lambda: (200, "ok\n"), "/readyz": lambda: (200, "ok\n") if tls.ready else (503, "no\n")}
-    server = AdmissionServer([mutator(options)], pages, _LIMITS)
+
+    def readyz() -> tuple[int, str]:
+        return (200, "ok\n") if tls.ready and not stop.is_set() else (503, "no\n")
+
+    server = AdmissionServer([mutator(options)], {"/healthz": lambda: (200, "ok\n"), "/readyz": readyz})
     async with _certified(values, tls), _metrics(str(values["metrics-bind-address"]), server):
         port = await _listening(server, int(values["port"]), tls)
         log.info("serving at port %d", port)
         await stop.wait()
-        log.info("ending")
+        delay = int(values["shutdown-delay"])
+        log.info("stopping in %d s", delay)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await stop_now.wait()
         await server.stop()
 
 
@@ -127,8 +131,8 @@ async def _certified(values: Mapping[str, Value], tls: ServingTls) -> AsyncGener
         tls.follow(str(values["cert-dir"]))
         yield
         return
-    # Imported here: the library for certificates is as large as everything else in this process, and in a group of
-    # 30 MiB there is no room for another process that would have it.
+    # Imported here: the library for certificates is as large as the rest of this process. A memory limit of 30 MiB has
+    # no room for a subprocess that imports it.
     from accelplane.cli.ownsecret import SecretStore  # noqa: PLC0415
     from accelplane.kube.authority import plan_renewal_in_process  # noqa: PLC0415
     from accelplane.kube.trust import Trust, TrustSettings  # noqa: PLC0415
@@ -148,14 +152,14 @@ async def _certified(values: Mapping[str, Value], tls: ServingTls) -> AsyncGener
 
 @contextlib.asynccontextmanager
 async def _metrics(address: str, server: AdmissionServer) -> AsyncGenerator[None]:
-    """The page of metrics at `address` while entered. Raises `Fatal`."""
+    """Serves /metrics at `address` while entered. Raises `Fatal`."""
     if address == "0":
         yield
         return
 
     def page(request: Request) -> Response:
         if request.path != "/metrics":
-            raise HttpError(404, "there is /metrics")
+            raise HttpError(404, "no such page; expected /metrics")
         return Response(200, metrics_text(server).encode(), "text/plain; version=0.0.4; charset=utf-8")
 
     pages = HttpServer(page, PAGE_LIMITS)
@@ -172,20 +176,23 @@ async def _metrics(address: str, server: AdmissionServer) -> AsyncGenerator[None
 
 
 def metrics_text(server: AdmissionServer) -> str:
-    """The counts as Prometheus reads them; prometheus-client would be the largest part of this process."""
+    """The metrics as text for Prometheus; prometheus-client would be the largest part of this process."""
     requests, latency = "controller_runtime_webhook_requests_total", "controller_runtime_webhook_latency_seconds"
     reviews = "accelplane_webhook_reviews_total"
     lines = [f"# HELP {requests} Admission requests by status.", f"# TYPE {requests} counter"]
-    for path, tally in server.stats.items():
-        lines += [f'{requests}{{webhook="{path}",code="{code}"}} {tally.codes[code]}' for code in sorted(tally.codes)]
+    for path, stats in server.stats.items():
+        lines += [f'{requests}{{webhook="{path}",code="{code}"}} {stats.codes[code]}' for code in sorted(stats.codes)]
     lines += [f"# HELP {latency} How long admission requests take.", f"# TYPE {latency} summary"]
-    for path, tally in server.stats.items():
-        lines.append(f'{latency}_sum{{webhook="{path}"}} {tally.seconds:.6f}')
-        lines.append(f'{latency}_count{{webhook="{path}"}} {tally.codes.total()}')
-    lines += [f"# HELP {reviews} Reviews by what was decided.", f"# TYPE {reviews} counter"]
-    for path, tally in server.stats.items():
-        found = sorted(tally.outcomes.items())
+    for path, stats in server.stats.items():
+        lines.append(f'{latency}_sum{{webhook="{path}"}} {stats.seconds:.6f}')
+        lines.append(f'{latency}_count{{webhook="{path}"}} {stats.codes.total()}')
+    lines += [f"# HELP {reviews} Reviews by outcome.", f"# TYPE {reviews} counter"]
+    for path, stats in server.stats.items():
+        found = sorted(stats.outcomes.items())
         lines += [f'{reviews}{{webhook="{path}",outcome="{outcome}"}} {count}' for outcome, count in found]
+    in_flight = "controller_runtime_webhook_requests_in_flight"
+    lines += [f"# HELP {in_flight} Admission requests in flight.", f"# TYPE {in_flight} gauge"]
+    lines += [f'{in_flight}{{webhook="{path}"}} {server.in_flight(path)}' for path in server.webhooks]
     return "\n".join(lines) + "\n"
 
 
@@ -196,7 +203,7 @@ def _own_namespace() -> str:
         with open(path, encoding="ascii") as file:
             return file.read(254).strip()
     except (OSError, ValueError) as error:
-        raise Fatal(f"-certificate-secret: the pod's own namespace is not known: {path}: {error}") from None
+        raise Fatal(f"-certificate-secret: the pod's namespace is unknown: {path}: {error}") from None
 
 
 if __name__ == "__main__":
