@@ -27,6 +27,7 @@ NAMES = (
     "idle",
     "restarts",
     "admission",
+    "attack",
     "fpga",
     "operator",
 )

@@ -33,13 +33,13 @@ _PATIENCE = 30.0
 
 
 def measure(scale: Scale) -> Outcome:
-    with _webhook("sgx", [], r"serving at port (\d+)") as (process, port):
+    with webhook("sgx", [], r"serving at port (\d+)") as (process, port):
         sgx = _measured("SGX", process, port, scale)
     with _mapped() as address, tempfile.TemporaryDirectory() as directory:
         config = Path(directory, "kubeconfig")
         config.write_text(json.dumps(_kubeconfig(address)))
         ready = r"webhooks at port (\d+)[^\0]*all caches are synced"
-        with _webhook("fpga", [f"-kubeconfig={config}"], ready) as (process, port):
+        with webhook("fpga", [f"-kubeconfig={config}"], ready) as (process, port):
             fpga = _measured("FPGA", process, port, scale)
     return Outcome(
         figures=[*sgx, *fpga],
@@ -77,15 +77,15 @@ def _measured(what: str, process: int, port: int, scale: Scale) -> Sequence[Figu
 
 
 @contextlib.contextmanager
-def _webhook(name: str, flags: Sequence[str], ready: str) -> Iterator[tuple[int, int]]:
-    """Its process id and its port, which is what `ready` finds in its log."""
+def webhook(name: str, flags: Sequence[str], ready: str, wrapper: Sequence[str] = ()) -> Iterator[tuple[int, int]]:
+    """Its process id and its port, which is what `ready` finds in its log. `wrapper` goes before the command."""
     with tempfile.TemporaryDirectory() as directory:
         pair = renew(None, ["localhost"], datetime.datetime.now(datetime.UTC), CertificatePolicy())
         for file in ("tls.crt", "tls.key"):
             Path(directory, file).write_bytes(pair.secret_data()[file])
         log = Path(directory, "log")
         module = f"accelplane.cli.{name}webhook"
-        command = [sys.executable, "-m", module, "-v=1", "-port=0", f"-cert-dir={directory}", *flags]
+        command = [*wrapper, sys.executable, "-m", module, "-v=1", "-port=0", f"-cert-dir={directory}", *flags]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output)
         try:

@@ -358,10 +358,10 @@ class Cluster:
             return request(method, path, body, content=content)
 
     @contextmanager
-    def connection(self) -> Iterator[Callable[..., tuple[int, Any]]]:
+    def connection(self, timeout: float = 10) -> Iterator[Callable[..., tuple[int, Any]]]:
         """What ``request`` is, for very many of them: they share a connection."""
         connection = http.client.HTTPSConnection(
-            self.addresses.control, settings.API_PORT, context=self._tls, timeout=10
+            self.addresses.control, settings.API_PORT, context=self._tls, timeout=timeout
         )
 
         def request(

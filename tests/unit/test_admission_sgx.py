@@ -336,6 +336,7 @@ HOSTILE = [
     b'{"metadata": {}, "spec": {"volumes": [%b{}], "containers": []}}' % (b"{}," * 2_000_000),
     b'{"metadata": {"annotations": {%b"a": "b"}}, "spec": {}}' % (b'"a":"b",' * 800_000),
     b'{"metadata": {}, "spec": {"containers": [{"env": [%b{}]}]}}' % (b"{}," * 2_000_000),
+    b'{"metadata": {}, "spec": {"containers": [%b{}]}}' % (b'{"env": [{}, {}]},' * 49_000),
     b'{"metadata": {}, "spec": {"containers": [{"resources": {"limits": {%b"sgx.intel.com/epc": "1"}}}]}}'
     % (b'"a":"1",' * 800_000),
 ]

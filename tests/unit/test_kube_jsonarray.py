@@ -48,6 +48,12 @@ def test_what_is_no_array_is_an_error(value: Any) -> None:
         read(json.dumps(value))
 
 
+def test_an_array_that_is_too_long_is_an_error() -> None:
+    read(f"[{'{},' * 49_999}{{}}]")
+    with pytest.raises(msgspec.ValidationError, match="at most 50000 elements"):
+        read(f"[{'{},' * 50_000}{{}}]")
+
+
 def test_null_has_no_elements() -> None:
     assert read("null") == []
 

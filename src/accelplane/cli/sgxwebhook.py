@@ -16,6 +16,7 @@ from accelplane.admission.sgx import SgxOptions, SocketVolume, mutator
 from accelplane.apiserver import SERVICE_ACCOUNT, ApiError, ApiServer
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit, with_defaults
+from accelplane.http.malloc import release_freed_memory
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
 from accelplane.http.server import HttpServer, split_address
 from accelplane.kube.admission import AdmissionServer
@@ -94,9 +95,14 @@ def sgx_options(values: Mapping[str, Value]) -> SgxOptions:
 
 async def _serve(values: Mapping[str, Value], options: SgxOptions) -> None:
     """Runs until SIGTERM or SIGINT; a second signal ends the delay of the shutdown."""
+    release_freed_memory()
     stop, stop_now = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (stop_now if stop.is_set() else stop).set()
+
     for number in signals.ENDING:
-        asyncio.get_running_loop().add_signal_handler(number, lambda: (stop_now if stop.is_set() else stop).set())
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
     tls = ServingTls(TlsSettings(allow_tls13=bool(values["tls-1.3"])))
 
     def readyz() -> tuple[int, str]:

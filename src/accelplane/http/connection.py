@@ -21,6 +21,8 @@ _INTERNAL_ERROR = "internal error; see the log"
 _CHUNK = 64 * 1024
 # Under pressure, a client has to send its request, and to take its response, at this rate (bytes/s).
 _MIN_RATE = 256 * 1024
+# A client that has sent requests is more likely to be the API server than one that has not: it may be idle for longer.
+_KEPT_FACTOR = 5
 # A response is at most so many times as large as its request.
 _RESPONSE_FACTOR = 4
 
@@ -36,7 +38,11 @@ class ConnectionOwner(Protocol):
     recv_buffer: memoryview
     closing: bool
     draining: bool
-    accept_paused: bool
+
+    @property
+    def under_pressure(self) -> bool:
+        """Whether clients wait for connections of busy clients."""
+        ...
 
     def parse_head(self, text: bytes) -> Head:
         """Raises `HttpError`."""
@@ -140,6 +146,8 @@ class Connection(asyncio.BufferedProtocol):
             return 0.0
         if self._response_task is not None or self._transport is None:
             return math.inf
+        if self.has_requested and not self._request_started and not self._unsent:
+            return self._active_at + _KEPT_FACTOR * self._limits.stall
         return self._limits.stall + min(self._progress_at, self._active_at + self._transferred / _MIN_RATE)
 
     def has_unread_data(self) -> bool:
@@ -317,8 +325,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _send_response(self, response: Response) -> None:
         server = self._server
-        # Others wait for this connection's place when accepting is paused.
-        keep_alive = self._keep_alive and not (server.closing or server.draining or server.accept_paused)
+        keep_alive = self._keep_alive and not (server.closing or server.draining or server.under_pressure)
         self._head = None
         self._closing = not keep_alive
         self._send(response)

@@ -28,16 +28,16 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     fields: int = 64
     cached_heads: int = 256  # number of parsed heads that are cached, each of `cached_head` bytes at most
     cached_head: int = 512
-    connections: int = 100  # about 20 KiB each with TLS; further ones wait in the backlog
+    connections: int = 80  # up to 40 KiB each with TLS; further ones wait in the backlog
     backlog: int = 1024
-    memory: int = 9 * 1024 * 1024  # for incomplete requests, and responses that are not sent, of all connections
+    memory: int = 8 * 1024 * 1024  # for incomplete requests, and responses that are not sent, of all connections
     response: int = 2816 * 1024  # reserved for the response to a large request
     handshake: float = 10
     request: float = 15  # to receive a request, from its first byte; also to compute and to send the response
-    wait: float = 5  # for memory; shorter than the API server waits for a webhook
+    wait: float = 8  # for memory; longer than `stall`, shorter than the API server waits for a webhook
     idle: float = 180  # longer than the API server keeps a connection, so the client closes first
     linger: float = 1  # between an error response and the close, so that the client can read the response
-    stall: float = 2  # without progress of the client, before its connection may be closed to admit others
+    stall: float = 5  # without progress of the client, before its connection may be closed to admit others
 
     def __post_init__(self) -> None:
         if self.body > self.memory * 7 // 8:

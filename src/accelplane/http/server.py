@@ -10,6 +10,7 @@ memory. Connections whose clients make no progress are closed to admit others.
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import ssl
 import time
@@ -78,6 +79,9 @@ class HttpServer:
         self._listening = _bind(host, port, self.limits.backlog)
         for each in self._listening:
             each.setblocking(False)
+            if context is not None:
+                # A client that sends nothing stays in the kernel, see tcp(7).
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, math.ceil(self.limits.handshake))
         self._resume_accepting()
         return self.addresses[0][1]
 
@@ -123,6 +127,11 @@ class HttpServer:
                 timer.cancel()
 
     # Connections
+
+    @property
+    def under_pressure(self) -> bool:
+        """Whether clients wait for connections of busy clients. Then a connection is closed after its response."""
+        return self.accept_paused and 2 * sum(each.has_requested for each in self.connections) > len(self.connections)
 
     def _accept(self, listening: socket.socket) -> None:
         """Accepts connections. At the limit, one replaces a connection whose client makes no progress, or waits."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from accelplane.http.connection import PendingResponse
 from accelplane.http.messages import HttpError, HttpLimits, Request, Response
@@ -134,6 +134,7 @@ _VERSIONS = ("admission.k8s.io/v1", "admission.k8s.io/v1beta1")
 _DECODER = msgspec.json.Decoder(_ReviewRequest)
 _ENCODER = msgspec.json.Encoder()
 _OK = _Status(200)
+_NULL = Raw(b"null")
 
 
 class _DeletedMetadata(Struct, frozen=True, rename="camel"):
@@ -378,14 +379,18 @@ class AdmissionServer:
             yield
             decision = yield from webhook.steps(found.request)
             yield
-            response = Response(200, _respond(found.api_version, found.request.uid, decision))
+            version, review = found.api_version, structs.replace(found.request, object=_NULL, old_object=_NULL)
+            del found
+            if isinstance(request.body, bytearray):
+                request.body.clear()  # a response may be large too
+            response = Response(200, _respond(version, review.uid, decision))
             outcome, code = _outcome(decision), 200
         except HttpError as error:
             code = error.status
             raise
         finally:
             self._count(webhook.path, outcome, code, time.perf_counter() - start)
-        _log(webhook.path, found.request, decision)
+        _log(webhook.path, review, decision)
         return response
 
     def _count(self, path: str, outcome: str, code: int, seconds: float) -> None:

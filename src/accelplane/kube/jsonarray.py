@@ -15,6 +15,8 @@ _BRACKETS_PER_STEP = 1024
 _BRACKET = re.compile(rb'(?:[^\[\]{}"]++|"(?:[^"\\]++|\\.)*+")*+[\[\]{}]', re.DOTALL)
 _OPENING = b"{["
 _SEPARATORS = b" \t\r\n,"
+# An object with a longer array is larger than what etcd stores by default (1.5 MiB).
+_MAX_ELEMENTS = 50_000
 _ELEMENTS = msgspec.json.Decoder(list[Raw] | None)
 
 Element = Raw | memoryview
@@ -35,7 +37,7 @@ def elements(array: Raw) -> Iterator[Element | None]:
 def _scan(array: memoryview) -> Iterator[Element | None]:
     if array[0] != _OPENING[1]:
         raise msgspec.ValidationError("expected `array | null`")
-    depth = start = 0
+    depth = start = count = 0
     end = 1
     for number, bracket in enumerate(_BRACKET.finditer(array), 1):
         at = bracket.end()
@@ -48,6 +50,9 @@ def _scan(array: memoryview) -> Iterator[Element | None]:
             depth -= 1
             if depth == 1:
                 end = at
+                count += 1
+                if count > _MAX_ELEMENTS:
+                    raise msgspec.ValidationError(f"expected `array` of at most {_MAX_ELEMENTS} elements")
                 yield array[start:end]
         if number % _BRACKETS_PER_STEP == 0:
             yield None

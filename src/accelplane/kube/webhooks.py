@@ -10,6 +10,7 @@ from functools import partial
 
 import msgspec
 
+from accelplane.http.malloc import release_freed_memory
 from accelplane.kube.admission import AdmissionServer, Hook
 from accelplane.kube.manager import Manager
 from accelplane.kube.metrics import Metrics
@@ -36,6 +37,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 
 def serve(manager: Manager, hooks: Iterable[Hook], certificate: Certificate, tls: ServingTls, *, port: int) -> None:
     """Serves these webhooks with the manager, which is ready when they can be reached. Raises `CertificateError`."""
+    release_freed_memory()
     _certify(manager, certificate, tls)
     metrics = manager.client.metrics
     server = AdmissionServer(hooks, observe=_observed(metrics))
