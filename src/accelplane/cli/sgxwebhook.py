@@ -115,6 +115,7 @@ async def _serve(values: Mapping[str, Value], options: SgxOptions) -> None:
         await stop.wait()
         delay = int(values["shutdown-delay"])
         log.info("stopping in %d s", delay)
+        server.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay):
                 await stop_now.wait()
