@@ -95,14 +95,14 @@ def wait_told(cluster: Cluster, counts: Mapping[str, int], timeout: float) -> No
     wait_until(told, f"statuses: {counts}", timeout, every=0.5)
 
 
-def status_writes(cluster: Cluster) -> Counter[str]:
-    """How often the status of resources was written, by kind, as the API server counts."""
+def status_writes(cluster: Cluster, group: str = "deviceplugin.intel.com") -> Counter[str]:
+    """How often the status of the group's resources was written, by kind, as the API server counts."""
     status, text = cluster.request("GET", "/metrics")
     assert status == http.HTTPStatus.OK, text
     counts: Counter[str] = Counter()
     for pairs, count in _SERVED.findall(text):
         labels = dict(re.findall(r'([a-z_]+)="([^"]*)"', pairs))
-        ours = labels["group"] == "deviceplugin.intel.com" and labels["subresource"] == "status"
+        ours = labels["group"] == group and labels["subresource"] == "status"
         if ours and labels["verb"] in {"PATCH", "PUT", "APPLY"}:
             counts[labels["resource"]] += int(float(count))
     return counts

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import http
 import json
-import os
 import re
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -129,18 +126,6 @@ class GpuNode:
 
     def start_plugin(self, *flags: str) -> Daemon:
         return self.start("gpu-plugin", PLUGIN, "-v=3", *flags)
-
-    @contextmanager
-    def suspended(self, daemon: Daemon) -> Iterator[None]:
-        """The daemon stands still during the block."""
-        entered = int(re.findall(r"^PPid:\s*(\d+)", Path(f"/proc/{daemon.pid}/status").read_text(), re.MULTILINE)[0])
-        daemon.kill(signal.SIGSTOP, wait=False)
-        try:
-            yield
-        finally:
-            # nsenter suspends itself together with its child.
-            for pid in (entered, daemon.pid):
-                os.kill(pid, signal.SIGCONT)
 
     def restart_kubelet(self) -> KubeletProcess:
         if self.node.kubelet.running:

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .build import ClusterError
@@ -299,6 +299,19 @@ class Daemon:
         os.kill(self.pid, number)
         if wait:
             self.reap()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Stop the process for the duration of the block."""
+        assert self._entered
+        pids = (self._entered.pid, self.pid)
+        self.kill(signal.SIGSTOP, wait=False)
+        try:
+            yield
+        finally:
+            # nsenter stops itself together with its child.
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
 
     def stop(self, timeout: float = 20) -> None:
         """End it politely, and forcibly when it does not."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, ClassVar
 
@@ -132,10 +131,8 @@ async def test_a_foreign_object_is_not_written(client: Client, other: Client, ow
 @pytest.fixture
 def no_garbage_collector(cluster: Cluster) -> Iterator[None]:
     """It would delete, at some time, what has an owner that does not exist."""
-    daemon = cluster.controller_manager
-    daemon.kill(signal.SIGSTOP, wait=False)
-    yield
-    daemon.kill(signal.SIGCONT, wait=False)
+    with cluster.controller_manager.suspended():
+        yield
 
 
 @pytest.mark.usefixtures("no_garbage_collector")

@@ -34,6 +34,7 @@ class Crowd:
     nodes: Mapping[str, Sequence[str]]
     seconds: float
     status_writes: Counter[str]
+    mapping_writes: Counter[str]
     requests: Counter[str]
 
 
@@ -53,7 +54,8 @@ def made(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) ->
             cluster.kubectl("apply", "--kustomize", crowd.SAMPLES)
             crowd.wait_told(cluster, {family: len(names) for family, names in nodes.items()}, PATIENCE)
             seconds = time.monotonic() - started
-            yield Crowd(cluster, nodes, seconds, crowd.status_writes(cluster), requests())
+            mapping_writes = crowd.status_writes(cluster, "fpga.intel.com")
+            yield Crowd(cluster, nodes, seconds, crowd.status_writes(cluster), mapping_writes, requests())
 
 
 def places(cluster: Cluster, family: str) -> list[str]:
@@ -78,8 +80,8 @@ def test_a_status_is_written_once_a_second_however_many_pods_become_ready(made: 
     most = made.seconds + 10
     assert set(made.status_writes) == {f"{family}deviceplugins" for family in models.KINDS}
     assert all(count <= most for count in made.status_writes.values()), (made.status_writes, made.seconds)
-    # One for each DaemonSet, and events and leases are no patches.
-    assert made.requests["PATCH"] <= made.status_writes.total() + 2 * len(models.KINDS)
+    # Two for each DaemonSet, and one for the status of each mapping. Events and Leases are not patched.
+    assert made.requests["PATCH"] <= made.status_writes.total() + 2 * len(models.KINDS) + made.mapping_writes.total()
 
 
 def test_nodes_that_are_no_longer_selected_leave_the_status_and_come_back(made: Crowd) -> None:

@@ -310,7 +310,7 @@ def test_card_that_went_before_allocate_fails_the_pod_and_leaves_no_directory(no
         links = sorted(path.name for path in gpus.node.path(BY_PATH).iterdir())
         name = f"late-{gpus.node.name}"
         # A suspended agent cannot notice the removal before the call arrives.
-        with gpus.suspended(plugin):
+        with plugin.suspended():
             gpus.unplug(*gpus.cards)
             gpus.create(name, {I915: 1})
             kubelet.wait_log(rf'"SyncLoop ADD" source="api" pods=.*default/{name}"')
