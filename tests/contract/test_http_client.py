@@ -458,24 +458,32 @@ async def proxying(
 ) -> AsyncIterator[Any]:
     """A proxy that tunnels to the server, and the heads that it received."""
     heads: list[bytes] = []
+    tunnels: set[asyncio.Task[None]] = set()
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), contextlib.closing(writer):
             while data := await reader.read(65536):
                 writer.write(data)
-            writer.close()
 
     async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heads.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.write(answer)
-        if answer != TUNNEL:
-            writer.close()
-            return
-        there = await asyncio.open_connection("localhost", server.port)
-        await asyncio.gather(copy(reader, there[1]), copy(there[0], writer))
+        task = asyncio.current_task()
+        assert task is not None
+        tunnels.add(task)
+        with contextlib.closing(writer):
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(answer)
+            if answer == TUNNEL:
+                there, sender = await asyncio.open_connection("localhost", server.port)
+                await asyncio.gather(copy(reader, sender), copy(there, writer))
 
     async with await asyncio.start_server(tunnel, "127.0.0.1", 0) as listening:
-        yield Proxy("127.0.0.1", listening.sockets[0].getsockname()[1], "Basic dTpw"), heads
+        try:
+            yield Proxy("127.0.0.1", listening.sockets[0].getsockname()[1], "Basic dTpw"), heads
+        finally:
+            for task in tunnels:
+                task.cancel()
+            await asyncio.gather(*tunnels, return_exceptions=True)
+            await asyncio.sleep(0)  # closed transports are removed in the next iteration of the loop
 
 
 async def test_a_proxy_tunnels_to_the_server_which_is_verified(tmp_path: Path) -> None:
