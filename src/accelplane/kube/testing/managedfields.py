@@ -78,7 +78,8 @@ def apply(live: JsonObject, body: JsonObject, manager: Manager, *, force: bool) 
     dropped = owners.get(manager, set[Path]()) - fields
     owners[manager] = fields
     result = copy.deepcopy(live)
-    for path in sorted(dropped, key=len, reverse=True):
+    # Inner fields first, but an item before its fields: without its key it could not be found.
+    for path in sorted(dropped, key=lambda path: (-len(path), path[-1] != _SELF)):
         if not any(_covers(path, other) for owned in owners.values() for other in owned):
             _delete(result, path)
     return _with_owners(_merge(result, {**body, "metadata": _managed(body.get("metadata", {}))}), owners)
