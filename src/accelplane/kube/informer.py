@@ -76,6 +76,8 @@ class Informer:
     ) -> None:
         self.selection = selection
         self.synced = asyncio.Event()
+        # Set after the first list, and when the account may not list.
+        self.initialized = asyncio.Event()
         self.synced_at = 0.0
         self.watching_since = 0.0
         self._client = client
@@ -148,6 +150,7 @@ class Informer:
         while (error := await self._forbidden()) is not None:
             if not reported:
                 on_forbidden(error)
+                self.initialized.set()
                 reported = True
             await asyncio.sleep(retry)
         await self.run()
@@ -205,6 +208,7 @@ class Informer:
         self._version = version
         self.synced_at = time.time()
         self.synced.set()
+        self.initialized.set()
 
     async def _watch(self) -> bool:
         """Reads one watch to its end. Returns whether there was any event."""

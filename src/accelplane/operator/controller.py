@@ -14,13 +14,12 @@ from datetime import UTC, datetime
 import msgspec
 
 from accelplane.apiserver import Conflict, NotFound, StatusError, Unreachable
-from accelplane.kube.cache import Cache, UnreadableObject
+from accelplane.kube.cache import UnreadableObject
 from accelplane.kube.client import Selection
 from accelplane.kube.controller import Result, TerminalError
 from accelplane.kube.customresource import CustomResource, compact
 from accelplane.kube.driftbackoff import DriftBackoff
 from accelplane.kube.ensure import Ensured, NameConflict, ensure
-from accelplane.kube.informer import Informer
 from accelplane.kube.jsontypes import JsonObject, as_mapping
 from accelplane.kube.manager import Manager
 from accelplane.kube.namedcaches import NamedCaches
@@ -32,6 +31,7 @@ from accelplane.operator import images, models, status
 from accelplane.operator.daemonsets import provisioning_hash, render
 from accelplane.operator.features import unsupported
 from accelplane.operator.models import DevicePlugin
+from accelplane.operator.nodes import Nodes
 from accelplane.operator.overlap import Overlap, overlaps_of
 from accelplane.operator.resources import (
     KINDS,
@@ -40,7 +40,6 @@ from accelplane.operator.resources import (
     NamedDaemonSet,
     Node,
     Pod,
-    labels_only,
     place_only,
     provisioning_config,
     read,
@@ -56,7 +55,6 @@ _OWNER = "owner"
 _CONFIG = "config"
 # A resource that there is not: to look at it is to look whether one that there was has left something.
 _NONE = Request("(none)")
-_FORBIDDEN_RETRY = 300.0
 # A thousand pods become ready one by one, and the status has the names of all their nodes.
 _DEBOUNCE = 1.0
 
@@ -72,7 +70,7 @@ class PluginController:
         *,
         config_maps: NamedCaches[ConfigMap],
         foreign: NamedCaches[NamedDaemonSet],
-        nodes: Cache[Node],
+        nodes: Nodes,
     ) -> None:
         self.family = family
         self._kind = KINDS[family]
@@ -98,7 +96,7 @@ class PluginController:
         self._pods.add_index(_OWNER, _owner_uid)
         self._resources.subscribe(self._resource_changed)
         self._pods.subscribe(self._pod_changed)
-        self._nodes.subscribe(self._node_changed)
+        self._nodes.cache.subscribe(self._node_changed)
         if self._shared is not None:
             # The last resource may have gone while no operator ran.
             self._controller.starts_with(_NONE)
@@ -149,6 +147,8 @@ class PluginController:
 
     async def reconcile(self, request: Request) -> Result | None:
         """Makes the DaemonSet and the status of one resource be as the resource demands."""
+        # Without the nodes, overlaps would disappear from the statuses at each start.
+        await self._nodes.wait()
         resource = self._resources.get(request)
         existing = sorted(self._daemonsets.by_index(_OWNER, request.name), key=_age)
         self._config_maps.use(self.family, self.config_maps())
@@ -357,7 +357,7 @@ class PluginController:
 
     def node_labels(self) -> Mapping[str, Mapping[str, str]]:
         """Labels of all nodes, by name."""
-        return {each.metadata.name or "": each.metadata.labels or {} for each in self._nodes}
+        return self._nodes.labels()
 
     async def _update_status(self, resource: CustomResource, plugin: DevicePlugin, observed: status.Observed) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -382,7 +382,7 @@ def controllers(
 ) -> Mapping[str, PluginController]:
     """The controllers of these families, by family, added to a manager.
 
-    `wait` is how long, in seconds, a resource waits for the ConfigMap that it names to be read.
+    `wait` is how long, in seconds, a resource waits for the ConfigMap that it names, and for the nodes.
     """
     made: dict[str, PluginController] = {}
 
@@ -404,19 +404,12 @@ def controllers(
     )
     manager.add_runnable(config_maps.run)
     manager.add_runnable(foreign.run)
-    # Not a cache of the manager: not every account may list nodes, and everything else works without.
-    informer = Informer(manager.client, watch_timeouts=timeouts)
-    nodes = informer.cache(Node, transform=labels_only)
-    manager.add_runnable(lambda: informer.run_when_permitted(_without_nodes, retry=_FORBIDDEN_RETRY))
+    nodes = Nodes(manager, timeout=wait)
     for family in families:
         made[family] = PluginController(
             manager, family, settings, config_maps=config_maps, foreign=foreign, nodes=nodes
         )
     return made
-
-
-def _without_nodes(_error: StatusError) -> None:
-    log.info("nodes may not be listed: where two resources of a kind select the same ones is not told")
 
 
 def _version(resource: CustomResource) -> tuple[str | None, int | None]:
