@@ -250,6 +250,11 @@ def _judged(plural: str, thing: Object, named: Mapping[str, str]) -> Object:
         owner["uid"] = named.get(owner["uid"], "somebody who is gone")
     if plural == "daemonsets":
         made.pop("status", None)
+        # The default account is named in a DaemonSet that was adopted, and not in one that was created.
+        pod = made["spec"]["template"]["spec"]
+        for field in ("serviceAccount", "serviceAccountName"):
+            if pod.get(field) == "default":
+                del pod[field]
         for annotation in _COUNTING:
             metadata.get("annotations", {}).pop(annotation, None)
     status = made.get("status", {})
