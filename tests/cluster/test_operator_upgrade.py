@@ -75,7 +75,7 @@ def test_an_image_of_the_environment_runs_for_as_long_as_it_is_there(installatio
     with installation.operator("-image-upgrade=daemonset", INTEL_QAT_PLUGIN_SHA=PINNED):
         wait_running(installation, NEW | {"image": PINNED})
         installation.wait_said(
-            "qat", "one", OVERRIDDEN, holds=True, words="as INTEL_QAT_PLUGIN_SHA of the operator says"
+            "qat", "one", OVERRIDDEN, holds=True, words="from INTEL_QAT_PLUGIN_SHA of the operator"
         )
         assert effective(installation) == {"image": PINNED}
         assert asks(installation) == NEW
@@ -178,7 +178,7 @@ def test_what_go_s_operator_left_is_taken_over_with_its_name_and_its_pods_one_af
 
     with installation.operator() as operator:
         after = installation.wait_as_asked(family, "one")
-        installation.wait_said(family, "one", "Available", holds=True, words="2 of 2 pods are ready, 2 as asked for")
+        installation.wait_said(family, "one", "Available", holds=True, words="2 of 2 pods are ready, 2 are updated")
         wait_until(lambda: nodes(installation, family) == ["kwok-0", "kwok-1"], "the nodes: told", 60)
         assert "created" not in operator.text()
 

@@ -72,7 +72,7 @@ class Client:
         *,
         field_manager: str,
         metrics: Metrics | None = None,
-        timeout: float = 30.0,
+        timeout: float = 15.0,
         rate_limit: RateLimit | None = None,
     ) -> None:
         """Raises `NoCredentials` for an address, certificates or a token that cannot be used."""
