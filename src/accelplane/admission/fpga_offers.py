@@ -1,8 +1,7 @@
-"""Which nodes offer which FPGA resources: of each node, the counts in its status that begin with fpga.intel.com/.
+"""The number of nodes that offer each FPGA resource: the allocatable resources fpga.intel.com/* of all nodes.
 
-A node tells of itself every few minutes, and there may be thousands of them. Nothing follows from that unless what a
-node offers has changed, and of a node without FPGAs its name is kept and nothing else. Not every account may list
-nodes: without them all else goes on.
+Thousands of nodes update their status every few minutes. Subscribers are notified only if the resources of a node
+changed, and only the name of a node without FPGAs is stored. If the account may not list nodes, everything else works.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ class NodeStatus(Struct, gc=False):
 
 
 class Node(GlobalResource, Struct, kw_only=True):
-    """A node: what pods may have of it."""
+    """A node with its allocatable resources."""
 
     metadata: Identity
     status: NodeStatus = field(default_factory=NodeStatus)
@@ -41,14 +40,14 @@ _intern = StringPool()
 
 
 def fpgas_only(node: Node) -> None:
-    """Keeps of a node its name and its FPGAs."""
+    """Removes everything except the name and the FPGA resources."""
     node.metadata.uid = None
     found = {_intern(name): number for name, number in node.status.allocatable.items() if name.startswith(PREFIX)}
     node.status = NodeStatus(found) if found else _NONE
 
 
 class Offers:
-    """How many nodes offer each resource. `settled` is set once that is known, or is known to take longer."""
+    """The number of nodes by resource. `settled` is set when it is known, forbidden, or late by `wait` seconds."""
 
     def __init__(self, client: Client, watch_timeouts: WatchTimeouts, *, again: float, wait: float = 10.0) -> None:
         self.settled = asyncio.Event()
@@ -63,15 +62,15 @@ class Offers:
 
     @property
     def counts(self) -> Mapping[str, int] | None:
-        """By resource; None while nobody knows."""
+        """The number of nodes by resource, None before the nodes are listed."""
         return self._counts if self._nodes.synced.is_set() else None
 
     def subscribe(self, changed: Callable[[Iterable[str] | None], None]) -> None:
-        """Has `changed` told of resources that more or fewer nodes offer; None is all of them, at once."""
+        """Calls `changed` with the resources whose number of nodes changed, or with None for all resources."""
         self._subscribers.append(changed)
 
     async def run(self) -> None:
-        """Follows the nodes until cancelled."""
+        """Watches the nodes until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._informer.run_when_permitted(self._refused, retry=self._again))
             with contextlib.suppress(TimeoutError):
@@ -95,7 +94,7 @@ class Offers:
             changed(resources)
 
     def lists(self, resource: str) -> bool:
-        """Whether some node has the resource, be it none of it at present: a plugin that restarts leaves that."""
+        """Whether a node lists the resource, also with the amount 0, as during a restart of its plugin."""
         return self._listing[resource] > 0
 
     def _node_changed(self, old: Node | None, new: Node | None) -> None:

@@ -1,13 +1,13 @@
-"""Who keeps the statuses of AcceleratorFunctions and FpgaRegions, and everything about FPGAs that a program hosts.
+"""The FPGA part of a program: webhooks, and the statuses and Events of AcceleratorFunctions and FpgaRegions.
 
-    hooks = hosted(manager)     # the webhooks; statuses and events come along
+    hooks = hosted(manager)     # the webhooks; also adds the controllers of statuses and Events
 
-Admission stands by itself: it needs the two kinds and nothing else. Statuses, counts of nodes and events need rights
-and definitions that an older installation does not have. What is refused there is said once in the log, and is tried
-again every few minutes, as nobody tells a program that its role has changed.
+Admission needs only the two kinds. Statuses, numbers of nodes and Events need rights and definitions that older
+installations do not have. What is forbidden is logged once and retried every few minutes, because a change of a role
+causes no notification.
 
-Nodes and pods are followed from when there is a first object: most clusters have no FPGAs. Where several replicas do
-this, the first one writes; to the others its write is a conflict, and then nothing is left to do.
+Nodes and pods are watched after the first object exists, because most clusters have no FPGAs. If several replicas write
+a status, the first one succeeds, and the others get a conflict and read again.
 """
 
 import asyncio
@@ -48,16 +48,15 @@ Other = TypeVar("Other", AcceleratorFunction, FpgaRegion)
 
 _AGAIN = 300.0
 _RESOURCE = "resource"
-# A thousand plugins start one by one, and each status tells of how many did.
+# A thousand plugins may start one after the other, and each one changes the number of nodes.
 _SETTLE = 2.0
 _GONE_BY_THEN = 1.0
 
 
 def hosted(manager: Manager, naming: Naming = "default", *, again: float = _AGAIN, settle: float = 10.0) -> list[Hook]:
-    """The webhooks for pods and mappings, with the names of all namespaces and with what is told of these.
+    """Returns the webhooks for pods and mappings, and adds the controllers of statuses and Events to the manager.
 
-    What an account may not do is tried `again` after so many seconds; a pod is looked at when it has waited for
-    `settle` seconds.
+    Forbidden requests are retried after `again` seconds. A pod is checked after it was Pending for `settle` seconds.
     """
     mappings = Mappings(
         manager.cache(AcceleratorFunction, transform=own), manager.cache(FpgaRegion, transform=own), naming
@@ -113,7 +112,7 @@ def _count(manager: Manager, mappings: Mappings) -> None:
 
 
 class StatusController(Generic[M]):
-    """Keeps the statuses of one of the kinds, and records an event of each object that pods cannot ask for."""
+    """Writes the statuses of one kind, and records an Event for each object that is not accepted."""
 
     def __init__(self, manager: Manager, cache: Cache[M], mappings: Mappings, offers: Offers, *, again: float) -> None:
         self._client = manager.client
@@ -132,13 +131,13 @@ class StatusController(Generic[M]):
         offers.subscribe(self._offers_changed)
 
     def with_others(self, others: Cache[Other]) -> None:
-        """Looks at an object when one of the other kind comes or goes that has its name."""
+        """Also reconciles an object when an object of the other kind with the same name is created or deleted."""
         self._controller.watches(others, lambda each: [request_of(each)])
 
     async def reconcile(self, request: Request) -> Result | None:
-        """Has one object's status be what there is to tell of it."""
+        """Writes the status of one object if it changed."""
         if not self._offers.settled.is_set():
-            return None  # and is called again when it is
+            return None  # called again when they are known
         try:
             thing = self._cache.get(request)
         except UnreadableObject:
@@ -159,11 +158,11 @@ class StatusController(Generic[M]):
         return result
 
     async def _write(self, thing: M, new: MappingStatus) -> Result | None:
-        """Raises `ApiError` of what may go better the next time."""
+        """Raises `ApiError` if a retry may succeed."""
         request = request_of(thing)
         if (rest := self._silent_until - time.monotonic()) > 0:
             return Result(requeue_after=rest)
-        # With the version that it follows from: who wrote first was right, and all others read again.
+        # With the resource version that was read: of several replicas, one writes.
         change = {"metadata": {"resourceVersion": thing.metadata.resourceVersion}, **patch(new)}
         try:
             await self._client.patch(
@@ -181,7 +180,7 @@ class StatusController(Generic[M]):
     def _refused(self, thing: M, error: StatusError) -> Result | None:
         request, version = request_of(thing), thing.metadata.resourceVersion
         if isinstance(error, NotFound) and self._not_found.get(request) != version:
-            # Most probably it is gone, and the news is on its way.
+            # It is probably deleted, and the event has not arrived yet.
             self._not_found[request] = version
             return Result(requeue_after=_GONE_BY_THEN)
         if isinstance(error, NotFound) or error.code == HTTPStatus.FORBIDDEN:

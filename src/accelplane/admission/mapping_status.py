@@ -1,11 +1,11 @@
-"""What is told of an AcceleratorFunction or FpgaRegion in its status: what it stands for, and who has it.
+"""The status of an AcceleratorFunction or FpgaRegion.
 
-    resource            what pods that ask for it get
-    nodes               how many nodes offer that; absent where nodes may not be listed
-    observedGeneration  of which state of the object this is
-    conditions          Accepted: pods may ask for it. Ready: and some node has it. Both are always there
+    resource            the resource that pods get instead of the name
+    nodes               the number of nodes that offer the resource; absent if nodes may not be listed
+    observedGeneration  the generation of the object that the status is about
+    conditions          Accepted: pods may request the name. Ready: a node offers the resource. Both are always present
 
-A transition's time only changes with its condition's status, so the same state is the same status.
+A transition time changes only with the status of its condition, so equal states have equal statuses.
 """
 
 from collections.abc import Mapping
@@ -28,13 +28,13 @@ class MappingStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
 
     @property
     def fault(self) -> Fault | None:
-        """Why the object was not accepted."""
+        """The reason why the object is not accepted, None if it is."""
         found = find_condition(self.conditions, ACCEPTED)
         return Fault(found.reason, found.message) if found is not None and found.status == "False" else None
 
 
 def status_before(thing: AcceleratorFunction | FpgaRegion) -> MappingStatus:
-    """What was said last; nothing, where somebody else has written what cannot be read."""
+    """The current status; an empty one if it cannot be decoded."""
     try:
         return msgspec.json.decode(thing.status, type=MappingStatus | None) or MappingStatus()
     except msgspec.MsgspecError:
@@ -42,9 +42,9 @@ def status_before(thing: AcceleratorFunction | FpgaRegion) -> MappingStatus:
 
 
 def status_of(thing: AcceleratorFunction | FpgaRegion, names: Names, offers: Mapping[str, int] | None) -> MappingStatus:
-    """The status of one of the objects that have these names.
+    """The new status of an object in a namespace with these names.
 
-    `offers` are the nodes that have each resource, or None when nobody knows.
+    `offers` is the number of nodes by resource, None if it is not known.
     """
     fault = fault_of(thing, names)
     name = f"{PREFIX}{thing.metadata.name}"
@@ -66,7 +66,7 @@ def status_of(thing: AcceleratorFunction | FpgaRegion, names: Names, offers: Map
 
 
 def patch(new: MappingStatus) -> Mapping[str, object]:
-    """A merge patch of the status: what is not there any more is taken away."""
+    """A merge patch of the status. Fields without a value are removed."""
     fields = msgspec.json.decode(msgspec.json.encode(new), type=dict[str, object])
     return {"status": {**dict.fromkeys(MappingStatus.__struct_encode_fields__), **fields}}
 

@@ -1,9 +1,9 @@
-"""Pods that wait for an FPGA which no node will ever give them, and a word to their users about it.
+"""Events for pods that stay Pending because they request an FPGA name that no node has.
 
-While the webhook is away pods are let in as they are. One that asks for a name of its namespace then goes on asking for
-it, and as no node has a resource of that name it waits for ever. It is told so by an event, one for all replicas.
+While the webhook is not available, pods are admitted unchanged. A pod that requests a name of its namespace then stays
+Pending, because no node has a resource of that name. It gets an Event, one for all replicas of the operator.
 
-Only pods without a node are followed, and of each only what it asks for.
+Only pods without a node are watched, and only their resource requests are stored.
 """
 
 import logging
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 NOT_REPLACED, UNKNOWN = "FpgaNameNotReplaced", "FpgaNameUnknown"
 
-# An event is forgotten after an hour, and the pod still waits.
+# The API server deletes Events after an hour.
 _TELL_AGAIN = 1200.0
 
 
@@ -45,7 +45,7 @@ _EMPTY = _Spec()
 
 
 class PendingPod(NamespacedResource, Struct, kw_only=True):
-    """A pod: the FPGA resources that it `asks` for, which are found in its spec."""
+    """A pod. `asks` are the FPGA resources in the limits of its containers."""
 
     metadata: Identity
     spec: _Spec = field(default_factory=_Spec)
@@ -54,7 +54,7 @@ class PendingPod(NamespacedResource, Struct, kw_only=True):
 
 
 def asks_only(pod: PendingPod) -> None:
-    """Keeps of a pod which FPGAs it asks for; of one that asks for none, that it is there."""
+    """Replaces the spec by the FPGA resources that it requests."""
     found: set[str] = set()
     for container in (*(pod.spec.containers or ()), *(pod.spec.init_containers or ())):
         limits = container.resources.limits if container.resources is not None else None
@@ -67,16 +67,16 @@ def asks_only(pod: PendingPod) -> None:
 
 
 class Problem(Struct, frozen=True):
-    """Why a pod waits: in a word for programs, and for its user."""
+    """Why a pod stays Pending: reason and note of its Event."""
 
     reason: str
     note: str
 
 
 def problem_of(pod: PendingPod, names: Names, listed: Callable[[str], bool] | None) -> Problem | None:
-    """What is wrong with what a pod asks for, which was let in and has no node, in a namespace of these names.
+    """The problem of a Pending pod in a namespace with these names, None if there is none.
 
-    `listed` says whether some node has a resource of a name; it is None when nobody knows.
+    `listed` returns whether a node has a resource; it is None if the nodes are not known.
     """
     namespace = pod.metadata.namespace
     for name in pod.asks:
@@ -101,7 +101,7 @@ def problem_of(pod: PendingPod, names: Names, listed: Callable[[str], bool] | No
 
 
 class PendingPods:
-    """Tells each pod whose names were not replaced, when it has had no node for `settle` seconds."""
+    """Records an Event for each pod whose names were not replaced and that has no node after `settle` seconds."""
 
     def __init__(
         self, manager: Manager, mappings: Mappings, offers: Offers, *, again: float, settle: float = 10.0
@@ -112,18 +112,18 @@ class PendingPods:
         self._again = again
         self._settle = settle
         selection = Selection(fields="spec.nodeName=,status.phase=Pending")
-        # None of the manager's: not everybody's role allows to list pods, and the rest works without.
+        # Not a cache of the manager: some accounts may not list pods, and everything else works without them.
         self._informer = Informer(manager.client, selection, watch_timeouts=manager.watch_timeouts)
         self._pods = self._informer.cache(PendingPod, transform=asks_only)
         self._controller = manager.controller("fpgapendingpod", self.reconcile)
         self._pods.subscribe(self._pod_changed)
 
     async def run(self) -> None:
-        """Follows the pods until cancelled, from when that is allowed."""
+        """Watches the pods until cancelled, as soon as the account may list them."""
         await self._informer.run_when_permitted(_refused, retry=self._again)
 
     async def reconcile(self, request: Request) -> Result | None:
-        """Looks at one pod."""
+        """Records the Event of one pod, if it needs one."""
         if not self._offers.settled.is_set():
             return Result(requeue_after=self._settle)
         pod = self._pods.get(request)
@@ -137,7 +137,7 @@ class PendingPods:
         return Result(requeue_after=_TELL_AGAIN)
 
     def _pod_changed(self, old: PendingPod | None, new: PendingPod | None) -> None:
-        # A name may have been made a moment before the pod, and news of it may come after: there is no hurry.
+        # The name may be created shortly before the pod, and its event may arrive later.
         if old is None and new is not None and new.asks:
             self._controller.enqueue(request_of(new), after=self._settle)
 

@@ -1,9 +1,9 @@
-"""The controller of a kind of custom resources: one DaemonSet for each, as it asks for, and a status that tells of it.
+"""The controller of one kind of custom resources: a DaemonSet for each resource, and its status.
 
-One pass over a resource reads it, upgrades its images, renders its DaemonSet, plans what to write (`update`), writes
-that and then the status. Each step is a function of objects elsewhere; here is only their order, and what happens
-when the API server refuses. Passes are triggered by the resource, its DaemonSets, where their pods are, the ConfigMap
-that it names, the other resources of its kind and, when there are any, by labels of nodes.
+A reconcile reads the resource, upgrades its images, renders its DaemonSet, plans the changes (`update`), writes them,
+and writes the status. Each step is a function of objects in another module; this one has their order and the handling
+of errors. A reconcile is triggered by the resource, its DaemonSets, the nodes of their pods, the ConfigMap that it
+names and, if there are several resources of the kind, by those and by labels of nodes.
 """
 
 import asyncio
@@ -53,9 +53,9 @@ log = logging.getLogger(__name__)
 
 _OWNER = "owner"
 _CONFIG = "config"
-# A resource that there is not: to look at it is to look whether one that there was has left something.
+# The request of no resource: its reconcile deletes what the last resource left.
 _NONE = Request("(none)")
-# A thousand pods become ready one by one, and the status has the names of all their nodes.
+# A thousand pods may become ready one after the other, and the status has the names of their nodes.
 _DEBOUNCE = 1.0
 
 
@@ -101,10 +101,10 @@ class PluginController:
             # The last resource may have gone while no operator ran.
             self._controller.starts_with(_NONE)
 
-    # What else a pass is for
+    # Further triggers
 
     def config_map_changed(self, name: str) -> None:
-        """Has the resources looked at that name this ConfigMap."""
+        """Reconciles the resources that name this ConfigMap."""
         for each in self._resources.by_index(_CONFIG, name):
             self._controller.enqueue(request_of(each))
 
@@ -133,7 +133,7 @@ class PluginController:
                 self._controller.enqueue(request, after=_DEBOUNCE)
 
     def _enqueue_all_soon(self) -> None:
-        # a list tells of each of its objects, and one look is enough for all of them
+        # A list notifies for each of its objects. One call is enough for all of them.
         if not self._enqueues_all:
             self._enqueues_all = True
             asyncio.get_running_loop().call_soon(self._enqueue_all)
@@ -143,10 +143,10 @@ class PluginController:
         for request in self._resources.requests():
             self._controller.enqueue(request)
 
-    # One pass
+    # Reconcile
 
     async def reconcile(self, request: Request) -> Result | None:
-        """Makes the DaemonSet and the status of one resource be as the resource demands."""
+        """Makes the DaemonSet and the status match one resource."""
         # Without the nodes, overlaps would disappear from the statuses at each start.
         await self._nodes.wait()
         resource = self._resources.get(request)

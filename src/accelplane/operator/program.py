@@ -1,6 +1,6 @@
-"""The operator as a program: controllers of the kinds that are switched on, webhooks, certificates, one leader.
+"""The operator as a program: the controllers of the enabled kinds, webhooks, certificates and leader election.
 
-Controllers work in the leader's process alone; webhooks, probes and metrics are served by every one.
+Controllers run in the leader only. Every replica serves webhooks, probes and metrics.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ LEASE = "d1c7b6d5.intel.com"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line and the environment say."""
+    """The options of the command line and the environment."""
 
     families: Sequence[str]
     settings: Settings
@@ -50,9 +50,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run(options: Options, config: ClientConfig) -> None:
-    """Runs the operator until it is told to end.
+    """Runs the operator until SIGTERM or SIGINT.
 
-    Raises `OSError` for a port that is taken, `CertificateError`, and what ended any part of it.
+    Raises `OSError` for a port in use, `CertificateError`, and the error of any part that fails.
     """
     client = Client(config, field_manager=FIELD_MANAGER)
     try:
@@ -61,14 +61,14 @@ async def run(options: Options, config: ClientConfig) -> None:
         found = await asyncio.gather(*(_is_served(client, kind) for kind in kinds))
         served = [family for family, there in zip(options.families, found, strict=False) if there]
         named = bool(names) and all(found[len(options.families) :])
-        # Where none is there the definitions are about to come, and readiness tells that they are awaited.
+        # If none is served, the definitions are probably applied later. Until then the readiness probe fails.
         await _manager(client, msgspec.structs.replace(options, families=served or options.families), named=named).run()
     finally:
         await client.close()
 
 
 async def _is_served(client: Client, kind: type[Object]) -> bool:
-    """Whether the cluster knows the kind: an older installation's definitions do not have all of them."""
+    """Whether the API server serves the kind. Older installations do not define all kinds."""
     try:
         await client.list(kind, Selection(fields="metadata.name=none"))
     except NotFound:
@@ -103,5 +103,5 @@ def _hooks(manager: Manager, made: Mapping[str, PluginController], options: Opti
     if "sgx" in made:
         yield sgx.mutator(options.sgx)
     if named:
-        # Every replica has all names before it is ready, whether or not it leads; the leader keeps their statuses.
+        # Every replica knows all names before it is ready. Only the leader writes statuses.
         yield from hosted(manager, options.settings.fpga_naming)
