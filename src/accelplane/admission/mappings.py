@@ -1,10 +1,10 @@
-"""Names for FPGA functions and regions: what the AcceleratorFunctions and FpgaRegions of a namespace stand for.
+"""Names of FPGA functions and regions: the AcceleratorFunctions and FpgaRegions of a namespace.
 
-A pod asks for `fpga.intel.com/<object name>`. A function that is programmed already (mode `af`) has a resource of its
-own; one that is programmed for the pod (mode `region`) is a region plus what to put into it; an FpgaRegion is the
-region alone, for pods that program it themselves. What a namespace has no name for, its pods cannot have.
+A pod requests `fpga.intel.com/<object name>`. A function that is already programmed (mode `af`) has its own resource. A
+function that is programmed for the pod (mode `region`) is a region and the function to program. An FpgaRegion is the
+region alone, for pods that program it themselves. Pods cannot request what has no name in their namespace.
 
-A namespace's names follow from its objects alone: they are made anew after each change, and nothing is counted.
+The names of a namespace are a function of its objects. They are computed again after each change.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ MODES = ("af", "region")
 
 _PLACE = "namespace"
 _NOTHING = Raw(b"null")
-# What may stand behind the slash in what a pod asks for; the names of objects may be longer.
+# The limit of the part of a resource name after the slash. Names of objects may be longer.
 _LONGEST_NAME = 63
 
 
@@ -38,7 +38,7 @@ class RegionSpec(Struct, frozen=True, rename="camel"):
 
 
 class AcceleratorFunction(NamespacedResource, Struct, kw_only=True):
-    """A function for pods of its namespace, with the fields that decide. The status is what was said of it last."""
+    """A function that pods of its namespace may request: the fields that are used, and the current status."""
 
     metadata: Metadata
     spec: FunctionSpec = field(default_factory=FunctionSpec)
@@ -47,7 +47,7 @@ class AcceleratorFunction(NamespacedResource, Struct, kw_only=True):
 
 
 class FpgaRegion(NamespacedResource, Struct, kw_only=True):
-    """A region for pods of its namespace."""
+    """A region that pods of its namespace may request."""
 
     metadata: Metadata
     spec: RegionSpec = field(default_factory=RegionSpec)
@@ -56,14 +56,14 @@ class FpgaRegion(NamespacedResource, Struct, kw_only=True):
 
 
 class Pair(Struct, frozen=True):
-    """A region and the function to program into it, as the hook is told."""
+    """A region and the function to program into it, in the format of the hook's variables."""
 
     interface_id: str
     afu_id: str
 
 
 class Target(Struct, frozen=True):
-    """What a name stands for: the resource that the kubelet knows, and how it comes to its function."""
+    """The target of a name: the resource of the kubelet, and the function to program."""
 
     resource: str
     mode: str
@@ -71,7 +71,7 @@ class Target(Struct, frozen=True):
 
 
 class Fault(Struct, frozen=True):
-    """Why a name stands for nothing: in a word for programs, and for people."""
+    """The reason why a name has no target: a word for programs, and a text."""
 
     reason: str
     text: str
@@ -81,10 +81,10 @@ class Fault(Struct, frozen=True):
 
 
 class Names(Struct, frozen=True):
-    """What pods of one namespace may ask for.
+    """The names that pods of one namespace may request.
 
-    `faulty` are names that stand for nothing, and why. `programmable` are the pairs that a pod which names its
-    region itself may carry, by the region's resource.
+    `faulty` are the names without a target, with the reason. `programmable` are the pairs that a pod may have in its
+    own variables, by the resource of the region.
     """
 
     targets: Mapping[str, Target] = {}
@@ -99,7 +99,7 @@ NONE = Names()
 def names_of(
     functions: Iterable[AcceleratorFunction], regions: Iterable[FpgaRegion], naming: Naming = "default"
 ) -> Names:
-    """What these objects, which are all of one namespace, stand for."""
+    """The names of these objects, which are all of one namespace."""
     targets: dict[str, Target] = {}
     faulty: dict[str, Fault] = {}
     found: list[Target] = []
@@ -139,7 +139,7 @@ def names_of(
 
 
 def target_of(thing: AcceleratorFunction | FpgaRegion, naming: Naming = "default") -> Target:
-    """What one object stands for by itself. Raises `IdError`."""
+    """The target of one object. Raises `IdError`."""
     spec = thing.spec
     if isinstance(spec, RegionSpec):
         return Target(resource(region_type(spec.interface_id)), "regiondevel")
@@ -153,7 +153,7 @@ def target_of(thing: AcceleratorFunction | FpgaRegion, naming: Naming = "default
 
 
 def fault_of(thing: AcceleratorFunction | FpgaRegion, names: Names) -> Fault | None:
-    """Why pods that ask for this object, which is one of those that have these names, are refused."""
+    """The reason why pods that request this object are denied, None if they are not."""
     name = thing.metadata.name or ""
     if isinstance(thing, AcceleratorFunction) and thing.spec.mode not in MODES:
         return Fault("UnknownMode", f"spec.mode: {thing.spec.mode[:40]!a}: expected one of {', '.join(MODES)}")
@@ -163,7 +163,7 @@ def fault_of(thing: AcceleratorFunction | FpgaRegion, names: Names) -> Fault | N
 
 
 def checker(naming: Naming = "default") -> Validator[AcceleratorFunction]:
-    """The webhook that warns of functions no pod will get. It refuses none: those that are stored stay editable."""
+    """The webhook that warns about functions that pods cannot get. It denies nothing: stored objects can be edited."""
 
     def decide(_review: Review, function: AcceleratorFunction) -> Decision:
         fault = fault_of(function, names_of([function], [], naming))
@@ -173,7 +173,7 @@ def checker(naming: Naming = "default") -> Validator[AcceleratorFunction]:
 
 
 class Mappings:
-    """The names of every namespace, as the caches have its objects."""
+    """The names of all namespaces, from the caches of their objects."""
 
     def __init__(
         self, functions: Cache[AcceleratorFunction], regions: Cache[FpgaRegion], naming: Naming = "default"
@@ -188,7 +188,7 @@ class Mappings:
         regions.subscribe(self._forget)
 
     def of(self, namespace: str) -> Names:
-        """What pods of a namespace may ask for."""
+        """The names of a namespace."""
         known = self._known.get(namespace)
         if known is None:
             functions = self.functions.by_index(_PLACE, namespace)
@@ -209,7 +209,7 @@ class Mappings:
 
 
 def own(thing: AcceleratorFunction | FpgaRegion) -> None:
-    """Keeps of an object what decides, and its status, in memory of their own."""
+    """Copies the fields that are used and the status, so that the decoded page can be freed."""
     thing.metadata.annotations = thing.metadata.labels = thing.metadata.managedFields = None
     thing.status = thing.status.copy()
 

@@ -25,9 +25,9 @@ def pointer(*words: Word) -> str:
 
 
 def put(parent: Sequence[Word], current: Mapping[str, object] | None, wanted: Mapping[str, object]) -> list[Operation]:
-    """What makes the mapping at `parent` hold `wanted`, whatever else is in it; it is made when it is None.
+    """The operations that set the `wanted` members of the mapping at `parent`, which is created if it is None.
 
-    Nothing when all of it is there already.
+    Empty if all members are equal already.
     """
     if not wanted:
         return []
@@ -41,7 +41,7 @@ def put(parent: Sequence[Word], current: Mapping[str, object] | None, wanted: Ma
 
 
 def append(parent: Sequence[Word], current: Sequence[object] | None, values: Sequence[object]) -> list[Operation]:
-    """What puts `values` at the end of the list at `parent`, which is made when it is None."""
+    """The operations that append `values` to the list at `parent`, which is created if it is None."""
     if not values:
         return []
     if current is None:
@@ -50,7 +50,7 @@ def append(parent: Sequence[Word], current: Sequence[object] | None, values: Seq
 
 
 def documents(operations: Sequence[Operation]) -> list[dict[str, object]]:
-    """The patch as whoever sends it encodes it."""
+    """The operations as JSON objects."""
     return [
         {"op": one.op, "path": one.path} | ({} if one.value is UNSET else {"value": one.value}) for one in operations
     ]

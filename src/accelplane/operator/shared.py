@@ -1,6 +1,6 @@
-"""What the GPU plugins of all custom resources share: the account of the resource manager, and its rights.
+"""Objects that all GPU custom resources share: the service account of the resource manager, and its role binding.
 
-It is there while any resource asks for the resource manager, which only images of releases up to 0.31 have.
+They exist while a resource enables the resource manager, which only images up to release 0.31 have.
 """
 
 import logging
@@ -18,7 +18,7 @@ BINDING = "gpu-manager-rolebinding"
 
 
 class SharedObjects:
-    """The account and its binding, made when they are needed and deleted once when they are not."""
+    """The account and its binding: created if needed, and deleted once if not."""
 
     def __init__(self, client: Client, settings: Settings) -> None:
         self._client = client
@@ -27,7 +27,7 @@ class SharedObjects:
         self._absent = False
 
     async def reconcile(self, *, needed: bool) -> None:
-        """Makes or deletes them. Raises `ApiError`."""
+        """Creates or deletes them. Raises `ApiError`."""
         if needed:
             self._absent = False
             await self._make()
@@ -38,7 +38,7 @@ class SharedObjects:
             except StatusError as error:
                 if not error.permanent:
                     raise
-                # An installation that never made them may not be allowed to delete them either.
+                # An installation that never creates them may not have the right to delete them.
                 log.warning("what GPU plugins shared is no longer needed, and stays: %s", error)
             self._absent = True
 

@@ -1,13 +1,14 @@
-"""The DaemonSet that a custom resource asks for.
+"""The DaemonSet of a custom resource.
 
-    render(plugin, settings, provisioning=…)  -> DaemonSet      the whole of it, ready to be applied
-    provisioning_hash(data, binary_data)      -> str            what `provisioning` is of a ConfigMap's content
+    render(plugin, settings, provisioning=…)  -> DaemonSet      complete, ready to be applied
+    provisioning_hash(data, binary_data)      -> str            the value of `provisioning` for a ConfigMap
     DaemonSet.as_object()                     -> JsonObject     as JSON
 
-It is a function of its arguments: the images in the spec are taken as they are, so `images.upgrade` comes before. Where
-Go's releases differ it is in the form of the newest; what older ones had and newer ones have not (`resourceManager`,
-annotations of QAT) is there. Beyond both: pods have an account's token only where they use it, the init container of
-FPGA has the resource's image at once, IAA's node selector its architecture, and DSA's `vfio-pci` its own directory.
+Rendering is a pure function. It uses the images of the spec, so `images.upgrade` is called before. If the releases of
+the Go operator differ, the DaemonSet has the form of the newest one, with the fields that only older ones have
+(`resourceManager`, annotations of QAT). In addition, only pods that use an account have its token, the init container
+of FPGA has the image of the resource from the beginning, the node selector of IAA has its architecture, and `vfio-pci`
+of DSA has a directory of its own.
 """
 
 from accelplane.operator.daemonsets.objects import DaemonSet

@@ -1,6 +1,6 @@
-"""The arguments that a custom resource means for its plugin: separate words, in the order of Go's operator.
+"""The arguments of the plugin container, in the order of the Go operator.
 
-What is not set has the values of Go's operator, which are not always those of the plugins themselves.
+Fields that are not set have the defaults of the Go operator, which may differ from those of the plugins.
 """
 
 from accelplane.operator import images, versions
@@ -17,7 +17,7 @@ from accelplane.operator.models import (
 from accelplane.operator.settings import Settings
 
 VF_DRIVERS = ("c6xxvf", "4xxxvf")
-# From here on DSA's plugin knows `-driver`.
+# The first release whose DSA plugin has the flag -driver.
 _DRIVER_SINCE = "0.36.0"
 
 
@@ -34,7 +34,7 @@ def vf_drivers(spec: QatSpec) -> tuple[str, ...]:
 def _own(spec: PluginSpec, settings: Settings) -> tuple[str, ...]:
     match spec:
         case DsaSpec():
-            # An older image would not start with it, and has what it asks for anyway.
+            # An older image rejects the flag, and idxd is its only driver.
             old = spec.driver == "idxd" and versions.is_below(images.parse(spec.image).tag, _DRIVER_SINCE)
             return (*(() if old else ("-driver", spec.driver)), *_shared(spec.shared_dev_num))
         case IaaSpec() | NpuSpec():

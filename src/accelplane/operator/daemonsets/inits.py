@@ -1,4 +1,4 @@
-"""The init container that a custom resource asks for, and its volumes."""
+"""The init container of a custom resource, and its volumes."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -42,7 +42,7 @@ class Init(NamedTuple):
 
 
 class _Own(NamedTuple):
-    """What is a kind's own of its init container."""
+    """The parts of an init container that depend on the kind."""
 
     name: str
     paths: tuple[Path, ...]
@@ -53,10 +53,10 @@ class _Own(NamedTuple):
 
 
 def init(spec: PluginSpec, policy: ImagePolicy) -> Init | None:
-    """The init container; None where there is none."""
+    """The init container, None if the resource has none."""
     if not isinstance(spec, InitSpec):
         return None
-    # FPGA's plugin cannot program a region without what this puts on the node.
+    # It installs the programs that the FPGA plugin needs to program a region.
     needed = policy.reference("intel-fpga-initcontainer") if isinstance(spec, FpgaSpec) else ""
     image = spec.init_image or needed
     return _made(spec, _of(spec), image) if image else None
@@ -88,7 +88,7 @@ def _of(spec: InitSpec) -> _Own:
         case GpuSpec():
             return _Own("intel-gpu-initcontainer", (Path("nfd-sources", _NFD, type=_MADE_IF_MISSING),))
         case QatSpec():
-            # Of the same drivers as in the plugin's arguments, so that both speak of the same devices.
+            # The drivers of the plugin's arguments: both use the same devices.
             ids = " ".join(number for driver in vf_drivers(spec) for number in BY_VF_DRIVER[driver].pf_ids)
             return _Own(
                 "intel-qat-initcontainer",
@@ -139,7 +139,7 @@ def _made(spec: InitSpec, own: _Own, image: str) -> Init:
 
 
 def _further_volumes(spec: InitSpec) -> list[tuple[Volume, str]]:
-    """Volumes that are no paths of the node, and where they are mounted."""
+    """Volumes that are not paths of the node, with their mounts."""
     found: list[tuple[Volume, str]] = []
     if isinstance(spec, DsaSpec | IaaSpec):
         found.append((Volume(name="scratch", empty_dir=EmptyDir()), "/idxd-init/scratch"))

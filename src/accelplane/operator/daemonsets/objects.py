@@ -1,4 +1,4 @@
-"""The parts of a DaemonSet that the operator writes, as types that encode to what the API takes."""
+"""The fields of a DaemonSet that the operator writes, as types with the encoding of the API."""
 
 from collections.abc import Mapping
 
@@ -131,6 +131,6 @@ class DaemonSet(Wire, frozen=True):
     spec: DaemonSetSpec
 
     def as_object(self) -> JsonObject:
-        """What is sent to the API server."""
+        """The object as JSON for the API server."""
         written: JsonObject = msgspec.json.decode(msgspec.json.encode(self))
         return {"apiVersion": "apps/v1", "kind": "DaemonSet", **written}

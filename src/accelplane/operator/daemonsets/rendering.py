@@ -1,4 +1,4 @@
-"""A skeleton, an init container, arguments and everything else that a custom resource says, put together."""
+"""Renders a DaemonSet from the skeleton of its kind and the fields of a custom resource."""
 
 import hashlib
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ from accelplane.operator.models import (
 )
 from accelplane.operator.settings import ImagePolicy, Settings
 
-# On the pods: a change replaces them.
+# An annotation of the pods: a change replaces them.
 PROVISIONING_ANNOTATION = f"{GROUP}/provisioning-config-hash"
 GPU_MANAGER = "gpu-manager-sa"
 
@@ -50,7 +50,7 @@ _LEVEL_ZERO = Mount(name="levelzerosocket", mount_path="/var/lib/levelzero")
 
 
 class _Parts(NamedTuple):
-    """What is added to the skeleton's pod."""
+    """Additions to the pod of the skeleton."""
 
     mounts: tuple[Mount, ...] = ()
     volumes: tuple[Volume, ...] = ()
@@ -58,7 +58,7 @@ class _Parts(NamedTuple):
 
 
 def daemonset_name(plugin: DevicePlugin) -> str:
-    """The name of a new DaemonSet of the resource; one that is there already keeps its own."""
+    """The name of a new DaemonSet. An existing one keeps its name."""
     return f"intel-{plugin.family}-plugin-{plugin.name}"
 
 
@@ -69,7 +69,7 @@ def provisioning_hash(data: Mapping[str, str], binary_data: Mapping[str, str] | 
 
 
 def render(plugin: DevicePlugin, settings: Settings, *, provisioning: str = "") -> DaemonSet:
-    """The DaemonSet. `provisioning` is the hash of the ConfigMap that the resource names, empty when it has none."""
+    """The DaemonSet. `provisioning` is the hash of the ConfigMap that the resource names, empty for none."""
     made = skeleton(plugin.family, plugin.spec.image or settings.images.reference(f"intel-{plugin.family}-plugin"))
     annotations = _copied_annotations(plugin)
     on_pods = annotations | dict(plugin.spec.pod_annotations)
@@ -117,15 +117,15 @@ def _pod(made: PodSpec, plugin: DevicePlugin, settings: Settings) -> PodSpec:
         image_pull_secrets=_pull_secrets(spec, settings),
         priority_class_name=spec.priority_class_name,
         service_account_name=GPU_MANAGER if manages else settings.service_account,
-        # The resource manager asks the kubelet for pods with it; no other plugin talks to an API.
+        # The resource manager reads the pods from the kubelet with it. No other plugin calls an API.
         automount_service_account_token=None if manages else False,
     )
 
 
 def _with_init(volumes: tuple[Volume, ...], preparation: Init) -> tuple[Volume, ...]:
-    """All volumes, in the order in which Go's operator has them.
+    """All volumes, in the order of the Go operator.
 
-    FPGA's stands before the last one, as in the manifests. The order has no meaning.
+    The volume of FPGA is before the last one, as in the manifests. The order has no meaning.
     """
     if any(volume.name == "cdidir" for volume in volumes):
         return (*volumes[:-1], *preparation.volumes, volumes[-1])
@@ -135,7 +135,7 @@ def _with_init(volumes: tuple[Volume, ...], preparation: Init) -> tuple[Volume, 
 def _with_driver(
     container: Container, volumes: tuple[Volume, ...], spec: PluginSpec
 ) -> tuple[Container, tuple[Volume, ...]]:
-    """DSA's devices are elsewhere when they are handed out whole."""
+    """Mounts /dev/vfio instead of the work queues if whole DSA devices are published."""
     if not (isinstance(spec, DsaSpec) and spec.driver == "vfio-pci"):
         return container, volumes
     path = "/dev/vfio"
@@ -180,7 +180,7 @@ def _pull_secrets(spec: PluginSpec, settings: Settings) -> tuple[SecretReference
 
 
 def _copied_annotations(plugin: DevicePlugin) -> dict[str, str]:
-    """QAT's annotations go to the DaemonSet and its pods, but for kubectl's own, which change with every apply."""
+    """Annotations of a QAT resource for DaemonSet and pods, without those that kubectl changes at each apply."""
     if not isinstance(plugin.spec, QatSpec):
         return {}
     copied = plugin.metadata.annotations.items()

@@ -1,6 +1,6 @@
-"""The DaemonSet of each kind before a custom resource says anything: the same as the plain manifests in `deploy/`.
+"""The DaemonSet of each kind without the fields of a custom resource: equal to the manifest in `deploy/`.
 
-A test compares the two. Paths are those of the node, and the same in the container.
+A test compares the two. The paths are equal on the node and in the container.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ PULL_POLICY = "IfNotPresent"
 
 
 class Path(NamedTuple):
-    """A path of the node that a container sees."""
+    """A path of the node that is mounted into a container."""
 
     name: str
     path: str
@@ -52,7 +52,7 @@ CDI = Path("cdipath", "/var/run/cdi", type="DirectoryOrCreate")
 
 
 class Skeleton(NamedTuple):
-    """What is a kind's own. `cpu` and `memory` are requested; the limits are `most_cpu` and `most_memory`."""
+    """The parts that depend on the kind: requests `cpu` and `memory`, limits `most_cpu` and `most_memory`."""
 
     paths: tuple[Path, ...]
     cpu: str
@@ -61,9 +61,9 @@ class Skeleton(NamedTuple):
     most_memory: str
     variables: Mapping[str, str] = {"NODE_NAME": "spec.nodeName"}
     selinux: bool = True
-    # Whether the pods go without the account's token, where the manifests say so.
+    # Whether the pods have no token of the account, as in the manifests.
     tokenless: bool = False
-    # Where the host's /dev hides the usual place.
+    # For kinds that mount /dev, which hides the usual directory.
     termination_message: str = ""
 
 
@@ -138,7 +138,7 @@ SKELETONS: Mapping[str, Skeleton] = {
 
 
 def from_fields(fields: Mapping[str, str]) -> tuple[Variable, ...]:
-    """Variables that hold fields of the pod."""
+    """Environment variables with fields of the pod."""
     return tuple(
         Variable(name=name, value_from=VariableSource(field_ref=FieldReference(field_path=path)))
         for name, path in fields.items()
@@ -151,7 +151,7 @@ def amounts(*, cpu: str, memory: str, most_cpu: str, most_memory: str) -> Resour
 
 
 def skeleton(family: str, image: str) -> DaemonSet:
-    """The DaemonSet of a kind, with an image and nothing from a custom resource."""
+    """The DaemonSet of a kind with an image."""
     own = SKELETONS[family]
     name = f"intel-{family}-plugin"
     labels = {"app": name}
