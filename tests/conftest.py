@@ -66,10 +66,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    if _ASKED is None or item.get_closest_marker("fuzz") is None:
+    # Its `inner_test` is called for each input. State machines have no such handle.
+    handle = getattr(getattr(item, "obj", None), "hypothesis", None)
+    if _ASKED is None or handle is None:
         return (yield)
-    # What hypothesis calls for each input; plugins may put a function of their own there.
-    handle = getattr(item, "obj").hypothesis  # noqa: B009 - items in general have none
     inner, count = handle.inner_test, 0
 
     @functools.wraps(inner)

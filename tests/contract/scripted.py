@@ -46,6 +46,7 @@ class ScriptedKubelet:
         self._streams: set[asyncio.Task[None]] = set()
         self._server: rpc.RpcServer | None = None
         self._listed = asyncio.Event()
+        self._stopped: set[str] = set()
 
     async def start(self) -> None:
         """As a kubelet does it: deletes all sockets, then makes its own."""
@@ -65,6 +66,7 @@ class ScriptedKubelet:
         self._server = None
         self._listed.clear()
         self.lists.clear()
+        self._stopped.clear()
 
     async def allocate(self, resource: str, id_: str) -> None:
         """Allocates one ID to a container, which keeps it until `release`."""
@@ -112,12 +114,18 @@ class ScriptedKubelet:
         finally:
             if resource in self.lists:
                 self.lists[resource] = dict.fromkeys(self.lists[resource], False)
+                self._stopped.add(resource)
+
+    def list_at_rest(self, resource: str) -> dict[str, bool]:
+        """The list after five minutes, when the kubelet has removed the devices of a plugin that is gone."""
+        return {} if resource in self._stopped else self.lists.get(resource, {})
 
     def _learn(self, resource: str, devices: dict[str, bool]) -> None:
         missing = self.held.get(resource, set()) - devices.keys()
         if missing:
             self.crashes.append(f"{sorted(missing)} left the list of {resource} while a container holds it")
         self.lists[resource] = devices
+        self._stopped.discard(resource)
         self._listed.set()
         self._write_checkpoint()
 
@@ -358,7 +366,7 @@ class World:
         assert not self.task.done(), self.task
         for name in self.enabled:
             expected = self.expected(name)
-            assert self.kubelet.lists.get(f"{name}.example.com/thing", {}) == expected, name
+            assert self.kubelet.list_at_rest(f"{name}.example.com/thing") == expected, name
         assert self.kubelet.crashes == []
         assert len(self.notify) == len(self.enabled), "one background task for each plugin"
 
