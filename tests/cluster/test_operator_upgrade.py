@@ -74,9 +74,7 @@ def test_an_image_of_the_environment_runs_for_as_long_as_it_is_there(installatio
     installation.create(resource("qat", "one", **NEW))
     with installation.operator("-image-upgrade=daemonset", INTEL_QAT_PLUGIN_SHA=PINNED):
         wait_running(installation, NEW | {"image": PINNED})
-        installation.wait_said(
-            "qat", "one", OVERRIDDEN, holds=True, words="from INTEL_QAT_PLUGIN_SHA of the operator"
-        )
+        installation.wait_said("qat", "one", OVERRIDDEN, holds=True, words="from INTEL_QAT_PLUGIN_SHA of the operator")
         assert effective(installation) == {"image": PINNED}
         assert asks(installation) == NEW
     with installation.operator("-image-upgrade=daemonset"):
