@@ -197,7 +197,7 @@ def _target(name: str, names: Names, namespace: str) -> Target:
 
 
 def _pairs(aliases: Mapping[str, Target], requested: Mapping[str, int]) -> list[Pair]:
-    """What is to be programmed, a pair for each unit. Raises `_InvalidError`."""
+    """The pairs to program, one for each unit. Raises `_InvalidError`."""
     modes = {target.mode for target in aliases.values()}
     if len(modes) > 1:
         found = ", ".join(f"{_shown(name)} ({target.mode})" for name, target in aliases.items())

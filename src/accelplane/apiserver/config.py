@@ -22,7 +22,7 @@ class ExecPlugin(msgspec.Struct, frozen=True, kw_only=True):
     api_version: str
     arguments: tuple[str, ...] = ()
     variables: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
-    cluster: Mapping[str, object] | None = None  # what the command is told of the cluster
+    cluster: Mapping[str, object] | None = None  # the cluster in KUBERNETES_EXEC_INFO
     install_hint: str = ""
 
 

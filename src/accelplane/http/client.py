@@ -77,7 +77,7 @@ class HttpClient:
         *,
         before_send: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator["Response"]:
-        """The response, whose body is to be read while entered. Raises `HttpClientError`.
+        """The response. Its body must be read inside the context. Raises `HttpClientError`.
 
         `before_send` is called when a connection is available; the request is not sent if it raises.
         """

@@ -7,7 +7,7 @@ An object that does not fit the cache's type is *unreadable*. It exists, but non
 
 - `get` raises `UnreadableObject`, `requests` and `unreadable` include it;
 - iteration, `len` and `by_index` omit it, also if an earlier version was readable;
-- subscribers are told that the readable version is gone, and `on_unreadable` is called with its key.
+- subscribers are notified that the readable version is gone, and `on_unreadable` is called with its key.
 
 Code that deletes something because no object needs it has to check `unreadable` first.
 """

@@ -83,7 +83,7 @@ class DriftBackoff:
     def record_correction(
         self, key: Request, wanted: str, found: Sequence[Difference], managers: Callable[[Difference], tuple[str, ...]]
     ) -> None:
-        """Counts a correction. `managers` tells who manages the fields."""
+        """Counts a correction. `managers` returns the managers of a field."""
         known = self._of(key, wanted)
         now = self._clock()
         for each in found:

@@ -52,7 +52,7 @@ class Ensured(msgspec.Struct, Generic[T], frozen=True):
 
 
 class NameConflict(ApiError):
-    """An object that must not be adopted has the name of the child. The message tells what to do."""
+    """An object that must not be adopted has the name of the child. The message says what to do."""
 
 
 async def ensure(

@@ -4,7 +4,7 @@ Two callers that read different fields of the same objects share one watch: each
 `transform`, indexes and subscribers. Each object is decoded once per cache, and the undecoded object is dropped.
 
 A watch that ends or breaks is resumed at the last resource version. If the server does not know that version any more,
-everything is listed again and compared: subscribers are told of all differences. A watch that is idle for too long is
+everything is listed again and compared: subscribers are notified of all changes. A watch that is idle too long is
 dead.
 """
 
