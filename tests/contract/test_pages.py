@@ -17,6 +17,7 @@ from accelplane.devices import Device, Phase, Resource, Skipped
 from accelplane.host import Host
 from accelplane.kubelet.server import Stage
 from accelplane.node import pages
+from accelplane.node.metrics import Contents
 from accelplane.node.settings import ConfigurationError
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceCounters, ResourceStatus, ScanStatus, UnitHealth
 from accelplane.plugins import Plugin, Sample, ScanError
@@ -86,8 +87,8 @@ def serve(port: int) -> Serve:
     def serve(
         status: NodeStatus | Callable[[], NodeStatus] = HEALTHY, samples: Sequence[Sample] = ()
     ) -> AbstractAsyncContextManager[None]:
-        async def measure() -> Sequence[Sample]:
-            return samples
+        async def measure() -> Contents:
+            return Contents(samples=samples)
 
         return pages.serving(
             f"127.0.0.1:{port}", (lambda: status) if isinstance(status, NodeStatus) else status, measure
