@@ -100,6 +100,11 @@ class Readings:
         # A caller that is cancelled does not end the reading of the others.
         return await asyncio.shield(self._running)
 
+    @property
+    def blocked(self) -> Sequence[str]:
+        """The devices that a thread is reading now after its reader has stopped waiting."""
+        return [each.reader.plan.device for known in self._plugins.values() for each in known.devices if each.blocked]
+
     async def close(self) -> None:
         """Ends the current reading. Threads that block in the kernel end with the process."""
         if self._running is not None:

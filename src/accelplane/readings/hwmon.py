@@ -113,7 +113,7 @@ def _limit(family: Family, extra: str) -> Parse:
     """A limit in microwatts. 0 is a limit that is off: it has no sample."""
 
     def parse(text: str) -> tuple[Value, ...]:
-        watts = number(text) * 1e-6
+        watts = number(text) / 1_000_000
         if not 0 <= watts <= _MAX_WATTS:
             raise InvalidText(text)
         return (Value(family, extra, watts),) if watts else ()

@@ -73,9 +73,11 @@ def scalar(
     family: Family, *, scale: float = 1.0, extra: str = "", lowest: float = 0.0, highest: float = math.inf
 ) -> Parse:
     """A parser of one number: `scale` converts it to the unit of the family, in which the limits are."""
+    # 45500 * 1e-3 has a rounding error that 45500 / 1000 does not have.
+    divisor = round(1 / scale) if scale < 1 else 0
 
     def parse(text: str) -> Sequence[Value]:
-        value = number(text) * scale
+        value = number(text) / divisor if divisor else number(text) * scale
         if not lowest <= value <= highest:
             raise InvalidText(text)
         return (Value(family, extra, value),)
