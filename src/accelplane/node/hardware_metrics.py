@@ -41,7 +41,7 @@ def holding(status: NodeStatus, holders: Holders, readings: NodeReadings, now: f
     held = Family("accelplane_container_devices", "Device IDs that a container holds, by unit.")
     allocated = Family("accelplane_resource_allocated", "Device IDs that containers hold.")
     totals: dict[str, int] = dict.fromkeys(plugins, 0)
-    for (namespace, pod, container, resource, unit), count in counts_by_unit(holders.rows, units).items():
+    for (namespace, pod, container, resource, unit), count in counts_by_unit(holders.rows, plugins, units).items():
         plugin = plugins[resource]
         device, bdf = devices.get((plugin, unit), ("", ""))
         totals[resource] += count

@@ -7,7 +7,7 @@ minute, and then the checkpoint of the device manager, which has pod UIDs instea
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -112,15 +112,16 @@ def without_stale(holders: Holders) -> Holders:
     return replace(holders, rows=[row for row in rows if row.device_ids], stale=listed - len(owner))
 
 
-def counts_by_unit(rows: Iterable[Holder], units: Mapping[tuple[str, str], str]) -> dict[tuple[str, ...], int]:
-    """The number of IDs by namespace, pod, container, resource and unit.
+def counts_by_unit(
+    rows: Iterable[Holder], resources: Collection[str], units: Mapping[tuple[str, str], str]
+) -> dict[tuple[str, ...], int]:
+    """The number of IDs of the given resources by namespace, pod, container, resource and unit.
 
-    `units` has the unit of each known resource and ID. IDs of known resources that are not in it have the unit "".
+    `units` has the unit of each listed resource and ID. Other IDs have the unit "".
     """
-    known = {resource for resource, _id in units}
     counts: dict[tuple[str, ...], int] = {}
     for row in rows:
-        if row.resource in known:
+        if row.resource in resources:
             for id_ in row.device_ids:
                 key = (row.namespace, row.pod, row.container, row.resource, units.get((row.resource, id_), ""))
                 counts[key] = counts.get(key, 0) + 1
