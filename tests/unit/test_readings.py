@@ -329,7 +329,15 @@ def test_files_of_dsa_become_samples_of_device_and_queue(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("errors", "value"),
-    [("0x1 0x0 0x0 0x0", 1), ("0000000000000000 0 0 0", 0), ("0x0 0x0", None), ("a b c zz", None)],
+    [
+        ("00000000,00000000,00000000,00000000,00000000,00000000,00000000,00000001\n", 1),
+        ("00000001,00000000,00000000,00000000,00000000,00000000,00000000,00000000\n", 0),
+        ("0,0,0,0", None),
+        ("0x1 0x0 0x0 0x0", 1),
+        ("0000000000000000 0 0 0", 0),
+        ("0x0 0x0", None),
+        ("a b c zz", None),
+    ],
 )
 def test_the_error_of_dsa_is_the_first_word_of_its_register(tmp_path: Path, errors: str, value: float | None) -> None:
     host = build(tmp_path, {f"{BUS}/dsa0/errors": errors})

@@ -67,11 +67,17 @@ def _word(host: Host, path: str) -> str:
 
 
 def _error(text: str) -> Sequence[Value]:
-    """Four 64-bit words in hexadecimal. The first one is not 0 if there is an error."""
-    words = text.split()
-    if len(words) != _ERROR_WORDS or not all(map(_HEXADECIMAL.fullmatch, words)):
+    """The software error register. The first of its four 64-bit words is not 0 if there is an error.
+
+    Linux prints it as a bitmap: groups of 32 bits in hexadecimal, separated by commas, the first word in the last two.
+    """
+    bitmap = "," in text
+    groups = text.strip().split(",") if bitmap else text.split()
+    expected = 2 * _ERROR_WORDS if bitmap else _ERROR_WORDS
+    if len(groups) != expected or not all(map(_HEXADECIMAL.fullmatch, groups)):
         raise InvalidText(text)
-    return (Value(families.IDXD_ERROR, "", float(int(words[0], 16) != 0)),)
+    first = groups[-2:] if bitmap else groups[:1]
+    return (Value(families.IDXD_ERROR, "", float(any(int(group, 16) for group in first))),)
 
 
 def _engine(text: str) -> Sequence[Value]:
