@@ -17,6 +17,7 @@ from accelplane.devices import Device, Phase, Resource, Skipped
 from accelplane.host import Host
 from accelplane.kubelet.server import Stage
 from accelplane.node import pages
+from accelplane.node.health_history import HealthChange, Recoveries
 from accelplane.node.metrics import Contents
 from accelplane.node.settings import ConfigurationError
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceCounters, ResourceStatus, ScanStatus, UnitHealth
@@ -52,7 +53,18 @@ PLUGIN = PluginStatus(
             ),
         )
     },
-    health={"m1": UnitHealth(phase=Phase.UNHEALTHY, reason="dented", unknown="no answer")},
+    health={
+        "m1": UnitHealth(
+            phase=Phase.UNHEALTHY,
+            cause="bus",
+            reason="dented",
+            unknown="no answer",
+            changes=(HealthChange(5.0, Phase.UNHEALTHY, "bus", "dented"),),
+            unhealthy_seconds=1.5,
+        )
+    },
+    failures={"bus": 2},
+    recoveries=Recoveries((0, 0, 1, 0, 0, 0, 0, 0, 0, 0), 7.0),
     skipped=(Skipped("m2", "bound to another driver"),),
     cdi_writes=6,
     cdi_write_failures=7,
@@ -108,13 +120,23 @@ async def test_the_metrics_page_shows_the_whole_status_and_the_measurements(serv
     found = values(text)
     assert found.pop(f'accelplane_last_list_age_seconds{{resource="{METERS}"}}') > 0
     buckets = {name: found.pop(name) for name in list(found) if "_bucket" in name}
-    assert list(buckets.values()) == [1] * 9 + [3]
+    assert [value for name, value in buckets.items() if "allocation" in name] == [1] * 9 + [3]
+    assert [value for name, value in buckets.items() if "recovery" in name] == [0, 0, *[1] * 8]
     assert {name: value for name, value in found.items() if not name.startswith("process_")} == {
         'accelplane_build_info{version="1.2"}': 1,
         "accelplane_config_refused": 0,
         f'accelplane_devices{{health="Healthy",resource="{METERS}"}}': 1,
         f'accelplane_devices{{health="Unhealthy",resource="{METERS}"}}': 1,
+        'accelplane_unit_health{phase="healthy",plugin="meters",unit="m1"}': 0,
+        'accelplane_unit_health{phase="suspect",plugin="meters",unit="m1"}': 0,
         'accelplane_unit_health{phase="unhealthy",plugin="meters",unit="m1"}': 1,
+        'accelplane_unit_health{phase="recovering",plugin="meters",unit="m1"}': 0,
+        'accelplane_unit_health_known{plugin="meters",unit="m1"}': 0,
+        'accelplane_unit_unhealthy_reason{plugin="meters",reason="bus",unit="m1"}': 1,
+        'accelplane_unit_unhealthy_seconds_total{plugin="meters",unit="m1"}': 1.5,
+        'accelplane_unit_failures_total{plugin="meters",reason="bus"}': 2,
+        'accelplane_unit_recovery_seconds_count{plugin="meters"}': 1,
+        'accelplane_unit_recovery_seconds_sum{plugin="meters"}': 7,
         'accelplane_skipped{plugin="meters"}': 1,
         'accelplane_scans_total{plugin="meters"}': 3,
         'accelplane_scan_failures_total{plugin="meters"}': 1,
@@ -164,7 +186,13 @@ async def test_the_status_page_has_these_keys(serve: Serve, get: Get) -> None:
                         ],
                     }
                 },
-                "health": {"m1": {"phase": "unhealthy", "reason": "dented", "unknown": "no answer"}},
+                "health": {
+                    "m1": {
+                        "phase": "unhealthy", "cause": "bus", "reason": "dented", "unknown": "no answer",
+                        "changes": [{"time": 5.0, "phase": "unhealthy", "cause": "bus", "reason": "dented"}],
+                        "unhealthy_seconds": 1.5,
+                    }
+                },
                 "skipped": [{"subject": "m2", "reason": "bound to another driver", "warning": False}],
             }
         },

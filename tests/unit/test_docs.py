@@ -24,7 +24,7 @@ from accelplane.cli import node as node_command
 from accelplane.cli import operator as operator_command
 from accelplane.cli.commands import accelplane as accelplane_command
 from accelplane.cli.goflags import Flag, flags_of, parse
-from accelplane.devices import Device, DeviceNode
+from accelplane.devices import Device, DeviceNode, Phase
 from accelplane.host import Host
 from accelplane.kubelet.podresources import Holder
 from accelplane.node import config as configuration
@@ -32,7 +32,7 @@ from accelplane.node import metrics
 from accelplane.node.holders import Holders
 from accelplane.node.plugins import installed
 from accelplane.node.readings import NodeReadings
-from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
+from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, UnitHealth
 from accelplane.plugins import Plugin
 from accelplane.plugins.fpga.config import FpgaConfig
 from accelplane.plugins.gpu import GpuConfig
@@ -262,7 +262,13 @@ def test_the_configuration_file_table_lists_every_key() -> None:
 def test_the_metrics_table_lists_every_metric() -> None:
     status = NodeStatus(version="", root="/", kubelet_dir="")
     readings = NodeReadings(outcomes={"gpu": {"ok": 1}})
-    plugin = PluginStatus(name="p", namespace="n", resources={"r": ResourceStatus(name="n/r")})
+    plugin = PluginStatus(
+        name="p",
+        namespace="n",
+        resources={"r": ResourceStatus(name="n/r")},
+        health={"u": UnitHealth(phase=Phase.UNHEALTHY)},
+        failures={"other": 1},
+    )
     status = msgspec.structs.replace(status, plugins={"p": plugin})
     holders = Holders([Holder("n", "p", "c", "n/r", ("x",))], "podresources")
     contents = metrics.Contents(readings=readings, holders=holders, requests={("List", "ok"): 1})

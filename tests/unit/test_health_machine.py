@@ -122,7 +122,7 @@ def test_an_unhealthy_device_keeps_its_first_reason() -> None:
 
 def test_with_fail_closed_an_unknown_verdict_is_a_bad_one() -> None:
     state = run([UNKNOWN, UNKNOWN], HealthPolicy(bad_verdicts=2, fail_closed=True))
-    assert state == HealthState(Phase.UNHEALTHY, "no answer")
+    assert state == HealthState(Phase.UNHEALTHY, "no answer", cause="no-answer")
 
 
 @given(VERDICTS, POLICIES)

@@ -15,7 +15,7 @@ from accelplane.devices.device import (
     Resource,
     Skipped,
 )
-from accelplane.devices.health import HealthPolicy, HealthState, Phase, Verdict
+from accelplane.devices.health import Cause, HealthPolicy, HealthState, Phase, Verdict
 from accelplane.devices.inventory import Changes, Inventory
 from accelplane.devices.names import (
     DeviceIdError,
@@ -29,6 +29,7 @@ __all__ = [
     "HEALTHY",
     "UNHEALTHY",
     "Allocation",
+    "Cause",
     "CdiDevice",
     "CdiError",
     "CdiHook",

@@ -22,11 +22,22 @@ class Phase(StrEnum):
     RECOVERING = "recovering"
 
 
+# Why a device is not healthy, as a label of metrics: texts differ each time.
+Cause = Literal[
+    "temperature", "memory", "bus", "firmware", "heartbeat", "wedged", "pci-recovery", "driver", "gone",
+    "queue-disabled", "programming", "crashed", "scan", "no-answer", "runtime", "other",
+]  # fmt: skip
+
+
 class Verdict(Struct, frozen=True):
-    """The result of one check: `good`, `bad`, or `unknown` if the source could not determine it, with the reason."""
+    """The result of one check: `good`, `bad`, or `unknown` if the source could not determine it, with the reason.
+
+    `cause` is the kind of a bad verdict's reason.
+    """
 
     answer: Literal["good", "bad", "unknown"]
     reason: str = ""
+    cause: Cause = "other"
 
 
 class HealthPolicy(Struct, frozen=True, kw_only=True):
@@ -50,6 +61,7 @@ class HealthState(Struct, frozen=True):
     reason: str = ""
     streak: int = 0
     since: float = 0.0
+    cause: Cause = "other"
 
     @property
     def usable(self) -> bool:
@@ -63,19 +75,19 @@ class HealthState(Struct, frozen=True):
 
     def after(self, verdict: Verdict, policy: HealthPolicy, now: float) -> "HealthState":
         """The state after one more verdict; `now` is a monotonic time."""
-        answer = verdict.answer
+        answer, cause = verdict.answer, verdict.cause
         if answer == "unknown":
             if not policy.fail_closed:
                 return self
-            answer = "bad"
+            answer, cause = "bad", "no-answer"
         streak = self.streak + 1
         if answer == "bad":
             if self.phase is Phase.UNHEALTHY:
                 return self  # keeps the first reason: readings differ each time and would be logged each time
             if self.usable and streak < policy.bad_verdicts:
-                return HealthState(Phase.SUSPECT, verdict.reason, streak)
-            return HealthState(Phase.UNHEALTHY, verdict.reason)
+                return HealthState(Phase.SUSPECT, verdict.reason, streak, cause=cause)
+            return HealthState(Phase.UNHEALTHY, verdict.reason, cause=cause)
         since = self.since if self.phase is Phase.RECOVERING else now
         if self.usable or (streak >= policy.good_verdicts and now - since >= policy.recovery_delay):
             return HealthState()
-        return HealthState(Phase.RECOVERING, self.reason, streak, since)
+        return HealthState(Phase.RECOVERING, self.reason, streak, since, self.cause)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from accelplane.devices import UNHEALTHY, Device, HealthPolicy, HealthState, Phase, Verdict
 from accelplane.host import Host
+from accelplane.node.health_history import HealthHistory
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 
@@ -29,6 +30,7 @@ class HealthTracker:
     def __init__(self, name: str) -> None:
         self.states: dict[str, HealthState] = {}
         self.unknown: dict[str, str] = {}
+        self.history = HealthHistory()
         self._name = name
         self._notes: frozenset[str] = frozenset()
         self._policy = HealthPolicy()
@@ -88,6 +90,7 @@ class HealthTracker:
             old = self.states.get(unit)
             new = HealthState.first(verdict, self._policy) if old is None else old.after(verdict, self._policy, now)
             self.states[unit] = new
+            self.history.record(unit, old, new)
             self._log_transition(unit, old or HealthState(), new)
 
     def apply(self, device: Device) -> Device:
@@ -100,6 +103,7 @@ class HealthTracker:
     def _forget(self, unit: str) -> None:
         self.states.pop(unit, None)
         self.unknown.pop(unit, None)
+        self.history.forget(unit)
 
     def _log_transition(self, unit: str, old: HealthState, new: HealthState) -> None:
         if old.phase == new.phase:

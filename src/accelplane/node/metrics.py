@@ -13,6 +13,7 @@ from accelplane.devices import HEALTHY, UNHEALTHY
 from accelplane.kubelet.server import LATENCY_BOUNDS, Stage
 from accelplane.node.exposition import Family, render
 from accelplane.node.hardware_metrics import hardware, holding, request_counts, with_samples
+from accelplane.node.health_metrics import unit_health
 from accelplane.node.holders import Holders
 from accelplane.node.measurements import families
 from accelplane.node.readings import NodeReadings
@@ -41,6 +42,7 @@ def page(status: NodeStatus, contents: Contents) -> bytes:
     return render(
         (
             *_agent(status),
+            *with_samples(unit_health(status.plugins.values())),
             *_plugins(status.plugins.values()),
             *_devices(resources),
             *_resources(resources),
@@ -66,7 +68,6 @@ def _agent(status: NodeStatus) -> Iterable[Family]:
 
 
 def _plugins(plugins: Iterable[PluginStatus]) -> Iterable[Family]:
-    phases = Family("accelplane_unit_health", "1 for the health phase of a physical device.")
     skipped = Family("accelplane_skipped", "Hardware found and not published.")
     scans = Family("accelplane_scans_total", "Scans of the host.", "counter")
     failures = Family("accelplane_scan_failures_total", "Scans that failed.", "counter")
@@ -76,8 +77,6 @@ def _plugins(plugins: Iterable[PluginStatus]) -> Iterable[Family]:
     write_failures = Family("accelplane_cdi_write_failures_total", "CDI files that could not be written.", "counter")
     for plugin in plugins:
         labels = {"plugin": plugin.name}
-        for unit, health in plugin.health.items():
-            phases.add(1, {**labels, "unit": unit, "phase": health.phase.value})
         skipped.add(len(plugin.skipped), labels)
         scans.add(plugin.scan.count, labels)
         failures.add(plugin.scan.failures, labels)
@@ -85,7 +84,7 @@ def _plugins(plugins: Iterable[PluginStatus]) -> Iterable[Family]:
         failing.add(plugin.scan.failing, labels)
         writes.add(plugin.cdi_writes, labels)
         write_failures.add(plugin.cdi_write_failures, labels)
-    return phases, skipped, scans, failures, seconds, failing, writes, write_failures
+    return skipped, scans, failures, seconds, failing, writes, write_failures
 
 
 def _devices(resources: Iterable[ResourceStatus]) -> Iterable[Family]:

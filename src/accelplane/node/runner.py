@@ -134,9 +134,18 @@ class PluginRunner:
             scan=self.scan.status,
             resources=self.publisher.status(),
             health={
-                unit: UnitHealth(phase=state.phase, reason=state.reason, unknown=tracker.unknown.get(unit, ""))
+                unit: UnitHealth(
+                    phase=state.phase,
+                    cause=state.cause,
+                    reason=state.reason,
+                    unknown=tracker.unknown.get(unit, ""),
+                    changes=tracker.history.changes(unit),
+                    unhealthy_seconds=tracker.history.unhealthy_seconds(unit),
+                )
                 for unit, state in tracker.states.items()
             },
+            failures=dict(tracker.history.failures),
+            recoveries=tracker.history.recoveries,
             skipped=self.scan.inventory.skipped,
             cdi_writes=directory.writes,
             cdi_write_failures=directory.write_failures,

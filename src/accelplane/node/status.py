@@ -7,16 +7,23 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from accelplane.devices import Device, Phase, Skipped
+from accelplane.devices import Cause, Device, Phase, Skipped
 from accelplane.kubelet.server import Stage
+from accelplane.node.health_history import HealthChange, Recoveries
 
 
 class UnitHealth(Struct, frozen=True, kw_only=True):
-    """Health of one physical unit. `unknown` is why the last check had no answer, empty if it had one."""
+    """Health of one physical unit. `unknown` is why the last check had no answer, empty if it had one.
+
+    `changes` are the last ones, oldest first. `unhealthy_seconds` is the time in phases other than healthy and suspect.
+    """
 
     phase: Phase
+    cause: Cause = "other"
     reason: str = ""
     unknown: str = ""
+    changes: Sequence[HealthChange] = ()
+    unhealthy_seconds: float = 0.0
 
 
 class ResourceCounters(Struct, frozen=True, kw_only=True):
@@ -61,7 +68,8 @@ class ScanStatus(Struct, frozen=True, kw_only=True):
 class PluginStatus(Struct, frozen=True, kw_only=True):
     """One plugin. `crashed` while it waits to be restarted after an internal error.
 
-    `resources` is keyed by the resource's name without namespace, `health` by unit.
+    `resources` is keyed by the resource's name without namespace, `health` by unit. `failures` counts the times that a
+    unit became unhealthy, by cause.
     """
 
     name: str
@@ -70,6 +78,8 @@ class PluginStatus(Struct, frozen=True, kw_only=True):
     scan: ScanStatus = ScanStatus()
     resources: Mapping[str, ResourceStatus] = {}
     health: Mapping[str, UnitHealth] = {}
+    failures: Mapping[Cause, int] = {}
+    recoveries: Recoveries = Recoveries()
     skipped: Sequence[Skipped] = ()
     cdi_writes: int = 0
     cdi_write_failures: int = 0

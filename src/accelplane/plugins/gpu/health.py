@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from accelplane.devices import Device, HealthPolicy, Verdict
+from accelplane.devices import Cause, Device, HealthPolicy, Verdict
 from accelplane.host import Host
 from accelplane.plugins.base import HealthSource, ScanError
 from accelplane.plugins.gpu.config import GpuConfig
@@ -21,7 +21,8 @@ LEVELZERO_SOCKET = "/var/lib/levelzero/server.sock"
 WSL_RETRY = 3.0
 
 # ze_result_t of the Level-Zero specification: the device is not usable, whatever else the response says.
-_FATAL = frozenset((0x70000001, 0x70000006))  # DEVICE_LOST, DEVICE_REQUIRES_RESET
+_FATAL: Mapping[int, Cause] = {0x70000001: "gone", 0x70000006: "wedged"}  # DEVICE_LOST, DEVICE_REQUIRES_RESET
+_PART_CAUSES: Mapping[str, Cause] = {"memory": "memory", "bus": "bus", "SoC": "firmware"}
 
 _LEVELZERO_INTERVAL = 4.5  # a failing card is Unhealthy within 5 s
 
@@ -134,19 +135,23 @@ class LevelZeroSource:
     def _verdict(self, host: Host, name: str, bdf: str, readings: Readings) -> Verdict:
         """A problem in one response counts although the other call failed."""
         problems = [f"{part} not ok" for part in readings.failed_parts]
+        causes: list[Cause] = [_PART_CAUSES[part] for part in readings.failed_parts]
         if readings.temperatures is not None:
             state = self._temperatures.get(bdf, TemperatureState()).after(
                 readings.temperatures, self._limits, self.policy.bad_verdicts
             )
             self._temperatures[bdf] = state
             problems += state.problems
+            if state.problems:
+                causes.append("temperature")
         for error in readings.errors:
             if error.code in _FATAL:
                 problems.append(str(error))
+                causes.append(_FATAL[error.code])
             else:
                 host.note(f"{name}: the Level-Zero service could not read everything: {error}")
         if problems:
-            return Verdict("bad", ", ".join(problems))
+            return Verdict("bad", ", ".join(problems), causes[0])
         return Verdict("unknown", readings.problem) if readings.problem else Verdict("good")
 
 

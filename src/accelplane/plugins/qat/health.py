@@ -58,12 +58,12 @@ def _verdict(host: Host, address: str) -> Verdict:
     try:
         directory = debugfs(host, pf)
     except Missing:
-        return Verdict("bad", f"physical function {address} has no driver")
+        return Verdict("bad", f"physical function {address} has no driver", "driver")
     except HostError as error:
         return Verdict("unknown", str(error))
     try:
         if host.text(f"{pf.path}/qat/state") == "down":
-            return Verdict("bad", f"{address} is down (qat/state)")
+            return Verdict("bad", f"{address} is down (qat/state)", "firmware")
     except Missing:
         pass  # the file exists since Linux 6.0
     except HostError as error:
@@ -73,4 +73,4 @@ def _verdict(host: Host, address: str) -> Verdict:
         line = host.raw_text(f"{directory}/heartbeat/status").partition("\n")[0]
     except HostError as error:
         return Verdict("unknown", str(error))
-    return Verdict("bad", f"{address} has no heartbeat") if line == "-1" else Verdict("good")
+    return Verdict("bad", f"{address} has no heartbeat", "heartbeat") if line == "-1" else Verdict("good")
