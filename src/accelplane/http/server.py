@@ -9,6 +9,7 @@ memory. Connections whose clients make no progress are closed to admit others.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import socket
@@ -26,6 +27,7 @@ _V2 = logging.INFO - 2  # klog's -v=2, as `accelplane.logs.v`
 _RECV_BUFFER = 16 * 1024  # the largest TLS record
 _ANY_ADDRESS = ("::", "0.0.0.0")  # noqa: S104 - compared only
 _ACCEPT_BATCH = 64
+_EVICT_BATCH = 8
 _RETRY_INTERVAL = 0.1
 _MIN_RETRY_INTERVAL = 0.005
 _RESERVE = 8  # the part of the memory that large requests leave to small ones
@@ -137,15 +139,14 @@ class HttpServer:
         return self.accept_paused and 2 * sum(each.has_requested for each in self.connections) > len(self.connections)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accepts connections. At the limit, one replaces a connection whose client makes no progress, or waits."""
-        for number in range(_ACCEPT_BATCH):
-            if len(self.connections) >= self.limits.connections:
-                if number:
-                    return  # called again if there are more
-                if not self._evict():
-                    self._pause_accepting()
-                    self._retry_later(self._until_evictable())
-                    return
+        """Accepts connections. At the limit, they replace connections whose clients make no progress, or wait."""
+        free = self.limits.connections - len(self.connections)
+        evictable = [] if free > 0 else self._evictable(_EVICT_BATCH)
+        if free <= 0 and not evictable:
+            self._pause_accepting()
+            self._retry_later(self._until_evictable())
+            return
+        for number in range(min(free, _ACCEPT_BATCH) if free > 0 else len(evictable)):
             try:
                 accepted, address = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -155,6 +156,8 @@ class HttpServer:
                 self._pause_accepting()
                 self._retry_later()
                 return
+            if evictable:
+                self._evict(evictable[number])
             self._add(accepted, source_of(address[0]))
 
     def _add(self, accepted: socket.socket, source: bytes) -> None:
@@ -187,24 +190,22 @@ class HttpServer:
         for each in self._listening:
             loop.add_reader(each, self._accept, each)
 
-    def _evict(self) -> bool:
-        """Closes a connection whose client makes no progress; returns whether there is one. See `http.eviction`."""
+    def _evictable(self, count: int) -> list[Connection]:
+        """At most `count` connections that may be closed to admit others, in this order. See `http.eviction`."""
         now = time.monotonic()
         connections = list(self.connections)
         candidates = [each.candidate() for each in connections]
-        attacked = self._is_attacked(now)
-        for index in eviction_order(candidates, self.limits, now, attacked=attacked):
-            found = connections[index]
-            if not found.has_unread_data():
-                break
-        else:
-            return False
-        if attacked and not found.has_requested:
+        order = eviction_order(candidates, self.limits, now, attacked=self._is_attacked(now))
+        found = (connections[index] for index in order if not connections[index].has_unread_data())
+        return list(itertools.islice(found, count))
+
+    def _evict(self, connection: Connection) -> None:
+        log.log(_V2, "%d connections: closing one without progress", len(self.connections))
+        now = time.monotonic()
+        if now < self._attacked_until and not connection.has_requested:
             self._attacked_until = now + self.limits.attack_memory
-        log.log(_V2, "%d connections: closing one without progress", len(connections))
-        found.evict()
-        self.remove(found)
-        return True
+        connection.evict()
+        self.remove(connection)
 
     def _is_attacked(self, now: float) -> bool:
         if now >= self._attacked_until:
