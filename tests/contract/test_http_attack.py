@@ -100,7 +100,7 @@ def test_new_connections_are_answered_at_once_during_an_attack(
 ) -> None:
     async def scenario() -> list[float]:
         async with serving() as http, attacked(http, sent, sources, pause):
-            await asyncio.sleep(2)
+            await asyncio.sleep(6)
             found: list[float] = []
             for _ in range(8):
                 found.append(await elapsed(review(http)))
@@ -142,10 +142,11 @@ def test_clients_that_stay_idle_after_a_request_are_replaced() -> None:
 def test_an_address_with_few_connections_keeps_them_during_an_attack_of_another() -> None:
     async def scenario() -> None:
         async with serving() as http:
-            slow = await connect(http, "127.0.0.2")
-            slow[1].write(GET[:10])
             async with attacked(http, pause=0.2):
-                await asyncio.sleep(4)
+                await asyncio.sleep(6)
+                slow = await connect(http, "127.0.0.2")
+                slow[1].write(GET[:10])
+                await asyncio.sleep(4.9)
                 slow[1].write(GET[10:])
                 assert await slow[0].readuntil(b"\r\n\r\n/now")
             slow[1].close()
@@ -159,7 +160,7 @@ def test_slow_clients_of_a_burst_are_not_closed(caplog: pytest.LogCaptureFixture
 
     async def slow_review(http: HttpServer, number: int) -> None:
         client = await connect(http)
-        await asyncio.sleep(0.9 if number % 10 else 4)
+        await asyncio.sleep(3 if number % 2 else 4.9)
         await ask(client)
         client[1].close()
 
@@ -170,7 +171,7 @@ def test_slow_clients_of_a_burst_are_not_closed(caplog: pytest.LogCaptureFixture
 
     with virtual_time() as loop:
         loop.run(scenario())
-    assert "most clients send no request" not in caplog.text
+    assert "are silent" not in caplog.text
 
 
 def test_an_attack_is_forgotten_after_it_has_ended() -> None:

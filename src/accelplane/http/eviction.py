@@ -7,9 +7,9 @@ Three rules protect the API server's connections:
 - Among these, those of the client address with the most such connections are closed first, the longest silent one
   before the others.
 - Usually a connection is closed after `stall` at the earliest: a busy API server needs seconds between connect and
-  request. If half of the possible connections are silent for `silence` before their first request, this is an attack,
-  because a busy API server has only a few of these. Then `attack_stall` is the minimum for addresses with many
-  connections, so that the backlog, where an API server waits behind the attacker, becomes empty.
+  request. If half of the possible connections are silent for that long, this is an attack. Then `attack_stall` is the
+  minimum for addresses with many connections, so that the backlog, where an API server waits behind the attacker,
+  becomes empty.
 """
 
 import socket
@@ -45,14 +45,20 @@ def source_of(host: str) -> bytes:
 
 
 def is_attack(candidates: Sequence[Candidate], limits: HttpLimits, now: float) -> bool:
-    """Whether half of the possible connections are silent and never had a complete request."""
-    new = (each for each in candidates if not each.has_requested and not each.closing)
-    return 2 * sum(now - each.silent_since >= limits.silence for each in new) >= limits.connections > 0
+    """Whether half of the possible connections are silent. Idle ones count if one address has many of them."""
+    crowds = _crowds(candidates, limits)
+    silent = sum(
+        now - each.silent_since >= limits.stall
+        and not each.closing
+        and (not each.has_requested or each.source in crowds)
+        for each in candidates
+    )
+    return 2 * silent >= limits.connections > 0
 
 
 def evictable_at(candidates: Sequence[Candidate], limits: HttpLimits, *, attacked: bool) -> list[float]:
     """From when on each of the connections may be closed."""
-    kept = Counter(each.source for each in candidates if each.has_requested)
+    crowds = _crowds(candidates, limits)
     new = Counter(each.source for each in candidates if not each.has_requested)
 
     def allowed_silence(candidate: Candidate) -> float:
@@ -62,9 +68,9 @@ def evictable_at(candidates: Sequence[Candidate], limits: HttpLimits, *, attacke
             # Addresses with fewer connections than the average do not attack.
             suspect = attacked and new[candidate.source] * len(new) >= new.total()
             return min(limits.stall, limits.attack_stall) if suspect else limits.stall
-        allowed = _KEPT_FACTOR * limits.stall if candidate.idle else limits.stall
-        # No API server keeps half of the connections for later requests.
-        return min(allowed, limits.silence) if 2 * kept[candidate.source] >= limits.connections else allowed
+        if candidate.source in crowds:
+            return limits.attack_idle if attacked else limits.stall
+        return _KEPT_FACTOR * limits.stall if candidate.idle else limits.stall
 
     return [each.silent_since + allowed_silence(each) for each in candidates]
 
@@ -79,3 +85,9 @@ def eviction_order(candidates: Sequence[Candidate], limits: HttpLimits, now: flo
         return not each.closing, each.has_requested, -sources[each.source, each.has_requested], each.silent_since
 
     return sorted((index for index, time in enumerate(times) if time <= now), key=rank)
+
+
+def _crowds(candidates: Sequence[Candidate], limits: HttpLimits) -> set[bytes]:
+    """Addresses with half of the possible connections after a request: an API server keeps fewer for later requests."""
+    kept = Counter(each.source for each in candidates if each.has_requested)
+    return {source for source, count in kept.items() if 2 * count >= limits.connections}

@@ -214,7 +214,7 @@ class HttpServer:
             if not is_attack(waiting, self.limits, now):
                 return False
             log.warning(
-                "%d connections: most clients send no request; closing silent connections after %g s, not %g s",
+                "%d connections: half of them or more are silent; closing silent connections after %g s, not %g s",
                 len(self.connections),
                 self.limits.attack_stall,
                 self.limits.stall,

@@ -189,7 +189,7 @@ class PluginController:
                 raise
             failure = error
         await self._report_conflict(request_of(resource), name, failure)
-        reason = "NameConflict" if isinstance(failure, NameConflict) else "WriteRefused"
+        reason = "NameConflict" if isinstance(failure, NameConflict) else "WriteRejected"
         if failure is not None:
             self._events.record(resource, "Warning", reason, str(failure))
         seen = _seen(kept) if ensured is None and kept is not None else None

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from accelplane.admission import sgx
-from accelplane.admission.mapping_controller import hosted
+from accelplane.admission.mapping_controller import add_fpga_admission
 from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion
 from accelplane.admission.sgx import SgxOptions
 from accelplane.kube.admission import Hook
@@ -38,7 +38,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     certificate: Certificate
     sgx: SgxOptions
     webhook_port: int = 9443
-    newer_tls: bool = False
+    allow_tls13: bool = False
     metrics_address: str = ":8080"
     metrics_secure: bool = False
     health_address: str = ":8081"
@@ -66,7 +66,7 @@ async def run(options: Options, config: ClientConfig) -> None:
 
 
 def _manager(client: Client, options: Options, *, named: bool) -> Manager:
-    tls = ServingTls(TlsSettings(allow_tls13=options.newer_tls))
+    tls = ServingTls(TlsSettings(allow_tls13=options.allow_tls13))
     manager = Manager(
         client,
         election=Election.of(LEASE, client.namespace) if options.leader_elect else None,
@@ -90,4 +90,4 @@ def _hooks(manager: Manager, made: Mapping[str, PluginController], options: Opti
         yield sgx.mutator(options.sgx)
     if named:
         # Every replica knows all names before it is ready. Only the leader writes statuses.
-        yield from hosted(manager, options.settings.fpga_naming)
+        yield from add_fpga_admission(manager, options.settings.fpga_naming)
