@@ -1,6 +1,6 @@
 """The webhooks for pods over TLS: time for a review on one connection and on sixteen, and what the process takes.
 
-Each is the command that users run; whoever asks is a process of its own, on whichever core the kernel likes. The FPGAs'
+Each is the command that users run; the client is a process of its own, on any core. The FPGAs'
 webhook has the names of the mappings that come with it.
 """
 

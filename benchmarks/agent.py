@@ -50,12 +50,12 @@ def _offload(each: int) -> NodeSpec:
 
 
 def _offloaded(each: int) -> Mapping[str, int]:
-    """What the kubelet then has; of virtual functions of QAT the plugin publishes 64 unless told otherwise."""
+    """What the kubelet then has; of virtual functions of QAT the plugin publishes 64 by default."""
     return {QAT: min(16 * each, 64), DSA: 8 * each, IAA: 8 * each, DLB: min(each, 4), ENCLAVE: 110, PROVISION: 110}
 
 
 class World(Struct, frozen=True):
-    """A node, and the directories that an agent on it is told of.
+    """A node, and the directories that an agent on it uses.
 
     `more` is what the kubelet is to have beside cards, by resource.
     """

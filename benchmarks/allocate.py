@@ -69,7 +69,7 @@ def measure(scale: Scale) -> Outcome:
 
 
 def check(resource: str, answer: pb.AllocateResponse) -> None:
-    """Raises `RuntimeError` unless the answer is of the kind that is to be measured."""
+    """Raises `RuntimeError` unless the answer is of the measured kind."""
     (container,) = answer.container_responses
     if not container.devices or bool(container.cdi_devices) != (resource == GPU):
         raise RuntimeError(f"{resource}: not the answer that was to be measured: {answer}")

@@ -1,8 +1,8 @@
 """The agent in a memory control group of 30 MiB, at work: pods, cards that come and go, another kubelet.
 
-With GPUs and NPUs only, then with all families; each twice: with files that are in memory already and somebody else's
-burden, as on a node where a second container of the image starts, and with files of its own, as where the agent is the
-first.
+With GPUs and NPUs only, then with all families; each twice: with files that are in the page cache and charged to
+another group, as on a node where a second container of the image starts, and with files of its own, as where the agent
+is the first.
 """
 
 import asyncio

@@ -20,7 +20,7 @@ class Unavailable(Exception):
 
 
 class Charged(Struct, frozen=True):
-    """What a group has used, in MiB, and how often it reached its limit. `peak` None when the kernel does not tell."""
+    """Used memory in MiB, and how often the limit was reached. `peak` is None if the kernel does not report it."""
 
     anonymous: float
     files: float

@@ -1,7 +1,7 @@
-"""What an agent costs that has nothing to do: processor time and wake-ups over one round of looking again.
+"""The cost of an idle agent: processor time and wake-ups during one interval of periodic scans.
 
-The time is the interval after which every plugin looks without any event, so that each looks exactly once. The agents
-run side by side. What the kernel tells every listener of other things that happen on the machine is kept from them.
+Each plugin scans exactly once in this interval. The agents run at the same time. Uevents of other events on the machine
+are not delivered to them.
 """
 
 import asyncio

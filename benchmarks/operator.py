@@ -42,7 +42,7 @@ def measure(scale: Scale) -> Outcome:
         notes=(
             "eight samples: GPUs on every node, and one of the other kinds; by kwok, on the same cores as all else",
             "a leader reads and writes its Lease every 2 s: 60 requests a minute",
-            "an edit: from before the request until a watch tells of the DaemonSet; no pods are replaced by it",
+            "an edit: from before the request until a watch reports the DaemonSet; no pods are replaced by it",
         ),
     )
 
@@ -68,7 +68,7 @@ def _measured(installation: Installation, nodes: int, idle: int, edits: int) -> 
         joined = f"{nodes} nodes are labelled"
         joining = (
             single(
-                f"{joined}: until {sum(counts.values())} pods are ready and told of", time.monotonic() - started, "s"
+                f"{joined}: until {sum(counts.values())} pods are ready and reported", time.monotonic() - started, "s"
             ),
             single(f"{joined}: processor time of the operator", _cpu_seconds(process) - cpu, "s"),
             single(f"{joined}: writes of a status", (crowd.status_writes(cluster) - writes).total(), ""),

@@ -1,4 +1,4 @@
-"""From a card's class link that appears or goes to the list that tells the kubelet of it."""
+"""Latency from the creation or removal of a card's class link to the device list for the kubelet."""
 
 import random
 import time

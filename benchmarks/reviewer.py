@@ -28,7 +28,7 @@ def main() -> None:
     port, connections, reviews = (int(sys.argv[place]) for place in (1, 3, 4))
     message = request(sys.argv[2])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # Whom it talks to is no question here.
+    # The server is a process of the benchmark.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     sockets = [context.wrap_socket(socket.create_connection(("127.0.0.1", port))) for _ in range(connections)]

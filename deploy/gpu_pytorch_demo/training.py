@@ -28,7 +28,7 @@ def main() -> int:
         if step % 100 == 0:
             print(f"step {step}: loss {loss.item():.4f}")
     right = ((model(points) > 0) == (inside > 0.5)).float().mean().item()
-    print(f"{right:.1%} of the points are told right")
+    print(f"{right:.1%} of the points are classified correctly")
     return 0 if right > 0.95 else 1
 
 

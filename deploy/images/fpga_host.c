@@ -3,8 +3,8 @@
  * commands import (fpga_host.py puts them there). Nothing is read from the host but what the commands themselves read:
  * no library, no Python, no environment variable, no working directory.
  *
- * Which of the two it is, the name says by which it was executed: what the kernel was told, not argv[0], which whoever
- * executes it can set to anything.
+ * The file name in the auxiliary vector (AT_EXECFN) selects the command. argv[0] is not used: the caller can set it to
+ * anything.
  */
 #include <Python.h>
 #include <string.h>

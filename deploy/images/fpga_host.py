@@ -3,7 +3,7 @@
     python3 deploy/images/fpga_host.py DIRECTORY [--sources DIRECTORY]
 
 Puts into the directory `fpga_tool`, `fpgatool` and `intel-fpga-crihook`, hard links to one file. It is Debian's
-interpreter as a static library, linked with the compiled modules (fpga_host.c tells the rest); it needs nothing but a
+interpreter as a static library, linked with the compiled modules (see fpga_host.c); it needs nothing but a
 Linux kernel of the machine's architecture. docs/decisions/0015-fpga-host-programs.md compares this with other ways.
 
 Needs Debian 12, its Python 3.11, gcc and libc6-dev; other packages are downloaded and unpacked, not installed.

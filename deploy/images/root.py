@@ -169,7 +169,7 @@ def product(root: Path, base: Path, sources: Path, extra: str = "") -> None:
             if licence.is_file():
                 (kept := root / "licenses" / name).mkdir(parents=True, exist_ok=True)
                 shutil.move(licence, kept / licence.name)
-        # They tell of files that are elsewhere now, and of this machine.
+        # They list files that were moved, and paths of this machine.
         for file in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json"):
             (metadata / file).unlink(missing_ok=True)
         _drop_empty(metadata)

@@ -1,4 +1,4 @@
-"""Names for FPGAs on a genuine API server: what is stored, shown and told of them, and how little that needs."""
+"""Names for FPGAs on a genuine API server: storage, columns, Events and required rights."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def reasons(installation: Installation, plural: str, name: str) -> dict[str, str
     return {each["type"]: each["reason"] for each in found.get("status", {}).get("conditions", ())}
 
 
-def told(installation: Installation, kind: str, name: str) -> list[tuple[str, str]]:
+def events_of(installation: Installation, kind: str, name: str) -> list[tuple[str, str]]:
     """Reason and message of each event about an object."""
     found: Any = installation.cluster.get(f"/api/v1/namespaces/{TEAM}/events") or {"items": []}
     about = [
@@ -80,7 +80,7 @@ def shown(installation: Installation, what: str) -> list[str]:
     return row.split()[:-1]
 
 
-def test_a_name_of_2020_is_stored_as_v2_shown_with_what_nodes_offer_and_told_of_when_it_is_taken_twice(
+def test_a_name_of_2020_is_stored_as_v2_and_has_columns_and_events(
     team: Installation,
 ) -> None:
     with team.operator("-devices=fpga"):
@@ -100,8 +100,8 @@ def test_a_name_of_2020_is_stored_as_v2_shown_with_what_nodes_offer_and_told_of_
 
         create(team, mapping("FpgaRegion", "nlb0", interfaceId=INTERFACE))
         for kind, plural in (("AcceleratorFunction", FUNCTIONS), ("FpgaRegion", REGIONS)):
-            wait_until(lambda kind=kind: bool(told(team, kind, "nlb0")), f"an event about the {kind}", 60)
-            ((reason, message),) = told(team, kind, "nlb0")
+            wait_until(lambda kind=kind: bool(events_of(team, kind, "nlb0")), f"an event about the {kind}", 60)
+            ((reason, message),) = events_of(team, kind, "nlb0")
             assert reason == reasons(team, plural, "nlb0")["Accepted"] == "NameConflict"
             assert "there is an AcceleratorFunction and a FpgaRegion of the name 'nlb0'" in message
         assert shown(team, "fpga") == ["nlb0", "False", "NameConflict"]
@@ -110,10 +110,10 @@ def test_a_name_of_2020_is_stored_as_v2_shown_with_what_nodes_offer_and_told_of_
 
         # No webhook is installed here, as when none can be reached.
         team.cluster.apply(pod("waits", namespace=TEAM, resources={"fpga.intel.com/nlb0": 1}))
-        wait_until(lambda: bool(told(team, "Pod", "waits")), "an event about the pod", 60)
-        ((reason, message),) = told(team, "Pod", "waits")
+        wait_until(lambda: bool(events_of(team, "Pod", "waits")), "an event about the pod", 60)
+        ((reason, message),) = events_of(team, "Pod", "waits")
         assert reason == "FpgaNameNotReplaced"
-        assert "Delete the pod so that it is made anew" in message
+        assert "delete the pod and create it again" in message
 
 
 @contextmanager
@@ -162,8 +162,8 @@ def test_what_an_older_installation_lacks_is_said_once_and_holds_nothing_up(team
     create(team, mapping("AcceleratorFunction", "odd", afuId=AFU, interfaceId=INTERFACE, mode="afx"))
     with webhook(team, tmp_path, team.cluster.user("original")) as log:
         expected = (
-            "how many nodes offer an FPGA is not told",
-            "pods whose FPGA names were not replaced are not told so",
+            "nodes cannot be listed: ",
+            "Pending pods cannot be listed: ",
             "the status of AcceleratorFunction objects is not written",
             f"no events are written in namespace {TEAM}",
             "all caches are synced",
@@ -185,7 +185,7 @@ def test_a_definition_without_a_status_is_enough_for_pods(team: Installation, tm
         status = f"{path(FUNCTIONS, 'late')}/status"
         wait_until(lambda: team.cluster.request("GET", status)[0] == 404, "the status to be there no more", 60)
         with webhook(team, tmp_path, team.kubeconfig.read_text()) as log:
-            words = "the status of AcceleratorFunction objects is not written, by the account's roles or the kind's"
+            words = "status of AcceleratorFunction objects not written: the account may not write it, or the"
             wait_until(lambda: words in log.read_text(), "it to be said that there is no status", 60, hint=str(log))
             assert "webhooks at port" in log.read_text()
         assert log.read_text().count(words) == 1

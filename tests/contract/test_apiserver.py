@@ -37,6 +37,7 @@ from accelplane.apiserver import (
 )
 from accelplane.apiserver.config import ExecPlugin
 from accelplane.apiserver.credentials import trust_context
+from accelplane.apiserver.discovery import in_cluster
 
 
 class Thing(msgspec.Struct):
@@ -276,7 +277,18 @@ async def test_credentials_that_cannot_be_used_are_named(tmp_path: Path, file: s
         assert peer.requests == []
 
 
-async def test_a_pipe_in_the_place_of_a_token_holds_nobody(tmp_path: Path) -> None:
+async def test_a_missing_service_account_is_an_error_with_file_and_remedy(tmp_path: Path) -> None:
+    directory = tmp_path / "secrets/kubernetes.io/serviceaccount"
+    directory.mkdir(parents=True)
+    environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
+    api = ApiServer(in_cluster(environment, str(directory)))
+    with pytest.raises(
+        NoCredentials, match=f"{directory}/token: found no file.*set automountServiceAccountToken: true"
+    ):
+        await api.get(NODE, Thing)
+
+
+async def test_a_fifo_instead_of_a_token_does_not_block(tmp_path: Path) -> None:
     async with serving(tmp_path, document({"name": "one"})) as peer:
         (tmp_path / "token").unlink()
         os.mkfifo(tmp_path / "token")

@@ -1,6 +1,6 @@
-"""The statuses of names for FPGAs and events about them, kept against the double of an API server.
+"""Statuses and Events of AcceleratorFunctions and FpgaRegions, against the double of an API server.
 
-Also where there are no rights for it, and no definition: as with an older installation.
+Also with the rights and definitions of older installations.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from msgspec import Raw
 from waiting import until
 from webhookprograms import page
 
-from accelplane.admission.mapping_controller import hosted
+from accelplane.admission.mapping_controller import add_fpga_admission
 from accelplane.kube.admission import Hook, Kind, Review
 from accelplane.kube.client import Client
 from accelplane.kube.informer import WatchTimeouts
@@ -44,7 +44,7 @@ class Host:
 
 
 @contextlib.asynccontextmanager
-async def hosting(api: KubeApi, *, again: float = 300, settle: float = 0.05) -> AsyncIterator[Host]:
+async def hosting(api: KubeApi, *, retry: float = 300, grace: float = 0.05) -> AsyncIterator[Host]:
     client = Client(api.config, field_manager="test", timeout=1)
     manager = Manager(
         client,
@@ -52,7 +52,7 @@ async def hosting(api: KubeApi, *, again: float = 300, settle: float = 0.05) -> 
         metrics_address=OFF,
         watch_timeouts=WatchTimeouts(first_delay=0.01, max_delay=0.1),
     )
-    host = Host(manager, hosted(manager, again=again, settle=settle))
+    host = Host(manager, add_fpga_admission(manager, retry=retry, grace=grace))
     task = asyncio.create_task(manager.run())
     try:
         yield host
@@ -99,7 +99,7 @@ def reason(api: KubeApi, plural: str = FUNCTIONS, name: str = "a", kind: str = "
 
 
 def events(api: KubeApi) -> list[tuple[str, str, str]]:
-    """Whom each is about, and its reason."""
+    """Kind and name of the object, and the reason."""
     return sorted((each["regarding"]["kind"], each["regarding"]["name"], each["reason"]) for each in api.all("events"))
 
 
@@ -107,7 +107,7 @@ def writes(api: KubeApi) -> int:
     return api.count("PATCH .*/status$")
 
 
-async def test_a_status_follows_what_nodes_offer_and_nothing_else_of_them(api: KubeApi) -> None:
+async def test_a_status_changes_with_the_allocatable_resources_of_nodes_only(api: KubeApi) -> None:
     function(api)
     region(api, "r")
     async with hosting(api) as host:
@@ -117,7 +117,7 @@ async def test_a_status_follows_what_nodes_offer_and_nothing_else_of_them(api: K
         await until(lambda: [status(api).get("nodes"), status(api, REGIONS, "r").get("nodes")] == [2, 2])
         assert status(api)["resource"] == REGION
         before = writes(api)
-        # A node tells of itself all the time.
+        # Heartbeats of a node.
         for beat in range(20):
             node(api, "one", spec={"beat": beat})
         node(api, "two", "0")
@@ -127,7 +127,7 @@ async def test_a_status_follows_what_nodes_offer_and_nothing_else_of_them(api: K
         assert events(api) == []
 
 
-async def test_two_of_one_name_are_told_so_by_one_event_each_and_again_when_one_has_gone(api: KubeApi) -> None:
+async def test_objects_of_the_same_name_get_one_event_each_and_are_accepted_when_one_is_deleted(api: KubeApi) -> None:
     async with hosting(api) as host, hosting(api):
         function(api)
         await until(lambda: reason(api) == "NoNode")
@@ -142,7 +142,7 @@ async def test_two_of_one_name_are_told_so_by_one_event_each_and_again_when_one_
     assert events(api) == expected
 
 
-async def test_what_was_written_is_not_written_again_by_who_starts_again(api: KubeApi) -> None:
+async def test_a_restart_writes_no_status_or_event_that_exists(api: KubeApi) -> None:
     function(api)
     function(api, "odd", "afx")
     node(api, "one")
@@ -156,7 +156,7 @@ async def test_what_was_written_is_not_written_again_by_who_starts_again(api: Ku
     assert (writes(api), len(events(api))) == (before + 1, 1)
 
 
-async def test_a_pod_whose_name_was_not_replaced_is_told_so_once_and_one_with_a_node_is_not(api: KubeApi) -> None:
+async def test_a_pending_pod_whose_name_was_not_replaced_gets_one_event(api: KubeApi) -> None:
     function(api)
     node(api, "one")
     pod(api, "runs", "a", on="one")
@@ -170,11 +170,11 @@ async def test_a_pod_whose_name_was_not_replaced_is_told_so_once_and_one_with_a_
         pod(api, "last", "other")
         await until(lambda: ("Pod", "last", "FpgaNameUnknown") in events(api))
     assert len(events(api)) == 3
-    (told,) = (each for each in api.all("events") if each["regarding"]["name"] == "waits")
-    assert (told["regarding"]["apiVersion"], told["metadata"]["namespace"]) == ("v1", "n")
+    (event,) = (each for each in api.all("events") if each["regarding"]["name"] == "waits")
+    assert (event["regarding"]["apiVersion"], event["metadata"]["namespace"]) == ("v1", "n")
 
 
-async def test_where_there_are_no_names_nobody_looks_at_nodes_and_pods(api: KubeApi) -> None:
+async def test_nodes_and_pods_are_not_watched_without_names(api: KubeApi) -> None:
     async with hosting(api):
         await until(lambda: api.count(f"WATCH .*/({FUNCTIONS}|{REGIONS})") == 2)
         assert api.count("/api/v1/(nodes|pods)") == 0
@@ -200,7 +200,7 @@ def old(api: KubeApi) -> None:
     api.fault("PATCH .*/status$", 404, times=ALWAYS)
 
 
-async def test_with_the_rights_and_the_definition_of_the_original_pods_get_what_they_ask_for(
+async def test_pods_are_mutated_with_the_rights_and_definitions_of_the_original(
     api: KubeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
     old(api)
@@ -210,22 +210,22 @@ async def test_with_the_rights_and_the_definition_of_the_original_pods_get_what_
     with caplog.at_level(logging.INFO):
         async with hosting(api) as host:
             pod(api, "waits", "a1")
-            await until(lambda: "is not written" in caplog.text and "no events are written" in caplog.text)
+            await until(lambda: "objects not written" in caplog.text and "no events are written" in caplog.text)
             assert given(host, "a1") == REGION
             assert await page(host.manager.ports["health"], "/readyz") == (200, "ok")
             await until(lambda: api.count("PATCH .*/status$") >= 2)
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 4, said
-    assert sum("the status of AcceleratorFunction objects is not written" in each for each in said) == 1
-    assert sum("how many nodes offer an FPGA is not told" in each for each in said) == 1
-    assert sum("pods whose FPGA names were not replaced are not told so" in each for each in said) == 1
+    assert sum("status of AcceleratorFunction objects not written" in each for each in said) == 1
+    assert sum("nodes cannot be listed: " in each for each in said) == 1
+    assert sum("Pending pods cannot be listed: " in each for each in said) == 1
     assert sum("no events are written in namespace n" in each for each in said) == 1
 
 
-async def test_rights_that_come_later_are_found(api: KubeApi) -> None:
+async def test_rights_that_are_granted_later_are_used(api: KubeApi) -> None:
     forbidden = [api.fault(pattern, 403, times=ALWAYS) for pattern in ("GET .*/nodes$", "PATCH .*/status$")]
     function(api)
-    async with hosting(api, again=0.05):
+    async with hosting(api, retry=0.05):
         await until(lambda: api.count("PATCH .*/status$") > 1 and api.count("GET .*/nodes$") > 1)
         forbidden[1].times = 0
         await until(lambda: reason(api) == "NodesNotKnown")
@@ -233,9 +233,7 @@ async def test_rights_that_come_later_are_found(api: KubeApi) -> None:
         await until(lambda: reason(api) == "NoNode")
 
 
-async def test_one_object_that_takes_no_status_is_not_the_others_trouble(
-    api: KubeApi, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_rejected_status_does_not_affect_other_objects(api: KubeApi, caplog: pytest.LogCaptureFixture) -> None:
     api.fault("PATCH .*/odd/status$", 422, times=ALWAYS)
     api.fault("PATCH .*/a/status$", 409)
     api.fault("PATCH .*/a/status$", 500)
@@ -246,4 +244,4 @@ async def test_one_object_that_takes_no_status_is_not_the_others_trouble(
         node(api, "one")
         await until(lambda: reason(api) == "Offered")
         await until(lambda: api.count("PATCH .*/odd/status$") == 2)
-    assert caplog.text.count("n/odd: its status is not written") == 1
+    assert caplog.text.count("n/odd: status not written") == 1

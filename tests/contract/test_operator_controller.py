@@ -260,7 +260,7 @@ async def test_a_refusal_of_the_server_is_told_and_tried_again(api: KubeApi) -> 
         await until(lambda: says(api, "Degraded", "True"))
         refusing.times = 0
         await until(lambda: says(api, "Degraded", "False") and daemonset(api) is not None)
-        await until(lambda: any(each["reason"] == "WriteRefused" for each in api.all("events")))
+        await until(lambda: any(each["reason"] == "WriteRejected" for each in api.all("events")))
 
 
 async def test_a_resource_that_is_malformed_keeps_its_daemonset_and_is_told_so(api: KubeApi) -> None:

@@ -2,22 +2,28 @@
 
 import asyncio
 import base64
+import contextlib
 import json
+import logging
 import re
 import signal
 import ssl
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster.pki import Authority
+from kubeapi import KubeApi
 from processes import Process
 from tls_peer import Answer, Request, document, serving
+from waiting import until
 
+from accelplane.apiserver import ApiServer
 from accelplane.cli import sgxwebhook
 from accelplane.cli.goflags import Flag, Value
 from accelplane.cli.ownsecret import SecretStore
+from accelplane.kube.authority import plan_renewal_in_process
 from accelplane.kube.testing import PatchError, apply_json_patch
 from accelplane.kube.tls import ServingTls
 from accelplane.kube.trust import Trust, TrustError, TrustSettings
@@ -266,3 +272,58 @@ async def test_a_secret_that_is_not_base64_is_named(tmp_path: Path) -> None:
     async with serving(tmp_path, world.answer()) as peer:
         with pytest.raises(TrustError, match=r"secrets/own: .*expected base64"):
             await SecretStore(peer.api, "system", "own", "hooks").read()
+
+
+@contextlib.asynccontextmanager
+async def maintained(api: KubeApi) -> AsyncIterator[SecretStore]:
+    """A certificate in the double of an API server. Polling would take longer than the test."""
+    api.put("secrets", {"metadata": {"name": "own", "namespace": "system"}})
+    entry = {"name": "x", "clientConfig": {"service": {"name": "hook", "namespace": "system"}}}
+    api.put("mutatingwebhookconfigurations", {"metadata": {"name": "hooks"}, "webhooks": [entry]})
+    store = SecretStore(ApiServer(api.config), "system", "own", "hooks")
+    settings = TrustSettings(service="hook", namespace="system", poll_interval=600, min_interval=0)
+    tls = ServingTls()
+    task = asyncio.create_task(Trust(store, tls, settings, planner=plan_renewal_in_process).run())
+    try:
+        await until(lambda: tls.ready)
+        yield store
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def bundle_of(api: KubeApi) -> str | None:
+    (entry,) = (api.get("mutatingwebhookconfigurations", "hooks") or {})["webhooks"]
+    return entry["clientConfig"].get("caBundle")
+
+
+async def test_changes_of_the_secret_and_the_configuration_are_noticed_without_polling(api: KubeApi) -> None:
+    async with maintained(api) as store:
+        await until(lambda: store.watching and bundle_of(api) is not None)
+        secret = api.get("secrets", "own", "system") or {}
+        api.put("secrets", {**secret, "data": {"ca.crt": secret["data"]["ca.crt"], "ca.key": secret["data"]["ca.key"]}})
+        await until(lambda: "tls.crt" in (api.get("secrets", "own", "system") or {})["data"])
+        bundle = bundle_of(api)
+        configuration = api.get("mutatingwebhookconfigurations", "hooks") or {}
+        del configuration["webhooks"][0]["clientConfig"]["caBundle"]
+        api.put("mutatingwebhookconfigurations", configuration)
+        await until(lambda: bundle_of(api) == bundle)
+
+
+async def test_a_watch_that_ends_is_opened_again(api: KubeApi) -> None:
+    async with maintained(api) as store:
+        await until(lambda: store.watching)
+        before = api.count("WATCH")
+        api.end_watches()
+        await until(lambda: api.count("WATCH") == before + 2)
+        api.abort_watches()
+        await until(lambda: not store.watching)
+        await until(lambda: store.watching)
+
+
+async def test_an_account_that_may_not_watch_polls(api: KubeApi, caplog: pytest.LogCaptureFixture) -> None:
+    api.fault("WATCH", 403, times=2)
+    with caplog.at_level(logging.INFO):
+        async with maintained(api) as store:
+            await until(lambda: caplog.text.count("polls instead of watching") == 2)
+            assert not store.watching

@@ -309,9 +309,12 @@ def test_a_namespace_without_objects_has_no_fpga() -> None:
     [
         (function("a"), []),
         (function("a", mode="af"), []),
-        (function("a", mode="afx"), ["pods that ask for it are refused: spec.mode: 'afx': expected one of af, region"]),
-        (function("a", mode="myregion"), ["pods that ask for it are refused: spec.mode: 'myregion'"]),
-        (function("a", "123456789", "af"), ["pods that ask for it are refused: AcceleratorFunction 'a'"]),
+        (
+            function("a", mode="afx"),
+            ["pods that request it are rejected: spec.mode: 'afx': expected one of af, region"],
+        ),
+        (function("a", mode="myregion"), ["pods that request it are rejected: spec.mode: 'myregion'"]),
+        (function("a", "123456789", "af"), ["pods that request it are rejected: AcceleratorFunction 'a'"]),
     ],
     ids=["region", "af", "afx", "myregion", "odd"],
 )

@@ -1,4 +1,4 @@
-"""What is told of names for FPGAs: in their status, and to pods whose names were not replaced."""
+"""Statuses of names for FPGAs, and problems of pods whose names were not replaced."""
 
 import json
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelplane.admission.fpga_offers import Node, fpgas_only
-from accelplane.admission.mapping_status import MappingStatus, patch, status_before, status_of
+from accelplane.admission.fpga_allocatable import Node, fpgas_only
+from accelplane.admission.mapping_status import MappingStatus, status_before, status_of
 from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion, Names, names_of
-from accelplane.admission.pending import PendingPod, Problem, asks_only, problem_of
+from accelplane.admission.pending import PendingPod, Problem, keep_requests, problem_of
 
 I = "69528db6eb31577a8c3668f9faa081f6"  # noqa: E741 - as in the documents
 X = "d8424dc4a4a3c413f89e433683f9040b"
@@ -44,8 +44,8 @@ def named(*things: Mapped) -> Names:
     )
 
 
-def told(thing: Mapped, *others: Mapped, offers: Mapping[str, int] | None = None) -> MappingStatus:
-    return status_of(thing, named(thing, *others), offers)
+def computed(thing: Mapped, *others: Mapped, node_counts: Mapping[str, int] | None = None) -> MappingStatus:
+    return status_of(thing, named(thing, *others), node_counts)
 
 
 def said(status: MappingStatus) -> dict[str, tuple[str, str]]:
@@ -60,8 +60,8 @@ def message(status: MappingStatus, kind: str) -> str:
     ("thing", "resource"), [(function("a", "af"), AF), (function("a"), REGION), (region("a"), REGION)],
     ids=["af", "region", "FpgaRegion"],
 )  # fmt: skip
-def test_a_status_tells_what_a_name_stands_for_and_how_many_nodes_have_it(thing: Mapped, resource: str) -> None:
-    found = told(thing, offers={resource: 2, "fpga.intel.com/other": 5})
+def test_a_status_has_the_resource_and_the_number_of_nodes(thing: Mapped, resource: str) -> None:
+    found = computed(thing, node_counts={resource: 2, "fpga.intel.com/other": 5})
     assert (found.resource, found.nodes, found.observed_generation, found.fault) == (resource, 2, 3, None)
     assert said(found) == {"Accepted": ("True", "Resolved"), "Ready": ("True", "Offered")}
     assert message(found, "Ready") == f"2 nodes offer {resource}"
@@ -69,12 +69,12 @@ def test_a_status_tells_what_a_name_stands_for_and_how_many_nodes_have_it(thing:
 
 
 @pytest.mark.parametrize(
-    ("offers", "nodes", "ready"), [({}, 0, ("False", "NoNode")), (None, None, ("Unknown", "NodesNotKnown"))]
+    ("node_counts", "nodes", "ready"), [({}, 0, ("False", "NoNode")), (None, None, ("Unknown", "NodesNotKnown"))]
 )
-def test_a_name_that_nobody_is_known_to_offer_is_accepted_and_not_ready(
-    offers: Mapping[str, int] | None, nodes: int | None, ready: tuple[str, str]
+def test_a_name_without_nodes_is_accepted_and_not_ready(
+    node_counts: Mapping[str, int] | None, nodes: int | None, ready: tuple[str, str]
 ) -> None:
-    found = told(region("a"), offers=offers)
+    found = computed(region("a"), node_counts=node_counts)
     assert (found.resource, found.nodes) == (REGION, nodes)
     assert said(found) == {"Accepted": ("True", "Resolved"), "Ready": ready}
 
@@ -89,14 +89,14 @@ def test_a_name_that_nobody_is_known_to_offer_is_accepted_and_not_ready(
         (function("a", "region", afu="123"), [], "UnusableId", "expected 8 to 40 hexadecimal digits"),
         (read(FpgaRegion, "a", {}), [], "UnusableId", "expected at least 3 lower-case hexadecimal digits"),
         (read(AcceleratorFunction, "a", {"mode": "af"}), [], "UnusableId", "interface id ''"),
-        (region("a" * 64), [], "NameTooLong", "its name has 64 characters, pods can ask for at most 63"),
+        (region("a" * 64), [], "NameTooLong", "its name has 64 characters, expected at most 63"),
     ],
     ids=["function twice", "region twice", "mode", "odd", "short", "nothing", "of 2020", "long"],
 )
 def test_a_name_that_stands_for_nothing_is_not_accepted_and_tells_why(
     thing: Mapped, others: list[Mapped], reason: str, words: str
 ) -> None:
-    found = told(thing, *others, offers={REGION: 1, AF: 1})
+    found = computed(thing, *others, node_counts={REGION: 1, AF: 1})
     assert (found.resource, found.nodes) == ("", None)
     assert said(found) == {"Accepted": ("False", reason), "Ready": ("False", reason)}
     assert words in message(found, "Accepted")
@@ -105,26 +105,27 @@ def test_a_name_that_stands_for_nothing_is_not_accepted_and_tells_why(
 
 
 def written(status: MappingStatus) -> Any:
-    return json.loads(msgspec.json.encode(patch(status)))["status"]
+    return json.loads(msgspec.json.encode(status))
 
 
-def test_the_same_state_is_the_same_status_and_a_time_changes_with_its_condition_alone() -> None:
+def test_a_transition_time_changes_with_the_status_of_its_condition_only() -> None:
     then = "2026-01-01T00:00:00Z"
-    first = written(told(region("a"), offers={REGION: 1}))
+    first = written(computed(region("a"), node_counts={REGION: 1}))
     for each in first["conditions"]:
         each["lastTransitionTime"] = then
     first["conditions"].append({"type": "Theirs", "status": "True", "reason": "R", "message": "m",
                                 "lastTransitionTime": then})  # fmt: skip
     again = region("a", status=first)
-    assert told(again, offers={REGION: 1}) == status_before(again)
-    changed = {each["type"]: each for each in written(told(again, offers={}))["conditions"]}
-    assert (changed["Accepted"]["lastTransitionTime"], changed["Theirs"]["lastTransitionTime"]) == (then, then)
+    assert computed(again, node_counts={REGION: 1}) == status_before(again)
+    changed = {each["type"]: each for each in written(computed(again, node_counts={}))["conditions"]}
+    assert changed["Accepted"]["lastTransitionTime"] == then
+    assert "Theirs" not in changed, "a server-side apply would own it"
     assert changed["Ready"]["lastTransitionTime"] != then
 
 
-def test_what_is_no_more_is_taken_out_of_the_status() -> None:
-    assert written(told(function("a", "odd")))["resource"] is None
-    assert written(told(region("a")))["nodes"] is None
+def test_fields_without_a_value_are_not_applied() -> None:
+    assert "resource" not in written(computed(function("a", "odd")))
+    assert "nodes" not in written(computed(region("a")))
 
 
 JSON = st.recursive(
@@ -137,18 +138,15 @@ JSON = st.recursive(
 
 
 @given(JSON, st.sampled_from(["af", "region", "odd"]), st.text(max_size=45), st.booleans())
-def test_whatever_a_status_and_ids_are_a_status_comes_of_it_that_is_then_the_same(
-    status: object, mode: str, afu: str, conflicting: bool
-) -> None:
+def test_any_status_and_ids_result_in_a_stable_status(status: object, mode: str, afu: str, conflicting: bool) -> None:
     others = [region("a")] if conflicting else []
-    first = told(function("a", mode, afu, status=status), *others, offers={REGION: 1})
+    first = computed(function("a", mode, afu, status=status), *others, node_counts={REGION: 1})
     assert {"Accepted", "Ready"} <= {*said(first)}
-    stored = {name: value for name, value in written(first).items() if value is not None}
-    again = function("a", mode, afu, status=stored)
-    assert told(again, *others, offers={REGION: 1}) == status_before(again) == first
+    again = function("a", mode, afu, status=written(first))
+    assert computed(again, *others, node_counts={REGION: 1}) == status_before(again) == first
 
 
-def test_of_a_node_its_fpgas_are_kept_and_nothing_else() -> None:
+def test_only_the_fpgas_of_a_node_are_stored() -> None:
     document = {
         "metadata": {"name": "node", "uid": "u", "annotations": {"a": "b"}, "managedFields": [{}]},
         "status": {"allocatable": {"cpu": "8", REGION: "2", "gpu.intel.com/i915": "1"}, "images": [{"names": ["i"]}]},
@@ -166,7 +164,7 @@ def waiting(*asks: str, field: str = "containers") -> PendingPod:
     container = {"name": "c", "resources": {"limits": {"cpu": "1", **limits}, "requests": limits}, "env": [{}]}
     document = {"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {field: [{"name": "o"}, container]}}
     pod = msgspec.json.decode(json.dumps(document), type=PendingPod)
-    asks_only(pod)
+    keep_requests(pod)
     return pod
 
 
@@ -176,19 +174,21 @@ NAMES = named(function("a"), function("twice"), region("twice"))
 @pytest.mark.parametrize("field", ["containers", "initContainers"])
 @pytest.mark.parametrize("name", ["a", "twice"])
 @pytest.mark.parametrize("nodes_known", [True, False])
-def test_a_pod_whose_name_was_not_replaced_is_told_so(field: str, name: str, nodes_known: bool) -> None:
+def test_the_problem_of_a_pod_is_a_name_that_was_not_replaced(field: str, name: str, nodes_known: bool) -> None:
     found = problem_of(waiting(name, field=field), NAMES, (lambda _name: False) if nodes_known else None)
     assert found
     assert found.reason == "FpgaNameNotReplaced"
-    assert found.note.startswith(f"'fpga.intel.com/{name}' is a name of namespace n")
-    assert "Delete the pod so that it is made anew, once the webhook runs" in found.note
+    assert found.note.startswith(f"'fpga.intel.com/{name}': found a name of namespace n")
+    assert "delete the pod and create it again when the webhook runs" in found.note
 
 
-def test_a_pod_with_a_name_that_nobody_has_is_told_so() -> None:
+def test_the_problem_of_a_pod_is_an_unknown_name() -> None:
     found = problem_of(waiting("other", REGION), NAMES, lambda _name: False)
     assert found
     assert found.reason == "FpgaNameUnknown"
-    assert found.note.startswith("no node has 'fpga.intel.com/other', and namespace n has no AcceleratorFunction")
+    assert found.note.startswith(
+        "'fpga.intel.com/other': no node has this resource, and namespace n has no AcceleratorFunction"
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,12 +202,12 @@ def test_a_pod_with_a_name_that_nobody_has_is_told_so() -> None:
     ],
     ids=["its region", "nodes not known", "of a node", "a node's own name", "a GPU"],
 )
-def test_a_pod_that_may_get_what_it_asks_for_is_left_alone(pod: PendingPod, listed: Any) -> None:
+def test_a_pod_that_can_be_scheduled_has_no_problem(pod: PendingPod, listed: Any) -> None:
     assert problem_of(pod, NAMES, listed) is None
 
 
 @given(st.lists(st.text(max_size=300), max_size=4))
-def test_a_note_is_short_and_one_line_whatever_a_pod_asks_for(asks: list[str]) -> None:
+def test_a_note_is_one_short_line_for_any_request(asks: list[str]) -> None:
     found = problem_of(waiting(*asks), NAMES, lambda _name: False)
     assert isinstance(found, Problem | None)
     if found:

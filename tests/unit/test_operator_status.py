@@ -157,7 +157,7 @@ def test_every_condition_has_a_reason_for_programs() -> None:
     )
     found = status(plugin("dsa", provisioningConfig="cfg"), observed, NOW)
     assert [each.reason for each in found.conditions] == [
-        "NoDaemonSet", "NoDaemonSet", "WriteRefused", "ImageReplaced", "ConfigMapNotFound", "ImageOfGoProject",
+        "NoDaemonSet", "NoDaemonSet", "WriteRejected", "ImageReplaced", "ConfigMapNotFound", "ImageOfGoProject",
         "ImageTooOld", "SameNodesSelected",
     ]  # fmt: skip
     assert {each.reason for each in status(GPU, Observed(daemonset=seen()), NOW).conditions} == {

@@ -1,8 +1,8 @@
 """Mutation of pods that use FPGAs.
 
 Pods request a function or a region by a name of their namespace. The names (`mappings`) are replaced by the resources
-that the kubelet counts. For functions that are programmed for the pod, environment variables tell the programming hook
-which function goes into which region. Only this webhook sets these variables: it removes or checks those of users. A
+that the kubelet counts. For functions that are programmed for the pod, environment variables name the function and the
+region for the programming hook. Only this webhook sets these variables: it removes or checks those of users. A
 mutated pod passes unchanged when it is created again.
 
 Init containers are treated like containers. Containers that request no FPGA are not changed.

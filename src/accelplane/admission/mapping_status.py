@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from accelplane.admission.mappings import PREFIX, AcceleratorFunction, Fault, FpgaRegion, Names, fault_of
-from accelplane.kube.conditions import Condition, condition, find_condition, merge_conditions
+from accelplane.kube.conditions import Condition, condition, find_condition, with_transition_times
 
 ACCEPTED, READY = "Accepted", "Ready"
 
@@ -34,53 +34,61 @@ class MappingStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 def status_before(thing: AcceleratorFunction | FpgaRegion) -> MappingStatus:
-    """The current status; an empty one if it cannot be decoded."""
+    """The current status without the conditions of others; an empty one if it cannot be decoded."""
     try:
-        return msgspec.json.decode(thing.status, type=MappingStatus | None) or MappingStatus()
+        found = msgspec.json.decode(thing.status, type=MappingStatus | None) or MappingStatus()
     except msgspec.MsgspecError:
         return MappingStatus()
+    ours = (find_condition(found.conditions, kind) for kind in (ACCEPTED, READY))
+    return msgspec.structs.replace(found, conditions=tuple(each for each in ours if each is not None))
 
 
-def status_of(thing: AcceleratorFunction | FpgaRegion, names: Names, offers: Mapping[str, int] | None) -> MappingStatus:
+def status_of(
+    thing: AcceleratorFunction | FpgaRegion, names: Names, node_counts: Mapping[str, int] | None
+) -> MappingStatus:
     """The new status of an object in a namespace with these names.
 
-    `offers` is the number of nodes by resource, None if it is not known.
+    `node_counts` is the number of nodes by resource, None if it is not known.
     """
     fault = fault_of(thing, names)
     name = f"{PREFIX}{thing.metadata.name}"
     resource = "" if fault or name not in names.targets else names.targets[name].resource
-    nodes = offers.get(resource, 0) if resource and offers is not None else None
+    nodes = node_counts.get(resource, 0) if resource and node_counts is not None else None
     generation = thing.metadata.generation
     if fault is not None:
-        said = [
-            _Said(ACCEPTED, False, fault.reason, f"pods that ask for {name} are refused: {fault}"),
-            _Said(READY, False, fault.reason, "pods cannot ask for it"),
+        findings = [
+            _Condition(ACCEPTED, False, fault.reason, f"pods that request {name} are rejected: {fault}"),
+            _Condition(READY, False, fault.reason, "pods cannot request it"),
         ]
     else:
-        said = [
-            _Said(ACCEPTED, True, "Resolved", f"pods of its namespace may ask for {name}"),
+        findings = [
+            _Condition(ACCEPTED, True, "Resolved", f"pods of the namespace may request {name}"),
             _readiness(resource, nodes),
         ]
-    now = [condition(*each, generation=generation) for each in said]
-    return MappingStatus(resource, nodes, generation or 0, merge_conditions(status_before(thing).conditions, now))
+    now = [condition(*each, generation=generation) for each in findings]
+    return MappingStatus(resource, nodes, generation or 0, with_transition_times(status_before(thing).conditions, now))
 
 
-def patch(new: MappingStatus) -> Mapping[str, object]:
-    """A merge patch of the status. Fields without a value are removed."""
-    fields = msgspec.json.decode(msgspec.json.encode(new), type=dict[str, object])
-    return {"status": {**dict.fromkeys(MappingStatus.__struct_encode_fields__), **fields}}
+def current_status(thing: AcceleratorFunction | FpgaRegion) -> Mapping[str, object] | None:
+    """The current status with all its fields; None if it is no object."""
+    try:
+        return msgspec.json.decode(thing.status, type=dict[str, object] | None)
+    except msgspec.MsgspecError:
+        return None
 
 
-class _Said(NamedTuple):
+class _Condition(NamedTuple):
     kind: str
     holds: bool | None
     reason: str
     message: str
 
 
-def _readiness(resource: str, nodes: int | None) -> _Said:
+def _readiness(resource: str, nodes: int | None) -> _Condition:
     if nodes is None:
-        return _Said(READY, None, "NodesNotKnown", f"who offers {resource} is not known: nodes may not be listed")
+        return _Condition(
+            READY, None, "NodesNotKnown", f"{resource}: the number of nodes is unknown, because nodes cannot be listed"
+        )
     if nodes == 0:
-        return _Said(READY, False, "NoNode", f"no node offers {resource}")
-    return _Said(READY, True, "Offered", f"{nodes} {'node offers' if nodes == 1 else 'nodes offer'} {resource}")
+        return _Condition(READY, False, "NoNode", f"no node offers {resource}")
+    return _Condition(READY, True, "Offered", f"{nodes} {'node offers' if nodes == 1 else 'nodes offer'} {resource}")

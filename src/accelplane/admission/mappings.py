@@ -148,7 +148,7 @@ def target_of(thing: AcceleratorFunction | FpgaRegion, naming: Naming = "default
     region = resource(region_type(spec.interface_id))
     if spec.mode != "region":
         return Target(region, spec.mode)
-    requested_id(spec.afu_id, "AFU id")  # which the hook would refuse
+    requested_id(spec.afu_id, "AFU id")  # otherwise the hook rejects it
     return Target(region, spec.mode, Pair(spec.interface_id, spec.afu_id))
 
 
@@ -158,7 +158,7 @@ def fault_of(thing: AcceleratorFunction | FpgaRegion, names: Names) -> Fault | N
     if isinstance(thing, AcceleratorFunction) and thing.spec.mode not in MODES:
         return Fault("UnknownMode", f"spec.mode: {thing.spec.mode[:40]!a}: expected one of {', '.join(MODES)}")
     if len(name) > _LONGEST_NAME:
-        return Fault("NameTooLong", f"its name has {len(name)} characters, pods can ask for at most {_LONGEST_NAME}")
+        return Fault("NameTooLong", f"its name has {len(name)} characters, expected at most {_LONGEST_NAME}")
     return names.faulty.get(f"{PREFIX}{name}")
 
 
@@ -167,7 +167,7 @@ def checker(naming: Naming = "default") -> Validator[AcceleratorFunction]:
 
     def decide(_review: Review, function: AcceleratorFunction) -> Decision:
         fault = fault_of(function, names_of([function], [], naming))
-        return Decision(warnings=[f"pods that ask for it are refused: {fault}"]) if fault else ALLOWED
+        return Decision(warnings=[f"pods that request it are rejected: {fault}"]) if fault else ALLOWED
 
     return Validator(FUNCTION_PATH, AcceleratorFunction, decide)
 
@@ -208,7 +208,7 @@ class Mappings:
                 self._known.pop(each.metadata.namespace or "", None)
 
 
-def own(thing: AcceleratorFunction | FpgaRegion) -> None:
+def remove_metadata(thing: AcceleratorFunction | FpgaRegion) -> None:
     """Copies the fields that are used and the status, so that the decoded page can be freed."""
     thing.metadata.annotations = thing.metadata.labels = thing.metadata.managedFields = None
     thing.status = thing.status.copy()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct, field
 
-from accelplane.admission.fpga_offers import Offers
+from accelplane.admission.fpga_allocatable import AllocatableByResource
 from accelplane.admission.mappings import PREFIX, Mappings, Names
 from accelplane.apiserver import StatusError
 from accelplane.kube.client import Selection
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 NOT_REPLACED, UNKNOWN = "FpgaNameNotReplaced", "FpgaNameUnknown"
 
 # The API server deletes Events after an hour.
-_TELL_AGAIN = 1200.0
+_EVENT_INTERVAL = 1200.0
 
 
 class _Resources(Struct, frozen=True, gc=False):
@@ -45,21 +45,21 @@ _EMPTY = _Spec()
 
 
 class PendingPod(NamespacedResource, Struct, kw_only=True):
-    """A pod. `asks` are the FPGA resources in the limits of its containers."""
+    """A pod. `requested` are the FPGA resources in the limits of its containers."""
 
     metadata: Identity
     spec: _Spec = field(default_factory=_Spec)
-    asks: tuple[str, ...] = ()
+    requested: tuple[str, ...] = ()
     _api_info = api("", "v1", "Pod", "pods")
 
 
-def asks_only(pod: PendingPod) -> None:
+def keep_requests(pod: PendingPod) -> None:
     """Replaces the spec by the FPGA resources that it requests."""
     found: set[str] = set()
     for container in (*(pod.spec.containers or ()), *(pod.spec.init_containers or ())):
         limits = container.resources.limits if container.resources is not None else None
         found.update(name for name in limits or () if name.startswith(PREFIX))
-    pod.asks = tuple(sorted(found))
+    pod.requested = tuple(sorted(found))
     pod.spec = _EMPTY
     pod.metadata.ownerReferences = None
     if not found:
@@ -79,68 +79,74 @@ def problem_of(pod: PendingPod, names: Names, listed: Callable[[str], bool] | No
     `listed` returns whether a node has a resource; it is None if the nodes are not known.
     """
     namespace = pod.metadata.namespace
-    for name in pod.asks:
+    for name in pod.requested:
         if name in names.resources or (listed is not None and listed(name)):
             continue
         shown = ascii(name[:120])
         if name in names.targets or name in names.faulty:
             return Problem(
                 NOT_REPLACED,
-                f"{shown} is a name of namespace {namespace}, and no node has a resource that is called so: the FPGA "
-                "webhook was not reached when this pod was made, and it will wait for ever. Delete the pod so that it "
-                "is made anew, once the webhook runs",
+                f"{shown}: found a name of namespace {namespace}, expected a resource of a node: the FPGA webhook was "
+                "not available when the pod was created, so the pod stays Pending; delete the pod and create it again "
+                "when the webhook runs",
             )
         if listed is not None:
             return Problem(
                 UNKNOWN,
-                f"no node has {shown}, and namespace {namespace} has no AcceleratorFunction and no FpgaRegion that "
-                "gives it: the FPGA webhook was not reached when this pod was made, or it would have been refused. "
-                "Delete the pod, and make it anew with a name that is there",
+                f"{shown}: no node has this resource, and namespace {namespace} has no AcceleratorFunction and no "
+                "FpgaRegion of this name; the FPGA webhook was not available when the pod was created; delete the pod "
+                "and create it again with an existing name",
             )
     return None
 
 
 class PendingPods:
-    """Records an Event for each pod whose names were not replaced and that has no node after `settle` seconds."""
+    """Records an Event for each pod whose names were not replaced and that has no node after `grace` seconds."""
 
     def __init__(
-        self, manager: Manager, mappings: Mappings, offers: Offers, *, again: float, settle: float = 10.0
+        self,
+        manager: Manager,
+        mappings: Mappings,
+        allocatable: AllocatableByResource,
+        *,
+        retry: float,
+        grace: float = 10.0,
     ) -> None:
         self._events = manager.events
         self._mappings = mappings
-        self._offers = offers
-        self._again = again
-        self._settle = settle
+        self._allocatable = allocatable
+        self._retry = retry
+        self._grace = grace
         selection = Selection(fields="spec.nodeName=,status.phase=Pending")
         # Not a cache of the manager: some accounts may not list pods, and everything else works without them.
         self._informer = Informer(manager.client, selection, watch_timeouts=manager.watch_timeouts)
-        self._pods = self._informer.cache(PendingPod, transform=asks_only)
+        self._pods = self._informer.cache(PendingPod, transform=keep_requests)
         self._controller = manager.controller("fpgapendingpod", self.reconcile)
         self._pods.subscribe(self._pod_changed)
 
     async def run(self) -> None:
         """Watches the pods until cancelled, as soon as the account may list them."""
-        await self._informer.run_when_permitted(_refused, retry=self._again)
+        await self._informer.run_when_permitted(_log_forbidden, retry=self._retry)
 
     async def reconcile(self, request: Request) -> Result | None:
         """Records the Event of one pod, if it needs one."""
-        if not self._offers.settled.is_set():
-            return Result(requeue_after=self._settle)
+        if not self._allocatable.initialized.is_set():
+            return Result(requeue_after=self._grace)
         pod = self._pods.get(request)
         if pod is None:
             return None
-        listed = self._offers.lists if self._offers.counts is not None else None
+        listed = self._allocatable.lists if self._allocatable.counts is not None else None
         problem = problem_of(pod, self._mappings.of(request.namespace), listed)
         if problem is None:
             return None
         self._events.record(pod, "Warning", problem.reason, problem.note, action="Schedule", once=True)
-        return Result(requeue_after=_TELL_AGAIN)
+        return Result(requeue_after=_EVENT_INTERVAL)
 
     def _pod_changed(self, old: PendingPod | None, new: PendingPod | None) -> None:
         # The name may be created shortly before the pod, and its event may arrive later.
-        if old is None and new is not None and new.asks:
-            self._controller.enqueue(request_of(new), after=self._settle)
+        if old is None and new is not None and new.requested:
+            self._controller.enqueue(request_of(new), after=self._grace)
 
 
-def _refused(error: StatusError) -> None:
-    log.warning("pods whose FPGA names were not replaced are not told so: %s", error)
+def _log_forbidden(error: StatusError) -> None:
+    log.warning("Pending pods cannot be listed: no Events for FPGA names that were not replaced: %s", error)

@@ -9,6 +9,7 @@ import msgspec
 
 from accelplane.apiserver.errors import NoCredentials
 
+_ACCOUNT = "/kubernetes.io/serviceaccount/"  # part of the path where the kubelet mounts it
 _MAX_SIZE = 1024 * 1024
 
 # A file's path, or its content.
@@ -55,6 +56,9 @@ def read_source(source: Source) -> bytes:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise NoCredentials(source, "not a regular file")
             data = file.read(_MAX_SIZE + 1)
+    except FileNotFoundError:
+        hint = "; set automountServiceAccountToken: true in the pod" if _ACCOUNT in source else ""
+        raise NoCredentials(source, f"found no file, expected the credentials of the API server{hint}") from None
     except OSError as error:
         raise NoCredentials(source, error.strerror or str(error)) from None
     if len(data) > _MAX_SIZE:

@@ -35,7 +35,10 @@ def run_in_cluster(
     signals.end_at_once()
     given = parse_or_exit(program, flags, words, lenient=lenient)
     if importlib.util.find_spec("prometheus_client") is None:
-        sys.stderr.write(f"{program}: package prometheus-client not found; run pip install 'accelplane[operator]'\n")
+        sys.stderr.write(
+            f"{program}: Python package prometheus-client not found; run pip install prometheus-client cryptography, "
+            "or use the image of the operator or of the FPGA webhook\n"
+        )
         return 1
     from accelplane.apiserver import ApiError  # noqa: PLC0415
     from accelplane.kube.tls import CertificateError  # noqa: PLC0415

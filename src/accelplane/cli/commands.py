@@ -154,7 +154,9 @@ def simulate() -> None:
 def simulated_fpgas(description: str, outcomes: "tuple[Outcome, ...]", command: tuple[str, ...]) -> None:
     """Run COMMAND with simulated FPGA cards that can be programmed. Needs root."""
     if importlib.util.find_spec("accelplane.simulate.kernel") is None:
-        raise click.ClickException("this image has no emulated kernel: pip install accelplane")
+        raise click.ClickException(
+            "module accelplane.simulate.kernel not found: images do not contain it; install the wheel"
+        )
     from accelplane.cli.simulate import run_with_fpgas  # noqa: PLC0415
 
     sys.exit(run_with_fpgas(command, description, outcomes))
@@ -166,6 +168,6 @@ accelplane.add_command(provision)
 def _require_simulate() -> None:
     """Raises `ClickException` without grpcio: the simulated peers use the reference implementation of gRPC."""
     if importlib.util.find_spec("grpc") is None:
-        raise click.ClickException("grpcio is not installed: pip install 'accelplane[simulate]'")
+        raise click.ClickException("Python package grpcio not found: images do not contain it; run pip install grpcio")
     # grpcio logs every lost connection unless this is set before the import.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -79,7 +79,7 @@ class Hook:
         self.epc = epc
         self.output = str(values["output"])
         self.cleanup = bool(values["cleanup"])
-        # Told by NFD, the label is NFD's as well.
+        # With another output than hook, NFD sets the label.
         by_nfd = self.output != "hook"
         everything = self.cleanup and not (values["register"] or values["node-label"] or values["daemon"] or by_nfd)
         self.register = bool(values["register"]) or everything
@@ -136,7 +136,7 @@ class Hook:
         return True
 
     async def publish(self) -> None:
-        """Tells NFD what is not printed. Raises `ApiError`, or `OSError`."""
+        """Writes or removes the feature file of NFD. Raises `ApiError`, or `OSError`."""
         if self.output == "feature-file":
             if self._file.write(self.features):
                 log.info("%s: written", self._file.path)
@@ -169,7 +169,7 @@ class Hook:
             try:
                 await self._patch(operations)
             except StatusError as error:
-                # Somebody else was faster with a part of it.
+                # Another client has removed a part of it.
                 if error.code not in (409, 422) or tries == _CLEANUP_TRIES:
                     raise
                 continue

@@ -79,7 +79,7 @@ async def _run(values: Values) -> None:
 
 def _manager(client: "Client", values: Values) -> "Manager":
     """Raises `CertificateError` and `ValueError`."""
-    from accelplane.admission.mapping_controller import hosted  # noqa: PLC0415
+    from accelplane.admission.mapping_controller import add_fpga_admission  # noqa: PLC0415
     from accelplane.http.server import split_address  # noqa: PLC0415
     from accelplane.kube.manager import OFF, Manager  # noqa: PLC0415
     from accelplane.kube.tls import ServingTls, TlsSettings  # noqa: PLC0415
@@ -111,7 +111,7 @@ def _manager(client: "Client", values: Values) -> "Manager":
         configurations={"MutatingWebhookConfiguration": [str(values["webhook-configuration"])]},
     )
     tls = ServingTls(TlsSettings(allow_tls13=bool(values["tls-1.3"])))
-    serve(manager, hosted(manager, naming), certificate, tls, port=port)
+    serve(manager, add_fpga_admission(manager, naming), certificate, tls, port=port)
     return manager
 
 

@@ -117,7 +117,7 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
         ),
         sgx=sgxwebhook.sgx_options(values),
         webhook_port=_port(values["port"]),
-        newer_tls=bool(values["tls-1.3"]),
+        allow_tls13=bool(values["tls-1.3"]),
         metrics_address=_address(given, "-metrics-bind-address"),
         metrics_secure=bool(values["metrics-secure"]),
         health_address=_address(given, "-health-probe-bind-address"),

@@ -1,10 +1,13 @@
 """Stores the certificate of the SGX webhook in an existing Secret and in one MutatingWebhookConfiguration.
 
-It needs only the rights to get and to patch these two objects.
+It needs the rights to get and to patch these two objects. With the rights to list and to watch them, changes are
+noticed immediately; otherwise the objects are polled.
 """
 
 import asyncio
 import base64
+import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import TypeVar
@@ -17,7 +20,11 @@ from accelplane.kube.trust import SecretData, SecretMissing, Target, TargetKind,
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 _CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+_RETRY, _MAX_RETRY = 0.5, 60.0
+_FORBIDDEN_RETRY = 300.0
 
 
 class _Metadata(Struct, frozen=True, rename="camel"):
@@ -30,23 +37,51 @@ class _Secret(Struct, frozen=True):
     data: Mapping[str, str] | None = None
 
 
+class _Changed(Struct, frozen=True):
+    """The object of a watch event. No field is read."""
+
+
 class SecretStore:
     """A `TrustStore` for one Secret and one MutatingWebhookConfiguration."""
 
     def __init__(self, api: ApiServer, namespace: str, secret: str, configuration: str) -> None:
         self._api = api
         self._namespace, self._name = namespace, secret
-        self._secret = object_path(f"/api/v1/namespaces/{namespace}/secrets", secret)
+        secrets = f"/api/v1/namespaces/{namespace}/secrets"
+        self._secret = object_path(secrets, secret)
         self._configuration = object_path(_CONFIGURATIONS, configuration)
+        self._collections = {secrets: secret, _CONFIGURATIONS: configuration}
+        self._watched: set[str] = set()
 
     @property
     def watching(self) -> bool:
-        """Always False: polling two objects needs less memory than two open connections."""
-        return False
+        return len(self._watched) == len(self._collections)
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Never calls `changed`."""
-        await asyncio.Event().wait()
+        """Watches both objects as soon as the account may."""
+        async with asyncio.TaskGroup() as tasks:
+            for collection, name in self._collections.items():
+                tasks.create_task(self._watch(collection, name, changed))
+
+    async def _watch(self, collection: str, name: str, changed: Callable[[], None]) -> None:
+        delay = _RETRY
+        while True:
+            try:
+                # A new watch begins with the current object.
+                stream = self._api.watch(collection, _Changed, query={"fieldSelector": f"metadata.name={name}"})
+                async with contextlib.aclosing(stream) as events:
+                    async for _ in events:
+                        self._watched.add(collection)
+                        changed()
+                delay = _RETRY
+            except ApiError as error:
+                self._watched.discard(collection)
+                delay = min(2 * delay, _MAX_RETRY)
+                if isinstance(error, StatusError) and error.permanent:
+                    delay = _FORBIDDEN_RETRY
+                    log.info("polls instead of watching: %s", error)
+            changed()
+            await asyncio.sleep(delay)
 
     async def read(self) -> SecretData | None:
         """Raises `TrustError`."""

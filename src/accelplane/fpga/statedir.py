@@ -12,7 +12,7 @@ STATE_DIRECTORY = "/run/accelplane-fpga"
 
 
 class StateDirectoryError(FpgaError):
-    """Somebody other than root can write the directory."""
+    """A user other than root can write the directory."""
 
 
 def open_state_directory(host: Host) -> int:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Protocol
 
+from accelplane.http.eviction import Candidate
 from accelplane.http.messages import END_OF_HEAD, Head, HttpError, HttpLimits, Request, Response, serialize_head
 from accelplane.http.tls import TlsSession
 
@@ -21,8 +22,6 @@ _INTERNAL_ERROR = "internal error; see the log"
 _CHUNK = 64 * 1024
 # Under pressure, a client has to send its request, and to take its response, at this rate (bytes/s).
 _MIN_RATE = 256 * 1024
-# A client that has sent requests is more likely to be the API server than one that has not: it may be idle for longer.
-_KEPT_FACTOR = 5
 # A response is at most so many times as large as its request.
 _RESPONSE_FACTOR = 4
 
@@ -68,8 +67,9 @@ class ConnectionOwner(Protocol):
 class Connection(asyncio.BufferedProtocol):
     """One client. Its requests are answered in order, one at a time."""
 
-    def __init__(self, server: ConnectionOwner, context: ssl.SSLContext | None) -> None:
+    def __init__(self, server: ConnectionOwner, context: ssl.SSLContext | None, source: bytes = b"") -> None:
         self._server = server
+        self._source = source
         self._limits = server.limits
         self._context = context
         self._tls: TlsSession | None = None  # made with the first data: most of a connection's memory
@@ -139,16 +139,16 @@ class Connection(asyncio.BufferedProtocol):
         """The path of the request that is received or answered, empty without one."""
         return self._head.path if self._head is not None else ""
 
-    @property
-    def evictable_at(self) -> float:
-        """From when on the connection may be closed to admit others: its client makes no progress."""
-        if self._closing and not self._unsent:
-            return 0.0
-        if self._response_task is not None or self._transport is None:
-            return math.inf
-        if self.has_requested and not self._request_started and not self._unsent:
-            return self._active_at + _KEPT_FACTOR * self._limits.stall
-        return self._limits.stall + min(self._progress_at, self._active_at + self._transferred / _MIN_RATE)
+    def candidate(self) -> Candidate:
+        """What decides whether the connection may be closed to admit others."""
+        closing = self._closing and not self._unsent
+        idle = not self._request_started and not self._unsent
+        since = min(self._progress_at, self._active_at + self._transferred / _MIN_RATE)
+        if not closing and (self._response_task is not None or self._transport is None):
+            since = math.inf
+        elif self.has_requested and idle:
+            since = self._active_at
+        return Candidate(self._source, since, self.has_requested, idle, closing)
 
     def has_unread_data(self) -> bool:
         """Whether the kernel has data of the client that is not read yet."""

@@ -9,6 +9,7 @@ memory. Connections whose clients make no progress are closed to admit others.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import socket
@@ -17,6 +18,7 @@ import time
 from collections.abc import Sequence
 
 from accelplane.http.connection import Connection, Handler
+from accelplane.http.eviction import evictable_at, eviction_order, is_attack, source_of
 from accelplane.http.messages import Head, HttpLimits, parse_head
 
 log = logging.getLogger(__name__)
@@ -25,7 +27,9 @@ _V2 = logging.INFO - 2  # klog's -v=2, as `accelplane.logs.v`
 _RECV_BUFFER = 16 * 1024  # the largest TLS record
 _ANY_ADDRESS = ("::", "0.0.0.0")  # noqa: S104 - compared only
 _ACCEPT_BATCH = 64
+_EVICT_BATCH = 8
 _RETRY_INTERVAL = 0.1
+_MIN_RETRY_INTERVAL = 0.005
 _RESERVE = 8  # the part of the memory that large requests leave to small ones
 _SMALL = 64 * 1024
 
@@ -55,6 +59,7 @@ class HttpServer:
         self._context: ssl.SSLContext | None = None
         self._attaching: set[asyncio.Task[None]] = set()
         self._waiting: dict[Connection, int] = {}
+        self._attacked_until = -math.inf
         self._no_connections = asyncio.Event()
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._retry_timer: asyncio.TimerHandle | None = None
@@ -134,17 +139,16 @@ class HttpServer:
         return self.accept_paused and 2 * sum(each.has_requested for each in self.connections) > len(self.connections)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accepts connections. At the limit, one replaces a connection whose client makes no progress, or waits."""
-        for number in range(_ACCEPT_BATCH):
-            if len(self.connections) >= self.limits.connections:
-                if number:
-                    return  # called again if there are more
-                if not self._evict():
-                    self._pause_accepting()
-                    self._retry_later()
-                    return
+        """Accepts connections. At the limit, they replace connections whose clients make no progress, or wait."""
+        free = self.limits.connections - len(self.connections)
+        evictable = [] if free > 0 else self._evictable(_EVICT_BATCH)
+        if free <= 0 and not evictable:
+            self._pause_accepting()
+            self._retry_later(self._until_evictable())
+            return
+        for number in range(min(free, _ACCEPT_BATCH) if free > 0 else len(evictable)):
             try:
-                accepted, _ = listening.accept()
+                accepted, address = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # no file descriptor or memory
@@ -152,11 +156,13 @@ class HttpServer:
                 self._pause_accepting()
                 self._retry_later()
                 return
-            self._add(accepted)
+            if evictable:
+                self._evict(evictable[number])
+            self._add(accepted, source_of(address[0]))
 
-    def _add(self, accepted: socket.socket) -> None:
+    def _add(self, accepted: socket.socket, source: bytes) -> None:
         accepted.setblocking(False)
-        connection = Connection(self, self._context)
+        connection = Connection(self, self._context, source)
         self.connections.add(connection)
         self._no_connections.clear()
         task = asyncio.get_running_loop().create_task(self._attach(connection, accepted))
@@ -184,18 +190,44 @@ class HttpServer:
         for each in self._listening:
             loop.add_reader(each, self._accept, each)
 
-    def _evict(self) -> bool:
-        """Closes the connection whose client has made no progress for longest; returns whether there is one.
+    def _evictable(self, count: int) -> list[Connection]:
+        """At most `count` connections that may be closed to admit others, in this order. See `http.eviction`."""
+        now = time.monotonic()
+        connections = list(self.connections)
+        candidates = [each.candidate() for each in connections]
+        order = eviction_order(candidates, self.limits, now, attacked=self._is_attacked(now))
+        found = (connections[index] for index in order if not connections[index].has_unread_data())
+        return list(itertools.islice(found, count))
 
-        Connections that have sent a complete request are closed last: they are more likely to be the API server's.
-        """
-        found = min(self._stalled(), key=lambda each: each.has_requested, default=None)
-        if found is None:
-            return False
+    def _evict(self, connection: Connection) -> None:
         log.log(_V2, "%d connections: closing one without progress", len(self.connections))
-        found.evict()
-        self.remove(found)
+        now = time.monotonic()
+        if now < self._attacked_until and not connection.has_requested:
+            self._attacked_until = now + self.limits.attack_memory
+        connection.evict()
+        self.remove(connection)
+
+    def _is_attacked(self, now: float) -> bool:
+        if now >= self._attacked_until:
+            # What the server has not read yet is no silence of the client.
+            waiting = [each.candidate() for each in self.connections if not each.has_unread_data()]
+            if not is_attack(waiting, self.limits, now):
+                return False
+            log.warning(
+                "%d connections: half of them or more are silent; closing silent connections after %g s, not %g s",
+                len(self.connections),
+                self.limits.attack_stall,
+                self.limits.stall,
+            )
+            self._attacked_until = now + self.limits.attack_memory
         return True
+
+    def _until_evictable(self) -> float:
+        """Seconds until a connection may be closed, at most `_RETRY_INTERVAL`."""
+        now = time.monotonic()
+        candidates = [each.candidate() for each in self.connections]
+        times = evictable_at(candidates, self.limits, attacked=now < self._attacked_until)
+        return min(max(min(times, default=math.inf) - now, _MIN_RETRY_INTERVAL), _RETRY_INTERVAL)
 
     def remove(self, connection: Connection) -> None:
         """Called when a connection is closed."""
@@ -251,9 +283,13 @@ class HttpServer:
 
     def _stalled(self) -> list[Connection]:
         """Connections whose clients make no progress, the longest first."""
+        connections = list(self.connections)
+        times = evictable_at([each.candidate() for each in connections], self.limits, attacked=False)
+        order = sorted(range(len(connections)), key=times.__getitem__)
         now = time.monotonic()
-        found = [each for each in self.connections if each.evictable_at <= now and not each.has_unread_data()]
-        return sorted(found, key=lambda each: each.evictable_at)
+        return [
+            connections[index] for index in order if times[index] <= now and not connections[index].has_unread_data()
+        ]
 
     def _evict_reserved(self, size: int) -> bool:
         """Closes connections without progress until `size` bytes that they had reserved are free."""

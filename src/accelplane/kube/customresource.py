@@ -4,7 +4,7 @@
     widgets = manager.cache(Widget, transform=compact)
     spec = widgets.get(request).decode(WidgetModel)
 
-A resource that does not fit its type is thus an object in the cache like others, and its status can tell what is wrong.
+A resource that does not fit its type is thus an object in the cache like others, and its status can have the reason.
 """
 
 from typing import TypeVar

@@ -153,7 +153,7 @@ async def _read(client: Client, wanted: T) -> T | None:
 
 
 def _check_owner(live: Object, owner: Object, adopt: Adopt) -> bool:
-    """Whether the object is to be adopted. Raises `NameConflict`."""
+    """Whether the object is adopted. Raises `NameConflict`."""
     if is_controlled_by(live, owner):
         return False
     controller = controller_of(live)

@@ -201,7 +201,7 @@ class Informer:
                     except NotAnObject as error:
                         raise DecodeError(f"LIST {self}", f"an item is not an object: {error}") from error
 
-        self._client.metrics.cache_lists.labels(self.resource).inc()
+        self._client.metrics.cache_lists.labels(self.resource, self.selector).inc()
         version = await self._client.list_pages(self._kind, self.selection, store)
         for cache in self._caches:
             cache.retain(seen)

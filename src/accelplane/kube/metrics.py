@@ -43,87 +43,61 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self.informers: set[CacheState] = set()
         registry.register(_CacheCollector(self.informers))
-        self.cache_lists = Counter(
-            "accelplane_cache_lists", "Complete lists requested by caches", ["resource"], registry=registry
-        )
         ProcessCollector(registry=registry)
-        self.reconciles = Counter(
-            "controller_runtime_reconcile", "Reconciliations by result", ["controller", "result"], registry=registry
+        self.cache_lists = self._counter(
+            "accelplane_cache_lists", "Complete lists requested by caches", "resource", "selector"
         )
-        self.reconcile_errors = Counter(
-            "controller_runtime_reconcile_errors", "Reconciliations that failed", ["controller"], registry=registry
+        self.requests = self._counter("rest_client_requests", "Requests to the API server", "code", "host", "method")
+        self.leader = self._gauge("leader_election_master_status", "1 while this process is the leader", "name")
+        self._add_controllers()
+        self._add_queues()
+        self._add_webhooks()
+
+    def _add_controllers(self) -> None:
+        prefix = "controller_runtime_"
+        self.reconciles = self._counter(f"{prefix}reconcile", "Reconciliations by result", "controller", "result")
+        self.reconcile_errors = self._counter(f"{prefix}reconcile_errors", "Reconciliations that failed", "controller")
+        self.terminal_errors = self._counter(
+            f"{prefix}terminal_reconcile_errors", "Reconciliations that failed and are not retried", "controller"
         )
-        self.terminal_errors = Counter(
-            "controller_runtime_terminal_reconcile_errors",
-            "Reconciliations that failed and are not retried",
-            ["controller"],
-            registry=registry,
+        self.reconcile_seconds = self._histogram(
+            f"{prefix}reconcile_time_seconds", "Duration of reconciliations", "controller", buckets=_RECONCILE
         )
-        self.reconcile_seconds = Histogram(
-            "controller_runtime_reconcile_time_seconds",
-            "Duration of reconciliations",
-            ["controller"],
-            buckets=_RECONCILE,
-            registry=registry,
+        self.active_workers = self._gauge(f"{prefix}active_workers", "Workers that are reconciling", "controller")
+        self.max_workers = self._gauge(f"{prefix}max_concurrent_reconciles", "Number of workers", "controller")
+
+    def _add_queues(self) -> None:
+        self.queue_depth = self._gauge("workqueue_depth", "Keys in the queue", "name")
+        self.queue_adds = self._counter("workqueue_adds", "Keys added", "name")
+        self.queue_retries = self._counter("workqueue_retries", "Keys added again after a failure", "name")
+        self.queue_seconds = self._histogram(
+            "workqueue_queue_duration_seconds", "Time of keys in the queue", "name", buckets=_QUEUE
         )
-        self.active_workers = Gauge(
-            "controller_runtime_active_workers", "Workers that are reconciling", ["controller"], registry=registry
+        self.work_seconds = self._histogram(
+            "workqueue_work_duration_seconds", "Duration of the processing of keys", "name", buckets=_QUEUE
         )
-        self.max_workers = Gauge(
-            "controller_runtime_max_concurrent_reconciles", "Number of workers", ["controller"], registry=registry
+        self.unfinished = self._gauge("workqueue_unfinished_work_seconds", "Age of unfinished work, summed", "name")
+        self.longest = self._gauge(
+            "workqueue_longest_running_processor_seconds", "Age of the oldest unfinished work", "name"
         )
-        self.webhook_requests = Counter(
-            "controller_runtime_webhook_requests",
-            "Admission requests by status",
-            ["webhook", "code"],
-            registry=registry,
+
+    def _add_webhooks(self) -> None:
+        prefix = "controller_runtime_webhook_"
+        self.webhook_requests = self._counter(f"{prefix}requests", "Admission requests by status", "webhook", "code")
+        self.webhook_seconds = self._histogram(
+            f"{prefix}latency_seconds", "Duration of admission requests", "webhook", buckets=_WEBHOOK
         )
-        self.webhook_reviews = Counter(
-            "accelplane_webhook_reviews", "Reviews by decision", ["webhook", "outcome"], registry=registry
-        )
-        self.webhook_seconds = Histogram(
-            "controller_runtime_webhook_latency_seconds",
-            "Duration of admission requests",
-            ["webhook"],
-            buckets=_WEBHOOK,
-            registry=registry,
-        )
-        self.webhook_in_flight = Gauge(
-            "controller_runtime_webhook_requests_in_flight",
-            "Admission requests in flight",
-            ["webhook"],
-            registry=registry,
-        )
-        self.queue_depth = Gauge("workqueue_depth", "Keys in the queue", ["name"], registry=registry)
-        self.queue_adds = Counter("workqueue_adds", "Keys added", ["name"], registry=registry)
-        self.queue_retries = Counter(
-            "workqueue_retries", "Keys added again after a failure", ["name"], registry=registry
-        )
-        self.queue_seconds = Histogram(
-            "workqueue_queue_duration_seconds", "Time of keys in the queue", ["name"], buckets=_QUEUE, registry=registry
-        )
-        self.work_seconds = Histogram(
-            "workqueue_work_duration_seconds",
-            "Duration of the processing of keys",
-            ["name"],
-            buckets=_QUEUE,
-            registry=registry,
-        )
-        self.unfinished = Gauge(
-            "workqueue_unfinished_work_seconds", "Age of unfinished work, summed", ["name"], registry=registry
-        )
-        self.longest = Gauge(
-            "workqueue_longest_running_processor_seconds",
-            "Age of the oldest unfinished work",
-            ["name"],
-            registry=registry,
-        )
-        self.requests = Counter(
-            "rest_client_requests", "Requests to the API server", ["code", "host", "method"], registry=registry
-        )
-        self.leader = Gauge(
-            "leader_election_master_status", "1 while this process is the leader", ["name"], registry=registry
-        )
+        self.webhook_in_flight = self._gauge(f"{prefix}requests_in_flight", "Admission requests in flight", "webhook")
+        self.webhook_reviews = self._counter("accelplane_webhook_reviews", "Reviews by decision", "webhook", "outcome")
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
 
 _CACHE_GAUGES: Sequence[tuple[str, str, Callable[[Sequence[CacheState]], float]]] = (

@@ -1,4 +1,4 @@
-"""Caches of single objects, each watched by its name for as long as somebody uses it.
+"""Caches of single objects, each watched by its name while it is used.
 
 For objects that other objects name: a cache of all objects of their kind would need more memory and more rights.
 """

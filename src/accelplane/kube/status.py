@@ -24,14 +24,21 @@ class _Resource(msgspec.Struct, kw_only=True):
 
 
 async def apply_status(
-    client: Client, resource: Object, status: msgspec.Struct, current: Mapping[str, object] | None
+    client: Client,
+    resource: Object,
+    status: msgspec.Struct,
+    current: Mapping[str, object] | None,
+    *,
+    if_unchanged: bool = False,
 ) -> bool:
     """Writes the status of a resource, unless `current` has it already. Returns whether something was written.
 
     `current` is the status that the resource has now; conditions of other types in it belong to others. The fields of
-    the type of `status` are this controller's: those that are at their defaults are removed.
+    the type of `status` are this controller's: those that are at their defaults are removed. With `if_unchanged` the
+    resource version has to be that of `resource`: of several replicas that write the same status, one succeeds.
 
-    Raises `NotFound` if the resource is gone, `StatusError` if another one has its name, and other errors of the API.
+    Raises `NotFound` if the resource is gone, `StatusError` if another one has its name, `Conflict` with `if_unchanged`
+    if it has changed, and other errors of the API.
     """
     fields: dict[str, object] = msgspec.to_builtins(status)
     wanted = {name: value for name, value in fields.items() if value is not None}
@@ -40,7 +47,9 @@ async def apply_status(
     metadata = metadata_of(resource)
     name, namespace = metadata.name or "", metadata.namespace or ""
     kind = _kind(type(resource))
-    made = kind(metadata=Metadata(name=name, namespace=namespace or None, uid=metadata.uid), status=wanted)
+    version = metadata.resourceVersion if if_unchanged else None
+    identity = Metadata(name=name, namespace=namespace or None, uid=metadata.uid, resourceVersion=version)
+    made = kind(metadata=identity, status=wanted)
     written = await client.apply(made, subresource="status")
     if left := _left(status, wanted, written.status):
         # Written by updates, which an apply does not undo: a status of an older program.

@@ -189,7 +189,7 @@ class PluginController:
                 raise
             failure = error
         await self._report_conflict(request_of(resource), name, failure)
-        reason = "NameConflict" if isinstance(failure, NameConflict) else "WriteRefused"
+        reason = "NameConflict" if isinstance(failure, NameConflict) else "WriteRejected"
         if failure is not None:
             self._events.record(resource, "Warning", reason, str(failure))
         seen = _seen(kept) if ensured is None and kept is not None else None
@@ -220,7 +220,7 @@ class PluginController:
         """Writes the DaemonSet, and reports what was written. Raises `NameConflict`."""
         child = msgspec.convert(planned.child.as_object(), DaemonSet)
         key = request_of(child)
-        told = len(self._backoff.conflicts(key))
+        known_conflicts = len(self._backoff.conflicts(key))
         ensured = await ensure(
             self._client,
             child,
@@ -242,7 +242,7 @@ class PluginController:
             case _:
                 pass
         conflicts = self._backoff.conflicts(key)
-        if len(conflicts) > told:
+        if len(conflicts) > known_conflicts:
             note = f"{name}: {'; '.join(map(str, conflicts))}"
             self._events.record(resource, "Warning", "FieldConflict", note)
         return ensured

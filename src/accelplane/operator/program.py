@@ -3,22 +3,20 @@
 Controllers run in the leader only. Every replica serves webhooks, probes and metrics.
 """
 
-import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from accelplane.admission import sgx
-from accelplane.admission.mapping_controller import hosted
+from accelplane.admission.mapping_controller import add_fpga_admission
 from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion
 from accelplane.admission.sgx import SgxOptions
-from accelplane.apiserver import ApiError, NotFound
 from accelplane.kube.admission import Hook
-from accelplane.kube.client import Client, ClientConfig, Selection
+from accelplane.kube.client import Client, ClientConfig
+from accelplane.kube.discovery import served_kinds
 from accelplane.kube.leader import Election
 from accelplane.kube.manager import Manager
-from accelplane.kube.objects import Object
 from accelplane.kube.tls import ServingTls, TlsSettings
 from accelplane.kube.webhooks import Certificate, serve
 from accelplane.operator.controller import PluginController, controllers
@@ -40,7 +38,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     certificate: Certificate
     sgx: SgxOptions
     webhook_port: int = 9443
-    newer_tls: bool = False
+    allow_tls13: bool = False
     metrics_address: str = ":8080"
     metrics_secure: bool = False
     health_address: str = ":8081"
@@ -57,30 +55,18 @@ async def run(options: Options, config: ClientConfig) -> None:
     client = Client(config, field_manager=FIELD_MANAGER)
     try:
         names = (AcceleratorFunction, FpgaRegion) if "fpga" in options.families else ()
-        kinds = (*(KINDS[family] for family in options.families), *names)
-        found = await asyncio.gather(*(_is_served(client, kind) for kind in kinds))
-        served = [family for family, there in zip(options.families, found, strict=False) if there]
-        named = bool(names) and all(found[len(options.families) :])
+        served = await served_kinds(client, [*(KINDS[family] for family in options.families), *names])
+        families = [family for family in options.families if KINDS[family] in served]
+        named = bool(names) and all(kind in served for kind in names)
         # If none is served, the definitions are probably applied later. Until then the readiness probe fails.
-        await _manager(client, msgspec.structs.replace(options, families=served or options.families), named=named).run()
+        options = msgspec.structs.replace(options, families=families or options.families)
+        await _manager(client, options, named=named).run()
     finally:
         await client.close()
 
 
-async def _is_served(client: Client, kind: type[Object]) -> bool:
-    """Whether the API server serves the kind. Older installations do not define all kinds."""
-    try:
-        await client.list(kind, Selection(fields="metadata.name=none"))
-    except NotFound:
-        log.warning("%s: there is no definition of this kind, so it is not managed until the next start", kind.__name__)
-        return False
-    except ApiError as error:
-        log.warning("%s: %s", kind.__name__, error)
-    return True
-
-
 def _manager(client: Client, options: Options, *, named: bool) -> Manager:
-    tls = ServingTls(TlsSettings(allow_tls13=options.newer_tls))
+    tls = ServingTls(TlsSettings(allow_tls13=options.allow_tls13))
     manager = Manager(
         client,
         election=Election.of(LEASE, client.namespace) if options.leader_elect else None,
@@ -104,4 +90,4 @@ def _hooks(manager: Manager, made: Mapping[str, PluginController], options: Opti
         yield sgx.mutator(options.sgx)
     if named:
         # Every replica knows all names before it is ready. Only the leader writes statuses.
-        yield from hosted(manager, options.settings.fpga_naming)
+        yield from add_fpga_admission(manager, options.settings.fpga_naming)

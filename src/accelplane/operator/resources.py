@@ -1,7 +1,7 @@
 """The kinds of the API that the operator uses, with the fields that it reads.
 
 Custom resources are cached undecoded (`kube.customresource`) and decoded by `read`: the status of a resource that does
-not fit its type tells what is wrong.
+not fit its type has the reason.
 """
 
 import functools

@@ -75,7 +75,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     original_images: str = ""
     unsupported: Sequence[str] = ()
     failure: str = ""
-    failure_reason: str = "WriteRefused"
+    failure_reason: str = "WriteRejected"
     field_conflicts: Sequence[FieldConflict] = ()
     malformed: str = ""
 

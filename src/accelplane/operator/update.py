@@ -26,7 +26,7 @@ GO_MANAGERS = ("intel_deviceplugin_operator",)
 class Plan(msgspec.Struct, frozen=True):
     """`child` is the DaemonSet to ensure, `kept` the existing one, `surplus` the names of others to delete.
 
-    `is_name_taken` tells that a DaemonSet of that name is being deleted, so that none can be created yet.
+    `is_name_taken`: a DaemonSet of that name is being deleted, so that none can be created yet.
     """
 
     child: DaemonSet

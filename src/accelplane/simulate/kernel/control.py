@@ -4,7 +4,7 @@
     {"do": "hold", "name": "wq0.0"}
     {"do": "plug", "family": "dsa", "spec": {"queues": [{}]}}
 
-Reading it gives what came of the last one. Whoever can write to it is root already.
+Reading it returns the result of the last command. Only root can write it.
 """
 
 import errno

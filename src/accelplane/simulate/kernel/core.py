@@ -1,4 +1,4 @@
-"""The driver core: devices and drivers of a bus, what binds to what, and how sysfs and uevents tell of it.
+"""The driver core: devices and drivers of a bus, what binds to what, and the sysfs entries and uevents of that.
 
 Facts: the kernel's drivers/base/bus.c, dd.c and core.c (which errno a write to `bind` or `unbind` gets), devtmpfs, and
 udev's rule that makes `/dev/char/M:m`.
@@ -34,7 +34,7 @@ class Core:
         self._late: dict[str, str] = {}
         self.tree.directory("/dev/char")
 
-    def tell(self, action: str, path: str, subsystem: str, **fields: str) -> None:
+    def send_uevent(self, action: str, path: str, subsystem: str, **fields: str) -> None:
         """Sends a uevent about the sysfs directory."""
         uevent = Uevent(action, path.removeprefix("/sys"), subsystem, fields)
         for listener in self.listeners:
@@ -58,7 +58,7 @@ class Core:
         self.tree.link(f"/sys/dev/char/{numbers}", path)
         self.tree.put(f"/dev/{node}", DeviceNode(numbers))
         fields = {"MAJOR": str(numbers.major), "MINOR": str(numbers.minor), "DEVNAME": node}
-        self.tell("add", path, subsystem, **fields)
+        self.send_uevent("add", path, subsystem, **fields)
         self._late[f"/dev/char/{numbers}"] = f"/dev/{node}"
         if not self.udev_waits:
             self.settle()
@@ -77,7 +77,7 @@ class Core:
         self._late.pop(f"/dev/char/{numbers}", None)
         self.tree.remove(f"/dev/char/{numbers}")
         major, minor = numbers.split(":")
-        self.tell("remove", path, subsystem, MAJOR=major, MINOR=minor, DEVNAME=node)
+        self.send_uevent("remove", path, subsystem, MAJOR=major, MINOR=minor, DEVNAME=node)
 
     def settle(self) -> None:
         """udev does what it has not done yet."""
@@ -90,12 +90,12 @@ class Core:
         path = f"/sys/module/{name}"
         self.tree.directory(path, {"initstate": "live", "refcnt": "0"})
         self.tree.directory(f"{path}/parameters", parameters)
-        self.tell("add", path, "module")
+        self.send_uevent("add", path, "module")
 
     def remove_module(self, name: str) -> None:
         """The end of what `add_module` made."""
         self.tree.remove(f"/sys/module/{name}")
-        self.tell("remove", f"/sys/module/{name}", "module")
+        self.send_uevent("remove", f"/sys/module/{name}", "module")
 
 
 class Device:
@@ -185,7 +185,7 @@ class Bus(Generic[D]):
         self.core.tree.link(f"{path}/module", f"/sys/module/{driver.module}")
         self.core.tree.directory(f"/sys/module/{driver.module}/drivers")
         self.core.tree.link(f"/sys/module/{driver.module}/drivers/{self.name}:{driver.name}", path)
-        self.core.tell("add", path, "drivers")
+        self.core.send_uevent("add", path, "drivers")
         self.attach_all(driver)
 
     def unregister(self, driver: Driver[D]) -> None:
@@ -200,7 +200,7 @@ class Bus(Generic[D]):
         path = f"{self.path}/drivers/{driver.name}"
         self.core.tree.remove(f"/sys/module/{driver.module}/drivers/{self.name}:{driver.name}")
         self.core.tree.remove(path)
-        self.core.tell("remove", path, "drivers")
+        self.core.send_uevent("remove", path, "drivers")
 
     def add(self, device: D) -> None:
         """A device whose directory is there comes on the bus, and to a driver."""
@@ -274,7 +274,7 @@ class Bus(Generic[D]):
 
     def _tell(self, action: str, device: D) -> None:
         driver = {"DRIVER": device.bound_to} if device.bound_to else {}
-        self.core.tell(action, device.path, self.name, **driver, **device.fields())
+        self.core.send_uevent(action, device.path, self.name, **driver, **device.fields())
 
     def _named(self, text: str) -> D | None:
         # One newline at the end is forgiven, nothing else is (lib/string_helpers.c, sysfs_streq).

@@ -31,8 +31,8 @@ _API_VERSION, _CHECK_EXTENSION = 0x00, 0x01
 _RESET, _PORT_INFO, _REGION_INFO = 0x40, 0x41, 0x42
 _PROGRAM, _RELEASE, _ASSIGN = 0x80, 0x81, 0x82
 
-# What becomes of an attempt to program: an errno, or the card stops answering until somebody lets it go on, or the
-# attempt ends half way, or the firmware crashes, or it succeeds with something else than was asked for.
+# The result of a programming operation: an errno; the card hangs until a test continues it; the operation ends half
+# way; the firmware crashes; another function than requested is programmed.
 Outcome = Literal["EIO", "EBUSY", "EAGAIN", "EINVAL", "ENODEV", "hang", "half", "crash", "other"]
 
 
@@ -114,11 +114,11 @@ class Card:
 class Programming:
     """An attempt to program a port, under way: `wait` without the kernel's lock, then `finish` with it."""
 
-    def __init__(self, card: Card, port: Port, afu: str, tell: Callable[[int], None]) -> None:
+    def __init__(self, card: Card, port: Port, afu: str, on_result: Callable[[int], None]) -> None:
         self._card = card
         self._port = port
         self._afu = afu
-        self._tell = tell
+        self._on_result = on_result
         self._outcome = card.outcomes.pop(0) if card.outcomes else None
         card.attempts += 1
         card.let_go.clear()
@@ -155,7 +155,7 @@ class Programming:
 
     def _fail(self, number: int) -> None:
         if number == errno.EIO:
-            self._tell(_HARDWARE_ERROR)
+            self._on_result(_HARDWARE_ERROR)
         raise oserror(number, self._port.path)
 
 
@@ -216,7 +216,7 @@ class FpgaDriver(PciDriver):
             del self.cards[device.name]
         self.core.tree.remove(f"/sys/class/{self.layout.subsystem}/{_last(container)}")
         self.core.tree.remove(f"{device.path}/{self.layout.subsystem}")
-        self.core.tell("remove", container, self.layout.subsystem)
+        self.core.send_uevent("remove", container, self.layout.subsystem)
         self._names.discard(_last(self._containers.pop(device.name)))
 
     def configure_vfs(self, function: PciFunction, count: int) -> None:
@@ -292,11 +292,11 @@ class FpgaDriver(PciDriver):
         bitstream = memory.read(address, length)
         afu = bitstream[:_AFU_ID].hex() if len(bitstream) >= _AFU_ID and any(bitstream[:_AFU_ID]) else ""
 
-        def tell(errors: int) -> None:
+        def on_result(errors: int) -> None:
             if self._kind == "opae":
                 memory.write(argument + 24, struct.pack("<Q", errors))
 
-        return Programming(card, port, afu, tell)
+        return Programming(card, port, afu, on_result)
 
     def _move(self, card: Card, number: int, argument: int, memory: Memory) -> None:
         """Releases a port, or takes it back."""
@@ -378,7 +378,7 @@ class FpgaDriver(PciDriver):
         self.core.tree.directory(path, {"uevent": Attribute("", mode=0o644)})
         self.core.tree.link(f"{path}/subsystem", home)
         self.core.tree.link(f"{home}/{_last(path)}", path)
-        self.core.tell("add", path, self.layout.subsystem)
+        self.core.send_uevent("add", path, self.layout.subsystem)
 
     def _take(self, prefix: str) -> str:
         """The first name of that kind that is free."""

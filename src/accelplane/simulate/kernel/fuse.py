@@ -300,7 +300,7 @@ def _serve(files: FileSystem, device: int, stopped: int, failures: list[Exceptio
 
 
 def _end_flushing(kernel: Kernel, where: str) -> None:
-    """Closes a file once, so that the machine's kernel learns that it need not tell of that."""
+    """Closes a file once, so that the machine's kernel learns that FLUSH requests are not supported."""
     for path, entry in kernel.tree.walk():
         if isinstance(entry, Attribute) and entry.mode & 0o444:
             os.close(os.open(where + path, os.O_RDONLY | os.O_CLOEXEC))

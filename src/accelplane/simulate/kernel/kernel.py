@@ -116,7 +116,7 @@ class Kernel:
             self._faults.add(Fault(path, on, errno=number, times=times, text=text))
 
     def say(self, path: str, content: bytes, *, times: int | None = None) -> None:
-        """Whoever reads gets this content, whatever it is."""
+        """Reads return this content."""
         with self.lock:
             self._faults.add(Fault(path, "read", content=content, times=times))
 
@@ -126,7 +126,7 @@ class Kernel:
             self._faults.clear(path)
 
     def hold(self, name: str) -> None:
-        """Somebody uses the device, queue or VFIO group: `0000:61:00.0`, `wq0.1`, `vfio/12`, `dlb3`.
+        """Marks as used the device, queue or VFIO group: `0000:61:00.0`, `wq0.1`, `vfio/12`, `dlb3`.
 
         Raises `TreeError` when there is none of that name.
         """

@@ -73,7 +73,7 @@ class PciDriver(Driver[PciFunction]):
 
     def matches(self, device: PciFunction) -> bool:
         if device.override:
-            # Whoever is named is tried, whether or not it knows the id.
+            # The named driver is probed, whether or not it knows the id.
             return device.override == self.name
         return self.knows(_INTEL, device.device_id)
 
@@ -188,7 +188,7 @@ class PciBus(Bus[PciFunction]):
             self.core.tree.link(f"{function.path}/virtfn{place}", virtual.path)
             function.virtual.append(virtual)
             self.plug(virtual)
-        self.core.tell("change", function.path, "pci", **function.fields())
+        self.core.send_uevent("change", function.path, "pci", **function.fields())
 
     def disable_vfs(self, function: PciFunction) -> None:
         """What pci_disable_sriov() does. Raises `OSError` EBUSY when one of them is in use, and then none goes."""

@@ -46,14 +46,14 @@ def fpgas_only(node: Node) -> None:
     node.status = NodeStatus(found) if found else _NONE
 
 
-class Offers:
-    """The number of nodes by resource. `settled` is set when it is known, forbidden, or late by `wait` seconds."""
+class AllocatableByResource:
+    """The number of nodes by resource. `initialized` is set when it is known, forbidden, or late by `wait` seconds."""
 
-    def __init__(self, client: Client, watch_timeouts: WatchTimeouts, *, again: float, wait: float = 10.0) -> None:
-        self.settled = asyncio.Event()
+    def __init__(self, client: Client, watch_timeouts: WatchTimeouts, *, retry: float, wait: float = 10.0) -> None:
+        self.initialized = asyncio.Event()
         self._counts: Counter[str] = Counter()
         self._listing: Counter[str] = Counter()
-        self._again = again
+        self._retry = retry
         self._wait = wait
         self._subscribers: list[Callable[[Iterable[str] | None], None]] = []
         self._informer = Informer(client, watch_timeouts=watch_timeouts)
@@ -72,24 +72,26 @@ class Offers:
     async def run(self) -> None:
         """Watches the nodes until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._informer.run_when_permitted(self._refused, retry=self._again))
+            tasks.create_task(self._informer.run_when_permitted(self._on_forbidden, retry=self._retry))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._wait):
                     await self._nodes.synced.wait()
-            self._settle()
+            self._set_initialized()
             await self._nodes.synced.wait()
-            self._tell(None)
+            self._notify(None)
 
-    def _refused(self, error: StatusError) -> None:
-        log.warning("how many nodes offer an FPGA is not told, and whether a pod asks for what none has: %s", error)
-        self._settle()
+    def _on_forbidden(self, error: StatusError) -> None:
+        log.warning(
+            "nodes cannot be listed: no number of nodes in FPGA statuses, no Events for unknown names: %s", error
+        )
+        self._set_initialized()
 
-    def _settle(self) -> None:
-        if not self.settled.is_set():
-            self.settled.set()
-            self._tell(None)
+    def _set_initialized(self) -> None:
+        if not self.initialized.is_set():
+            self.initialized.set()
+            self._notify(None)
 
-    def _tell(self, resources: Iterable[str] | None) -> None:
+    def _notify(self, resources: Iterable[str] | None) -> None:
         for changed in self._subscribers:
             changed(resources)
 
@@ -107,7 +109,7 @@ class Offers:
         self._counts.subtract(had)
         self._counts.update(has)
         if had != has:
-            self._tell(had ^ has)
+            self._notify(had ^ has)
 
 
 def _allocatable(node: Node | None) -> Mapping[str, Quantity]:

@@ -1,0 +1,193 @@
+"""New connections of legitimate clients while others hold all connections of an HTTP server, in virtual time."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
+from virtualtime import Threads, VirtualTimeLoop, controlled
+
+from accelplane.http import connection, server
+from accelplane.http.messages import HttpLimits, Response
+from accelplane.http.server import HttpServer
+
+LIMITS = HttpLimits(connections=8)
+GET = b"GET /now HTTP/1.1\r\nHost: x\r\n\r\n"
+PARTS = [b"", GET[:-1], b"POST /now HTTP/1.1\r\nContent-Length: 9\r\n\r\n1"]
+ATTACKERS = 30
+
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@contextmanager
+def virtual_time() -> Iterator[VirtualTimeLoop]:
+    loop = VirtualTimeLoop()
+    try:
+        with controlled(loop, Threads(), server, connection):
+            yield loop
+        assert loop.errors == []
+    finally:
+        loop.close()
+
+
+@asynccontextmanager
+async def serving(limits: HttpLimits = LIMITS) -> AsyncGenerator[HttpServer]:
+    http = HttpServer(lambda request: Response(200, request.path.encode()), limits)
+    await http.start("127.0.0.1", 0)
+    try:
+        yield http
+    finally:
+        await http.stop(0.1)
+
+
+async def connect(http: HttpServer, source: str = "127.0.0.1") -> Client:
+    return await asyncio.open_connection("127.0.0.1", http.addresses[0][1], local_addr=(source, 0))
+
+
+async def ask(client: Client) -> None:
+    reader, writer = client
+    writer.write(GET)
+    assert await reader.readuntil(b"\r\n\r\n/now")
+
+
+async def elapsed(work: Coroutine[object, object, None]) -> float:
+    """Virtual seconds until `work` is done."""
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    await work
+    return loop.time() - start
+
+
+async def review(http: HttpServer, source: str = "127.0.0.1") -> None:
+    client = await connect(http, source)
+    await ask(client)
+    client[1].close()
+
+
+@asynccontextmanager
+async def attacked(
+    http: HttpServer, sent: bytes = b"", sources: Callable[[int], str] = lambda _number: "127.0.0.1", pause: float = 15
+) -> AsyncGenerator[None]:
+    """Clients that send a part of a request and reconnect after a pause when they are disconnected."""
+
+    async def attack(source: str) -> None:
+        while True:
+            reader, writer = await connect(http, source)
+            writer.write(sent)
+            try:
+                with contextlib.suppress(ConnectionResetError):
+                    await reader.read()
+            finally:
+                writer.transport.abort()
+            await asyncio.sleep(pause)
+
+    attackers = [asyncio.create_task(attack(sources(number))) for number in range(ATTACKERS)]
+    try:
+        yield
+    finally:
+        for each in attackers:
+            each.cancel()
+        await asyncio.gather(*attackers, return_exceptions=True)
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("sent", PARTS)
+@pytest.mark.parametrize("sources", [lambda _: "127.0.0.1", lambda number: f"127.0.0.{10 + number % 20}"])
+@pytest.mark.parametrize("pause", [0.1, 15])
+def test_new_connections_are_answered_at_once_during_an_attack(
+    sent: bytes, sources: Callable[[int], str], pause: float
+) -> None:
+    async def scenario() -> list[float]:
+        async with serving() as http, attacked(http, sent, sources, pause):
+            await asyncio.sleep(6)
+            found: list[float] = []
+            for _ in range(8):
+                found.append(await elapsed(review(http)))
+                await asyncio.sleep(0.4)
+            assert len(http.connections) <= LIMITS.connections
+            return found
+
+    with virtual_time() as loop:
+        waits = loop.run(scenario())
+    # A client that reconnects at once occupies the backlog: 60 connections in turns of 8, each for 50 ms.
+    assert max(waits) <= (0.1 if pause == 15 else 0.5)
+
+
+def test_kept_connections_survive_an_attack_on_new_ones() -> None:
+    async def scenario() -> None:
+        async with serving() as http:
+            api_server = await connect(http)
+            await ask(api_server)
+            async with attacked(http, pause=0.2):
+                for _ in range(5):
+                    await asyncio.sleep(2)
+                    await ask(api_server)
+            api_server[1].close()
+
+    with virtual_time() as loop:
+        loop.run(scenario())
+
+
+def test_clients_that_stay_idle_after_a_request_are_replaced() -> None:
+    async def scenario() -> float:
+        async with serving() as http, attacked(http, GET):
+            await asyncio.sleep(12)
+            return await elapsed(review(http, "127.0.0.2"))
+
+    with virtual_time() as loop:
+        assert loop.run(scenario()) <= 1
+
+
+def test_an_address_with_few_connections_keeps_them_during_an_attack_of_another() -> None:
+    async def scenario() -> None:
+        async with serving() as http:
+            async with attacked(http, pause=0.2):
+                await asyncio.sleep(6)
+                slow = await connect(http, "127.0.0.2")
+                slow[1].write(GET[:10])
+                await asyncio.sleep(4.9)
+                slow[1].write(GET[10:])
+                assert await slow[0].readuntil(b"\r\n\r\n/now")
+            slow[1].close()
+
+    with virtual_time() as loop:
+        loop.run(scenario())
+
+
+def test_slow_clients_of_a_burst_are_not_closed(caplog: pytest.LogCaptureFixture) -> None:
+    """An overloaded API server needs seconds between connect and request."""
+
+    async def slow_review(http: HttpServer, number: int) -> None:
+        client = await connect(http)
+        await asyncio.sleep(3 if number % 2 else 4.9)
+        await ask(client)
+        client[1].close()
+
+    async def scenario() -> None:
+        async with serving() as http, asyncio.TaskGroup() as tasks:
+            for number in range(30):
+                tasks.create_task(slow_review(http, number))
+
+    with virtual_time() as loop:
+        loop.run(scenario())
+    assert "are silent" not in caplog.text
+
+
+def test_an_attack_is_forgotten_after_it_has_ended() -> None:
+    async def scenario() -> None:
+        async with serving() as http:
+            async with attacked(http):
+                await asyncio.sleep(20)
+            await asyncio.sleep(31)
+            slow = [await connect(http) for _ in range(LIMITS.connections)]
+            waiting = asyncio.create_task(review(http))
+            await asyncio.sleep(0.9)
+            assert len(http.connections) == LIMITS.connections
+            for each in slow:
+                await ask(each)
+                each[1].close()
+            await waiting
+
+    with virtual_time() as loop:
+        loop.run(scenario())

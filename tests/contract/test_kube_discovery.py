@@ -1,0 +1,30 @@
+"""Which kinds the API server serves."""
+
+import pytest
+from kubeapi import KubeApi
+from kubekinds import Config, Widget
+
+from accelplane.kube.client import Client
+from accelplane.kube.discovery import served_kinds
+
+
+async def test_a_kind_without_definition_is_omitted_and_logged(
+    api: KubeApi, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.fault("GET .*/widgets", 404)
+    assert await served_kinds(client, [Widget, Config]) == [Config]
+    assert "Widget: there is no definition of this kind" in caplog.text
+
+
+async def test_a_kind_that_may_not_be_listed_counts_as_served(
+    api: KubeApi, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.fault("GET .*/widgets", 403)
+    assert await served_kinds(client, [Config, Widget]) == [Config, Widget]
+    assert "Widget: " in caplog.text
+
+
+async def test_all_kinds_are_served_and_no_object_is_read(api: KubeApi, client: Client) -> None:
+    api.put("widgets", {"metadata": {"name": "w"}})
+    assert await served_kinds(client, [Widget]) == [Widget]
+    assert [each.parameters.get("fieldSelector") for each in api.requests] == ["metadata.name=none"]
