@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from waiting import until
 
 from accelplane.admission.sgx import PATH, SgxOptions, mutator
+from accelplane.http.servingtls import ServingTls
 from accelplane.kube.admission import AdmissionServer, Hook, denying
 from accelplane.kube.certificates import CertificatePolicy
 from accelplane.kube.client import Client, load_config
-from accelplane.kube.tls import ServingTls
 from accelplane.kube.trust import ServiceReference, Target, TargetKind, Trust, TrustSettings, WebhookEntry
 from accelplane.kube.truststore import ClusterTrustStore
 

@@ -12,8 +12,8 @@ import pytest
 from manifests import render
 from waiting import until
 
+from accelplane.http.servingtls import ServingTls
 from accelplane.kube.client import Client, load_config
-from accelplane.kube.tls import ServingTls
 from accelplane.kube.trust import Trust, TrustSettings
 from accelplane.kube.truststore import ClusterTrustStore
 

@@ -25,9 +25,9 @@ from msgspec import Struct, structs
 from waiting import until
 
 from accelplane.apiserver import Conflict, Gone, NotFound, StatusError
+from accelplane.apiserver.authorized import Authorized
 from accelplane.http.messages import HttpError, Response
 from accelplane.http.messages import Request as HttpRequest
-from accelplane.kube.authorized import Authorized
 from accelplane.kube.client import Client, Selection, load_config
 from accelplane.kube.events import Recorder
 from accelplane.kube.finalizers import add_finalizer, remove_finalizer
@@ -456,7 +456,7 @@ async def test_pages_are_for_those_whom_the_clusters_roles_let_read_them(api: Cl
     )
 
     async def status(client: Client, token: str) -> int:
-        page = Authorized(client, lambda _request: Response(200, b""))
+        page = Authorized(client.server, lambda _request: Response(200, b""))
         try:
             return (await page(HttpRequest("GET", "/metrics", "", b"", f"Bearer {token}"))).status
         except HttpError as error:

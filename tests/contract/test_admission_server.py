@@ -20,10 +20,10 @@ from waiting import until
 
 from accelplane.admission.sgx import PATH, SgxOptions, mutator
 from accelplane.http.messages import HttpError, HttpLimits, Request, Response
+from accelplane.http.servingtls import CertificateError, ServingTls, TlsSettings
 from accelplane.kube.admission import AdmissionServer, Decision, Hook, Mutator, Review, Validator, deny, denying
 from accelplane.kube.jsonpatch import Operation
 from accelplane.kube.testing import apply_json_patch
-from accelplane.kube.tls import CertificateError, ServingTls, TlsSettings
 
 AUTHORITY = Authority("tests")
 SERVER = AUTHORITY.server("localhost", "localhost")

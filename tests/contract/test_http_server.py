@@ -15,7 +15,7 @@ from waiting import until
 from accelplane.http.connection import PendingResponse
 from accelplane.http.messages import HttpError, HttpLimits, Request, Response
 from accelplane.http.server import HttpServer, split_address
-from accelplane.kube.tls import ServingTls
+from accelplane.http.servingtls import ServingTls
 
 SERVER = Authority("tests").server("localhost", "localhost")
 

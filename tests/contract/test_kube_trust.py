@@ -12,11 +12,11 @@ import pytest
 from certificates import accepts
 from virtualtime import VirtualTimeLoop
 
+from accelplane.http.servingtls import ServingTls
 from accelplane.kube.authority import plan_renewal_in_process, renew
 from accelplane.kube.certificates import CertificatePolicy, service_names
 from accelplane.kube.jsonpatch import Operation
 from accelplane.kube.testing import PatchError, apply_json_patch
-from accelplane.kube.tls import ServingTls
 from accelplane.kube.trust import SecretData, SecretMissing, Target, TargetKind, Trust, TrustError, TrustSettings
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

@@ -10,8 +10,8 @@ import pytest
 from kubeapi import KubeApi
 from waiting import until
 
+from accelplane.http.servingtls import ServingTls
 from accelplane.kube.client import Client
-from accelplane.kube.tls import ServingTls
 from accelplane.kube.trust import SecretMissing, Trust, TrustError, TrustSettings
 from accelplane.kube.truststore import ClusterTrustStore
 

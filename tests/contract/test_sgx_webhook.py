@@ -23,9 +23,9 @@ from accelplane.apiserver import ApiServer
 from accelplane.cli import sgxwebhook
 from accelplane.cli.goflags import Flag, Value
 from accelplane.cli.ownsecret import SecretStore
+from accelplane.http.servingtls import ServingTls
 from accelplane.kube.authority import plan_renewal_in_process
 from accelplane.kube.testing import PatchError, apply_json_patch
-from accelplane.kube.tls import ServingTls
 from accelplane.kube.trust import Trust, TrustError, TrustSettings
 
 AUTHORITY = Authority("tests")

@@ -13,6 +13,7 @@ from cryptography import x509
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accelplane.http.servingtls import ServingTls
 from accelplane.kube.authority import plan, renew
 from accelplane.kube.certificates import (
     CertificatePolicy,
@@ -24,7 +25,6 @@ from accelplane.kube.certificates import (
     service_names,
 )
 from accelplane.kube.testing import apply_json_patch
-from accelplane.kube.tls import ServingTls
 from accelplane.kube.trust import (
     ServiceReference,
     Target,

@@ -41,7 +41,7 @@ def run_in_cluster(
         )
         return 1
     from accelplane.apiserver import ApiError  # noqa: PLC0415
-    from accelplane.kube.tls import CertificateError  # noqa: PLC0415
+    from accelplane.http.servingtls import CertificateError  # noqa: PLC0415
 
     try:
         logflags.start(given, program.replace(" ", "-"))

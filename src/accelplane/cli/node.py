@@ -144,7 +144,13 @@ async def _serve(agent: Agent) -> None:
 
             readers = observer.Observer(agent)
             stack.push_async_callback(readers.close)
-            await stack.enter_async_context(pages.serving(agent.settings.http_address, agent.status, readers.contents))
+            access = pages.OPEN
+            if agent.settings.http_tls_dir or agent.settings.http_authorized:
+                from accelplane.node.page_access import page_access  # noqa: PLC0415 - memory of plain pages
+
+                access = page_access(agent.settings)
+            address = agent.settings.http_address
+            await stack.enter_async_context(pages.serving(address, agent.status, readers.contents, access))
         await agent.run()
 
 

@@ -19,8 +19,8 @@ from accelplane.cli.goflags import Flag, Value, parse_or_exit, with_defaults
 from accelplane.http.malloc import release_freed_memory
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
 from accelplane.http.server import HttpServer, split_address
+from accelplane.http.servingtls import CertificateError, ServingTls, TlsSettings
 from accelplane.kube.admission import AdmissionServer
-from accelplane.kube.tls import CertificateError, ServingTls, TlsSettings
 
 log = logging.getLogger(__name__)
 

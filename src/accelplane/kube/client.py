@@ -89,6 +89,11 @@ class Client:
         )
         self._server.check()
 
+    @property
+    def server(self) -> ApiServer:
+        """The API server, for requests without types of resources."""
+        return self._server
+
     async def close(self) -> None:
         self._server.close()
 

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from accelplane.apiserver.authorized import Authorized
 from accelplane.http.connection import Handler, PendingResponse
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
 from accelplane.http.server import HttpServer, split_address
 
-from .authorized import Authorized
 from .cache import Cache
 from .client import FENCE, Client, Selection, path_of
 from .controller import RESYNC, Controller, Reconcile
@@ -97,7 +97,7 @@ class Manager:
         self._metrics_address = metrics_address
         self._metrics_tls = metrics_tls
         self._metrics: Handler = (
-            Authorized(client, self._answer_metrics) if metrics_authorized else self._answer_metrics
+            Authorized(client.server, self._answer_metrics) if metrics_authorized else self._answer_metrics
         )
         self._profiling = profiling
         self._graceful_shutdown_timeout = graceful_shutdown_timeout

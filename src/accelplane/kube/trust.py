@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+from accelplane.http.servingtls import CertificateError, ServingTls
 from accelplane.kube.certificates import (
     CertificatePolicy,
     CertificateSet,
@@ -25,7 +26,6 @@ from accelplane.kube.certificates import (
     service_names,
 )
 from accelplane.kube.jsonpatch import Operation, pointer
-from accelplane.kube.tls import CertificateError, ServingTls
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from functools import partial
 import msgspec
 
 from accelplane.http.malloc import release_freed_memory
+from accelplane.http.servingtls import ServingTls
 from accelplane.kube.admission import AdmissionServer, Hook
 from accelplane.kube.manager import Manager
 from accelplane.kube.metrics import Metrics
 from accelplane.kube.objects import Metadata
-from accelplane.kube.tls import ServingTls
 from accelplane.kube.trust import TargetKind, Trust, TrustSettings
 from accelplane.kube.truststore import ClusterTrustStore, SecretMetadata
 

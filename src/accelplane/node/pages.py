@@ -2,9 +2,11 @@
 
 import contextlib
 import logging
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
 import msgspec
+from msgspec import Struct
 
 from accelplane.http.connection import Handler, PendingResponse
 from accelplane.http.messages import PAGE_LIMITS, Request, Response
@@ -21,20 +23,33 @@ _TEXT = "text/plain; charset=utf-8"
 Measure = Callable[[], Awaitable[metrics.Contents]]
 
 
+class Access(Struct, frozen=True):
+    """Who may read the pages: all clients, those that `authorize` lets pass, and those with a certificate."""
+
+    tls: ssl.SSLContext | None = None
+    authorize: Callable[[Handler], Handler] = lambda handler: handler
+
+
+OPEN = Access()
+
+
 @contextlib.asynccontextmanager
-async def serving(address: str, status: Callable[[], NodeStatus], measure: Measure) -> AsyncGenerator[None]:
+async def serving(
+    address: str, status: Callable[[], NodeStatus], measure: Measure, access: Access = OPEN
+) -> AsyncGenerator[None]:
     """Serves the pages at `address` (`host:port`, or `:port` for all addresses) while entered.
 
     Raises `ConfigurationError` if the address cannot be bound.
     """
-    server = HttpServer(_handler(status, measure), PAGE_LIMITS, methods=("GET", "HEAD"))
+    server = HttpServer(access.authorize(_handler(status, measure)), PAGE_LIMITS, methods=("GET", "HEAD"))
     try:
-        await server.start(*split_address(address))
+        await server.start(*split_address(address), access.tls)
     except ValueError as error:
         raise ConfigurationError(f"-http-address: {address!a}: expected host:port") from error
     except OSError as error:
         raise ConfigurationError(f"-http-address: {address}: {error.strerror or error}") from error
-    log.info("pages at %s", ", ".join(f"http://{_authority(*each)}" for each in server.addresses))
+    scheme = "https" if access.tls else "http"
+    log.info("pages at %s", ", ".join(f"{scheme}://{_authority(*each)}" for each in server.addresses))
     try:
         yield
     finally:

@@ -39,6 +39,20 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
     http_address: Annotated[
         str, Meta(description="serve /metrics, /healthz, /readyz and /status at this host:port")
     ] = ""
+    http_tls_dir: Annotated[
+        str,
+        Meta(description="serve the pages over TLS with tls.crt and tls.key of this directory"),
+    ] = ""
+    http_client_ca: Annotated[
+        str, Meta(description="with -http-tls-dir: clients need a certificate of an authority in this PEM file")
+    ] = ""
+    http_authorized: Annotated[
+        bool,
+        Meta(description="the API server decides by a client's bearer token whether it may read a page"),
+    ] = False
+    http_audience: Annotated[str, Meta(description="with -http-authorized: tokens must be valid for this audience")] = (
+        ""
+    )
     metrics_waking: Annotated[
         str,
         Meta(description="read files that power a sleeping device up: auto (while it is awake), always or never"),
@@ -67,15 +81,17 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
             raise ConfigurationError(f"{source}health-interval: found {found}, expected 0 or 1 to 3600 seconds")
         if not 0 <= settings.scan_grace <= 3600:
             raise ConfigurationError(f"{source}scan-grace: found {settings.scan_grace:g}, expected 0 to 3600 seconds")
+        _check_pages(settings, source)
         if settings.metrics_waking not in _WAKING:
             found = settings.metrics_waking[:20]
             raise ConfigurationError(f"{source}metrics-waking: found {found!a}, expected {', '.join(_WAKING)}")
         if not 0 <= settings.metrics_min_interval <= 60:
             found = f"{settings.metrics_min_interval:g}"
             raise ConfigurationError(f"{source}metrics-min-interval: found {found}, expected 0 to 60 seconds")
-        paths = {name: getattr(settings, name) for name in ("root", "kubelet_dir", "cdi_dir", "nfd_dir")}
+        names = ("root", "kubelet_dir", "cdi_dir", "nfd_dir", "http_tls_dir", "http_client_ca")
+        paths = {name: getattr(settings, name) for name in names}
         for name, path in paths.items():
-            if not path and name != "nfd_dir":
+            if not path and name in ("root", "kubelet_dir", "cdi_dir"):
                 raise ConfigurationError(f"{source}{name.replace('_', '-')}: found nothing, expected a directory")
         return replace(settings, **{name: os.path.abspath(path) for name, path in paths.items() if path})
 
@@ -86,3 +102,21 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
     @property
     def pod_resources_socket(self) -> str:
         return f"{self.kubelet_dir}/pod-resources/kubelet.sock"
+
+
+def _check_pages(settings: Settings, source: str) -> None:
+    """Raises `ConfigurationError` for options of the pages that contradict each other."""
+    if settings.http_client_ca and not settings.http_tls_dir:
+        raise ConfigurationError(f"{source}http-client-ca: expected http-tls-dir too: client certificates need TLS")
+    if settings.http_audience and not settings.http_authorized:
+        raise ConfigurationError(f"{source}http-audience: expected http-authorized too")
+    if settings.http_authorized and not settings.http_tls_dir and not _is_loopback(settings.http_address):
+        raise ConfigurationError(
+            f"{source}http-authorized: found http-address {settings.http_address!a} without TLS, expected http-tls-dir "
+            "or a loopback address: others on the network could read the tokens"
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -12,12 +12,12 @@ from accelplane.admission import sgx
 from accelplane.admission.mapping_controller import add_fpga_admission
 from accelplane.admission.mappings import AcceleratorFunction, FpgaRegion
 from accelplane.admission.sgx import SgxOptions
+from accelplane.http.servingtls import ServingTls, TlsSettings
 from accelplane.kube.admission import Hook
 from accelplane.kube.client import Client, ClientConfig
 from accelplane.kube.discovery import served_kinds
 from accelplane.kube.leader import Election
 from accelplane.kube.manager import Manager
-from accelplane.kube.tls import ServingTls, TlsSettings
 from accelplane.kube.webhooks import Certificate, serve
 from accelplane.operator.controller import PluginController, controllers
 from accelplane.operator.resources import KINDS

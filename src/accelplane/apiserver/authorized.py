@@ -12,15 +12,15 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from accelplane.apiserver import ApiError, StatusError, TooManyRequests
+from accelplane.apiserver.client import ApiServer
+from accelplane.apiserver.errors import ApiError, StatusError, TooManyRequests
+from accelplane.apiserver.paths import resource_path
+from accelplane.http.connection import Handler
 from accelplane.http.messages import HttpError, Request, Response
-
-from .client import Client
-from .objects import GlobalResource, Metadata, api
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,13 @@ _MAX_CACHED = 256
 _MAX_CONCURRENT = 4
 
 
-class TokenSpec(Struct, frozen=True):
+_TOKEN_REVIEWS = resource_path("authentication.k8s.io", "v1", "tokenreviews")
+_ACCESS_REVIEWS = resource_path("authorization.k8s.io", "v1", "subjectaccessreviews")
+
+
+class TokenSpec(Struct, omit_defaults=True, frozen=True):
     token: str = ""
+    audiences: Sequence[str] = ()
 
 
 class UserInfo(Struct, rename="camel", omit_defaults=True, frozen=True):
@@ -42,15 +47,15 @@ class UserInfo(Struct, rename="camel", omit_defaults=True, frozen=True):
 
 
 class TokenStatus(Struct, frozen=True):
+    """`audiences` are those of the request that the token is valid for; null if the server knows none."""
+
     authenticated: bool = False
     user: UserInfo = UserInfo()
+    audiences: list[str] | None = None
 
 
-class TokenReview(GlobalResource, Struct, omit_defaults=True):
-    spec: TokenSpec
-    metadata: Metadata | None = None
+class TokenReview(Struct, frozen=True):
     status: TokenStatus | None = None
-    _api_info = api("authentication.k8s.io", "v1", "TokenReview", "tokenreviews")
 
 
 class PageAccess(Struct, frozen=True):
@@ -70,15 +75,14 @@ class AccessStatus(Struct, frozen=True):
     allowed: bool = False
 
 
-class SubjectAccessReview(GlobalResource, Struct, omit_defaults=True):
-    spec: AccessSpec
-    metadata: Metadata | None = None
+class SubjectAccessReview(Struct, frozen=True):
     status: AccessStatus | None = None
-    _api_info = api("authorization.k8s.io", "v1", "SubjectAccessReview", "subjectaccessreviews")
 
 
 class Authorized:
     """A handler for an `HttpServer` that calls the handler `page` for authorized clients only.
+
+    `public` are the paths that need no token. With `audiences`, a token must be valid for one of them.
 
     Decisions are cached, for at most 256 clients: `allow_ttl` seconds if allowed, so a revoked right is effective after
     this time, and `deny_ttl` if not. A client waits at most `timeout` seconds for a decision.
@@ -86,16 +90,20 @@ class Authorized:
 
     def __init__(
         self,
-        client: Client,
-        page: Callable[[Request], Response],
+        server: ApiServer,
+        page: Handler,
         *,
+        audiences: Sequence[str] = (),
+        public: Sequence[str] = (),
         allow_ttl: float = 60.0,
         deny_ttl: float = 10.0,
         timeout: float = 8.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client = client
+        self._server = server
         self._page = page
+        self._audiences = audiences
+        self._public = public
         self._allow_ttl = allow_ttl
         self._deny_ttl = deny_ttl
         self._timeout = timeout
@@ -106,6 +114,8 @@ class Authorized:
 
     async def __call__(self, request: Request) -> Response:
         """Returns the page. Raises `HttpError` if the client is not authorized."""
+        if request.path in self._public:
+            return await self._answer(request)
         token = _token(request)
         verb = request.method.lower()
         # Tokens are not stored, only their hashes.
@@ -120,7 +130,11 @@ class Authorized:
                 self._decisions.popitem(last=False)
         if refusal is not None:
             raise HttpError(refusal.status, str(refusal))
-        return self._page(request)
+        return await self._answer(request)
+
+    async def _answer(self, request: Request) -> Response:
+        response = self._page(request)
+        return response if isinstance(response, Response) else await response
 
     async def _decide(self, token: str, access: PageAccess) -> HttpError | None:
         """The refusal of a token, None if it is authorized. Raises `HttpError` if the API server does not decide."""
@@ -138,12 +152,17 @@ class Authorized:
         return refusal
 
     async def _review(self, token: str, access: PageAccess) -> HttpError | None:
-        found = (await self._client.create(TokenReview(TokenSpec(token)))).status or TokenStatus()
-        if not found.authenticated or not found.user.username:
+        asked = _review("authentication.k8s.io/v1", "TokenReview", TokenSpec(token, self._audiences))
+        found = (await self._server.post(_TOKEN_REVIEWS, asked, TokenReview)).status or TokenStatus()
+        # A server that does not know audiences returns none.
+        accepted = not self._audiences or bool(set(found.audiences or ()) & set(self._audiences))
+        if not found.authenticated or not found.user.username or not accepted:
             return HttpError(401, "the token is not valid in this cluster")
         user = found.user
-        review = SubjectAccessReview(AccessSpec(user.username, user.uid, user.groups, user.extra, access))
-        allowed = ((await self._client.create(review)).status or AccessStatus()).allowed
+        spec = AccessSpec(user.username, user.uid, user.groups, user.extra, access)
+        asked = _review("authorization.k8s.io/v1", "SubjectAccessReview", spec)
+        reviewed = await self._server.post(_ACCESS_REVIEWS, asked, SubjectAccessReview)
+        allowed = (reviewed.status or AccessStatus()).allowed
         return None if allowed else HttpError(403, f"{user.username} may not {access.verb} {access.path}")
 
     def _log_problem(self, problem: str) -> None:
@@ -151,6 +170,10 @@ class Authorized:
         if problem != self._problem:
             self._problem = problem
             log.error("%s; it is served to no client until then", problem)
+
+
+def _review(api_version: str, kind: str, spec: TokenSpec | AccessSpec) -> dict[str, object]:
+    return {"apiVersion": api_version, "kind": kind, "spec": spec}
 
 
 def _token(request: Request) -> str:

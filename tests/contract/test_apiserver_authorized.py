@@ -10,11 +10,11 @@ from cluster.pki import Authority
 from kubeapi import Fault, KubeApi
 from waiting import until
 
+from accelplane.apiserver.authorized import Authorized
 from accelplane.http.messages import HttpError, Request, Response
-from accelplane.kube.authorized import Authorized
+from accelplane.http.servingtls import ServingTls
 from accelplane.kube.client import Client
 from accelplane.kube.manager import OFF, Manager
-from accelplane.kube.tls import ServingTls
 
 AUTHORITY = Authority("tests")
 READER = {"username": "system:serviceaccount:m:p", "uid": "u", "groups": ["g"], "extra": {"k": ["v"]}}
@@ -43,7 +43,7 @@ def wanting(whose: str = "t") -> Request:
 
 
 def gate(client: Client, clock: Clock | None = None, patience: float = 5.0) -> Authorized:
-    return Authorized(client, lambda _request: Response(200, b"42"), clock=clock or Clock(), timeout=patience)
+    return Authorized(client.server, lambda _request: Response(200, b"42"), clock=clock or Clock(), timeout=patience)
 
 
 async def status_of(page: Authorized, request: Request) -> int:

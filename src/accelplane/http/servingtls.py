@@ -26,13 +26,17 @@ class CertificateError(Exception):
 
 
 class TlsSettings(Struct, frozen=True):
-    """TLS 1.2 with two cipher suites. `allow_tls13` adds TLS 1.3."""
+    """TLS 1.2 with two cipher suites. `allow_tls13` adds TLS 1.3.
+
+    With `client_authority`, the path of a PEM file, clients need a certificate of this authority.
+    """
 
     allow_tls13: bool = False
     suites: tuple[str, ...] = SUITES
+    client_authority: str = ""
 
     def context(self) -> ssl.SSLContext:
-        """A context without a certificate."""
+        """A context without a certificate. Raises `CertificateError` for an unusable `client_authority`."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.maximum_version = ssl.TLSVersion.TLSv1_3 if self.allow_tls13 else ssl.TLSVersion.TLSv1_2
@@ -40,6 +44,12 @@ class TlsSettings(Struct, frozen=True):
         context.set_alpn_protocols(["http/1.1"])
         # A session resumed by a ticket would keep using a replaced certificate.
         context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+        if self.client_authority:
+            try:
+                context.load_verify_locations(self.client_authority)
+            except (OSError, ValueError) as error:
+                raise CertificateError(f"{self.client_authority}: {error}; expected PEM certificates") from error
+            context.verify_mode = ssl.CERT_REQUIRED
         return context
 
 

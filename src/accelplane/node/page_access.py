@@ -1,0 +1,40 @@
+"""Who may read the agent's pages: TLS, client certificates, and the cluster's own authorization."""
+
+from collections.abc import Callable
+
+from accelplane.apiserver import ApiServer, NoCredentials
+from accelplane.apiserver.authorized import Authorized
+from accelplane.http.connection import Handler
+from accelplane.http.servingtls import CertificateError, ServingTls, TlsSettings
+from accelplane.node.pages import Access
+from accelplane.node.settings import ConfigurationError, Settings
+
+# Probes of the kubelet have no token.
+PUBLIC = ("/healthz", "/readyz")
+
+
+def page_access(settings: Settings, connect: Callable[[], ApiServer] = ApiServer.in_cluster) -> Access:
+    """The access that the settings describe. `connect` returns the API server.
+
+    Raises `ConfigurationError` for unusable files or a missing account.
+    """
+    context = None
+    try:
+        if settings.http_tls_dir:
+            tls = ServingTls(TlsSettings(client_authority=settings.http_client_ca))
+            tls.follow(settings.http_tls_dir)
+            context = tls.context
+        if not settings.http_authorized:
+            return Access(context)
+        server = connect()
+        server.check()
+    except CertificateError as error:
+        raise ConfigurationError(f"-http-tls-dir: {error}") from error
+    except NoCredentials as error:
+        raise ConfigurationError(f"-http-authorized: {error}") from error
+    audiences = (settings.http_audience,) if settings.http_audience else ()
+
+    def authorize(handler: Handler) -> Handler:
+        return Authorized(server, handler, audiences=audiences, public=PUBLIC)
+
+    return Access(context, authorize)

@@ -1,0 +1,178 @@
+"""Who may read the agent's pages: TLS, client certificates, tokens that the API server accepts."""
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.pki import Authority
+from kubeapi import Fault, KubeApi, kube_api
+from waiting import until
+
+from accelplane.apiserver import ApiServer
+from accelplane.node import pages
+from accelplane.node.metrics import Contents
+from accelplane.node.page_access import page_access
+from accelplane.node.settings import ConfigurationError, Settings
+from accelplane.node.status import NodeStatus
+
+AUTHORITY, OTHER = Authority("tests"), Authority("other")
+TOKEN, ACCESS = (
+    "POST /apis/authentication.k8s.io/v1/tokenreviews",
+    "POST /apis/authorization.k8s.io/v1/subjectaccessreviews",
+)
+USER = {"username": "system:serviceaccount:monitoring:prometheus"}
+
+
+def certificate(directory: Path, authority: Authority = AUTHORITY, user: str = "") -> Path:
+    """A directory with `tls.crt` and `tls.key`, of the server or of a user."""
+    directory.mkdir(exist_ok=True)
+    made = authority.client(user) if user else authority.server("agent", "127.0.0.1")
+    (directory / "tls.crt").write_bytes(made.certificate)
+    (directory / "tls.key").write_bytes(made.key)
+    return directory
+
+
+def trusting(tmp_path: Path, client: Path | None = None) -> ssl.SSLContext:
+    authority = tmp_path / "authority.crt"
+    authority.write_bytes(AUTHORITY.credentials.certificate)
+    context = ssl.create_default_context(cafile=os.fspath(authority))
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    if client is not None:
+        context.load_cert_chain(client / "tls.crt", client / "tls.key")
+    return context
+
+
+@asynccontextmanager
+async def serving(
+    settings: Settings, port: int, connect: Callable[[], ApiServer] = ApiServer.in_cluster
+) -> AsyncIterator[None]:
+    async def contents() -> Contents:
+        return Contents()
+
+    status = NodeStatus(version="1", root="/", kubelet_dir="/k")
+    async with pages.serving(f"127.0.0.1:{port}", lambda: status, contents, page_access(settings, connect)):
+        yield
+
+
+async def get(port: int, path: str, context: ssl.SSLContext | None = None, token: str = "") -> int:
+    """The status code."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    try:
+        authorization = f"Authorization: Bearer {token}\r\n" if token else ""
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{authorization}\r\n".encode())
+        return int((await reader.read()).split()[1])
+    finally:
+        writer.close()
+
+
+async def test_pages_are_served_over_tls_and_a_replaced_certificate_is_used(
+    tmp_path: Path, unused_tcp_port: int
+) -> None:
+    directory = certificate(tmp_path / "tls")
+    async with serving(Settings(http_tls_dir=os.fspath(directory)), unused_tcp_port):
+        assert await get(unused_tcp_port, "/metrics", trusting(tmp_path)) == 200
+        certificate(directory, OTHER)
+
+        async def rejected() -> bool:
+            try:
+                await get(unused_tcp_port, "/metrics", trusting(tmp_path))
+            except ssl.SSLCertVerificationError:
+                return True
+            return False
+
+        await until(rejected)
+
+
+async def test_with_a_client_authority_clients_need_its_certificate(tmp_path: Path, unused_tcp_port: int) -> None:
+    directory = certificate(tmp_path / "tls")
+    client = certificate(tmp_path / "client", user="prometheus")
+    stranger = certificate(tmp_path / "stranger", OTHER, user="prometheus")
+    authority = tmp_path / "clients.crt"
+    authority.write_bytes(AUTHORITY.credentials.certificate)
+    settings = Settings(http_tls_dir=os.fspath(directory), http_client_ca=os.fspath(authority))
+    async with serving(settings, unused_tcp_port):
+        assert await get(unused_tcp_port, "/metrics", trusting(tmp_path, client)) == 200
+        for context in (trusting(tmp_path), trusting(tmp_path, stranger)):
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await get(unused_tcp_port, "/metrics", context)
+
+
+def answers(api: KubeApi, request: str, status: dict[str, Any]) -> Fault:
+    return api.fault(request, 201, body=json.dumps({"status": status}).encode(), times=1_000_000)
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[KubeApi]:
+    async with kube_api() as api:
+        yield api
+
+
+@pytest.mark.parametrize(
+    ("token", "allowed", "path", "code"),
+    [
+        ("", True, "/metrics", 401),
+        ("valid", True, "/metrics", 200),
+        ("valid", False, "/metrics", 403),
+        ("valid", True, "/status", 200),
+        ("", False, "/healthz", 200),
+        ("", False, "/readyz", 200),
+    ],
+)
+async def test_pages_need_a_token_whose_user_may_get_them_and_probes_need_none(  # noqa: PLR0917 - cases
+    api: KubeApi, unused_tcp_port: int, token: str, allowed: bool, path: str, code: int
+) -> None:
+    answers(api, TOKEN, {"authenticated": True, "user": USER})
+    answers(api, ACCESS, {"allowed": allowed})
+    settings = Settings(http_address="127.0.0.1:0", http_authorized=True)
+    async with serving(settings, unused_tcp_port, lambda: ApiServer(api.config)):
+        assert await get(unused_tcp_port, path, token=token) == code
+
+
+@pytest.mark.parametrize(("audiences", "code"), [(["agents"], 200), (["others"], 401), ([], 401), (None, 401)])
+async def test_a_token_must_be_valid_for_the_audience(
+    api: KubeApi, unused_tcp_port: int, audiences: list[str] | None, code: int
+) -> None:
+    answers(api, TOKEN, {"authenticated": True, "user": USER, "audiences": audiences})
+    answers(api, ACCESS, {"allowed": True})
+    settings = Settings(http_address="127.0.0.1:0", http_authorized=True, http_audience="agents")
+    async with serving(settings, unused_tcp_port, lambda: ApiServer(api.config)):
+        assert await get(unused_tcp_port, "/metrics", token="t")  # noqa: S106 == code
+    [review] = [request.body for request in api.requests if "tokenreviews" in request.path]
+    assert review["spec"] == {"token": "t", "audiences": ["agents"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"http-client-ca": "/x"}, "-http-client-ca: expected http-tls-dir too: client certificates need TLS"),
+        ({"http-audience": "x"}, "-http-audience: expected http-authorized too"),
+        (
+            {"http-authorized": True, "http-address": ":9400"},
+            (
+                "-http-authorized: found http-address ':9400' without TLS, expected http-tls-dir or a loopback address: "
+                "others on the network could read the tokens"
+            ),
+        ),
+    ],
+)
+def test_contradictory_options_are_rejected(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        Settings.of(options, "-")
+    assert str(raised.value) == message
+
+
+def test_unusable_files_and_a_missing_account_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"^-http-tls-dir: .*tls\.crt: No such file or directory"):
+        page_access(Settings(http_tls_dir=os.fspath(tmp_path)))
+    directory = certificate(tmp_path / "tls")
+    (tmp_path / "junk").write_text("junk")
+    with pytest.raises(ConfigurationError, match=r"^-http-tls-dir: .*junk: .*; expected PEM certificates"):
+        page_access(Settings(http_tls_dir=os.fspath(directory), http_client_ca=os.fspath(tmp_path / "junk")))
+    with pytest.raises(ConfigurationError, match=r"^-http-authorized: "):
+        page_access(Settings(http_authorized=True, http_address="127.0.0.1:1"))
