@@ -22,7 +22,7 @@ HIERARCHY: Final = "ZE_FLAT_DEVICE_HIERARCHY"
 
 _COMPOSITE, _FLAT, _COMBINED = "COMPOSITE", "FLAT", "COMBINED"
 _MAX_ANNOTATION = 16 * 1024
-_TILE = re.compile(r"gt([+-]?)0*([0-9]{1,5})")
+_TILE = re.compile(r"gt(-?)0*([0-9]{1,5})")
 _INT16 = range(-(2**15), 2**15)
 _QUANTITY = re.compile(r"\+?[0-9.]*[1-9]")
 
