@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from accelplane.devices import Allocation, Device, HealthPolicy, Resource, Skipped, Verdict
 from accelplane.host import Host
-from accelplane.plugins.base import HealthSource, Plugin, Watch
+from accelplane.plugins.base import HealthSource, NodePods, Plugin, PodAllocator, Watch
 from accelplane.plugins.gpu.config import GpuConfig
 from accelplane.plugins.gpu.scan import AFFINITY_MASK, CDI_KIND, MONITORING_ID, Scope, scan, wsl_devices
 from accelplane.plugins.policies import preferred
@@ -37,6 +37,7 @@ class GpuPlugin(Plugin[GpuConfig]):
             else:
                 self._health = health.health_source(self.config)
         self._indices: Sequence[int] = ()
+        self._tiles_per_card = 0
         self._scope = Scope.of(self.config)
         places = self._scope.places
         self.watch = (
@@ -58,6 +59,8 @@ class GpuPlugin(Plugin[GpuConfig]):
             await source.run(host, request_scan)
 
     def overrides(self, hook: str) -> bool:
+        if hook in ("prepare", "pod_allocator"):
+            return self.config.resource_manager
         return super().overrides(hook) and (hook != "health" or self._health is not None)
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
@@ -71,6 +74,20 @@ class GpuPlugin(Plugin[GpuConfig]):
         self, available: Sequence[Device], must_include: Sequence[Device], size: int, in_use: Mapping[str, int]
     ) -> Sequence[str]:
         return preferred(self.config.allocation_policy, available, must_include, size, in_use)
+
+    def prepare(self, host: Host) -> None:
+        """Counts the tiles of cards, which affinity masks depend on. Changes nothing on the node."""
+        from accelplane.plugins.gpu import tiles  # noqa: PLC0415 - as above
+
+        counts = tiles.tile_counts(host, self._scope.places.drm)
+        if len(set(counts.values())) > 1:
+            host.note(f"cards differ in their numbers of tiles: {counts}; affinity masks use {self._tiles_per_card}")
+        self._tiles_per_card = tiles.common_tile_count(counts.values(), self._tiles_per_card)
+
+    def pod_allocator(self, pods: NodePods) -> PodAllocator:
+        from accelplane.plugins.gpu.podallocator import FractionalAllocator  # noqa: PLC0415 - rarely needed
+
+        return FractionalAllocator(pods, lambda: self._tiles_per_card)
 
     async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:
         indices = {int(device.envs[AFFINITY_MASK]) for device in devices if AFFINITY_MASK in device.envs}
