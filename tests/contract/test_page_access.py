@@ -155,8 +155,8 @@ async def test_a_token_must_be_valid_for_the_audience(
         (
             {"http-authorized": True, "http-address": ":9400"},
             (
-                "-http-authorized: found http-address ':9400' without TLS, expected http-tls-dir or a loopback address: "
-                "others on the network could read the tokens"
+                "-http-authorized: found http-address ':9400' without TLS, expected http-tls-dir or a loopback "
+                "address: others on the network could read the tokens"
             ),
         ),
     ],
