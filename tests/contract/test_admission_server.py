@@ -16,6 +16,7 @@ import pytest
 from cluster.pki import Authority, Credentials
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 from virtualtime import in_virtual_time
 from waiting import until
 
@@ -663,7 +664,7 @@ PIECES = st.lists(
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_any_bytes_that_are_no_tls_end_the_connection(data: bytes) -> None:
     async def talk() -> None:
         async with world(limits=HttpLimits(handshake=0.05)) as one:
@@ -679,7 +680,7 @@ def test_any_bytes_that_are_no_tls_end_the_connection(data: bytes) -> None:
 
 
 @given(PIECES)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_any_bytes_get_answers_that_are_http_and_an_end(pieces: Sequence[bytes]) -> None:
     async def talk() -> bytes:
         async with world(secure=False, limits=HttpLimits(linger=0.01)) as one:
