@@ -1,7 +1,8 @@
 """Settings of hypothesis, and the report of tests that passed only when they ran again.
 
-Hypothesis generates 50 inputs per test, or `ACCELPLANE_FUZZ` of them (`make fuzz`), except for tests that set a number
-of their own. All of them have the marker `fuzz`, and with the variable set the report shows the number of inputs.
+Hypothesis generates 25 inputs per test, 50 with `ACCELPLANE_THOROUGH`, or `ACCELPLANE_FUZZ` of them (`make fuzz`),
+except for tests that set a number of their own. All of them have the marker `fuzz`. With `ACCELPLANE_FUZZ`, the report
+shows the number of inputs.
 
 Coverage is measured in the processes that tests start, too. It is not measured in tests with the marker `untraced`,
 among them all that hypothesis feeds: they execute what other tests cover a thousand times, and tracing makes Python
@@ -18,14 +19,14 @@ from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
+from thoroughness import FUZZ, examples
 
-_ASKED = os.environ.get("ACCELPLANE_FUZZ")
 _INPUTS = "inputs"
 _DATA = os.path.abspath(".coverage")
 
 settings.register_profile(
     "accelplane",
-    max_examples=int(_ASKED or "50"),
+    max_examples=int(FUZZ) if FUZZ else examples(50),
     deadline=None,  # two shared cores: the time of one example says nothing
     database=None,
     # The fixtures in question are paths and empty directories that every example fills for itself.
@@ -68,7 +69,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     # Its `inner_test` is called for each input. State machines have no such handle.
     handle = getattr(getattr(item, "obj", None), "hypothesis", None)
-    if _ASKED is None or handle is None:
+    if not FUZZ or handle is None:
         return (yield)
     inner, count = handle.inner_test, 0
 
@@ -91,7 +92,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for report in terminalreporter.stats.get("rerun", []):
         terminalreporter.section(f"run again: {report.nodeid} ({report.when})", sep="_")
         terminalreporter.write_line(report.longreprtext)
-    if _ASKED is None:
+    if not FUZZ:
         return
     reports = [report for found in terminalreporter.stats.values() for report in found]
     counts = [

@@ -13,7 +13,7 @@ import msgspec
 from virtualtime import Threads, VirtualTimeLoop, controlled
 
 from accelplane import rpc
-from accelplane.devices import Device, HealthPolicy, Verdict
+from accelplane.devices import CdiDevice, Device, HealthPolicy, Verdict
 from accelplane.host import Host
 from accelplane.kubelet import checkpoint, messages, server
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
@@ -165,6 +165,7 @@ class Shelf(Plugin[ShelfConfig]):
         self.namespace = f"{name}.example.com"
         self.name = name
         self.crash = False
+        self.cdi = False
         self.policy = HealthPolicy(bad_verdicts=1, good_verdicts=1, interval=NEVER)
         self.answers = True
         self.checks = 0
@@ -189,7 +190,9 @@ class Shelf(Plugin[ShelfConfig]):
             return
         for unit in host.names(shelf):
             for id_ in host.names(f"{shelf}/{unit}"):
-                yield Device(resource="thing", id=id_, unit=unit, topology=None)
+                kind = f"{self.namespace}/thing"
+                cdi = CdiDevice(kind=kind, name=id_, env=(f"ID={id_}",)) if self.cdi else None
+                yield Device(resource="thing", id=id_, unit=unit, topology=None, cdi=cdi)
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
         self.checks += 1

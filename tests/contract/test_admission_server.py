@@ -16,9 +16,13 @@ import pytest
 from cluster.pki import Authority, Credentials
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
+from virtualtime import in_virtual_time
 from waiting import until
 
 from accelplane.admission.sgx import PATH, SgxOptions, mutator
+from accelplane.http import connection as http_connection
+from accelplane.http import server as http_server
 from accelplane.http.messages import HttpError, HttpLimits, Request, Response
 from accelplane.http.servingtls import CertificateError, ServingTls, TlsSettings
 from accelplane.kube.admission import AdmissionServer, Decision, Hook, Mutator, Review, Validator, deny, denying
@@ -330,14 +334,16 @@ QUICK = HttpLimits(request=0.2, idle=0.2, handshake=0.2, linger=0.1)
 
 
 @pytest.mark.parametrize("begun", [b"POST", post(review())[:-1], post(review()).partition(b"\r\n\r\n")[0]])
-async def test_who_begins_a_request_and_does_not_end_it_is_told_that_time_is_up(begun: bytes) -> None:
+@in_virtual_time(http_server, http_connection)
+async def test_an_incomplete_request_times_out_with_408(begun: bytes) -> None:
     async with world(limits=QUICK) as one:
         caller = await one.caller()
         assert (await caller.ask(begun)).status == 408
         assert await caller.ended()
 
 
-async def test_a_trickle_of_bytes_does_not_win_time() -> None:
+@in_virtual_time(http_server, http_connection)
+async def test_single_bytes_do_not_extend_the_timeout() -> None:
     async with world(limits=QUICK, secure=False) as one:
         caller = await one.caller()
 
@@ -353,7 +359,8 @@ async def test_a_trickle_of_bytes_does_not_win_time() -> None:
         task.cancel()
 
 
-async def test_a_connection_that_says_nothing_ends_silently() -> None:
+@in_virtual_time(http_server, http_connection)
+async def test_an_idle_connection_is_closed_without_a_response() -> None:
     async with world(limits=QUICK) as one:
         fresh, used = await one.caller(), await one.caller()
         assert (await used.ask(post(review()))).status == 200
@@ -361,7 +368,7 @@ async def test_a_connection_that_says_nothing_ends_silently() -> None:
         assert await used.ended()
 
 
-async def test_who_does_not_even_shake_hands_is_cut_off() -> None:
+async def test_a_connection_without_handshake_is_closed() -> None:
     async with world(limits=QUICK) as one:
         reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
         async with asyncio.timeout(10):
@@ -380,7 +387,7 @@ async def test_idle_connections_and_unfinished_handshakes_at_the_limit_do_not_bl
             writer.close()
 
 
-async def test_a_farewell_is_answered_by_one() -> None:
+async def test_a_close_notify_alert_is_answered() -> None:
     async with world() as one:
         caller = await one.caller()
         assert (await caller.ask(post(review()))).status == 200
@@ -388,7 +395,8 @@ async def test_a_farewell_is_answered_by_one() -> None:
         await until(lambda: not one.server.connections)
 
 
-async def test_who_does_not_take_the_answers_is_cut_off_and_holds_little() -> None:
+@in_virtual_time(http_server, http_connection)
+async def test_a_client_that_reads_no_responses_is_disconnected() -> None:
     async with world(limits=QUICK, secure=False) as one:
         caller = await one.caller()
         caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -656,7 +664,7 @@ PIECES = st.lists(
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_any_bytes_that_are_no_tls_end_the_connection(data: bytes) -> None:
     async def talk() -> None:
         async with world(limits=HttpLimits(handshake=0.05)) as one:
@@ -672,7 +680,7 @@ def test_any_bytes_that_are_no_tls_end_the_connection(data: bytes) -> None:
 
 
 @given(PIECES)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_any_bytes_get_answers_that_are_http_and_an_end(pieces: Sequence[bytes]) -> None:
     async def talk() -> bytes:
         async with world(secure=False, limits=HttpLimits(linger=0.01)) as one:

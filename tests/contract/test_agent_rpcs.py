@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peer import Peer, refusal
+from thoroughness import examples
 from waiting import until
 
 from accelplane.devices import UNHEALTHY, Allocation, Device, DeviceNode, Mount, Resource
@@ -483,7 +484,9 @@ async def peer(serve: Serve) -> AsyncIterator[Peer]:
 
 
 IDS = st.lists(st.one_of(st.sampled_from(["a", "b", "hot"]), st.text(max_size=300)), max_size=8)
-HYPOTHESIS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+HYPOTHESIS = settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @HYPOTHESIS

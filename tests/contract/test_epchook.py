@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from node_api import NodeApi, node_api
+from thoroughness import examples
 from tls_peer import Request, chunked, response, serving
 from trees import write
 from waiting import until
@@ -338,7 +339,7 @@ def test_with_nowhere_to_install_it_fails(tmp_path: Path) -> None:
 
 
 @on_x86
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.binary(max_size=4096))
 def test_the_program_prints_any_text_and_says_when_it_could_not(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "program"

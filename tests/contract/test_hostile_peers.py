@@ -16,6 +16,7 @@ from gadgets import Table, gadgets
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peer import SERVICE, Peer, refusal
+from thoroughness import examples
 from waiting import until
 
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
@@ -23,7 +24,9 @@ from accelplane.kubelet.server import ResourceServer
 from accelplane.node.agent import Agent
 from accelplane.node.settings import Settings
 
-HYPOTHESIS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+HYPOTHESIS = settings(
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 

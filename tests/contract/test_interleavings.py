@@ -3,13 +3,16 @@
 At rest the kubelet's lists equal the node's devices, no request was lost, and nothing outlives its owner.
 """
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from scripted import World
+from thoroughness import examples
 
 from accelplane.devices import HealthPolicy
 
@@ -62,6 +65,32 @@ def test_a_health_request_during_a_check_causes_another_check(resting: World) ->
     resting.rest()
     resting.check_rest()
     assert resting.kubelet.lists[THING] == {"d0": False}
+
+
+def test_a_device_is_listed_after_its_cdi_file_is_written(world: World) -> None:
+    """Also if a scan finds it while a change of health is published."""
+    world.enabled["a"].cdi = True
+    world.plug("a", "u0", "d0")
+    world.rest()
+    file = Path(world.settings.cdi_dir, "a.example.com-thing-{}.yaml")
+    os.unlink(str(file).format("d0"))
+    world.hold()
+    world.immediate_replies = True
+    world.set_health("u0", good=False)
+    until_scanning(world)
+    world.plug("a", "u0", "d1")
+    world.step(50)
+    assert any("CdiPublisher.publish" in thread.work.__qualname__ for thread in world.threads.running)
+    while world.scans("a"):
+        (scan,) = (thread for thread in world.threads.running if "ScanLoop" in thread.work.__qualname__)
+        world.threads.deliver(world.threads.running.index(scan))
+        world.step(50)
+    while "d1" not in world.kubelet.lists[THING]:
+        world.threads.deliver()
+        world.step(50)
+    assert os.path.exists(str(file).format("d1"))
+    world.rest()
+    world.check_rest()
 
 
 def test_a_reload_while_a_crashed_plugin_waits_for_its_restart_starts_one_background_task(resting: World) -> None:
@@ -335,4 +364,4 @@ class AgentMachine(RuleBasedStateMachine):
 
 
 TestAgentMachine = AgentMachine.TestCase
-TestAgentMachine.settings = settings(max_examples=25, stateful_step_count=30)
+TestAgentMachine.settings = settings(max_examples=examples(25), stateful_step_count=30)

@@ -70,6 +70,14 @@ async def test_fields_that_an_older_program_wrote_by_updates_are_removed(api: Ku
     assert stored(api) == {"readyPods": 4, "unknown": 1}
 
 
+async def test_of_several_replicas_one_writes_if_the_resource_must_be_unchanged(api: KubeApi, client: Client) -> None:
+    widget = await put(api, client)
+    assert await apply_status(client, widget, WidgetStatus(1), None, if_unchanged=True)
+    with pytest.raises(Conflict):
+        await apply_status(client, widget, WidgetStatus(2), None, if_unchanged=True)
+    assert stored(api) == {"readyPods": 1}
+
+
 async def test_the_status_of_another_resource_of_the_same_name_is_not_written(api: KubeApi, client: Client) -> None:
     widget = await put(api, client)
     api.remove("widgets", "w")

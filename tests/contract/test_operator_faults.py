@@ -31,6 +31,7 @@ from operatorscenarios import (
     end,
     unfulfilled,
 )
+from thoroughness import examples
 from waiting import until
 
 from accelplane.kube.client import Client
@@ -403,7 +404,7 @@ async def step(api: KubeApi, running: Operator, what: str, *how: Any) -> None:
             pass
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(st.lists(STEPS, min_size=3, max_size=12))
 def test_whatever_happens_there_is_in_the_end_what_the_last_edit_asked_for(steps: list[tuple[Any, ...]]) -> None:
     async def live() -> None:

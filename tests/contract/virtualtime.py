@@ -5,6 +5,7 @@ process a write makes the other side readable at once, so nothing depends on the
 """
 
 import asyncio
+import functools
 import selectors
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -121,3 +122,21 @@ def controlled(loop: VirtualTimeLoop, threads: Threads, *modules: ModuleType) ->
     finally:
         for each in patches:
             each.stop()
+
+
+def in_virtual_time(*modules: ModuleType) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Decorates a test whose deadlines must not depend on the load of the machine. `modules` get the loop's clock."""
+
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(*arguments: Any, **named: Any) -> None:
+            loop = VirtualTimeLoop()
+            try:
+                with controlled(loop, Threads(), *modules):
+                    loop.run(test(*arguments, **named))
+            finally:
+                loop.close()
+
+        return run
+
+    return decorate

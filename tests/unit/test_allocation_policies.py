@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from thoroughness import examples
 
 from accelplane.devices import UNHEALTHY, Device, natural
 from accelplane.kubelet.server import AllocationError
@@ -328,4 +329,4 @@ def run(coroutine: Any) -> Any:
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestHistories.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

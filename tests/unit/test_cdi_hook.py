@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 LINK = "../card0::/dev/dri/by-path/pci-0000:03:00.0-card"
 PATH = "dev/dri/by-path/pci-0000:03:00.0-card"
@@ -243,7 +244,7 @@ parts = st.sampled_from(["a", "b", "c", "..", ".", ""])
 paths = st.lists(parts, min_size=1, max_size=4).map("/".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     directories=st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=3), max_size=3),
     links=st.lists(

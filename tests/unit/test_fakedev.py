@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 from accelplane.host import Host
 from accelplane.simulate.description import Description, DescriptionError, read_description
@@ -319,7 +320,7 @@ def test_a_seed_shuffles_the_same_way_each_time(tmp_path: Path) -> None:
 keys = st.sampled_from(["DevCount", "TilesPerDev", "DevMemSize", "DevsPerNode", "VfsPerPf", "Npus", "Mei", "Info"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     description=st.dictionaries(
         keys | st.text(max_size=5),

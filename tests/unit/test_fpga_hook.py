@@ -178,7 +178,7 @@ class TestRun:
         with pytest.raises(
             HookError, match=r"^FPGA_AFU_1 in dfl-port\.0: .*dfl-fme\.0: programming failed: .*\(EBUSY\)"
         ):
-            run(Host(tmp_path), asking(NLB3), call=driver, retry=RetryPolicy(1, 9, 60))
+            run(Host(tmp_path), asking(NLB3), call=driver, retry=RetryPolicy(60, 9, 0))
 
     def test_a_hanging_port_is_not_skipped(self, tmp_path: Path) -> None:
         one_port(tmp_path)

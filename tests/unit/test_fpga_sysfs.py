@@ -11,6 +11,7 @@ from bitstreams import INTERFACE, NLB0
 from fpgatrees import PF, VF, Card, class_device, fme, function, one_port, port, with_vf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 from trees import link, write
 
 from accelplane.fpga import FpgaError
@@ -306,7 +307,7 @@ class TestOneDevice:
         assert platform_devices(Host(tmp_path)) == (["dfl-fme.0"], ["dfl-port.0", "dfl-port.1", "intel-fpga-port.2"])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(50))
 @given(data=st.data())
 def test_no_file_content_stops_a_scan(data: st.DataObject, tmp_path: Path) -> None:
     root = tmp_path / "tree"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 from trees import gpu_card, npu
 
 from accelplane.devices import Device, Inventory, Skipped
@@ -125,7 +126,7 @@ CONFIGS = st.builds(
 
 
 @given(st.lists(st.tuples(SPOTS, DEEDS), min_size=1, max_size=5), CONFIGS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_spoiled_tree_breaks_no_scan(deeds: list[tuple[str, Callable[[str], None]]], config: GpuConfig) -> None:
     with tempfile.TemporaryDirectory() as root:
         gpu_card(Path(root), 0, mei=("mei0",))

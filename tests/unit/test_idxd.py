@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 from trees import link, write
 
 from accelplane.devices import Allocation, Device, DeviceNode, Skipped
@@ -250,7 +251,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], problem: str)
         DsaConfig.of(options)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(texts=st.tuples(*[st.binary(max_size=60)] * 2))
 def test_no_content_of_a_queues_attributes_breaks_the_scan(
     tmp_path_factory: pytest.TempPathFactory, texts: tuple[bytes, ...]

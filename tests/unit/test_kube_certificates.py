@@ -12,6 +12,7 @@ from certificates import accepts
 from cryptography import x509
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 from accelplane.http.servingtls import ServingTls
 from accelplane.kube.authority import plan, renew
@@ -161,7 +162,7 @@ def test_mismatched_key_is_replaced() -> None:
 
 
 @given(st.builds(CertificateSet, st.binary(), st.binary(), st.binary(), st.binary()))
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 def test_any_content_of_the_secret_is_repaired(current: CertificateSet) -> None:
     second = renew(current, NAMES, START, POLICY)
     assert trusts(second.authorities, second.certificate, START)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 from trees import link, write
 from trees_qat import group, pf, vf
 
@@ -288,7 +289,7 @@ SPOTS = st.sampled_from(
 DAMAGE = st.sampled_from(["gone", "directory", "loop", "dangling", "junk", "long", "fifo"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(spot=SPOTS, damage=DAMAGE, uio=st.booleans())
 def test_a_damaged_device_does_not_affect_the_other_one(
     tmp_path_factory: pytest.TempPathFactory, spot: str, damage: str, uio: bool

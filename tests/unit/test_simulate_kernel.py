@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernels import attributes, dangling, refusal
+from thoroughness import examples
 
 from accelplane.host import Host
 from accelplane.simulate import (
@@ -205,7 +206,7 @@ TEXTS = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_no_sequence_of_writes_confuses_the_kernel(data: st.DataObject) -> None:
     kernel = Kernel(EVERYTHING)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 from accelplane.simulate import DescriptionError, GpuSpec, NodeSpec, NpuSpec
 from accelplane.simulate.description import MAX_SIZE
@@ -155,7 +156,7 @@ def test_default_addresses_never_meet() -> None:
     assert not gpus & npus
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(text=st.one_of(st.text(max_size=200), st.from_regex(r"(gpus|npus|numa-nodes): [\[{a-z:,}\] 0-9]*")))
 def test_any_text_is_a_node_or_a_clear_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     for suffix in ("yaml", "json"):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 from accelplane.host import Host, Inotify
 from accelplane.simulate import GpuSpec, NodeSpec, NpuSpec, SimulatedNode, TreeError
@@ -352,7 +353,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(steps=steps)
 def test_any_story_of_plugging_leaves_no_link_that_leads_nowhere(
     tmp_path_factory: pytest.TempPathFactory, steps: list[GpuSpec | NpuSpec | int]

@@ -165,9 +165,10 @@ class PluginRunner:
             if self._reading is None:
                 self._reading = await self._allocations.read(self._created, ask_kubelet=False)
                 self._departed.set()
-            listed, departures = self._listed()
-            if await self.cdi.publish(self._inventory, listed):
-                listed, departures = self._listed()  # health and calls may have changed during the await
+            inventory = self._inventory  # a scan may replace it during the await: its CDI files are not written then
+            listed, departures = self._listed(inventory)
+            if await self.cdi.publish(inventory, listed):
+                listed, departures = self._listed(inventory)  # health and calls may have changed during the await
             for resource, id_ in self._departures.keys() - departures.keys():
                 if id_ not in listed.resources.get(resource, {}):
                     self.publisher.calls[resource].forget(id_)
@@ -180,11 +181,11 @@ class PluginRunner:
             # In the background: it waits for the kubelet.
             self._prune = asyncio.create_task(self.cdi.prune())
 
-    def _listed(self) -> tuple[Inventory, Departures]:
-        """The devices to list, and those of them that are gone."""
+    def _listed(self, inventory: Inventory) -> tuple[Inventory, Departures]:
+        """The devices to list, and those of them that are not in `inventory`."""
         tracker, plugin = self.health.tracker, self.context.plugin
         outdated = f"scan fails: {self.scan.problem}" if self.scan.outdated else ""
-        present = with_health(self._inventory, tracker.apply if tracker.states else None, outdated)
+        present = with_health(inventory, tracker.apply if tracker.states else None, outdated)
         known = self.publisher.inventory
         held = [
             device
