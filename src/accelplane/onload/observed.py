@@ -78,7 +78,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_clean(self) -> bool:
         """Whether nothing of the resource is left on the node."""
-        return self.module is self.sfc is self.gate is self.progress is None
+        return all(each is None for each in (self.module, self.sfc, self.gate, self.progress))
 
 
 def view(node: Node, names: Names, selector: Mapping[str, str] | None, pods: Sequence[Pod]) -> NodeView:

@@ -25,7 +25,6 @@ from accelplane.kube.objects import (
 from accelplane.onload import models
 from accelplane.onload.names import (
     GROUP,
-    HOLD_ANNOTATION,
     KMM_GROUP,
     KMM_POD_LABEL,
     KMM_VERSION,
@@ -141,10 +140,9 @@ def node_only(thing: Node) -> None:
 
 def relevant(node: Node) -> tuple[object, ...]:
     """What of a node causes a reconciliation when it changes. A heartbeat changes none of it."""
-    hold = node.annotations.get(HOLD_ANNOTATION)
     return (
         node.labels,
-        hold,
+        node.annotations,
         node.status.nodeInfo.kernelVersion,
         node.is_ready,
         node.spec.unschedulable,
