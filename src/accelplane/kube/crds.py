@@ -126,7 +126,7 @@ def _with(schema: JsonObject, **limits: Json) -> JsonObject:
 class _Extra(msgspec.Struct):
     """The part of `inspect.Metadata` that is used, with its type."""
 
-    extra_json_schema: dict[str, int | str | list[str]] | None
+    extra_json_schema: dict[str, bool | int | str | list[str]] | None
 
 
 def _annotated(schema: JsonObject, metadata: inspect.Metadata) -> JsonObject:
