@@ -1,6 +1,6 @@
 """The expressions of `$(( ))`: 64-bit integers, the operators of C without assignment, and names of variables.
 
-    evaluate(expression, variables)    the value, as bash computes it; raises `ArithmeticProblem`
+evaluate(expression, variables)    the value, as bash computes it; raises `ArithmeticProblem`
 """
 
 import operator
@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 _LONGEST = 4096
-_DEEPEST = 64
+# Each level is 14 calls deep here.
+_DEEPEST = 24
 _TOKEN = re.compile(
     r"\s*(?:(0[xX][0-9a-fA-F]+|[0-9]+)|([A-Za-z_][A-Za-z0-9_]*)|"
     r"(\*\*|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%<>&^|!~?:()]))"
@@ -81,9 +82,9 @@ def _right_shift(left: int, right: int) -> int:
 _Operator = Callable[[int, int], int]
 # The operators with two operands, from the lowest precedence, except && || ?: and **.
 _LEVELS: tuple[Mapping[str, _Operator], ...] = (
-    {"|": operator.or_},
-    {"^": operator.xor},
-    {"&": operator.and_},
+    {"|": int.__or__},
+    {"^": int.__xor__},
+    {"&": int.__and__},
     {"==": operator.eq, "!=": operator.ne},
     {"<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge},
     {"<<": _left_shift, ">>": _right_shift},

@@ -1,8 +1,8 @@
 """Settings as the YAML document of a ConfigMap.
 
-    document(name, settings)    the text, in the form of the shell script that this replaces
-    object_name(path)           the name of the ConfigMap of a profile
-    key_error(key)              why a ConfigMap cannot have a key
+document(name, settings)    the text, in the form of the shell script that this replaces
+object_name(path)           the name of the ConfigMap of a profile
+key_error(key)              why a ConfigMap cannot have a key
 """
 
 import re

@@ -31,8 +31,11 @@ _GLOB = re.compile(r"[*?\[\\]")
 _SILENT = frozenset(("vlog", "rawecho", "prefix", "echo", "printf", ":", "true"))
 # Commands that can change how the following ones are read or executed.
 _CONTROL = frozenset(
-    ". alias break builtin cd command continue declare enable eval exec exit getopts let local mapfile popd pushd read "
-    "readarray readonly return set shift shopt source trap typeset unalias unset".split()
+    {
+        *(".", "alias", "break", "builtin", "cd", "command", "continue", "declare", "enable", "eval", "exec", "exit"),
+        *("getopts", "let", "local", "mapfile", "popd", "pushd", "read", "readarray", "readonly", "return", "set"),
+        *("shift", "shopt", "source", "trap", "typeset", "unalias", "unset"),
+    }
 )
 
 

@@ -16,9 +16,13 @@ _BRACED = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _PLAIN = re.compile(r"[^\s\\'\"$`;&|<>()*?\[\]{}~#!]+")
 _BLANKS = " \t"
 _GLOB = "*?["
+_MAX_NESTED = 8
 # Reserved words, which are recognized where a command begins.
 _RESERVED = frozenset(
-    "if then else elif fi case esac for select while until do done function time coproc { } ! [[".split()
+    {
+        *("if", "then", "else", "elif", "fi", "case", "esac", "for", "select", "while", "until", "do", "done"),
+        *("function", "time", "coproc", "{", "}", "!", "[["),
+    }
 )
 
 
@@ -56,7 +60,6 @@ class Command(NamedTuple):
     problem: Problem | None
 
 
-
 def commands(text: str) -> Iterator[Command]:
     """Yields the commands of a text. A command with a fatal problem is the last one."""
     lexer = _Lexer(text)
@@ -74,6 +77,7 @@ class _Lexer:
         self._text = text
         self._at = 0
         self._line = 1
+        self._nested = 0
         self._problem: Problem | None = None
 
     def command(self) -> Command | None:
@@ -241,8 +245,11 @@ class _Lexer:
     def _expansion(self, *, quoted: bool) -> Part:
         """What begins with `$`."""
         text, at = self._text, self._at
-        if text.startswith("$((", at):
-            return self._arithmetic(quoted=quoted)
+        if text.startswith("$((", at) and self._nested < _MAX_NESTED:
+            self._nested += 1
+            found = self._arithmetic(quoted=quoted)
+            self._nested -= 1
+            return found
         if text.startswith("$(", at):
             self._found("$( is not supported", fatal=True)
         elif braced := _BRACED.match(text, at + 1):
