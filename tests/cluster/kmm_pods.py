@@ -55,7 +55,8 @@ def loader_pod(
     hooks = {"postStart": _shell(load_script(entry)), "preStop": _shell(unload_script(entry))}
     container = _container(LOADER_ROLE, entry, host_paths)
     container |= {
-        "command": ["sleep", "infinity"],
+        # Ends on SIGTERM, without the whole grace period.
+        "command": _shell("trap exit TERM; sleep infinity & wait"),
         "lifecycle": {name: {"exec": {"command": command}} for name, command in hooks.items()},
     }
     metadata = _metadata(key, pod_name(key, node, version), labels, {}, pretended=pretended)

@@ -379,6 +379,6 @@ def onload_lab(directory: Path, generation: Generation, *, nodes: int = 3) -> It
 
 def install_definitions(cluster: Cluster) -> None:
     """Applies what `deploy/onload` has, except for the operator itself."""
-    documents = yaml.safe_load_all(cluster.kubectl("kustomize", TREE / "default"))
+    documents = yaml.safe_load_all(cluster.kubectl("kustomize", TREE / "config" / "default"))
     cluster.apply(*(each for each in documents if each["kind"] != "Deployment"))
     cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd/onloads.onload.amd.com")
