@@ -244,10 +244,8 @@ class Status(Wire, frozen=True, omit_defaults=False):
     device_plugin: Annotated[DevicePluginStatus, _about("State of the device plugin.")]
     conditions: Annotated[
         tuple[Condition, ...],
-        Meta(
-            description="Conditions Ready, Progressing and Degraded.",
-            extra_json_schema={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-        ),
+        # A plain list, as in the definition of the Go operator.
+        _about("Conditions Ready, Progressing and Degraded."),
     ] = ()
     observed_generation: Annotated[Int64, _about("Generation of the resource that the status describes.")] = 0
 
