@@ -170,7 +170,7 @@ class UpgradeSpec(Wire, frozen=True):
     ] = None
     eviction_timeout: Annotated[
         Duration | None,
-        _about("Time for the eviction of the pods of one node, for example 5m. nodeTimeout when not set."),
+        _about("Time for the eviction of the pods of one node, for example 5m. No limit when not set."),
     ] = None
     auto_rollback: Annotated[
         bool, _about("Whether nodes return to the last verified version if the upgrade of a node fails.")
