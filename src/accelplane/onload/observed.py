@@ -54,9 +54,10 @@ Probe = Literal["none", "running", "succeeded", "failed"]
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """One node. Labels are None if the node has no such label."""
+    """One node as of a resource version. Labels are None if the node has no such label."""
 
     name: str
+    version: str = ""
     selected: bool = True
     ready: bool = True
     held: bool = False
@@ -87,6 +88,7 @@ def view(node: Node, names: Names, selector: Mapping[str, str] | None, pods: Seq
     here = [pod for pod in pods if not pod.is_finished]
     return NodeView(
         name=node.metadata.name or "",
+        version=node.metadata.resourceVersion or "",
         selected=selector is not None and selector.items() <= labels.items(),
         ready=node.is_ready,
         held=annotations.get(HOLD_ANNOTATION, "false") != "false",

@@ -11,7 +11,6 @@ import msgspec
 
 from accelplane.kube.customresource import CustomResource, custom_resource
 from accelplane.kube.interning import StringPool
-from accelplane.kube.jsontypes import JsonObject
 from accelplane.kube.objects import (
     ApiInfo,
     GlobalResource,
@@ -234,6 +233,11 @@ def concerns_onload(pod: Pod) -> bool:
     return pod.uses_onload or bool(pod.metadata.labels)
 
 
+def pod_state(pod: Pod) -> tuple[object, ...]:
+    """What of a pod causes a reconciliation when it changes."""
+    return pod.spec.nodeName, pod.status.phase, pod.is_ready, pod.metadata.deletionTimestamp, pod.metadata.labels
+
+
 class Eviction(NamespacedResource, msgspec.Struct, kw_only=True):
     metadata: Metadata
     _api_info: ClassVar[ApiInfo] = api(
@@ -298,9 +302,3 @@ def owner_of(resource: CustomResource) -> OwnerReference:
         controller=True,
         blockOwnerDeletion=True,
     )
-
-
-def document(thing: _Written) -> JsonObject:
-    """The spec of an object as JSON."""
-    written: JsonObject = msgspec.to_builtins(thing.spec)
-    return written

@@ -5,7 +5,7 @@ Controllers run in the leader only. Every replica serves webhooks, probes and me
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -49,8 +49,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     profiling: bool = False
 
 
-async def run(options: Options, config: ClientConfig) -> None:
-    """Runs the operator until SIGTERM or SIGINT.
+async def run(options: Options, config: ClientConfig, extend: Callable[[Manager], object] | None = None) -> None:
+    """Runs the operator until SIGTERM or SIGINT. `extend` adds further controllers to the manager.
 
     Raises `OSError` for a port in use, `CertificateError`, and the error of any part that fails.
     """
@@ -62,7 +62,10 @@ async def run(options: Options, config: ClientConfig) -> None:
         served = [family for family, there in zip(options.families, found, strict=False) if there]
         named = bool(names) and all(found[len(options.families) :])
         # If none is served, the definitions are probably applied later. Until then the readiness probe fails.
-        await _manager(client, msgspec.structs.replace(options, families=served or options.families), named=named).run()
+        manager = _manager(client, msgspec.structs.replace(options, families=served or options.families), named=named)
+        if extend is not None:
+            extend(manager)
+        await manager.run()
     finally:
         await client.close()
 

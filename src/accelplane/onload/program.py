@@ -1,0 +1,54 @@
+"""The Onload operator as a program: the controller, leader election, probes and metrics.
+
+`add` adds the controller to the manager of another program instead.
+"""
+
+import logging
+
+import msgspec
+
+from accelplane.kube.client import Client, ClientConfig
+from accelplane.kube.leader import Election
+from accelplane.kube.manager import Manager
+from accelplane.onload.reconciler import OnloadController
+
+log = logging.getLogger(__name__)
+
+FIELD_MANAGER = "onload-operator"
+LEASE = "daabde26.amd.com"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of the command line and the environment. `image` has the device plugin and the worker."""
+
+    image: str
+    metrics_address: str = ":8080"
+    health_address: str = ":8081"
+    leader_elect: bool = False
+    profiling: bool = False
+
+
+async def run(options: Options, config: ClientConfig) -> None:
+    """Runs the operator until SIGTERM or SIGINT.
+
+    Raises `OSError` for a port in use, and the error of any part that fails.
+    """
+    client = Client(config, field_manager=FIELD_MANAGER)
+    try:
+        manager = Manager(
+            client,
+            election=Election.of(LEASE, client.namespace) if options.leader_elect else None,
+            health_address=options.health_address,
+            metrics_address=options.metrics_address,
+            profiling=options.profiling,
+        )
+        add(manager, options.image)
+        await manager.run()
+    finally:
+        await client.close()
+
+
+def add(manager: Manager, image: str) -> OnloadController:
+    """Adds the controller to a manager."""
+    log.info("manages Onload resources; device plugin image: %s", image)
+    return OnloadController(manager, image)
