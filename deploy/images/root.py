@@ -75,7 +75,11 @@ ACCOUNTS = {
 }
 
 # Where users' manifests and scripts look for a command besides /usr/local/bin.
-ALSO_IN = {"intel-sgx-epchook": "usr/local/bin/sgx-sw"}
+ALSO_IN = {
+    "intel-sgx-epchook": "usr/local/bin/sgx-sw",
+    "onload-device-plugin": "usr/bin",
+    "onload-worker": "usr/bin",
+}
 
 # What init containers find around them: the working directories, into which manifests mount `conf` and `scratch`, with
 # the profiles that are taken where there is no configuration.
@@ -202,7 +206,7 @@ def operator(root: Path, base: Path, product_made: Path, sources: Path) -> None:
 def _add_places(root: Path, packages: Path) -> None:
     """Paths that manifests know."""
     for command, directory in ALSO_IN.items():
-        (root / directory).mkdir(parents=True)
+        (root / directory).mkdir(parents=True, exist_ok=True)
         (root / directory / command).symlink_to(f"/usr/local/bin/{command}")
     for directory in INIT_DIRECTORIES:
         (root / directory).mkdir(parents=True)

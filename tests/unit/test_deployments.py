@@ -317,6 +317,7 @@ IMAGES = {
     "intel-dlb-plugin": "intel_dlb_device_plugin",
     "intel-sgx-plugin": "intel_sgx_device_plugin",
     "intel-fpga-plugin": "intel_fpga_device_plugin",
+    "onload-device-plugin": "onload-device-plugin",
     "intel-qat-initcontainer": "qat-init.sh",
     "intel-idxd-config-initcontainer": "idxd-init.sh",
     "intel-dlb-initcontainer": "dlb-init.sh",
@@ -327,13 +328,14 @@ IMAGES = {
     "intel-deviceplugin-operator": "intel_deviceplugin_operator",
 }
 # Init programs use relative paths.
+DIRECTORIES = {"onload-device-plugin": "/usr/bin"}
 WORKING_DIRECTORIES = {"intel-qat-initcontainer": "/qat-init", "intel-idxd-config-initcontainer": "/idxd-init"}
 
 
 def test_every_image_has_its_entry_point_and_labels() -> None:
     configs = image_configs()
     assert {name: config.entrypoint for name, config in configs.items()} == {
-        own_image(name): [f"/usr/local/bin/{command}"] for name, command in IMAGES.items()
+        own_image(name): [f"{DIRECTORIES.get(name, '/usr/local/bin')}/{command}"] for name, command in IMAGES.items()
     }
     for name, config in configs.items():
         assert {"vendor", "version", "release", "name", "summary", "description"} <= set(config.labels)

@@ -28,8 +28,12 @@ _FIRST_DELAY, _LAST_DELAY = 0.1, 1.0
 _COMPONENT = re.compile(r"(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?")
 
 
+class _Running(msgspec.Struct, frozen=True):
+    """Exists while the container runs."""
+
+
 class _State(msgspec.Struct, frozen=True):
-    running: msgspec.Raw | None = None
+    running: _Running | None = None
 
 
 class _ContainerStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -53,7 +57,7 @@ class Pod(msgspec.Struct, frozen=True):
 def started_container(pod: Pod, name: str) -> str:
     """Returns the `containerID` of the container if it is ready, started and running, or an empty text."""
     for status in (pod.status and pod.status.container_statuses) or ():
-        running = status.state is not None and status.state.running not in (None, msgspec.Raw(b"null"))
+        running = status.state is not None and status.state.running is not None
         if status.name == name and status.ready and status.started and running:
             return status.container_id
     return ""
