@@ -13,7 +13,7 @@ import pytest
 from .kmm_decisions import DESIRED
 from .machine import wait_until
 from .objects import Object, pod
-from .onload import (
+from .onload_lab import (
     BAD,
     MODULE,
     NAMES,
@@ -26,7 +26,7 @@ from .onload import (
     Lab,
     application,
     onload,
-    onload_lab,
+    running_lab,
     user_image,
     violations,
 )
@@ -42,7 +42,7 @@ HOLD = "onload.amd.com/hold"
 def shared(
     cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Lab]:
-    with onload_lab(tmp_path_factory.mktemp("onload"), request.param) as lab:
+    with running_lab(tmp_path_factory.mktemp("onload"), request.param) as lab:
         yield lab
 
 
@@ -65,7 +65,7 @@ def app_on(node: str, **more: str) -> Object:
 
 def budget(name: str) -> Object:
     """A PodDisruptionBudget that allows no eviction of the application."""
-    spec = {"selector": {"matchLabels": {"app": name}}, "maxUnavailable": 0}
+    spec = {"selector": {"matchLabels": {"app": name}}, "minAvailable": 1}
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -108,7 +108,7 @@ def test_a_disruption_budget_blocks_the_upgrade_until_it_allows_the_eviction(lab
         lab.wait(lambda: lab.status()["onload"]["blockingPods"] == [f"{NAMESPACE}/app-node-0"], "the blocking pod")
         assert lab.version_labels() == dict.fromkeys(NODES, OLD)
         path = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets/app-node-0"
-        lab.patch(path, {"spec": {"maxUnavailable": 1}})
+        lab.patch(path, {"spec": {"minAvailable": 0}})
         lab.wait_complete(NEW)
         assert violations(events()) == []
     assert lab.app_pods() == []
@@ -118,13 +118,13 @@ def test_a_disruption_budget_blocks_the_upgrade_until_it_allows_the_eviction(lab
 def test_a_node_that_cannot_load_the_module_stops_the_upgrade(lab: Lab) -> None:
     install(lab)
     lab.kmm.set_knobs(fail_load=BAD)
-    lab.upgrade(BAD, nodeTimeout="4s")
+    lab.upgrade(BAD, nodeTimeout="10s")
     lab.wait_condition("Degraded", "True")
     assert lab.version_labels() == {"node-0": BAD, "node-1": OLD, "node-2": OLD}
     assert lab.condition("Ready")["status"] == "False"
     # Rollback by hand.
     with recording(lab.cluster) as events:
-        lab.upgrade(OLD)
+        lab.upgrade(OLD, nodeTimeout="5m")
         lab.wait_complete(OLD)
         assert violations(events()) == []
     assert lab.condition("Degraded")["status"] == "False"
@@ -134,7 +134,7 @@ def test_automatic_rollback_restores_the_last_verified_version(lab: Lab) -> None
     install(lab)
     lab.kmm.set_knobs(fail_load=f"node-1 .* {BAD}")
     with recording(lab.cluster) as events:
-        lab.upgrade(BAD, nodeTimeout="4s", autoRollback=True)
+        lab.upgrade(BAD, nodeTimeout="10s", autoRollback=True)
         lab.wait_condition("Degraded", "True")
         lab.wait(lambda: not lab.problems(OLD), f"{OLD} on all nodes", 90)
         assert violations(events()) == []
@@ -143,7 +143,7 @@ def test_automatic_rollback_restores_the_last_verified_version(lab: Lab) -> None
     assert lab.resource()["spec"]["onload"]["version"] == BAD
     # The next version is tried again.
     lab.kmm.set_knobs()
-    lab.upgrade(NEW)
+    lab.upgrade(NEW, nodeTimeout="5m")
     lab.wait_complete(NEW)
     assert lab.condition("Degraded")["status"] == "False"
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from cluster.kmm_decisions import DESIRED
-from cluster.onload import MODULE, NAMES, NEW, OLD, SFC, violations
+from cluster.onload_lab import MODULE, NAMES, NEW, OLD, SFC, violations
 from cluster.recording import Event
 
 LABEL, SFC_LABEL, GATE = MODULE.label(DESIRED), SFC.label(DESIRED), NAMES.gate_label

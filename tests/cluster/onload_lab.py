@@ -31,7 +31,7 @@ from .recording import Event, states
 
 TREE = REPOSITORY / "deploy" / "onload"
 OPERATOR_NAMESPACE = "onload-operator-system"
-ACCOUNT = f"system:serviceaccount:{OPERATOR_NAMESPACE}:onload-operator-controller-manager"
+ACCOUNT = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/serviceaccounts/onload-operator-controller-manager"
 NAMESPACE = "apps"
 SELECTOR = {"example.com/onload": "true"}
 PLUGIN_IMAGE = "example.com/onload-device-plugin:1"
@@ -149,12 +149,20 @@ class Lab:
     @contextmanager
     def process(self, *flags: str, **environment: str) -> Iterator[Operator]:
         """An operator that is not started yet, and ends with the block."""
-        kubeconfig = self.cluster.user(ACCOUNT, "system:serviceaccounts", "system:authenticated")
-        made = Operator(self.directory, kubeconfig, *flags, **environment)
+        made = Operator(self.directory, self.operator_kubeconfig(), *flags, **environment)
         try:
             yield made
         finally:
             made.kill()
+
+    def operator_kubeconfig(self) -> str:
+        """A kubeconfig with a token of the operator's service account."""
+        code, answer = self.cluster.request("POST", f"{ACCOUNT}/token", {"spec": {"expirationSeconds": 7200}})
+        assert code == http.HTTPStatus.CREATED, answer
+        config = json.loads(self.cluster.kubeconfig.read_text())
+        config["users"][0]["user"] = {"token": answer["status"]["token"]}
+        config["contexts"][0]["context"]["namespace"] = OPERATOR_NAMESPACE
+        return json.dumps(config)
 
     # Objects
 
@@ -302,6 +310,10 @@ class Lab:
         self.wait(lambda: not self.plugins() and not self.app_pods(), "pods: gone")
         self.wait(lambda: not self.leftovers(), "labels of nodes: gone")
 
+    def progress(self) -> list[str]:
+        """The nodes with an annotation for a change that is under way."""
+        return [name for name, each in self.nodes().items() if NAMES.progress_annotation in annotations_of(each)]
+
     def leftovers(self) -> list[str]:
         """Labels and annotations of nodes that belong to a resource."""
         return [
@@ -310,6 +322,10 @@ class Lab:
             for key in (*node["metadata"].get("labels", {}), *node["metadata"].get("annotations", {}))
             if f"{NAMESPACE}.onload" in key
         ]
+
+
+def annotations_of(thing: Object) -> Mapping[str, str]:
+    return thing["metadata"].get("annotations", {})
 
 
 def uses_onload(pod: Object) -> bool:
@@ -362,7 +378,7 @@ def _blocks_unload(pod: Object) -> bool:
 
 
 @contextmanager
-def onload_lab(directory: Path, generation: Generation, *, nodes: int = 3) -> Iterator[Lab]:
+def running_lab(directory: Path, generation: Generation, *, nodes: int = 3) -> Iterator[Lab]:
     """A control plane with the operator's definitions and rights, KMM and kwok nodes, without an operator."""
     with Cluster.running([], silence=SILENCE) as cluster, ExitStack() as stack:
         stack.enter_context(cluster.namespace(NAMESPACE))
