@@ -188,7 +188,9 @@ class _Node:
         return self.target.kmm and self.node.module is not None and self.node.module != self.target.version
 
     def _must_be_taken_down(self) -> bool:
-        gate_differs = self.node.gate is not None and self.node.gate != self.target.version
+        node, target = self.node, self.target
+        # A gate without the label of the module: others removed that, so KMM unloads what applications may use.
+        gate_differs = node.gate is not None and (node.gate != target.version or (target.kmm and node.module is None))
         return self._module_differs() or self._sfc_differs() or gate_differs
 
     def _taking_down(self) -> NodeStep:
@@ -280,7 +282,9 @@ class _Node:
 
     def _waiting_for_unload(self) -> NodeStep:
         """Applications that are still there after a change of labels by others prevent that a module is unloaded."""
-        if self.node.apps and self.node.progress is not None and self.node.progress.upgrade:
+        if self.node.apps and (self.node.progress is None or not self.node.progress.upgrade):
+            return self._start("Pending", "pods use a module that has to be unloaded", labels={})
+        if self.node.apps:
             return self._evicting()
         return self._waiting("WaitingForModulePods", "the former modules are being unloaded")
 
