@@ -151,7 +151,7 @@ class Cluster:
                 self.apply(action)
             changed = [self.react(name) for name in self.nodes]
             acted = any(action.patches or action.delete or action.create_probe for action in plan.actions)
-            if not acted and not any(changed) and not plan.retry:
+            if not acted and not any(changed) and not 0 < plan.retry < 100:
                 return plan
             self.now += 5
         return self.decide(target)
