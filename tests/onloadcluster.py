@@ -136,7 +136,7 @@ class Cluster:
                 )
         elif not node.plugins:
             self.change(name, plugins=(plugin_pod(self.revision, is_ready=False),))
-        elif not all(pod.is_ready for pod in node.plugins) and node.gate not in self.broken_versions:
+        elif node.gate not in self.broken_versions:
             self.change(
                 name,
                 advertised=True,
@@ -151,7 +151,7 @@ class Cluster:
                 self.apply(action)
             changed = [self.react(name) for name in self.nodes]
             acted = any(action.patches or action.delete or action.create_probe for action in plan.actions)
-            if not acted and not any(changed) and not plan.retry:
+            if not acted and not any(changed) and not 0 < plan.retry < 100:
                 return plan
             self.now += 5
         return self.decide(target)

@@ -8,7 +8,7 @@ heartbeats do not.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -72,6 +72,15 @@ class OnloadController:
             .watches(self._nodes.nodes, self._requests_of, predicate=field_changed(relevant), debounce=_DEBOUNCE)
             .watches(self._nodes.pods, self._requests_of_pod, predicate=field_changed(pod_state), debounce=_DEBOUNCE)
         )
+
+    def onloads(self) -> list[Onload]:
+        """All resources that can be read."""
+        found = (_readable(resource) for resource in self._resources)
+        return [each for each in found if each is not None]
+
+    def node_labels(self) -> Mapping[str, Mapping[str, str]]:
+        """The labels of all nodes by name."""
+        return {node.metadata.name or "": node.labels for node in self._nodes.nodes}
 
     def _requests_of(self, node: Node) -> Iterable[Request]:
         """All resources, and those that are gone and left something on the node."""
@@ -171,9 +180,7 @@ class OnloadController:
         """Other resources that select nodes of this one."""
         if len(self._resources) < 2:
             return []
-        others = (_readable(resource) for resource in self._resources)
-        labels = {node.metadata.name or "": node.labels for node in self._nodes.nodes}
-        return overlaps(onload, [each for each in others if each is not None], labels)
+        return overlaps(onload, self.onloads(), self.node_labels())
 
     # Deletion
 

@@ -148,7 +148,9 @@ def _current(observed: Observed, steps: dict[str, NodeStep]) -> list[CurrentNode
             message=steps[node.name].message,
         )
         for node in observed.nodes
-        if node.name in steps and (node.progress is not None or steps[node.name].action is not None)
+        if node.name in steps
+        and steps[node.name].step != "Verified"
+        and (node.progress is not None or steps[node.name].action is not None)
     ]
 
 

@@ -15,6 +15,7 @@ The first step of a node that works counts as its start. At most `max_unavailabl
 verification. No node starts while the upgrade is paused, or if a node exceeded its time limit.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -130,7 +131,8 @@ def decide(target: Target, nodes: Sequence[NodeView], now: float) -> Plan:
     ordered = sorted(nodes, key=lambda each: each.name)
     steps = [_Node(target, node, now).step() for node in ordered]
     pairs = list(zip(ordered, steps, strict=True))
-    overdue = tuple(step for node, step in pairs if _is_overdue(target, node, step, now))
+    deadlines = [_deadline(target, node, step) for node, step in pairs]
+    overdue = tuple(step for step, deadline in zip(steps, deadlines, strict=True) if now > deadline)
     down = [node.name for node, step in pairs if _is_taken_down(target, node, step)]
     failed = any(node.progress is not None and node.progress.upgrade for node, step in pairs if step in overdue)
     free = target.max_unavailable - len(down)
@@ -150,9 +152,8 @@ def decide(target: Target, nodes: Sequence[NodeView], now: float) -> Plan:
         else:
             decided.append(_waiting(node, "Pending", _pending(target, failed=failed)))
     actions = tuple(step.action for step in decided if step.action is not None)
-    return Plan(
-        steps=tuple(decided), actions=actions, overdue=overdue, unavailable=len(down), retry=_retry(decided, now)
-    )
+    retry = _retry(decided, deadlines, now)
+    return Plan(steps=tuple(decided), actions=actions, overdue=overdue, unavailable=len(down), retry=retry)
 
 
 class _Node:
@@ -188,7 +189,9 @@ class _Node:
         return self.target.kmm and self.node.module is not None and self.node.module != self.target.version
 
     def _must_be_taken_down(self) -> bool:
-        gate_differs = self.node.gate is not None and self.node.gate != self.target.version
+        node, target = self.node, self.target
+        # A gate without the label of the module: others removed that, so KMM unloads what applications may use.
+        gate_differs = node.gate is not None and (node.gate != target.version or (target.kmm and node.module is None))
         return self._module_differs() or self._sfc_differs() or gate_differs
 
     def _taking_down(self) -> NodeStep:
@@ -280,7 +283,9 @@ class _Node:
 
     def _waiting_for_unload(self) -> NodeStep:
         """Applications that are still there after a change of labels by others prevent that a module is unloaded."""
-        if self.node.apps and self.node.progress is not None and self.node.progress.upgrade:
+        if self.node.apps and (self.node.progress is None or not self.node.progress.upgrade):
+            return self._start("Pending", "pods use a module that has to be unloaded", labels={})
+        if self.node.apps:
             return self._evicting()
         return self._waiting("WaitingForModulePods", "the former modules are being unloaded")
 
@@ -419,18 +424,22 @@ def _is_taken_down(target: Target, node: NodeView, step: NodeStep) -> bool:
     return target.kmm and stopped
 
 
-def _is_overdue(target: Target, node: NodeView, step: NodeStep, now: float) -> bool:
-    """Whether a node exceeded its time limit. Nodes that do not wait for anything of the operator have none."""
+def _deadline(target: Target, node: NodeView, step: NodeStep) -> float:
+    """When a node exceeds its time limit. A node that does not wait for anything of the operator has none."""
     progress = node.progress
-    if progress is None or progress.target != target.version or step.starts:
-        return False
+    if progress is None or progress.target != target.version or step.starts or target.deleting:
+        return math.inf
     if step.action is not None and step.action.removes_progress:
-        return False
+        return math.inf
+    limit = target.node_timeout
     if step.step == "Evicting":
-        return bool(target.eviction_timeout) and now - progress.started > target.eviction_timeout
-    return now - progress.started > target.node_timeout
+        limit = target.eviction_timeout or math.inf
+    return progress.started + limit
 
 
-def _retry(steps: Sequence[NodeStep], now: float) -> float:
-    deadlines = [step.until for step in steps if step.until]
-    return max(0.1, min(deadlines) - now) if deadlines else 0.0
+def _retry(steps: Sequence[NodeStep], deadlines: Sequence[float], now: float) -> float:
+    """The seconds until something happens without a change of the cluster; 0 for never."""
+    # A limit is exceeded when it has passed.
+    times = [*(step.until for step in steps if step.until), *(each + 1 for each in deadlines if each >= now)]
+    following = min(times, default=math.inf)
+    return max(0.1, following - now) if following < math.inf else 0.0
