@@ -319,9 +319,9 @@ def test_devices_are_unhealthy_while_a_device_node_is_gone(onload: OnloadNode) -
 
 
 def test_a_restarted_kubelet_has_the_devices_again(onload: OnloadNode) -> None:
-    before = onload.node.path(SOCKET).stat().st_ino
+    before = _changed(onload.node.path(SOCKET))
     onload.node.kubelet.restart()
-    wait_until(lambda: _inode(onload.node.path(SOCKET)) not in (0, before), "another socket of the plugin")
+    wait_until(lambda: _changed(onload.node.path(SOCKET)) > before, "another socket of the plugin", 60)
     onload.wait_healthy()
     assert onload.run("after-restart")[0] == "1"
 
@@ -340,9 +340,9 @@ def test_the_parameters_are_restored_when_the_worker_ends(onload: OnloadNode) ->
     wait_until(lambda: onload.parameters() == ("", ""), "the parameters: restored", 60)
 
 
-def _inode(path: Path) -> int:
+def _changed(path: Path) -> int:
     try:
-        return path.stat().st_ino
+        return path.stat().st_ctime_ns
     except OSError:
         return 0
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import accelplane.plugins
-from accelplane.cli import epchook, fpgawebhook, logflags, sgxwebhook
+from accelplane.cli import epchook, fpgawebhook, logflags, onloadworker, sgxwebhook
 from accelplane.cli import labels as labels_command
 from accelplane.cli import node as node_command
 from accelplane.cli import operator as operator_command
@@ -35,6 +35,7 @@ from accelplane.plugins.fpga.config import FpgaConfig
 from accelplane.plugins.gpu import GpuConfig
 from accelplane.plugins.idxd import DsaConfig, IaaConfig
 from accelplane.plugins.npu import NpuConfig
+from accelplane.plugins.onload import OnloadConfig
 from accelplane.plugins.policies import POLICIES, preferred
 from accelplane.plugins.qat import QatConfig
 from accelplane.plugins.sgx import SgxConfig
@@ -42,6 +43,7 @@ from accelplane.plugins.sgx import SgxConfig
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 WEBHOOK = DOCS / "sgx-webhook.md"
+ONLOAD_NODE = DOCS / "onload-node.md"
 FPGA_WEBHOOK = DOCS / "fpga-webhook.md"
 OPERATOR = DOCS / "operator.md"
 USERS, AUTHORS = DOCS / "users-guide.md", DOCS / "plugin-authors-guide.md"
@@ -235,6 +237,8 @@ def shown(flag: Flag) -> str:
         (ACCELERATORS, "IAA options", flags_of(IaaConfig)),
         (ACCELERATORS, "SGX options", flags_of(SgxConfig)),
         (ACCELERATORS, "FPGA options", flags_of(FpgaConfig)),
+        (ONLOAD_NODE, "Options of the device plugin", flags_of(OnloadConfig)),
+        (ONLOAD_NODE, "Flags of the worker", [flag for flag in onloadworker.FLAGS if flag not in logflags.FLAGS]),
         (LABELS, "accelplane labels", [flag for flag in labels_command.FLAGS if flag not in logflags.FLAGS]),
         (LABELS, "EPC", [flag for flag in epchook.FLAGS if flag not in logflags.FLAGS]),
         (FPGA_WEBHOOK, "Running it", [flag for flag in fpgawebhook.FLAGS if flag not in logflags.FLAGS]),
