@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,7 @@ def budget(name: str) -> Object:
     }
 
 
-def install(lab: Lab, version: str = OLD, **spec: object) -> None:
+def install(lab: Lab, version: str = OLD, **spec: Any) -> None:
     lab.create(onload(version, **spec))
     lab.wait_complete(version)
 
