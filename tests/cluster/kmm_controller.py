@@ -89,6 +89,9 @@ class Controller:
     async def reconcile_node(self, request: Request) -> Result | None:
         node = self.nodes.get(request)
         if node is None:
+            for pod in self.pods.by_index("node", request.name):
+                if is_terminating(pod):
+                    await remove_finalizer(self.client, pod, FINALIZER)
             return None
         reconciliation = NodeReconciliation(self, node)
         await reconciliation.run()

@@ -118,7 +118,7 @@ def test_a_disruption_budget_blocks_the_upgrade_until_it_allows_the_eviction(lab
 
 def test_a_node_that_cannot_load_the_module_stops_the_upgrade(lab: Lab) -> None:
     install(lab)
-    lab.kmm.set_knobs(fail_load=BAD)
+    lab.kmm.set_knobs(fail_load=f"{NAMES.module} {BAD}")
     lab.upgrade(BAD, nodeTimeout="10s")
     lab.wait_condition("Degraded", "True")
     assert lab.version_labels() == {"node-0": BAD, "node-1": OLD, "node-2": OLD}
@@ -177,7 +177,7 @@ def test_a_node_that_joins_during_an_upgrade_gets_the_new_version(lab: Lab) -> N
         lab.cluster.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/app-node-0")
         lab.wait_complete(NEW)
     finally:
-        lab.cluster.request("DELETE", "/api/v1/nodes/joined-0")
+        remove(lab, "joined-0")
 
 
 def test_a_node_that_is_deleted_during_its_upgrade_does_not_block_the_others(lab: Lab) -> None:
@@ -189,6 +189,15 @@ def test_a_node_that_is_deleted_during_its_upgrade_does_not_block_the_others(lab
     code, _ = lab.cluster.request("DELETE", "/api/v1/nodes/a-lost-0")
     assert code == http.HTTPStatus.OK
     lab.wait_complete(NEW)
+    remove(lab, "a-lost-0")
+
+
+def remove(lab: Lab, node: str) -> None:
+    """Deletes a node with its pods, as the control plane does after a minute."""
+    lab.cluster.request("DELETE", f"/api/v1/nodes/{node}")
+    pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    for each in lab.items(f"{pods}?fieldSelector=spec.nodeName%3D{node}"):
+        lab.cluster.request("DELETE", f"{pods}/{each['metadata']['name']}", {"gracePeriodSeconds": 0})
 
 
 def test_a_node_that_is_not_ready_stops_the_upgrade_until_it_returns(lab: Lab) -> None:
