@@ -98,7 +98,7 @@ class Operator:
 
     def start(self) -> None:
         command = [sys.executable, "-c", "from accelplane.cli.onloadoperator import main; raise SystemExit(main())"]
-        flags = [f"--kubeconfig={self._kubeconfig}", "--metrics-bind-address=0", "--health-probe-bind-address=0"]
+        flags = [f"--kubeconfig={self._kubeconfig}", "--health-probe-bind-address=0", "--metrics-bind-address=0"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *flags, *self._flags],
@@ -389,6 +389,7 @@ def running_lab(directory: Path, generation: Generation, *, nodes: int = 3) -> I
         command = [sys.executable, "-m", "tests.cluster.onload_devices"]
         cluster.control.add_daemon("onload-devices", command, environment=environment).start()
         kmm = stack.enter_context(installed(cluster, generation))
+        cluster.start_kwok()
         cluster.add_pretended_nodes(nodes, prefix="node", labels=SELECTOR)
         yield Lab(cluster, kmm, directory)
 

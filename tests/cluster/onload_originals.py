@@ -31,8 +31,8 @@ def node_labels(version: str) -> dict[str, str]:
     return dict.fromkeys([MODULE.label(DESIRED), SFC.label(DESIRED), NAMES.gate_label], version)
 
 
-def objects(resource: Object, release: Release) -> list[Object]:
-    """Modules and DaemonSet for a resource that the API server has."""
+def objects(resource: Object, release: Release) -> list[tuple[str, Object]]:
+    """Modules and DaemonSet for a resource that the API server has, each with the path to create it."""
     version = resource["spec"]["onload"]["version"]
     image = resource["spec"]["onload"]["kernelMappings"][0]["kernelModuleImage"]
     owner = {
@@ -43,12 +43,13 @@ def objects(resource: Object, release: Release) -> list[Object]:
         "controller": True,
         "blockOwnerDeletion": True,
     }
+    modules = f"/apis/kmm.sigs.x-k8s.io/v1beta1/namespaces/{NAMESPACE}/modules"
     made = [
-        _module(NAMES.module, "onload", version, image, release),
-        _module(NAMES.sfc_module, "sfc", version, image, release),
-        _daemonset(version, release),
+        (modules, _module(NAMES.module, "onload", version, image, release)),
+        (modules, _module(NAMES.sfc_module, "sfc", version, image, release)),
+        (f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", _daemonset(version, release)),
     ]
-    for each in made:
+    for _, each in made:
         each["metadata"] |= {"namespace": NAMESPACE, "ownerReferences": [owner]}
     return made
 

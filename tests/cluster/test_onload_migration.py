@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http
 from collections.abc import Iterator
 
 import pytest
@@ -30,7 +31,9 @@ def lab(shared: Lab) -> Iterator[Lab]:
 
 def install_originals(lab: Lab, release: Release) -> None:
     resource = lab.create(onload(OLD))
-    lab.cluster.apply(*objects(resource, release))
+    for path, wanted in objects(resource, release):
+        code, answer = lab.cluster.request("POST", f"{path}?fieldManager=manager", wanted)
+        assert code == http.HTTPStatus.CREATED, answer
     for node in lab.nodes():
         lab.label(node, node_labels(OLD))
     lab.wait(lambda: not lab.problems(OLD), f"the installation of release {release}")
