@@ -7,7 +7,6 @@ Nodes, module pods and plugin pods are simulated; API server, controllers and sc
 import tempfile
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from benchmarks.figures import Figure, Outcome, Scale, single

@@ -1,4 +1,4 @@
-"""Images of kernel modules for nodes with the emulated kernel: their `modprobe` asks it to load and unload."""
+"""An image for nodes with the emulated kernel, with kernel modules: its `modprobe` asks it to load and unload them."""
 
 from __future__ import annotations
 
@@ -35,10 +35,15 @@ if [ "$remove" ]; then
 fi
 printf %s "$command" > {CONTROL_DIRECTORY}/control || {{ cat {CONTROL_DIRECTORY}/control >&2; exit 1; }}
 """
+_WAIT = "trap exit TERM; sleep infinity & wait"
+_USERLAND = ("opt/onload/usr/lib64/libonload.so", "opt/onload/usr/bin/onload", "opt/onload/sbin/onload_cp_server")
 
 
-def import_module_images(cluster: Cluster, names: Sequence[str]) -> None:
-    """Imports the same image of kernel modules under these names on all nodes."""
+def import_images(cluster: Cluster, names: Sequence[str]) -> None:
+    """Imports the same image under these names on all nodes.
+
+    It has kernel modules and a userland. Its programs for the device plugin and the worker only wait for their end.
+    """
     busybox = cluster.assets.program("busybox")
     with tempfile.TemporaryDirectory() as scratch:
         root, archive = Path(scratch) / "root", Path(scratch) / "image.tar"
@@ -51,7 +56,13 @@ def import_module_images(cluster: Cluster, names: Sequence[str]) -> None:
         _copy_shell(root)
         (programs / "modprobe").write_text(_MODPROBE)
         (programs / "modprobe").chmod(0o755)
-        images_from_directory(archive, {name: ImageConfig(command=["/bin/sh"]) for name in names}, root)
+        (programs / "onload-worker").write_text(f"#!/bin/sh\n{_WAIT}\n")
+        (programs / "onload-worker").chmod(0o755)
+        for file in _USERLAND:
+            (root / file).parent.mkdir(parents=True, exist_ok=True)
+            (root / file).write_text("")
+        config = ImageConfig(entrypoint=["/bin/sh", "-c", _WAIT])
+        images_from_directory(archive, dict.fromkeys(names, config), root)
         cluster.import_image(archive)
 
 

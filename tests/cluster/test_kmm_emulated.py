@@ -17,7 +17,7 @@ from .kmm import Kmm, installed, module
 from .kmm_decisions import DESIRED, ModuleKey
 from .kmm_definitions import GROUP, VERSION
 from .machine import wait_until
-from .onload_images import CONTROL_DIRECTORY, import_module_images
+from .onload_images import CONTROL_DIRECTORY, import_images
 
 pytestmark = pytest.mark.cluster
 
@@ -32,7 +32,7 @@ NODE = "node-1"
 def real(cluster_is_possible: None) -> Iterator[Cluster]:
     spec = NodeSpec(nics=(NicSpec(),), onload=OnloadSpec(loaded=False))
     with Cluster.running([NodePlan(hardware=[emulated(spec)])]) as running:
-        import_module_images(running, [IMAGE.format(OLD), IMAGE.format(NEW)])
+        import_images(running, [IMAGE.format(OLD), IMAGE.format(NEW)])
         yield running
 
 
