@@ -87,16 +87,28 @@ def test_modules_are_loaded_unloaded_and_loaded_again_after_a_reboot(kmm: Kmm, r
     create(kmm, ONLOAD, "onload", OLD)
     set_versions(kmm, OLD, None)
     wait_loaded(kmm, "sfc")
+    real.nodes[NODE].reboot()
+    wait_until(lambda: is_loaded_since_boot(kmm, SFC), "sfc: loaded after the reboot", 60)
     # A module that cannot be loaded at first.
     kernel.do("load", module="onload", errno=errno.errorcode[errno.EIO], times=1)
     set_versions(kmm, OLD, OLD)
-    wait_loaded(kmm, "sfc", "onload")
-    real.nodes[NODE].reboot()
     wait_loaded(kmm, "sfc", "onload")
     set_versions(kmm, OLD, None)
     wait_loaded(kmm, "sfc")
     set_versions(kmm, None, None)
     wait_loaded(kmm)
+
+
+def is_loaded_since_boot(kmm: Kmm, key: ModuleKey) -> bool:
+    """Whether the container of the loader pod was started again, or the status has the new boot ID."""
+    if kmm.generation == 1:
+        statuses = [each for pod in kmm.pods(key) for each in pod["status"].get("containerStatuses", ())]
+        return any(each["restartCount"] and each["ready"] for each in statuses)
+    node, config = kmm.cluster.get(f"/api/v1/nodes/{NODE}"), kmm.node_config(NODE)
+    assert node
+    assert config
+    boots = [each["bootId"] for each in config["status"]["modules"] if each["name"] == key.name]
+    return boots == [node["status"]["nodeInfo"]["bootID"]]
 
 
 def test_a_module_in_use_stays_loaded(kmm: Kmm, real: Cluster) -> None:
