@@ -10,6 +10,7 @@ from accelplane.cli.clusterprogram import Values, run_in_cluster
 from accelplane.cli.goflags import Flag, Value
 
 if TYPE_CHECKING:
+    from accelplane.kube.webhooks import Certificate
     from accelplane.onload.program import Options
 
 PROGRAM = "onload-operator"
@@ -23,6 +24,11 @@ FLAGS = (
     Flag("health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0 disables them"),
     Flag("leader-elect", False, "elect a leader among several operators; only the leader runs the controller"),
     Flag("kubeconfig", "", "kubeconfig file, only required outside a cluster"),
+    Flag("port", 9443, "port of the webhook"),
+    Flag("cert-dir", "", "directory of tls.crt and tls.key of the webhook; the webhook is served if it is set"),
+    Flag("certificate-secret", "", "Secret in the operator's namespace for a certificate that the operator creates; "
+         "the webhook is served if it is set", environment="CERTIFICATE_SECRET"),
+    Flag("name-prefix", "onload-operator-", "name prefix of the Service and the configuration of the webhook"),
     Flag("profiling", False, "serve /debug/tasks and /debug/profile on the address of the probes"),
     Flag("zap-devel", True, "accepted, no effect"),
     Flag("zap-encoder", "", "format of log messages: console or json; as -log-format"),
@@ -51,8 +57,14 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
     """The options of the flags and the environment. Raises `ValueError` naming the wrong flag or variable."""
     from accelplane.onload.program import Options  # noqa: PLC0415
 
+    image = plugin_image(environment)
+    port = int(values["port"])
+    if not 0 <= port <= 65535:
+        raise ValueError(f"-port: {port}: expected a port from 0 to 65535")
     return Options(
-        image=plugin_image(environment),
+        image=image,
+        certificate=_certificate(values, environment),
+        webhook_port=port,
         metrics_address=_address(values, "metrics-bind-address"),
         health_address=_address(values, "health-probe-bind-address"),
         leader_elect=bool(values["leader-elect"]),
@@ -83,6 +95,32 @@ def translated(given: Mapping[str, Value]) -> dict[str, Value]:
     if level:
         found.setdefault("v", _LEVELS[level] if level in _LEVELS else int(level))
     return found
+
+
+def _certificate(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Certificate | None":
+    """The source of the webhook's certificate, if there is one. Raises `ValueError` naming the wrong name."""
+    from accelplane.kube.names import is_dns_subdomain  # noqa: PLC0415
+    from accelplane.kube.webhooks import Certificate  # noqa: PLC0415
+
+    directory, secret = str(values["cert-dir"]), str(values["certificate-secret"])
+    if not directory and not secret:
+        return None
+    prefix = str(values["name-prefix"])
+    service = environment.get("WEBHOOK_SERVICE") or f"{prefix}webhook-service"
+    configuration = environment.get("VALIDATING_WEBHOOK_CONFIGURATION") or f"{prefix}validating-webhook-configuration"
+    for source, name in (
+        ("-certificate-secret", secret or "unset"),
+        ("WEBHOOK_SERVICE", service),
+        ("VALIDATING_WEBHOOK_CONFIGURATION", configuration),
+    ):
+        if not is_dns_subdomain(name):
+            raise ValueError(f"{source}: {name!a}: expected a name of a-z, 0-9, - and .")
+    return Certificate(
+        directory=directory,
+        secret=secret,
+        service=service,
+        configurations={"ValidatingWebhookConfiguration": [configuration]},
+    )
 
 
 def _address(values: Mapping[str, Value], flag: str) -> str:

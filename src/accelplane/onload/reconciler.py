@@ -8,7 +8,7 @@ heartbeats do not.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -81,6 +81,15 @@ class OnloadController:
 
     def _requests_of_pod(self, pod: Pod) -> Iterable[Request]:
         return self._resources.requests() if concerns_onload(pod) else ()
+
+    def resources(self) -> list[Onload]:
+        """All resources, as far as they can be read."""
+        found = (_readable(resource) for resource in self._resources)
+        return [each for each in found if each is not None]
+
+    def node_labels(self) -> Mapping[str, Mapping[str, str]]:
+        """Labels of all nodes, by name."""
+        return {node.metadata.name or "": node.labels for node in self._nodes.nodes}
 
     # Reconcile
 
@@ -171,9 +180,7 @@ class OnloadController:
         """Other resources that select nodes of this one."""
         if len(self._resources) < 2:
             return []
-        others = (_readable(resource) for resource in self._resources)
-        labels = {node.metadata.name or "": node.labels for node in self._nodes.nodes}
-        return overlaps(onload, [each for each in others if each is not None], labels)
+        return overlaps(onload, self.resources(), self.node_labels())
 
     # Deletion
 
