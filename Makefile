@@ -68,6 +68,7 @@ version:
 	@from=$$(sed -n 's/^__version__ = "\(.*\)"$$/\1/p' $(init))
 	sed -i "s/\"$$from\"/\"$(TO)\"/" $(init)
 	grep -rlE "accelplane/[a-z-]+:$$from" deploy demo docs | xargs sed -i -E "s#(accelplane/[a-z-]+):$$from#\1:$(TO)#"
+	sed -i "s/newTag: $$from$$/newTag: $(TO)/" deploy/onload/config/manager/kustomization.yaml
 
 ## format: apply ruff fixes and formatting
 format: $(ready)

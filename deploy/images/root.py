@@ -197,6 +197,8 @@ def operator(root: Path, base: Path, product_made: Path, sources: Path) -> None:
                 file.unlink()
         _drop_empty(whole)
         shutil.copytree(whole, root)
+    # The command of the manifest of the Onload operator.
+    (root / "manager").symlink_to("/usr/local/bin/onload-operator")
 
 
 def _add_places(root: Path, packages: Path) -> None:

@@ -63,7 +63,9 @@ def image_configs() -> dict[str, ImageConfig]:
         words = " ".join(re.findall(r"^LABEL (.*)$", stage, re.MULTILINE))
         labels = dict(re.findall(r'(\S+)="([^"]*)"', words))
         directory = re.search(r"^WORKDIR (\S+)$", stage, re.MULTILINE)
+        user = re.search(r"^USER (\S+)$", stage, re.MULTILINE)
         found[f"{ORGANISATION}/{named[2]}:{TAG}"] = ImageConfig(
+            user=user[1] if user else "",
             entrypoint=json.loads(entry[1]),
             working_directory=directory[1] if directory else "/",
             labels={**(parent.labels if parent else {}), **labels},

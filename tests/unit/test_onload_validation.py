@@ -157,7 +157,7 @@ def test_resources_that_select_the_same_nodes_are_a_warning() -> None:
         onload("empty", selector={}),
     ]
     assert verdict(here, others=others, nodes=NODES).warnings == (
-        "Onload default/second also selects node n1, n3, n5 and 1 more; change one of the selectors",
+        "Onload default/second also selects nodes n1, n3, n5 and 1 more; change a selector",
     )
 
 

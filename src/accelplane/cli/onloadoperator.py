@@ -1,4 +1,7 @@
-"""`onload-operator`: the Onload operator, with the flags of the Go program `/manager`."""
+"""`onload-operator`: the Onload operator, with the flags of the Go program `/manager`.
+
+The webhook is served if there is a certificate: `-certificate-secret` or `-cert-dir` is set.
+"""
 
 import os
 import sys
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
 
 PROGRAM = "onload-operator"
 IMAGE_VARIABLE = "DEVICE_PLUGIN_IMG"
+# Prefix of the names of objects of an installation.
+_PREFIX = "onload-operator-"
+_MAX_DELAY = 60
 
 _ENCODERS = {"": "", "console": "text", "json": "json"}
 _LEVELS = {"": 0, "panic": 0, "error": 0, "info": 0, "debug": 1}
@@ -24,12 +30,16 @@ FLAGS = (
     Flag("health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0 disables them"),
     Flag("leader-elect", False, "elect a leader among several operators; only the leader runs the controller"),
     Flag("kubeconfig", "", "kubeconfig file, only required outside a cluster"),
-    Flag("port", 9443, "port of the webhook"),
-    Flag("cert-dir", "", "directory of tls.crt and tls.key of the webhook; the webhook is served if it is set"),
-    Flag("certificate-secret", "", "Secret in the operator's namespace for a certificate that the operator creates; "
-         "the webhook is served if it is set", environment="CERTIFICATE_SECRET"),
-    Flag("name-prefix", "onload-operator-", "name prefix of the Service and the configuration of the webhook"),
     Flag("profiling", False, "serve /debug/tasks and /debug/profile on the address of the probes"),
+    Flag("certificate-secret", "", "Secret in the operator's namespace for a certificate that the operator creates",
+         environment="CERTIFICATE_SECRET"),
+    Flag("cert-dir", "", "directory of tls.crt and tls.key, in place of -certificate-secret; changes are loaded "
+         "without a restart"),
+    Flag("port", 9443, "port of the webhook"),
+    Flag("tls-1.3", False, "allow TLS 1.3 in addition to TLS 1.2"),
+    Flag("metrics-secure", False, "serve metrics over HTTPS with the webhook's certificate, to clients that may get "
+         "/metrics in the cluster"),
+    Flag("shutdown-delay", 3.0, "seconds for which the webhook is served after SIGTERM"),
     Flag("zap-devel", True, "accepted, no effect"),
     Flag("zap-encoder", "", "format of log messages: console or json; as -log-format"),
     Flag("zap-log-level", "", "log level: debug, info, error, panic, or a number as -v"),
@@ -57,18 +67,47 @@ def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Opt
     """The options of the flags and the environment. Raises `ValueError` naming the wrong flag or variable."""
     from accelplane.onload.program import Options  # noqa: PLC0415
 
-    image = plugin_image(environment)
-    port = int(values["port"])
-    if not 0 <= port <= 65535:
-        raise ValueError(f"-port: {port}: expected a port from 0 to 65535")
+    certificate = _certificate(values, environment)
+    if values["metrics-secure"] and certificate is None:
+        raise ValueError("-metrics-secure: found no certificate, expected -certificate-secret or -cert-dir")
+    if not 0 <= int(values["port"]) <= 65535:
+        raise ValueError(f"-port: {values['port']}: expected a port from 0 to 65535")
+    if not 0 <= float(values["shutdown-delay"]) <= _MAX_DELAY:
+        raise ValueError(f"-shutdown-delay: {values['shutdown-delay']}: expected seconds from 0 to {_MAX_DELAY}")
     return Options(
-        image=image,
-        certificate=_certificate(values, environment),
-        webhook_port=port,
+        image=plugin_image(environment),
+        certificate=certificate,
+        webhook_port=int(values["port"]),
+        newer_tls=bool(values["tls-1.3"]),
+        metrics_secure=bool(values["metrics-secure"]),
+        shutdown_delay=float(values["shutdown-delay"]),
         metrics_address=_address(values, "metrics-bind-address"),
         health_address=_address(values, "health-probe-bind-address"),
         leader_elect=bool(values["leader-elect"]),
         profiling=bool(values["profiling"]),
+    )
+
+
+def _certificate(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Certificate | None":
+    """The certificate of the webhook, if there is one. Raises `ValueError`."""
+    from accelplane.kube.names import is_dns_subdomain  # noqa: PLC0415
+    from accelplane.kube.webhooks import Certificate  # noqa: PLC0415
+
+    secret, directory = str(values["certificate-secret"]), str(values["cert-dir"])
+    if not secret:
+        return Certificate(directory=directory) if directory else None
+    service = environment.get("WEBHOOK_SERVICE") or f"{_PREFIX}webhook-service"
+    configuration = environment.get("VALIDATING_WEBHOOK_CONFIGURATION") or f"{_PREFIX}validating-webhook-configuration"
+    named = {
+        "-certificate-secret": secret,
+        "WEBHOOK_SERVICE": service,
+        "VALIDATING_WEBHOOK_CONFIGURATION": configuration,
+    }
+    for source, name in named.items():
+        if not is_dns_subdomain(name):
+            raise ValueError(f"{source}: {name!a}: expected a name of a-z, 0-9, - and .")
+    return Certificate(
+        secret=secret, service=service, configurations={"ValidatingWebhookConfiguration": [configuration]}
     )
 
 
@@ -95,32 +134,6 @@ def translated(given: Mapping[str, Value]) -> dict[str, Value]:
     if level:
         found.setdefault("v", _LEVELS[level] if level in _LEVELS else int(level))
     return found
-
-
-def _certificate(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Certificate | None":
-    """The source of the webhook's certificate, if there is one. Raises `ValueError` naming the wrong name."""
-    from accelplane.kube.names import is_dns_subdomain  # noqa: PLC0415
-    from accelplane.kube.webhooks import Certificate  # noqa: PLC0415
-
-    directory, secret = str(values["cert-dir"]), str(values["certificate-secret"])
-    if not directory and not secret:
-        return None
-    prefix = str(values["name-prefix"])
-    service = environment.get("WEBHOOK_SERVICE") or f"{prefix}webhook-service"
-    configuration = environment.get("VALIDATING_WEBHOOK_CONFIGURATION") or f"{prefix}validating-webhook-configuration"
-    for source, name in (
-        ("-certificate-secret", secret or "unset"),
-        ("WEBHOOK_SERVICE", service),
-        ("VALIDATING_WEBHOOK_CONFIGURATION", configuration),
-    ):
-        if not is_dns_subdomain(name):
-            raise ValueError(f"{source}: {name!a}: expected a name of a-z, 0-9, - and .")
-    return Certificate(
-        directory=directory,
-        secret=secret,
-        service=service,
-        configurations={"ValidatingWebhookConfiguration": [configuration]},
-    )
 
 
 def _address(values: Mapping[str, Value], flag: str) -> str:

@@ -1,6 +1,6 @@
-"""The Onload operator as a program: the controller, the webhook, leader election, probes and metrics.
+"""The Onload operator as a program: the controller, leader election, probes, metrics and the optional webhook.
 
-`add` adds the controller to the manager of another program instead. The webhook is served if there is a certificate.
+`add` adds the controller to the manager of another program instead.
 """
 
 import logging
@@ -25,12 +25,15 @@ LEASE = "daabde26.amd.com"
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The options of the command line and the environment. `image` has the device plugin and the worker.
 
-    Without a certificate, no webhook is served.
+    Without a certificate, there is no webhook. `metrics_secure` needs a certificate.
     """
 
     image: str
     certificate: Certificate | None = None
     webhook_port: int = 9443
+    newer_tls: bool = False
+    metrics_secure: bool = False
+    shutdown_delay: float = 3.0
     metrics_address: str = ":8080"
     health_address: str = ":8081"
     leader_elect: bool = False
@@ -44,16 +47,20 @@ async def run(options: Options, config: ClientConfig) -> None:
     """
     client = Client(config, field_manager=FIELD_MANAGER)
     try:
+        tls = ServingTls(TlsSettings(allow_tls13=options.newer_tls)) if options.certificate else None
         manager = Manager(
             client,
             election=Election.of(LEASE, client.namespace) if options.leader_elect else None,
             health_address=options.health_address,
             metrics_address=options.metrics_address,
+            metrics_tls=tls.context if tls and options.metrics_secure else None,
+            metrics_authorized=options.metrics_secure,
             profiling=options.profiling,
+            shutdown_delay=options.shutdown_delay if tls else 0.0,
         )
         hook = add(manager, options.image)
-        if options.certificate is not None:
-            serve(manager, [hook], options.certificate, ServingTls(TlsSettings()), port=options.webhook_port)
+        if tls and options.certificate:
+            serve(manager, [hook], options.certificate, tls, port=options.webhook_port)
         await manager.run()
     finally:
         await client.close()
@@ -63,4 +70,4 @@ def add(manager: Manager, image: str) -> Hook:
     """Adds the controller to a manager. Returns its webhook."""
     log.info("manages Onload resources; device plugin image: %s", image)
     controller = OnloadController(manager, image)
-    return validator(controller.resources, controller.node_labels)
+    return validator(controller.onloads, controller.node_labels)

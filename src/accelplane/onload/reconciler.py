@@ -73,6 +73,15 @@ class OnloadController:
             .watches(self._nodes.pods, self._requests_of_pod, predicate=field_changed(pod_state), debounce=_DEBOUNCE)
         )
 
+    def onloads(self) -> list[Onload]:
+        """All resources that can be read."""
+        found = (_readable(resource) for resource in self._resources)
+        return [each for each in found if each is not None]
+
+    def node_labels(self) -> Mapping[str, Mapping[str, str]]:
+        """The labels of all nodes by name."""
+        return {node.metadata.name or "": node.labels for node in self._nodes.nodes}
+
     def _requests_of(self, node: Node) -> Iterable[Request]:
         """All resources, and those that are gone and left something on the node."""
         keys = (key for key in (*node.labels, *node.annotations) if key.startswith(f"{GROUP}/"))
@@ -81,15 +90,6 @@ class OnloadController:
 
     def _requests_of_pod(self, pod: Pod) -> Iterable[Request]:
         return self._resources.requests() if concerns_onload(pod) else ()
-
-    def resources(self) -> list[Onload]:
-        """All resources, as far as they can be read."""
-        found = (_readable(resource) for resource in self._resources)
-        return [each for each in found if each is not None]
-
-    def node_labels(self) -> Mapping[str, Mapping[str, str]]:
-        """Labels of all nodes, by name."""
-        return {node.metadata.name or "": node.labels for node in self._nodes.nodes}
 
     # Reconcile
 
@@ -180,7 +180,7 @@ class OnloadController:
         """Other resources that select nodes of this one."""
         if len(self._resources) < 2:
             return []
-        return overlaps(onload, self.resources(), self.node_labels())
+        return overlaps(onload, self.onloads(), self.node_labels())
 
     # Deletion
 

@@ -17,7 +17,9 @@ from accelplane.kube.names import is_dns_subdomain
 from accelplane.kube.rules import broken
 from accelplane.onload import rules
 from accelplane.onload.models import DevicePluginSpec, KernelMapping, Onload, Spec, options_of, seconds
+from accelplane.onload.modules import names_of
 from accelplane.onload.names import Names, too_long
+from accelplane.onload.requirements import overlaps
 
 PREFIX = "invalid resource: "
 
@@ -46,7 +48,6 @@ _NOT_IN_RE2 = re.compile(r"(?<!\\)(?:\\\\)*(\(\?(?:[=!]|<[=!]|>|\(|#|P=)|\\[1-9]
 _ONLY_IN_RE2 = re.compile(r"\\[zpPQEC]|\(\?<[A-Za-z_]|\(\?[a-z]*[U-]|\[\[:|[*+?}][+]")
 _REPEAT = re.compile(r"(?:\{|,)([0-9]{1,9})(?=[,}])")
 _MAX_REPEAT = 1000
-_NAMED_NODES = 3
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -61,9 +62,8 @@ def verdict(onload: Onload, *, others: Iterable[Onload] = (), nodes: Mapping[str
 
     `others` are the resources of the cluster, and may include it. `nodes` has the labels of each node by name.
     """
-    own = Names(onload.metadata.namespace, onload.metadata.name)
-    found = tuple(_warnings(onload.spec, own, others, nodes or {}))
-    for error in _errors(onload.spec, own):
+    found = tuple(_warnings(onload, others, nodes or {}))
+    for error in _errors(onload.spec, names_of(onload)):
         return Verdict(PREFIX + error, found)
     return Verdict(warnings=found)
 
@@ -169,9 +169,10 @@ def _is_below(path: str, directories: Iterable[str]) -> bool:
 # Warnings
 
 
-def _warnings(spec: Spec, own: Names, others: Iterable[Onload], nodes: Mapping[str, Labels]) -> Iterator[str]:
+def _warnings(onload: Onload, others: Iterable[Onload], nodes: Mapping[str, Labels]) -> Iterator[str]:
+    spec, own = onload.spec, names_of(onload)
     if "." in own.name:
-        yield f"metadata.name {own.name} has dots, with which KMM does not find its labels; use - in their place"
+        yield f"metadata.name {own.name} has dots, which KMM cannot use in labels; create a resource of another name"
     for place, mapping in enumerate(spec.onload.kernel_mappings):
         field = f"onload.kernelMappings[{place}]"
         last = re.sub(r"\$\{\w*\}", "x", mapping.kernel_module_image).rpartition("/")[2]
@@ -179,19 +180,4 @@ def _warnings(spec: Spec, own: Names, others: Iterable[Onload], nodes: Mapping[s
             yield f"{field}.kernelModuleImage has no tag and no digest, which KMM 2.2 and later rejects; add a tag"
         if mapping.build and not mapping.build.dockerfile_config_map.name:
             yield f"{field}.build.dockerfileConfigMap.name is empty, so KMM cannot build the image; set it"
-    for other in sorted(others, key=lambda each: (each.metadata.namespace, each.metadata.name)):
-        name = Names(other.metadata.namespace, other.metadata.name)
-        if name == own or other.metadata.deletion_timestamp:
-            continue
-        if shared := shared_nodes(spec.selector, other.spec.selector, nodes):
-            named = ", ".join(shared[:_NAMED_NODES])
-            more = f" and {len(shared) - _NAMED_NODES} more" if len(shared) > _NAMED_NODES else ""
-            yield f"Onload {name.namespace}/{name.name} also selects node {named}{more}; change one of the selectors"
-
-
-def shared_nodes(first: Labels, second: Labels, nodes: Mapping[str, Labels]) -> list[str]:
-    """The nodes that both selectors match, sorted. An empty selector matches none."""
-    if not first or not second:
-        return []
-    wanted = (*first.items(), *second.items())
-    return sorted(name for name, labels in nodes.items() if all(labels.get(key) == value for key, value in wanted))
+    yield from (each.message for each in overlaps(onload, others, nodes))
