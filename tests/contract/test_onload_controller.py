@@ -76,6 +76,7 @@ async def test_an_upgrade_evicts_applications_node_by_node(api: KubeApi) -> None
         await until(lambda: world.is_ready(NEW))
         assert not any(world.apps(f"node-{index}") for index in range(3))
         await until(lambda: len(events(api, "Verified")) == 3)
+    assert api.count("POST .*/eviction") == 3
     assert world.versions() == {(NEW, None, NEW)}
     assert world.most_down == 1
     assert events(api, "RemovingGate")[0] == "node node-0: the device plugin stops"

@@ -1,6 +1,6 @@
-"""The Onload operator with a fault at every write, and killed at every write: in the end everything is as it should be.
+"""The Onload operator with faults at writes, and killed at writes: in the end everything is as it should be.
 
-For each scenario, a run without faults counts the writes. Then there is one run for each of them with the fault. The
+For each scenario, a run without faults counts the writes. Then there is one run for each of them with a fault. The
 cluster reacts in between, and never sees a module unloaded that is in use, or too many nodes changed.
 """
 
@@ -114,11 +114,12 @@ SCENARIOS = {
         lambda world: world.is_ready(VERSION) and not world.leftovers(),
     ),
 }
-FAULTS: dict[str, dict[str, Any]] = {
-    "409": {"status": 409},
-    "429": {"status": 429, "headers": {"Retry-After": "0"}},
-    "500": {"status": 500},
-    "done without an answer": {"after": True},
+# Two faults of a kind share the writes: one has the even ones, the other the odd ones.
+FAULTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "409": (0, {"status": 409}),
+    "500": (1, {"status": 500}),
+    "429 without an effect": (0, {"status": 429, "headers": {"Retry-After": "0"}}),
+    "done without an answer": (1, {"after": True}),
 }
 
 
@@ -159,7 +160,7 @@ async def run(scenario: Scenario, trouble: Callable[[KubeApi, Operator], Fault |
         return writes, fault is not None and not fault.times
 
 
-async def at_every_write(name: str, trouble: Callable[[KubeApi, Operator, int], Fault]) -> None:
+async def at_every_other_write(name: str, first: int, trouble: Callable[[KubeApi, Operator, int], Fault]) -> None:
     scenario = SCENARIOS[name]
     writes, _ = await run(scenario, lambda _api, _operator: None)
     slots = asyncio.Semaphore(AT_A_TIME)
@@ -169,15 +170,16 @@ async def at_every_write(name: str, trouble: Callable[[KubeApi, Operator, int], 
             return (await run(scenario, lambda api, operator: trouble(api, operator, position)))[1]
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(position)) for position in range(writes)]
+        tasks = [group.create_task(one(position)) for position in range(first, writes, 2)]
     # The order of events is not the same in each run, and one run has a write more than another.
-    assert sum(task.result() for task in tasks) > writes // 2
+    assert sum(task.result() for task in tasks) > len(tasks) // 2
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_a_fault_at_any_write_changes_nothing_in_the_end(name: str, fault: str) -> None:
-    await at_every_write(name, lambda api, _, position: api.fault(WRITES, skip=position, **FAULTS[fault]))
+    first, options = FAULTS[fault]
+    await at_every_other_write(name, first, lambda api, _, position: api.fault(WRITES, skip=position, **options))
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
@@ -186,4 +188,4 @@ async def test_an_operator_that_is_killed_at_any_write_continues(name: str, afte
     def trouble(api: KubeApi, operator: Operator, position: int) -> Fault:
         return api.fault(WRITES, skip=position, hang=True, after=after, then=operator.kill)
 
-    await at_every_write(name, trouble)
+    await at_every_other_write(name, int(after), trouble)

@@ -1,4 +1,4 @@
-"""`onload-operator` as a process: flags, environment, election, probes, webhook, and as a part of the other operator."""
+"""`onload-operator` as a process: flags, environment, election, webhook, and as a part of the other operator."""
 
 import json
 from collections.abc import AsyncGenerator, Callable
