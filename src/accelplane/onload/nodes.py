@@ -37,7 +37,7 @@ class Nodes:
         self.nodes = manager.cache(Node, transform=node_only)
         self.pods = manager.cache(Pod, transform=pod_only)
         self.pods.add_index(_NODE, lambda pod: [pod.spec.nodeName] if concerns_onload(pod) else [])
-        self._written: dict[str, tuple[str | None, Node]] = {}
+        self._written: dict[str, tuple[frozenset[str | None], Node]] = {}
 
     def __iter__(self) -> Iterator[Node]:
         for node in self.nodes:
@@ -65,13 +65,13 @@ class Nodes:
         if action.progress is not None or action.removes_progress:
             text = format_progress(action.progress) if action.progress is not None else None
             metadata["annotations"] = {names.progress_annotation: text}
+        older = self._older_versions(action.node) | {version}
         try:
             written = await self._client.patch(Node, action.node, {"metadata": metadata})
         except NotFound:
             return
         node_only(written)
-        cached = self.nodes.get(Request(action.node))
-        self._written[action.node] = (cached.metadata.resourceVersion if cached else None, written)
+        self._written[action.node] = (older, written)
 
     async def evict(self, pods: Iterable[PodView]) -> list[str]:
         """Asks for the eviction of pods. Returns those for which a PodDisruptionBudget does not allow it now."""
@@ -101,11 +101,18 @@ class Nodes:
 
     def _current(self, node: Node) -> Node:
         name = node.metadata.name or ""
-        version, written = self._written.get(name, (None, node))
-        if version is not None and version == node.metadata.resourceVersion:
+        older, written = self._written.get(name, (frozenset[str | None](), node))
+        if node.metadata.resourceVersion in older:
             return written
         self._written.pop(name, None)
         return node
+
+    def _older_versions(self, name: str) -> frozenset[str | None]:
+        """Versions of a node that precede the next write. They are known before it: afterwards, the cache may have
+        the written version or one of another client already."""
+        older, _ = self._written.get(name, (frozenset[str | None](), None))
+        cached = self.nodes.get(Request(name))
+        return older | {cached.metadata.resourceVersion} if cached else older
 
     async def _check_unused(self, node: str) -> None:
         """Reads the pods of a node from the server, because the cache may be behind."""
