@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,14 +36,16 @@ if [ "$remove" ]; then
 fi
 printf %s "$command" > {CONTROL_DIRECTORY}/control || {{ cat {CONTROL_DIRECTORY}/control >&2; exit 1; }}
 """
+_PLUGIN = "from accelplane.cli.dropin import onload; onload()"
 _WAIT = "trap exit TERM; sleep infinity & wait"
 _USERLAND = ("opt/onload/usr/lib64/libonload.so", "opt/onload/usr/bin/onload", "opt/onload/sbin/onload_cp_server")
 
 
-def import_images(cluster: Cluster, names: Sequence[str]) -> None:
-    """Imports the same image under these names on all nodes.
+def import_images(cluster: Cluster, names: Sequence[str], *, plugin: str = "") -> None:
+    """Imports the same image under these names on all nodes. It has kernel modules and a userland.
 
-    It has kernel modules and a userland. Its programs for the device plugin and the worker only wait for their end.
+    Under the name `plugin` it runs the device plugin in the mount namespace of the node, with the Python of the tests.
+    Its worker only waits for its end.
     """
     busybox = cluster.assets.program("busybox")
     with tempfile.TemporaryDirectory() as scratch:
@@ -62,7 +65,10 @@ def import_images(cluster: Cluster, names: Sequence[str]) -> None:
             (root / file).parent.mkdir(parents=True, exist_ok=True)
             (root / file).write_text("")
         config = ImageConfig(entrypoint=["/bin/sh", "-c", _WAIT])
-        images_from_directory(archive, dict.fromkeys(names, config), root)
+        configs = dict.fromkeys(names, config)
+        if plugin:
+            configs[plugin] = ImageConfig(entrypoint=["nsenter", "-t", "1", "-m", sys.executable, "-c", _PLUGIN])
+        images_from_directory(archive, configs, root)
         cluster.import_image(archive)
 
 

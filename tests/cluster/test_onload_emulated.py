@@ -1,12 +1,11 @@
 """An ordered upgrade of Onload on two real nodes with the modules of an emulated kernel.
 
 The operator, the pods of KMM and the DaemonSet are as on kwok nodes, but kubelets run their containers: modules are
-loaded and unloaded, and files are installed. The device plugin runs on the node instead of in its pod.
+loaded and unloaded, files are installed, and the device plugin advertises `amd.com/onload`.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -38,8 +37,6 @@ from .settings import BUSYBOX_IMAGE
 
 pytestmark = pytest.mark.cluster
 
-PLUGIN = "from accelplane.cli.dropin import onload; onload()"
-
 
 @pytest.fixture(scope="module")
 def real(cluster_is_possible: None) -> Iterator[Cluster]:
@@ -51,9 +48,7 @@ def real(cluster_is_possible: None) -> Iterator[Cluster]:
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "onload", "namespace": NAMESPACE}}
         running.apply(account)
         modules = [f"example.com/onload-module:{version}" for version in (OLD, NEW)]
-        import_images(running, [*modules, user_image(OLD), user_image(NEW), PLUGIN_IMAGE])
-        for node in running.nodes.values():
-            node.add_daemon("onload-device-plugin", [sys.executable, "-c", PLUGIN]).start()
+        import_images(running, [*modules, user_image(OLD), user_image(NEW)], plugin=PLUGIN_IMAGE)
         yield running
 
 

@@ -1,56 +1,18 @@
 """The controller of Onload resources against the double of the API server, with a KMM and DaemonSets that react."""
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from kubeapi import KubeApi
+from onloadoperators import VERSION, operator, running
 from onloadresources import MAPPING
 from onloadworld import NAMES, World, app, definition, node
 from waiting import until
 
-from accelplane.kube.client import Client
-from accelplane.kube.manager import OFF, Manager
 from accelplane.onload.names import FINALIZER
-from accelplane.onload.reconciler import OnloadController
 
-IMAGE = "accelplane/onload-device-plugin:1"
-VERSION, NEW = "8.1.2.26", "8.2"
+NEW = "8.2"
 PDB = {"status": 429, "times": 1_000_000, "headers": {"Retry-After": "0"}}
-
-
-@contextlib.asynccontextmanager
-async def operator(api: KubeApi, image: str = IMAGE, manager: str = "onload-operator") -> AsyncIterator[None]:
-    client = Client(api.config, field_manager=manager, timeout=2)
-    made = Manager(client, health_address=OFF, metrics_address=OFF)
-    OnloadController(made, image)
-    task = asyncio.create_task(made.run())
-    try:
-        await asyncio.sleep(0)
-        yield
-        assert not task.done(), task.result()
-        made.stop()
-        async with asyncio.timeout(30):
-            await task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await client.close()
-
-
-@contextlib.asynccontextmanager
-async def running(world: World) -> AsyncIterator[None]:
-    """The cluster reacts, and nothing that must not happen has happened in the end."""
-    task = asyncio.create_task(world.run())
-    try:
-        yield
-        assert not task.done(), task.result()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    assert not world.violations
 
 
 def events(api: KubeApi, reason: str) -> list[str]:
@@ -114,6 +76,7 @@ async def test_an_upgrade_evicts_applications_node_by_node(api: KubeApi) -> None
         await until(lambda: world.is_ready(NEW))
         assert not any(world.apps(f"node-{index}") for index in range(3))
         await until(lambda: len(events(api, "Verified")) == 3)
+    assert api.count("POST .*/eviction") == 3
     assert world.versions() == {(NEW, None, NEW)}
     assert world.most_down == 1
     assert events(api, "RemovingGate")[0] == "node node-0: the device plugin stops"

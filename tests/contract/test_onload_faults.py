@@ -1,6 +1,6 @@
-"""The Onload operator with a fault at every write, and killed at every write: in the end everything is as it should be.
+"""The Onload operator with faults at writes, and killed at writes: in the end everything is as it should be.
 
-For each scenario, a run without faults counts the writes. Then there is one run for each of them with the fault. The
+For each scenario, a run without faults counts the writes. Then there is one run for each of them with a fault. The
 cluster reacts in between, and never sees a module unloaded that is in use, or too many nodes changed.
 """
 
@@ -27,6 +27,8 @@ TIMEOUTS = WatchTimeouts(first_delay=0.01, max_delay=0.1)
 VERSION, NEW = "8.1.2.26", "8.2"
 SFC = {**MAPPING, "sfc": {}}
 AT_A_TIME = 8
+# Resources, nodes, pods, DaemonSets and Modules.
+WATCHES = 5
 
 
 class Operator:
@@ -112,33 +114,53 @@ SCENARIOS = {
         lambda world: world.is_ready(VERSION) and not world.leftovers(),
     ),
 }
-FAULTS: dict[str, dict[str, Any]] = {
-    "409": {"status": 409},
-    "429": {"status": 429, "headers": {"Retry-After": "0"}},
-    "500": {"status": 500},
-    "done without an answer": {"after": True},
+# Two faults of a kind share the writes: one has the even ones, the other the odd ones.
+FAULTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "409": (0, {"status": 409}),
+    "500": (1, {"status": 500}),
+    "429 without an effect": (0, {"status": 429, "headers": {"Retry-After": "0"}}),
+    "done without an answer": (1, {"after": True}),
 }
+
+
+_prepared: list[KubeApi] = []
+
+
+async def prepared() -> KubeApi:
+    """A cluster in which a version is verified on all nodes, made once."""
+    if not _prepared:
+        async with kube_api() as api:
+            world = World(api)
+            async with operated(api, world):
+                world.create(onload__kernelMappings=[SFC])
+                await until(lambda: world.is_ready(VERSION), 60)
+        copied = KubeApi()
+        copied.copy_from(api)
+        _prepared.append(copied)
+    return _prepared[0]
 
 
 async def run(scenario: Scenario, trouble: Callable[[KubeApi, Operator], Fault | None]) -> tuple[int, bool]:
     """One run. Returns the number of writes, and whether the fault happened."""
+    before = await prepared() if scenario.before else None
     async with kube_api() as api:
         world = World(api)
+        if before is not None:
+            api.copy_from(before)
         async with operated(api, world) as operator:
-            if scenario.before:
-                world.create(onload__kernelMappings=[SFC])
-                await until(lambda: world.is_ready(VERSION), 60)
+            await until(lambda: api.open_watches >= WATCHES, 60)
             writes = api.count(WRITES)
             fault = trouble(api, operator)
             scenario.change(api, world)
             await until(lambda: scenario.is_done(world), 60)
             writes = api.count(WRITES) - writes
         assert not world.violations
-        assert world.most_down <= 1
+        # A deletion releases all nodes at once.
+        assert world.most_down <= 1 or world.onload() is None
         return writes, fault is not None and not fault.times
 
 
-async def at_every_write(name: str, trouble: Callable[[KubeApi, Operator, int], Fault]) -> None:
+async def at_every_other_write(name: str, first: int, trouble: Callable[[KubeApi, Operator, int], Fault]) -> None:
     scenario = SCENARIOS[name]
     writes, _ = await run(scenario, lambda _api, _operator: None)
     slots = asyncio.Semaphore(AT_A_TIME)
@@ -148,15 +170,16 @@ async def at_every_write(name: str, trouble: Callable[[KubeApi, Operator, int], 
             return (await run(scenario, lambda api, operator: trouble(api, operator, position)))[1]
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(position)) for position in range(writes)]
+        tasks = [group.create_task(one(position)) for position in range(first, writes, 2)]
     # The order of events is not the same in each run, and one run has a write more than another.
-    assert sum(task.result() for task in tasks) > writes // 2
+    assert sum(task.result() for task in tasks) > len(tasks) // 2
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_a_fault_at_any_write_changes_nothing_in_the_end(name: str, fault: str) -> None:
-    await at_every_write(name, lambda api, _, position: api.fault(WRITES, skip=position, **FAULTS[fault]))
+    first, options = FAULTS[fault]
+    await at_every_other_write(name, first, lambda api, _, position: api.fault(WRITES, skip=position, **options))
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
@@ -165,4 +188,4 @@ async def test_an_operator_that_is_killed_at_any_write_continues(name: str, afte
     def trouble(api: KubeApi, operator: Operator, position: int) -> Fault:
         return api.fault(WRITES, skip=position, hang=True, after=after, then=operator.kill)
 
-    await at_every_write(name, trouble)
+    await at_every_other_write(name, int(after), trouble)

@@ -17,10 +17,7 @@ from accelplane.operator.models import KINDS
 from accelplane.operator.settings import OLDEST, RELEASE, VENDOR, ImagePolicy, Settings, Upgrade, overrides
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from accelplane.kube.manager import Manager
-    from accelplane.operator.program import Options
+    from accelplane.operator.program import Extension, Options
 
 PROGRAM = "intel_deviceplugin_operator"
 
@@ -91,13 +88,13 @@ async def _run(values: Values) -> None:
     await run(chosen, load_config(str(values["kubeconfig"])), _onload(os.environ) if values["onload"] else None)
 
 
-def _onload(environment: Mapping[str, str]) -> "Callable[[Manager], object]":
-    """Adds the Onload operator to a manager. Raises `ValueError` naming the variable that is not set."""
+def _onload(environment: Mapping[str, str]) -> "Extension":
+    """The Onload operator as a part of this one. Raises `ValueError` naming the variable that is not set."""
     from accelplane.cli.onloadoperator import plugin_image  # noqa: PLC0415
     from accelplane.onload.program import add  # noqa: PLC0415
 
     image = plugin_image(environment)
-    return lambda manager: add(manager, image)
+    return lambda manager: [add(manager, image)]
 
 
 def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Options":

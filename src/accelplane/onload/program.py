@@ -7,6 +7,7 @@ import logging
 
 import msgspec
 
+from accelplane.kube.admission import Hook
 from accelplane.kube.client import Client, ClientConfig
 from accelplane.kube.leader import Election
 from accelplane.kube.manager import Manager
@@ -57,16 +58,16 @@ async def run(options: Options, config: ClientConfig) -> None:
             profiling=options.profiling,
             shutdown_delay=options.shutdown_delay if tls else 0.0,
         )
-        controller = add(manager, options.image)
+        hook = add(manager, options.image)
         if tls and options.certificate:
-            hook = validator(controller.onloads, controller.node_labels)
             serve(manager, [hook], options.certificate, tls, port=options.webhook_port)
         await manager.run()
     finally:
         await client.close()
 
 
-def add(manager: Manager, image: str) -> OnloadController:
-    """Adds the controller to a manager."""
+def add(manager: Manager, image: str) -> Hook:
+    """Adds the controller to a manager. Returns its webhook."""
     log.info("manages Onload resources; device plugin image: %s", image)
-    return OnloadController(manager, image)
+    controller = OnloadController(manager, image)
+    return validator(controller.onloads, controller.node_labels)

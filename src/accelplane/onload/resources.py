@@ -239,7 +239,9 @@ def pod_state(pod: Pod) -> tuple[object, ...]:
 
 
 class Eviction(NamespacedResource, msgspec.Struct, kw_only=True):
-    metadata: Metadata
+    """An eviction. The API server answers with a Status, which has no metadata."""
+
+    metadata: Metadata | None = None
     _api_info: ClassVar[ApiInfo] = api(
         "policy", "v1", "Eviction", "pods", parent=ResourceDef("", "v1", "Pod"), action="eviction"
     )

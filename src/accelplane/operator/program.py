@@ -5,7 +5,7 @@ Controllers run in the leader only. Every replica serves webhooks, probes and me
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -49,8 +49,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     profiling: bool = False
 
 
-async def run(options: Options, config: ClientConfig, extend: Callable[[Manager], object] | None = None) -> None:
-    """Runs the operator until SIGTERM or SIGINT. `extend` adds further controllers to the manager.
+Extension = Callable[[Manager], Iterable[Hook]]
+"""Adds controllers to a manager, and returns their webhooks."""
+
+
+async def run(options: Options, config: ClientConfig, extend: Extension | None = None) -> None:
+    """Runs the operator until SIGTERM or SIGINT.
 
     Raises `OSError` for a port in use, `CertificateError`, and the error of any part that fails.
     """
@@ -62,10 +66,8 @@ async def run(options: Options, config: ClientConfig, extend: Callable[[Manager]
         served = [family for family, there in zip(options.families, found, strict=False) if there]
         named = bool(names) and all(found[len(options.families) :])
         # If none is served, the definitions are probably applied later. Until then the readiness probe fails.
-        manager = _manager(client, msgspec.structs.replace(options, families=served or options.families), named=named)
-        if extend is not None:
-            extend(manager)
-        await manager.run()
+        chosen = msgspec.structs.replace(options, families=served or options.families)
+        await _manager(client, chosen, extend, named=named).run()
     finally:
         await client.close()
 
@@ -82,7 +84,7 @@ async def _is_served(client: Client, kind: type[Object]) -> bool:
     return True
 
 
-def _manager(client: Client, options: Options, *, named: bool) -> Manager:
+def _manager(client: Client, options: Options, extend: Extension | None, *, named: bool) -> Manager:
     tls = ServingTls(TlsSettings(allow_tls13=options.newer_tls))
     manager = Manager(
         client,
@@ -95,7 +97,7 @@ def _manager(client: Client, options: Options, *, named: bool) -> Manager:
         shutdown_delay=options.shutdown_delay,
     )
     made = controllers(manager, options.families, options.settings)
-    found = _hooks(manager, made, options, named=named)
+    found = [*_hooks(manager, made, options, named=named), *(extend(manager) if extend is not None else ())]
     serve(manager, found, options.certificate, tls, port=options.webhook_port)
     log.info("kinds: %s; DaemonSets in namespace %s", ", ".join(options.families), options.settings.namespace)
     return manager
