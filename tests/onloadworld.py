@@ -93,6 +93,7 @@ class World:
             self.api.remove(ONLOAD, self.names.name, self.names.namespace)
             return
         found["metadata"]["deletionTimestamp"] = "2030-01-01T00:00:00Z"
+        found["metadata"]["generation"] += 1
         self.api.put(ONLOAD, found)
 
     def status(self) -> Object:

@@ -734,7 +734,11 @@ def test_make_deploys_with_the_given_images(tmp_path: Path) -> None:
     assert "kubectl apply --filename -" in calls
     assert {each.split()[-1] for each in calls.splitlines()[1:]} == {"reg:5000/a/op:7", "reg:5000/b/dp:8"}
     calls = make(tmp_path, "undeploy", "ignore-not-found=true")
-    assert "kubectl delete --ignore-not-found=true --filename -" in calls
+    deleted = [line for line in calls.splitlines() if line.startswith("kubectl delete")]
+    assert deleted == [
+        "kubectl delete onloads.onload.amd.com --all --all-namespaces",
+        "kubectl delete --ignore-not-found=true --filename -",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -748,7 +752,10 @@ def test_make_deploys_with_the_given_images(tmp_path: Path) -> None:
         ),
         ("device-plugin-docker-push", f"docker push {own_image('onload-device-plugin')}"),
         ("install", "kubectl apply --kustomize "),
-        ("uninstall", "kubectl delete --ignore-not-found=false --kustomize "),
+        (
+            "uninstall",
+            "kubectl get customresourcedefinition onloads.onload.amd.com\nkubectl delete onloads.onload.amd.com ",
+        ),
         ("sfc-mc-deploy", "kubectl apply --filename "),
         ("sfc-mc-undeploy", "kubectl delete --ignore-not-found=false --filename "),
     ],

@@ -21,6 +21,7 @@ import accelplane.plugins
 from accelplane.cli import epchook, fpgawebhook, logflags, sgxwebhook
 from accelplane.cli import labels as labels_command
 from accelplane.cli import node as node_command
+from accelplane.cli import onloadoperator as onload_command
 from accelplane.cli import operator as operator_command
 from accelplane.cli.commands import accelplane as accelplane_command
 from accelplane.cli.goflags import Flag, flags_of, parse
@@ -44,6 +45,7 @@ DOCS = ROOT / "docs"
 WEBHOOK = DOCS / "sgx-webhook.md"
 FPGA_WEBHOOK = DOCS / "fpga-webhook.md"
 OPERATOR = DOCS / "operator.md"
+ONLOAD = DOCS / "onload.md"
 USERS, AUTHORS = DOCS / "users-guide.md", DOCS / "plugin-authors-guide.md"
 ACCELERATORS, LABELS = DOCS / "accelerators.md", DOCS / "labels.md"
 EXAMPLE = ROOT / "examples" / "generic-devices"
@@ -240,6 +242,7 @@ def shown(flag: Flag) -> str:
         (FPGA_WEBHOOK, "Running it", [flag for flag in fpgawebhook.FLAGS if flag not in logflags.FLAGS]),
         (WEBHOOK, "Running it", [flag for flag in sgxwebhook.FLAGS if flag not in logflags.FLAGS]),
         (OPERATOR, "Flags", [flag for flag in operator_command.FLAGS if flag not in logflags.FLAGS]),
+        (ONLOAD, "Flags", [flag for flag in onload_command.FLAGS if flag not in logflags.FLAGS]),
         (USERS, "Flags of every node command", [flag for flag in node_command.FLAGS if flag not in logflags.FLAGS]),
         (USERS, "Logging flags", list(logflags.FLAGS)),
     ],
