@@ -28,7 +28,6 @@ from .onload_lab import (
     application,
     onload,
     running_lab,
-    user_image,
     violations,
 )
 from .recording import recording
@@ -267,11 +266,3 @@ def test_labels_without_a_resource_are_removed_at_the_start(shared: Lab) -> None
     shared.label("node-0", {MODULE.label(DESIRED): OLD, NAMES.gate_label: OLD})
     with shared.operator():
         wait_until(lambda: not shared.leftovers(), "labels: gone")
-
-
-def test_plugin_pods_of_a_new_version_have_its_userland(lab: Lab) -> None:
-    install(lab)
-    lab.upgrade(NEW)
-    lab.wait_complete(NEW)
-    images = {each["spec"]["initContainers"][0]["image"] for each in lab.plugins().values()}
-    assert images == {user_image(NEW)}
