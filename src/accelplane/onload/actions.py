@@ -15,6 +15,8 @@ from accelplane.onload.steps import Action, Plan
 
 log = logging.getLogger(__name__)
 
+# The status and other resources wait until a pass ends: with many new nodes, it ends early, and another one follows.
+_MAX_PER_PASS = 50
 _PROBE_ENDS = ("Pending", "RemovingGate", "ReplacingPluginPod")
 
 
@@ -33,7 +35,7 @@ class Actions:
         resource: CustomResource | None,
         onload: Onload | None = None,
     ) -> tuple[tuple[str, ...], ApiError | None]:
-        """Performs all actions: an error of one node does not affect the others.
+        """Performs actions: an error of one node does not affect the others.
 
         Returns the pods whose eviction a PodDisruptionBudget does not allow now, and the first error. The resource is
         None if it is gone; `onload` is only needed for probe pods.
@@ -41,7 +43,10 @@ class Actions:
         by_name = {each.name: each for each in views}
         blocked: list[str] = []
         failure: ApiError | None = None
+        performed = 0
         for action in plan.actions:
+            if performed == _MAX_PER_PASS:
+                break
             node = by_name[action.node]
             try:
                 blocked += await self._perform(names, action, node, resource, onload)
@@ -49,6 +54,7 @@ class Actions:
                 log.debug("node %s: %s: %s", action.node, action.step, error)
                 failure = failure or error
                 continue
+            performed += 1
             self._report(action, node, resource)
         return tuple(blocked), failure
 

@@ -23,7 +23,7 @@ from accelplane.onload.daemonset import adapted, daemonset, node_selector_of, re
 from accelplane.onload.kmm import Kmm
 from accelplane.onload.models import Onload, uses_kmm, uses_sfc
 from accelplane.onload.modules import KmmApi, module, names_of, sfc_module
-from accelplane.onload.names import ADOPTED_ANNOTATION, HASH_ANNOTATION
+from accelplane.onload.names import ADOPTED_ANNOTATION, HASH_ANNOTATION, Names
 from accelplane.onload.resources import DaemonSet, Module
 
 log = logging.getLogger(__name__)
@@ -126,6 +126,12 @@ class Children:
             await self._ensure(resource, made.sfc, existing.sfc)
         if made.module is not None:
             await self._ensure(resource, made.module, existing.module)
+
+    def conflicts(self, names: Names) -> list[str]:
+        """Fields of the objects that other programs change again and again."""
+        objects = (names.module, names.sfc_module, names.daemonset)
+        keys = (Request(name, names.namespace) for name in objects)
+        return [str(each) for key in keys for each in self._backoff.conflicts(key)]
 
     async def delete_sfc(self, resource: CustomResource, live: Module) -> None:
         """Deletes a Module that belongs to the resource."""

@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 _DEBOUNCE = 0.2
 _AFTER_ACTION = 0.05
 _KMM_RETRY = 5.0
+_CONFLICT_RETRY = 60.0
 _FEW = 3
 
 
@@ -132,6 +133,7 @@ class OnloadController:
         if failure is None:
             plan = decide(goal, views, self._clock())
             blocked, failure = await self._actions.perform(names, plan, views, resource, effective)
+        conflicts = [Problem("FieldConflict", each) for each in self._children.conflicts(names)]
         observed = Observed(
             target=goal,
             plan=plan,
@@ -140,13 +142,15 @@ class OnloadController:
             history=self._history(onload, history, plan, views),
             rolled_back=onload.spec.onload.version if back is not None else "",
             blocking=blocked,
-            problems=[*problems, *self._overlaps(onload)],
+            problems=[*problems, *conflicts, *self._overlaps(onload)],
         )
         await self._update_status(resource, onload, observed)
         self._warn(resource, onload, observed)
         if failure is not None:
             raise failure
-        return Result(requeue_after=_AFTER_ACTION) if observed.history != history else _result(plan)
+        if observed.history != history:
+            return Result(requeue_after=_AFTER_ACTION)
+        return _result(plan) or (Result(requeue_after=_CONFLICT_RETRY) if conflicts else None)
 
     async def _ensure(
         self, resource: CustomResource, made: Wanted, existing: Existing, views: Sequence[NodeView]
