@@ -319,6 +319,17 @@ def test_rollback_continues_with_the_failed_node_first() -> None:
     assert cluster.most_down == 1
 
 
+def test_a_node_that_the_go_operator_took_down_counts_until_it_is_verified() -> None:
+    node = NodeView(name="a", module=OLD, sfc=OLD)
+    target = with_sfc()
+    plan = decide(target, [node, working("b", OLD)], NOW)
+    (action,) = plan.actions
+    assert (action.node, action.step) == ("a", "RemovingModule")
+    assert action.progress
+    node = msgspec.structs.replace(node, module=None, progress=action.progress)
+    assert {each.node for each in decide(target, [node, working("b", OLD)], NOW).actions} == {"a"}
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"target": 1}', "x" * 5000, '{"target":"a","started":"b"}'])
 def test_a_progress_that_cannot_be_read_begins_again(text: str) -> None:
     found = parse_progress(text)

@@ -351,7 +351,7 @@ class _Node:
     def _progress(self, *, new: bool = False, upgrade: bool | None = None) -> Progress:
         """The progress after an action of now. With `new`, the time limit begins again."""
         known = self.node.progress
-        works = known.upgrade if known is not None else False
+        works = known.upgrade if known is not None else _was_stopped(self.target, self.node)
         return Progress(
             target=self.target.version,
             started=self.now if new or known is None else known.started,
@@ -417,11 +417,12 @@ def _is_taken_down(target: Target, node: NodeView, step: NodeStep) -> bool:
     """Whether the operator made the node unavailable. Without an annotation the Go operator has begun with it."""
     if step.starts or (step.step in {"Verified", "Removed"} and node.progress is None):
         return False
-    if node.progress is not None:
-        return node.progress.upgrade
-    expected = {None, target.version}
-    stopped = node.gate is None and not {node.module, node.sfc} <= expected
-    return target.kmm and stopped
+    return node.progress.upgrade if node.progress is not None else _was_stopped(target, node)
+
+
+def _was_stopped(target: Target, node: NodeView) -> bool:
+    """Whether a node without progress has modules of another version and no device plugin."""
+    return target.kmm and node.gate is None and not {node.module, node.sfc} <= {None, target.version}
 
 
 def _deadline(target: Target, node: NodeView, step: NodeStep) -> float:
