@@ -148,6 +148,37 @@ async def test_without_kmm_a_condition_says_so_until_it_is_installed(api: KubeAp
         await until(lambda: world.is_ready(VERSION), 30)
 
 
+async def test_the_role_of_the_go_operator_is_enough(api: KubeApi) -> None:
+    api.fault("GET .*/customresourcedefinitions", 403, times=1_000_000)
+    api.fault("POST .*/events", 403, times=1_000_000)
+    world = World(api)
+    world.create(onload__kernelMappings=[{**MAPPING, "sfc": {}}])
+    async with running(world), operator(api):
+        await until(lambda: world.is_ready(VERSION))
+    sfc = api.get("modules", "onload-sfcmod", "default") or {}
+    assert sfc["spec"]["moduleLoader"]["container"]["inTreeModuleToRemove"] == "sfc"
+
+
+async def test_a_module_that_kmm_rejects_is_reported(api: KubeApi) -> None:
+    world = World(api)
+    world.create()
+    fault = api.fault("POST .*/modules", 422, times=1_000_000)
+    async with running(world), operator(api):
+        await until(lambda: world.condition("Degraded").get("reason") == "ModuleRejected")
+        assert not world.leftovers()
+        fault.times = 0
+        await until(lambda: world.is_ready(VERSION), 20)
+
+
+async def test_an_object_of_others_with_the_same_name_is_reported(api: KubeApi) -> None:
+    world = World(api)
+    world.create()
+    api.put("modules", {"metadata": {"name": "onload-module", "namespace": "default"}, "spec": {"mine": True}})
+    async with running(world), operator(api):
+        await until(lambda: world.condition("Degraded").get("reason") == "NameConflict")
+    assert (api.get("modules", "onload-module", "default") or {})["spec"] == {"mine": True}
+
+
 async def test_modules_that_are_loaded_otherwise_need_no_kmm(api: KubeApi) -> None:
     world = World(api, kmm=False)
     world.create(onload__kernelMappings=[], onload__moduleManagement="External")
@@ -176,6 +207,25 @@ async def test_a_resource_that_cannot_be_reconciled_says_why(
     assert world.condition("Ready")["status"] == "False"
     assert not api.all("modules")
     assert not world.leftovers()
+
+
+async def test_a_status_that_does_not_fit_is_replaced(api: KubeApi) -> None:
+    world = World(api, nodes=1)
+    api.put("onloads", {**world.create(), "status": {"onload": {"version": 1}}})
+    async with running(world), operator(api):
+        await until(lambda: world.is_ready(VERSION))
+
+
+async def test_a_malformed_resource_keeps_its_objects_and_is_reported(api: KubeApi) -> None:
+    world = World(api)
+    world.create()
+    async with running(world), operator(api):
+        await until(lambda: world.is_ready(VERSION))
+        world.create(onload__kernelMappings="none")
+        await until(lambda: len(events(api, "Malformed")) == 1)
+        assert "kernelMappings" in events(api, "Malformed")[0]
+        assert world.versions() == {(VERSION, None, VERSION)}
+        assert api.get("modules", "onload-module", "default")
 
 
 async def test_two_resources_that_select_the_same_nodes_both_say_so(api: KubeApi) -> None:

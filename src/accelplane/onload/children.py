@@ -113,7 +113,9 @@ class Children:
         main = sfc = None
         if kmm is not None:
             main = await self._kmm.module(Request(names.module, names.namespace))
-            sfc = await self._kmm.module(Request(names.sfc_module, names.namespace))
+            key = Request(names.sfc_module, names.namespace)
+            # Without sfc there is none in most cases, so the server is not asked for it each time.
+            sfc = await self._kmm.module(key) if uses_sfc(onload.spec.onload) else self._kmm.modules.get(key)
         return Existing(main, sfc, await self._daemonset(Request(names.daemonset, names.namespace)))
 
     async def ensure(self, resource: CustomResource, made: Wanted, existing: Existing) -> None:

@@ -38,6 +38,7 @@ class Nodes:
         self.pods = manager.cache(Pod, transform=pod_only)
         self.pods.add_index(_NODE, lambda pod: [pod.spec.nodeName] if concerns_onload(pod) else [])
         self._written: dict[str, tuple[frozenset[str | None], Node]] = {}
+        self.nodes.subscribe(self._forget)
 
     def __iter__(self) -> Iterator[Node]:
         for node in self.nodes:
@@ -106,6 +107,10 @@ class Nodes:
             return written
         self._written.pop(name, None)
         return node
+
+    def _forget(self, old: Node | None, new: Node | None) -> None:
+        if old is not None and new is None:
+            self._written.pop(old.metadata.name or "", None)
 
     def _older_versions(self, name: str) -> frozenset[str | None]:
         """Versions of a node that precede the next write. They are known before it: afterwards, the cache may have
