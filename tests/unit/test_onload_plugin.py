@@ -220,7 +220,9 @@ def skipped(root: Path) -> str:
 def test_the_agent_publishes_nothing_on_nodes_without_onload(tmp_path: Path) -> None:
     assert skipped(tmp_path) == "no sfc devices found"
     interface(tmp_path, "sfc0")
-    assert skipped(tmp_path).startswith("Onload is not installed: /dev/onload: no such device node; /opt/onload/")
+    module(tmp_path)
+    assert skipped(tmp_path).startswith("/opt/onload/usr/lib64: ")
+    (tmp_path / "dev/onload").unlink()
     userland(tmp_path)
     assert not any(device.healthy for device in scan(tmp_path, OnloadPlugin))
     module(tmp_path)
@@ -368,6 +370,9 @@ def test_the_command_does_not_start_without_a_nic(tmp_path: Path, capfd: pytest.
     assert OnloadDropin(OnloadConfig(need_nic=False)).absence(Host(tmp_path)) == ""
     interface(tmp_path, "sfc0")
     assert OnloadDropin().absence(Host(tmp_path)) == ""
+    (tmp_path / "sys/class/net").rename(tmp_path / "net")
+    write(tmp_path / "sys/class/net", "")
+    assert OnloadDropin().absence(Host(tmp_path)).startswith("/sys/class/net: ")
 
 
 def test_the_command_prints_its_devices(
