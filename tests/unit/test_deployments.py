@@ -327,15 +327,16 @@ IMAGES = {
     "intel-fpga-admissionwebhook": "intel_fpga_admissionwebhook",
     "intel-deviceplugin-operator": "intel_deviceplugin_operator",
 }
+# Commands that are not started by their own path.
+ENTRY_POINTS = {"onload-device-plugin": "/usr/bin/onload-device-plugin"}
 # Init programs use relative paths.
-DIRECTORIES = {"onload-device-plugin": "/usr/bin"}
 WORKING_DIRECTORIES = {"intel-qat-initcontainer": "/qat-init", "intel-idxd-config-initcontainer": "/idxd-init"}
 
 
 def test_every_image_has_its_entry_point_and_labels() -> None:
     configs = image_configs()
     assert {name: config.entrypoint for name, config in configs.items()} == {
-        own_image(name): [f"{DIRECTORIES.get(name, '/usr/local/bin')}/{command}"] for name, command in IMAGES.items()
+        own_image(name): [ENTRY_POINTS.get(name, f"/usr/local/bin/{command}")] for name, command in IMAGES.items()
     }
     for name, config in configs.items():
         assert {"vendor", "version", "release", "name", "summary", "description"} <= set(config.labels)
