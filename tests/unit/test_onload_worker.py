@@ -300,6 +300,11 @@ def test_a_parameter_that_cannot_be_written_is_an_error(root: Path) -> None:
         parameters.write(str(root), VALUES)
 
 
+def test_a_parameter_without_a_value_is_empty(root: Path) -> None:
+    load(root, Values("(null)", "(null)"))
+    assert current(root) == DEFAULTS
+
+
 def test_values_without_effect_are_an_error(root: Path) -> None:
     directory = root / "sys/module/onload/parameters"
     os.unlink(directory / "cplane_server_path")
