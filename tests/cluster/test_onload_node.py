@@ -90,6 +90,11 @@ def daemonset(version: str) -> Object:
             "-baseMountPath=/opt/onload", "-binMountPath=/usr/bin", "-libMountPath=/usr/lib64",
         ],
         "securityContext": privileged,
+        "lifecycle": {
+            # As the Go operator has them. The image has neither program, so the files of running pods stay.
+            "postStart": {"exec": {"command": ["/bin/sh", "-c", "chcon -Rt container_file_t /opt/onload || echo no"]}},
+            "preStop": {"exec": {"command": ["/bin/sh", "-c", "rm -r /opt/onload"]}},
+        },
         "volumeMounts": [
             {"name": "kubelet-socket", "mountPath": "/var/lib/kubelet/device-plugins"},
             {"name": "host-onload", "mountPath": "/opt/onload/"},
