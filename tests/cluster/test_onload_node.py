@@ -90,6 +90,11 @@ def daemonset(version: str) -> Object:
             "-baseMountPath=/opt/onload", "-binMountPath=/usr/bin", "-libMountPath=/usr/lib64",
         ],
         "securityContext": privileged,
+        "lifecycle": {
+            # As the Go operator has them. The image has neither program, so the files of running pods stay.
+            "postStart": {"exec": {"command": ["/bin/sh", "-c", "chcon -Rt container_file_t /opt/onload || echo no"]}},
+            "preStop": {"exec": {"command": ["/bin/sh", "-c", "rm -r /opt/onload"]}},
+        },
         "volumeMounts": [
             {"name": "kubelet-socket", "mountPath": "/var/lib/kubelet/device-plugins"},
             {"name": "host-onload", "mountPath": "/opt/onload/"},
@@ -318,6 +323,15 @@ def test_devices_are_unhealthy_while_a_device_node_is_gone(onload: OnloadNode) -
     onload.wait_healthy()
 
 
+def test_a_killed_worker_sets_the_parameters_for_its_next_container(onload: OnloadNode) -> None:
+    former = onload.status("onload-worker")["containerID"].removeprefix("containerd://")
+    ctr = onload.cluster.assets.program("ctr")
+    onload.node.run(ctr, "-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL", former)
+    wait_until(lambda: onload.status("onload-worker").get("restartCount") == 1, "the worker: started again", 60)
+    onload.wait_parameters()
+    assert former not in onload.parameters()[1]
+
+
 def test_a_restarted_kubelet_has_the_devices_again(onload: OnloadNode) -> None:
     before = _changed(onload.node.path(SOCKET))
     onload.node.kubelet.restart()
@@ -338,6 +352,21 @@ def test_another_version_is_for_new_pods_and_running_ones_keep_theirs(onload: On
 def test_the_parameters_are_restored_when_the_worker_ends(onload: OnloadNode) -> None:
     onload.cluster.kubectl("delete", "daemonset", "-n", NAMESPACE, NAME)
     wait_until(lambda: onload.parameters() == ("", ""), "the parameters: restored", 60)
+
+
+def test_the_worker_needs_no_privileges_with_mounts_of_its_files(onload: OnloadNode) -> None:
+    worker = pod("worker", "onload-worker", image=IMAGE, namespace=NAMESPACE, host_paths=["/sys/module", "/dev"])
+    worker["spec"]["serviceAccountName"] = "onload"
+    (container,) = worker["spec"]["containers"]
+    container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    variables = {"POD_NAME": "worker", "POD_NAMESPACE": NAMESPACE, "CONTAINER_NAME": "main"}
+    variables |= {"ONLOAD_CP_SERVER_PATH": "/server", "ONLOAD_CRICTL_PATH": "/somewhere/crictl"}
+    container["env"] = [{"name": name, "value": value} for name, value in variables.items()]
+    onload.cluster.apply(worker)
+    wait_until(lambda: onload.parameters()[0] == "/somewhere/crictl", "the parameters: written", 60)
+    status = (onload.cluster.pod("worker", NAMESPACE) or {})["status"]["containerStatuses"][0]
+    id_ = status["containerID"].removeprefix("containerd://")
+    assert onload.parameters()[1] == f"exec {id_} /server"
 
 
 def _changed(path: Path) -> int:

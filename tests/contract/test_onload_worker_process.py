@@ -76,7 +76,7 @@ async def test_a_container_that_does_not_start_in_time_is_an_error(tmp_path: Pat
         with pytest.raises(
             WorkerError, match="pod onload/plugin-x7: deadline exceeded: container onload-worker is not"
         ):
-            await found(tmp_path, peer.api, deadline=0.05)
+            await found(tmp_path, peer.api, deadline=2.0)
 
 
 async def test_another_runtime_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -220,7 +220,9 @@ def skipped(root: Path) -> str:
 def test_the_agent_publishes_nothing_on_nodes_without_onload(tmp_path: Path) -> None:
     assert skipped(tmp_path) == "no sfc devices found"
     interface(tmp_path, "sfc0")
-    assert skipped(tmp_path).startswith("Onload is not installed: /dev/onload: no such device node; /opt/onload/")
+    module(tmp_path)
+    assert skipped(tmp_path).startswith("/opt/onload/usr/lib64: ")
+    (tmp_path / "dev/onload").unlink()
     userland(tmp_path)
     assert not any(device.healthy for device in scan(tmp_path, OnloadPlugin))
     module(tmp_path)
@@ -337,6 +339,10 @@ def test_flags_are_those_of_the_original() -> None:
     [
         ({"mountOnload": True}, "setting both usePreload and mountOnload is not supported"),
         ({"maxPods": 100_001}, "maxPods is 100001, expected 100000 or less"),
+        (
+            {"baseMountPath": "/a:b"},
+            "baseMountPath with libMountPath is '/a:b/usr/lib64', .* without white space and colons",
+        ),
         ({"hostOnloadPath": "opt"}, "hostOnloadPath is 'opt', expected an absolute path"),
         (
             {"baseMountPath": "", "libMountPath": "lib"},
@@ -354,7 +360,7 @@ def test_invalid_options_are_rejected(options: dict[str, object], message: str) 
 def test_any_path_is_accepted_or_rejected_with_its_name(base: str, library: str) -> None:
     directory = joined(base, library)
     if directory.startswith("/") and "\0" not in directory and base.startswith("/"):
-        config = OnloadConfig(base_mount_path=base, lib_mount_path=library, bin_mount_path="/")
+        config = OnloadConfig(base_mount_path=base, lib_mount_path=library, bin_mount_path="/", set_preload=False)
         assert config.library_directory == "/" or not {"..", ".", ""} & set(directory.split("/")[1:])
     elif not directory.startswith("/"):
         with pytest.raises(ValueError, match="baseMountPath with libMountPath"):
@@ -368,6 +374,9 @@ def test_the_command_does_not_start_without_a_nic(tmp_path: Path, capfd: pytest.
     assert OnloadDropin(OnloadConfig(need_nic=False)).absence(Host(tmp_path)) == ""
     interface(tmp_path, "sfc0")
     assert OnloadDropin().absence(Host(tmp_path)) == ""
+    (tmp_path / "sys/class/net").rename(tmp_path / "net")
+    write(tmp_path / "sys/class/net", "")
+    assert OnloadDropin().absence(Host(tmp_path)).startswith("/sys/class/net: ")
 
 
 def test_the_command_prints_its_devices(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from accelplane.host import HostError
 from accelplane.host.files import HostFiles
 from accelplane.sidecars.onload import parameters
 from accelplane.sidecars.onload.configuration import Configuration, WorkerError, absolute_path, split_container_id
-from accelplane.sidecars.onload.container_id import Pod, id_in_cgroup, started_container
+from accelplane.sidecars.onload.container_id import Pod, id_in_cgroup, process_start, started_container
 from accelplane.sidecars.onload.crictl import USUAL_PATHS, find_crictl
 from accelplane.sidecars.onload.parameters import DEFAULTS, Values
 from accelplane.sidecars.onload.worker import Worker, require_device
@@ -137,6 +138,28 @@ def test_a_running_container_has_its_id_in_the_status() -> None:
 )
 def test_a_container_that_is_not_started_ready_and_running_has_none(changes: Mapping[str, object]) -> None:
     assert started(status(**changes)) == ""
+
+
+@pytest.mark.parametrize(
+    ("at", "found"),
+    [("2024-01-01T00:00:00Z", True), ("2024-01-01T01:59:59+02:00", True), ("2023-12-31T23:59:57Z", False)]
+    + [(text, True) for text in (None, "", "yesterday", "9999-99-99T00:00:00Z")],
+)
+def test_a_container_that_was_started_before_this_process_is_a_former_one(at: str | None, found: bool) -> None:
+    document = msgspec.json.encode({"status": {"containerStatuses": [status(state={"running": {"startedAt": at}})]}})
+    pod = msgspec.json.decode(document, type=Pod)
+    assert bool(started_container(pod, "onload-worker", 1704067200.9)) == found
+
+
+@given(st.text(max_size=30))
+def test_any_time_of_a_start_is_accepted(at: str) -> None:
+    started(status(state={"running": {"startedAt": at}}))
+
+
+def test_the_start_of_this_process_is_known(tmp_path: Path) -> None:
+    assert 0 <= time.time() - process_start(HostFiles("/")) < 24 * 3600
+    write(tmp_path / "proc/self/stat", "1 (x")
+    assert process_start(HostFiles(tmp_path)) == 0
 
 
 @pytest.mark.parametrize("missing", ["started", "ready", "state"])
@@ -270,10 +293,23 @@ def test_values_are_written_and_read_again(root: Path) -> None:
     assert current(root) == DEFAULTS
 
 
-def test_a_module_that_does_not_take_the_values_is_an_error(root: Path) -> None:
+def test_a_parameter_that_cannot_be_written_is_an_error(root: Path) -> None:
     os.unlink(root / "sys/module/onload/parameters/cplane_server_path")
-    (root / "sys/module/onload/parameters/cplane_server_path").symlink_to("/dev/full")
+    (root / "sys/module/onload/parameters/cplane_server_path").mkdir()
     with pytest.raises(HostError, match="cplane_server_path"):
+        parameters.write(str(root), VALUES)
+
+
+def test_a_parameter_without_a_value_is_empty(root: Path) -> None:
+    load(root, Values("(null)", "(null)"))
+    assert current(root) == DEFAULTS
+
+
+def test_values_without_effect_are_an_error(root: Path) -> None:
+    directory = root / "sys/module/onload/parameters"
+    os.unlink(directory / "cplane_server_path")
+    link(directory / "cplane_server_path", "cplane_server_params")
+    with pytest.raises(WorkerError, match="parameters: found '/usr/bin/crictl' with '/usr/bin/crictl' after a write"):
         parameters.write(str(root), VALUES)
 
 

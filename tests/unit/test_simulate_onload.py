@@ -82,8 +82,8 @@ def test_device_nodes_and_parameters_exist_while_the_module_is_loaded() -> None:
     assert not any(map(kernel.exists, (*nodes, "/sys/module/onload")))
     kernel.load("onload")
     assert all(map(kernel.exists, (*nodes, PATH)))
-    told = [event.action for event in events if (event.subsystem, event.devpath) == ("module", "/module/onload")]
-    assert told == ["remove", "add"]
+    actions = [event.action for event in events if (event.subsystem, event.devpath) == ("module", "/module/onload")]
+    assert actions == ["remove", "add"]
 
 
 def test_modules_are_loaded_and_unloaded_in_the_order_of_their_dependencies(kernel: Kernel) -> None:

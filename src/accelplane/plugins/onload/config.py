@@ -1,6 +1,7 @@
 """Options of the Onload plugin, with the names of the original's flags."""
 
 import posixpath
+import re
 from typing import Annotated
 
 from msgspec import Meta
@@ -9,6 +10,7 @@ from accelplane.plugins.base import Config
 
 _MAX_PODS = 100_000  # the kubelet receives messages of up to 4 MiB
 _MAX_PATH = 4095
+_SEPARATOR = re.compile(r"[\s:]")
 
 
 class OnloadConfig(Config, frozen=True, kw_only=True, rename="camel"):
@@ -37,6 +39,11 @@ class OnloadConfig(Config, frozen=True, kw_only=True, rename="camel"):
         ):
             if not path.startswith("/") or "\0" in path or len(path) > _MAX_PATH:
                 raise ValueError(f"{name} is {path[:80]!a}, expected an absolute path of up to {_MAX_PATH} characters")
+        if self.set_preload and _SEPARATOR.search(self.library_directory):
+            raise ValueError(
+                f"baseMountPath with libMountPath is {self.library_directory[:80]!a}, expected a path without white "
+                "space and colons, which separate the libraries in LD_PRELOAD"
+            )
 
     @property
     def library_directory(self) -> str:

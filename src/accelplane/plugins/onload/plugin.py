@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from accelplane.devices import HEALTHY, UNHEALTHY, Allocation, Device, Resource, Skipped
-from accelplane.host import Host
+from accelplane.host import Host, HostError
 from accelplane.plugins.base import Plugin, ScanError, Watch
 from accelplane.plugins.onload import userland
 from accelplane.plugins.onload.config import OnloadConfig, joined
@@ -23,14 +23,17 @@ _NO_NIC = "no sfc devices found"
 
 
 class OnloadPlugin(Plugin[OnloadConfig]):
-    """Publishes `amd.com/onload` on nodes with a Solarflare NIC and a part of Onload."""
+    """Publishes `amd.com/onload` on nodes with a Solarflare NIC and the files of Onload.
+
+    The plugin of another program may serve the node if those files are not visible here.
+    """
 
     namespace = NAMESPACE
     # Other programs serve other resources of amd.com, such as GPUs.
     exclusive_namespace = False
     config_type = OnloadConfig
     removal_delay: ClassVar[float] = math.inf
-    # Whether devices are published, as Unhealthy, where nothing of Onload exists.
+    # Whether devices are published, as Unhealthy, without NIC and files.
     publishes_always: ClassVar[bool] = False
 
     def __init__(self, config: OnloadConfig | None = None) -> None:
@@ -52,8 +55,8 @@ class OnloadPlugin(Plugin[OnloadConfig]):
         nics = find_nics(host)
         module, files = userland.module_problem(host), userland.userland_problem(host, self.config)
         absence = _NO_NIC if self.config.need_nic and not nics else ""
-        if not self.publishes_always and (absence or (module and files)):
-            yield Skipped(RESOURCE, absence or f"Onload is not installed: {module}; {files}")
+        if not self.publishes_always and (absence or files):
+            yield Skipped(RESOURCE, absence or files)
             return
         problem = absence or module or files
         if problem:
@@ -80,8 +83,11 @@ class OnloadPlugin(Plugin[OnloadConfig]):
 
     def absence(self, host: Host) -> str:
         """Returns why the drop-in command does not start on this host, or an empty text."""
-        if not self.config.need_nic or find_nics(host):
-            return ""
+        try:
+            if not self.config.need_nic or find_nics(host):
+                return ""
+        except HostError as error:
+            return str(error)
         where = os.path.join(host.root, "sys/class/net")
         return f"{_NO_NIC}: {where} has no interface of vendor 0x1924; set -needNic=false to start without one"
 

@@ -7,8 +7,11 @@ namespace of the host. Formats: cgroups(7), and the cgroup drivers of containerd
 
 import asyncio
 import logging
+import os
 import re
+import time
 from collections.abc import Callable
+from datetime import datetime
 
 import msgspec
 
@@ -24,12 +27,15 @@ RUNTIMES = ("cri-o", "containerd")
 CGROUP = "/proc/self/cgroup"
 
 _FIRST_DELAY, _LAST_DELAY = 0.1, 1.0
+_TOLERANCE = 2.0  # times in a status are in whole seconds
 # The last component: 64 digits, cri-containerd-ID.scope, crio-ID.scope, or kubepods-…:cri-containerd:ID.
 _COMPONENT = re.compile(r"(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?")
 
 
-class _Running(msgspec.Struct, frozen=True):
+class _Running(msgspec.Struct, frozen=True, rename="camel"):
     """Exists while the container runs."""
+
+    started_at: str | None = None
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -54,13 +60,28 @@ class Pod(msgspec.Struct, frozen=True):
     status: _PodStatus | None = None
 
 
-def started_container(pod: Pod, name: str) -> str:
-    """Returns the `containerID` of the container if it is ready, started and running, or an empty text."""
+def started_container(pod: Pod, name: str, since: float = 0.0) -> str:
+    """Returns the `containerID` of the container if it is ready, started and running, or an empty text.
+
+    A container that was started before `since` (Unix time) is a former one: the status is outdated.
+    """
     for status in (pod.status and pod.status.container_statuses) or ():
-        running = status.state is not None and status.state.running is not None
-        if status.name == name and status.ready and status.started and running:
-            return status.container_id
+        running = status.state.running if status.state is not None else None
+        if status.name != name or not status.ready or not status.started or running is None:
+            continue
+        started = _unix_time(running.started_at or "")
+        return "" if started is not None and started < since - _TOLERANCE else status.container_id
     return ""
+
+
+def process_start(host: HostFiles) -> float:
+    """Returns the Unix time at which this process started, 0 if it is unknown. Facts: proc(5)."""
+    try:
+        ticks = int(host.text("/proc/self/stat").rpartition(")")[2].split()[19])
+        uptime = float(host.text("/proc/uptime").split()[0])
+    except (HostError, ValueError, IndexError):
+        return 0.0
+    return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def id_in_cgroup(text: str) -> str:
@@ -79,7 +100,7 @@ async def find_container_id(
 ) -> str:
     """Returns the ID of the own container. `connect` may raise `ApiError`. Raises `WorkerError`."""
     try:
-        runtime, id_ = split_container_id(await _wait_started(configuration, connect(), deadline))
+        runtime, id_ = split_container_id(await _wait_started(configuration, connect(), process_start(host), deadline))
     except ApiError as error:
         id_ = _own_cgroup(host)
         if not id_:
@@ -94,7 +115,7 @@ async def find_container_id(
     return id_
 
 
-async def _wait_started(configuration: Configuration, api: ApiServer, deadline: float) -> str:
+async def _wait_started(configuration: Configuration, api: ApiServer, since: float, deadline: float) -> str:
     """Returns the `containerID`. Raises `ApiError` at the first failed request, and `WorkerError`."""
     path = f"/api/v1/namespaces/{configuration.namespace}/pods/{configuration.pod}"
     loop = asyncio.get_running_loop()
@@ -102,7 +123,7 @@ async def _wait_started(configuration: Configuration, api: ApiServer, deadline: 
     delay = _FIRST_DELAY
     while True:
         pod = await api.get(path, Pod, deadline=deadline)
-        id_ = started_container(pod, configuration.container)
+        id_ = started_container(pod, configuration.container, since)
         if id_:
             return id_
         if loop.time() + delay >= end:
@@ -112,6 +133,13 @@ async def _wait_started(configuration: Configuration, api: ApiServer, deadline: 
             )
         await asyncio.sleep(delay)
         delay = min(2 * delay, _LAST_DELAY)
+
+
+def _unix_time(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _own_cgroup(host: HostFiles) -> str:

@@ -1,7 +1,7 @@
 """The path of crictl on the host, where the kernel starts it.
 
-The kernel starts the program in the initial namespaces, and tells nobody if it does not exist. In the PID namespace of
-the host, `/proc/1/root` shows whether it does. Reading it needs CAP_SYS_PTRACE.
+The kernel starts the program in the initial namespaces, and reports no error if it does not exist. In the PID
+namespace of the host, `/proc/1/root` shows whether it does. Reading it needs CAP_SYS_PTRACE.
 """
 
 import logging

@@ -23,6 +23,7 @@ class Values(NamedTuple):
 
 
 DEFAULTS = Values("", "")
+_UNSET = "(null)"  # how the kernel shows a text parameter without a value
 
 
 def module_instance(root: str) -> tuple[int, int] | None:
@@ -40,7 +41,8 @@ def module_instance(root: str) -> tuple[int, int] | None:
 def read(root: str) -> Values:
     """The current values. Raises `HostError`."""
     files = HostFiles(root)
-    return Values(files.text(PATH), files.text(ARGUMENTS))
+    path, arguments = (files.text(file).removeprefix(_UNSET) for file in (PATH, ARGUMENTS))
+    return Values(path, arguments)
 
 
 def write(root: str, values: Values) -> None:

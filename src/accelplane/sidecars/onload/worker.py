@@ -69,7 +69,7 @@ class Worker:
                     retry = _FIRST_RETRY
             self._changed.clear()
             if self._check():
-                delay = self._interval
+                delay, retry = self._interval, _FIRST_RETRY
             else:
                 delay, retry = retry, min(2 * retry, _LAST_RETRY)
 
@@ -84,15 +84,16 @@ class Worker:
             if instance != self._instance:
                 self._require_current_device()
                 self._apply()
-                self._problem = ""
             elif parameters.read(self._root) != self._values:
                 self._report(
                     f"{parameters.MODULE}/parameters: changed by another program, expected {self._values.path} "
                     f"{self._values.arguments}; restart this pod to set them again"
                 )
+                return True
         except HostError as error:
             self._report(str(error))
             return False
+        self._problem = ""
         return True
 
     def _apply(self) -> None:

@@ -25,7 +25,7 @@ class Usermode:
     def __init__(self, *, execute: bool = False) -> None:
         self._execute = execute
         self._calls: list[Call] = []
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._running: list[tuple[Call, subprocess.Popen[bytes]]] = []
 
     def start(self, argv: Sequence[str]) -> None:
         """Does not wait for the end of the program."""
@@ -39,20 +39,18 @@ class Usermode:
         except (OSError, ValueError) as error:
             call.error = str(error)
         else:
-            self._running[len(self._calls) - 1] = process
+            self._running.append((call, process))
 
     def calls(self) -> Sequence[Call]:
         """All calls so far, with the exit statuses of those that have ended."""
-        for index, process in list(self._running.items()):
-            status = process.poll()
-            if status is not None:
-                self._calls[index].status = status
-                del self._running[index]
+        for call, process in self._running:
+            call.status = process.poll()
+        self._running = [(call, process) for call, process in self._running if call.status is None]
         return tuple(self._calls)
 
     def close(self) -> None:
         """Ends the programs that run."""
-        for process in self._running.values():
+        for _call, process in self._running:
             process.kill()
             process.wait()
         self._running.clear()
