@@ -13,7 +13,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 ready := $(VENV)/.ready
-definitions := deploy/operator/crd/bases
+# Module that makes CustomResourceDefinitions, and their directory.
+definitions := accelplane.operator.crds:deploy/operator/crd/bases accelplane.onload.crds:deploy/onload/config/crd/bases
 
 # pyright and its Node.js are pinned wheels. These variables disable the search for newer versions and for another Node.js.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -56,8 +57,10 @@ generated: $(ready)
 	$(PY) proto/generate.py --check
 	made=$$(mktemp -d)
 	trap 'rm -rf "$$made"' EXIT
-	$(PY) -m accelplane.operator.crds "$$made"
-	diff -ru $(definitions) "$$made" >&2 || { echo "$(definitions): differs from the types in operator/models.py; run make crds" >&2; exit 1; }
+	for each in $(definitions); do
+		$(PY) -m "$${each%:*}" "$$made/$${each%:*}"
+		diff -ru "$${each#*:}" "$$made/$${each%:*}" >&2 || { echo "$${each#*:}: differs from the types in models.py; run make crds" >&2; exit 1; }
+	done
 
 ## version: change the version of the package and of the images in manifests, demos and docs: make version TO=1.0.1
 version: init := src/accelplane/__init__.py
@@ -65,6 +68,7 @@ version:
 	@from=$$(sed -n 's/^__version__ = "\(.*\)"$$/\1/p' $(init))
 	sed -i "s/\"$$from\"/\"$(TO)\"/" $(init)
 	grep -rlE "accelplane/[a-z-]+:$$from" deploy demo docs | xargs sed -i -E "s#(accelplane/[a-z-]+):$$from#\1:$(TO)#"
+	sed -i "s/newTag: $$from$$/newTag: $(TO)/" deploy/onload/config/manager/kustomization.yaml
 
 ## format: apply ruff fixes and formatting
 format: $(ready)
@@ -75,9 +79,9 @@ format: $(ready)
 proto: $(ready)
 	$(PY) proto/generate.py
 
-## crds: generate the CustomResourceDefinitions from operator/models.py
+## crds: generate the CustomResourceDefinitions from operator/models.py and onload/models.py
 crds: $(ready)
-	$(PY) -m accelplane.operator.crds $(definitions)
+	for each in $(definitions); do $(PY) -m "$${each%:*}" "$${each#*:}"; done
 
 ## bench: measure agent, webhook and operator; prints a table and writes JSON. ARGS=… are passed to the benchmarks
 bench: $(ready)

@@ -30,8 +30,9 @@ NAMES = (
     "attack",
     "fpga",
     "operator",
+    "onload",
 )
-_DEADLINE = 1800
+_DEADLINE = 3600
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,20 +5,18 @@ Nodes and pods are pretended by kwok; API server, controllers and scheduler are 
 """
 
 import asyncio
-import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from msgspec import Struct
 
 from accelplane.kube.client import Client, Selection, load_config
 from accelplane.operator.models import KINDS
 from accelplane.operator.resources import KINDS as RESOURCES
 from accelplane.operator.resources import DaemonSet
 from benchmarks.figures import Figure, Outcome, Scale, median, percentile, single
+from benchmarks.process import cpu_seconds, memory_of
 from tests.cluster import crowd
 from tests.cluster.cluster import why_unavailable
 from tests.cluster.installation import NAMESPACE, Installation
@@ -60,7 +58,7 @@ def _measured(installation: Installation, nodes: int, idle: int, edits: int) -> 
         empty = _idle("no nodes", process, requests, idle, _GO_EMPTY)
         # First the nodes: kwok asks for all pods when a node is new.
         names = cluster.add_pretended_nodes(nodes, timeout=_PATIENCE)
-        cpu, writes, started = _cpu_seconds(process), crowd.status_writes(cluster), time.monotonic()
+        cpu, writes, started = cpu_seconds(process), crowd.status_writes(cluster), time.monotonic()
         for family, place in having.items():
             crowd.label(cluster, names[place], crowd.selected_by(family))
         counts = {family: len(names[place]) for family, place in having.items()}
@@ -70,7 +68,7 @@ def _measured(installation: Installation, nodes: int, idle: int, edits: int) -> 
             single(
                 f"{joined}: until {sum(counts.values())} pods are ready and reported", time.monotonic() - started, "s"
             ),
-            single(f"{joined}: processor time of the operator", _cpu_seconds(process) - cpu, "s"),
+            single(f"{joined}: processor time of the operator", cpu_seconds(process) - cpu, "s"),
             single(f"{joined}: writes of a status", (crowd.status_writes(cluster) - writes).total(), ""),
         )
         full = _idle(f"{nodes} nodes", process, requests, idle, _GO_FULL)
@@ -86,37 +84,19 @@ def _idle(
     name: str, process: int, requests: Requests, seconds: int, peer: tuple[str, float, float]
 ) -> Sequence[Figure]:
     time.sleep(_SETTLED)
-    made, cpu = requests(), _cpu_seconds(process)
+    made, cpu = requests(), cpu_seconds(process)
     time.sleep(seconds)
-    spent, asked = _cpu_seconds(process) - cpu, requests() - made
+    spent, asked = cpu_seconds(process) - cpu, requests() - made
     who, resident, anonymous = peer
     share = 60 / seconds
-    memory = _memory(process)
+    used = memory_of(process)
     return (
-        single(f"{name}: resident", memory.resident, "MiB", budget=_BUDGET, peers={who: resident}),
-        single(f"{name}: anonymous", memory.anonymous, "MiB", peers={who: anonymous}),
-        single(f"{name}: most resident so far", memory.peak, "MiB"),
+        single(f"{name}: resident", used.resident, "MiB", budget=_BUDGET, peers={who: resident}),
+        single(f"{name}: anonymous", used.anonymous, "MiB", peers={who: anonymous}),
+        single(f"{name}: most resident so far", used.peak, "MiB"),
         single(f"{name}: processor time a minute, idle", spent * share * 1e3, "ms"),
         single(f"{name}: requests a minute, idle", asked.total() * share, ""),
     )
-
-
-class _Memory(Struct, frozen=True):
-    """In MiB."""
-
-    resident: float
-    anonymous: float
-    peak: float
-
-
-def _memory(process: int) -> _Memory:
-    text = Path(f"/proc/{process}/status").read_text()
-    found: Mapping[str, str] = dict(re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE))
-    return _Memory(*(int(found[name]) / 1024 for name in ("VmRSS", "RssAnon", "VmHWM")))
-
-
-def _cpu_seconds(process: int) -> float:
-    return time.clock_gettime(~process << 3 | 2)
 
 
 async def _edit(kubeconfig: str, count: int) -> Sequence[float]:

@@ -3,6 +3,7 @@
     python3 deploy/images/root.py base DIRECTORY
     python3 deploy/images/root.py product DIRECTORY --base DIRECTORY [--sources DIRECTORY]
     python3 deploy/images/root.py operator DIRECTORY --base DIRECTORY --product DIRECTORY [--sources DIRECTORY]
+    python3 deploy/images/root.py shell DIRECTORY
 
 The Containerfile calls it in a build stage, the tests call it here: the same files either way. `base` picks from
 Debian packages, unpacked and not installed, so that there is no package manager, no shell and no tool in the result;
@@ -25,7 +26,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -53,6 +54,9 @@ DEBIAN = {
     f"{PYTHON}-minimal": (f"usr/bin/{PYTHON}",),
 }  # fmt: skip
 
+# The hooks in the DaemonSet of the Go operator for Onload.
+SHELL = {"dash": ("bin/dash",)}
+
 # What is not taken of Python's library: other front ends, compilers, tests, databases, East Asian codecs.
 UNWANTED = tuple(
     f"{STDLIB}/{pattern}"
@@ -75,7 +79,11 @@ ACCOUNTS = {
 }
 
 # Where users' manifests and scripts look for a command besides /usr/local/bin.
-ALSO_IN = {"intel-sgx-epchook": "usr/local/bin/sgx-sw"}
+ALSO_IN = {
+    "intel-sgx-epchook": "usr/local/bin/sgx-sw",
+    "onload-device-plugin": "usr/bin",
+    "onload-worker": "usr/bin",
+}
 
 # What init containers find around them: the working directories, into which manifests mount `conf` and `scratch`, with
 # the profiles that are taken where there is no configuration.
@@ -122,15 +130,7 @@ def base(root: Path) -> None:
         (root / directory).mkdir(parents=True)
     (root / "tmp").chmod(0o1777)
     (root / "var/run").symlink_to("../run")
-    with tempfile.TemporaryDirectory() as scratch:
-        _run("apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", *DEBIAN, cwd=Path(scratch))
-        for archive in sorted(Path(scratch).glob("*.deb")):
-            name = archive.name.partition("_")[0]
-            _run("dpkg-deb", "-x", archive, unpacked := Path(scratch) / name)
-            _pick(unpacked, root, DEBIAN[name])
-            _keep_licence(unpacked, root / "licenses/debian", name)
-            # Where tools that look for known flaws find what is in an image without a package manager.
-            (root / "var/lib/dpkg/status.d" / name).write_text(_output("dpkg-deb", "-f", archive))
+    _add_packages(root, DEBIAN)
     for file in list(_files(root / STDLIB)):
         if _matches(file.relative_to(root), UNWANTED):
             file.unlink()
@@ -140,6 +140,16 @@ def base(root: Path) -> None:
         (root / file).write_text(text)
     _compile(root, STDLIB)
     _try_out(root)
+
+
+def shell(root: Path) -> None:
+    """What goes over both for the one image whose users' manifests have hooks that are shell scripts."""
+    for directory in ("licenses/debian", "var/lib/dpkg/status.d", "usr/bin"):
+        (root / directory).mkdir(parents=True)
+    _add_packages(root, SHELL)
+    # /bin is a link in the base.
+    (root / "bin/dash").rename(root / "usr/bin/sh")
+    (root / "bin").rmdir()
 
 
 def product(root: Path, base: Path, sources: Path, extra: str = "") -> None:
@@ -197,12 +207,14 @@ def operator(root: Path, base: Path, product_made: Path, sources: Path) -> None:
                 file.unlink()
         _drop_empty(whole)
         shutil.copytree(whole, root)
+    # The command of the manifest of the Onload operator.
+    (root / "manager").symlink_to("/usr/local/bin/onload-operator")
 
 
 def _add_places(root: Path, packages: Path) -> None:
     """Paths that manifests know."""
     for command, directory in ALSO_IN.items():
-        (root / directory).mkdir(parents=True)
+        (root / directory).mkdir(parents=True, exist_ok=True)
         (root / directory / command).symlink_to(f"/usr/local/bin/{command}")
     for directory in INIT_DIRECTORIES:
         (root / directory).mkdir(parents=True)
@@ -212,6 +224,19 @@ def _add_places(root: Path, packages: Path) -> None:
             if not profile.exists():
                 raise RecipeError(f"the wheel lacks {profile.relative_to(packages)}; is it package-data in pyproject?")
             shutil.copy(profile, root / directory)
+
+
+def _add_packages(root: Path, packages: Mapping[str, tuple[str, ...]]) -> None:
+    """What is taken of Debian packages, with their licences."""
+    with tempfile.TemporaryDirectory() as scratch:
+        _run("apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", *packages, cwd=Path(scratch))
+        for archive in sorted(Path(scratch).glob("*.deb")):
+            name = archive.name.partition("_")[0]
+            _run("dpkg-deb", "-x", archive, unpacked := Path(scratch) / name)
+            _pick(unpacked, root, packages[name])
+            _keep_licence(unpacked, root / "licenses/debian", name)
+            # Where tools that look for known flaws find what is in an image without a package manager.
+            (root / "var/lib/dpkg/status.d" / name).write_text(_output("dpkg-deb", "-f", archive))
 
 
 def _pick(unpacked: Path, root: Path, patterns: tuple[str, ...]) -> None:
@@ -341,13 +366,13 @@ def _output(*command: str | Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("base", "product", "operator"))
+    parser.add_argument("part", choices=("base", "product", "operator", "shell"))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--base", type=Path, help="for product and operator: what base has made")
     parser.add_argument("--product", type=Path, help="for operator: what product has made")
     parser.add_argument("--sources", type=Path, default=Path(__file__).parents[2], help="the repository")
     chosen = parser.parse_args()
-    if chosen.part != "base" and not chosen.base:
+    if chosen.part in ("product", "operator") and not chosen.base:
         parser.error(f"{chosen.part} needs --base")
     if chosen.part == "operator" and not chosen.product:
         parser.error("operator needs --product")
@@ -356,6 +381,8 @@ def main() -> int:
             raise RecipeError("needs root, to try the result out in itself")
         if chosen.part == "base":
             base(chosen.directory)
+        elif chosen.part == "shell":
+            shell(chosen.directory)
         elif chosen.part == "product":
             product(chosen.directory, chosen.base, chosen.sources)
         else:

@@ -55,16 +55,17 @@ def label(cluster: Cluster, nodes: Iterable[str], labels: Mapping[str, str | Non
 @contextmanager
 def operator(installation: Installation) -> Iterator[tuple[Operator, Callable[[], Counter[str]]]]:
     """An operator that elects itself, and how many requests of each method it has made, by its own account."""
-    host, port = installation.cluster.addresses.host, _free_port()
-
-    def requests() -> Counter[str]:
-        counts: Counter[str] = Counter()
-        for _, method, count in _COUNTED.findall(_page(host, port, "/metrics")):
-            counts[method] += int(float(count))
-        return counts
-
+    host, port = installation.cluster.addresses.host, free_port()
     with installation.operator("-leader-elect", f"-metrics-bind-address={host}:{port}") as running:
-        yield running, requests
+        yield running, lambda: requests_of(host, port)
+
+
+def requests_of(host: str, port: int) -> Counter[str]:
+    """The number of requests by method, from the metrics of an operator."""
+    counts: Counter[str] = Counter()
+    for _, method, count in _COUNTED.findall(_page(host, port, "/metrics")):
+        counts[method] += int(float(count))
+    return counts
 
 
 def samples(cluster: Cluster) -> dict[str, dict[str, Any]]:
@@ -120,7 +121,7 @@ def _page(host: str, port: int, path: str) -> str:
     return text
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A TCP port that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]

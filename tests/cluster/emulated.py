@@ -23,7 +23,7 @@ import msgspec
 from accelplane.simulate import DlbSpec, DsaSpec, IaaSpec, NodeSpec, QatSpec
 from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.kernel.mounting import parts
-from accelplane.simulate.offload import FpgaSpec
+from accelplane.simulate.offload import FpgaSpec, NicSpec
 
 from .build import ClusterError
 from .hardware import copy_tree
@@ -36,7 +36,7 @@ _NULL = "1:3"
 IOCTLS = "/run/emulated-kernel-ioctls"
 # A command whose ioctls the emulated kernel answers, after the socket.
 SUPERVISOR = "import sys; from accelplane.simulate.seccomp import run; sys.exit(run(sys.argv[2:], sys.argv[1]))"
-_FAMILIES = {QatSpec: "qat", DsaSpec: "dsa", IaaSpec: "iaa", DlbSpec: "dlb", FpgaSpec: "fpga"}
+_FAMILIES = {QatSpec: "qat", DsaSpec: "dsa", IaaSpec: "iaa", DlbSpec: "dlb", FpgaSpec: "fpga", NicSpec: "nic"}
 
 
 class EmulatedKernel:
@@ -83,7 +83,7 @@ class EmulatedKernel:
         """They are done."""
         self.do("release", name=name)
 
-    def plug(self, spec: QatSpec | DsaSpec | IaaSpec | DlbSpec | FpgaSpec) -> str:
+    def plug(self, spec: QatSpec | DsaSpec | IaaSpec | DlbSpec | FpgaSpec | NicSpec) -> str:
         """Plug a device in; its address."""
         address = self.do("plug", family=_FAMILIES[type(spec)], spec=_without_nulls(spec))
         # New directories below /sys/devices are mounted after the answer.

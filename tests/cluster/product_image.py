@@ -33,7 +33,7 @@ _SOURCES = ("LICENSE", "README.md", "constraints.txt", "pyproject.toml", "src", 
 _KEPT = 4
 # What the Containerfile says of what is in an image, and which layer that is here.
 _COPIED = re.compile(r"^COPY --from=build /image/(\w+)/ /$", re.MULTILINE)
-_LAYERS = {"base": 0, "product": 0, "operator": 1, "fpga": 2}
+_LAYERS = {"base": 0, "product": 0, "operator": 1, "fpga": 2, "shell": 3}
 
 
 def product_image() -> Path:
@@ -63,7 +63,9 @@ def image_configs() -> dict[str, ImageConfig]:
         words = " ".join(re.findall(r"^LABEL (.*)$", stage, re.MULTILINE))
         labels = dict(re.findall(r'(\S+)="([^"]*)"', words))
         directory = re.search(r"^WORKDIR (\S+)$", stage, re.MULTILINE)
+        user = re.search(r"^USER (\S+)$", stage, re.MULTILINE)
         found[f"{ORGANISATION}/{named[2]}:{TAG}"] = ImageConfig(
+            user=user[1] if user else "",
             entrypoint=json.loads(entry[1]),
             working_directory=directory[1] if directory else "/",
             labels={**(parent.labels if parent else {}), **labels},
@@ -84,7 +86,9 @@ def _make(archive: Path, base: Path) -> None:
             shutil.copytree(part, root, symlinks=True, dirs_exist_ok=True)
         _recipe("operator", operator := Path(scratch) / "operator", "--base", base, "--product", product)
         _run(sys.executable, RECIPES / "fpga_host.py", (fpga := Path(scratch) / "fpga") / "usr/local/fpga-sw")
-        images_from_directory(Path(scratch) / "image.tar", image_configs(), root, operator, fpga).rename(archive)
+        _recipe("shell", shell := Path(scratch) / "shell")
+        layers = (root, operator, fpga, shell)
+        images_from_directory(Path(scratch) / "image.tar", image_configs(), *layers).rename(archive)
 
 
 def _recipe(*arguments: str | Path) -> None:

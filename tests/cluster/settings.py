@@ -124,6 +124,8 @@ def kwok(silence: int) -> list[str]:
     return [
         "kwok", "--kubeconfig=/etc/kubernetes/admin.conf", "--manage-all-nodes=false",
         "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake", f"--node-lease-duration-seconds={lease}",
+        # The status of these objects is set by a test.
+        "--disregard-status-with-annotation-selector=kwok.x-k8s.io/status=custom",
     ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from customresources import ACCEPTED_BY_THE_ORIGINAL, BROKEN_RULES, plugin, resource
 
+from accelplane.kube.rules import broken
 from accelplane.operator import models, rules
 
 from .cluster import Cluster
@@ -76,7 +77,7 @@ def test_a_broken_rule_is_refused_with_the_message_of_admission(
 ) -> None:
     found = plugin(family, **spec).spec
     of_gpu = rules.GPU_HEALTH if isinstance(found, models.GpuSpec) else ()
-    for message in (*rules.broken(found, rules.UPDATE_STRATEGY), *rules.broken(found, of_gpu)):
+    for message in (*broken(found, rules.UPDATE_STRATEGY), *broken(found, of_gpu)):
         assert message in refused(cluster, family, spec)
 
 

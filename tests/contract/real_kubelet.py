@@ -31,9 +31,12 @@ _REFUSALS = ("UnexpectedAdmissionError", "TopologyAffinityError")
 # What the plugins of the tests hand out has to be there, or no container that gets it would start.
 _DEVICES = [f"/dev/{name}" for name in ("a", "b", "c", "x", "y", "d0")]
 _DEVICES += ["/dev/sgx_enclave", "/dev/sgx_provision"]
+_DEVICES += ["/dev/onload", "/dev/onload_epoll", "/dev/sfc_char"]
 _DEVICES += [f"/dev/dri/card{number}" for number in range(4)]
 _DEVICES += [f"/dev/dri/renderD{128 + number}" for number in range(4)]
 _FILES = [f"/dev/dri/by-path/pci-0000:{3 + card:02x}:00.0-{kind}" for card in range(4) for kind in ("card", "render")]
+
+_FILES += [f"/opt/onload/versions/{version}/usr/lib64/libonload.so" for version in (1, 2)]
 
 
 @contextmanager

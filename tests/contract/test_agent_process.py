@@ -171,7 +171,7 @@ async def test_the_socket_of_a_process_is_for_its_owner_alone(run: Run, kubelet:
         (
             ["--plugins=gpu,tpu"],
             1,
-            "no plugin named 'tpu' is installed, expected dlb, dsa, fpga, gpu, iaa, npu, qat, sgx",
+            "no plugin named 'tpu' is installed, expected dlb, dsa, fpga, gpu, iaa, npu, onload, qat, sgx",
         ),
         (["--config=/nowhere/config.yaml"], 1, "/nowhere/config.yaml: No such file or directory"),
         (["--health-interval=0.5"], 1, "-health-interval: found 0.5, expected 0 or 1 to 3600 seconds"),
@@ -472,7 +472,7 @@ async def test_an_uneventful_life_says_little(run: Run, kubelet: Kubelet, tree: 
 async def test_a_card_comes_and_goes_at_the_real_process(run: Run, kubelet: Kubelet, tmp_path: Path) -> None:
     simulated = SimulatedNode(tmp_path / "tree")
     process = run("accelplane", "node")
-    await process.said("plugins dlb, dsa, fpga, gpu, iaa, npu, qat, sgx")
+    await process.said("plugins dlb, dsa, fpga, gpu, iaa, npu, onload, qat, sgx")
     simulated.plug_gpu(GpuSpec(driver="xe"))
     await kubelet.until(lambda resources: resources == {"gpu.intel.com/xe": (1, 1)})
     simulated.unplug("card0")

@@ -317,6 +317,7 @@ IMAGES = {
     "intel-dlb-plugin": "intel_dlb_device_plugin",
     "intel-sgx-plugin": "intel_sgx_device_plugin",
     "intel-fpga-plugin": "intel_fpga_device_plugin",
+    "onload-device-plugin": "onload-device-plugin",
     "intel-qat-initcontainer": "qat-init.sh",
     "intel-idxd-config-initcontainer": "idxd-init.sh",
     "intel-dlb-initcontainer": "dlb-init.sh",
@@ -325,7 +326,11 @@ IMAGES = {
     "intel-sgx-admissionwebhook": "intel_sgx_admissionwebhook",
     "intel-fpga-admissionwebhook": "intel_fpga_admissionwebhook",
     "intel-deviceplugin-operator": "intel_deviceplugin_operator",
+    "onload-operator": "onload-operator",
 }
+# Commands that are not started by their own path.
+ENTRY_POINTS = {"onload-operator": "/manager", "onload-device-plugin": "/usr/bin/onload-device-plugin"}
+USERS = {"onload-operator": "1001"}
 # Init programs use relative paths.
 WORKING_DIRECTORIES = {"intel-qat-initcontainer": "/qat-init", "intel-idxd-config-initcontainer": "/idxd-init"}
 
@@ -333,13 +338,13 @@ WORKING_DIRECTORIES = {"intel-qat-initcontainer": "/qat-init", "intel-idxd-confi
 def test_every_image_has_its_entry_point_and_labels() -> None:
     configs = image_configs()
     assert {name: config.entrypoint for name, config in configs.items()} == {
-        own_image(name): [f"/usr/local/bin/{command}"] for name, command in IMAGES.items()
+        own_image(name): [ENTRY_POINTS.get(name, f"/usr/local/bin/{command}")] for name, command in IMAGES.items()
     }
     for name, config in configs.items():
         assert {"vendor", "version", "release", "name", "summary", "description"} <= set(config.labels)
         assert config.labels["name"] == name.removeprefix("accelplane/").removesuffix(f":{accelplane.__version__}")
         assert config.working_directory == WORKING_DIRECTORIES.get(config.labels["name"], "/")
-        assert not config.user
+        assert config.user == USERS.get(config.labels["name"], "")
 
 
 def test_every_entry_point_is_a_script_of_the_package() -> None:

@@ -11,7 +11,10 @@ from manifests import DEPLOY, RBAC, REPOSITORY, Object, render, trees
 
 from accelplane.operator.models import KINDS
 
-PREFIXES = re.compile("inteldeviceplugins-|intel-deviceplugins-|intelsgxwebhook-|intelfpgawebhook-|intelfpgaplugin-")
+PREFIXES = re.compile(
+    "inteldeviceplugins-|intel-deviceplugins-|intelsgxwebhook-|intelfpgawebhook-|intelfpgaplugin-"
+    "|onload-operator-(?!sa$|role$|rb$)"
+)
 
 
 class Grant(NamedTuple):
@@ -38,8 +41,10 @@ def granted(objects: list[Object]) -> dict[str, set[Grant]]:
         if not binding["kind"].endswith("RoleBinding"):
             continue
         (subject,) = binding["subjects"]
+        if binding["roleRef"]["name"] == "system:image-builder":
+            continue  # a role of OpenShift, for all accounts
         assert subject["kind"] == "ServiceAccount"
-        scope = "namespace" if "namespace" in binding["metadata"] else "cluster"
+        scope = "namespace" if binding["kind"] == "RoleBinding" else "cluster"
         assert binding["metadata"].get("namespace", subject["namespace"]) == subject["namespace"]
         own = found.setdefault(PREFIXES.sub("", subject["name"]), set())
         for rule in roles[binding["roleRef"]["kind"], binding["roleRef"]["name"]]["rules"]:
@@ -76,11 +81,36 @@ FPGA_WEBHOOK = grants("cluster", "fpga.intel.com", MAPPINGS, "get list watch").u
     grants("namespace", "coordination.k8s.io", ["leases"], "get list watch create update patch delete"),
     grants("namespace", "", ["events"], "create patch"),
 )
+# Roles manager-role and leader-election-role of the original, and that of its samples.
+ONLOAD_OPERATOR = set[Grant]().union(
+    grants("cluster", "apps", ["daemonsets"], "create delete get list patch update watch"),
+    grants("cluster", "", ["nodes"], "get list patch watch"),
+    grants("cluster", "", ["pods"], "delete get list patch watch"),
+    grants("cluster", "", ["pods/eviction"], "create"),
+    grants("cluster", "kmm.sigs.x-k8s.io", ["modules"], "create delete get list patch update watch"),
+    grants("cluster", "onload.amd.com", ["onloads"], "create delete get list patch update watch"),
+    grants("cluster", "onload.amd.com", ["onloads/finalizers"], "update"),
+    grants("cluster", "onload.amd.com", ["onloads/status"], "get patch update"),
+    grants("namespace", "", ["configmaps"], "get list watch create update patch delete"),
+    grants("namespace", "coordination.k8s.io", ["leases"], "get list watch create update patch delete"),
+    grants("namespace", "", ["events"], "create patch"),
+)
+ONLOAD_PODS = grants("namespace", "", ["pods"], "get").union(
+    grants("namespace", "security.openshift.io", ["securitycontextconstraints"], "use", ["privileged"])
+)
+METRICS = grants("cluster", "authentication.k8s.io", ["tokenreviews"], "create").union(
+    grants("cluster", "authorization.k8s.io", ["subjectaccessreviews"], "create")
+)
 # Path pattern -> rights of the original's account. Trees that the original does not have are not in this table.
 ORIGINAL = {
     "operator/*": OPERATOR,
     "fpga_admissionwebhook/*": FPGA_WEBHOOK,
     "fpga_plugin/*": FPGA_WEBHOOK | grants("cluster", "", ["nodes"], "get"),
+    "onload/config/default*": ONLOAD_OPERATOR,
+    "onload/config/samples/default-clusterlocal": ONLOAD_OPERATOR,
+    "onload/config/default-with-metrics": METRICS,
+    "onload/config/samples/onload/*": ONLOAD_PODS,
+    "onload/config/samples/sfptpd/*": ONLOAD_PODS - grants("namespace", "", ["pods"], "get"),
     "sgx_plugin/overlays/epc-register": grants("cluster", "", ["nodes", "nodes/status"], "get list patch"),
     "gpu_plugin/overlays/fractional_resources": grants("cluster", "", ["pods", "nodes/proxy"], "get list"),
 }
@@ -148,6 +178,21 @@ def test_rights_of_the_original_operator_that_are_not_needed_are_not_granted(tre
         Grant("namespace", "", "configmaps", "", "update"),
     ):
         assert is_within(grant, OPERATOR)
+        assert not is_within(grant, found)
+
+
+def test_rights_of_the_original_onload_operator_that_are_not_needed_are_not_granted() -> None:
+    found = granted(render(DEPLOY / "onload/config/default"))["controller-manager"]
+    for grant in (
+        Grant("cluster", "onload.amd.com", "onloads", "", "delete"),
+        Grant("cluster", "onload.amd.com", "onloads", "", "create"),
+        Grant("cluster", "apps", "daemonsets", "", "delete"),
+        Grant("cluster", "", "nodes", "", "get"),
+        Grant("cluster", "", "pods", "", "patch"),
+        Grant("namespace", "", "configmaps", "", "update"),
+        Grant("namespace", "coordination.k8s.io", "leases", "", "delete"),
+    ):
+        assert is_within(grant, ONLOAD_OPERATOR)
         assert not is_within(grant, found)
 
 

@@ -18,9 +18,10 @@ import pytest
 import yaml
 
 import accelplane.plugins
-from accelplane.cli import epchook, fpgawebhook, logflags, sgxwebhook
+from accelplane.cli import epchook, fpgawebhook, logflags, onloadworker, sgxwebhook
 from accelplane.cli import labels as labels_command
 from accelplane.cli import node as node_command
+from accelplane.cli import onloadoperator as onload_command
 from accelplane.cli import operator as operator_command
 from accelplane.cli.commands import accelplane as accelplane_command
 from accelplane.cli.goflags import Flag, flags_of, parse
@@ -38,6 +39,7 @@ from accelplane.plugins.fpga.config import FpgaConfig
 from accelplane.plugins.gpu import GpuConfig
 from accelplane.plugins.idxd import DsaConfig, IaaConfig
 from accelplane.plugins.npu import NpuConfig
+from accelplane.plugins.onload import OnloadConfig
 from accelplane.plugins.policies import POLICIES, preferred
 from accelplane.plugins.qat import QatConfig
 from accelplane.plugins.sgx import SgxConfig
@@ -46,8 +48,10 @@ from accelplane.readings.families import FAMILIES
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 WEBHOOK = DOCS / "sgx-webhook.md"
+ONLOAD_NODE = DOCS / "onload-node.md"
 FPGA_WEBHOOK = DOCS / "fpga-webhook.md"
 OPERATOR = DOCS / "operator.md"
+ONLOAD = DOCS / "onload.md"
 USERS, AUTHORS = DOCS / "users-guide.md", DOCS / "plugin-authors-guide.md"
 ACCELERATORS, LABELS = DOCS / "accelerators.md", DOCS / "labels.md"
 EXAMPLE = ROOT / "examples" / "generic-devices"
@@ -239,11 +243,14 @@ def shown(flag: Flag) -> str:
         (ACCELERATORS, "IAA options", flags_of(IaaConfig)),
         (ACCELERATORS, "SGX options", flags_of(SgxConfig)),
         (ACCELERATORS, "FPGA options", flags_of(FpgaConfig)),
+        (ONLOAD_NODE, "Options of the device plugin", flags_of(OnloadConfig)),
+        (ONLOAD_NODE, "Flags of the worker", [flag for flag in onloadworker.FLAGS if flag not in logflags.FLAGS]),
         (LABELS, "accelplane labels", [flag for flag in labels_command.FLAGS if flag not in logflags.FLAGS]),
         (LABELS, "EPC", [flag for flag in epchook.FLAGS if flag not in logflags.FLAGS]),
         (FPGA_WEBHOOK, "Running it", [flag for flag in fpgawebhook.FLAGS if flag not in logflags.FLAGS]),
         (WEBHOOK, "Running it", [flag for flag in sgxwebhook.FLAGS if flag not in logflags.FLAGS]),
         (OPERATOR, "Flags", [flag for flag in operator_command.FLAGS if flag not in logflags.FLAGS]),
+        (ONLOAD, "Flags", [flag for flag in onload_command.FLAGS if flag not in logflags.FLAGS]),
         (USERS, "Flags of every node command", [flag for flag in node_command.FLAGS if flag not in logflags.FLAGS]),
         (USERS, "Logging flags", list(logflags.FLAGS)),
     ],
@@ -280,6 +287,14 @@ def test_the_metrics_table_lists_every_metric() -> None:
 def test_the_table_of_device_metrics_lists_every_family_in_the_order_of_the_page() -> None:
     listed = [row[0].strip("`") for row in rows(section(USERS, "Metrics of devices"))]
     assert listed == [family.name for family in FAMILIES]
+
+
+def test_the_onload_page_lists_every_reason_of_degraded() -> None:
+    text = "".join(file.read_text() for file in (ROOT / "src/accelplane/onload").glob("*.py"))
+    reasons = {*re.findall(r'Problem\(\s*"(\w+)"', text), "ModuleRejected", "WriteRejected"}
+    tables = section(ONLOAD, "Status and events")
+    listed = {name for row in rows(tables) for name in re.findall(r"`([A-Z]\w+)`", row[0])}
+    assert listed == reasons | {"Ready", "Progressing", "Degraded"}
 
 
 def test_the_policy_table_shows_the_preferred_devices() -> None:

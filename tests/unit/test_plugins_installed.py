@@ -46,8 +46,9 @@ def test_built_in_families_are_entry_points() -> None:
     assert list(found) == sorted(found)
 
 
-def test_built_in_families_own_their_namespaces_and_other_plugins_do_not() -> None:
-    assert all(plugin.exclusive_namespace for plugin in installed().values())
+def test_built_in_families_own_the_namespaces_of_intel_and_other_plugins_do_not() -> None:
+    shared = {name for name, plugin in installed().items() if not plugin.exclusive_namespace}
+    assert shared == {"onload"}  # amd.com, of which other programs serve GPUs
     assert not Plugin.exclusive_namespace
 
 

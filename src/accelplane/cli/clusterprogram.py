@@ -26,11 +26,12 @@ def run_in_cluster(
     work: Callable[[Values], Coroutine[None, None, None]],
     *,
     lenient: bool,
+    translate: Callable[[Values], Values] = lambda given: given,
 ) -> int:
     """Runs `work` with the values of all flags. Returns the exit code.
 
-    With `lenient`, arguments that are not flags are ignored. `work` may raise `ValueError` with the name of an invalid
-    flag, `OSError`, `ApiError` and `CertificateError`.
+    With `lenient`, arguments that are not flags are ignored. `translate` replaces flags of other names. `work` may
+    raise `ValueError` with the name of an invalid flag, `OSError`, `ApiError` and `CertificateError`.
     """
     signals.end_at_once()
     given = parse_or_exit(program, flags, words, lenient=lenient)
@@ -44,6 +45,7 @@ def run_in_cluster(
     from accelplane.http.servingtls import CertificateError  # noqa: PLC0415
 
     try:
+        given = translate(given)
         logflags.start(given, program.replace(" ", "-"))
         asyncio.run(work(with_defaults(flags, given, os.environ)))
     except ValueError as error:

@@ -162,6 +162,19 @@ def simulated_fpgas(description: str, outcomes: "tuple[Outcome, ...]", command: 
     sys.exit(run_with_fpgas(command, description, outcomes))
 
 
+@accelplane.group()
+def onload() -> None:
+    """Tools for Onload."""
+
+
+@onload.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
+def profile() -> None:
+    """Print Onload profiles as ConfigMaps."""
+    from accelplane.cli.onloadprofile import main  # noqa: PLC0415
+
+    sys.exit(main(sys.argv[3:], "accelplane onload profile"))
+
+
 accelplane.add_command(provision)
 
 

@@ -79,3 +79,12 @@ def fpga() -> None:
     from accelplane.plugins.fpga import FpgaPlugin
 
     sys.exit(dropin("intel_fpga_device_plugin", FpgaPlugin, "fpga", absence=FpgaPlugin.absence))
+
+
+def onload() -> None:
+    """`onload-device-plugin`."""
+    signals.end_at_once()
+    from accelplane.cli.node import dropin
+    from accelplane.plugins.onload import OnloadDropin
+
+    sys.exit(dropin("onload-device-plugin", OnloadDropin, "onload", absence=OnloadDropin.absence))

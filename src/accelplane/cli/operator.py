@@ -17,7 +17,7 @@ from accelplane.operator.models import KINDS
 from accelplane.operator.settings import OLDEST, RELEASE, VENDOR, ImagePolicy, Settings, Upgrade, overrides
 
 if TYPE_CHECKING:
-    from accelplane.operator.program import Options
+    from accelplane.operator.program import Extension, Options
 
 PROGRAM = "intel_deviceplugin_operator"
 
@@ -63,6 +63,7 @@ FLAGS = (
          "name prefix of the installation's service, webhook configurations and cluster roles"),
     Flag("tls-1.3", False, "allow TLS 1.3 in addition to TLS 1.2"),
     Flag("profiling", False, "serve /debug/tasks and /debug/profile on the address of the probes"),
+    Flag("onload", False, "also manage Onload resources, with the device plugin image of DEVICE_PLUGIN_IMG"),
     *(flag for flag in sgxwebhook.FLAGS if flag.name.startswith(("aesmd-", "epc-"))),
     *logflags.FLAGS,
 )  # fmt: skip
@@ -84,7 +85,16 @@ async def _run(values: Values) -> None:
     from accelplane.operator.program import run  # noqa: PLC0415
 
     chosen = options(values, os.environ)
-    await run(chosen, load_config(str(values["kubeconfig"])))
+    await run(chosen, load_config(str(values["kubeconfig"])), _onload(os.environ) if values["onload"] else None)
+
+
+def _onload(environment: Mapping[str, str]) -> "Extension":
+    """The Onload operator as a part of this one. Raises `ValueError` naming the variable that is not set."""
+    from accelplane.cli.onloadoperator import plugin_image  # noqa: PLC0415
+    from accelplane.onload.program import add  # noqa: PLC0415
+
+    image = plugin_image(environment)
+    return lambda manager: [add(manager, image)]
 
 
 def options(values: Mapping[str, Value], environment: Mapping[str, str]) -> "Options":

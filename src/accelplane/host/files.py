@@ -16,6 +16,7 @@ import errno
 import fnmatch
 import itertools
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -32,6 +33,7 @@ _MAX_LINKS = 40  # as the kernel's own limit (path_resolution(7))
 _MAX_OPEN_DIRECTORIES = 64
 _OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIECE = ATTRIBUTE_LIMIT + 1  # a sysctl allocates as much memory as a read asks for
+_PROCESS_ROOT = re.compile(r"/proc/[0-9]+/root")
 _ABSENT = ""  # in the place of a link's text, which is never empty
 
 
@@ -58,7 +60,8 @@ class HostFiles:
     """The node below `root`. Every path given or returned is the host's own, without the root."""
 
     def __init__(self, root: str | os.PathLike[str] = "/") -> None:
-        self.root = os.path.realpath(root)
+        # realpath(3) of this link, which leads into another mount namespace, would be the root of this one.
+        self.root = f"{root}/." if _PROCESS_ROOT.fullmatch(os.fspath(root)) else os.path.realpath(root)
         self.directories_read: set[str] = set()
         self.notes: list[str] = []
         self._prefix = "" if self.root == "/" else self.root

@@ -4,12 +4,14 @@
     version(name, schema, columns=…)                an entry of its `spec.versions`
     resource_schema(description, properties)        the schema of a version
     structural_schema(type)                         the schema of a struct, a field or a part of it
+    write(directory, definitions)                   YAML files with the names that controller-gen gives them
 
 Limits and formats are `msgspec.Meta` annotations of the fields. Programs do not import this module at start:
 `msgspec.inspect` costs memory that a running operator does not need.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -74,6 +76,28 @@ def resource_schema(description: str, properties: JsonObject) -> JsonObject:
     }
 
 
+def files(definitions: Iterable[JsonObject]) -> dict[str, str]:
+    """The definitions as YAML, by file name."""
+    import yaml  # noqa: PLC0415 - programs do not need it at start
+
+    found: dict[str, str] = {}
+    for made in definitions:
+        plural, _, group = msgspec.convert(made, _Definition).metadata.name.partition(".")
+        found[f"{group}_{plural}.yaml"] = yaml.safe_dump(made, sort_keys=False, width=110)
+    return found
+
+
+def write(directory: Path, definitions: Iterable[JsonObject]) -> None:
+    """Writes the definitions to a directory and deletes all other YAML files in it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    wanted = files(definitions)
+    for file in directory.glob("*.yaml"):
+        if file.name not in wanted:
+            file.unlink()
+    for name, text in wanted.items():
+        (directory / name).write_text(text, encoding="utf-8")
+
+
 def struct_type(model: type[msgspec.Struct]) -> inspect.StructType:
     """The description of a struct, with the types of its fields."""
     found = inspect.type_info(model)
@@ -112,8 +136,9 @@ def structural_schema(kind: inspect.Type) -> JsonObject:
 
 def _struct_schema(fields: Sequence[inspect.Field]) -> JsonObject:
     ordered = sorted(fields, key=lambda each: each.encode_name)
-    properties: JsonObject = {each.encode_name: structural_schema(each.type) for each in ordered}
-    found: JsonObject = {"type": "object", "properties": properties}
+    found: JsonObject = {"type": "object"}
+    if ordered:
+        found["properties"] = {each.encode_name: structural_schema(each.type) for each in ordered}
     if required := [each.encode_name for each in ordered if each.required]:
         found["required"] = [*required]
     return found
@@ -123,10 +148,20 @@ def _with(schema: JsonObject, **limits: Json) -> JsonObject:
     return schema | {name: limit for name, limit in limits.items() if limit is not None}
 
 
+class _Name(msgspec.Struct):
+    name: str
+
+
+class _Definition(msgspec.Struct):
+    """The part of a definition that names its file."""
+
+    metadata: _Name
+
+
 class _Extra(msgspec.Struct):
     """The part of `inspect.Metadata` that is used, with its type."""
 
-    extra_json_schema: dict[str, int | str | list[str]] | None
+    extra_json_schema: dict[str, bool | int | str | list[str]] | None
 
 
 def _annotated(schema: JsonObject, metadata: inspect.Metadata) -> JsonObject:

@@ -33,6 +33,7 @@ _MAX_TURN = 0.05
 _REFRESH_DEADLINE = 5.0
 _SCAN_TIMEOUT = 10.0
 _MAX_RESCANS = 3
+_OTHER_ROOT = "/proc/1/root/"  # real directories of another mount namespace
 
 
 class ScanLoop:
@@ -237,7 +238,7 @@ class ScanLoop:
         paths = [
             f"{prefix}{path}" if path in host.directories_read else _existing_parent(host, path)
             for path in directories
-            if own_tree or not path.startswith(("/sys/", "/proc/"))
+            if own_tree or path.startswith(_OTHER_ROOT) or not path.startswith(("/sys/", "/proc/"))
         ]
         name = self._context.name
         self._watcher.directories(name, paths, self._changed, written=own_tree, root=root if own_tree else "")

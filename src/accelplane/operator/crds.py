@@ -5,8 +5,6 @@ the types.
 
     definitions()       the objects of all kinds
     schema_of(model)    the schema of one kind
-    files()             file name -> text, with the file names of the Go operator
-    write(directory)    what the command does
 
 The API server accepts everything that it accepts with the definitions of the Go operator (v0.31.1 and newer). Limits
 and CEL rules (`rules`) concern only fields that those do not have.
@@ -14,15 +12,23 @@ and CEL rules (`rules`) concern only fields that those do not have.
 
 import copy
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from accelplane.kube.crds import definition, plural_of, resource_schema, struct_type, structural_schema, version
+from accelplane.kube.crds import (
+    definition,
+    resource_schema,
+    struct_type,
+    structural_schema,
+    version,
+    write,
+)
 from accelplane.kube.jsontypes import Json, JsonObject
+from accelplane.kube.rules import validations
 from accelplane.operator import fpgamodels, models, rules
 
-_COMMON_RULES: Sequence[Json] = [*rules.validations(rules.UPDATE_STRATEGY)]
-_RULES: Mapping[str, Sequence[Json]] = {"gpu": [*rules.validations(rules.GPU_HEALTH)]}
+_COMMON_RULES: Sequence[Json] = [*validations(rules.UPDATE_STRATEGY)]
+_RULES: Mapping[str, Sequence[Json]] = {"gpu": [*validations(rules.GPU_HEALTH)]}
 
 _COLUMNS: tuple[Mapping[str, str], ...] = (
     {"name": "Desired", "type": "integer", "jsonPath": ".status.desiredNumberScheduled"},
@@ -77,36 +83,6 @@ def schema_of(model: type[models.DevicePlugin]) -> JsonObject:
     return resource_schema(model.about, {"spec": spec, "status": status})
 
 
-def files() -> dict[str, str]:
-    """The definitions as YAML, by file name."""
-    import yaml  # noqa: PLC0415 - the operator does not need it at start
-
-    found: dict[str, str] = {}
-    for kind, made in zip(_kinds(), definitions(), strict=True):
-        group = fpgamodels.GROUP if kind in _MAPPINGS else models.GROUP
-        found[f"{group}_{plural_of(kind)}.yaml"] = yaml.safe_dump(made, sort_keys=False, width=110)
-    return found
-
-
-def write(directory: Path) -> None:
-    """Writes the definitions to a directory and deletes all other YAML files in it."""
-    directory.mkdir(parents=True, exist_ok=True)
-    wanted = files()
-    for file in directory.glob("*.yaml"):
-        if file.name not in wanted:
-            file.unlink()
-    for name, text in wanted.items():
-        (directory / name).write_text(text, encoding="utf-8")
-
-
-_MAPPINGS = ("AcceleratorFunction", "FpgaRegion")
-
-
-def _kinds() -> Iterator[str]:
-    yield from models.BY_KIND
-    yield from _MAPPINGS
-
-
 def _plugin(model: type[models.DevicePlugin]) -> JsonObject:
     return definition(
         model.__name__,
@@ -152,4 +128,4 @@ def _mapping(
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    write(Path(sys.argv[1]), definitions())

@@ -13,13 +13,12 @@ from msgspec import Meta
 
 from accelplane.kube.conditions import Condition
 from accelplane.kube.jsontypes import JsonObject
+from accelplane.kube.wire import Int32, Toleration, Wire
 
 GROUP, VERSION = "deviceplugin.intel.com", "v1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 Count = Annotated[int, Meta(ge=1)]
-Int32 = Annotated[int, Meta(extra_json_schema={"format": "int32"})]
-Int64 = Annotated[int, Meta(extra_json_schema={"format": "int64"})]
 # A quantity may be written as a number.
 Quantity = Annotated[
     int | str,
@@ -36,32 +35,12 @@ PCI_IDS = "^0x[0-9a-f]{4}(,0x[0-9a-f]{4})*$"
 KernelVfDriver = Literal["dh895xccvf", "c6xxvf", "c3xxxvf", "d15xxvf", "4xxxvf", "420xxvf", "c4xxxvf", "6xxxvf"]
 
 
-class Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Encoded as the API writes it: names in camel case, unset fields left out."""
-
-
 def _limited(description: str, max_length: int) -> Meta:
     """A limit for the API server only: admission explains a longer value in its own words."""
     return Meta(description=description, extra_json_schema={"maxLength": max_length})
 
 
 # Parts of Kubernetes' own types
-
-
-class Toleration(Wire, frozen=True):
-    key: Annotated[str, Meta(description="Key of the taint. Empty with operator Exists: all keys.")] = ""
-    operator: Annotated[
-        str, Meta(description="Exists (any value) or Equal (the value must match). Equal when not set.")
-    ] = ""
-    value: Annotated[str, Meta(description="Value of the taint. Empty with operator Exists.")] = ""
-    effect: Annotated[
-        str,
-        Meta(description="Effect of the taint: NoSchedule, PreferNoSchedule or NoExecute. All effects when not set."),
-    ] = ""
-    toleration_seconds: Annotated[
-        Int64 | None,
-        Meta(description="Seconds until a pod is evicted, with effect NoExecute. Never evicted when not set."),
-    ] = None
 
 
 class SecretReference(Wire, frozen=True):

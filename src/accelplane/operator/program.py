@@ -4,7 +4,7 @@ Controllers run in the leader only. Every replica serves webhooks, probes and me
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -47,7 +47,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     profiling: bool = False
 
 
-async def run(options: Options, config: ClientConfig) -> None:
+Extension = Callable[[Manager], Iterable[Hook]]
+"""Adds controllers to a manager, and returns their webhooks."""
+
+
+async def run(options: Options, config: ClientConfig, extend: Extension | None = None) -> None:
     """Runs the operator until SIGTERM or SIGINT.
 
     Raises `OSError` for a port in use, `CertificateError`, and the error of any part that fails.
@@ -59,13 +63,13 @@ async def run(options: Options, config: ClientConfig) -> None:
         families = [family for family in options.families if KINDS[family] in served]
         named = bool(names) and all(kind in served for kind in names)
         # If none is served, the definitions are probably applied later. Until then the readiness probe fails.
-        options = msgspec.structs.replace(options, families=families or options.families)
-        await _manager(client, options, named=named).run()
+        chosen = msgspec.structs.replace(options, families=families or options.families)
+        await _manager(client, chosen, extend, named=named).run()
     finally:
         await client.close()
 
 
-def _manager(client: Client, options: Options, *, named: bool) -> Manager:
+def _manager(client: Client, options: Options, extend: Extension | None, *, named: bool) -> Manager:
     tls = ServingTls(TlsSettings(allow_tls13=options.allow_tls13))
     manager = Manager(
         client,
@@ -78,7 +82,7 @@ def _manager(client: Client, options: Options, *, named: bool) -> Manager:
         shutdown_delay=options.shutdown_delay,
     )
     made = controllers(manager, options.families, options.settings)
-    found = _hooks(manager, made, options, named=named)
+    found = [*_hooks(manager, made, options, named=named), *(extend(manager) if extend is not None else ())]
     serve(manager, found, options.certificate, tls, port=options.webhook_port)
     log.info("kinds: %s; DaemonSets in namespace %s", ", ".join(options.families), options.settings.namespace)
     return manager

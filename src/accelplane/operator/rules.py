@@ -1,23 +1,13 @@
-"""Rules about the fields of specs, with one message each for admission and for the API server.
-
-    broken(spec, rules)     the messages of the rules that a spec breaks
-    validations(rules)      the rules as `x-kubernetes-validations` of a definition
+"""Rules about the fields of specs, for admission and for the API server.
 
 Only rules whose fields are all ours have a CEL expression. The definitions of the Go project have no CEL rules: without
 a webhook, the API server accepts any combination of their fields, for example in objects that are restored from a
 backup while no operator runs. Admission evaluates all rules.
-
-`{field}` in a message stands for the value of a string field, `{field!s}` for that of another field. Both are replaced
-in Python and in CEL.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
 
-import msgspec
-
-from accelplane.kube.jsontypes import Json
+from accelplane.kube.rules import Rule, is_set
 from accelplane.operator.models import (
     PCI_IDS,
     PROVISIONED_VF_DRIVERS,
@@ -28,60 +18,11 @@ from accelplane.operator.models import (
     QatSpec,
 )
 
-Spec = TypeVar("Spec", bound=PluginSpec)
-
-_PLACEHOLDER = re.compile(r"\{([\w.]+(?:!s)?)\}")
 # sun_path of a Unix socket address holds 108 bytes, the last of which is 0.
 MAX_SOCKET_PATH = 107
 _SOCKET = "(/[A-Za-z0-9_.-]+){2,}"
 _DOTS = "/[.]{1,2}(/|$)"
 _PERCENTAGE = "(100|[1-9][0-9]?)%"
-
-
-class Rule(msgspec.Struct, Generic[Spec], frozen=True, kw_only=True):
-    """`broken` and `cel` say the same: when a spec breaks the rule, and in CEL what must hold."""
-
-    message: str
-    broken: Callable[[Spec], bool]
-    cel: str = ""
-
-
-def broken(spec: Spec, rules: Iterable[Rule[Spec]]) -> Iterator[str]:
-    """The messages of the rules that a spec breaks."""
-    for rule in rules:
-        if rule.broken(spec):
-            yield _PLACEHOLDER.sub(lambda found: _shown(spec, found[1].removesuffix("!s")), rule.message)
-
-
-def validations(rules: Iterable[Rule[Spec]]) -> Iterator[Json]:
-    """The rules that the API server evaluates, as entries of `x-kubernetes-validations`."""
-    for rule in rules:
-        if rule.cel:
-            yield {"rule": rule.cel, "messageExpression": _in_cel(rule.message)}
-
-
-def _shown(spec: PluginSpec, path: str) -> str:
-    value: object = spec
-    for name in path.split("."):
-        struct = value
-        if not isinstance(struct, msgspec.Struct):
-            return "unset"
-        value = getattr(struct, dict(zip(struct.__struct_encode_fields__, struct.__struct_fields__, strict=True))[name])
-    if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "empty"  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType] - any field
-    # One line, whatever the text holds.
-    return ascii(value)[1:-1] if isinstance(value, str) else str(value)
-
-
-def _in_cel(message: str) -> str:
-    parts = _PLACEHOLDER.split(message)
-    return " + ".join(_value_in_cel(part) if place % 2 else f"'{part}'" for place, part in enumerate(parts) if part)
-
-
-def _value_in_cel(placeholder: str) -> str:
-    # string() of a string costs the API server's budget as much as an unlimited one.
-    name = placeholder.removesuffix("!s")
-    return f"self.{name}" if name == placeholder else f"string(self.{name})"
 
 
 def _max_surge_is_set(spec: PluginSpec) -> bool:
@@ -97,12 +38,6 @@ def _no_pod_is_replaced(spec: PluginSpec) -> bool:
     return value is not None and value < 1
 
 
-def _is_set(path: str) -> str:
-    """CEL for: the field and all that it is in are set."""
-    names = path.split(".")
-    return " && ".join(f"has(self.{'.'.join(names[: end + 1])})" for end in range(len(names)))
-
-
 _SURGE = "updateStrategy.rollingUpdate.maxSurge"
 _UNAVAILABLE = "updateStrategy.rollingUpdate.maxUnavailable"
 
@@ -112,20 +47,20 @@ UPDATE_STRATEGY: tuple[Rule[PluginSpec], ...] = (
         broken=lambda spec: bool(
             spec.update_strategy and spec.update_strategy.type == "OnDelete" and spec.update_strategy.rolling_update
         ),
-        cel=f"!({_is_set('updateStrategy.type')} && self.updateStrategy.type == 'OnDelete' && "
+        cel=f"!({is_set('updateStrategy.type')} && self.updateStrategy.type == 'OnDelete' && "
         "has(self.updateStrategy.rollingUpdate))",
     ),
     Rule(
         message=f"{_SURGE} is {{{_SURGE}!s}}, expected 0 because two plugin pods on a node register the same "
         "resources; remove maxSurge",
         broken=_max_surge_is_set,
-        cel=f"!({_is_set(_SURGE)}) || self.{_SURGE} == 0 || self.{_SURGE} == '0%'",
+        cel=f"!({is_set(_SURGE)}) || self.{_SURGE} == 0 || self.{_SURGE} == '0%'",
     ),
     Rule(
         message=f"{_UNAVAILABLE} is {{{_UNAVAILABLE}!s}}, expected a number from 1 or a percentage from 1% to 100%; "
         "remove maxUnavailable for 1",
         broken=_no_pod_is_replaced,
-        cel=f"!({_is_set(_UNAVAILABLE)}) || (type(self.{_UNAVAILABLE}) == int ? self.{_UNAVAILABLE} >= 1 : "
+        cel=f"!({is_set(_UNAVAILABLE)}) || (type(self.{_UNAVAILABLE}) == int ? self.{_UNAVAILABLE} >= 1 : "
         f"self.{_UNAVAILABLE}.matches('^{_PERCENTAGE}$'))",
     ),
 )

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from accelplane.kube.names import is_dns_subdomain
+from accelplane.kube.rules import broken
 from accelplane.operator import images, rules
 from accelplane.operator.features import unsupported
 from accelplane.operator.models import (
@@ -101,7 +102,7 @@ def _findings(plugin: DevicePlugin, policy: ImagePolicy, others: Sequence[Device
         case QatSpec() as spec:
             yield from _image("initImage", spec.init_image, _QAT_INIT, policy, optional=True)
             yield from _provisioning(spec, _QAT_INIT, policy)
-            yield from rules.broken(spec, rules.QAT)
+            yield from broken(spec, rules.QAT)
             yield from _image("image", spec.image, own, policy)
         case SgxSpec() as spec:
             yield from _image("image", spec.image, own, policy)
@@ -114,7 +115,7 @@ def _findings(plugin: DevicePlugin, policy: ImagePolicy, others: Sequence[Device
             f"metadata.name has {len(plugin.name)} characters, expected at most {longest} because it is part of the "
             "DaemonSet's name; choose a shorter name"
         )
-    yield from rules.broken(plugin.spec, rules.UPDATE_STRATEGY)
+    yield from broken(plugin.spec, rules.UPDATE_STRATEGY)
     yield from pod_errors(plugin.spec)
 
 
@@ -141,7 +142,7 @@ def _image(
 
 
 def _provisioning(spec: DsaSpec | IaaSpec | QatSpec, names: Sequence[str], policy: ImagePolicy) -> Iterator[Finding]:
-    for error in rules.broken(spec, (rules.NO_INIT_IMAGE,)):
+    for error in broken(spec, (rules.NO_INIT_IMAGE,)):
         yield f"{error}; set initImage to {policy.reference(names[0])}"
     if spec.provisioning_config and not is_dns_subdomain(spec.provisioning_config):
         yield (
@@ -152,7 +153,7 @@ def _provisioning(spec: DsaSpec | IaaSpec | QatSpec, names: Sequence[str], polic
 
 def _gpu(spec: GpuSpec, others: Sequence[DevicePlugin]) -> Iterator[Finding]:
     """What the Go operator validates before the image."""
-    yield from rules.broken(spec, rules.GPU)
+    yield from broken(spec, rules.GPU)
     policy = spec.preferred_allocation_policy or "none"
     if policy != "none" and spec.shared_dev_num is None:
         yield Warned(f"preferredAllocationPolicy {policy} has no effect without sharedDevNum above 1")
@@ -163,14 +164,14 @@ def _gpu(spec: GpuSpec, others: Sequence[DevicePlugin]) -> Iterator[Finding]:
                 f"resourceManager is {here} and {there} in GpuDevicePlugin {other.name}, expected the same in all; "
                 f"set resourceManager to {there} or change {other.name}"
             )
-    yield from rules.broken(spec, rules.GPU_IDS)
+    yield from broken(spec, rules.GPU_IDS)
 
 
 def _gpu_sidecars(spec: GpuSpec, policy: ImagePolicy) -> Iterator[Finding]:
     """What the Go operator has no fields for or does not validate."""
     if spec.level_zero_image:
         yield from _image("levelZeroImage", spec.level_zero_image, _LEVEL_ZERO, policy)
-    yield from rules.broken(spec, rules.GPU_HEALTH)
+    yield from broken(spec, rules.GPU_HEALTH)
     for finding in _image("initImage", spec.init_image, _GPU_INIT, policy, optional=True):
         # The Go operator accepts any image here.
         yield Warned(finding) if isinstance(finding, str) else finding

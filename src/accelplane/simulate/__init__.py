@@ -4,7 +4,7 @@ The emulated kernel is in `accelplane.simulate.kernel`. It is not part of the im
 """
 
 from accelplane.simulate.description import DescriptionError
-from accelplane.simulate.offload import DlbSpec, DsaSpec, IaaSpec, QatSpec, QueueSpec, SgxSpec
+from accelplane.simulate.offload import DlbSpec, DsaSpec, IaaSpec, NicSpec, OnloadSpec, QatSpec, QueueSpec, SgxSpec
 from accelplane.simulate.specs import GpuSpec, NodeSpec, NpuSpec
 from accelplane.simulate.tree import SimulatedDevice, SimulatedNode, TreeError
 
@@ -14,8 +14,10 @@ __all__ = [
     "DsaSpec",
     "GpuSpec",
     "IaaSpec",
+    "NicSpec",
     "NodeSpec",
     "NpuSpec",
+    "OnloadSpec",
     "QatSpec",
     "QueueSpec",
     "SgxSpec",

@@ -135,20 +135,21 @@ def pci_attributes(bdf: str, model: Model, numa_node: int, driver: str) -> dict[
     """Returns the attributes of a PCI function."""
     first = max(numa_node, 0) * _CPUS_PER_NODE
     device, cls = model.device_id[2:].upper(), model.pci_class[2:].upper()
-    alias = f"pci:v00008086d0000{device}sv00008086sd00000000bc{cls[:2]}sc{cls[2:4]}i{cls[4:]}"
+    vendor = model.vendor[2:].upper()
+    alias = f"pci:v0000{vendor}d0000{device}sv0000{vendor}sd00000000bc{cls[:2]}sc{cls[2:4]}i{cls[4:]}"
     uevent = {
         "DRIVER": driver,
         "PCI_CLASS": cls.lstrip("0"),
-        "PCI_ID": f"8086:{device}",
-        "PCI_SUBSYS_ID": "8086:0000",
+        "PCI_ID": f"{vendor}:{device}",
+        "PCI_SUBSYS_ID": f"{vendor}:0000",
         "PCI_SLOT_NAME": bdf,
         "MODALIAS": alias,
     }
     return {
-        "vendor": "0x8086",
+        "vendor": model.vendor,
         "device": model.device_id,
         "class": model.pci_class,
-        "subsystem_vendor": "0x8086",
+        "subsystem_vendor": model.vendor,
         "subsystem_device": "0x0000",
         "revision": "0x08",
         "enable": "1",

@@ -1,4 +1,4 @@
-"""Descriptions of simulated QAT, DSA, IAA, DLB, FPGA and SGX hardware in its initial state.
+"""Descriptions of simulated QAT, DSA, IAA, DLB, FPGA, Solarflare and SGX hardware in its initial state.
 
 Defaults follow from the number of the device, so `{}` is a complete description. Sources: the PCI ID tables of the
 kernel's qat_*, idxd and vfio_pci drivers, and of Intel's dlb2 driver.
@@ -15,6 +15,7 @@ from accelplane.simulate.checks import BDF, MAX_INDEX, MAX_NUMA_NODES, MAX_VFS, 
 MAX_QUEUES = 8  # of one DSA or IAA device
 _SERVICES = re.compile(r"[a-z]+(;[a-z]+)*")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_INTERFACE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,14}")
 _FPGA_ID = re.compile(r"[0-9a-f]{32}")
 
 QatModel = Literal["4xxx", "401xx", "402xx", "420xx", "6xxx", "c6xx", "c3xxx", "d15xx", "dh895xcc", "c4xxx"]
@@ -209,7 +210,29 @@ class FpgaSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid
         )
 
 
-def offload_address(kind: Literal["qat", "dsa", "iaa", "dlb", "fpga"], index: int, numa_nodes: int) -> str:
+class NicSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """One Solarflare NIC with one port. The default of `interface` is `sfcN` with the lowest free number."""
+
+    model: Literal["0a03", "0b03"] = "0b03"
+    bdf: str | None = None
+    numa_node: int | None = None
+    interface: str | None = None
+
+    def __post_init__(self) -> None:
+        check(
+            spelled("bdf", self.bdf, BDF, "0000:64:00.0"),
+            bounded("numa-node", self.numa_node, MAX_NUMA_NODES - 1, least=-1),
+            spelled("interface", self.interface, _INTERFACE, "ens1f0"),
+        )
+
+
+class OnloadSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """Onload can be loaded on the machine. With `loaded` its modules are loaded at boot."""
+
+    loaded: bool = True
+
+
+def offload_address(kind: Literal["qat", "dsa", "iaa", "dlb", "fpga", "nic"], index: int, numa_nodes: int) -> str:
     """Returns the default PCI address of a device. As on real processors, one device of each kind forms a group.
 
     Each group has four buses, from 60 on even NUMA nodes and from e0 on odd ones.
@@ -223,5 +246,6 @@ def offload_address(kind: Literal["qat", "dsa", "iaa", "dlb", "fpga"], index: in
         "qat": (1, "00.0"),
         "dlb": (2, "00.0"),
         "fpga": (3, "00.0"),
+        "nic": (3, "10.0"),
     }[kind]
     return f"{domain:04x}:{0x60 + 0x80 * (numa_node % 2) + 4 * place + bus:02x}:{function}"

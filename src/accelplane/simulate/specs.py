@@ -28,7 +28,7 @@ from accelplane.simulate.description import (
     read_description,
     read_limited,
 )
-from accelplane.simulate.offload import DlbSpec, DsaSpec, FpgaSpec, IaaSpec, QatSpec, SgxSpec
+from accelplane.simulate.offload import DlbSpec, DsaSpec, FpgaSpec, IaaSpec, NicSpec, OnloadSpec, QatSpec, SgxSpec
 
 MAX_TILES = 64
 
@@ -36,10 +36,11 @@ _CONNECTOR = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,30}")
 
 
 class Model(msgspec.Struct, frozen=True):
-    """The PCI device ID and class of a product."""
+    """The PCI device ID, class and vendor of a product."""
 
     device_id: str
     pci_class: str
+    vendor: str = "0x8086"
 
 
 FLEX_170 = Model("0x56c0", "0x038000")
@@ -130,6 +131,8 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid
     iaas: Sequence[IaaSpec] = ()
     dlbs: Sequence[DlbSpec] = ()
     fpgas: Sequence[FpgaSpec] = ()
+    nics: Sequence[NicSpec] = ()
+    onload: OnloadSpec | None = None
     sgx: SgxSpec | None = None
     numa_nodes: int = 1
     iommu: Literal["scalable", "legacy", "off"] = "scalable"
@@ -139,7 +142,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid
 
     def __post_init__(self) -> None:
         check(bounded("numa-nodes", self.numa_nodes, MAX_NUMA_NODES))
-        lists = ("gpus", "npus", "qats", "dsas", "iaas", "dlbs", "fpgas")
+        lists = ("gpus", "npus", "qats", "dsas", "iaas", "dlbs", "fpgas", "nics")
         for key in lists:
             check(bounded(f"number of {key}", len(getattr(self, key)), MAX_INDEX + 1))
 

@@ -59,11 +59,11 @@ class SimulatedNode:
     def build(self, spec: NodeSpec) -> list[str]:
         """Plugs in all devices of `spec`. Returns the names of GPUs and NPUs, without virtual functions.
 
-        QAT, DSA, IAA, DLB, FPGA and SGX devices are plain files that do not react. They cannot be unplugged.
+        QAT, DSA, IAA, DLB, FPGA and SGX devices, and NICs, are plain files that do not react. They cannot be unplugged.
         """
         self._numa_nodes = spec.numa_nodes
         names = [self.plug_gpu(gpu) for gpu in spec.gpus] + [self.plug_npu(npu) for npu in spec.npus]
-        if spec.qats or spec.dsas or spec.iaas or spec.dlbs or spec.fpgas or spec.sgx:
+        if spec.qats or spec.dsas or spec.iaas or spec.dlbs or spec.fpgas or spec.nics or spec.onload or spec.sgx:
             from accelplane.simulate.kernel import Kernel, write_tree  # noqa: PLC0415 - not part of images for nodes
 
             write_tree(Kernel(spec), self.root, device_nodes=self._device_nodes, numbers=self._numbers)

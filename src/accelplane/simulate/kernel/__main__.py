@@ -23,6 +23,7 @@ from accelplane.simulate.kernel.ioctls import answered
 from accelplane.simulate.kernel.kernel import Kernel
 from accelplane.simulate.kernel.mounting import laid_over
 from accelplane.simulate.kernel.picture import adopt_tree
+from accelplane.simulate.kernel.usermode import Usermode
 from accelplane.simulate.specs import NodeSpec
 from accelplane.simulate.tree import SimulatedNode
 from accelplane.simulate.uevents import UeventError, uevent_everywhere
@@ -56,14 +57,18 @@ def run(
     events: queue.SimpleQueue[bool] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: events.put(False))
-    kernel = Kernel(spec, listen=_send if uevents else None)
+    usermode = Usermode(execute=True)
+    kernel = Kernel(spec, listen=_send if uevents else None, usermode=usermode)
     if spec.gpus or spec.npus:
         with tempfile.TemporaryDirectory() as root:
-            plain = msgspec.structs.replace(spec, qats=(), dsas=(), iaas=(), dlbs=(), fpgas=(), sgx=None)
+            plain = msgspec.structs.replace(
+                spec, qats=(), dsas=(), iaas=(), dlbs=(), fpgas=(), nics=(), onload=None, sgx=None
+            )
             SimulatedNode(root).build(plain)
             adopt_tree(kernel.tree, root)
     control = Control(kernel)
     with ExitStack() as undo:
+        undo.callback(usermode.close)
         if ioctls:
             undo.enter_context(answered(kernel, ioctls))
         cover = undo.enter_context(laid_over(kernel, directory, numbers=numbers))

@@ -18,11 +18,18 @@ from accelplane.simulate.kernel.fpga import Outcome
 from accelplane.simulate.kernel.hardware import Loadable, Spec
 from accelplane.simulate.kernel.kernel import Kernel
 from accelplane.simulate.kernel.model import Attribute, oserror
-from accelplane.simulate.offload import DlbSpec, DsaSpec, FpgaSpec, IaaSpec, QatSpec
+from accelplane.simulate.offload import DlbSpec, DsaSpec, FpgaSpec, IaaSpec, NicSpec, QatSpec
 
 CONTROL = "/control"
 _NOTHING = msgspec.Raw(b"{}")
-_SPECS: dict[str, type[Spec]] = {"qat": QatSpec, "dsa": DsaSpec, "iaa": IaaSpec, "dlb": DlbSpec, "fpga": FpgaSpec}
+_SPECS: dict[str, type[Spec]] = {
+    "qat": QatSpec,
+    "dsa": DsaSpec,
+    "iaa": IaaSpec,
+    "dlb": DlbSpec,
+    "fpga": FpgaSpec,
+    "nic": NicSpec,
+}
 
 
 class _Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag=str.lower, forbid_unknown_fields=True):
@@ -91,7 +98,7 @@ class Fpga(_Command, frozen=True, kw_only=True):
 class Plug(_Command, frozen=True, kw_only=True):
     """See `Kernel.plug`; the answer is the address."""
 
-    family: Literal["qat", "dsa", "iaa", "dlb", "fpga"]
+    family: Literal["qat", "dsa", "iaa", "dlb", "fpga", "nic"]
     spec: msgspec.Raw = _NOTHING
 
 
@@ -102,9 +109,12 @@ class Unplug(_Command, frozen=True, kw_only=True):
 
 
 class Load(_Command, frozen=True, kw_only=True):
-    """See `Kernel.load`."""
+    """See `Kernel.load`. With `errno`, the next `times` attempts fail instead."""
 
     module: Loadable
+    first_time: bool = False
+    errno: str = ""
+    times: int = 1
 
 
 class Unload(_Command, frozen=True, kw_only=True):
@@ -113,7 +123,17 @@ class Unload(_Command, frozen=True, kw_only=True):
     module: Loadable
 
 
-Command = Fail | Say | Mend | Hold | Release | Udev | Qat | Fpga | Plug | Unplug | Load | Unload
+class Stack(_Command, frozen=True, kw_only=True):
+    """See `Kernel.create_stack`."""
+
+    network_namespace: str = ""
+
+
+class Calls(_Command, frozen=True, kw_only=True):
+    """See `Kernel.usermode_calls`; the answer is a JSON list."""
+
+
+Command = Fail | Say | Mend | Hold | Release | Udev | Qat | Fpga | Plug | Unplug | Load | Unload | Stack | Calls
 _decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
 
 
@@ -160,11 +180,23 @@ def obey(kernel: Kernel, text: str) -> str:
             return kernel.plug(msgspec.json.decode(spec, type=_SPECS[family]))
         case Unplug(bdf=bdf):
             kernel.unplug(bdf)
-        case Load(module=module):
-            kernel.load(module)
-        case Unload(module=module):
-            kernel.unload(module)
+        case Load() | Unload() | Stack() as what:
+            _change_modules(kernel, what)
+        case Calls():
+            return msgspec.json.encode(kernel.usermode_calls()).decode()
     return "done"
+
+
+def _change_modules(kernel: Kernel, what: Load | Unload | Stack) -> None:
+    """Raises `TreeError` or `OSError`."""
+    if isinstance(what, Stack):
+        kernel.create_stack(what.network_namespace)
+    elif isinstance(what, Unload):
+        kernel.unload(what.module)
+    elif what.errno:
+        kernel.fail_load(what.module, _number(what.errno), times=what.times)
+    else:
+        kernel.load(what.module, first_time=what.first_time)
 
 
 def _befall(kernel: Kernel, what: Qat | Fpga) -> None:

@@ -3,6 +3,7 @@
 At boot the devices come in the order of their PCI addresses, which numbers DSAs and IAAs together.
 """
 
+import errno
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -12,15 +13,19 @@ from accelplane.simulate.kernel.dlb import TOTAL, DlbDriver
 from accelplane.simulate.kernel.fpga import FpgaDriver
 from accelplane.simulate.kernel.idxd import IdxdDriver
 from accelplane.simulate.kernel.iommu import Iommu
+from accelplane.simulate.kernel.model import oserror
+from accelplane.simulate.kernel.onload import VENDOR, Onload, SfcDriver
 from accelplane.simulate.kernel.pci import PciBus, PciFunction
 from accelplane.simulate.kernel.qat import QatDriver, QatVfDriver
 from accelplane.simulate.kernel.sgx import Sgx
+from accelplane.simulate.kernel.usermode import Usermode
 from accelplane.simulate.kernel.vfio import IgbUio, VfioPci
 from accelplane.simulate.offload import (
     DlbSpec,
     DsaSpec,
     FpgaSpec,
     IaaSpec,
+    NicSpec,
     QatSpec,
     SgxSpec,
     VfDriver,
@@ -28,17 +33,18 @@ from accelplane.simulate.offload import (
 )
 from accelplane.simulate.specs import Model, NodeSpec
 
-Spec = QatSpec | DsaSpec | IaaSpec | DlbSpec | FpgaSpec
-Loadable = Literal["vfio-pci", "igb_uio", "sgx"]
-_Kind = Literal["qat", "dsa", "iaa", "dlb", "fpga"]
+Spec = QatSpec | DsaSpec | IaaSpec | DlbSpec | FpgaSpec | NicSpec
+Loadable = Literal["vfio-pci", "igb_uio", "sgx", "sfc", "onload"]
+_Kind = Literal["qat", "dsa", "iaa", "dlb", "fpga", "nic"]
 _CO_PROCESSOR, _SYSTEM_PERIPHERAL, _ACCELERATOR = "0x0b4000", "0x088000", "0x120000"
+_ETHERNET = "0x020000"
 _MAX_PLACES = 1024
 
 
 class Hardware:
     """The buses, drivers and devices of one node."""
 
-    def __init__(self, core: Core, spec: NodeSpec) -> None:
+    def __init__(self, core: Core, spec: NodeSpec, usermode: Usermode) -> None:
         self.core = core
         self.numa_nodes = spec.numa_nodes
         self.iommu = Iommu(core, spec.iommu)
@@ -54,6 +60,10 @@ class Hardware:
             "dfl": FpgaDriver(self.pci, "dfl", self._fpgas),
             "opae": FpgaDriver(self.pci, "opae", self._fpgas),
         }
+        self._nics: dict[str, NicSpec] = {}
+        self.sfc = SfcDriver(self.pci, self._nics)
+        self.onload = Onload(core, self.sfc, usermode)
+        self.load_faults: dict[str, list[int]] = {}
         self.sgx = Sgx(core, spec.sgx or SgxSpec(), spec.numa_nodes)
         devices = _placed(spec)
         for one, _numa_node in devices.values():
@@ -64,6 +74,12 @@ class Hardware:
             self.load("sgx")
         for bdf in sorted(devices):
             self._plug(bdf, *devices[bdf])
+        if spec.onload:
+            for directory in ("/sys/class/net", "/sys/class/misc", "/sys/devices/virtual/misc", "/sys/module"):
+                core.tree.directory(directory)
+            if spec.onload.loaded:
+                for module in ("sfc", "onload"):
+                    self.load(module)
 
     def plug(self, spec: Spec) -> str:
         """A device is plugged in, at the first free place unless it says where; returns its address.
@@ -93,17 +109,29 @@ class Hardware:
         """Whether there is something of that name that one can use: a function, a queue, or a node below `/dev`."""
         return name in self.pci.devices or name in self.idxd.parts.devices or self.core.tree.has(f"/dev/{name}")
 
-    def load(self, module: Loadable) -> None:
-        """A module is loaded; that it is already is fine."""
+    def load(self, module: Loadable, *, first_time: bool = False) -> None:
+        """A module is loaded; that it is already is fine, unless `first_time`. Raises `OSError`."""
+        if self.load_faults.get(module):
+            raise oserror(self.load_faults[module].pop(), module)
         if module == "sgx":
             self.sgx.load()
+        elif module in ("sfc", "onload"):
+            which = self.sfc if module == "sfc" else self.onload
+            if first_time or not which.loaded:
+                which.load()
         elif module not in self.pci.drivers:
             (self.vfio if module == "vfio-pci" else self.uio).load()
 
     def unload(self, module: Loadable) -> None:
-        """Unloads a module. Raises `OSError` EBUSY if one of its devices is in use."""
+        """Unloads a module. Raises `OSError`: EBUSY if a device is in use, EWOULDBLOCK if another module uses it."""
         if module == "sgx":
             self.sgx.unload()
+        elif module == "onload":
+            self.onload.unload()
+        elif module == "sfc":
+            if self.onload.loaded:
+                raise oserror(errno.EWOULDBLOCK, module)
+            self.sfc.unload()
         elif module in self.pci.drivers:
             (self.vfio if module == "vfio-pci" else self.uio).unload()
 
@@ -113,6 +141,9 @@ class Hardware:
         if isinstance(spec, DlbSpec):
             if self.dlb.name not in loaded:
                 self.dlb.load()
+        elif isinstance(spec, NicSpec):
+            if not self.sfc.loaded:
+                self.sfc.load()
         elif isinstance(spec, FpgaSpec):
             if self.fpga[spec.driver].name not in loaded:
                 self.fpga[spec.driver].load()
@@ -137,6 +168,9 @@ class Hardware:
                 self._plug_dlb(bdf, spec, numa_node)
             elif isinstance(spec, FpgaSpec):
                 self._plug_fpga(bdf, spec, numa_node)
+            elif isinstance(spec, NicSpec):
+                self._nics[bdf] = spec
+                self._function(bdf, spec.model, numa_node, pci_class=_ETHERNET, vendor=VENDOR)
             else:
                 self._plug_idxd(bdf, spec, numa_node)
         except OSError as error:
@@ -188,6 +222,7 @@ class Hardware:
         numa_node: int,
         *,
         pci_class: str = _CO_PROCESSOR,
+        vendor: str = "0x8086",
         bridge: bool = False,
         vf_device_id: str = "",
         total_vfs: int = 0,
@@ -196,7 +231,7 @@ class Hardware:
             self.core,
             bdf,
             self.pci.place(bdf, bridge=bridge, numa_node=numa_node),
-            Model(f"0x{device_id}", pci_class),
+            Model(f"0x{device_id}", pci_class, vendor),
             numa_node,
             vf_model=Model(f"0x{vf_device_id}", pci_class) if vf_device_id else None,
             total_vfs=total_vfs,
@@ -226,6 +261,7 @@ def _placed(spec: NodeSpec) -> Mapping[str, tuple[Spec, int]]:
         ("iaa", spec.iaas),
         ("dlb", spec.dlbs),
         ("fpga", spec.fpgas),
+        ("nic", spec.nics),
     )
     devices: dict[str, tuple[Spec, int]] = {}
     for kind, specs in kinds:
@@ -245,4 +281,6 @@ def _kind(spec: Spec) -> _Kind:
         return "dlb"
     if isinstance(spec, FpgaSpec):
         return "fpga"
+    if isinstance(spec, NicSpec):
+        return "nic"
     return "dsa" if isinstance(spec, DsaSpec) else "iaa"

@@ -16,6 +16,7 @@ from accelplane.simulate.kernel.fpga import Card, FpgaDriver, Memory
 from accelplane.simulate.kernel.hardware import Hardware, Loadable, Spec
 from accelplane.simulate.kernel.model import Attribute, Link, Tree, link_text, oserror
 from accelplane.simulate.kernel.qat import QatDevice, QatDriver
+from accelplane.simulate.kernel.usermode import Call, Usermode
 from accelplane.simulate.specs import NodeSpec
 
 
@@ -25,11 +26,20 @@ class Kernel:
     `listen` is called with every uevent after that. Raises `TreeError` for an impossible description.
     """
 
-    def __init__(self, spec: NodeSpec | None = None, *, listen: Callable[[Uevent], None] | None = None) -> None:
+    def __init__(
+        self,
+        spec: NodeSpec | None = None,
+        *,
+        listen: Callable[[Uevent], None] | None = None,
+        usermode: Usermode | None = None,
+    ) -> None:
+        spec = spec or NodeSpec()
         self.lock = threading.RLock()
         self._core = Core()
         self._faults = Faults(self.tree)
-        self._hardware = Hardware(self._core, spec or NodeSpec())
+        self._hardware = Hardware(self._core, spec, usermode or Usermode())
+        # Directories whose entries come and go, so that each entry cannot be mounted separately.
+        self.whole_directories: Sequence[str] = ("/sys/module",) if spec.onload else ()
         if listen:
             self._core.listeners.append(listen)
 
@@ -202,10 +212,31 @@ class Kernel:
         with self.lock:
             self._hardware.unplug(bdf)
 
-    def load(self, module: Loadable) -> None:
-        """A module is loaded; that it is already is fine."""
+    def load(self, module: Loadable, *, first_time: bool = False) -> None:
+        """A module is loaded; that it is already is fine, unless `first_time`, as in modprobe(8).
+
+        Raises `OSError`, EEXIST for a loaded module.
+        """
         with self.lock:
-            self._hardware.load(module)
+            self._hardware.load(module, first_time=first_time)
+
+    def fail_load(self, module: Loadable, number: int, *, times: int = 1) -> None:
+        """The next attempts to load the module fail with that errno."""
+        with self.lock:
+            self._hardware.load_faults[module] = [number] * times
+
+    def create_stack(self, network_namespace: str = "") -> None:
+        """An application with Onload creates a stack. `network_namespace` is a file, empty for that of the host.
+
+        Raises `OSError` ENODEV if the module is not loaded.
+        """
+        with self.lock:
+            self._hardware.onload.create_stack(network_namespace)
+
+    def usermode_calls(self) -> Sequence[Call]:
+        """The programs that the kernel has started."""
+        with self.lock:
+            return self._hardware.onload.usermode.calls()
 
     def unload(self, module: Loadable) -> None:
         """Unloads a module. Raises `OSError` EBUSY if one of its devices is in use."""

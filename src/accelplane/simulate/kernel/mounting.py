@@ -100,9 +100,11 @@ def parts(kernel: Kernel) -> list[str]:
     """The directories that are the kernel's alone, which together are all that it has below `/sys`."""
     tree = kernel.tree
     with kernel.lock:
-        found = [f"{shared}/{name}" for shared in _SHARED if tree.has(shared) for name in tree.names(shared)]
+        shared = [path for path in _SHARED if path not in kernel.whole_directories]
+        found = [f"{path}/{name}" for path in shared if tree.has(path) for name in tree.names(path)]
         nodes = [f"{_NODES}/{name}/x86" for name in (tree.names(_NODES) if tree.has(_NODES) else [])]
-        return [path for path in (*found, *nodes, "/sys/dev/char") if path not in _SHARED and _own(path, kernel)]
+        others = (*nodes, *kernel.whole_directories, "/sys/dev/char")
+        return [path for path in (*found, *others) if path not in shared and _own(path, kernel)]
 
 
 def _own(path: str, kernel: Kernel) -> bool:

@@ -39,6 +39,7 @@ class PciFunction(Device):
         self.parent = parent
         self.model = model
         self.device_id = int(model.device_id, 16)
+        self.vendor_id = int(model.vendor, 16)
         self.numa_node = numa_node
         self.vf_model = vf_model
         self.total_vfs = total_vfs
@@ -61,6 +62,7 @@ class PciFunction(Device):
 class PciDriver(Driver[PciFunction]):
     """A driver with a table of ids and `new_id`. With `any_by_override` it binds any function by `driver_override`."""
 
+    vendor = _INTEL
     ids: Sequence[str] = ()
 
     def __init__(self, bus: "PciBus") -> None:
@@ -75,11 +77,11 @@ class PciDriver(Driver[PciFunction]):
         if device.override:
             # The named driver is probed, whether or not it knows the id.
             return device.override == self.name
-        return self.knows(_INTEL, device.device_id)
+        return self.knows(device.vendor_id, device.device_id)
 
     def knows(self, vendor: int, device_id: int) -> bool:
         """Whether the id is in the driver's table or was added by `new_id`."""
-        known = vendor == _INTEL and device_id in (int(known, 16) for known in self.ids)
+        known = vendor == self.vendor and device_id in (int(known, 16) for known in self.ids)
         return known or (vendor, device_id) in self._told
 
     def busy(self, device: PciFunction) -> bool:

@@ -1,0 +1,99 @@
+"""The Modules of KMM for one Onload resource: `onload`, and `sfc` if a kernel mapping asks for it.
+
+    module(onload, version, kmm)        the Module of onload
+    sfc_module(onload, version, kmm)    the Module of sfc
+
+Facts: the Modules of the Onload operator 3.0.1, the API of KMM 1.1 and 2.x.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from accelplane.kube.jsontypes import Json, JsonObject
+from accelplane.kube.objects import Metadata
+from accelplane.onload.models import KernelMapping, Onload
+from accelplane.onload.names import KMM_VERSION, MODULE_COMPONENT, Names
+from accelplane.onload.resources import Definition, Module
+
+# Loading fails if another onload or sfc is loaded already, so that it is noticed.
+_FIRST_TIME = "--first-time"
+
+
+class KmmApi(msgspec.Struct, frozen=True):
+    """Fields that the served version of KMM has."""
+
+    in_tree_list: bool = False
+    tolerations: bool = False
+
+
+def kmm_api(definition: Definition) -> KmmApi:
+    """The fields of a definition of `Module`."""
+    container = ("spec", "moduleLoader", "container")
+    return KmmApi(
+        in_tree_list=definition.has_field(KMM_VERSION, *container, "inTreeModulesToRemove"),
+        tolerations=definition.has_field(KMM_VERSION, "spec", "tolerations"),
+    )
+
+
+def module(onload: Onload, version: str, kmm: KmmApi) -> Module:
+    """The Module of `onload`."""
+    parameters = onload.spec.onload.module_parameters
+    mappings = [_mapping(each, build=True) for each in onload.spec.onload.kernel_mappings]
+    container = _container(onload, version, "onload", parameters.onload if parameters else (), mappings)
+    return _module(onload, names_of(onload).module, container, kmm)
+
+
+def sfc_module(onload: Onload, version: str, kmm: KmmApi) -> Module:
+    """The Module of `sfc`. It uses the images that are built for `onload`, and removes the driver of the kernel."""
+    parameters = onload.spec.onload.module_parameters
+    mappings = [_mapping(each, build=False) for each in onload.spec.onload.kernel_mappings if each.sfc is not None]
+    container = _container(onload, version, "sfc", parameters.sfc if parameters else (), mappings)
+    if kmm.in_tree_list:
+        container["inTreeModulesToRemove"] = ["sfc"]
+    else:
+        container["inTreeModuleToRemove"] = "sfc"
+    return _module(onload, names_of(onload).sfc_module, container, kmm)
+
+
+def names_of(onload: Onload) -> Names:
+    """The names that belong to a resource."""
+    return Names(onload.metadata.namespace, onload.metadata.name)
+
+
+def _module(onload: Onload, name: str, container: JsonObject, kmm: KmmApi) -> Module:
+    spec: JsonObject = {
+        "selector": {**onload.spec.selector},
+        "moduleLoader": {"serviceAccountName": onload.spec.service_account_name, "container": container},
+    }
+    if onload.spec.image_pull_secret is not None:
+        spec["imageRepoSecret"] = {"name": onload.spec.image_pull_secret.name}
+    if onload.spec.tolerations and kmm.tolerations:
+        spec["tolerations"] = [*msgspec.to_builtins(onload.spec.tolerations)]
+    names = names_of(onload)
+    metadata = Metadata(name=name, namespace=names.namespace, labels=names.base_labels(MODULE_COMPONENT))
+    return Module(metadata=metadata, spec=msgspec.convert(spec, dict[str, object]))
+
+
+def _container(
+    onload: Onload, version: str, name: str, parameters: Sequence[str], mappings: Sequence[JsonObject]
+) -> JsonObject:
+    container: JsonObject = {
+        "modprobe": {"moduleName": name, "parameters": [_FIRST_TIME, *parameters]},
+        "version": version,
+        "kernelMappings": [*mappings],
+    }
+    if onload.spec.onload.image_pull_policy:
+        container["imagePullPolicy"] = onload.spec.onload.image_pull_policy
+    return container
+
+
+def _mapping(mapping: KernelMapping, *, build: bool) -> JsonObject:
+    made: JsonObject = {"regexp": mapping.regexp, "containerImage": mapping.kernel_module_image}
+    if build and mapping.build is not None:
+        arguments: list[Json] = [{"name": each.name, "value": each.value} for each in mapping.build.build_args or ()]
+        made["build"] = {
+            "buildArgs": arguments,
+            "dockerfileConfigMap": {"name": mapping.build.dockerfile_config_map.name},
+        }
+    return made

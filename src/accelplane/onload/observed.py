@@ -1,0 +1,164 @@
+"""What is observed of the nodes of one Onload resource, as immutable values.
+
+    view(node, names, selector, pods)               one node with the pods that matter
+    parse_progress(text)                            the annotation with the progress of a node
+
+An upgrade has no other state than these: labels and the annotation of the nodes, and the pods. So it continues after a
+restart of the operator at any point.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from accelplane.kube.objects import Request
+from accelplane.onload.names import (
+    HOLD_ANNOTATION,
+    KMM_POD_LABEL,
+    NAME_LABEL,
+    REVISION_ANNOTATION,
+    VERIFY_LABEL,
+    Names,
+)
+from accelplane.onload.resources import Node, Pod
+
+_MAX_PROGRESS = 1024
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """The change of one node that is under way, as the annotation has it. Times are seconds since the epoch.
+
+    `started` is when the time limit of the node began, `since` when its last step began. `upgrade` means that the node
+    worked before, so that it counts as unavailable; `advertised` that it advertised the resource.
+    """
+
+    target: str
+    started: int
+    since: int
+    upgrade: bool = False
+    advertised: bool = False
+
+
+class PodView(msgspec.Struct, frozen=True):
+    """A pod of a node. `revision` is that of a plugin pod; None if it has none."""
+
+    key: Request
+    uid: str = ""
+    is_terminating: bool = False
+    is_ready: bool = False
+    revision: str | None = None
+
+
+Probe = Literal["none", "running", "succeeded", "failed"]
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """One node as of a resource version. Labels are None if the node has no such label."""
+
+    name: str
+    version: str = ""
+    selected: bool = True
+    ready: bool = True
+    held: bool = False
+    advertised: bool = False
+    module: str | None = None
+    sfc: str | None = None
+    gate: str | None = None
+    module_loaded: bool = False
+    module_loaded_version: str | None = None
+    sfc_loaded: bool = False
+    sfc_loaded_version: str | None = None
+    module_pods: int = 0
+    sfc_pods: int = 0
+    plugins: tuple[PodView, ...] = ()
+    apps: tuple[PodView, ...] = ()
+    probe: Probe = "none"
+    progress: Progress | None = None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing of the resource is left on the node."""
+        return all(each is None for each in (self.module, self.sfc, self.gate, self.progress))
+
+
+def view(node: Node, names: Names, selector: Mapping[str, str] | None, pods: Sequence[Pod]) -> NodeView:
+    """A node with its pods. Without a selector the node is not selected."""
+    labels, annotations = node.labels, node.annotations
+    here = [pod for pod in pods if not pod.is_finished]
+    return NodeView(
+        name=node.metadata.name or "",
+        version=node.metadata.resourceVersion or "",
+        selected=selector is not None and selector.items() <= labels.items(),
+        ready=node.is_ready,
+        held=annotations.get(HOLD_ANNOTATION, "false") != "false",
+        advertised=node.advertised not in {"", "0"},
+        module=labels.get(names.module_label),
+        sfc=labels.get(names.sfc_label),
+        gate=labels.get(names.gate_label),
+        module_loaded=names.ready_label(names.module) in labels,
+        module_loaded_version=labels.get(names.version_ready_label(names.module)),
+        sfc_loaded=names.ready_label(names.sfc_module) in labels,
+        sfc_loaded_version=labels.get(names.version_ready_label(names.sfc_module)),
+        module_pods=_module_pods(here, names, names.module),
+        sfc_pods=_module_pods(here, names, names.sfc_module),
+        plugins=tuple(
+            _pod(pod)
+            for pod in here
+            if pod.labels.get(NAME_LABEL) == names.daemonset and pod.metadata.namespace == names.namespace
+        ),
+        apps=tuple(_pod(pod) for pod in here if pod.uses_onload and VERIFY_LABEL not in pod.labels),
+        probe=_probe(pods, names),
+        progress=parse_progress(annotations.get(names.progress_annotation)),
+    )
+
+
+def parse_progress(text: str | None) -> Progress | None:
+    """The progress of a node. What cannot be read is a progress that begins now, because the annotation is there."""
+    if text is None:
+        return None
+    try:
+        if len(text) <= _MAX_PROGRESS:
+            return msgspec.json.decode(text, type=Progress)
+    except msgspec.DecodeError:
+        pass
+    return Progress(target="", started=0, since=0, upgrade=True)
+
+
+def format_progress(progress: Progress) -> str:
+    """The value of the annotation."""
+    return msgspec.json.encode(progress).decode()
+
+
+def _module_pods(pods: Sequence[Pod], names: Names, module: str) -> int:
+    return sum(pod.labels.get(KMM_POD_LABEL) == module and pod.metadata.namespace == names.namespace for pod in pods)
+
+
+def _probe(pods: Sequence[Pod], names: Names) -> Probe:
+    found = next(
+        (
+            pod
+            for pod in pods
+            if pod.labels.get(VERIFY_LABEL) == names.daemonset and pod.metadata.namespace == names.namespace
+        ),
+        None,
+    )
+    if found is None:
+        return "none"
+    match found.status.phase:
+        case "Succeeded":
+            return "succeeded"
+        case "Failed":
+            return "failed"
+        case _:
+            return "running"
+
+
+def _pod(pod: Pod) -> PodView:
+    return PodView(
+        Request(pod.metadata.name or "", pod.metadata.namespace or ""),
+        uid=pod.metadata.uid or "",
+        is_terminating=pod.metadata.deletionTimestamp is not None,
+        is_ready=pod.is_ready,
+        revision=(pod.metadata.annotations or {}).get(REVISION_ANNOTATION),
+    )

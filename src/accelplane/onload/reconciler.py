@@ -1,0 +1,286 @@
+"""The controller of Onload resources: Modules, the DaemonSet, the steps of the nodes, and the status.
+
+A reconcile reads what exists, decides (`requirements`, `revisions`, `children`, `steps`), writes, and reports
+(`status`). The decisions are pure functions in these modules; this one has their order and the handling of errors. A
+reconcile is triggered by resources, owned objects, pods that concern Onload, and by changes of nodes that matter:
+heartbeats do not.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from accelplane.apiserver import ApiError, NotFound, StatusError
+from accelplane.kube.client import Selection
+from accelplane.kube.controller import Result, TerminalError
+from accelplane.kube.customresource import CustomResource, compact
+from accelplane.kube.ensure import NameConflict
+from accelplane.kube.finalizers import add_finalizer, remove_finalizer
+from accelplane.kube.jsontypes import as_mapping
+from accelplane.kube.manager import Manager
+from accelplane.kube.objects import Metadata, Request, request_of, untrimmed
+from accelplane.kube.predicates import any_of, field_changed, generation_changed
+from accelplane.kube.status import apply_status
+from accelplane.onload import status
+from accelplane.onload.actions import Actions
+from accelplane.onload.children import Children, Existing, Wanted, wanted
+from accelplane.onload.kmm import Kmm
+from accelplane.onload.models import Onload, Revision, uses_kmm
+from accelplane.onload.names import FINALIZER, GROUP, MANAGED_BY, MANAGED_BY_LABEL, Names, owner_of_label
+from accelplane.onload.nodes import Nodes
+from accelplane.onload.observed import NodeView
+from accelplane.onload.requirements import overlaps, problem_of, target_of
+from accelplane.onload.resources import ONLOAD, DaemonSet, Node, Pod, concerns_onload, pod_state, read, relevant
+from accelplane.onload.revisions import Outcome, module_version, recorded, rollback, target
+from accelplane.onload.status import Observed, Problem
+from accelplane.onload.steps import EVICTION_RETRY, Plan, Target, decide
+
+log = logging.getLogger(__name__)
+
+# Many nodes and pods may change one after the other.
+_DEBOUNCE = 0.2
+_AFTER_ACTION = 0.05
+_KMM_RETRY = 5.0
+_CONFLICT_RETRY = 60.0
+_FEW = 3
+
+
+class OnloadController:
+    """The controller, added to a manager. `image` has the device plugin and the worker."""
+
+    def __init__(self, manager: Manager, image: str, *, clock: Callable[[], float] = time.time) -> None:
+        self._client = manager.client
+        self._events = manager.events
+        self._image = image
+        self._clock = clock
+        self._resources = manager.cache(ONLOAD, transform=compact)
+        self._nodes = Nodes(manager)
+        self._actions = Actions(self._nodes, manager.events)
+        self._kmm = Kmm(manager)
+        ours = Selection(labels=f"{MANAGED_BY_LABEL}={MANAGED_BY}")
+        daemonsets = manager.cache(DaemonSet, ours, transform=untrimmed)
+        self._children = Children(manager, self._kmm, daemonsets)
+        changed = any_of(generation_changed, field_changed(_finalizers))
+        (
+            manager.controller("onload", self.reconcile)
+            .for_object(self._resources, predicate=changed)
+            .watches(self._resources, lambda _resource: self._resources.requests(), predicate=generation_changed)
+            .owns(daemonsets, ONLOAD, debounce=_DEBOUNCE)
+            .owns(self._kmm.modules, ONLOAD)
+            .watches(self._nodes.nodes, self._requests_of, predicate=field_changed(relevant), debounce=_DEBOUNCE)
+            .watches(self._nodes.pods, self._requests_of_pod, predicate=field_changed(pod_state), debounce=_DEBOUNCE)
+        )
+
+    def onloads(self) -> list[Onload]:
+        """All resources that can be read."""
+        found = (_readable(resource) for resource in self._resources)
+        return [each for each in found if each is not None]
+
+    def node_labels(self) -> Mapping[str, Mapping[str, str]]:
+        """The labels of all nodes by name."""
+        return {node.metadata.name or "": node.labels for node in self._nodes.nodes}
+
+    def _requests_of(self, node: Node) -> Iterable[Request]:
+        """All resources, and those that are gone and left something on the node."""
+        keys = (key for key in (*node.labels, *node.annotations) if key.startswith(f"{GROUP}/"))
+        gone = (names for key in keys if (names := owner_of_label(key)) is not None)
+        return {*self._resources.requests(), *(Request(names.name, names.namespace) for names in gone)}
+
+    def _requests_of_pod(self, pod: Pod) -> Iterable[Request]:
+        return self._resources.requests() if concerns_onload(pod) else ()
+
+    # Reconcile
+
+    async def reconcile(self, request: Request) -> Result | None:
+        """Makes the cluster match one resource."""
+        resource = self._resources.get(request)
+        names = Names(request.namespace, request.name)
+        if resource is None:
+            return await self._clean_up(names)
+        if resource.metadata.deletionTimestamp:
+            return await self._delete(resource, names)
+        try:
+            onload = read(resource)
+        except msgspec.ValidationError as error:
+            note = f"the resource is malformed: {error}; its objects stay as they are"
+            self._events.record(resource, "Warning", "Malformed", note)
+            raise TerminalError(note) from error
+        if (problem := problem_of(onload)) is not None:
+            await self._report_problem(resource, onload, problem)
+            raise TerminalError(problem.message)
+        if FINALIZER not in (resource.metadata.finalizers or ()):
+            resource = await add_finalizer(self._client, resource, FINALIZER)
+        if uses_kmm(onload.spec.onload) and await self._kmm.state() is None:
+            await self._report_problem(resource, onload, _KMM_MISSING)
+            return Result(requeue_after=_KMM_RETRY)
+        return await self._reconcile_onload(resource, onload, names)
+
+    async def _reconcile_onload(self, resource: CustomResource, onload: Onload, names: Names) -> Result | None:
+        history = onload.status.onload.history if onload.status else ()
+        kmm = await self._kmm.state() if uses_kmm(onload.spec.onload) else None
+        existing = await self._children.existing(onload, kmm)
+        back, effective = rollback(onload, history), target(onload, history)
+        version = module_version(effective, existing.module, existing.sfc)
+        views = self._nodes.views(names, onload.spec.selector)
+        keeps = any(not node.selected and node.ready and not node.is_clean for node in views)
+        made = wanted(effective, version, self._image, kmm, existing, keeps_selector=keeps)
+        goal = target_of(effective, made, views, version=version, rolls_back=back is not None)
+        problems, failure = await self._ensure(resource, made, existing, views)
+        plan, blocked = Plan(), ()
+        if failure is None:
+            plan = decide(goal, views, self._clock())
+            blocked, failure = await self._actions.perform(names, plan, views, resource, effective)
+        conflicts = [Problem("FieldConflict", each) for each in self._children.conflicts(names)]
+        observed = Observed(
+            target=goal,
+            plan=plan,
+            nodes=views,
+            daemonset=existing.daemonset.status if existing.daemonset is not None else None,
+            history=self._history(onload, history, plan, views),
+            rolled_back=onload.spec.onload.version if back is not None else "",
+            blocking=blocked,
+            problems=[*problems, *conflicts, *self._overlaps(onload)],
+        )
+        await self._update_status(resource, onload, observed)
+        self._warn(resource, onload, observed)
+        if failure is not None:
+            raise failure
+        if observed.history != history:
+            return Result(requeue_after=_AFTER_ACTION)
+        return _result(plan) or (Result(requeue_after=_CONFLICT_RETRY) if conflicts else None)
+
+    async def _ensure(
+        self, resource: CustomResource, made: Wanted, existing: Existing, views: Sequence[NodeView]
+    ) -> tuple[Sequence[Problem], ApiError | None]:
+        """Writes the owned objects. Returns what the API server refuses, and the error to retry with."""
+        try:
+            await self._children.ensure(resource, made, existing)
+            if made.sfc is None and existing.sfc is not None and all(node.sfc is None for node in views):
+                await self._children.delete_sfc(resource, existing.sfc)
+        except NameConflict as error:
+            return [Problem("NameConflict", str(error))], error
+        except StatusError as error:
+            if not error.permanent:
+                return (), error
+            reason = "ModuleRejected" if "/modules" in str(error) else "WriteRejected"
+            return [Problem(reason, str(error))], error
+        return (), None
+
+    def _history(
+        self, onload: Onload, history: Sequence[Revision], plan: Plan, views: Sequence[NodeView]
+    ) -> tuple[Revision, ...]:
+        outcome: Outcome = "progressing"
+        upgraded = {node.name for node in views if node.progress is not None and node.progress.upgrade}
+        if any(step.node in upgraded for step in plan.overdue):
+            outcome = "failed"
+        elif plan.is_complete and any(step.step == "Verified" for step in plan.steps):
+            outcome = "complete"
+        return recorded(onload, history, outcome, self._time())
+
+    def _overlaps(self, onload: Onload) -> list[Problem]:
+        """Other resources that select nodes of this one."""
+        if len(self._resources) < 2:
+            return []
+        return overlaps(onload, self.onloads(), self.node_labels())
+
+    # Deletion
+
+    async def _delete(self, resource: CustomResource, names: Names) -> Result | None:
+        """Releases all nodes of a resource that is being deleted, and then the resource."""
+        if FINALIZER not in (resource.metadata.finalizers or ()):
+            return None
+        plan, blocked = await self._release(resource, names)
+        if blocked:
+            note = f"a PodDisruptionBudget does not allow the eviction of {', '.join(blocked[:_FEW])}"
+            self._events.record(resource, "Warning", "EvictionBlocked", note)
+        if plan.is_complete and not plan.actions:
+            log.info("Onload %s: all nodes are released", request_of(resource))
+            await remove_finalizer(self._client, resource, FINALIZER)
+            return None
+        return _result(plan)
+
+    async def _clean_up(self, names: Names) -> Result | None:
+        """Removes what a resource left on nodes that was deleted while no operator ran, or by the Go operator."""
+        if not self._nodes.views(names, None):
+            return None
+        try:
+            await self._client.get(ONLOAD, names.name, names.namespace)
+        except NotFound:
+            log.info("Onload %s/%s is gone: releases its nodes", names.namespace, names.name)
+        else:
+            return None
+        plan, _ = await self._release(None, names)
+        return _result(plan)
+
+    async def _release(self, resource: CustomResource | None, names: Names) -> tuple[Plan, Sequence[str]]:
+        """One pass of releasing all nodes. Returns the plan, and the pods whose eviction is rejected."""
+        views = self._nodes.views(names, None)
+        plan = decide(Target(version="", deleting=True), views, self._clock())
+        blocked, failure = await self._actions.perform(names, plan, views, resource)
+        if failure is not None:
+            raise failure
+        return plan, blocked
+
+    # Reports
+
+    async def _report_problem(self, resource: CustomResource, onload: Onload, problem: Problem) -> None:
+        self._events.record(resource, "Warning", problem.reason, problem.message)
+        history = onload.status.onload.history if onload.status else ()
+        goal = Target(version=onload.spec.onload.version)
+        await self._update_status(resource, onload, Observed(target=goal, history=history, problems=[problem]))
+
+    def _warn(self, resource: CustomResource, onload: Onload, observed: Observed) -> None:
+        """Problems are Events when they begin; blocked evictions as long as they last."""
+        before = onload.status.conditions if onload.status is not None else ()
+        degraded = {each.message for each in before if each.type == status.DEGRADED and each.status == "True"}
+        problems = status.problems(observed)
+        if problems and "; ".join(each.message for each in problems) not in degraded:
+            for each in problems:
+                self._events.record(resource, "Warning", each.reason, each.message)
+        for step in observed.plan.steps:
+            if step.skipped_wait and step.action is not None:
+                note = f"node {step.node}: KMM does not report that the module is loaded; continues without"
+                self._events.record(resource, "Warning", "ModuleNotReported", note)
+
+    async def _update_status(self, resource: CustomResource, onload: Onload, observed: Observed) -> None:
+        new = status.status(onload, observed, self._time())
+        if new == onload.status:
+            return
+        try:
+            await apply_status(self._client, resource, new, as_mapping(resource.document().get("status")))
+        except NotFound:
+            log.info("Onload %s: deleted, so its status is not written", request_of(resource))
+
+    def _time(self) -> str:
+        return datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+_KMM_MISSING = Problem(
+    "KmmMissing",
+    "Kernel Module Management is not installed: found no definition of its kind Module; install it, or set "
+    "spec.onload.moduleManagement to External",
+)
+
+
+def _finalizers(resource: CustomResource) -> object:
+    metadata: Metadata = resource.metadata
+    return metadata.finalizers
+
+
+def _readable(resource: CustomResource) -> Onload | None:
+    try:
+        return read(resource)
+    except msgspec.ValidationError:
+        return None
+
+
+def _result(plan: Plan) -> Result | None:
+    """When to decide again: soon after an action, and at the next deadline."""
+    if any(action.patches or action.delete or action.create_probe for action in plan.actions):
+        return Result(requeue_after=_AFTER_ACTION)
+    if plan.actions:
+        return Result(requeue_after=EVICTION_RETRY)
+    return Result(requeue_after=plan.retry) if plan.retry else None

@@ -1,0 +1,310 @@
+"""The kinds of the API that the Onload operator uses, with the fields that it reads.
+
+Nodes and pods are projections: a cache keeps of each only what a decision depends on, as values that objects share.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import ClassVar
+
+import msgspec
+
+from accelplane.kube.customresource import CustomResource, custom_resource
+from accelplane.kube.interning import StringPool
+from accelplane.kube.objects import (
+    ApiInfo,
+    GlobalResource,
+    Identity,
+    Metadata,
+    NamespacedResource,
+    OwnerReference,
+    ResourceDef,
+    api,
+)
+from accelplane.onload import models
+from accelplane.onload.names import (
+    GROUP,
+    KMM_GROUP,
+    KMM_POD_LABEL,
+    KMM_VERSION,
+    NAME_LABEL,
+    RESOURCE,
+    REVISION_ANNOTATION,
+    VERIFY_LABEL,
+    VERSION,
+)
+
+_intern = StringPool()
+
+ONLOAD: type[CustomResource] = custom_resource(GROUP, VERSION, models.KIND, namespaced=True)
+
+
+def read(resource: CustomResource) -> models.Onload:
+    """The resource as its type, without a status that does not fit. Raises `msgspec.ValidationError`."""
+    document = resource.document()
+    try:
+        return msgspec.convert(document, models.Onload)
+    except msgspec.ValidationError:
+        return msgspec.convert({**document, "status": None}, models.Onload)
+
+
+class _Written(NamespacedResource, msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An object with its whole spec, which is compared with the wanted one."""
+
+    metadata: Metadata
+    spec: dict[str, object] = {}
+
+
+class Module(_Written):
+    """A Module of KMM."""
+
+    _api_info: ClassVar[ApiInfo] = api(KMM_GROUP, KMM_VERSION, "Module", "modules")
+
+
+class DaemonSetStatus(msgspec.Struct, rename="camel", omit_defaults=True):
+    desired_number_scheduled: int = 0
+    number_ready: int = 0
+
+
+class DaemonSet(_Written):
+    _api_info: ClassVar[ApiInfo] = api("apps", "v1", "DaemonSet", "daemonsets")
+    status: DaemonSetStatus = msgspec.field(default_factory=DaemonSetStatus)
+
+
+class LabelledIdentity(Identity, kw_only=True, gc=False):
+    """Identity with labels and annotations."""
+
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    deletionTimestamp: str | None = None
+
+
+# Nodes
+
+
+class NodeSpec(msgspec.Struct):
+    unschedulable: bool = False
+
+
+class _NodeInfo(msgspec.Struct):
+    kernelVersion: str = ""
+
+
+class _NodeCondition(msgspec.Struct):
+    type: str = ""
+    status: str = ""
+
+
+class NodeStatus(msgspec.Struct):
+    nodeInfo: _NodeInfo = msgspec.field(default_factory=_NodeInfo)
+    conditions: list[_NodeCondition] | None = None
+    allocatable: dict[str, str] | None = None
+
+
+class Node(GlobalResource, msgspec.Struct, kw_only=True):
+    """A node. `node_only` keeps the condition Ready and the amount of `amd.com/onload` of its status."""
+
+    metadata: LabelledIdentity
+    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
+    status: NodeStatus = msgspec.field(default_factory=NodeStatus)
+    _api_info: ClassVar[ApiInfo] = api("", "v1", "Node", "nodes")
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return self.metadata.labels or {}
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        return self.metadata.annotations or {}
+
+    @property
+    def is_ready(self) -> bool:
+        return any(each.type == "Ready" and each.status == "True" for each in self.status.conditions or ())
+
+    @property
+    def advertised(self) -> str:
+        """The allocatable amount of `amd.com/onload`."""
+        return (self.status.allocatable or {}).get(RESOURCE, "")
+
+
+def node_only(thing: Node) -> None:
+    """A transform: keeps labels, our annotations, readiness and the amount of the resource."""
+    thing.metadata.labels = {_intern(name): _intern(value) for name, value in thing.labels.items()}
+    thing.metadata.annotations = {
+        _intern(name): value for name, value in thing.annotations.items() if name.startswith(f"{GROUP}/")
+    }
+    thing.status.conditions = [
+        _NodeCondition("Ready", _intern(each.status)) for each in thing.status.conditions or () if each.type == "Ready"
+    ]
+    thing.status.nodeInfo.kernelVersion = _intern(thing.status.nodeInfo.kernelVersion)
+    amount = thing.advertised
+    thing.status.allocatable = {RESOURCE: _intern(amount)} if amount else None
+
+
+def relevant(node: Node) -> tuple[object, ...]:
+    """What of a node causes a reconciliation when it changes. A heartbeat changes none of it."""
+    return (
+        node.labels,
+        node.annotations,
+        node.status.nodeInfo.kernelVersion,
+        node.is_ready,
+        node.spec.unschedulable,
+        node.advertised,
+    )
+
+
+# Pods
+
+
+class _Requests(msgspec.Struct, gc=False):
+    requests: dict[str, object] | None = None
+
+
+class _Container(msgspec.Struct, gc=False):
+    resources: _Requests | None = None
+
+
+class PodSpec(msgspec.Struct):
+    nodeName: str = ""
+    containers: list[_Container] | None = None
+    initContainers: list[_Container] | None = None
+
+
+class _PodCondition(msgspec.Struct):
+    type: str = ""
+    status: str = ""
+
+
+class PodStatus(msgspec.Struct):
+    phase: str = ""
+    conditions: list[_PodCondition] | None = None
+
+
+class Pod(NamespacedResource, msgspec.Struct, kw_only=True):
+    """A pod. `pod_only` replaces its containers by `uses_onload`, and keeps of its labels those that are read."""
+
+    metadata: LabelledIdentity
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
+    uses_onload: bool = msgspec.field(default=False, name="-")
+    is_ready: bool = msgspec.field(default=False, name="--")
+    _api_info: ClassVar[ApiInfo] = api("", "v1", "Pod", "pods")
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return self.metadata.labels or {}
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status.phase in {"Succeeded", "Failed"}
+
+
+_POD_LABELS = (KMM_POD_LABEL, NAME_LABEL, VERIFY_LABEL)
+
+
+def pod_only(thing: Pod) -> None:
+    """A transform: keeps what decisions depend on."""
+    spec, metadata = thing.spec, thing.metadata
+    thing.uses_onload = any(_requests(each) for each in (*(spec.containers or ()), *(spec.initContainers or ())))
+    thing.is_ready = any(each.type == "Ready" and each.status == "True" for each in thing.status.conditions or ())
+    thing.spec, thing.status = _spec(spec.nodeName), _status(thing.status.phase)
+    metadata.namespace = _intern(metadata.namespace or "")
+    labels = {_intern(key): _intern(value) for key, value in thing.labels.items() if key in _POD_LABELS}
+    metadata.labels = labels or None
+    revision = (metadata.annotations or {}).get(REVISION_ANNOTATION)
+    metadata.annotations = {REVISION_ANNOTATION: _intern(revision)} if revision else None
+    if not labels and not thing.uses_onload:
+        metadata.ownerReferences = metadata.uid = None
+
+
+@functools.lru_cache(maxsize=8192)
+def _spec(node: str) -> PodSpec:
+    return PodSpec(nodeName=node)
+
+
+@functools.lru_cache(maxsize=16)
+def _status(phase: str) -> PodStatus:
+    return PodStatus(phase=phase)
+
+
+def _requests(container: _Container) -> bool:
+    amount = (container.resources.requests or {}).get(RESOURCE) if container.resources else None
+    return amount is not None and str(amount) not in {"", "0"}
+
+
+def concerns_onload(pod: Pod) -> bool:
+    """Whether a pod uses Onload, is a pod of the device plugin or of KMM, or verifies a node."""
+    return pod.uses_onload or bool(pod.metadata.labels)
+
+
+def pod_state(pod: Pod) -> tuple[object, ...]:
+    """What of a pod causes a reconciliation when it changes."""
+    return pod.spec.nodeName, pod.status.phase, pod.is_ready, pod.metadata.deletionTimestamp, pod.metadata.labels
+
+
+class Eviction(NamespacedResource, msgspec.Struct, kw_only=True):
+    """An eviction. The API server answers with a Status, which has no metadata."""
+
+    metadata: Metadata | None = None
+    _api_info: ClassVar[ApiInfo] = api(
+        "policy", "v1", "Eviction", "pods", parent=ResourceDef("", "v1", "Pod"), action="eviction"
+    )
+
+
+class ProbePod(NamespacedResource, msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A pod as it is created."""
+
+    metadata: Metadata
+    spec: dict[str, object]
+    _api_info: ClassVar[ApiInfo] = api("", "v1", "Pod", "pods")
+
+
+# The definition of KMM's Module
+
+
+class _Schema(msgspec.Struct):
+    properties: dict[str, "_Schema"] = {}
+
+
+class _Validation(msgspec.Struct):
+    openAPIV3Schema: _Schema = msgspec.field(default_factory=_Schema)
+
+
+class _Version(msgspec.Struct):
+    name: str = ""
+    served: bool = False
+    schema: _Validation = msgspec.field(default_factory=_Validation)
+
+
+class _DefinitionSpec(msgspec.Struct):
+    versions: list[_Version] = []
+
+
+class Definition(GlobalResource, msgspec.Struct, kw_only=True):
+    """A CustomResourceDefinition with the names of its fields."""
+
+    metadata: Identity
+    spec: _DefinitionSpec = msgspec.field(default_factory=_DefinitionSpec)
+    _api_info: ClassVar[ApiInfo] = api(
+        "apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions"
+    )
+
+    def has_field(self, version: str, *path: str) -> bool:
+        """Whether a served version has a field."""
+        schema = next((each.schema.openAPIV3Schema for each in self.spec.versions if each.name == version), None)
+        for name in path:
+            schema = schema.properties.get(name) if schema is not None else None
+        return schema is not None
+
+
+def owner_of(resource: CustomResource) -> OwnerReference:
+    """The controller reference to a resource."""
+    metadata = resource.metadata
+    return OwnerReference(
+        apiVersion=f"{GROUP}/{VERSION}",
+        kind=models.KIND,
+        name=metadata.name or "",
+        uid=metadata.uid or "",
+        controller=True,
+        blockOwnerDeletion=True,
+    )

@@ -1,0 +1,446 @@
+"""The next actions on the nodes of one Onload resource: `decide(target, nodes, now) -> Plan`. A pure function.
+
+Each node is in one step, which follows from its labels, its pods and the annotation with its progress:
+
+    taken down      gate label removed -> plugin pod gone -> pods that use Onload evicted -> label of `onload` removed
+                    -> `onload` unloaded -> label of `sfc` removed
+    brought up      label of `sfc` -> `sfc` loaded -> label of `onload` -> `onload` loaded -> gate label
+                    -> plugin pod ready, resource advertised, probe succeeded -> verified
+
+A node is taken down if a label has another version, or if `sfc` is added or removed, because `onload` uses it. A plugin
+pod of another revision is replaced while the modules stay. Nodes that are not selected any more, and all nodes of a
+deleted resource, are taken down and not brought up.
+
+The first step of a node that works counts as its start. At most `max_unavailable` nodes are between start and
+verification. No node starts while the upgrade is paused, or if a node exceeded its time limit.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from accelplane.onload.observed import NodeView, PodView, Progress
+
+# Seconds for which a node may not report a loaded module before the next step, unless verification is strict.
+READY_WAIT = 30
+# Pods and nodes are watched. This interval is for pods whose eviction was rejected.
+EVICTION_RETRY = 5.0
+
+Role = Literal["module", "sfc", "gate"]
+StepName = Literal[
+    "Verified",
+    "Held",
+    "NodeNotReady",
+    "Pending",
+    "RemovingGate",
+    "WaitingForPluginPod",
+    "Evicting",
+    "RemovingModule",
+    "WaitingForUnload",
+    "RemovingSfc",
+    "WaitingForModulePods",
+    "LabellingSfc",
+    "WaitingForSfc",
+    "LabellingModule",
+    "WaitingForModule",
+    "SettingGate",
+    "ReplacingPluginPod",
+    "Verifying",
+    "Removed",
+]
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """What the nodes should have. `version` is that of all labels, `revision` that of the plugin pods.
+
+    Plugin pods without a revision count as pods of `adopted`. An `eviction_timeout` of 0 means no limit.
+    """
+
+    version: str
+    sfc: bool = False
+    kmm: bool = True
+    revision: str = ""
+    adopted: str = ""
+    max_unavailable: int = 1
+    paused: bool = False
+    node_timeout: float = 900.0
+    eviction_timeout: float = 0.0
+    strict: bool = False
+    probe: bool = False
+    deleting: bool = False
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """What is written for one node: labels (None removes one) and progress, evictions, or a pod.
+
+    `unloads` means that no pod on the node may use Onload, which has to be checked again immediately before.
+    """
+
+    node: str
+    step: StepName
+    message: str
+    labels: Mapping[Role, str | None] = {}
+    progress: Progress | None = None
+    removes_progress: bool = False
+    evict: tuple[PodView, ...] = ()
+    delete: tuple[PodView, ...] = ()
+    create_probe: bool = False
+    unloads: bool = False
+
+    @property
+    def patches(self) -> bool:
+        """Whether the node itself is changed."""
+        return bool(self.labels) or self.removes_progress or self.progress is not None
+
+
+class NodeStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The step of one node, with what it does or waits for."""
+
+    node: str
+    step: StepName
+    message: str = ""
+    action: Action | None = None
+    starts: bool = False
+    until: float = 0.0
+    skipped_wait: bool = False
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps of all nodes, and the actions of this pass.
+
+    `overdue` are the nodes that exceeded their time limit. `retry` is the time after which to decide again at the
+    latest, in seconds; 0 if only a change matters.
+    """
+
+    steps: tuple[NodeStep, ...] = ()
+    actions: tuple[Action, ...] = ()
+    overdue: tuple[NodeStep, ...] = ()
+    unavailable: int = 0
+    retry: float = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all selected nodes are verified and no other node has anything left."""
+        return all(each.step in {"Verified", "Removed"} for each in self.steps)
+
+
+def decide(target: Target, nodes: Sequence[NodeView], now: float) -> Plan:
+    """The actions of this pass."""
+    ordered = sorted(nodes, key=lambda each: each.name)
+    steps = [_Node(target, node, now).step() for node in ordered]
+    pairs = list(zip(ordered, steps, strict=True))
+    deadlines = [_deadline(target, node, step) for node, step in pairs]
+    overdue = tuple(step for step, deadline in zip(steps, deadlines, strict=True) if now > deadline)
+    down = [node.name for node, step in pairs if _is_taken_down(target, node, step)]
+    failed = any(node.progress is not None and node.progress.upgrade for node, step in pairs if step in overdue)
+    free = target.max_unavailable - len(down)
+    if not target.deleting and (target.paused or failed):
+        free = 0
+    decided: list[NodeStep] = []
+    for node, step in pairs:
+        if not step.starts or target.deleting:
+            decided.append(step)
+        elif node.held and node.selected:
+            decided.append(_waiting(node, "Held", "the node has the annotation onload.amd.com/hold"))
+        elif not node.ready:
+            decided.append(_waiting(node, "NodeNotReady", "the node is not ready"))
+        elif free > 0:
+            free -= 1
+            decided.append(step)
+        else:
+            decided.append(_waiting(node, "Pending", _pending(target, failed=failed)))
+    actions = tuple(step.action for step in decided if step.action is not None)
+    retry = _retry(decided, deadlines, now)
+    return Plan(steps=tuple(decided), actions=actions, overdue=overdue, unavailable=len(down), retry=retry)
+
+
+class _Node:
+    """The step of one node as if there was no limit."""
+
+    def __init__(self, target: Target, node: NodeView, now: float) -> None:
+        self.target = target
+        self.node = node
+        self.now = int(now)
+
+    def step(self) -> NodeStep:
+        node, target = self.node, self.target
+        if target.deleting or not node.selected:
+            return self._removal()
+        if node.progress is not None and node.progress.target != target.version:
+            action = self._patch("Pending", f"the change to {target.version} begins", progress=self._progress(new=True))
+            return self._acting(action)
+        if self._must_be_taken_down():
+            return self._taking_down()
+        return self._bringing_up()
+
+    # Taking down
+
+    def _sfc_differs(self) -> bool:
+        node, target = self.node, self.target
+        if not target.kmm:
+            return False
+        if node.sfc is not None:
+            return not target.sfc or node.sfc != target.version
+        return target.sfc and node.module is not None
+
+    def _module_differs(self) -> bool:
+        return self.target.kmm and self.node.module is not None and self.node.module != self.target.version
+
+    def _must_be_taken_down(self) -> bool:
+        node, target = self.node, self.target
+        # A gate without the label of the module: others removed that, so KMM unloads what applications may use.
+        gate_differs = node.gate is not None and (node.gate != target.version or (target.kmm and node.module is None))
+        return self._module_differs() or self._sfc_differs() or gate_differs
+
+    def _taking_down(self) -> NodeStep:
+        """The gate label, the plugin pod, applications, `onload`, and `sfc`, in this order."""
+        node = self.node
+        if node.gate is not None:
+            return self._start("RemovingGate", "the device plugin stops", labels={"gate": None})
+        if node.plugins:
+            return self._waiting("WaitingForPluginPod", "the device plugin pod is being deleted")
+        if node.apps:
+            return self._evicting()
+        if node.module is not None:
+            return self._unloading("the module onload is unloaded")
+        if node.module_pods or node.module_loaded:
+            return self._waiting("WaitingForUnload", "the module onload is being unloaded")
+        action = self._patch("RemovingSfc", "the module sfc is unloaded", labels={"sfc": None}, unloads=True)
+        return self._acting(msgspec.structs.replace(action, progress=self._progress(new=True)))
+
+    def _evicting(self) -> NodeStep:
+        node = self.node
+        names = ", ".join(str(each.key) for each in node.apps[:3])
+        more = f" and {len(node.apps) - 3} more" if len(node.apps) > 3 else ""
+        evict = tuple(each for each in node.apps if not each.is_terminating)
+        message = f"evicts pods that use Onload: {names}{more}"
+        action = Action(node=node.name, step="Evicting", message=message, evict=evict) if evict else None
+        return NodeStep(
+            node=node.name, step="Evicting", message=message, action=action, until=self.now + EVICTION_RETRY
+        )
+
+    def _unloading(self, message: str) -> NodeStep:
+        action = self._patch("RemovingModule", message, labels={"module": None}, unloads=True)
+        return self._acting(msgspec.structs.replace(action, progress=self._progress(new=True)))
+
+    def _removal(self) -> NodeStep:
+        """The node loses everything that belongs to the resource."""
+        node, target = self.node, self.target
+        if node.is_clean:
+            return NodeStep(node=node.name, step="Removed")
+        if target.deleting and not node.ready:
+            # Nothing on this node can be observed or changed. Its pods must not prevent the deletion.
+            everything: dict[Role, str | None] = {"module": None, "sfc": None, "gate": None}
+            return self._acting(
+                self._patch(
+                    "RemovingSfc", "the node is not ready: removes its labels", labels=everything, removes_progress=True
+                )
+            )
+        if node.gate is not None:
+            return self._start("RemovingGate", "the device plugin stops", labels={"gate": None})
+        if node.plugins:
+            return self._waiting("WaitingForPluginPod", "the device plugin pod is being deleted")
+        if node.apps and (node.module is not None or node.sfc is not None):
+            return self._evicting()
+        if node.module is not None:
+            return self._unloading("the module onload is unloaded")
+        if node.sfc is not None and (node.module_pods or node.module_loaded):
+            step = self._waiting("WaitingForUnload", "the module onload is being unloaded")
+            if not (target.deleting and self._waited(READY_WAIT)):
+                return msgspec.structs.replace(step, until=self._since() + READY_WAIT)
+        labels: dict[Role, str | None] = {"sfc": None} if node.sfc is not None else {}
+        action = self._patch("RemovingSfc", "the node is released", labels=labels, unloads=bool(labels))
+        return self._acting(msgspec.structs.replace(action, progress=None, removes_progress=True))
+
+    # Bringing up
+
+    def _bringing_up(self) -> NodeStep:
+        node, target = self.node, self.target
+        skipped = False
+        if target.kmm and target.sfc and node.sfc is None:
+            if node.sfc_pods or node.sfc_loaded or node.module_pods or node.module_loaded:
+                return self._waiting_for_unload()
+            return self._label("LabellingSfc", "the module sfc is loaded", "sfc")
+        if target.kmm and node.module is None:
+            if node.module_pods or node.module_loaded:
+                return self._waiting_for_unload()
+            if target.sfc and not self._is_loaded(loaded=node.sfc_loaded, version=node.sfc_loaded_version):
+                if not self._may_skip():
+                    return self._waiting_for_module("WaitingForSfc", "sfc")
+                skipped = True
+            return self._label("LabellingModule", "the module onload is loaded", "module", skipped=skipped)
+        if node.gate is None:
+            if node.plugins:
+                return self._waiting("WaitingForPluginPod", "the former device plugin pod is being deleted")
+            if target.kmm and not self._is_loaded(loaded=node.module_loaded, version=node.module_loaded_version):
+                if not self._may_skip():
+                    return self._waiting_for_module("WaitingForModule", "onload")
+                skipped = True
+            return self._label("SettingGate", "the device plugin starts", "gate", skipped=skipped)
+        return self._running()
+
+    def _waiting_for_unload(self) -> NodeStep:
+        """Applications that are still there after a change of labels by others prevent that a module is unloaded."""
+        if self.node.apps and (self.node.progress is None or not self.node.progress.upgrade):
+            return self._start("Pending", "pods use a module that has to be unloaded", labels={})
+        if self.node.apps:
+            return self._evicting()
+        return self._waiting("WaitingForModulePods", "the former modules are being unloaded")
+
+    def _running(self) -> NodeStep:
+        """All labels are as they should be: the plugin pod has to be of the revision, and the node to be verified."""
+        node = self.node
+        outdated = tuple(each for each in node.plugins if self._is_outdated(each))
+        if outdated and node.progress is None:
+            return self._start("ReplacingPluginPod", "the device plugin pod is replaced", labels={})
+        deleted = tuple(each for each in outdated if not each.is_terminating)
+        if deleted:
+            action = Action(
+                node=node.name, step="ReplacingPluginPod", message="the device plugin pod is replaced", delete=deleted
+            )
+            return self._acting(action)
+        missing = self._unverified()
+        if not missing:
+            if node.progress is None:
+                return NodeStep(node=node.name, step="Verified")
+            if self.target.probe and node.probe == "none":
+                action = Action(node=node.name, step="Verifying", message="a probe pod is created", create_probe=True)
+                return self._acting(action)
+            if self.target.probe and node.probe != "succeeded":
+                return self._waiting("Verifying", f"the probe pod is {node.probe}")
+            action = self._patch("Verified", f"version {self.target.version} is verified", removes_progress=True)
+            return self._acting(msgspec.structs.replace(action, progress=None))
+        return self._waiting("Verifying", f"waits for {', '.join(missing)}")
+
+    def _unverified(self) -> list[str]:
+        """What is missing until the node is verified, apart from the probe."""
+        node, target = self.node, self.target
+        found: list[str] = []
+        if not any(each.is_ready and not each.is_terminating for each in node.plugins):
+            found.append("a ready device plugin pod")
+        if target.kmm and node.module_loaded_version not in {None, target.version}:
+            found.append(f"module version {target.version}, found {node.module_loaded_version}")
+        elif target.kmm and target.strict and not node.module_loaded:
+            found.append("the module onload")
+        wants_resource = target.strict or (node.progress is not None and node.progress.advertised)
+        if wants_resource and not node.advertised:
+            found.append("the resource amd.com/onload")
+        return found
+
+    def _is_outdated(self, pod: PodView) -> bool:
+        found = self.target.adopted if pod.revision is None else pod.revision
+        return bool(self.target.revision) and found != self.target.revision
+
+    def _is_loaded(self, *, loaded: bool, version: str | None) -> bool:
+        return loaded and version in {None, self.target.version}
+
+    def _may_skip(self) -> bool:
+        return not self.target.strict and self._waited(READY_WAIT)
+
+    def _since(self) -> int:
+        """When the last step began. A node without progress was labelled by another program: that wait is over."""
+        return self.node.progress.since if self.node.progress is not None else 0
+
+    def _waited(self, seconds: float) -> bool:
+        return self.now - self._since() >= seconds
+
+    # Results
+
+    def _progress(self, *, new: bool = False, upgrade: bool | None = None) -> Progress:
+        """The progress after an action of now. With `new`, the time limit begins again."""
+        known = self.node.progress
+        works = known.upgrade if known is not None else _was_stopped(self.target, self.node)
+        return Progress(
+            target=self.target.version,
+            started=self.now if new or known is None else known.started,
+            since=self.now,
+            upgrade=works if upgrade is None else upgrade,
+            advertised=known.advertised if known is not None else self.node.advertised,
+        )
+
+    def _patch(
+        self,
+        step: StepName,
+        message: str,
+        *,
+        labels: Mapping[Role, str | None] | None = None,
+        progress: Progress | None = None,
+        removes_progress: bool = False,
+        unloads: bool = False,
+    ) -> Action:
+        return Action(
+            node=self.node.name,
+            step=step,
+            message=message,
+            labels=labels or {},
+            progress=progress,
+            removes_progress=removes_progress,
+            unloads=unloads,
+        )
+
+    def _start(self, step: StepName, message: str, *, labels: Mapping[Role, str | None]) -> NodeStep:
+        """The first step of a node that may work now. A node whose change is under way has started already."""
+        under_way = self.node.progress is not None and self.node.progress.upgrade
+        action = self._patch(step, message, labels=labels, progress=self._progress(new=not under_way, upgrade=True))
+        return NodeStep(node=self.node.name, step=step, message=message, action=action, starts=not under_way)
+
+    def _label(self, step: StepName, message: str, role: Role, *, skipped: bool = False) -> NodeStep:
+        action = self._patch(step, message, labels={role: self.target.version}, progress=self._progress())
+        return NodeStep(node=self.node.name, step=step, message=message, action=action, skipped_wait=skipped)
+
+    def _acting(self, action: Action) -> NodeStep:
+        return NodeStep(node=self.node.name, step=action.step, message=action.message, action=action)
+
+    def _waiting(self, step: StepName, message: str) -> NodeStep:
+        return _waiting(self.node, step, message)
+
+    def _waiting_for_module(self, step: StepName, module: str) -> NodeStep:
+        found = _waiting(self.node, step, f"waits until KMM has loaded the module {module}")
+        return found if self.target.strict else msgspec.structs.replace(found, until=float(self._since() + READY_WAIT))
+
+
+def _waiting(node: NodeView, step: StepName, message: str) -> NodeStep:
+    return NodeStep(node=node.name, step=step, message=message)
+
+
+def _pending(target: Target, *, failed: bool) -> str:
+    if failed:
+        return "a node exceeded its time limit, so no other node starts"
+    if target.paused:
+        return "the upgrade is paused"
+    return f"at most {target.max_unavailable} nodes are changed at the same time"
+
+
+def _is_taken_down(target: Target, node: NodeView, step: NodeStep) -> bool:
+    """Whether the operator made the node unavailable. Without an annotation the Go operator has begun with it."""
+    if step.starts or (step.step in {"Verified", "Removed"} and node.progress is None):
+        return False
+    return node.progress.upgrade if node.progress is not None else _was_stopped(target, node)
+
+
+def _was_stopped(target: Target, node: NodeView) -> bool:
+    """Whether a node without progress has modules of another version and no device plugin."""
+    return target.kmm and node.gate is None and not {node.module, node.sfc} <= {None, target.version}
+
+
+def _deadline(target: Target, node: NodeView, step: NodeStep) -> float:
+    """When a node exceeds its time limit. A node that does not wait for anything of the operator has none."""
+    progress = node.progress
+    if progress is None or progress.target != target.version or step.starts or target.deleting:
+        return math.inf
+    if step.action is not None and step.action.removes_progress:
+        return math.inf
+    limit = target.node_timeout
+    if step.step == "Evicting":
+        limit = target.eviction_timeout or math.inf
+    return progress.started + limit
+
+
+def _retry(steps: Sequence[NodeStep], deadlines: Sequence[float], now: float) -> float:
+    """The seconds until something happens without a change of the cluster; 0 for never."""
+    # A limit is exceeded when it has passed.
+    times = [*(step.until for step in steps if step.until), *(each + 1 for each in deadlines if each >= now)]
+    following = min(times, default=math.inf)
+    return max(0.1, following - now) if following < math.inf else 0.0

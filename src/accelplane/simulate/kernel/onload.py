@@ -1,0 +1,202 @@
+"""Solarflare NICs and Onload: the network driver sfc, the modules of Onload, their device nodes and parameters.
+
+Facts: Documentation/ABI/testing/sysfs-class-net and sysfs-module; kernel/module/main.c (errnos of loading and
+unloading); OpenOnload's documentation of the control plane server (when the module starts it, and its arguments).
+"""
+
+import errno
+from collections.abc import Mapping
+
+from accelplane.simulate.journal import Numbers
+from accelplane.simulate.kernel.core import Core
+from accelplane.simulate.kernel.model import Attribute, oserror
+from accelplane.simulate.kernel.numbers import boolean, number
+from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
+from accelplane.simulate.kernel.usermode import Usermode
+from accelplane.simulate.offload import NicSpec
+
+VENDOR = "0x1924"
+
+_MAX_TEXT = 1024  # of a text parameter (kernel/params.c)
+_DEFAULT_SERVER = "/sbin/onload_cp_server"
+_MAJOR = 235  # the kernel gives this out as it likes
+_NODES = ("onload", "onload_epoll", "sfc_char")
+_MODULES = ("sfc_resource", "sfc_char", "onload")
+
+
+class SfcDriver(PciDriver):
+    """`sfc`, with one network interface per function."""
+
+    name = "sfc"
+    module = "sfc"
+    vendor = int(VENDOR, 16)
+    ids = ("0903", "0923", "0a03", "0b03", "1a03", "1b03")
+
+    def __init__(self, bus: PciBus, specs: Mapping[str, NicSpec]) -> None:
+        super().__init__(bus)
+        self._specs = specs
+        self._interfaces: dict[str, str] = {}
+
+    @property
+    def loaded(self) -> bool:
+        return self.name in self.bus.drivers
+
+    def load(self) -> None:
+        """Raises `OSError` EEXIST."""
+        if self.loaded:
+            raise oserror(errno.EEXIST, self.module)
+        self.core.add_module(self.module)
+        self.bus.register(self)
+
+    def unload(self) -> None:
+        """Raises `OSError` ENOENT."""
+        if not self.loaded:
+            raise oserror(errno.ENOENT, self.module)
+        self.bus.unregister(self)
+        self.core.remove_module(self.module)
+
+    def probe(self, device: PciFunction) -> None:
+        spec = self._specs.get(device.name)
+        name = spec.interface if spec is not None and spec.interface else f"sfc{self._free()}"
+        if self.core.tree.has(f"/sys/class/net/{name}"):
+            raise oserror(errno.EEXIST, device.path)
+        self._interfaces[device.name] = name
+        index = 100 + len(self._interfaces)
+        path = f"{device.path}/net/{name}"
+        attributes = {
+            "address": f"00:0f:53:00:00:{index % 256:02x}",
+            "ifindex": index,
+            "mtu": 1500,
+            "operstate": "up",
+            "speed": 25000,
+            "type": 1,
+            "uevent": Attribute(f"INTERFACE={name}\nIFINDEX={index}", mode=0o644),
+        }
+        self.core.tree.directory(path, attributes)
+        self.core.tree.link(f"{path}/subsystem", "/sys/class/net")
+        self.core.tree.link(f"{path}/device", device.path)
+        self.core.tree.link(f"/sys/class/net/{name}", path)
+        self.core.tell("add", path, "net", INTERFACE=name, IFINDEX=str(index))
+
+    def release(self, device: PciFunction) -> None:
+        name = self._interfaces.pop(device.name)
+        path = f"{device.path}/net/{name}"
+        self.core.tree.remove(f"/sys/class/net/{name}")
+        self.core.tree.remove(f"{device.path}/net")
+        self.core.tell("remove", path, "net", INTERFACE=name)
+
+    def _free(self) -> int:
+        names = set(self._interfaces.values())
+        return next(index for index in range(len(names) + 1) if f"sfc{index}" not in names)
+
+
+class Onload:
+    """The modules of Onload, which are loaded and unloaded together."""
+
+    def __init__(self, core: Core, sfc: SfcDriver, usermode: Usermode) -> None:
+        self.core = core
+        self.usermode = usermode
+        self._sfc = sfc
+        self._path = ""
+        self._arguments = ""
+        self._spawns = True
+        self._served: set[str] = set()
+        self.loaded = False
+
+    def load(self) -> None:
+        """Raises `OSError`: EEXIST, or ENOENT without the symbols of sfc."""
+        if self.loaded:
+            raise oserror(errno.EEXIST, "onload")
+        if not self._sfc.loaded:
+            raise oserror(errno.ENOENT, "onload")
+        self.loaded = True
+        self._path = self._arguments = ""
+        self._spawns = True
+        for module in _MODULES[:-1]:
+            self.core.add_module(module)
+        for minor, name in enumerate(_NODES):
+            self.core.add_class_device(f"/sys/devices/virtual/misc/{name}", "misc", Numbers(_MAJOR, minor), name)
+        self.core.add_module("onload", self._parameters())
+
+    def unload(self) -> None:
+        """Raises `OSError`: ENOENT, or EBUSY while an application has a device node open."""
+        if not self.loaded:
+            raise oserror(errno.ENOENT, "onload")
+        if any(self.core.holds.users(name) for name in _NODES):
+            raise oserror(errno.EBUSY, "onload")
+        self.loaded = False
+        self._served.clear()
+        self.core.remove_module("onload")
+        for name in _NODES:
+            self.core.remove_class_device(f"/sys/devices/virtual/misc/{name}", "misc")
+        for module in reversed(_MODULES[:-1]):
+            self.core.remove_module(module)
+
+    def create_stack(self, network_namespace: str = "") -> None:
+        """An application creates a stack in a network namespace: its file, empty for that of the host.
+
+        Raises `OSError` ENODEV without the module.
+        """
+        if not self.loaded:
+            raise oserror(errno.ENODEV, "onload")
+        if network_namespace not in self._served:
+            self._start_server(network_namespace)
+
+    def _parameters(self) -> Mapping[str, Attribute | str]:
+        return {
+            "cplane_server_path": Attribute(read=lambda: self._path, write=self._set_path),
+            "cplane_server_params": Attribute(read=lambda: self._arguments, write=self._set_arguments),
+            "cplane_spawn_server": Attribute(read=lambda: "Y" if self._spawns else "N", write=self._set_spawns),
+            **{
+                name: _number(default)
+                for name, default in {
+                    "cplane_init_timeout": 10,
+                    "cplane_server_grace_timeout": 30,
+                    "cplane_server_uid": 0,
+                    "cplane_server_gid": 0,
+                }.items()
+            },
+        }
+
+    def _set_path(self, text: str) -> None:
+        text = _text(text)
+        changed, self._path = text != self._path, text
+        if changed:
+            self._restart_initial()
+
+    def _set_arguments(self, text: str) -> None:
+        text = _text(text)
+        changed, self._arguments = text != self._arguments, text
+        if changed:
+            self._restart_initial()
+
+    def _set_spawns(self, text: str) -> None:
+        self._spawns = boolean(text)
+
+    def _restart_initial(self) -> None:
+        """The server of the initial namespace is replaced, unless applications use it."""
+        if not any(self.core.holds.users(name) for name in _NODES):
+            self._start_server("")
+
+    def _start_server(self, network_namespace: str) -> None:
+        if not self._spawns:
+            return
+        self._served.add(network_namespace)
+        where = ("--network-namespace-file", network_namespace) if network_namespace else ()
+        self.usermode.start((self._path or _DEFAULT_SERVER, *self._arguments.split(), "--daemonise", *where))
+
+
+def _text(text: str) -> str:
+    if len(text) > _MAX_TEXT:
+        raise oserror(errno.ENOSPC)
+    return text.strip()
+
+
+def _number(default: int) -> Attribute:
+    attribute = Attribute(default)
+
+    def write(text: str) -> None:
+        attribute.text = str(number(text, most=2**31 - 1))
+
+    attribute.write, attribute.mode = write, 0o644
+    return attribute

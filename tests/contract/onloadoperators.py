@@ -1,0 +1,47 @@
+"""The controller of Onload resources, running against the double of the API server."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from kubeapi import KubeApi
+from onloadworld import World
+
+from accelplane.kube.client import Client
+from accelplane.kube.manager import OFF, Manager
+from accelplane.onload.reconciler import OnloadController
+
+IMAGE = "accelplane/onload-device-plugin:1"
+VERSION = "8.1.2.26"
+
+
+@contextlib.asynccontextmanager
+async def operator(api: KubeApi, image: str = IMAGE, manager: str = "onload-operator") -> AsyncIterator[None]:
+    client = Client(api.config, field_manager=manager, timeout=2)
+    made = Manager(client, health_address=OFF, metrics_address=OFF)
+    OnloadController(made, image)
+    task = asyncio.create_task(made.run())
+    try:
+        await asyncio.sleep(0)
+        yield
+        assert not task.done(), task.result()
+        made.stop()
+        async with asyncio.timeout(30):
+            await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await client.close()
+
+
+@contextlib.asynccontextmanager
+async def running(world: World) -> AsyncIterator[None]:
+    """The cluster reacts, and nothing that must not happen has happened in the end."""
+    task = asyncio.create_task(world.run())
+    try:
+        yield
+        assert not task.done(), task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert not world.violations

@@ -1,0 +1,183 @@
+"""`onload-operator` as a process: warnings of the webhook, metrics, and exactly the rights of its role."""
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+import pytest
+from kubeapi import KubeApi
+from manifests import DEPLOY, render
+from onloadresources import MAPPING, resource
+from onloadworld import NAMES, World, app
+from processes import Process
+from waiting import until
+from webhookprograms import files, page, port_of, review
+
+from accelplane.cli import onloadoperator
+from accelplane.cli.goflags import parse, with_defaults
+from accelplane.onload.program import LEASE
+from accelplane.onload.webhooks import PATH
+
+IMAGE = "accelplane/onload-device-plugin:1"
+VERSION, NEW = "8.1.2.26", "8.2"
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+async def start(api: KubeApi, tmp_path: Path) -> AsyncGenerator[Start]:
+    started: list[Process] = []
+    kubeconfig, certificate = files(api, tmp_path)
+
+    def go(*arguments: str, webhook: bool = True, image: str = IMAGE) -> Process:
+        addresses = ["-metrics-bind-address=0", "-health-probe-bind-address=0"]
+        if webhook:
+            addresses += [certificate, "-port=0", "-shutdown-delay=0"]
+        command = ("-m", "accelplane.cli.onloadoperator", kubeconfig, *addresses, *arguments)
+        log = tmp_path / f"log{len(started)}"
+        environment = {"DEVICE_PLUGIN_IMG": image}
+        started.append(Process("python", *command, log=log, env=environment))
+        return started[-1]
+
+    yield go
+    for one in started:
+        one.kill()
+        await one.exit_code()
+
+
+@contextlib.asynccontextmanager
+async def reacting(world: World) -> AsyncGenerator[None]:
+    task = asyncio.create_task(world.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert not world.violations
+
+
+async def test_the_webhook_refuses_and_warns(api: KubeApi, start: Start) -> None:
+    World(api)
+    api.put("onloads", resource("other"))
+    process = start()
+    port = await port_of(process)
+    await process.said("all caches are synced")
+    refused = await review(port, PATH, resource("mine", selector={}), "Onload")
+    assert "invalid resource: selector is empty" in refused["status"]["message"]
+    admitted = await review(port, PATH, resource("mine"), "Onload")
+    assert admitted["allowed"]
+    assert admitted["warnings"] == ["Onload default/other also selects nodes node-0, node-1; change a selector"]
+    assert await process.terminate() == 0
+
+
+async def test_without_a_certificate_there_is_no_webhook(api: KubeApi, start: Start) -> None:
+    world = World(api, nodes=1)
+    process = start(webhook=False)
+    world.create()
+    async with reacting(world):
+        await until(lambda: world.is_ready(VERSION))
+    assert "webhooks at port" not in process.log()
+    assert await process.terminate() == 0
+
+
+async def test_metrics_are_for_clients_that_the_cluster_authorizes(api: KubeApi, start: Start) -> None:
+    process = start("-metrics-secure", "-metrics-bind-address=127.0.0.1:0")
+    port = await port_of(process, "metrics")
+    assert (await page(port, "/metrics", secure=True))[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("-metrics-secure", "-metrics-secure: found no certificate"),
+        ("-port=70000", "-port: 70000"),
+        ("-shutdown-delay=-1", "-shutdown-delay: -1"),
+        ("-certificate-secret=A", "-certificate-secret: 'A'"),
+    ],
+)
+def test_wrong_options_name_their_flag(flag: str, message: str) -> None:
+    given, _ = parse(onloadoperator.FLAGS, [flag])
+    with pytest.raises(ValueError, match=re.escape(message)):
+        onloadoperator.options(with_defaults(onloadoperator.FLAGS, given, os.environ), {"DEVICE_PLUGIN_IMG": IMAGE})
+
+
+# Rights
+
+_PATH = re.compile(
+    r"/apis?/(?:(?P<group>[^/]+\.[^/]+|apps)/)?v\w+/(?:namespaces/[^/]+/)?(?P<resource>[a-z]+)(?P<rest>.*)"
+)
+VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "WATCH": "watch"}
+
+
+def used(api: KubeApi) -> set[tuple[str, str, str]]:
+    """Group, resource and verb of all requests that the server received."""
+    found: set[tuple[str, str, str]] = set()
+    for request in api.requests:
+        method, path = str(request).split(" ", 1)
+        parts = _PATH.fullmatch(path)
+        assert parts, path
+        _, name, *sub = (parts["rest"] or "/").split("/")
+        verb = "list" if method == "GET" and not name else VERBS[method]
+        found.add((parts["group"] or "", "/".join([parts["resource"], *sub]), verb))
+    return found
+
+
+def granted() -> set[tuple[str, str, str]]:
+    """Those that the roles of the default tree allow."""
+    return {
+        (group, resource, verb)
+        for each in render(DEPLOY / "onload/config/default")
+        if each["kind"] in ("Role", "ClusterRole")
+        for rule in each["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+# Needed by an admission plugin of the API server and after conflicts, which this scenario does not have.
+NOT_IN_THE_SCENARIO = {
+    ("onload.amd.com", "onloads/finalizers", "update"),
+    ("apps", "daemonsets", "get"),
+    ("onload.amd.com", "onloads", "get"),
+    ("events.k8s.io", "events", "patch"),
+}
+
+
+async def test_the_role_has_the_rights_that_the_operator_uses_and_no_others(api: KubeApi, start: Start) -> None:
+    world = World(api)
+    process = start("-leader-elect", webhook=False)
+    await until(lambda: api.get("leases", LEASE, "system") is not None)
+    sfc = [{**MAPPING, "sfc": {}}]
+    probe = {"verify": {"probe": {"image": "probe:1", "command": ["true"]}}}
+    async with reacting(world), asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(run_probes(api))
+        world.create(onload__kernelMappings=sfc, upgrade=probe)
+        await until(lambda: world.is_ready(VERSION), 60)
+        api.put("pods", app("app", "node-0"))
+        world.create(onload__kernelMappings=sfc, upgrade=probe, onload__version=NEW)
+        await until(lambda: world.is_ready(NEW), 60)
+        # Without sfc its Module is deleted; another image replaces plugin pods of the same version.
+        world.create(upgrade=probe, onload__version=NEW, devicePlugin__maxPodsPerNode=5)
+        await until(lambda: api.get("modules", NAMES.sfc_module, "default") is None, 60)
+        await until(lambda: world.is_ready(NEW), 60)
+        world.delete()
+        await until(lambda: world.onload() is None, 60)
+        task.cancel()
+    assert await process.terminate() == 0
+    assert used(api) <= granted()
+    assert granted() - used(api) <= NOT_IN_THE_SCENARIO
+
+
+async def run_probes(api: KubeApi) -> None:
+    """The scheduler and the kubelet for probe pods."""
+    while True:
+        for pod in api.all("pods"):
+            if "verify" in pod["metadata"]["name"] and pod.get("status", {}).get("phase") != "Succeeded":
+                required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+                (node,) = required["nodeSelectorTerms"][0]["matchFields"][0]["values"]
+                placed = {**pod["spec"], "nodeName": node}
+                api.put("pods", {**pod, "spec": placed, "status": {"phase": "Succeeded"}})
+        await asyncio.sleep(0.01)

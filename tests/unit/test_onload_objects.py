@@ -1,0 +1,364 @@
+"""The Modules, the DaemonSet and the versions of an Onload resource."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from onloadresources import MAPPING, onload
+
+from accelplane.onload.children import Existing, wanted
+from accelplane.onload.daemonset import daemonset, revision_of
+from accelplane.onload.models import Onload, Revision
+from accelplane.onload.modules import KmmApi, kmm_api, module, sfc_module
+from accelplane.onload.names import ADOPTED_ANNOTATION, HASH_ANNOTATION, Names, owner_of_label, too_long
+from accelplane.onload.resources import DaemonSet, Definition, Module
+from accelplane.onload.revisions import MAX_HISTORY, module_version, recorded, target
+
+Object = dict[str, Any]
+V1, V2 = KmmApi(), KmmApi(in_tree_list=True, tolerations=True)
+VERSION = "8.1.2.26"
+BUILD = {"buildArgs": [{"name": "B", "value": "2"}, {"name": "A", "value": "1"}], "dockerfileConfigMap": {"name": "c"}}
+
+
+def pod_of(made: DaemonSet) -> Object:
+    found: Object = msgspec.to_builtins(made.spec)
+    return found["template"]["spec"]
+
+
+def test_names_of_a_resource() -> None:
+    names = Names("ns", "x")
+    assert (names.module, names.sfc_module, names.daemonset) == ("x-module", "x-sfcmod", "x-onload-device-plugin-ds")
+    assert names.labels == (
+        "kmm.node.kubernetes.io/version-module.ns.x-module",
+        "kmm.node.kubernetes.io/version-module.ns.x-sfcmod",
+        "onload.amd.com/ns.x",
+    )
+    assert all(owner_of_label(label) == names for label in names.labels)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "onload.amd.com/version",
+        "onload.amd.com/a.b.c",
+        "onload.amd.com/.b",
+        "kmm.node.kubernetes.io/version-module.ns.other",
+        "kmm.node.kubernetes.io/version-module.ns.-module",
+        "example.com/ns.x",
+    ],
+)
+def test_labels_of_others_have_no_owner(label: str) -> None:
+    assert owner_of_label(label) is None
+
+
+@pytest.mark.parametrize(("length", "wrong"), [(30, False), (31, True)])
+def test_names_together_have_at_most_32_characters(length: int, wrong: bool) -> None:
+    assert bool(too_long(Names("ns", "x" * length))) == wrong
+
+
+def test_the_module_of_onload() -> None:
+    made = module(onload(onload__kernelMappings=[{**MAPPING, "build": BUILD}]), VERSION, V2)
+    assert made.spec == {
+        "selector": {"node-role.kubernetes.io/worker": ""},
+        "moduleLoader": {
+            "serviceAccountName": "onload-operator-sa",
+            "container": {
+                "modprobe": {"moduleName": "onload", "parameters": ["--first-time"]},
+                "version": VERSION,
+                "kernelMappings": [
+                    {"regexp": MAPPING["regexp"], "containerImage": MAPPING["kernelModuleImage"], "build": BUILD}
+                ],
+            },
+        },
+    }
+    assert made.metadata.labels == {
+        "app.kubernetes.io/managed-by": "onload-operator",
+        "app.kubernetes.io/part-of": "onload",
+        "app.kubernetes.io/instance": "onload-default-onload",
+        "app.kubernetes.io/component": "module",
+    }
+
+
+@pytest.mark.parametrize(
+    ("kmm", "field", "value"), [(V1, "inTreeModuleToRemove", "sfc"), (V2, "inTreeModulesToRemove", ["sfc"])]
+)
+def test_the_module_of_sfc_has_only_mappings_with_sfc_and_no_build(kmm: KmmApi, field: str, value: object) -> None:
+    mappings = [MAPPING, {**MAPPING, "regexp": "b", "sfc": {}, "build": BUILD}]
+    container: Object = sfc_module(onload(onload__kernelMappings=mappings), VERSION, kmm).spec["moduleLoader"][
+        "container"
+    ]
+    assert container["kernelMappings"] == [{"regexp": "b", "containerImage": MAPPING["kernelModuleImage"]}]
+    assert container["modprobe"] == {"moduleName": "sfc", "parameters": ["--first-time"]}
+    in_tree = {name: found for name, found in container.items() if name.startswith("inTree")}
+    assert in_tree == {field: value}
+
+
+def test_build_arguments_are_written_also_if_there_are_none() -> None:
+    made = module(onload(onload__kernelMappings=[{**MAPPING, "build": {"dockerfileConfigMap": {}}}]), VERSION, V1)
+    (mapping,) = made.spec["moduleLoader"]["container"]["kernelMappings"]
+    assert mapping["build"] == {"buildArgs": [], "dockerfileConfigMap": {"name": ""}}
+
+
+def test_optional_fields_of_modules() -> None:
+    made = onload(
+        imagePullSecret={"name": "pull"},
+        tolerations=[{"operator": "Exists"}],
+        onload__imagePullPolicy="Always",
+        onload__moduleParameters={"onload": ["oof_use_all=1"]},
+    )
+    spec: Object = module(made, VERSION, V2).spec
+    assert spec["imageRepoSecret"] == {"name": "pull"}
+    assert spec["tolerations"] == [{"operator": "Exists"}]
+    container = spec["moduleLoader"]["container"]
+    assert container["imagePullPolicy"] == "Always"
+    assert container["modprobe"]["parameters"] == ["--first-time", "oof_use_all=1"]
+    assert "tolerations" not in module(made, VERSION, V1).spec
+
+
+def test_kmm_is_recognized_by_its_definition() -> None:
+    container = {"properties": {"inTreeModulesToRemove": {}}}
+    loader = {"properties": {"container": container}}
+    spec = {"properties": {"moduleLoader": loader, "tolerations": {"type": "array"}}}
+    schema = {"openAPIV3Schema": {"properties": {"spec": spec}}}
+    new = {"metadata": {"name": "m"}, "spec": {"versions": [{"name": "v1beta1", "schema": schema}]}}
+    assert kmm_api(msgspec.convert(new, Definition)) == V2
+    assert kmm_api(msgspec.convert({"metadata": {"name": "m"}}, Definition)) == V1
+
+
+def test_the_daemonset() -> None:
+    made = daemonset(onload(), "plugin:1")
+    labels = {
+        "app.kubernetes.io/managed-by": "onload-operator",
+        "app.kubernetes.io/part-of": "onload",
+        "app.kubernetes.io/instance": "onload-default-onload",
+        "app.kubernetes.io/component": "device-plugin",
+    }
+    assert made.metadata.labels == {**labels, "onload.amd.com/version": VERSION}
+    spec: Object = made.spec
+    selector = {**labels, "onload.amd.com/name": "onload-onload-device-plugin-ds"}
+    assert spec["selector"] == {"matchLabels": selector}
+    assert spec["template"]["metadata"]["labels"] == selector
+    assert spec["updateStrategy"] == {"type": "OnDelete"}
+    pod = pod_of(made)
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term == {"matchExpressions": [{"key": "onload.amd.com/default.onload", "operator": "Exists"}]}
+    assert [pod[name] for name in ("hostNetwork", "hostPID", "hostIPC")] == [True] * 3
+    assert pod["nodeSelector"] == {"node-role.kubernetes.io/worker": ""}
+    assert not {"tolerations", "imagePullSecrets", "priorityClassName"} & pod.keys()
+    assert [each["name"] for each in pod["volumes"]] == ["kubelet-socket", "host-onload", "worker-volume"]
+    assert pod["volumes"][1]["hostPath"] == {"path": "/opt/onload/", "type": "DirectoryOrCreate"}
+    containers = [*pod["initContainers"], *pod["containers"]]
+    assert [each["name"] for each in containers] == ["init", "device-plugin", "onload-worker"]
+    assert all(each["securityContext"] == {"privileged": True, "runAsUser": 0} for each in containers)
+    assert not any("imagePullPolicy" in each or "lifecycle" in each for each in containers)
+
+
+def test_arguments_of_the_device_plugin() -> None:
+    assert pod_of(daemonset(onload(), "plugin:1"))["containers"][0]["args"] == [
+        "-maxPods=100",
+        "-setPreload=true",
+        "-mountOnload=false",
+        "-hostOnloadPath=/opt/onload/",
+        "-baseMountPath=/opt/onload",
+        "-binMountPath=/usr/bin",
+        "-libMountPath=/usr/lib64",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("paths", "argument"),
+    [
+        ({"devicePlugin__preload": False}, "-setPreload=false"),
+        ({"devicePlugin__setPreload": False}, "-setPreload=false"),
+        ({"devicePlugin__libMountPath": "/lib"}, "-libMountPath=/lib"),
+        ({"devicePlugin__libMounthPath": "/lib"}, "-libMountPath=/lib"),
+        ({"devicePlugin__maxPodsPerNode": 0}, "-maxPods=0"),
+    ],
+)
+def test_options_and_their_aliases(paths: Object, argument: str) -> None:
+    assert argument in pod_of(daemonset(onload(**paths), "plugin:1"))["containers"][0]["args"]
+
+
+def test_unset_options_are_not_passed() -> None:
+    fields = ("maxPodsPerNode", "setPreload", "mountOnload", "hostOnloadPath", "baseMountPath", "binMountPath")
+    unset: Object = {f"devicePlugin__{name}": None for name in (*fields, "libMounthPath")}
+    pod = pod_of(daemonset(onload(**unset), "plugin:1"))
+    assert pod["containers"][0]["args"] == []
+    assert pod["volumes"][1]["hostPath"]["path"] == "/opt/onload"
+
+
+@pytest.mark.parametrize(
+    ("plane", "words"),
+    [(None, "-K"), ({}, "-K"), ({"parameters": ["-K", "-l", "9"]}, "-K -l 9"), ({"parameters": []}, "")],
+)
+def test_parameters_of_the_control_plane(plane: Object | None, words: str) -> None:
+    worker = pod_of(daemonset(onload(onload__controlPlane=plane), "plugin:1"))["containers"][1]
+    assert worker["command"] == ["onload-worker"]
+    names = ["POD_NAME", "POD_NAMESPACE", "CONTAINER_NAME", "ONLOAD_CP_SERVER_PATH", "ONLOAD_CP_SERVER_PARAMS"]
+    assert [each["name"] for each in worker["env"]] == names
+    assert worker["env"][4]["value"] == words
+
+
+def test_no_value_of_the_resource_is_in_the_script() -> None:
+    hostile = "$(touch /tmp/x); rm -rf /"
+    made = onload(onload__version=hostile, onload__userImage=hostile, devicePlugin__hostOnloadPath=hostile)
+    (init,) = pod_of(daemonset(made, "plugin:1"))["initContainers"]
+    assert hostile not in init["command"][2]
+    assert init["args"][1].startswith(hostile)
+
+
+@pytest.mark.parametrize(
+    ("paths", "same"),
+    [
+        ({"onload__imagePullPolicy": "Always"}, True),
+        ({"devicePlugin__imagePullPolicy": "Always"}, True),
+        ({"serviceAccountName": "other"}, True),
+        ({"selector": {"a": "b"}}, True),
+        ({"tolerations": [{"operator": "Exists"}]}, True),
+        ({"onload__userImage": "other"}, False),
+        ({"onload__controlPlane": {"parameters": []}}, False),
+        ({"devicePlugin__maxPodsPerNode": 5}, False),
+        ({"devicePlugin__hostOnloadPath": "/opt/other"}, False),
+    ],
+)
+def test_pods_are_replaced_only_for_what_concerns_them(paths: Object, same: bool) -> None:
+    before, after = daemonset(onload(), "plugin:1"), daemonset(onload(**paths), "plugin:1")
+    assert (revision_of(before) == revision_of(after)) == same
+    assert revision_of(daemonset(onload(), "plugin:2")) != revision_of(before)
+
+
+def live(made: DaemonSet, **annotations: str) -> DaemonSet:
+    metadata = msgspec.structs.replace(made.metadata, annotations=annotations)
+    return msgspec.structs.replace(made, metadata=metadata)
+
+
+def children(existing: DaemonSet | None, resource: Onload | None = None, *, keeps: bool = False) -> DaemonSet:
+    found = Existing(None, None, existing)
+    return wanted(resource or onload(), VERSION, "plugin:1", V1, found, keeps_selector=keeps).daemonset
+
+
+def test_pods_of_the_go_operator_have_the_revision_of_the_adoption() -> None:
+    made = children(live(daemonset(onload(), "go:1")))
+    assert (made.metadata.annotations or {})[ADOPTED_ANNOTATION] == revision_of(made)
+    changed = children(live(made, **{HASH_ANNOTATION: "1", ADOPTED_ANNOTATION: "first"}))
+    assert (changed.metadata.annotations or {})[ADOPTED_ANNOTATION] == "first"
+    assert not children(None).metadata.annotations
+
+
+def test_the_selector_of_an_adopted_daemonset_stays() -> None:
+    old = daemonset(onload(), "go:1")
+    selector = {"matchLabels": {"onload.amd.com/name": "onload-onload-device-plugin-ds"}}
+    old = msgspec.structs.replace(old, spec={**old.spec, "selector": selector})
+    made: Object = children(old).spec
+    assert made["selector"] == selector
+    assert selector["matchLabels"].items() <= made["template"]["metadata"]["labels"].items()
+
+
+def test_objects_keep_their_node_selector_until_former_nodes_are_released() -> None:
+    before = children(None)
+    moved = onload(selector={"zone": "b"})
+    assert pod_of(children(before, moved, keeps=True))["nodeSelector"] == {"node-role.kubernetes.io/worker": ""}
+    assert pod_of(children(before, moved))["nodeSelector"] == {"zone": "b"}
+    old = module(onload(), VERSION, V1)
+    kept = wanted(moved, VERSION, "plugin:1", V1, Existing(old, None, before), keeps_selector=True).module
+    assert kept is not None
+    assert kept.spec["selector"] == {"node-role.kubernetes.io/worker": ""}
+
+
+# Versions
+
+
+def existing_module(resource: Onload, version: str = VERSION) -> Module:
+    return module(resource, version, V2)
+
+
+@pytest.mark.parametrize(
+    ("paths", "is_same"),
+    [
+        ({}, True),
+        ({"onload__imagePullPolicy": "Always"}, True),
+        ({"onload__kernelMappings": [MAPPING, {**MAPPING, "regexp": "appended"}]}, True),
+        ({"onload__kernelMappings": [{**MAPPING, "build": BUILD}]}, True),
+        ({"onload__kernelMappings": [{**MAPPING, "regexp": "first"}, MAPPING]}, False),
+        ({"onload__kernelMappings": [{**MAPPING, "kernelModuleImage": "other"}]}, False),
+        ({"onload__moduleParameters": {"onload": ["a=1"]}}, False),
+    ],
+)
+def test_a_change_that_reloads_modules_gets_another_version(paths: Object, is_same: bool) -> None:
+    version = module_version(onload(**paths), existing_module(onload()), None)
+    assert (version == VERSION) == is_same
+    assert version.startswith(VERSION)
+    if not is_same:
+        after = existing_module(onload(**paths), version)
+        assert module_version(onload(**paths), after, None) == version
+        assert module_version(onload(), after, None) not in {version, VERSION}
+
+
+def test_a_new_version_has_no_suffix() -> None:
+    assert module_version(onload(), None, None) == VERSION
+    assert module_version(onload(), existing_module(onload(), "8.0"), None) == VERSION
+    assert module_version(onload(), existing_module(onload(), f"{VERSION}-rc1"), None) == VERSION
+
+
+def test_a_version_that_leaves_no_room_for_a_suffix_stays() -> None:
+    long = "1" * 60
+    changed = onload(onload__version=long, onload__kernelMappings=[{**MAPPING, "kernelModuleImage": "other"}])
+    assert module_version(changed, existing_module(onload(), long), None) == long
+
+
+def history(*entries: tuple[str, str]) -> tuple[Revision, ...]:
+    made = onload()
+    mappings = made.spec.onload.kernel_mappings
+    image = made.spec.onload.user_image
+    return tuple(
+        Revision(version=version, user_image=image, kernel_mappings=mappings, state=state, time="t")
+        for version, state in entries
+    )
+
+
+def states(found: tuple[Revision, ...]) -> list[tuple[str, str]]:
+    return [(each.version, each.state) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("before", "outcome", "after"),
+    [
+        ([], "progressing", [("2", "Progressing")]),
+        ([], "complete", [("2", "Verified")]),
+        ([("1", "Verified")], "progressing", [("2", "Progressing"), ("1", "Verified")]),
+        ([("2", "Progressing"), ("1", "Verified")], "failed", [("2", "Failed"), ("1", "Verified")]),
+        ([("2", "Progressing"), ("1", "Progressing")], "failed", [("2", "Progressing"), ("1", "Progressing")]),
+        ([("2", "Failed"), ("1", "Verified")], "complete", [("2", "Failed"), ("1", "Verified")]),
+        ([("1", "Verified"), ("2", "Failed")], "progressing", [("2", "Progressing"), ("1", "Verified")]),
+        ([("2", "Verified"), ("1", "Verified")], "failed", [("2", "Verified"), ("1", "Verified")]),
+    ],
+)
+def test_history(before: list[tuple[str, str]], outcome: Any, after: list[tuple[str, str]]) -> None:
+    made = onload(onload__version="2", upgrade__autoRollback=True)
+    assert states(recorded(made, history(*before), outcome, "now")) == after
+
+
+def test_without_rollback_nothing_fails() -> None:
+    before = history(("2", "Progressing"), ("1", "Verified"))
+    assert states(recorded(onload(onload__version="2"), before, "failed", "now"))[0] == ("2", "Progressing")
+
+
+def test_a_history_that_does_not_change_keeps_its_times() -> None:
+    before = history(("2", "Verified"), ("1", "Verified"))
+    assert recorded(onload(onload__version="2"), before, "complete", "now") == before
+
+
+def test_the_history_is_short_and_keeps_the_last_verified_version() -> None:
+    before = history(*((str(number), "Progressing") for number in range(9, 2, -1)), ("1", "Verified"))
+    after = recorded(onload(onload__version="10"), before, "progressing", "now")
+    assert len(after) == MAX_HISTORY
+    assert states(after)[-1] == ("1", "Verified")
+
+
+def test_a_failed_version_is_replaced_by_the_last_verified_one() -> None:
+    entries = history(("2", "Failed"), ("1", "Verified"), ("0", "Verified"))
+    failed = onload(onload__version="2", upgrade__autoRollback=True)
+    assert target(failed, entries).spec.onload.version == "1"
+    assert target(failed, entries[1:]).spec.onload.version == "2"
+    assert target(onload(onload__version="2"), entries).spec.onload.version == "2"
+    assert target(onload(onload__version="3", upgrade__autoRollback=True), entries).spec.onload.version == "3"

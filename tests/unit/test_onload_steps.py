@@ -1,0 +1,448 @@
+"""The decisions about nodes: tables, and a model of the cluster with any order of events."""
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onloadcluster import Cluster, app_pod, plugin_pod, progress, working
+
+from accelplane.onload.observed import NodeView, format_progress, parse_progress
+from accelplane.onload.steps import READY_WAIT, Action, Target, decide
+
+NEW, OLD = "8.2", "8.1"
+TARGET = Target(version=NEW, revision="r")
+NOW = 1000.0
+
+
+def step(node: NodeView, target: Target = TARGET, now: float = NOW) -> tuple[str, dict[str, str | None]]:
+    """The name of the step of a node, and the labels that it writes."""
+    plan = decide(target, [node], now)
+    (action,) = plan.actions or (None,)
+    return plan.steps[0].step, dict(action.labels) if action else {}
+
+
+def act(node: NodeView, target: Target = TARGET, now: float = NOW) -> Action:
+    (action,) = decide(target, [node], now).actions
+    return action
+
+
+def with_sfc(target: Target = TARGET) -> Target:
+    return msgspec.structs.replace(target, sfc=True)
+
+
+def test_a_new_node_is_labelled_in_the_order_of_the_go_operator() -> None:
+    node = NodeView(name="a")
+    assert step(node) == ("LabellingModule", {"module": NEW})
+    node = NodeView(name="a", module=NEW, module_loaded=True, progress=progress(NEW))
+    assert step(node) == ("SettingGate", {"gate": NEW})
+    node = msgspec.structs.replace(node, gate=NEW)
+    assert step(node) == ("Verifying", {})
+    node = msgspec.structs.replace(node, plugins=(plugin_pod(),))
+    assert step(node) == ("Verified", {})
+    assert act(node).removes_progress
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ("Pending", {})),
+        ({"progress": progress(NEW, upgrade=True)}, ("RemovingGate", {"gate": None})),
+        ({"gate": None}, ("WaitingForPluginPod", {})),
+        ({"gate": None, "plugins": (), "apps": (app_pod(),)}, ("Evicting", {})),
+        ({"gate": None, "plugins": (), "apps": (app_pod(is_terminating=True),)}, ("Evicting", {})),
+        ({"gate": None, "plugins": ()}, ("RemovingModule", {"module": None})),
+        ({"gate": None, "plugins": (), "module": None}, ("WaitingForModulePods", {})),
+        ({"gate": None, "plugins": (), "module": None, "module_loaded": False}, ("LabellingModule", {"module": NEW})),
+        (
+            {"gate": None, "plugins": (), "module": None, "module_loaded": False, "module_pods": 1},
+            ("WaitingForModulePods", {}),
+        ),
+    ],
+)
+def test_an_upgrade_of_a_node_has_the_order_of_the_go_operator(
+    changes: dict[str, Any], expected: tuple[str, dict[str, str | None]]
+) -> None:
+    started = {"progress": progress(NEW, upgrade=True)} if changes else {}
+    node = working("b", OLD, **(started | changes))
+    others = [] if changes else [working("a", OLD)]
+    plan = decide(TARGET, [node, *others], NOW)
+    found = next(each for each in plan.steps if each.node == "b")
+    assert (found.step, dict(found.action.labels) if found.action else {}) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"gate": None, "plugins": ()}, ("RemovingModule", {"module": None})),
+        ({"gate": None, "plugins": (), "module": None}, ("WaitingForUnload", {})),
+        ({"gate": None, "plugins": (), "module": None, "module_loaded": False}, ("RemovingSfc", {"sfc": None})),
+        (
+            {"gate": None, "plugins": (), "module": None, "module_loaded": False, "sfc": None},
+            ("WaitingForModulePods", {}),
+        ),
+        (
+            {
+                "gate": None,
+                "plugins": (),
+                "module": None,
+                "module_loaded": False,
+                "sfc": None,
+                "sfc_loaded": False,
+            },
+            ("LabellingSfc", {"sfc": NEW}),
+        ),
+        (
+            {
+                "gate": None,
+                "plugins": (),
+                "module": None,
+                "module_loaded": False,
+                "sfc": NEW,
+                "sfc_loaded": False,
+            },
+            ("WaitingForSfc", {}),
+        ),
+        (
+            {"gate": None, "plugins": (), "module": None, "module_loaded": False, "sfc": NEW},
+            ("LabellingModule", {"module": NEW}),
+        ),
+    ],
+)
+def test_onload_is_unloaded_before_sfc_and_loaded_after_it(
+    changes: dict[str, Any], expected: tuple[str, dict[str, str | None]]
+) -> None:
+    node = working("a", OLD, sfc=True, progress=progress(NEW, upgrade=True))
+    assert step(msgspec.structs.replace(node, **changes), with_sfc()) == expected
+
+
+def test_sfc_is_added_and_removed_only_while_onload_is_unloaded() -> None:
+    assert step(working("a", NEW), with_sfc()) == ("RemovingGate", {"gate": None})
+    assert step(working("a", NEW, sfc=True)) == ("RemovingGate", {"gate": None})
+    for target, sfc in ((with_sfc(), False), (TARGET, True)):
+        cluster = Cluster([working("a", NEW, sfc=sfc, apps=(app_pod(),))])
+        assert cluster.run(target).is_complete
+        assert cluster.nodes["a"].sfc == (NEW if target.sfc else None)
+
+
+@pytest.mark.parametrize("sfc", [False, True])
+@pytest.mark.parametrize("gate", [None, OLD, NEW])
+@pytest.mark.parametrize("module", [None, OLD, NEW])
+def test_every_combination_of_labels_converges(module: str | None, gate: str | None, sfc: bool) -> None:
+    node = working("a", OLD, module=module, gate=gate, apps=(app_pod(),))
+    node = msgspec.structs.replace(node, plugins=node.plugins if gate else (), module_loaded_version=module)
+    cluster = Cluster([node, working("b", OLD)])
+    assert cluster.run(with_sfc() if sfc else TARGET).is_complete
+    assert {(node.module, node.gate, node.sfc) for node in cluster.nodes.values()} == {(NEW, NEW, NEW if sfc else None)}
+
+
+def test_the_gate_waits_for_the_module_only_for_a_limited_time() -> None:
+    node = NodeView(name="a", module=NEW, progress=progress(NEW))
+    plan = decide(TARGET, [node], NOW)
+    assert (plan.steps[0].step, plan.retry) == ("WaitingForModule", READY_WAIT)
+    after = decide(TARGET, [node], NOW + READY_WAIT)
+    assert after.steps[0].skipped_wait
+    assert after.actions[0].labels == {"gate": NEW}
+    strict = msgspec.structs.replace(TARGET, strict=True)
+    assert step(node, strict, NOW + READY_WAIT) == ("WaitingForModule", {})
+    assert decide(strict, [node], NOW).retry == strict.node_timeout + 1
+
+
+def test_a_module_of_another_version_is_not_the_loaded_one() -> None:
+    node = NodeView(name="a", module=NEW, module_loaded=True, module_loaded_version=OLD, progress=progress(NEW))
+    assert step(node)[0] == "WaitingForModule"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"plugins": ()}, "a ready device plugin pod"),
+        ({"plugins": (plugin_pod(is_ready=False),)}, "a ready device plugin pod"),
+        ({"plugins": (plugin_pod(is_terminating=True),)}, "a ready device plugin pod"),
+        ({"module_loaded_version": OLD}, f"module version {NEW}, found {OLD}"),
+        ({"advertised": False}, "the resource amd.com/onload"),
+    ],
+)
+def test_a_node_is_not_verified_before_it_works(changes: dict[str, Any], message: str) -> None:
+    node = working("a", NEW, progress=progress(NEW, upgrade=True, advertised=True), **changes)
+    (found,) = decide(TARGET, [node], NOW).steps
+    assert (found.step, found.message) == ("Verifying", f"waits for {message}")
+
+
+def test_a_probe_pod_has_to_succeed() -> None:
+    target = msgspec.structs.replace(TARGET, probe=True)
+    node = working("a", NEW, progress=progress(NEW))
+    assert act(node, target).create_probe
+    for state in ("running", "failed"):
+        assert step(msgspec.structs.replace(node, probe=state), target) == ("Verifying", {})
+    assert act(msgspec.structs.replace(node, probe="succeeded"), target).removes_progress
+
+
+def test_strict_verification_requires_the_module_and_the_resource() -> None:
+    target = msgspec.structs.replace(TARGET, strict=True)
+    node = working("a", NEW, progress=progress(NEW), module_loaded=False, advertised=False, module_loaded_version=None)
+    (found,) = decide(target, [node], NOW).steps
+    assert found.message == "waits for the module onload, the resource amd.com/onload"
+    assert act(node).removes_progress
+
+
+@pytest.mark.parametrize(
+    ("limit", "started"), [(1, ["a"]), (2, ["a", "b"]), (3, ["a", "b", "c"]), (9, ["a", "b", "c"])]
+)
+def test_only_max_unavailable_nodes_start(limit: int, started: list[str]) -> None:
+    nodes = [working(name, OLD) for name in ("c", "a", "b")]
+    plan = decide(msgspec.structs.replace(TARGET, max_unavailable=limit), nodes, NOW)
+    assert [action.node for action in plan.actions] == started
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"), [({"held": True}, "Held"), ({"ready": False}, "NodeNotReady")], ids=["hold", "not ready"]
+)
+def test_nodes_that_must_not_start_are_skipped(changes: dict[str, Any], reason: str) -> None:
+    plan = decide(TARGET, [working("a", OLD, **changes), working("b", OLD)], NOW)
+    assert [action.node for action in plan.actions] == ["b"]
+    assert plan.steps[0].step == reason
+
+
+def test_a_paused_upgrade_finishes_nodes_and_starts_none() -> None:
+    target = msgspec.structs.replace(TARGET, paused=True, max_unavailable=5)
+    started = working("b", OLD, gate=None, plugins=(), progress=progress(NEW, upgrade=True))
+    plan = decide(target, [working("a", OLD), started], NOW)
+    assert [action.node for action in plan.actions] == ["b"]
+    assert plan.steps[0].message == "the upgrade is paused"
+
+
+def test_a_node_over_its_time_limit_stops_the_upgrade() -> None:
+    stuck = working("a", NEW, plugins=(), progress=progress(NEW, upgrade=True))
+    nodes = [stuck, working("b", OLD)]
+    target = msgspec.structs.replace(TARGET, max_unavailable=2, node_timeout=60)
+    assert [each.node for each in decide(target, nodes, NOW + 60).actions] == ["b"]
+    plan = decide(target, nodes, NOW + 61)
+    assert [each.node for each in plan.overdue] == ["a"]
+    assert not plan.actions
+    assert "exceeded its time limit" in plan.steps[1].message
+
+
+def test_an_eviction_has_a_time_limit_of_its_own() -> None:
+    node = working("a", OLD, gate=None, plugins=(), apps=(app_pod(),), progress=progress(NEW, upgrade=True))
+    assert not decide(TARGET, [node], NOW + 1e6).overdue
+    limited = msgspec.structs.replace(TARGET, eviction_timeout=300)
+    assert not decide(limited, [node], NOW + 300).overdue
+    assert decide(limited, [node], NOW + 301).overdue
+
+
+def test_a_new_node_over_its_time_limit_does_not_stop_the_upgrade() -> None:
+    fresh = NodeView(name="a", module=NEW, gate=NEW, progress=progress(NEW))
+    plan = decide(TARGET, [fresh, working("b", OLD)], NOW + 1e6)
+    assert plan.overdue
+    assert [each.node for each in plan.actions] == ["b"]
+
+
+def test_pods_that_are_being_deleted_are_not_evicted_again() -> None:
+    apps = (app_pod("one", is_terminating=True), app_pod("two"))
+    node = working("a", OLD, gate=None, plugins=(), apps=apps, progress=progress(NEW, upgrade=True))
+    assert [pod.key.name for pod in act(node).evict] == ["two"]
+
+
+def test_a_plugin_pod_of_another_revision_is_replaced_without_evictions() -> None:
+    cluster = Cluster([working(name, NEW, apps=(app_pod(),)) for name in ("a", "b")], revision="new")
+    target = msgspec.structs.replace(TARGET, revision="new")
+    assert cluster.run(target).is_complete
+    assert all(node.apps and node.plugins[0].revision == "new" for node in cluster.nodes.values())
+    assert cluster.most_down == 1
+
+
+def test_pods_of_the_go_operator_stay_until_the_revision_changes() -> None:
+    node = working("a", NEW, plugins=(plugin_pod(None),))
+    assert step(node, msgspec.structs.replace(TARGET, adopted="r")) == ("Verified", {})
+    assert step(node, msgspec.structs.replace(TARGET, adopted="r", revision="new"))[0] == "ReplacingPluginPod"
+
+
+def test_without_kmm_only_the_gate_is_used() -> None:
+    external = msgspec.structs.replace(TARGET, kmm=False)
+    cluster = Cluster([NodeView(name="a"), NodeView(name="b", gate=OLD, plugins=(plugin_pod(),), apps=(app_pod(),))])
+    assert cluster.run(external).is_complete
+    assert {(node.module, node.gate) for node in cluster.nodes.values()} == {(None, NEW)}
+    assert cluster.nodes["b"].apps
+
+
+def test_a_node_that_is_not_selected_any_more_loses_everything_in_a_safe_order() -> None:
+    cluster = Cluster([working("a", NEW, sfc=True, selected=False, apps=(app_pod(),)), working("b", NEW, sfc=True)])
+    assert cluster.run(with_sfc()).is_complete
+    assert cluster.nodes["a"].is_clean
+    assert cluster.nodes["b"].module == NEW
+
+
+def test_unselected_nodes_are_released_one_at_a_time() -> None:
+    nodes = [working(name, NEW, selected=False) for name in ("a", "b")]
+    assert [each.node for each in decide(TARGET, nodes, NOW).actions] == ["a"]
+
+
+def test_deletion_releases_all_nodes_at_once_also_held_and_paused_ones() -> None:
+    target = Target(version="", deleting=True)
+    nodes = [working("a", NEW, held=True, apps=(app_pod(),)), working("b", OLD), NodeView(name="c", gate=NEW)]
+    assert [dict(each.labels) for each in decide(target, nodes, NOW).actions] == [{"gate": None}] * 3
+    cluster = Cluster(nodes)
+    assert cluster.run(target).is_complete
+    assert all(node.is_clean for node in cluster.nodes.values())
+
+
+def test_deletion_does_not_wait_for_nodes_that_are_not_ready() -> None:
+    node = working("a", NEW, ready=False, apps=(app_pod(),))
+    assert act(node, Target(version="", deleting=True)).removes_progress
+
+
+def test_deletion_does_not_wait_for_a_kmm_that_is_gone() -> None:
+    node = working("a", NEW, sfc=True, gate=None, plugins=(), module=None, progress=progress("", since=1000))
+    target = Target(version="", deleting=True)
+    assert step(node, target) == ("WaitingForUnload", {})
+    assert step(node, target, NOW + READY_WAIT) == ("RemovingSfc", {"sfc": None})
+
+
+def test_another_version_during_an_upgrade_begins_the_time_limit_again() -> None:
+    node = working("a", OLD, gate=None, plugins=(), progress=progress("8.3", started=1, upgrade=True, advertised=True))
+    action = act(node)
+    assert action.progress == progress(NEW, started=1000, upgrade=True, advertised=True)
+    assert not decide(TARGET, [node], 1e9).overdue
+
+
+def test_rollback_continues_with_the_failed_node_first() -> None:
+    failed = working("b", NEW, plugins=(), progress=progress(NEW, upgrade=True))
+    back = Target(version=OLD, revision="r")
+    plan = decide(back, [working("a", NEW), failed], NOW)
+    assert [each.node for each in plan.actions] == ["b"]
+    cluster = Cluster([working("a", NEW), failed])
+    cluster.broken_versions = {NEW}
+    assert cluster.run(back).is_complete
+    assert cluster.most_down == 1
+
+
+def test_a_node_that_the_go_operator_took_down_counts_until_it_is_verified() -> None:
+    node = NodeView(name="a", module=OLD, sfc=OLD)
+    target = with_sfc()
+    plan = decide(target, [node, working("b", OLD)], NOW)
+    (action,) = plan.actions
+    assert (action.node, action.step) == ("a", "RemovingModule")
+    assert action.progress
+    node = msgspec.structs.replace(node, module=None, progress=action.progress)
+    assert {each.node for each in decide(target, [node, working("b", OLD)], NOW).actions} == {"a"}
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"target": 1}', "x" * 5000, '{"target":"a","started":"b"}'])
+def test_a_progress_that_cannot_be_read_begins_again(text: str) -> None:
+    found = parse_progress(text)
+    assert found is not None
+    assert (found.target, found.upgrade) == ("", True)
+
+
+def test_progress_is_written_and_read() -> None:
+    written = progress(NEW, upgrade=True, advertised=True)
+    assert parse_progress(format_progress(written)) == written
+    assert parse_progress(None) is None
+
+
+LABEL = st.sampled_from([None, OLD, NEW, "7.0"])
+NODES = st.builds(
+    lambda module, gate, sfc, loaded, apps, plugin: {
+        "module": module,
+        "gate": gate,
+        "sfc": sfc,
+        "module_loaded": loaded or module is not None,
+        "module_loaded_version": module,
+        "sfc_loaded": sfc is not None,
+        "sfc_loaded_version": sfc,
+        "apps": (app_pod(),) if apps else (),
+        "plugins": (plugin_pod(plugin),) if gate is not None else (),
+    },
+    LABEL,
+    LABEL,
+    LABEL,
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["r", "old", None]),
+)
+EVENTS = st.one_of(
+    st.tuples(st.just("decide")),
+    st.tuples(st.just("decide")),
+    st.tuples(st.just("react"), st.integers(0, 3)),
+    st.tuples(st.just("react"), st.integers(0, 3)),
+    st.tuples(st.just("time"), st.sampled_from([1, 30, 1000])),
+    st.tuples(st.just("app"), st.integers(0, 3)),
+    st.tuples(st.just("protect"), st.integers(0, 3)),
+    st.tuples(st.just("ready"), st.integers(0, 3)),
+    st.tuples(st.just("held"), st.integers(0, 3)),
+    st.tuples(st.just("version"), st.sampled_from([OLD, NEW])),
+    st.tuples(st.just("sfc"), st.booleans()),
+    st.tuples(st.just("select"), st.integers(0, 3), st.booleans()),
+    st.tuples(st.just("paused"), st.booleans()),
+)
+
+
+def happen(cluster: Cluster, target: Target, event: tuple[Any, ...]) -> Target:
+    """One event. Returns the target after it."""
+    names = list(cluster.nodes)
+    name = names[event[1] % len(names)] if len(event) > 1 and isinstance(event[1], int) else ""
+    node = cluster.nodes.get(name)
+    match event[0], node:
+        case "decide", _:
+            for action in cluster.decide(target).actions:
+                cluster.apply(action)
+        case "react", NodeView():
+            cluster.react(name)
+        case "time", _:
+            cluster.now += event[1]
+        case "app", NodeView(advertised=True, gate=str(), plugins=plugins) if any(pod.is_ready for pod in plugins):
+            cluster.change(name, apps=(*node.apps, app_pod()) if len(node.apps) < 3 else node.apps)
+        case "protect", NodeView():
+            cluster.protected ^= {name}
+        case "ready" | "held", NodeView():
+            cluster.change(name, **{event[0]: not getattr(node, event[0])})
+        case "version" | "sfc" | "paused", _:
+            return msgspec.structs.replace(target, **{event[0]: event[1]})
+        case "select", NodeView():
+            cluster.change(name, selected=event[2])
+        case _:
+            pass
+    return target
+
+
+@pytest.mark.untraced
+@settings(deadline=None)
+@given(
+    nodes=st.lists(NODES, min_size=1, max_size=4),
+    events=st.lists(EVENTS, max_size=60),
+    limit=st.integers(1, 3),
+    strict=st.booleans(),
+)
+def test_any_order_of_events_ends_in_the_desired_state(
+    nodes: list[dict[str, Any]], events: list[tuple[Any, ...]], limit: int, strict: bool
+) -> None:
+    made = [msgspec.structs.replace(NodeView(name=f"n{index}"), **each) for index, each in enumerate(nodes)]
+    cluster = Cluster(made)
+    target = msgspec.structs.replace(TARGET, max_unavailable=limit, strict=strict)
+    for event in events:
+        target = happen(cluster, target, event)
+    assert cluster.most_down <= limit
+    cluster.protected.clear()
+    for name in cluster.nodes:
+        cluster.change(name, ready=True, held=False)
+    target = msgspec.structs.replace(target, paused=False, node_timeout=1e9)
+    plan = cluster.run(target)
+    assert plan.is_complete, plan.steps
+    assert cluster.most_down <= limit
+    for node in cluster.nodes.values():
+        expected = (target.version, target.version if target.sfc else None, target.version, None)
+        found = (node.module, node.sfc, node.gate, node.progress)
+        assert found == (expected if node.selected else (None, None, None, None))
+    for action in cluster.decide(Target(version="", deleting=True)).actions:
+        cluster.apply(action)
+    assert cluster.run(Target(version="", deleting=True)).is_complete
+    assert all(node.is_clean for node in cluster.nodes.values())
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(["a", "b", "c"])])
+def test_the_order_of_nodes_is_that_of_their_names(order: tuple[str, ...]) -> None:
+    plan = decide(TARGET, [working(name, OLD) for name in order], NOW)
+    assert [each.node for each in plan.steps] == ["a", "b", "c"]
