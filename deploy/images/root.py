@@ -75,7 +75,7 @@ ACCOUNTS = {
 }
 
 # Where users' manifests and scripts look for a command besides /usr/local/bin.
-ALSO_IN = {"intel-sgx-epchook": "usr/local/bin/sgx-sw"}
+ALSO_IN = {"intel-gpu-nfdhook": "usr/local/bin/gpu-sw", "intel-sgx-epchook": "usr/local/bin/sgx-sw"}
 
 # What init containers find around them: the working directories, into which manifests mount `conf` and `scratch`, with
 # the profiles that are taken where there is no configuration.

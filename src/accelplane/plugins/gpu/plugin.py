@@ -1,5 +1,7 @@
 """The GPU plugin: Intel GPUs behind i915 and xe, and behind /dev/dxg in Windows' Linux."""
 
+import asyncio
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from accelplane.plugins.policies import preferred
 
 if TYPE_CHECKING:
     from accelplane.plugins.gpu.health import LevelZeroSource
+    from accelplane.plugins.gpu.labels import ResourceLabels
 
 
 class GpuPlugin(Plugin[GpuConfig]):
@@ -23,6 +26,7 @@ class GpuPlugin(Plugin[GpuConfig]):
     exclusive_namespace = True
     config_type = GpuConfig
     cdi_kinds = (CDI_KIND,)
+    label_file = "/etc/kubernetes/node-feature-discovery/features.d/intel-gpu-resources.txt"
 
     def __init__(self, config: GpuConfig | None = None) -> None:
         super().__init__(config)
@@ -35,9 +39,14 @@ class GpuPlugin(Plugin[GpuConfig]):
                 self._wsl = health.LevelZeroSource(self.config)
             else:
                 self._health = health.health_source(self.config)
+        self._labels: ResourceLabels | None = None
         self._indices: Sequence[int] = ()
         self._scope = Scope.of(self.config)
         places = self._scope.places
+        if self.config.resource_labels:
+            from accelplane.plugins.gpu import labels  # noqa: PLC0415 - memory of agents without these labels
+
+            self._labels = labels.ResourceLabels(places.drm, os.environ)
         self.watch = (
             Watch(frozenset(("misc",)))  # /dev/dxg; GPUs behind it come and go with the service's answers
             if self.config.wsl
@@ -51,13 +60,26 @@ class GpuPlugin(Plugin[GpuConfig]):
         if self._wsl is not None:
             self._indices = await self._wsl.indices(host)
 
+    def prepare(self, host: Host) -> None:
+        if self._labels is not None:
+            self._labels.read(host)
+
+    def labels(self, devices: Iterable[Device]) -> Mapping[str, str]:
+        return {} if self._labels is None else self._labels.labels()
+
     async def background(self, host: Host, request_scan: Callable[[], None]) -> None:
-        source = self._wsl or self._health
-        if source is not None:
-            await source.run(host, request_scan)
+        async with asyncio.TaskGroup() as group:
+            source = self._wsl or self._health
+            if source is not None:
+                group.create_task(source.run(host, request_scan))
+            if self._labels is not None and self.config.health_management:
+                from accelplane.plugins.gpu.health import LEVELZERO_SOCKET  # noqa: PLC0415 - loads protobuf
+
+                group.create_task(self._labels.follow_sizes(host.local(LEVELZERO_SOCKET), request_scan))
 
     def overrides(self, hook: str) -> bool:
-        return super().overrides(hook) and (hook != "health" or self._health is not None)
+        wanted = {"health": self._health, "prepare": self._labels, "labels": self._labels}
+        return super().overrides(hook) and (hook not in wanted or wanted[hook] is not None)
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
         return {} if self._health is None else await self._health.verdicts(host, devices)
