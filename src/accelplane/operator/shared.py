@@ -1,8 +1,10 @@
 """Objects that all GPU custom resources share: the service account of the resource manager, and its role binding.
 
-They exist while a resource enables the resource manager, which only images up to release 0.31 have.
+They exist while a resource enables the resource manager, which our images and those of the Go project up to release
+0.31 have. A binding that an earlier installation left for another namespace or role is replaced.
 """
 
+import contextlib
 import logging
 
 from accelplane.apiserver import AlreadyExists, StatusError
@@ -44,13 +46,17 @@ class SharedObjects:
 
     async def _make(self) -> None:
         account = ServiceAccount(metadata=Metadata(name=GPU_MANAGER, namespace=self._namespace))
-        binding = ClusterRoleBinding(
-            metadata=Metadata(name=BINDING),
-            roleRef=RoleReference(self._role),
-            subjects=[Subject(GPU_MANAGER, self._namespace)],
-        )
-        for wanted in (account, binding):
-            try:
-                await self._client.create(wanted)
-            except AlreadyExists:
-                continue
+        with contextlib.suppress(AlreadyExists):
+            await self._client.create(account)
+        subject, role = Subject(GPU_MANAGER, self._namespace), RoleReference(self._role)
+        binding = ClusterRoleBinding(metadata=Metadata(name=BINDING), roleRef=role, subjects=[subject])
+        try:
+            await self._client.create(binding)
+        except AlreadyExists:
+            found = await self._client.get(ClusterRoleBinding, BINDING)
+            if found.roleRef == role and subject in (found.subjects or ()):
+                return
+            log.info("ClusterRoleBinding %s is for another account or role; replacing it", BINDING)
+            # The API server does not allow another role in a binding.
+            await self._client.delete(ClusterRoleBinding, BINDING, uid=found.metadata.uid)
+            await self._client.create(binding)
