@@ -14,6 +14,8 @@ from trees import gpu_card, link, write
 from accelplane.features.gpu import Gpu, LabelOptions, gpu_labels, read_gpus
 from accelplane.features.labelvalues import numbered, split
 from accelplane.host import Host, HostError
+from accelplane.simulate.specs import GpuSpec, NodeSpec
+from accelplane.simulate.tree import SimulatedNode
 
 GIB = 1024**3
 NOTHING = LabelOptions()
@@ -115,6 +117,36 @@ def test_memory_is_that_of_all_tiles_without_what_is_reserved(
 ) -> None:
     card(tmp_path, 0, memory=memory, gts=tiles)
     assert labels(tmp_path, options).get("memory.max") == total
+
+
+@pytest.mark.parametrize(
+    ("options", "total"),
+    [
+        (NOTHING, "300"),
+        (LabelOptions(memory_reserved=50), "250"),
+        (LabelOptions(memory_reserved=301), None),
+        (LabelOptions(memory_override=7), "7"),
+    ],
+)
+def test_memory_of_xe_is_used_unless_a_variable_overrides_it(
+    tmp_path: Path, options: LabelOptions, total: str | None
+) -> None:
+    function = card(tmp_path, 0, driver="xe", tiles=3)
+    write(function / "tile0/physical_vram_size_bytes", "0x00000000000000c8\n")
+    write(function / "tile1/physical_vram_size_bytes", "0x0000000000000064\n")
+    write(function / "tile2/physical_vram_size_bytes", "much\n")
+    assert labels(tmp_path, options).get("memory.max") == total
+
+
+def test_simulated_cards_of_both_drivers_have_their_tiles_and_memory(tmp_path: Path) -> None:
+    node = NodeSpec(
+        gpus=(GpuSpec(tiles=2, memory=GIB), GpuSpec(driver="xe", tiles=3, memory=GIB), GpuSpec(memory=0, vfs=1)),
+    )
+    SimulatedNode(tmp_path, device_nodes="files").build(node)
+    found = labels(tmp_path)
+    assert (found["tiles"], found["memory.max"]) == ("6", str(5 * GIB))
+    # The physical function of the last card does not count, its virtual function does.
+    assert found["millicores"] == "3000"
 
 
 def test_the_level_zero_service_knows_better_unless_it_says_zero(tmp_path: Path) -> None:
@@ -245,7 +277,8 @@ SPOTS = st.sampled_from(
             f"sys/class/drm/card{index}/{name}"
             for index in (0, 1)
             for name in ("device", "device/vendor", "device/drm", "device/sriov_numvfs", "device/numa_node",
-                         "device/tile0", "lmem_total_bytes", "gt", "gt/gt0", "gt/gt1\n")
+                         "device/tile0", "device/tile0/physical_vram_size_bytes", "lmem_total_bytes", "gt", "gt/gt0",
+                         "gt/gt1\n")
         ),
     ]
 )  # fmt: skip

@@ -4,8 +4,8 @@ GPU Aware Scheduling reads them, and a rule of node-feature-discovery turns thre
 `read_gpus` reads sysfs, `gpu_labels` is a function of the result. Physical functions with virtual functions do not
 count, as in the plugin; its filters have no effect here.
 
-Facts: kernel documents Documentation/ABI/testing/sysfs-driver-intel-i915 and sysfs-driver-intel-xe; `lmem_total_bytes`
-is an attribute of Intel's out-of-tree i915.
+Facts: sysfs code of the drivers i915 and xe. `lmem_total_bytes` is an attribute of Intel's out-of-tree i915, and
+`physical_vram_size_bytes` one of xe.
 """
 
 import re
@@ -40,7 +40,8 @@ _MAX_CARDS = 1024
 class Gpu(NamedTuple):
     """A card. `bdf` is its PCI address or empty, `path` its directory without links.
 
-    `local_memory` is the size of the memory of one tile, None if the driver does not show it. `numa` is -1 if unknown.
+    `local_memory` is the size of the memory of one tile as i915 shows it, None if it does not. `vram` is that of all
+    tiles as xe shows it, 0 if it does not. `numa` is -1 if unknown.
     """
 
     number: str
@@ -49,6 +50,7 @@ class Gpu(NamedTuple):
     tiles: int
     local_memory: int | None
     numa: int
+    vram: int = 0
 
 
 class LabelOptions(NamedTuple):
@@ -127,13 +129,16 @@ def _counts(host: Host, entry: str) -> bool:
 def _gpu(host: Host, entry: str, number: str) -> Gpu:
     """Raises `HostError`."""
     host.names(f"{entry}/device/drm")
+    i915_tiles = [name for name in _names(host, f"{entry}/gt") if name.startswith("gt")]
+    xe_tiles = [name for name in _names(host, f"{entry}/device") if _XE_TILE.fullmatch(name)]
     return Gpu(
         number=number,
         bdf=_bdf(host, entry),
         path=_path(host, entry),
-        tiles=_tiles(host, entry),
-        local_memory=_local_memory(host, entry),
+        tiles=len(i915_tiles) + len(xe_tiles) or 1,
+        local_memory=_integer(host, f"{entry}/lmem_total_bytes"),
         numa=_numa_node(host, entry),
+        vram=sum(_integer(host, f"{entry}/device/{tile}/physical_vram_size_bytes") or 0 for tile in xe_tiles),
     )
 
 
@@ -152,12 +157,6 @@ def _path(host: Host, entry: str) -> str:
         return ""
 
 
-def _tiles(host: Host, entry: str) -> int:
-    i915 = [name for name in _names(host, f"{entry}/gt") if name.startswith("gt")]
-    xe = [name for name in _names(host, f"{entry}/device") if _XE_TILE.fullmatch(name)]
-    return len(i915) + len(xe) or 1
-
-
 def _names(host: Host, directory: str) -> Sequence[str]:
     try:
         return host.names(directory)
@@ -165,9 +164,9 @@ def _names(host: Host, directory: str) -> Sequence[str]:
         return ()
 
 
-def _local_memory(host: Host, entry: str) -> int | None:
+def _integer(host: Host, path: str) -> int | None:
     try:
-        text = host.text(f"{entry}/lmem_total_bytes")
+        text = host.text(path)
     except HostError:
         return None
     if not _INTEGER.fullmatch(text):
@@ -193,9 +192,11 @@ def _memory(gpu: Gpu, options: LabelOptions, sizes: Mapping[str, int]) -> int:
     measured = sizes.get(gpu.bdf, 0) if gpu.bdf else 0
     if measured > 0:
         return measured
-    if gpu.local_memory is None:
+    if gpu.local_memory is not None:
+        return (gpu.local_memory * gpu.tiles - options.memory_reserved) % _WRAP
+    if options.memory_override or not gpu.vram:
         return options.memory_override
-    return (gpu.local_memory * gpu.tiles - options.memory_reserved) % _WRAP
+    return (gpu.vram - options.memory_reserved) % _WRAP
 
 
 def _numa_map(gpus: Sequence[Gpu]) -> str:
