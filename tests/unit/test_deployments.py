@@ -1,7 +1,7 @@
 """The trees of GPU, NPU and NFD rules render to the objects of the Go project's; the images have its entry points.
 
 The tables are those of the specification in its newest form. Images have our own vendor. The overlay with fractional
-resources, which newer releases removed, does not exist. `kubectl` renders; without it the tests are skipped.
+resources, which newer releases removed, has its own tests. `kubectl` renders; without it the tests are skipped.
 """
 
 import json

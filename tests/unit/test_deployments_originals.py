@@ -108,6 +108,11 @@ ORIGINAL: dict[str, set[Name]] = {
         f"gpu_plugin/overlays/{overlay}": plugin("gpu")
         for overlay in ("nfd_labeled_nodes", "monitoring_shared-dev_nfd", "levelzero", "health", "wsl")
     },
+    "gpu_plugin/overlays/fractional_resources": plugin("gpu").union(
+        names("ServiceAccount", "gpu-manager-sa"),
+        names("ClusterRole", "gpu-manager-role"),
+        names("ClusterRoleBinding", "gpu-manager-rolebinding"),
+    ),
     "qat_plugin/overlays/debug": plugin("qat", "-debug"),
     "qat_plugin/overlays/e2e": plugin("qat", "-e2e"),
     "sgx_plugin/overlays/epc-hook-initcontainer": plugin("sgx"),

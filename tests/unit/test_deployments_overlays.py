@@ -27,7 +27,13 @@ CERT_MANAGER = [
     "sgx_admissionwebhook/overlays/default-with-certmanager",
     "sgx_plugin/overlays/epc-nfd",
 ]
-OTHERS = ["operator/overlays/ocp", "sgx_plugin/overlays/epc-register", "accelplane_node/overlays/fpga", "labels"]
+OTHERS = [
+    "operator/overlays/ocp",
+    "sgx_plugin/overlays/epc-register",
+    "accelplane_node/overlays/fpga",
+    "labels",
+    "gpu_plugin/overlays/fractional_resources",
+]
 RENAMED = {"namePrefix": "x-", "nameSuffix": "-y", "namespace": "elsewhere"}
 # Objects that programs create, under names that no overlay changes.
 CREATED = {

@@ -82,6 +82,7 @@ ORIGINAL = {
     "fpga_admissionwebhook/*": FPGA_WEBHOOK,
     "fpga_plugin/*": FPGA_WEBHOOK | grants("cluster", "", ["nodes"], "get"),
     "sgx_plugin/overlays/epc-register": grants("cluster", "", ["nodes", "nodes/status"], "get list patch"),
+    "gpu_plugin/overlays/fractional_resources": grants("cluster", "", ["pods", "nodes/proxy"], "get list"),
 }
 DOCUMENT = REPOSITORY / "docs/deployments.md"
 HEADER = "| Trees | Account | API group | Resources | Names | Verbs | Scope | For |"

@@ -9,6 +9,14 @@ from accelplane.plugins.gpu.config import pci_ids
 REFUSED = [
     ({"shared_dev_num": 0}, "the number of containers sharing the same GPU must greater than zero"),
     ({"shared_dev_num": -3, "allocation_policy": "odd"}, "must greater than zero"),
+    ({"resource_manager": True}, "shared-dev-num is 1 with resource-manager"),
+    ({"resource_manager": True, "allocation_policy": "odd"}, "shared-dev-num is 1 with resource-manager"),
+    (
+        {"resource_manager": True, "shared_dev_num": 2, "wsl": True, "enable_monitoring": True},
+        "resource-manager is not supported within WSL",
+    ),
+    ({"resource_manager": True, "shared_dev_num": 2, "cdi": "only"}, "cdi is only, expected another value"),
+    ({"resource_manager": True, "shared_dev_num": 2, "bypath": "links"}, "bypath is links, expected another value"),
     ({"allocation_policy": ""}, "invalid value for preferredAllocationPolicy"),
     ({"allocation_policy": "Balanced"}, "invalid value for preferredAllocationPolicy"),
     (
@@ -66,6 +74,7 @@ def test_invalid_options_are_refused_with_the_text_of_the_go_implementation(
         {"monitoring_mode": "split", "enable_monitoring": True},
         {"xpumd_endpoint": "/run/xpumd/intelxpuinfo.sock", "enable_monitoring": True},
         {"prefix": "/"},
+        {"resource_manager": True, "shared_dev_num": 300, "enable_monitoring": True, "cdi": "all"},
         {"kinds": "integrated,discrete", "functions": "pf", "drivers": "i915, xe", "deny_bdfs": "10000:03:00.0"},
     ],
 )

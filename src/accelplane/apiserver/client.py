@@ -195,8 +195,11 @@ class ApiServer:
         page: int = 100,
         accept: str = JSON,
         deadline: float = DEADLINE,
+        limit: int = MAX_PAGE,
     ) -> str:
         """Reads a collection, `page` objects at a time; returns its resource version. Each page has its own deadline.
+
+        A page of more than `limit` bytes is an error.
 
         `consume` gets the undecoded objects, which are views of the whole page: copy what is kept. Raises `Gone` if the
         continue token expired.
@@ -204,7 +207,7 @@ class ApiServer:
         parameters = {**(query or {}), "limit": str(page)}
         while True:
             request = _Request("GET", path, parameters, accept=accept)
-            content = await self._send(request, deadline, MAX_PAGE, self._reads)
+            content = await self._send(request, deadline, limit, self._reads)
             found = _decode(content, _List, request.name)
             consume(found.items or ())
             if not found.metadata.continue_token:

@@ -21,7 +21,7 @@ from accelplane.node.plugins import installed
 from accelplane.node.scan_loop import explanation, scan_once
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.plugins import Plugin, ScanError
-from accelplane.plugins.base import Config
+from accelplane.plugins.base import Config, NodePods
 
 FLAGS = (
     *(flag for flag in flags_of(Settings) if flag.help),
@@ -113,7 +113,7 @@ def run(
             signals.end_as_usual()
             return asyncio.run(_print_check(settings, plugins))
         services = _label_services(labels, settings, given)
-        agent = Agent(settings, plugins, config_file=config_file, reload=load, services=services)
+        agent = Agent(settings, plugins, config_file=config_file, reload=load, services=services, pods=_pods)
     except (ConfigurationError, ValueError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
@@ -146,6 +146,13 @@ async def _serve(agent: Agent) -> None:
             stack.push_async_callback(readings.close)
             await stack.enter_async_context(pages.serving(agent.settings.http_address, agent.status, readings.take))
         await agent.run()
+
+
+def _pods(settings: Settings) -> NodePods:
+    """Raises `ConfigurationError`."""
+    from accelplane.node.pods import in_cluster  # noqa: PLC0415 - TLS and HTTP, which most agents do without
+
+    return in_cluster(settings, os.environ)
 
 
 def _label_services(labels: str, settings: Settings, given: Mapping[str, Value]) -> Mapping[str, Service]:

@@ -5,7 +5,7 @@ version), and a device with two NUMA nodes twice. Here each container and resour
 API serves 100 requests per second for all clients on the node.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from google.protobuf.message import Message
 from msgspec import Struct
@@ -49,6 +49,21 @@ async def list_pods(socket: str) -> tuple[Holder, ...]:
         for resource, ids in _summed(container.devices).items()
     ]
     return tuple(sorted(holders, key=lambda one: (one.namespace, one.pod, one.container, one.resource)))
+
+
+async def holder_counts(socket: str, resources: Collection[str]) -> Mapping[tuple[str, str], int]:
+    """The number of containers that hold devices of the resources, for each pod by namespace and name.
+
+    It includes pods without devices. Raises `PodResourcesError`.
+    """
+    response = await _ask(socket, "List", pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
+    return {
+        (pod.namespace, pod.name): sum(
+            any(entry.resource_name in resources and entry.device_ids for entry in container.devices)
+            for container in pod.containers
+        )
+        for pod in response.pod_resources
+    }
 
 
 async def allocatable(socket: str) -> Mapping[str, tuple[str, ...]]:

@@ -43,14 +43,19 @@ class AllocationError(Exception):
 
 
 class Allocator(Protocol):
-    """Answers the kubelet's calls about a resource's devices. Any exception fails the pod with the error's text."""
+    """Answers the kubelet's calls about a resource's devices. Any exception fails the pod with the error's text.
+
+    `alone` is whether the call is for one container. The kubelet's are; the API allows several.
+    """
 
     @property
     def prefers(self) -> bool: ...
     @property
     def pre_starts(self) -> bool: ...
-    async def allocate(self, ids: Sequence[str]) -> Allocation: ...
-    async def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]: ...
+    async def allocate(self, ids: Sequence[str], *, alone: bool = True) -> Allocation: ...
+    async def preferred(
+        self, available: Sequence[str], must_include: Sequence[str], size: int, *, alone: bool = True
+    ) -> Sequence[str]: ...
     async def pre_start(self, ids: Sequence[str]) -> None: ...
 
 
@@ -334,9 +339,13 @@ class ResourceServer:
 
     async def _get_preferred(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
         response = pb.PreferredAllocationResponse()
+        alone = len(request.container_requests) == 1
         for container in request.container_requests:
             chosen = await self._allocator.preferred(
-                container.available_deviceIDs, container.must_include_deviceIDs, container.allocation_size
+                container.available_deviceIDs,
+                container.must_include_deviceIDs,
+                container.allocation_size,
+                alone=alone,
             )
             response.container_responses.add(deviceIDs=chosen)
         return response
@@ -346,8 +355,9 @@ class ResourceServer:
         failed = True
         try:
             response = pb.AllocateResponse()
+            alone = len(request.container_requests) == 1
             for container in request.container_requests:
-                allocation = await self._allocator.allocate(container.devices_ids)
+                allocation = await self._allocator.allocate(container.devices_ids, alone=alone)
                 response.container_responses.append(messages.container_response(allocation))
             failed = False
             return response

@@ -21,7 +21,7 @@ from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import NodeStatus
 from accelplane.node.watcher import Watcher
 from accelplane.plugins import Plugin
-from accelplane.plugins.base import Config
+from accelplane.plugins.base import Config, NodePods
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class Agent:
 
     `reload` is called after a change in `config_file`'s directory. It returns the settings and plugins to run from then
     on, or raises `ConfigurationError` to keep the present ones. `services` run beside the plugins, by name.
+    `pods` is called once if a plugin needs the pods of the node. It raises `ConfigurationError` if they cannot be read.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Agent:
         config_file: str | None = None,
         reload: Callable[[], tuple[Settings, Plugins]] | None = None,
         services: Mapping[str, Service] | None = None,
+        pods: Callable[[Settings], NodePods] | None = None,
     ) -> None:
         self.settings = settings
         self.runners: dict[str, PluginRunner] = {}
@@ -57,6 +59,9 @@ class Agent:
         self._config_file = os.path.abspath(config_file) if config_file is not None else None
         self._reload = reload
         self._services = dict(services or {})
+        self._make_pods = pods
+        self._pods: NodePods | None = None
+        self._provide_pods(settings, plugins)
         self._watcher = Watcher()
         self._allocations = AllocationReader(settings)
         self._turn = asyncio.Lock()
@@ -133,7 +138,7 @@ class Agent:
 
     def _runner(self, name: str) -> PluginRunner:
         return PluginRunner(
-            PluginContext(name, self._plugins[name], self.settings),
+            PluginContext(name, self._plugins[name], self.settings, self._pods),
             self._watcher,
             self._allocations,
             self._cannot_serve,
@@ -141,6 +146,13 @@ class Agent:
             thread=self._threads.setdefault(name, SerialThread()),
             turn=self._turn,
         )
+
+    def _provide_pods(self, settings: Settings, plugins: Plugins) -> None:
+        """Raises `ConfigurationError` if a plugin needs the pods of the node and they cannot be read."""
+        if self._pods is None and any(plugin.overrides("pod_allocator") for plugin in plugins.values()):
+            if self._make_pods is None:
+                raise ConfigurationError("a plugin needs the pods of the node, which this program does not read")
+            self._pods = self._make_pods(settings)
 
     def _start(self, name: str) -> None:
         self.runners[name] = self._runner(name)
@@ -191,6 +203,7 @@ class Agent:
                 return
             try:
                 settings, plugins = self._reload()
+                self._provide_pods(settings, plugins)
             except ConfigurationError as error:
                 if str(error) != self.config_problem:
                     self.config_problem = str(error)

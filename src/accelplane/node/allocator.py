@@ -44,20 +44,27 @@ class ResourceAllocator:
     def pre_starts(self) -> bool:
         return self._context.plugin.overrides("pre_start")
 
-    async def allocate(self, ids: Sequence[str]) -> Allocation:
+    async def allocate(self, ids: Sequence[str], *, alone: bool = True) -> Allocation:
         """A container's answer for `ids`, each counted once. Raises `AllocationError` for unknown or unhealthy IDs."""
         with self._calls.unanswered(ids):
-            allocation = await self._allocation(self._healthy(ids))
-            self._healthy(ids)  # the devices may have changed during the await
+            allocation = await self._allocation_of_pod(ids) if alone else None
+            if allocation is None:
+                allocation = await self._allocation(self._healthy(ids))
+                self._healthy(ids)  # the devices may have changed during the await
             self._check_mounts(allocation)
             self._calls.allocated(ids)
             return allocation
 
-    async def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
+    async def preferred(
+        self, available: Sequence[str], must_include: Sequence[str], size: int, *, alone: bool = True
+    ) -> Sequence[str]:
         """The plugin's choice of IDs; IDs that are not listed are ignored."""
         plugin = self._context.plugin
         if not self.prefers:
             raise AllocationError(f"{self.resource}: this plugin has no preferred allocation")
+        if self._context.pod_allocator is not None:
+            with self._calls.unanswered(frozenset(available)):
+                return await self._context.pod_allocator.preferred(available, must_include, size) if alone else ()
         offered, required = set(available), set(must_include)
         devices = self.devices()
         free = offered | required
@@ -78,6 +85,10 @@ class ResourceAllocator:
         if not self.pre_starts:
             raise AllocationError(f"{self.resource}: this plugin has no action before a container starts")
         await self._context.plugin.pre_start(self._known(ids))
+
+    async def _allocation_of_pod(self, ids: Sequence[str]) -> Allocation | None:
+        allocator = self._context.pod_allocator
+        return None if allocator is None else await allocator.allocate(ids, self.devices)
 
     async def _allocation(self, devices: Sequence[Device]) -> Allocation:
         plugin = self._context.plugin

@@ -2,13 +2,22 @@
 
 from accelplane.node.settings import Settings
 from accelplane.plugins import Plugin
-from accelplane.plugins.base import Config
+from accelplane.plugins.base import Config, NodePods, PodAllocator
 
 
 class PluginContext:
     """The plugin that runs under `name` and its settings. Both are replaced when the configuration changes."""
 
-    def __init__(self, name: str, plugin: Plugin[Config], settings: Settings) -> None:
+    def __init__(self, name: str, plugin: Plugin[Config], settings: Settings, pods: NodePods | None = None) -> None:
+        """`pods` is needed by plugins that override `pod_allocator`."""
         self.name = name
-        self.plugin = plugin
         self.settings = settings
+        self.pods = pods
+        self.use(plugin)
+
+    def use(self, plugin: Plugin[Config]) -> None:
+        """Replaces the plugin."""
+        self.plugin = plugin
+        self.pod_allocator: PodAllocator | None = None
+        if self.pods is not None and plugin.overrides("pod_allocator"):
+            self.pod_allocator = plugin.pod_allocator(self.pods)

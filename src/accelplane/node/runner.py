@@ -109,7 +109,7 @@ class PluginRunner:
             return
         if plugin.config != self.context.plugin.config:
             log.info("plugin %s has new options", self.context.name)
-            self.context.plugin = plugin
+            self.context.use(plugin)
             # IDs that the new options exclude have not vanished: the delay of the plugin is not for them.
             self._removal_delay = Plugin.removal_delay
             until = time.monotonic() + self._removal_delay
@@ -258,16 +258,22 @@ class PluginRunner:
         """Replaces the background task by one of the current plugin."""
         for task in self._background:
             task.cancel()
-        if self.context.plugin.overrides("background"):
-            task = asyncio.create_task(self._run_background(self.context.plugin))
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+        plugin, pod_allocator = self.context.plugin, self.context.pod_allocator
+        if plugin.overrides("background"):
+            self._start_task(lambda: plugin.background(Host(self.context.settings.root), self.request_check))
+        if pod_allocator is not None:
+            self._start_task(pod_allocator.run)
 
-    async def _run_background(self, plugin: Plugin[Config]) -> None:
+    def _start_task(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        task = asyncio.create_task(self._run_background(work))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _run_background(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         retry = FIRST_RETRY
         while True:
             try:
-                await plugin.background(Host(self.context.settings.root), self.request_check)
+                await work()
                 return
             except Exception:
                 log.exception("%s: background task failed, restarting it in %g s", self.context.name, retry)

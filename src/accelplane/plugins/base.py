@@ -5,7 +5,7 @@ on the same file tree return equal results: a scan depends on no clock, no netwo
 defaults. The agent calls the hooks; a plugin never calls the agent.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, get_args
 
 import msgspec
@@ -67,6 +67,53 @@ class HealthSource(Protocol):
 
     async def run(self, host: Host, request_scan: Callable[[], None]) -> None:
         """Follows the service until cancelled, then closes the connection. As `Plugin.background`."""
+        ...
+
+
+T = TypeVar("T")
+
+
+class PodsError(Exception):
+    """Raised by `NodePods` if neither the kubelet nor the API server could be read; the text names what was read."""
+
+
+class NodePods(Protocol):
+    """The pods of this node, for a plugin that allocates devices as the pod says. Methods raise `PodsError`."""
+
+    async def pods(self, project: Callable[[memoryview], T | None]) -> list[T]:
+        """The results of `project` for the JSON of each pod, except None.
+
+        A pod is skipped if `project` raises `msgspec.MsgspecError` or `ValueError`.
+        """
+        ...
+
+    async def holders(self, resources: Collection[str]) -> Mapping[tuple[str, str], int]:
+        """The number of containers that hold devices of the resources, for each pod by namespace and name.
+
+        It includes pods without devices.
+        """
+        ...
+
+
+class PodAllocator(Protocol):
+    """Allocates devices as the pods of the node say. The kubelet's calls do not name the pod that they are for.
+
+    It never fails a pod: where it has no answer, the default method applies.
+    """
+
+    async def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
+        """As the kubelet's GetPreferredAllocation, for one container; empty without an answer."""
+        ...
+
+    async def allocate(self, ids: Sequence[str], devices: Callable[[], Mapping[str, Device]]) -> Allocation | None:
+        """The allocation of one container, or None for the default method.
+
+        `devices` returns those listed now. Devices may be unhealthy.
+        """
+        ...
+
+    async def run(self) -> None:
+        """Runs as a task for the lifetime of the plugin."""
         ...
 
 
@@ -166,6 +213,10 @@ class Plugin(Generic[ConfigT_co]):
     async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:
         """Returns the final allocation of one container, given the default one. An exception fails the pod."""
         return allocation
+
+    def pod_allocator(self, pods: NodePods) -> PodAllocator:
+        """Returns what allocates devices instead of the hooks above, as far as it has an answer."""
+        raise NotImplementedError
 
     async def pre_start(self, devices: Sequence[Device]) -> None:
         """Called before each start of a container that holds the devices. The deadline is 30 s.

@@ -12,7 +12,7 @@ import random
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -110,6 +110,7 @@ class EmbeddedKubelet:
         )
         self._allocations = Allocations()
         self._pods: dict[tuple[str, str], tuple[Pod, RunningPod]] = {}
+        self._admitting: dict[str, RunningPod] = {}
         self._admission = asyncio.Lock()
         self._running = False
         self._servers: list[grpc.aio.Server] = []
@@ -338,6 +339,10 @@ class EmbeddedKubelet:
         # The checkpoint may name pods that ended while no kubelet ran.
         self._allocations.forget_all_but((uid, *(running.uid for _, running in self._pods.values())))
         containers = (*pod.init_containers, *pod.containers)
+        # Pod resources name a pod from the beginning of its admission on.
+        self._admitting[uid] = RunningPod(
+            name=pod.name, namespace=pod.namespace, uid=uid, containers=dict.fromkeys(containers, RunningContainer())
+        )
         try:
             for container in containers:
                 await self._admit_container(_Claim(pod, uid, container))
@@ -350,6 +355,8 @@ class EmbeddedKubelet:
             self._allocations.forget(uid)
             self._save_and_notify()
             raise
+        finally:
+            del self._admitting[uid]
         running = RunningPod(
             name=pod.name,
             namespace=pod.namespace,
@@ -507,7 +514,11 @@ class EmbeddedKubelet:
 
     def _list_pods(self) -> podresources_pb2.ListPodResourcesResponse:
         self._ended.clear()
-        return podresources_server.pod_list(self.pods(), self._allocations)
+        return podresources_server.pod_list(self._known_pods(), self._allocations)
+
+    def _known_pods(self) -> Iterator[RunningPod]:
+        yield from (pod for pod in self.pods() if pod.uid not in self._admitting)
+        yield from self._admitting.values()
 
     def _is_ours(self, resource: str) -> bool:
         """Whether the device manager counts a resource as its own: it is listed, or pods hold devices of it."""

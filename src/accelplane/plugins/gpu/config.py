@@ -23,6 +23,10 @@ class GpuConfig(Config, frozen=True, kw_only=True):
 
     prefix: Prefix = ""
     enable_monitoring: Annotated[bool, Meta(description="publish resources with the nodes of all GPUs")] = False
+    resource_manager: Annotated[
+        bool,
+        Meta(description="deprecated: give pods the cards and tiles that GPU Aware Scheduling wrote into annotations"),
+    ] = False
     health_management: Annotated[bool, Meta(description="check the health of GPUs by the Level-Zero service")] = False
     wsl: Annotated[bool, Meta(description="Windows Subsystem for Linux: publish /dev/dxg for each Intel GPU")] = False
     shared_dev_num: SharedDevNum = 1
@@ -52,7 +56,7 @@ class GpuConfig(Config, frozen=True, kw_only=True):
     health_bad_verdicts: Annotated[int, Meta(description="consecutive bad verdicts that make a GPU unhealthy")] = 1
     temperature_margin: Annotated[float, Meta(description="°C below its limit at which a GPU is healthy again")] = 5.0
     resource_labels: Annotated[
-        bool, Meta(description="write the labels of GPU capacity into NFD's features.d, or into -nfd-dir")
+        bool, Meta(description="write the labels of GPU capacity for NFD; always on with resource-manager")
     ] = False
     cdi: CdiMode = "auto"
     cdi_hook: Annotated[str, Meta(description="path on the host of the CDI hook program for -bypath=links")] = (
@@ -68,6 +72,8 @@ class GpuConfig(Config, frozen=True, kw_only=True):
     def _check(self) -> None:
         if self.shared_dev_num < 1:
             raise ValueError("the number of containers sharing the same GPU must greater than zero")
+        if self.resource_manager and self.shared_dev_num == 1:
+            raise ValueError("shared-dev-num is 1 with resource-manager, expected more: pods share GPUs then")
         check_choice("preferredAllocationPolicy", self.allocation_policy, POLICIES)
         if self.allow_ids and self.deny_ids:
             raise ValueError("cannot use both allow-ids and deny-ids options at the same time")
@@ -78,6 +84,8 @@ class GpuConfig(Config, frozen=True, kw_only=True):
                 raise ValueError(f"failed to validate {option}: {error}") from None
         if self.monitoring_mode:
             check_choice("monitoring-mode", self.monitoring_mode, ("single", "split"))
+        if self.wsl and self.resource_manager:
+            raise ValueError("resource-manager is not supported within WSL")
         if self.wsl and self.enable_monitoring:
             raise ValueError("monitoring is not supported within WSL")
         if self.wsl and (self.health_management or self.xpumd_endpoint):
@@ -120,6 +128,9 @@ class GpuConfig(Config, frozen=True, kw_only=True):
         check_choice("cdi", self.cdi, CDI_MODES)
         if self.bypath == "links" and self.cdi == "off":
             raise ValueError("bypath is links, which needs a CDI hook, but cdi is off; expected another value of cdi")
+        if self.resource_manager and (self.bypath == "links" or self.cdi == "only"):
+            found = "cdi is only" if self.cdi == "only" else "bypath is links"
+            raise ValueError(f"{found}, expected another value: responses with resource-manager have no CDI devices")
         if not self.cdi_hook.startswith("/"):
             raise ValueError(f"cdi-hook is {self.cdi_hook!a}, expected an absolute path")
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from accelplane.devices import Allocation, Device, HealthPolicy, Resource, Skipped, Verdict
 from accelplane.host import Host
-from accelplane.plugins.base import HealthSource, Plugin, Watch
+from accelplane.plugins.base import HealthSource, NodePods, Plugin, PodAllocator, Watch
 from accelplane.plugins.gpu.config import GpuConfig
 from accelplane.plugins.gpu.scan import AFFINITY_MASK, CDI_KIND, Scope, scan, wsl_devices
 from accelplane.plugins.policies import preferred
@@ -41,9 +41,10 @@ class GpuPlugin(Plugin[GpuConfig]):
                 self._health = health.health_source(self.config)
         self._labels: ResourceLabels | None = None
         self._indices: Sequence[int] = ()
+        self._tiles_per_card = 0
         self._scope = Scope.of(self.config)
         places = self._scope.places
-        if self.config.resource_labels:
+        if self.config.resource_labels or self.config.resource_manager:
             from accelplane.plugins.gpu import labels  # noqa: PLC0415 - memory of agents without these labels
 
             self._labels = labels.ResourceLabels(places.drm, os.environ)
@@ -60,10 +61,6 @@ class GpuPlugin(Plugin[GpuConfig]):
         if self._wsl is not None:
             self._indices = await self._wsl.indices(host)
 
-    def prepare(self, host: Host) -> None:
-        if self._labels is not None:
-            self._labels.read(host)
-
     def labels(self, devices: Iterable[Device]) -> Mapping[str, str]:
         return {} if self._labels is None else self._labels.labels()
 
@@ -78,8 +75,13 @@ class GpuPlugin(Plugin[GpuConfig]):
                 group.create_task(self._labels.follow_sizes(host.local(LEVELZERO_SOCKET), request_scan))
 
     def overrides(self, hook: str) -> bool:
-        wanted = {"health": self._health, "prepare": self._labels, "labels": self._labels}
-        return super().overrides(hook) and (hook not in wanted or wanted[hook] is not None)
+        wanted = {
+            "health": self._health is not None,
+            "prepare": self._labels is not None,
+            "labels": self._labels is not None,
+            "pod_allocator": self.config.resource_manager,
+        }
+        return super().overrides(hook) and wanted.get(hook, True)
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
         return {} if self._health is None else await self._health.verdicts(host, devices)
@@ -93,9 +95,29 @@ class GpuPlugin(Plugin[GpuConfig]):
     ) -> Sequence[str]:
         return preferred(self.config.allocation_policy, available, must_include, size, in_use)
 
+    def prepare(self, host: Host) -> None:
+        """Reads what labels and affinity masks depend on. Changes nothing on the node."""
+        if self._labels is not None:
+            self._labels.read(host)
+        if self.config.resource_manager:
+            self._count_tiles(host)
+
+    def pod_allocator(self, pods: NodePods) -> PodAllocator:
+        from accelplane.plugins.gpu.podallocator import FractionalAllocator  # noqa: PLC0415 - rarely needed
+
+        return FractionalAllocator(pods, lambda: self._tiles_per_card)
+
     async def post_allocate(self, devices: Sequence[Device], allocation: Allocation) -> Allocation:
         indices = {int(device.envs[AFFINITY_MASK]) for device in devices if AFFINITY_MASK in device.envs}
         if not indices:
             return allocation
         mask = ",".join(map(str, sorted(indices)))
         return replace(allocation, envs={**allocation.envs, AFFINITY_MASK: mask})
+
+    def _count_tiles(self, host: Host) -> None:
+        from accelplane.plugins.gpu import tiles  # noqa: PLC0415 - as above
+
+        counts = tiles.tile_counts(host, self._scope.places.drm)
+        if len(set(counts.values())) > 1:
+            host.note(f"cards differ in their numbers of tiles: {counts}; affinity masks use {self._tiles_per_card}")
+        self._tiles_per_card = tiles.common_tile_count(counts.values(), self._tiles_per_card)

@@ -1,0 +1,220 @@
+"""The tree `fractional_resources` on a real kubelet, whose `/pods` the plugin reads; annotations play the scheduler."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from accelplane.kubelet.checkpoint import read_checkpoint
+
+from .cluster import Node, NodePlan
+from .conftest import running_cluster
+from .hardware import plug_sample_gpu
+from .machine import REPOSITORY, wait_until
+from .objects import Object, pod
+from .product_image import product_image
+from .test_gpu_base import MIB, Plugin
+
+pytestmark = pytest.mark.cluster
+
+TREE = REPOSITORY / "deployments/gpu_plugin/overlays/fractional_resources"
+# The role binding of the tree is for this namespace.
+NAMESPACE = "default"
+I915 = "gpu.intel.com/i915"
+CARDS, TILES = 3, 2
+TRUST = "/var/lib/kubelet/pki/kubelet.crt"
+COMPOSITE = [{"name": "ZE_FLAT_DEVICE_HIERARCHY", "value": "COMPOSITE"}]
+
+
+def cards_with_tiles(node: Node) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        tree = Path(directory)
+        plug_sample_gpu(node, tree, cards=CARDS)
+        for card in range(CARDS):
+            for tile in range(TILES):
+                gt = tree / f"sys/devices/pci0000:00/0000:00:{2 + card:02x}.0/drm/card{card}/gt/gt{tile}"
+                gt.mkdir(parents=True)
+                (gt / "id").write_text(f"{tile}\n")
+        node.copy_tree(tree)
+
+
+class Gpus:
+    """The node with the plugin, and pods with annotations as GPU Aware Scheduling writes them."""
+
+    def __init__(self, plugin: Plugin) -> None:
+        self.plugin = plugin
+        self.cluster = plugin.cluster
+        self.node = plugin.node
+
+    def pod(self, name: str, annotations: Mapping[str, str], *amounts: int, **container: object) -> Object:
+        """A pod that is bound to the node; one container for each amount."""
+        described = pod(name, namespace=NAMESPACE, node=self.node.name, resources={I915: "1"}, **container)
+        described["metadata"]["annotations"] = dict(annotations)
+        (first,) = described["spec"]["containers"]
+        described["spec"]["containers"] = [
+            {**first, "name": f"c{number}", "resources": {"limits": {I915: str(amount)} if amount else {}}}
+            for number, amount in enumerate(amounts or (1,))
+        ]
+        return described
+
+    def create(self, described: Object) -> None:
+        status, answer = self.cluster.request("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", described)
+        assert status == 201, answer
+
+    def run(self, name: str, annotations: Mapping[str, str], *amounts: int, **container: object) -> None:
+        self.create(self.pod(name, annotations, *amounts, **container))
+        self.cluster.wait_pod(name, namespace=NAMESPACE)
+
+    def cards(self, name: str, container: str = "c0") -> list[str]:
+        """The cards of a container, from the kubelet's checkpoint."""
+        uid = (self.cluster.pod(name) or {})["metadata"]["uid"]
+        found = read_checkpoint(str(self.node.path("/var/lib/kubelet/device-plugins")))
+        assert found is not None
+        return sorted(
+            id_.partition("-")[0]
+            for each in found.holdings
+            if (each.pod_uid, each.container, each.resource) == (uid, container, I915)
+            for id_ in each.ids
+        )
+
+    def mask(self, name: str, container: str = "c0") -> str | None:
+        """ZE_AFFINITY_MASK in the environment of a container's process."""
+        statuses = (self.cluster.pod(name) or {})["status"]["containerStatuses"]
+        (id_,) = (each["containerID"].removeprefix("containerd://") for each in statuses if each["name"] == container)
+        tasks = [line.split() for line in self.node.run("ctr", "-n=k8s.io", "tasks", "list").stdout.splitlines()]
+        (process,) = (number for task, number, *_ in tasks if task == id_)
+        environment = self.node.run("cat", f"/proc/{process}/environ").stdout.split("\0")
+        return dict(each.split("=", 1) for each in environment if each).get("ZE_AFFINITY_MASK")
+
+    def log(self) -> str:
+        """What the plugin's container has logged, earlier containers included."""
+        uid = self.plugin.pod["metadata"]["uid"]
+        files = sorted(self.node.path("/var/log/pods").glob(f"*_{uid}/intel-gpu-plugin/*.log"))
+        return "".join(file.read_text() for file in files)
+
+    def restart_plugin(self) -> None:
+        before = self.plugin.restarts
+        registered = self.log().count("plugins gpu")
+        self.cluster.kill_container(self.plugin.pod["metadata"]["name"], namespace=NAMESPACE)
+        wait_until(
+            lambda: self.plugin.restarts > before and self.log().count("plugins gpu") > registered, "plugin again", 60
+        )
+        self.wait_cards()
+
+    def wait_cards(self) -> None:
+        sockets = self.node.path("/var/lib/kubelet/device-plugins")
+        wait_until((sockets / "gpu.intel.com-i915.sock").is_socket, "the plugin's socket", 60)
+        wait_until(lambda: self.node.allocatable(I915) == 300 * CARDS, "all shares", 60)
+
+    def delete_pods(self) -> None:
+        listed = (self.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods") or {"items": []})["items"]
+        names = [each["metadata"]["name"] for each in listed if "ownerReferences" not in each["metadata"]]
+        for name in names:
+            path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}"
+            self.cluster.request("DELETE", path, {"gracePeriodSeconds": 0})
+        wait_until(lambda: not any(map(self.cluster.pod, names)), "end of pods", 60)
+
+
+@pytest.fixture(scope="module")
+def deployed(cluster_is_possible: None) -> Iterator[Gpus]:
+    # Without certificates in its configuration a kubelet makes its own in the directory that the plugin mounts.
+    settings = {"tlsCertFile": "", "tlsPrivateKeyFile": "", "maxPods": 250, "nodeStatusUpdateFrequency": "200ms"}
+    with running_cluster(NodePlan(hardware=[cards_with_tiles], kubelet=settings)) as cluster:
+        (node,) = cluster.nodes.values()
+        cluster.import_image(product_image())
+        cluster.kubectl("label", "node", node.name, "intel.feature.node.kubernetes.io/gpu=true")
+        cluster.kubectl("apply", "--kustomize", TREE, "--namespace", NAMESPACE)
+        gpus = Gpus(Plugin(cluster, node, NAMESPACE))
+        wait_until(lambda: node.allocatable(I915) == 300 * CARDS, "all shares", 60)
+        yield gpus
+
+
+@pytest.fixture
+def gpus(deployed: Gpus) -> Iterator[Gpus]:
+    yield deployed
+    deployed.delete_pods()
+
+
+def gas(cards: str, tiles: str = "", timestamp: str = "") -> dict[str, str]:
+    given = {"gas-container-cards": cards, "gas-container-tiles": tiles, "gas-ts": timestamp}
+    return {name: value for name, value in given.items() if value}
+
+
+def test_containers_get_the_cards_and_tiles_of_the_annotations(gpus: Gpus) -> None:
+    annotations = gas("card2,card1||card0", "card2:gt1,card1:gt0||card0:gt1")
+    gpus.run("annotated", annotations, 2, 0, 1, env=COMPOSITE)
+    assert gpus.cards("annotated", "c0") == ["card1", "card2"]
+    assert gpus.cards("annotated", "c2") == ["card0"]
+    assert [gpus.mask("annotated", f"c{number}") for number in range(3)] == ["0.1,1.0", None, "0.1"]
+    assert "from the API server" not in gpus.log()
+
+
+def test_pods_that_start_at_the_same_time_get_their_own_cards(gpus: Gpus) -> None:
+    pods = [gpus.pod(f"p{n}", gas(f"card{n % 3}", f"card{n % 3}:gt{n % 2}", f"{1000 + n}")) for n in range(6)]
+    with ThreadPoolExecutor(len(pods)) as pool:
+        list(pool.map(gpus.create, pods))
+    for n in range(6):
+        gpus.cluster.wait_pod(f"p{n}", namespace=NAMESPACE)
+    assert [gpus.cards(f"p{n}") for n in range(6)] == [[f"card{n % 3}"] for n in range(6)]
+    assert [gpus.mask(f"p{n}") for n in range(6)] == [str(n % 2) for n in range(6)]
+
+
+def test_an_annotation_after_the_start_of_a_pod_has_no_effect(gpus: Gpus) -> None:
+    gpus.run("late", {})
+    gpus.cluster.kubectl("annotate", "pod", "late", "-n", NAMESPACE, "gas-container-cards=card2")
+    assert len(gpus.cards("late")) == 1
+    assert gpus.mask("late") is None
+    assert "pod default/late has no gas-container-cards; using the default method" in gpus.log()
+    # The pod does not hinder the next one.
+    gpus.run("next", gas("card2", "card2:gt1"))
+    assert (gpus.cards("next"), gpus.mask("next")) == (["card2"], "1")
+
+
+def test_restarts_of_plugin_and_kubelet_keep_pods_and_the_next_pod_gets_its_cards(gpus: Gpus) -> None:
+    gpus.run("before", gas("card1", "card1:gt1"))
+    gpus.restart_plugin()
+    gpus.run("between", gas("card2", "card2:gt1"))
+    gpus.node.kubelet.stop()
+    gpus.node.kubelet.start()
+    gpus.wait_cards()
+    gpus.run("after", gas("card0", "card0:gt1"))
+    for name, card in (("before", "card1"), ("between", "card2"), ("after", "card0")):
+        assert (gpus.cards(name), gpus.mask(name)) == ([card], "1")
+    assert "from the API server" not in gpus.log()
+
+
+def test_the_memory_limit_holds_with_two_hundred_pods(gpus: Gpus) -> None:
+    """They wait for a volume, so they stay pending without a container; each is as large as a pod usually is not."""
+    volume = {"name": "missing", "configMap": {"name": "missing"}}
+    padding = {"padding": "x" * 20_000}
+
+    def create(number: int) -> None:
+        described = gpus.pod(f"waiting{number}", {**gas(f"card{number % 3}", timestamp="1"), **padding}, 1, 0)
+        described["spec"]["volumes"] = [volume]
+        gpus.create(described)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(create, range(200)))
+    wait_until(lambda: all(gpus.cards(f"waiting{number}") for number in (0, 100, 199)), "devices of the pods", 90)
+    gpus.run("worker", gas("card2", "card2:gt1", "2"))
+    assert (gpus.cards("worker"), gpus.mask("worker")) == (["card2"], "1")
+    assert gpus.plugin.memory("memory.limit_in_bytes") == 90 * MIB
+    assert gpus.plugin.memory("memory.max_usage_in_bytes") < 80 * MIB
+    assert "from the API server" not in gpus.log()
+
+
+def test_the_api_server_serves_where_the_kubelet_cannot_be_verified(gpus: Gpus) -> None:
+    trust = gpus.node.path(TRUST)
+    content = trust.read_bytes()
+    trust.write_bytes(b"")
+    try:
+        gpus.restart_plugin()
+        gpus.run("other", gas("card1", "card1:gt1"))
+    finally:
+        trust.write_bytes(content)
+    assert (gpus.cards("other"), gpus.mask("other")) == (["card1"], "1")
+    assert "the pods are read from the API server from now on" in gpus.log()

@@ -1,0 +1,400 @@
+"""The GPU plugin with `-resource-manager`: what containers get, with real sockets on all sides."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+import msgspec
+import pytest
+from conftest import Run
+from kubelets import Kubelet, embedded_only
+from podservers import I915, Object, Servers, gpu_pod, lists, pod_servers
+from processes import called
+from tls_peer import document
+from trees import gpu_card
+from waiting import until
+
+from accelplane.cli import node
+from accelplane.devices import UNHEALTHY, Device, DeviceNode
+from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
+from accelplane.kubelet.embedded import EmbeddedKubelet, Pod, RunningContainer
+from accelplane.node.agent import Agent
+from accelplane.node.settings import Settings
+from accelplane.plugins.base import PodsError
+from accelplane.plugins.gpu import GpuConfig, GpuPlugin
+from accelplane.plugins.gpu.podallocator import FractionalAllocator
+
+T = TypeVar("T")
+MASK = "ZE_AFFINITY_MASK"
+COMPOSITE = [{"name": "ZE_FLAT_DEVICE_HIERARCHY", "value": "COMPOSITE"}]
+
+
+class World:
+    """A node with cards of two tiles, its kubelet, and the pods that its API lists."""
+
+    def __init__(self, kubelet: EmbeddedKubelet, servers: Servers, pods: list[Object]) -> None:
+        self.kubelet = kubelet
+        self.servers = servers
+        self.pods = pods
+
+    async def run(self, pod: Object) -> dict[str, RunningContainer]:
+        """Lists a pod and admits it."""
+        self.pods.append(pod)
+        return await self.admit(pod)
+
+    async def admit(self, pod: Object) -> dict[str, RunningContainer]:
+        containers = {
+            each["name"]: {I915: int(each["resources"]["requests"][I915])} for each in pod["spec"]["containers"]
+        }
+        admitted = await self.kubelet.run_pod(Pod(pod["metadata"]["name"], containers=containers))
+        return dict(admitted.containers)
+
+    async def call(self, method: str, request: Any, response: Any) -> Any:
+        """Calls the plugin at its socket."""
+        async with grpc.aio.insecure_channel(
+            f"unix:{self.kubelet.plugin_directory}/gpu.intel.com-i915.sock"
+        ) as channel:
+            answer = channel.unary_unary(
+                f"/v1beta1.DevicePlugin/{method}",
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=response.FromString,
+            )
+            return await answer(request)
+
+
+@contextlib.asynccontextmanager
+async def world(directory: str, tmp_path: Path, *, api_pods: Sequence[Object] | None = None) -> AsyncGenerator[World]:
+    """Pods are listed by the kubelet or, if `api_pods` is given, by the API server alone."""
+    root = tmp_path / "root"
+    for index in range(3):
+        gpu_card(root, index)
+        for tile in range(2):
+            (root / f"sys/class/drm/card{index}/gt/gt{tile}").mkdir(parents=True)
+    pods: list[Object] = list(api_pods or ())
+    forbidden = document({}, "403 Forbidden")
+    of_kubelet = lists(lambda: pods) if api_pods is None else forbidden
+    settings = Settings(root=str(root), kubelet_dir=directory, cdi_dir=f"{directory}/cdi")
+    plugin = GpuPlugin(GpuConfig(resource_manager=True, shared_dev_num=4, enable_monitoring=True))
+    async with (
+        EmbeddedKubelet(directory, seed=1) as kubelet,
+        pod_servers(tmp_path, of_kubelet, lists(lambda: pods)) as servers,
+    ):
+        reader = servers.reader(kubelet.pod_resources_socket)
+        agent = Agent(settings, {"gpu": plugin}, pods=lambda _settings: reader)
+        task = asyncio.create_task(agent.run())
+        try:
+            await kubelet.until(lambda found: found.resources().get(I915) is not None)
+            await kubelet.until(lambda found: found.resources()[I915].allocatable == 12)
+            yield World(kubelet, servers, pods)
+        finally:
+            agent.stop()
+            async with asyncio.timeout(10):
+                await task
+
+
+def cards(container: RunningContainer) -> list[str]:
+    return [id_.partition("-")[0] for id_ in container.device_ids[I915]]
+
+
+async def test_a_pod_gets_the_cards_and_tiles_of_its_annotations(directory: str, tmp_path: Path) -> None:
+    async with world(directory, tmp_path) as here:
+        pod = gpu_pod("a", 2, gas_container_cards="card2,card1", gas_container_tiles="card2:gt1,card1:gt0+gt1")
+        (container,) = (await here.run(pod)).values()
+        assert sorted(cards(container)) == ["card1", "card2"]
+        assert container.envs == {MASK: "1,2,3"}
+        assert container.cdi_devices == ()
+        assert {node.host_path for node in container.devices} == {
+            f"/dev/dri/{name}" for name in ("card1", "card2", "renderD129", "renderD130")
+        }
+        assert {mount.host_path for mount in container.mounts} == {
+            f"/dev/dri/by-path/pci-0000:0{slot}:00.0-{kind}" for slot in (4, 5) for kind in ("card", "render")
+        }
+        assert here.servers.api.requests == []
+
+
+async def test_containers_get_their_parts_in_order(directory: str, tmp_path: Path) -> None:
+    async with world(directory, tmp_path) as here:
+        parts = {"gas_container_cards": "card2|card1", "gas_container_tiles": "card2:gt1|card1:gt1"}
+        found = await here.run(gpu_pod("a", 1, 1, env=COMPOSITE, **parts))
+        assert [cards(container) for container in found.values()] == [["card2"], ["card1"]]
+        assert [container.envs for container in found.values()] == [{MASK: "0.1"}, {MASK: "0.1"}]
+
+
+async def test_of_two_pending_pods_the_one_that_was_scheduled_first_is_served_first(
+    directory: str, tmp_path: Path
+) -> None:
+    async with world(directory, tmp_path) as here:
+        first, second = (
+            gpu_pod(name, gas_container_cards=card, gas_ts=timestamp)
+            for name, card, timestamp in (("z", "card2", "1000"), ("a", "card1", "1001"))
+        )
+        here.pods += [first, second]
+        for pod, card in ((first, "card2"), (second, "card1")):
+            (container,) = (await here.admit(pod)).values()
+            assert cards(container) == [card]
+
+
+async def test_the_api_server_serves_where_the_kubelet_does_not(directory: str, tmp_path: Path) -> None:
+    async with world(directory, tmp_path, api_pods=()) as here:
+        (container,) = (await here.run(gpu_pod("a", gas_container_cards="card2"))).values()
+        assert cards(container) == ["card2"]
+        assert here.servers.paths[0] == ["/pods"]
+
+
+async def test_an_annotation_that_is_late_is_awaited_for_a_second(directory: str, tmp_path: Path) -> None:
+    async with world(directory, tmp_path) as here:
+        pod = gpu_pod("a")
+        asked = len(here.servers.kubelet.requests)
+        here.pods.append(pod)
+        admission = asyncio.create_task(here.admit(pod))
+        await until(lambda: len(here.servers.kubelet.requests) > asked)
+        pod["metadata"]["annotations"]["gas-container-cards"] = "card2"
+        (container,) = (await admission).values()
+        assert cards(container) == ["card2"]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+async def test_a_pod_without_annotations_gets_any_cards_by_the_default_method(
+    directory: str, tmp_path: Path, listed: bool
+) -> None:
+    async with world(directory, tmp_path) as here:
+        pod = gpu_pod("a")
+        found = await (here.run(pod) if listed else here.admit(pod))
+        (container,) = found.values()
+        assert len(container.device_ids[I915]) == 1
+        assert container.envs == {}
+        assert len(container.cdi_devices) == 1
+
+
+async def test_more_devices_than_annotated_cards_are_added_by_the_kubelet(directory: str, tmp_path: Path) -> None:
+    async with world(directory, tmp_path) as here:
+        (container,) = (await here.run(gpu_pod("a", 3, gas_container_cards="card2,card9"))).values()
+        assert "card2" in cards(container)
+        assert len(container.device_ids[I915]) == 3
+        assert container.cdi_devices == ()
+
+
+async def test_the_monitoring_resource_needs_no_pod(directory: str, tmp_path: Path) -> None:
+    async with world(directory, tmp_path) as here:
+        asked = len(here.servers.kubelet.requests)
+        monitoring = "gpu.intel.com/i915_monitoring"
+        await here.kubelet.until(lambda kubelet: monitoring in kubelet.resources())
+        found = await here.kubelet.run_pod(Pod("m", containers={"main": {monitoring: 1}}))
+        assert len(found.containers["main"].devices) == 6
+        assert len(here.servers.kubelet.requests) == asked
+
+
+async def test_calls_for_several_containers_get_the_default_method(directory: str, tmp_path: Path) -> None:
+    async with world(directory, tmp_path) as here:
+        asked = len(here.servers.kubelet.requests)
+        preferred = pb.ContainerPreferredAllocationRequest(available_deviceIDs=["card0-0"], allocation_size=1)
+        request = pb.PreferredAllocationRequest(container_requests=[preferred, preferred])
+        answer = await here.call("GetPreferredAllocation", request, pb.PreferredAllocationResponse)
+        assert [list(each.deviceIDs) for each in answer.container_responses] == [[], []]
+        container = pb.ContainerAllocateRequest(devices_ids=["card0-0"])
+        request = pb.AllocateRequest(container_requests=[container, container])
+        answer = await here.call("Allocate", request, pb.AllocateResponse)
+        assert [len(each.cdi_devices) for each in answer.container_responses] == [1, 1]
+        assert len(here.servers.kubelet.requests) == asked
+
+
+# The allocator by itself.
+
+
+class Pods:
+    """The pods of a node in memory."""
+
+    def __init__(self, *pods: Object, held: Mapping[tuple[str, str], int] | None = None) -> None:
+        self.listed = list(pods)
+        self.held = dict(held or {(each["metadata"]["namespace"], each["metadata"]["name"]): 0 for each in pods})
+        self.problem = ""
+        self.hang = False
+        self.before_answer: Callable[[], object] = lambda: None
+
+    async def pods(self, project: Callable[[memoryview], T | None]) -> list[T]:
+        if self.hang:
+            await asyncio.Event().wait()
+        if self.problem:
+            raise PodsError(self.problem)
+        found = [project(memoryview(msgspec.json.encode(each))) for each in self.listed]
+        self.before_answer()
+        return [each for each in found if each is not None]
+
+    async def holders(self, resources: Collection[str]) -> Mapping[tuple[str, str], int]:
+        assert I915 in resources
+        return self.held
+
+
+def listed(*ids: str, **fields: Any) -> Callable[[], Mapping[str, Device]]:
+    devices = {id_: Device(resource="i915", id=id_, nodes=[DeviceNode(f"/dev/dri/{id_}")], **fields) for id_ in ids}
+    return lambda: devices
+
+
+def allocator(pods: Pods, **options: float) -> FractionalAllocator:
+    return FractionalAllocator(pods, lambda: 2, **options)
+
+
+ANNOTATED = {"gas_container_cards": "card1", "gas_container_tiles": "card1:gt1"}
+OFFER = ("card0-0", "card1-0")
+
+
+async def test_the_mask_is_that_of_the_preferred_allocation(caplog: pytest.LogCaptureFixture) -> None:
+    one = allocator(Pods(gpu_pod("a", **ANNOTATED)))
+    assert await one.preferred(OFFER, (), 1) == ["card1-0"]
+    allocation = await one.allocate(["card1-0"], listed(*OFFER, health=UNHEALTHY, envs={"OTHER": "1"}))
+    assert allocation is not None
+    assert allocation.envs == {"OTHER": "1", MASK: "1"}
+    assert "other devices" not in caplog.text
+    allocation = await one.allocate(["card0-0"], listed(*OFFER))
+    assert allocation is not None
+    assert allocation.envs == {MASK: "1"}
+    assert "pod default/a: the kubelet gives other devices than those chosen" in caplog.text
+
+
+async def test_devices_that_are_not_listed_get_the_default_method() -> None:
+    one = allocator(Pods(gpu_pod("a", **ANNOTATED)))
+    await one.preferred(OFFER, (), 1)
+    assert await one.allocate(["card1-0"], listed("card0-0")) is None
+
+
+async def test_after_a_restart_of_the_plugin_the_default_method_applies(caplog: pytest.LogCaptureFixture) -> None:
+    pods = Pods(gpu_pod("a", **ANNOTATED))
+    await allocator(pods).preferred(OFFER, (), 1)
+    assert await allocator(pods).allocate(["card1-0"], listed(*OFFER)) is None
+    assert "no devices were chosen for container 0, using the default method" in caplog.text
+
+
+async def test_a_new_pod_of_the_same_name_does_not_inherit_an_assignment() -> None:
+    pods = Pods(gpu_pod("a", **ANNOTATED))
+    one = allocator(pods)
+    await one.preferred(OFFER, (), 1)
+    pods.listed = [gpu_pod("a", uid="another", **ANNOTATED)]
+    assert await one.allocate(["card1-0"], listed(*OFFER)) is None
+
+
+async def test_an_annotation_that_changes_between_the_calls_has_no_effect() -> None:
+    pods = Pods(gpu_pod("a", **ANNOTATED))
+    one = allocator(pods)
+    await one.preferred(OFFER, (), 1)
+    pods.listed = [gpu_pod("a", gas_container_cards="card0", gas_container_tiles="card0:gt0")]
+    allocation = await one.allocate(["card1-0"], listed(*OFFER))
+    assert allocation is not None
+    assert allocation.envs == {MASK: "1"}
+
+
+async def test_calls_at_the_same_time_answer_for_the_same_container() -> None:
+    """The kubelet admits one pod at a time; a call names no pod."""
+    pods = Pods(gpu_pod("a", gas_ts="1", **ANNOTATED), gpu_pod("b", gas_ts="2", gas_container_cards="card0"))
+    one = allocator(pods)
+    assert await asyncio.gather(*(one.preferred(OFFER, (), 1) for _ in range(2))) == [["card1-0"], ["card1-0"]]
+    first, second = await asyncio.gather(*(one.allocate(["card1-0"], listed(*OFFER)) for _ in range(2)))
+    assert first == second is not None
+    pods.held["default", "a"] = 1
+    assert await one.preferred(OFFER, (), 1) == ["card0-0"]
+
+
+async def test_a_source_that_does_not_answer_does_not_delay_a_call_beyond_its_deadline(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pods = Pods(gpu_pod("a", **ANNOTATED))
+    pods.hang = True
+    one = allocator(pods, deadline=0.05)
+    assert await one.preferred(OFFER, (), 1) == ()
+    assert await one.allocate(["card1-0"], listed(*OFFER)) is None
+    assert "no answer of the kubelet and the API server within 0.05 s" in caplog.text
+
+
+async def test_a_source_that_fails_leaves_the_default_method(caplog: pytest.LogCaptureFixture) -> None:
+    pods = Pods(gpu_pod("a", **ANNOTATED))
+    pods.problem = "GET /api/v1/pods: forbidden"
+    one = allocator(pods)
+    assert await one.preferred(OFFER, (), 1) == ()
+    assert await one.allocate(["card1-0"], listed(*OFFER)) is None
+    assert "resource manager: GET /api/v1/pods: forbidden; using the default method" in caplog.text
+
+
+async def test_assignments_are_forgotten_when_their_pods_have_ended() -> None:
+    pods = Pods(gpu_pod("a", **ANNOTATED))
+    one = allocator(pods)
+
+    async def remembered() -> bool:
+        return await one.allocate(["card1-0"], listed(*OFFER)) is not None
+
+    await one.preferred(OFFER, (), 1)
+    pods.problem = "unreadable"
+    await one.forget_ended()
+    pods.problem = ""
+    assert await remembered()
+    pods.listed = [gpu_pod("a", phase="Running", **ANNOTATED)]
+    await one.forget_ended()
+    pods.listed = [gpu_pod("a", **ANNOTATED)]
+    assert await remembered()
+    pods.listed = [gpu_pod("a", phase="Failed", **ANNOTATED)]
+    await one.forget_ended()
+    pods.listed = [gpu_pod("a", **ANNOTATED)]
+    assert not await remembered()
+
+
+async def test_an_assignment_that_is_made_during_the_cleanup_stays() -> None:
+    pods = Pods(gpu_pod("a", **ANNOTATED))
+    one = allocator(pods)
+    listed_now, pods.listed = pods.listed, []
+
+    def bind() -> None:
+        """The pod arrives after the cleanup has read the pods."""
+        pods.listed, pods.before_answer = listed_now, lambda: None
+        calls.append(asyncio.create_task(one.preferred(OFFER, (), 1)))
+
+    calls: list[asyncio.Task[Sequence[str]]] = []
+    pods.before_answer = bind
+    await one.forget_ended()
+    assert [await call for call in calls] == [["card1-0"]]
+    assert await one.allocate(["card1-0"], listed(*OFFER)) is not None
+
+
+# Processes.
+
+IMPORTED = {"PYTHONPROFILEIMPORTTIME": "1"}
+NOT_WITHOUT_THE_FLAG = (
+    "accelplane.node.pods", "accelplane.plugins.gpu.fractional", "accelplane.plugins.gpu.podallocator",
+    "accelplane.plugins.gpu.tiles", "accelplane.apiserver", "accelplane.http",
+)  # fmt: skip
+
+
+@embedded_only("the process is under test")
+async def test_without_the_flag_nothing_of_it_is_imported(run: Run, kubelet: Kubelet, tmp_path: Path) -> None:
+    gpu_card(tmp_path / "tree", 0)
+    process = run("intel_gpu_device_plugin", "-shared-dev-num=4", env=IMPORTED)
+    await kubelet.until(lambda resources: I915 in resources)
+    await kubelet.run_pod("pod", {I915: 1})
+    log = process.log()
+    assert "accelplane.plugins.gpu.plugin" in log
+    assert [name for name in NOT_WITHOUT_THE_FLAG if name in log] == []
+    assert await process.terminate() == 0
+
+
+def test_with_the_flag_the_plugin_does_not_start_outside_of_a_cluster(tmp_path: Path) -> None:
+    words = ["-resource-manager", "-shared-dev-num=2", f"-root={tmp_path}", f"-kubelet-dir={tmp_path}"]
+    done = called(lambda arguments: node.dropin("intel_gpu_device_plugin", GpuPlugin, "gpu", arguments), *words)
+    assert done.returncode == 1
+    assert "NODE_NAME is not set" in done.stderr
+
+
+@embedded_only("the process is under test")
+async def test_a_configuration_that_needs_a_cluster_is_rejected_outside_of_one(
+    run: Run, kubelet: Kubelet, tmp_path: Path
+) -> None:
+    gpu_card(tmp_path / "tree", 0)
+    config = tmp_path / "etc/config.yaml"
+    config.parent.mkdir()
+    config.write_text("plugins: {gpu: {shared-dev-num: 2}}")
+    process = run("accelplane", "node", "--plugins=gpu", f"--config={config}")
+    await kubelet.until(lambda resources: I915 in resources)
+    config.write_text("plugins: {gpu: {shared-dev-num: 3, resource-manager: true}}")
+    await process.said("new configuration rejected")
+    assert "NODE_NAME is not set" in process.log()
+    assert kubelet.resources()[I915] == (2, 2)
