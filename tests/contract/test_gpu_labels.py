@@ -204,18 +204,18 @@ async def test_the_plugin_keeps_its_label_file_up_to_date_and_removes_it(run: Ru
 async def test_labels_that_cannot_be_read_are_unchanged(start_agent: Start, tmp_path: Path) -> None:
     directory = tmp_path / "features.d"
     directory.mkdir()
-    function = card(tmp_path)
+    device = tmp_path / "sys/class/drm/card0/device"
+    (device / "drm/card0").mkdir(parents=True)
+    write(device / "vendor", "0x8086\n")
+    write(tmp_path / "dev/dri/card0", "")
     agent = await start_agent({"nfd_dir": str(directory)}, gpu=GpuPlugin(GpuConfig(resource_labels=True)))
     file = directory / "intel-gpu-resources.txt"
     await until(file.exists)
     before = file.read_text()
-    scans = agent.runners["gpu"].scan
-    count = scans.count
-    (function / "drm").rename(function / "moved")
-    card(tmp_path, 1)
-    link(tmp_path / "sys/class/drm/card2", function / "moved/card0")
-    (tmp_path / "sys/class/drm/card0").unlink()
-    await until(lambda: scans.count > count and "card1" in {device.unit for device in scans.inventory})
+    assert f"{GPU}/millicores=1000\n" in before
+    # As while its driver is loaded again.
+    (device / "drm").rename(device / "elsewhere")
+    await until(lambda: [skipped.subject for skipped in agent.runners["gpu"].scan.inventory.skipped] == ["card0"])
     assert file.read_text() == before
 
 
