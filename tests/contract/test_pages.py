@@ -17,6 +17,7 @@ from accelplane.devices import Device, Phase, Resource, Skipped
 from accelplane.host import Host
 from accelplane.kubelet.server import Stage
 from accelplane.node import pages
+from accelplane.node.metrics import Contents
 from accelplane.node.settings import ConfigurationError
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceCounters, ResourceStatus, ScanStatus, UnitHealth
 from accelplane.plugins import Plugin, Sample, ScanError
@@ -86,8 +87,8 @@ def serve(port: int) -> Serve:
     def serve(
         status: NodeStatus | Callable[[], NodeStatus] = HEALTHY, samples: Sequence[Sample] = ()
     ) -> AbstractAsyncContextManager[None]:
-        async def measure() -> Sequence[Sample]:
-            return samples
+        async def measure() -> Contents:
+            return Contents(samples=samples)
 
         return pages.serving(
             f"127.0.0.1:{port}", (lambda: status) if isinstance(status, NodeStatus) else status, measure
@@ -128,6 +129,10 @@ async def test_the_metrics_page_shows_the_whole_status_and_the_measurements(serv
         f'accelplane_allocation_failures_total{{resource="{METERS}"}}': 1,
         f'accelplane_allocation_seconds_count{{resource="{METERS}"}}': 3,
         f'accelplane_allocation_seconds_sum{{resource="{METERS}"}}': 20.5,
+        f'accelplane_resource_allocated{{resource="{METERS}"}}': 0,
+        'accelplane_holders_source{source="podresources"}': 0,
+        'accelplane_holders_source{source="checkpoint"}': 0,
+        'accelplane_holders_source{source="none"}': 1,
         'meter_turns_total{device="m0"}': 7,
     }
     assert found["process_resident_memory_bytes"] > 0
@@ -240,8 +245,8 @@ async def test_an_exception_while_a_page_is_rendered_becomes_a_500(serve: Serve,
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:99999", "127.0.0.1:port", "192.0.2.1:1", ""])
 async def test_an_address_that_cannot_be_bound_is_a_configuration_error(serve: Serve, address: str) -> None:
-    async def measure() -> Sequence[Sample]:
-        return ()
+    async def measure() -> Contents:
+        return Contents()
 
     with pytest.raises(ConfigurationError, match=f"^-http-address: '?{address}'?: "):
         async with pages.serving(address, lambda: HEALTHY, measure):
@@ -271,8 +276,8 @@ async def test_connections_beyond_the_limit_replace_idle_ones_and_keep_descripto
 async def test_the_log_has_the_port_that_the_kernel_selected(
     caplog: pytest.LogCaptureFixture, address: str, host: str
 ) -> None:
-    async def measure() -> Sequence[Sample]:
-        return ()
+    async def measure() -> Contents:
+        return Contents()
 
     if "::1" in address and not socket.has_ipv6:
         pytest.skip("no IPv6")

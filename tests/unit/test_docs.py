@@ -26,10 +26,13 @@ from accelplane.cli.commands import accelplane as accelplane_command
 from accelplane.cli.goflags import Flag, flags_of, parse
 from accelplane.devices import Device, DeviceNode
 from accelplane.host import Host
+from accelplane.kubelet.podresources import Holder
 from accelplane.node import config as configuration
 from accelplane.node import metrics
+from accelplane.node.holders import Holders
 from accelplane.node.plugins import installed
-from accelplane.node.status import NodeStatus
+from accelplane.node.readings import NodeReadings
+from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
 from accelplane.plugins import Plugin
 from accelplane.plugins.fpga.config import FpgaConfig
 from accelplane.plugins.gpu import GpuConfig
@@ -38,6 +41,7 @@ from accelplane.plugins.npu import NpuConfig
 from accelplane.plugins.policies import POLICIES, preferred
 from accelplane.plugins.qat import QatConfig
 from accelplane.plugins.sgx import SgxConfig
+from accelplane.readings.families import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -256,10 +260,20 @@ def test_the_configuration_file_table_lists_every_key() -> None:
 
 
 def test_the_metrics_table_lists_every_metric() -> None:
-    page = metrics.page(NodeStatus(version="", root="/", kubelet_dir=""), ()).decode()
-    names = set(re.findall(r"^# TYPE (accelplane_\w+)", page, re.MULTILINE))
+    status = NodeStatus(version="", root="/", kubelet_dir="")
+    readings = NodeReadings(outcomes={"gpu": {"ok": 1}})
+    plugin = PluginStatus(name="p", namespace="n", resources={"r": ResourceStatus(name="n/r")})
+    status = msgspec.structs.replace(status, plugins={"p": plugin})
+    holders = Holders([Holder("n", "p", "c", "n/r", ("x",))], "podresources")
+    contents = metrics.Contents(readings=readings, holders=holders, requests={("List", "ok"): 1})
+    names = set(re.findall(r"^# TYPE (accelplane_\w+)", metrics.page(status, contents).decode(), re.MULTILINE))
     listed = {row[0].strip("`") for row in rows(section(USERS, "Metrics")) if row[0].startswith("`accelplane_")}
     assert listed == names
+
+
+def test_the_table_of_device_metrics_lists_every_family_in_the_order_of_the_page() -> None:
+    listed = [row[0].strip("`") for row in rows(section(USERS, "Metrics of devices"))]
+    assert listed == [family.name for family in FAMILIES]
 
 
 def test_the_policy_table_shows_the_preferred_devices() -> None:

@@ -140,11 +140,11 @@ async def _serve(agent: Agent) -> None:
     sys.setswitchinterval(0.001)
     async with contextlib.AsyncExitStack() as stack:
         if agent.settings.http_address:
-            from accelplane.node import measurements, pages  # noqa: PLC0415 - memory of agents without pages
+            from accelplane.node import observer, pages  # noqa: PLC0415 - memory of agents without pages
 
-            readings = measurements.Measurements(agent.inventories, agent.settings.root)
-            stack.push_async_callback(readings.close)
-            await stack.enter_async_context(pages.serving(agent.settings.http_address, agent.status, readings.take))
+            readers = observer.Observer(agent)
+            stack.push_async_callback(readers.close)
+            await stack.enter_async_context(pages.serving(agent.settings.http_address, agent.status, readers.contents))
         await agent.run()
 
 

@@ -234,6 +234,7 @@ class Agent:
                 await self._end(name)
                 self._start(name)
             elif name not in self._crashed:  # a crashed one is restarted with the new plugin and settings
+                self.runners[name].context.pods = self._pods
                 self.runners[name].reconfigure(plugin, settings)
 
 

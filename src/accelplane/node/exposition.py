@@ -10,6 +10,7 @@ from typing import Literal
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+_HEAD_LINES = 2  # HELP and TYPE
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
@@ -35,6 +36,14 @@ class Family:
             pairs.append(f'{name}="{text.translate(_LABEL_VALUE)}"')
         selector = f"{{{','.join(pairs)}}}" if pairs else ""
         self._lines.append(f"{self._name}{suffix}{selector} {_number(value)}")
+
+    def add_lines(self, lines: Iterable[str]) -> None:
+        """Adds samples that are rendered already."""
+        self._lines += lines
+
+    @property
+    def has_samples(self) -> bool:
+        return len(self._lines) > _HEAD_LINES
 
     def add_histogram(
         self, bounds: Iterable[float], counts: Iterable[int], total: float, labels: Mapping[str, str]

@@ -6,14 +6,14 @@ own, and a plugin whose read hangs is left out until that read returns.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from accelplane.devices import Inventory
 from accelplane.host import Host
 from accelplane.host.blocking import in_thread
-from accelplane.node.metrics import families
+from accelplane.node.exposition import Family
 from accelplane.plugins import Plugin, Sample
 from accelplane.plugins.base import Config
 
@@ -78,6 +78,18 @@ class Measurements:
         if problem and problem != self._problems.get(name):
             log.warning("%s: measurements are left out of the metrics page: %s", name, problem)
         self._problems[name] = problem
+
+
+def families(samples: Iterable[Sample]) -> list[Family]:
+    """Raises `ValueError` if a name is invalid."""
+    found: dict[str, Family] = {}
+    for sample in samples:
+        family = found.get(sample.name)
+        if family is None:
+            kind = "counter" if sample.name.endswith("_total") else "gauge"
+            family = found[sample.name] = Family(sample.name, sample.help, kind)
+        family.add(sample.value, sample.labels)
+    return list(found.values())
 
 
 def _measure(plugin: Plugin[Config], host: Host, inventory: Inventory) -> tuple[list[Sample], str]:

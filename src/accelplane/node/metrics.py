@@ -5,17 +5,38 @@ import os
 import resource
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
 
 from accelplane.devices import HEALTHY, UNHEALTHY
 from accelplane.kubelet.server import LATENCY_BOUNDS, Stage
 from accelplane.node.exposition import Family, render
+from accelplane.node.hardware_metrics import hardware, holding, request_counts, with_samples
+from accelplane.node.holders import Holders
+from accelplane.node.measurements import families
+from accelplane.node.readings import NodeReadings
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
 from accelplane.plugins import Sample
 
 
-def page(status: NodeStatus, samples: Iterable[Sample]) -> bytes:
-    """The text of `/metrics`; `samples` are the plugins' measurements."""
+class Contents(Struct, frozen=True, kw_only=True):
+    """What the page shows beside the status.
+
+    `samples` are the plugins' measurements, `requests` those to the kubelet by method and outcome, `now` the monotonic
+    time.
+    """
+
+    samples: Sequence[Sample] = ()
+    readings: NodeReadings = NodeReadings()
+    holders: Holders = Holders()
+    requests: Mapping[tuple[str, str], int] = {}
+    now: float = 0.0
+
+
+def page(status: NodeStatus, contents: Contents) -> bytes:
+    """The text of `/metrics`."""
+    samples, readings = contents.samples, contents.readings
     resources = [resource for plugin in status.plugins.values() for resource in plugin.resources.values()]
     return render(
         (
@@ -23,22 +44,17 @@ def page(status: NodeStatus, samples: Iterable[Sample]) -> bytes:
             *_plugins(status.plugins.values()),
             *_devices(resources),
             *_resources(resources),
+            *with_samples(
+                (
+                    *holding(status, contents.holders, readings, contents.now),
+                    request_counts(contents.requests),
+                    *hardware(readings),
+                )
+            ),
             *families(samples),
             *_process(),
         )
     )
-
-
-def families(samples: Iterable[Sample]) -> list[Family]:
-    """Raises `ValueError` if a name is invalid."""
-    found: dict[str, Family] = {}
-    for sample in samples:
-        family = found.get(sample.name)
-        if family is None:
-            kind = "counter" if sample.name.endswith("_total") else "gauge"
-            family = found[sample.name] = Family(sample.name, sample.help, kind)
-        family.add(sample.value, sample.labels)
-    return list(found.values())
 
 
 def _agent(status: NodeStatus) -> Iterable[Family]:

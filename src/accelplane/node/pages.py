@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
 import msgspec
 
@@ -13,13 +13,12 @@ from accelplane.node import metrics
 from accelplane.node.exposition import CONTENT_TYPE
 from accelplane.node.settings import ConfigurationError
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
-from accelplane.plugins import Sample
 
 log = logging.getLogger(__name__)
 
 _TEXT = "text/plain; charset=utf-8"
 
-Measure = Callable[[], Awaitable[Sequence[Sample]]]
+Measure = Callable[[], Awaitable[metrics.Contents]]
 
 
 @contextlib.asynccontextmanager
@@ -48,8 +47,8 @@ def _authority(host: str, port: int) -> str:
 
 def _handler(status: Callable[[], NodeStatus], measure: Measure) -> Handler:
     async def metrics_page() -> Response:
-        samples = await measure()
-        return Response(200, metrics.page(status(), samples), CONTENT_TYPE)
+        contents = await measure()
+        return Response(200, metrics.page(status(), contents), CONTENT_TYPE)
 
     def handle(request: Request) -> Response | PendingResponse:
         match request.path:

@@ -18,6 +18,7 @@ import msgspec
 from accelplane.apiserver import SERVICE_ACCOUNT, ApiError, ApiServer, NoCredentials
 from accelplane.apiserver.config import read_source
 from accelplane.apiserver.credentials import trust_context
+from accelplane.apiserver.discovery import in_cluster as api_server_of_pod
 from accelplane.http.client import HttpClient, HttpClientError
 from accelplane.kubelet import podresources
 from accelplane.logs import v
@@ -33,6 +34,8 @@ ATTEMPTS = 5
 MAX_LIST = 16 * 1024 * 1024
 # The API server's pages contain so few pods that pods of the maximum size fit.
 PAGE = 10
+# Seconds for which the connection to the API server is kept for the next page.
+_IDLE = 1.0
 
 T = TypeVar("T")
 
@@ -152,7 +155,7 @@ def in_cluster(
     if not node:
         raise ConfigurationError("NODE_NAME is not set, expected the name of this pod's node (spec.nodeName)")
     try:
-        api = ApiServer.in_cluster(environment, account)
+        api = ApiServer(api_server_of_pod(environment, account), idle_timeout=_IDLE)
         api.check()
     except NoCredentials as error:
         raise ConfigurationError(str(error)) from error

@@ -8,6 +8,8 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+_WAKING = ("auto", "always", "never")
+
 
 class ConfigurationError(Exception):
     """A flag or the configuration file is invalid; the text names it, what was found and what was expected."""
@@ -37,6 +39,13 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
     http_address: Annotated[
         str, Meta(description="serve /metrics, /healthz, /readyz and /status at this host:port")
     ] = ""
+    metrics_waking: Annotated[
+        str,
+        Meta(description="read files that power a sleeping device up: auto (while it is awake), always or never"),
+    ] = "auto"
+    metrics_min_interval: Annotated[
+        float, Meta(description="seconds for which a reading of the devices is used again, 0 to 60")
+    ] = 1.0
     health_interval: Annotated[
         float, Meta(description="seconds between health checks, 1 to 3600; 0: the interval of each plugin")
     ] = 0.0
@@ -58,6 +67,12 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
             raise ConfigurationError(f"{source}health-interval: found {found}, expected 0 or 1 to 3600 seconds")
         if not 0 <= settings.scan_grace <= 3600:
             raise ConfigurationError(f"{source}scan-grace: found {settings.scan_grace:g}, expected 0 to 3600 seconds")
+        if settings.metrics_waking not in _WAKING:
+            found = settings.metrics_waking[:20]
+            raise ConfigurationError(f"{source}metrics-waking: found {found!a}, expected {', '.join(_WAKING)}")
+        if not 0 <= settings.metrics_min_interval <= 60:
+            found = f"{settings.metrics_min_interval:g}"
+            raise ConfigurationError(f"{source}metrics-min-interval: found {found}, expected 0 to 60 seconds")
         paths = {name: getattr(settings, name) for name in ("root", "kubelet_dir", "cdi_dir", "nfd_dir")}
         for name, path in paths.items():
             if not path and name != "nfd_dir":

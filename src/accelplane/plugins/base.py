@@ -6,12 +6,15 @@ defaults. The agent calls the hooks; a plugin never calls the agent.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, get_args
 
 import msgspec
 
 from accelplane.devices import Allocation, Device, HealthPolicy, Resource, Skipped, Verdict
 from accelplane.host import Host
+
+if TYPE_CHECKING:
+    from accelplane.readings import DevicePlan
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
@@ -230,6 +233,13 @@ class Plugin(Generic[ConfigT_co]):
 
     def measure(self, host: Host, devices: Iterable[Device]) -> Iterable[Sample]:
         """Returns samples for the metrics page. Called for each request of the page."""
+        return ()
+
+    def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
+        """Returns what the metrics pages read of each physical device.
+
+        Called in a thread, before the first request of a page after a scan. It lists directories and reads no values.
+        """
         return ()
 
     def explain(self, host: Host) -> Mapping[str, object]:

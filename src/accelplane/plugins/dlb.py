@@ -5,11 +5,15 @@ Driver: dlb2 (out of tree), whose class directory links a node's name to its PCI
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from accelplane.devices import Device, DeviceNode, Skipped
 from accelplane.host import Host, Missing
 from accelplane.plugins.base import Config, Plugin, Watch
+
+if TYPE_CHECKING:
+    from accelplane.readings import DevicePlan
 
 _NODE = re.compile(r"dlb[0-9]+")
 
@@ -35,3 +39,12 @@ class DlbPlugin(Plugin[Config]):
                 yield Device(resource="pf" if vfs == "0" else "vf", id=path, nodes=[DeviceNode(path)])
             else:
                 yield Skipped(name, f"a physical function with virtual functions (sriov_numvfs is {vfs[:20]!a})")
+
+    def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
+        from accelplane.readings import offload, pci  # noqa: PLC0415 - memory of agents without pages
+
+        for device in devices:
+            name = device.id.rpartition("/")[2]
+            path = f"/sys/class/dlb2/{name}/device"
+            facts = {"driver": "dlb2", "function": device.resource}
+            yield pci.plan(host, name, path, offload.dlb(host, path), facts, units=[device.unit])

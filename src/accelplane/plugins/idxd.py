@@ -8,8 +8,8 @@ Documentation/ABI/stable/sysfs-driver-dma-idxd, Documentation/arch/x86/iax.
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from msgspec import Meta
 
@@ -19,6 +19,9 @@ from accelplane.plugins import vfio
 from accelplane.plugins.base import Config, Plugin, Watch
 from accelplane.plugins.options import check_choice
 from accelplane.plugins.policies import preferred
+
+if TYPE_CHECKING:
+    from accelplane.readings import DevicePlan
 
 # PCI device ids of DSA.
 DSA_PCI_IDS = ("0x0b25", "0x11fb", "0x1212")
@@ -79,6 +82,19 @@ class _QueuePlugin(Plugin[ConfigT]):
     ) -> Sequence[str]:
         # `wq0` stands for the device of the queue `wq0.1`.
         return preferred("none", available, must_include, size, in_use, group=lambda unit: unit.partition(".")[0])
+
+    def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
+        from accelplane.readings import offload, pci  # noqa: PLC0415 - memory of agents without pages
+
+        queues: dict[str, dict[str, None]] = {}
+        for device in devices:
+            if _QUEUE.fullmatch(device.unit):
+                number = device.unit.removeprefix("wq").partition(".")[0]
+                queues.setdefault(f"{self.device}{number}", {})[device.unit] = None
+        for name, units in queues.items():
+            function = host.resolve(f"{_BUS}/{name}").rpartition("/")[0]
+            found = (*pci.sources(host, function), *offload.idxd(host, _BUS, name, list(units)))
+            yield pci.plan(host, name, function, found, {"driver": "idxd"}, units=list(units))
 
     def _queue(self, host: Host, path: str, queue: str) -> Iterator[Device | Skipped]:
         """Yields the IDs of one work queue. Raises `HostError`."""

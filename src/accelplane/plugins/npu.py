@@ -6,7 +6,7 @@ Documentation/accel and Documentation/ABI/testing/sysfs-driver-intel_vpu (busy t
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
@@ -16,6 +16,9 @@ from accelplane.plugins.base import Config, Plugin, Sample, Watch
 from accelplane.plugins.cdi_mode import CDI_MODES, split_by_cdi_mode
 from accelplane.plugins.options import AllocationPolicy, CdiMode, Prefix, SharedDevNum, check_choice, normal_prefix
 from accelplane.plugins.policies import POLICIES, preferred
+
+if TYPE_CHECKING:
+    from accelplane.readings import DevicePlan
 
 CDI_KIND = "intel.cdi.k8s.io/npu"
 
@@ -97,6 +100,13 @@ class NpuPlugin(Plugin[NpuConfig]):
             yield Sample(
                 "npu_busy_seconds_total", "Time that the NPU spent executing jobs", {"device": name}, microseconds / 1e6
             )
+
+    def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
+        from accelplane.readings import npu, pci  # noqa: PLC0415 - memory of agents without pages
+
+        for name, attributes in {device.unit: device.attributes for device in devices}.items():
+            path = f"{self._class}/{name}/device"
+            yield pci.plan(host, name, path, npu.sources(host, path), attributes)
 
     def _accelerator(self, host: Host, name: str) -> Iterator[Device | Skipped]:
         """Raises `HostError` before the first device."""

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from accelplane.devices import Device
-from accelplane.fpga.drivers import DRIVERS, detect
+from accelplane.fpga.drivers import DFL, DRIVERS, detect
 from accelplane.fpga.ids import NAMESPACE
+from accelplane.fpga.sysfs import Port
 from accelplane.host import Host, HostError
 from accelplane.host.blocking import SerialThread
 from accelplane.logs import v
@@ -19,6 +20,7 @@ from accelplane.plugins.fpga.scan import CDI_KIND, Known, Reading, published, re
 
 if TYPE_CHECKING:
     from accelplane.apiserver import ApiServer
+    from accelplane.readings import DevicePlan
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +104,23 @@ class FpgaPlugin(Plugin[FpgaConfig]):
             log.warning("%s; its metrics are missing", problem)
         self._record_problems = found.problems
         yield from found.samples
+
+    def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
+        """Sensors and errors of the DFL driver; the units of values of the OPAE driver are not documented."""
+        from accelplane.readings import dfl, pci  # noqa: PLC0415 - memory of agents without pages
+
+        if detect(host) is not DFL:
+            return
+        ports_of: dict[str, list[Port]] = {}
+        for known in self._known[1].values():
+            ports_of.setdefault(known.port.fme.path, []).append(known.port)
+        units = {device.unit for device in devices}
+        for path, ports in ports_of.items():
+            fme = ports[0].fme
+            names = {fme.name, *(port.name for port in ports)}
+            registers = dfl.sources(host, path, [(port.name, port.path) for port in ports])
+            found = (*pci.sources(host, fme.pci.path), *registers)
+            yield pci.plan(host, fme.name, fme.pci.path, found, {"driver": "dfl"}, units=sorted(units & names))
 
     def explain(self, host: Host) -> Mapping[str, object]:
         driver = detect(host)

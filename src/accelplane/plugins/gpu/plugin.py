@@ -11,12 +11,13 @@ from accelplane.devices import Allocation, Device, HealthPolicy, Resource, Skipp
 from accelplane.host import Host
 from accelplane.plugins.base import HealthSource, NodePods, Plugin, PodAllocator, Watch
 from accelplane.plugins.gpu.config import GpuConfig
-from accelplane.plugins.gpu.scan import AFFINITY_MASK, CDI_KIND, Scope, scan, wsl_devices
+from accelplane.plugins.gpu.scan import AFFINITY_MASK, CDI_KIND, MONITORING_ID, Scope, scan, wsl_devices
 from accelplane.plugins.policies import preferred
 
 if TYPE_CHECKING:
     from accelplane.plugins.gpu.health import LevelZeroSource
     from accelplane.plugins.gpu.labels import ResourceLabels
+    from accelplane.readings import DevicePlan
 
 
 class GpuPlugin(Plugin[GpuConfig]):
@@ -121,3 +122,14 @@ class GpuPlugin(Plugin[GpuConfig]):
         if len(set(counts.values())) > 1:
             host.note(f"cards differ in their numbers of tiles: {counts}; affinity masks use {self._tiles_per_card}")
         self._tiles_per_card = tiles.common_tile_count(counts.values(), self._tiles_per_card)
+
+    def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
+        if self.config.wsl:
+            return
+        from accelplane.readings import gpu, pci  # noqa: PLC0415 - memory of agents without pages
+
+        cards = {device.unit: device.attributes for device in devices if device.unit != MONITORING_ID}
+        for name, attributes in cards.items():
+            card = f"{self._scope.places.drm}/{name}"
+            path = f"{card}/device"
+            yield pci.plan(host, name, path, gpu.sources(host, card, path), attributes)

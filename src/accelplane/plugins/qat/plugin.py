@@ -3,17 +3,21 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from accelplane.devices import Allocation, Device, HealthPolicy, Verdict, natural
-from accelplane.host import Host
+from accelplane.host import Host, HostError
 from accelplane.plugins.base import Plugin, Sample, ScanResult, Watch
 from accelplane.plugins.policies import preferred
 from accelplane.plugins.qat import kernelmode
 from accelplane.plugins.qat.binding import Binder
 from accelplane.plugins.qat.config import QatConfig
 from accelplane.plugins.qat.health import HeartbeatSource
-from accelplane.plugins.qat.scan import Discovery, discover, scan
+from accelplane.plugins.qat.scan import Discovery, Pf, debugfs, discover, scan
 from accelplane.plugins.vfio import numbered
+
+if TYPE_CHECKING:
+    from accelplane.readings import DevicePlan
 
 
 class QatPlugin(Plugin[QatConfig]):
@@ -76,6 +80,20 @@ class QatPlugin(Plugin[QatConfig]):
         if self._kernel_mode:
             return kernelmode.renumbered(allocation)
         return numbered("QAT", devices, allocation)
+
+    def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
+        from accelplane.readings import pci, qat  # noqa: PLC0415 - memory of agents without pages
+
+        for unit, attributes in {device.unit: device.attributes for device in devices}.items():
+            path = pci.directory(unit)
+            if not host.exists(path):
+                continue  # virtual functions in a virtual machine: their device is not visible
+            try:
+                tables = debugfs(host, Pf(unit, path))
+            except HostError:
+                tables = ""
+            facts = {"driver": attributes.get("model", ""), "function": "pf"}
+            yield pci.plan(host, unit, path, qat.sources(host, path, tables), facts)
 
     def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
         if self._kernel_mode:

@@ -24,6 +24,7 @@ from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 from accelplane.kubelet.embedded import EmbeddedKubelet, Pod, RunningContainer
 from accelplane.node.agent import Agent
 from accelplane.node.settings import Settings
+from accelplane.plugins import Plugin
 from accelplane.plugins.base import PodsError
 from accelplane.plugins.gpu import GpuConfig, GpuPlugin
 from accelplane.plugins.gpu.podallocator import FractionalAllocator
@@ -382,6 +383,46 @@ def test_with_the_flag_the_plugin_does_not_start_outside_of_a_cluster(tmp_path: 
     done = called(lambda arguments: node.dropin("intel_gpu_device_plugin", GpuPlugin, "gpu", arguments), *words)
     assert done.returncode == 1
     assert "NODE_NAME is not set" in done.stderr
+
+
+async def test_the_configuration_file_switches_it_on_and_off(directory: str, tmp_path: Path) -> None:
+    root, config = tmp_path / "root", tmp_path / "config.yaml"
+    for index in range(2):
+        gpu_card(root, index)
+    pods: list[Object] = []
+    settings = Settings(root=str(root), kubelet_dir=directory, cdi_dir=f"{directory}/cdi")
+
+    def plugins() -> Mapping[str, Plugin[Any]]:
+        return {"gpu": GpuPlugin(GpuConfig(shared_dev_num=4, resource_manager=config.read_text() == "on"))}
+
+    config.write_text("off")
+    forbidden = document({}, "403 Forbidden")
+    async with (
+        EmbeddedKubelet(directory, seed=1) as kubelet,
+        pod_servers(tmp_path, lists(lambda: pods), forbidden) as servers,
+    ):
+        here = World(kubelet, servers, pods)
+        reader = servers.reader(kubelet.pod_resources_socket)
+        agent = Agent(
+            settings,
+            plugins(),
+            config_file=str(config),
+            reload=lambda: (settings, plugins()),
+            pods=lambda _settings: reader,
+        )
+        task = asyncio.create_task(agent.run())
+        await kubelet.until(lambda found: I915 in found.resources())
+        for number, mode in enumerate(("off", "on", "off")):
+            config.write_text(mode)
+            await until(lambda mode=mode: (agent.runners["gpu"].context.pod_allocator is not None) == (mode == "on"))
+            asked = len(servers.kubelet.requests)
+            pod = gpu_pod(f"pod{number}", gas_container_cards="card1")
+            (container,) = (await here.run(pod)).values()
+            assert bool(container.cdi_devices) == (mode == "off")
+            assert (len(servers.kubelet.requests) > asked) == (mode == "on")
+            pods.clear()
+        agent.stop()
+        await task
 
 
 @embedded_only("the process is under test")

@@ -1,0 +1,200 @@
+"""Reads the sources of one device in a thread, and keeps what the next reading needs."""
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from accelplane.host import Host, HostError
+from accelplane.host.errors import host_error
+from accelplane.readings import DevicePlan, Family, InvalidText, Source, Value
+from accelplane.readings.families import AWAKE, ENERGY_GAPS, INFO, STUCK, UNIT_INFO
+from accelplane.readings.plan import PowerState, is_awake, waking_reads
+from accelplane.readings.values import labels
+
+# The file or its device is gone, or the hardware has no such value: not read again before the next scan.
+_GONE = {errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTDIR, errno.EOPNOTSUPP}
+_DENIED = {errno.EACCES, errno.EPERM}
+_MAX_FOLLOWING = 64
+
+Lines = Mapping[Family, Sequence[str]]
+
+
+class DeviceReading(Struct, frozen=True):
+    """The rendered samples of one device by family, and the number of reads by outcome.
+
+    Outcomes: ok, missing, denied, asleep, invalid, error, timeout.
+    """
+
+    lines: Lines
+    outcomes: Mapping[str, int]
+    denied: Sequence[str] = ()
+
+
+class DeviceReader:
+    """The readings of one device. One thread at a time may call `read`."""
+
+    def __init__(self, plugin: str, plan: DevicePlan) -> None:
+        self.plan = plan
+        self.labels = labels(plugin=plugin, device=plan.device, **({"bdf": plan.bdf} if plan.bdf else {}))
+        self._plugin = plugin
+        self._sources = list(plan.sources)
+        self._values: dict[str, Sequence[Value]] = {}
+        self._last_waking = float("-inf")
+        self._last_energy: float | None = None
+        self._gaps = 0
+
+    def adopt(self, earlier: "DeviceReader") -> None:
+        """Takes over what an earlier plan of the same device has read, so that counters do not step back."""
+        self._values = earlier._values
+        self._last_waking = earlier._last_waking
+        self._last_energy = earlier._last_energy
+        self._gaps = earlier._gaps
+
+    def read(self, host: Host, mode: str, now: float, *, held: bool) -> DeviceReading:
+        """Reads what may be read now, the monotonic time. Raises what a plugin's parser raises."""
+        outcomes: Counter[str] = Counter()
+        denied: list[str] = []
+        status = _power_status(host, self.plan)
+        decision = "read" if self.plan.never_sleeps else self._decide(host, mode, status, now, held=held)
+        values: list[Value] = []
+        for source in list(self._sources):
+            if source.waking and decision != "read":
+                outcomes["asleep"] += 1
+                values += self._earlier(source, repeat=decision == "repeat")
+                continue
+            values += self._read_source(host, source, outcomes, denied)
+        if decision == "read" and any(source.waking for source in self._sources):
+            self._last_waking = now
+            self._count_gap(now)
+        if status:
+            values.append(Value(AWAKE, "", float(is_awake(status))))
+        if any(source.wraps_after for source in self._sources):
+            values.append(Value(ENERGY_GAPS, "", self._gaps))
+        return DeviceReading({**self._identity(), **_rendered(values, self.labels)}, outcomes, denied)
+
+    def stuck(self) -> DeviceReading:
+        """The reading while the device is not read because a read blocks."""
+        lines = {**self._identity(), **_rendered([Value(STUCK, "", 1.0)], self.labels)}
+        return DeviceReading(lines, {"timeout": 1})
+
+    def _decide(self, host: Host, mode: str, status: str, now: float, *, held: bool) -> str:
+        if not self.plan.power:
+            return "skip" if mode == "never" else "read"
+        state = PowerState(
+            status=status,
+            autosuspend=_autosuspend(host, self.plan),
+            held=held,
+            since_waking=now - self._last_waking,
+        )
+        return waking_reads(mode, state)
+
+    def _earlier(self, source: Source, *, repeat: bool) -> Sequence[Value]:
+        """Of a source that is not read: counters keep their values, gauges only if the last reading is repeated."""
+        known = self._values.get(source.path, ())
+        return known if repeat else [value for value in known if value.family.kind == "counter"]
+
+    def _read_source(self, host: Host, source: Source, outcomes: Counter[str], denied: list[str]) -> Sequence[Value]:
+        values: list[Value] = []
+        pending = [source]
+        while pending:
+            now = pending.pop(0)
+            text = self._text(host, now, outcomes, denied)
+            if text is None:
+                continue
+            try:
+                values += now.parse(text)
+                outcomes["ok"] += 1
+            except InvalidText as error:
+                values += error.values
+                outcomes["invalid"] += 1
+                continue
+            if now.follow is not None:
+                pending += now.follow(text)[:_MAX_FOLLOWING]
+        self._values[source.path] = values
+        return values
+
+    def _text(self, host: Host, source: Source, outcomes: Counter[str], denied: list[str]) -> str | None:
+        """The text of a file, None if it has none."""
+        try:
+            data = _content(host, source)
+        except HostError as error:
+            outcome = "missing" if error.errno in _GONE else "denied" if error.errno in _DENIED else "error"
+            outcomes[outcome] += 1
+            if outcome == "denied":
+                denied.append(source.path)
+            if outcome in ("missing", "denied") and source in self._sources:
+                self._sources.remove(source)
+            return None
+        if len(data) > source.limit or not data.isascii():
+            outcomes["invalid"] += 1
+            return None
+        return data.decode("ascii")
+
+    def _count_gap(self, now: float) -> None:
+        wraps_after = min((source.wraps_after for source in self._sources if source.wraps_after), default=0.0)
+        if not wraps_after:
+            return
+        if self._last_energy is not None and now - self._last_energy > wraps_after:
+            self._gaps += 1
+        self._last_energy = now
+
+    def _identity(self) -> Lines:
+        facts = labels(**self.plan.facts)
+        info = f"{INFO.name}{{{self.labels}{',' if facts else ''}{facts}}} 1"
+        units = [
+            f"{UNIT_INFO.name}{{{labels(plugin=self._plugin, unit=unit)},{self.labels.partition(',')[2]}}} 1"
+            for unit in self.plan.units
+        ]
+        return {INFO: [info], UNIT_INFO: units}
+
+
+def _content(host: Host, source: Source) -> bytes:
+    """At most one byte more than the limit. Raises `HostError`."""
+    try:
+        descriptor = host.open(source.path, os.O_RDONLY)
+        try:
+            return os.read(descriptor, source.limit + 1)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError) as error:
+        raise host_error(source.path, error) from None
+
+
+def _power_status(host: Host, plan: DevicePlan) -> str:
+    """The text of `runtime_status`, which never wakes the device; empty if there is none."""
+    if not plan.power:
+        return ""
+    try:
+        return host.text(f"{plan.power}/runtime_status")
+    except HostError:
+        return ""
+
+
+def _autosuspend(host: Host, plan: DevicePlan) -> float:
+    """Seconds, 0 if unknown. A negative delay prevents suspending."""
+    try:
+        milliseconds = int(host.text(f"{plan.power}/autosuspend_delay_ms"))
+    except (HostError, ValueError):
+        return 0.0
+    return max(0.0, milliseconds / 1000)
+
+
+def _rendered(values: Iterable[Value], device: str) -> Lines:
+    """The lines of the samples by family. Samples with equal labels are added."""
+    sums: dict[tuple[Family, str], float] = {}
+    for family, extra, value in values:
+        key = (family, extra)
+        sums[key] = sums.get(key, 0.0) + value
+    lines: dict[Family, list[str]] = {}
+    for (family, extra), value in sums.items():
+        comma = "," if extra else ""
+        lines.setdefault(family, []).append(f"{family.name}{{{device}{comma}{extra}}} {number_text(value)}")
+    return lines
+
+
+def number_text(value: float) -> str:
+    """The shortest text of a number that reads back as the same number."""
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)

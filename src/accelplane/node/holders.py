@@ -1,0 +1,128 @@
+"""Which containers hold which devices, for pages: read from the kubelet when a page is requested.
+
+The kubelet's pod-resources API names pods and containers. While it does not answer, the last answer is used for a
+minute, and then the checkpoint of the device manager, which has pod UIDs instead of names.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from accelplane.host.blocking import SerialThread
+from accelplane.kubelet import checkpoint, podresources
+from accelplane.kubelet.podresources import Holder
+from accelplane.node.settings import Settings
+
+# An answer is used again for this time, unless a container has got a device since.
+_MAX_AGE = 10.0
+# How long the last answer is shown while the kubelet does not answer.
+_GRACE = 60.0
+
+
+class Holders(Struct, frozen=True):
+    """The containers that hold devices. `began` is the monotonic time of the reading.
+
+    `stale` counts IDs that an ended pod was listed with as well: kubelets before 1.34 list ended pods.
+    """
+
+    rows: Sequence[Holder] = ()
+    source: Literal["podresources", "checkpoint", "none"] = "none"
+    began: float = 0.0
+    stale: int = 0
+
+
+class HolderReader:
+    """Reads the holders of all resources. `allocations` returns the number of Allocate calls answered so far."""
+
+    def __init__(
+        self, settings: Settings, allocations: Callable[[], int], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._socket = settings.pod_resources_socket
+        self._directory = settings.sockets_dir
+        self._allocations = allocations
+        self._clock = clock
+        self._thread = SerialThread()
+        self._lock = asyncio.Lock()
+        self._last = Holders()
+        self._counted = -1
+        self.requests: Counter[tuple[str, str]] = Counter()
+
+    @property
+    def last(self) -> Holders:
+        """The last answer, which may be old."""
+        return self._last
+
+    async def read(self) -> Holders:
+        """The holders now, or up to 10 s ago if no container has got a device since. Never fails."""
+        async with self._lock:
+            count = self._allocations()
+            if self._counted == count and self._last.source != "none" and self._age() < _MAX_AGE:
+                return self._last
+            self._last = await self._read(self._clock())
+            self._counted = count
+            return self._last
+
+    async def close(self) -> None:
+        """Waits for the thread that reads the checkpoint."""
+        await self._thread.wait_idle("holders")
+
+    def _age(self) -> float:
+        return self._clock() - self._last.began
+
+    async def _read(self, began: float) -> Holders:
+        try:
+            rows = await podresources.list_pods(self._socket)
+        except podresources.PodResourcesError:
+            self.requests["List", "error"] += 1
+            if self._last.source == "podresources" and self._age() < _GRACE:
+                return self._last
+            return await self._from_checkpoint(began)
+        self.requests["List", "ok"] += 1
+        return without_stale(Holders(rows, "podresources", began))
+
+    async def _from_checkpoint(self, began: float) -> Holders:
+        try:
+            found = await self._thread.run(lambda: checkpoint.read_checkpoint(self._directory))
+        except checkpoint.CheckpointError:
+            found = None
+        if found is None:
+            return Holders(began=began)
+        rows = [Holder("", "", holding.container, holding.resource, holding.ids) for holding in found.holdings]
+        return Holders(rows, "checkpoint", began)
+
+
+def without_stale(holders: Holders) -> Holders:
+    """The holders with each ID once: of two containers, the one later in the list has the ID."""
+    owner: dict[tuple[str, str], int] = {}
+    listed = 0
+    for index, row in enumerate(holders.rows):
+        listed += len(row.device_ids)
+        owner.update(dict.fromkeys(((row.resource, id_) for id_ in row.device_ids), index))
+    if listed == len(owner):
+        return holders
+    rows = [
+        replace(row, device_ids=tuple(id_ for id_ in row.device_ids if owner[row.resource, id_] == index))
+        for index, row in enumerate(holders.rows)
+    ]
+    return replace(holders, rows=[row for row in rows if row.device_ids], stale=listed - len(owner))
+
+
+def counts_by_unit(
+    rows: Iterable[Holder], resources: Collection[str], units: Mapping[tuple[str, str], str]
+) -> dict[tuple[str, ...], int]:
+    """The number of IDs of the given resources by namespace, pod, container, resource and unit.
+
+    `units` has the unit of each listed resource and ID. Other IDs have the unit "".
+    """
+    counts: dict[tuple[str, ...], int] = {}
+    for row in rows:
+        if row.resource in resources:
+            for id_ in row.device_ids:
+                key = (row.namespace, row.pod, row.container, row.resource, units.get((row.resource, id_), ""))
+                counts[key] = counts.get(key, 0) + 1
+    return counts

@@ -1,0 +1,52 @@
+"""What the metrics page needs beside the status: measurements, readings and holders, read when a page is requested."""
+
+import asyncio
+import time
+
+from accelplane.node.agent import Agent
+from accelplane.node.hardware_metrics import held_units
+from accelplane.node.holders import HolderReader
+from accelplane.node.measurements import Measurements
+from accelplane.node.metrics import Contents
+from accelplane.node.readings import Readings
+from accelplane.node.status import NodeStatus
+
+
+class Observer:
+    """Owns the readers of an agent's pages. The owner calls `close` at its end."""
+
+    def __init__(self, agent: Agent) -> None:
+        settings = agent.settings
+        self._agent = agent
+        self._measurements = Measurements(agent.inventories, settings.root)
+        self._holders = HolderReader(settings, lambda: allocations(agent.status()))
+        self._readings = Readings(
+            agent.inventories,
+            settings.root,
+            held=lambda: held_units(agent.status(), self._holders.last),
+            waking=settings.metrics_waking,
+            min_interval=settings.metrics_min_interval,
+        )
+
+    async def contents(self) -> Contents:
+        """Reads everything, from each source at the same time."""
+        holders = await self._holders.read()  # first: a device that a container holds may be read more often
+        samples, readings = await asyncio.gather(self._measurements.take(), self._readings.take())
+        return Contents(
+            samples=samples,
+            readings=readings,
+            holders=holders,
+            requests=dict(self._holders.requests),
+            now=time.monotonic(),
+        )
+
+    async def close(self) -> None:
+        """Ends all reads."""
+        await asyncio.gather(self._measurements.close(), self._readings.close(), self._holders.close())
+
+
+def allocations(status: NodeStatus) -> int:
+    """The number of Allocate calls that the kubelet has sent."""
+    return sum(
+        resource.counters.allocations for plugin in status.plugins.values() for resource in plugin.resources.values()
+    )

@@ -1,0 +1,274 @@
+"""Reads the files of all devices for the metrics pages, when a page is requested and at no other time.
+
+A read of a driver's file may block. Each plugin's devices are read in a thread of their own. A device whose read takes
+longer than a second is abandoned together with the thread, and another thread goes on with the next device.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from accelplane.devices import Inventory
+from accelplane.host import Host
+from accelplane.host.blocking import start_thread
+from accelplane.node.device_reader import DeviceReader, DeviceReading
+from accelplane.node.measurements import Sources
+from accelplane.plugins import Plugin
+from accelplane.plugins.base import Config
+from accelplane.readings.plan import DevicePlan
+
+log = logging.getLogger(__name__)
+
+_READ_TIMEOUT = 1.0
+_PLAN_TIMEOUT = 5.0
+_CLOSE_TIMEOUT = 0.5
+# Seconds until a device whose read has blocked is read again, by the number of times in a row.
+_STUCK_PAUSES = (60.0, 120.0, 240.0, 480.0, 600.0)
+
+HeldUnits = Collection[tuple[str, str]]  # plugin, unit
+
+
+class NodeReadings(Struct, frozen=True):
+    """The readings of all devices, and the reads of each plugin by outcome since the agent started."""
+
+    devices: Sequence[DeviceReading] = ()
+    outcomes: Mapping[str, Mapping[str, int]] = {}
+    plans: Mapping[str, Sequence[DevicePlan]] = {}
+
+
+class _Device:
+    """A device with what is known about reads that block."""
+
+    def __init__(self, reader: DeviceReader) -> None:
+        self.reader = reader
+        self.blocked = False  # a thread is in a read now, and was abandoned
+        self.times_stuck = 0
+        self.stuck_until = float("-inf")
+
+
+class _Plugin:
+    def __init__(self, plugin: Plugin[Config], inventory: Inventory) -> None:
+        self.plugin = plugin
+        self.inventory = inventory
+        self.devices: list[_Device] = []
+        self.problem = ""
+
+
+class Readings:
+    """Reads the devices of `sources()`: plugins by name, with what their last scan found.
+
+    `held` returns the units that containers hold now. A reading younger than `min_interval` seconds is used again.
+    """
+
+    def __init__(
+        self,
+        sources: Callable[[], Sources],
+        root: str,
+        *,
+        held: Callable[[], HeldUnits],
+        waking: str = "auto",
+        min_interval: float = 1.0,
+        read_timeout: float = _READ_TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sources = sources
+        self._root = root
+        self._held = held
+        self._waking: str = waking
+        self._min_interval = min_interval
+        self._read_timeout = read_timeout
+        self._clock = clock
+        self._plugins: dict[str, _Plugin] = {}
+        self._outcomes: dict[str, Counter[str]] = {}
+        self._denied: set[str] = set()
+        self._planning: dict[str, asyncio.Future[Sequence[DevicePlan]]] = {}
+        self._running: asyncio.Task[NodeReadings] | None = None
+        self._last: tuple[float, NodeReadings] = (float("-inf"), NodeReadings())
+
+    async def take(self) -> NodeReadings:
+        """The readings of all devices. Calls at the same time share one reading."""
+        if self._clock() - self._last[0] < self._min_interval:
+            return self._last[1]
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._read_all())
+        # A caller that is cancelled does not end the reading of the others.
+        return await asyncio.shield(self._running)
+
+    @property
+    def blocked(self) -> Sequence[str]:
+        """The devices that a thread is reading now after its reader has stopped waiting."""
+        return [each.reader.plan.device for known in self._plugins.values() for each in known.devices if each.blocked]
+
+    async def close(self) -> None:
+        """Ends the current reading. Threads that block in the kernel end with the process."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait((self._running,), timeout=_CLOSE_TIMEOUT)
+        for planning in self._planning.values():
+            planning.cancel()
+
+    async def _read_all(self) -> NodeReadings:
+        sources = self._sources()
+        for name in self._plugins.keys() - sources.keys():
+            del self._plugins[name]
+        reads = [self._read_plugin(name, *each) for name, each in sources.items() if each[0].overrides("readings")]
+        devices = [reading for part in await asyncio.gather(*reads) for reading in part]
+        readings = NodeReadings(
+            devices,
+            {name: dict(counts) for name, counts in self._outcomes.items()},
+            {name: [device.reader.plan for device in known.devices] for name, known in self._plugins.items()},
+        )
+        self._last = self._clock(), readings
+        return readings
+
+    async def _read_plugin(self, name: str, plugin: Plugin[Config], inventory: Inventory) -> list[DeviceReading]:
+        known = self._plugins.get(name)
+        if known is None or known.plugin is not plugin or known.inventory is not inventory:
+            known = await self._plan(name, plugin, inventory)
+        now = self._clock()
+        due = deque(device for device in known.devices if not device.blocked and device.stuck_until <= now)
+        waiting = [device for device in known.devices if device not in due]
+        held = {unit for holder, unit in self._held() if holder == name}
+        found = {id(device): device.reader.stuck() for device in waiting}
+        while due:
+            work = _Work(due, Host(self._root), self._waking, now, held)
+            stuck = await self._follow(work)
+            found.update(work.results)
+            if stuck is not None:
+                found[id(stuck)] = stuck.reader.stuck()
+                self._record_stuck(name, stuck)
+            self._report(name, known, work.problem)
+        readings = [found[id(device)] for device in known.devices if id(device) in found]
+        self._count(name, readings)
+        return readings
+
+    async def _plan(self, name: str, plugin: Plugin[Config], inventory: Inventory) -> _Plugin:
+        """The plugin with the devices of a new plan. Without one, as long as planning blocks, it has no devices."""
+        known = self._plugins.get(name)
+        earlier = {device.reader.plan.device: device for device in known.devices} if known else {}
+        made = _Plugin(plugin, inventory)
+        planning = self._planning.get(name)
+        if planning is None:
+            host = Host(self._root)
+            planning = self._planning[name] = start_thread(lambda: list(plugin.readings(host, inventory)))
+        await asyncio.wait((planning,), timeout=_PLAN_TIMEOUT)
+        if not planning.done():
+            self._report(name, made, f"no plan within {_PLAN_TIMEOUT:g} s")
+            return made
+        del self._planning[name]
+        try:
+            plans: Sequence[DevicePlan] = planning.result()
+        except Exception as error:  # noqa: BLE001 - a plugin's hook may raise anything
+            self._report(name, made, f"{type(error).__name__}: {error}")
+            plans = []
+        for plan in plans:
+            reader = DeviceReader(name, plan)
+            device = earlier.get(plan.device)
+            if device is None:
+                device = _Device(reader)
+            elif not device.blocked:
+                reader.adopt(device.reader)
+                device.reader = reader
+            made.devices.append(device)
+        self._plugins[name] = made
+        return made
+
+    async def _follow(self, work: "_Work") -> _Device | None:
+        """Waits for a thread that reads devices. Returns the device whose read blocks, if there is one."""
+        running = start_thread(work.run)
+        while not running.done():
+            await asyncio.wait((running,), timeout=work.patience(self._read_timeout))
+            if not running.done() and (stuck := work.abandon(self._read_timeout)) is not None:
+                return stuck
+        running.result()
+        return None
+
+    def _record_stuck(self, name: str, device: _Device) -> None:
+        pause = _STUCK_PAUSES[min(device.times_stuck, len(_STUCK_PAUSES) - 1)]
+        device.times_stuck += 1
+        device.stuck_until = self._clock() + pause
+        log.warning(
+            "%s: %s: a read takes longer than %g s; the device is not read for %g s",
+            name, device.reader.plan.device, self._read_timeout, pause,
+        )  # fmt: skip
+
+    def _count(self, name: str, readings: Iterable[DeviceReading]) -> None:
+        counts = self._outcomes.setdefault(name, Counter())
+        for reading in readings:
+            counts.update(reading.outcomes)
+            for path in reading.denied:
+                if path not in self._denied:
+                    self._denied.add(path)
+                    log.info("%s: %s: permission denied; its metrics are missing", name, path)
+
+    def _report(self, name: str, known: _Plugin, problem: str) -> None:
+        if problem and problem != known.problem:
+            log.warning("%s: readings are left out of the metrics page: %s", name, problem)
+        known.problem = problem
+
+
+class _Current(NamedTuple):
+    device: _Device
+    since: float
+
+
+class _Work:
+    """Reads devices in one thread, in the order of the queue, until the queue is empty or the thread is abandoned."""
+
+    def __init__(self, due: "deque[_Device]", host: Host, waking: str, now: float, held: Collection[str]) -> None:
+        self.results: dict[int, DeviceReading] = {}
+        self.problem = ""
+        self._due = due
+        self._host = host
+        self._waking: str = waking
+        self._now = now
+        self._held = held
+        self._lock = threading.Lock()
+        self._current: _Current | None = None
+        self._abandoned = False
+
+    def run(self) -> None:
+        """The thread."""
+        while True:
+            with self._lock:
+                if self._abandoned or not self._due:
+                    return
+                device = self._due.popleft()
+                self._current = _Current(device, time.monotonic())
+            reading, problem = self._read(device)
+            with self._lock:
+                self._current = None
+                device.blocked = False
+                if self._abandoned:
+                    return
+                device.times_stuck = 0
+                self.problem = problem or self.problem
+                if reading is not None:
+                    self.results[id(device)] = reading
+
+    def patience(self, timeout: float) -> float:
+        """Seconds until the current read has taken `timeout`."""
+        current = self._current
+        return timeout if current is None else max(0.0, current.since + timeout - time.monotonic())
+
+    def abandon(self, timeout: float) -> _Device | None:
+        """Abandons the thread if its current read takes `timeout` or longer; returns the device of this read."""
+        with self._lock:
+            if self._current is None or time.monotonic() - self._current.since < timeout:
+                return None
+            self._abandoned = True
+            self._current.device.blocked = True
+            return self._current.device
+
+    def _read(self, device: _Device) -> tuple[DeviceReading | None, str]:
+        held = any(unit in self._held for unit in device.reader.plan.units)
+        try:
+            return device.reader.read(self._host, self._waking, self._now, held=held), ""
+        except Exception as error:  # noqa: BLE001 - parsers of other plugins may raise anything
+            return None, f"{device.reader.plan.device}: {type(error).__name__}: {error}"

@@ -1,0 +1,139 @@
+"""Sources that every PCI function has: errors, link, runtime power management."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+
+from accelplane.host import Host, HostError, pci_address
+from accelplane.readings import families
+from accelplane.readings.plan import DevicePlan, Source
+from accelplane.readings.values import Family, InvalidText, Parse, Value, gathered, labels, number, scalar
+
+_DIRECTORY = "/sys/bus/pci/devices"
+_AER = {"correctable": "COR", "nonfatal": "NONFATAL", "fatal": "FATAL"}
+_SPEED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,2})?) GT/s(?: PCIe)?", re.ASCII)
+_MAX_LANES = 32
+_MAX_LINES = 256
+
+
+def directory(bdf: str) -> str:
+    """The directory of the function at a PCI address."""
+    return f"{_DIRECTORY}/{bdf}"
+
+
+def plan(
+    host: Host,
+    device: str,
+    path: str,
+    found: Iterable[Source],
+    attributes: Mapping[str, str],
+    *,
+    units: Sequence[str] = (),
+) -> DevicePlan:
+    """The plan of a device whose PCI function has the directory `path`. `attributes` are those of the inventory.
+
+    The default of `units` is the device.
+    """
+    address = host.resolve(path).rpartition("/")[2]
+    bdf = address if pci_address(address) else ""
+    power = f"{path}/power" if "runtime_status" in entries(host, f"{path}/power") else ""
+    return DevicePlan(
+        device=device,
+        units=tuple(units) or (device,),
+        bdf=bdf,
+        power=power,
+        never_sleeps=not power or never_sleeps(host, path),
+        sources=tuple(found),
+        facts=facts(host, path, attributes),
+    )
+
+
+def facts(host: Host, path: str, attributes: Mapping[str, str]) -> dict[str, str]:
+    """The labels of `accelplane_device_info`: from the inventory and the PCI function."""
+    numa = host.topology_of(path)
+    return {
+        "driver": attributes.get("driver", ""),
+        "model": attributes.get("product", ""),
+        "pci_id": attributes.get("device-id", ""),
+        "numa_node": ",".join(map(str, numa)) if numa else "",
+        "kind": attributes.get("kind", ""),
+        "function": attributes.get("function", ""),
+    }
+
+
+def sources(host: Host, path: str) -> Iterator[Source]:
+    """The sources of the function whose directory is `path`; none if it cannot be listed."""
+    names = entries(host, path)
+    for severity, total in _AER.items():
+        name = f"aer_dev_{severity}"
+        if name in names:
+            yield Source(path=f"{path}/{name}", parse=_errors(severity, f"TOTAL_ERR_{total}"))
+    # Kernels from about 6.18 power the function up to read the link.
+    for name, family in (("current_link_speed", families.LINK_SPEED), ("max_link_speed", families.LINK_MAX_SPEED)):
+        if name in names:
+            yield Source(path=f"{path}/{name}", parse=partial(_speed, family), waking=True)
+    for name, family in (("current_link_width", families.LINK_LANES), ("max_link_width", families.LINK_MAX_LANES)):
+        if name in names:
+            yield Source(path=f"{path}/{name}", parse=scalar(family, lowest=1, highest=_MAX_LANES), waking=True)
+    if "power" in names:
+        power = entries(host, f"{path}/power")
+        for state in ("active", "suspended"):
+            name = f"runtime_{state}_time"
+            if name in power:
+                parse = scalar(families.RUNTIME, scale=1e-3, extra=labels(state=state))
+                yield Source(path=f"{path}/power/{name}", parse=parse)
+
+
+def entries(host: Host, path: str) -> frozenset[str]:
+    """The names in a directory; none if it cannot be listed."""
+    try:
+        return frozenset(host.names(path))
+    except HostError:
+        return frozenset()
+
+
+def existing(host: Host, path: str, parsers: Sequence[tuple[str, Parse]], *, waking: bool = False) -> Iterator[Source]:
+    """A source for each of the named files that exists in the directory."""
+    names = entries(host, path)
+    for name, parse in parsers:
+        if name in names:
+            yield Source(path=f"{path}/{name}", parse=parse, waking=waking)
+
+
+def never_sleeps(host: Host, path: str) -> bool:
+    """Whether runtime power management does not suspend the function: virtual functions, or switched off."""
+    if host.is_vf(path):
+        return True
+    try:
+        return host.text(f"{path}/power/control") == "on"
+    except HostError:
+        return False
+
+
+def _errors(severity: str, total_name: str) -> Callable[[str], Sequence[Value]]:
+    extra = labels(severity=severity)
+
+    def line(text: str) -> Sequence[Value]:
+        name, _, count = text.rpartition(" ")
+        value = number(count)
+        if value < 0 or not name:
+            raise InvalidText(text)
+        family = families.PCI_ERROR_MESSAGES if name == total_name else families.PCI_ERRORS
+        return (Value(family, extra, value),)
+
+    def parse(text: str) -> Sequence[Value]:
+        lines = [part for part in text.split("\n") if part]
+        found = gathered(text, (partial(line, part) for part in lines[:_MAX_LINES]))
+        if not lines or len(lines) > _MAX_LINES:
+            raise InvalidText(text, found)
+        return found
+
+    return parse
+
+
+def _speed(family: Family, text: str) -> Sequence[Value]:
+    """`16.0 GT/s PCIe`, of older kernels `16 GT/s`; `Unknown` has no value."""
+    match = _SPEED.fullmatch(text.strip())
+    if match is None:
+        raise InvalidText(text)
+    return (Value(family, "", float(match[1]) * 1e9),)

@@ -1,0 +1,77 @@
+"""Plans: what to read of a device, in which order, and whether reading may wake it up."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from accelplane.readings.values import Parse
+
+Decision = Literal["read", "repeat", "skip"]
+
+ATTRIBUTE_LIMIT = 4096
+TABLE_LIMIT = 64 * 1024  # of files in debugfs
+
+# An awake device without a holder is read at most this often, so that it can fall asleep between readings.
+_UNHELD_INTERVAL = 60.0
+_AWAKE = ("active", "unsupported")
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """A file and the meaning of its text.
+
+    `waking`: the driver powers the device up to answer. `wraps_after`: a counter of the device may wrap in more than
+    this number of seconds without a reading. `follow` returns further sources that depend on the text.
+    """
+
+    path: str
+    parse: Parse
+    waking: bool = False
+    limit: int = ATTRIBUTE_LIMIT
+    wraps_after: float = 0.0
+    follow: "Callable[[str], Sequence[Source]] | None" = None
+
+
+class DevicePlan(Struct, frozen=True, kw_only=True):
+    """The sources of one physical device.
+
+    `device` is the kernel's name, `bdf` the PCI address if there is one. `units` are the units of the inventory that
+    belong to the device. `power` is the directory with `runtime_status`, empty if the device has no runtime power
+    management. A device that `never_sleeps` may always be read. `facts` are further labels of
+    `accelplane_device_info`.
+    """
+
+    device: str
+    units: Sequence[str]
+    bdf: str = ""
+    power: str = ""
+    never_sleeps: bool = False
+    sources: Sequence[Source] = ()
+    facts: Mapping[str, str] = {}
+
+
+class PowerState(Struct, frozen=True, kw_only=True):
+    """What decides about waking reads. `autosuspend` is in seconds, `since_waking` the time since the last ones."""
+
+    status: str
+    autosuspend: float
+    held: bool
+    since_waking: float
+
+
+def is_awake(status: str) -> bool:
+    return status in _AWAKE
+
+
+def waking_reads(mode: str, state: PowerState) -> Decision:
+    """Whether to read files that wake the device, to repeat their last values, or to have no values.
+
+    `mode` is `auto` (decide by the state), `always` or `never`.
+    """
+    if mode != "auto":
+        return "read" if mode == "always" else "skip"
+    if not is_awake(state.status):
+        return "skip"
+    if state.held or state.status == "unsupported":
+        return "read"
+    return "read" if state.since_waking >= max(_UNHELD_INTERVAL, 3 * state.autosuspend) else "repeat"

@@ -1,0 +1,204 @@
+"""Readings of devices by an agent: shared by readers, none delayed by a device that does not answer."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+
+import pytest
+from waiting import until
+
+from accelplane.devices import Device, Inventory
+from accelplane.host import Host
+from accelplane.node.readings import NodeReadings, Readings
+from accelplane.plugins import Plugin
+from accelplane.plugins.base import Config
+from accelplane.readings import DevicePlan, Family, Source, Value
+
+LEVEL = Family("meters_level", "A level.")
+
+
+class Meters(Plugin[Config]):
+    """Devices whose files are read by functions of the test."""
+
+    namespace = "meters.example.com"
+
+    def __init__(self, **reads: Callable[[], float]) -> None:
+        super().__init__()
+        self.reads = reads
+        self.plans = 0
+        self.count: Counter[str] = Counter()
+
+    def readings(self, host: Host, devices: Iterable[Device]) -> Iterable[DevicePlan]:
+        self.plans += 1
+        for device in devices:
+            source = Source(path="/proc/self/comm", parse=self._parse(device.unit))
+            yield DevicePlan(device=device.unit, units=(device.unit,), sources=(source,))
+
+    def _parse(self, name: str) -> Callable[[str], Sequence[Value]]:
+        def parse(_text: str) -> Sequence[Value]:
+            self.count[name] += 1
+            return (Value(LEVEL, "", self.reads[name]()),)
+
+        return parse
+
+
+class World:
+    """Readings with a clock that the test sets, of plugins by name."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.released = threading.Event()
+        self.sources: dict[str, tuple[Plugin[Config], Inventory]] = {}
+        self.readings = Readings(lambda: self.sources, "/", held=lambda: (), read_timeout=0.05, clock=lambda: self.now)
+
+    def add(self, name: str, plugin: Meters) -> Meters:
+        found = [Device(resource="meter", id=unit) for unit in plugin.reads]
+        self.sources[name] = plugin, Inventory.of(plugin.namespace, found)
+        return plugin
+
+    def hang(self) -> float:
+        self.released.wait(60)
+        return 9.0
+
+    async def take(self) -> NodeReadings:
+        self.now += 1
+        async with asyncio.timeout(10):
+            return await self.readings.take()
+
+    async def levels(self) -> list[str]:
+        """The samples of the page: device and value; `stuck` for a device that is not read."""
+        found: list[str] = []
+        for device in (await self.take()).devices:
+            for family, lines in device.lines.items():
+                for line in lines:
+                    name = line.partition('device="')[2].partition('"')[0]
+                    if family == LEVEL:
+                        found.append(f"{name} {line.rpartition(' ')[2]}")
+                    elif family.name == "accelplane_device_stuck":
+                        found.append(f"{name} stuck")
+        return found
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    yield made
+    made.released.set()
+    await made.readings.close()
+
+
+async def test_readings_of_all_plugins_are_on_the_page(world: World) -> None:
+    world.add("a", Meters(m0=lambda: 1.0, m1=lambda: 2.5))
+    world.add("b", Meters(m2=lambda: 3.0))
+    assert await world.levels() == ["m0 1", "m1 2.5", "m2 3"]
+    assert (await world.take()).outcomes == {"a": {"ok": 4}, "b": {"ok": 2}}
+
+
+async def test_a_reading_younger_than_the_interval_is_used_again(world: World) -> None:
+    plugin = world.add("a", Meters(m0=lambda: 1.0))
+    await world.take()
+    world.now += 0.5
+    await world.readings.take()
+    assert plugin.count["m0"] == 1
+    await world.take()
+    assert plugin.count["m0"] == 2
+
+
+async def test_readers_at_the_same_time_share_one_reading_and_one_may_be_cancelled(world: World) -> None:
+    plugin = world.add("a", Meters(m0=world.hang))
+    world.readings = Readings(lambda: world.sources, "/", held=lambda: (), clock=lambda: world.now)
+    readers = [asyncio.create_task(world.readings.take()) for _ in range(3)]
+    await until(lambda: plugin.count["m0"] == 1)
+    readers[0].cancel()
+    world.released.set()
+    results = await asyncio.gather(*readers, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert results[1] is results[2]
+    assert plugin.count["m0"] == 1
+
+
+async def test_a_device_whose_read_blocks_is_marked_and_the_others_are_read(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugin = world.add("a", Meters(m0=lambda: 1.0, m1=world.hang, m2=lambda: 3.0))
+    assert await world.levels() == ["m0 1", "m1 stuck", "m2 3"]
+    assert await world.levels() == ["m0 1", "m1 stuck", "m2 3"]
+    assert plugin.count == {"m0": 2, "m1": 1, "m2": 2}
+    assert caplog.messages == ["a: m1: a read takes longer than 0.05 s; the device is not read for 60 s"]
+
+
+async def test_a_stuck_device_is_read_again_after_growing_pauses(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    releases: list[threading.Event] = []
+
+    def hang() -> float:
+        releases.append(threading.Event())
+        releases[-1].wait(60)
+        return 1.0
+
+    plugin = world.add("a", Meters(m0=hang))
+    for times, pause in enumerate((60, 120, 240, 480, 600, 600), 1):
+        assert await world.levels() == ["m0 stuck"]
+        assert caplog.messages[-1].endswith(f"not read for {pause} s")
+        releases[-1].set()
+        world.now += pause - 2
+        assert await world.levels() == ["m0 stuck"]
+        assert plugin.count["m0"] == times
+        world.now += 2
+        await until(lambda: not world.readings.blocked)
+    plugin.reads = {"m0": lambda: 4.0}
+    assert await world.levels() == ["m0 4"]
+
+
+async def test_a_device_whose_thread_still_blocks_gets_no_second_thread(world: World) -> None:
+    plugin = world.add("a", Meters(m0=world.hang))
+    assert await world.levels() == ["m0 stuck"]
+    world.now += 3600
+    assert await world.levels() == ["m0 stuck"]
+    assert plugin.count["m0"] == 1
+    world.released.set()
+    await until(lambda: not world.readings.blocked)
+    assert await world.levels() == ["m0 9"]
+
+
+async def test_plans_are_made_once_per_scan(world: World) -> None:
+    plugin = world.add("a", Meters(m0=lambda: 1.0))
+    await world.take()
+    await world.take()
+    assert plugin.plans == 1
+    world.add("a", plugin)
+    await world.take()
+    assert plugin.plans == 2
+
+
+async def test_a_plugin_that_fails_is_left_out_and_its_problem_logged_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Meters):
+        def readings(self, host: Host, devices: Iterable[Device]) -> Iterable[DevicePlan]:
+            raise ZeroDivisionError("no turns")
+
+    def fail() -> float:
+        raise ZeroDivisionError("no level")
+
+    world.add("a", Failing(m0=lambda: 1.0))
+    world.add("b", Meters(m1=fail, m2=lambda: 2.0))
+    assert [await world.levels() for _ in range(2)] == [["m2 2"]] * 2
+    assert caplog.messages == [
+        "a: readings are left out of the metrics page: ZeroDivisionError: no turns",
+        "b: readings are left out of the metrics page: m1: ZeroDivisionError: no level",
+    ]
+
+
+async def test_close_ends_all_tasks_while_a_read_blocks(world: World) -> None:
+    plugin = world.add("a", Meters(m0=world.hang))
+    world.readings = Readings(lambda: world.sources, "/", held=lambda: ())
+    reader = asyncio.create_task(world.readings.take())
+    await until(lambda: plugin.count["m0"] == 1)
+    async with asyncio.timeout(10):
+        await world.readings.close()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,0 +1,143 @@
+"""Which containers hold devices: from the kubelet, or from its checkpoint while it does not answer."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from conftest import Start
+from kubelets import Embedded, Kubelet, embedded_only
+from prometheus_client.parser import text_string_to_metric_families
+from waiting import until
+
+from accelplane.devices import Device
+from accelplane.host import Host
+from accelplane.kubelet.podresources import Holder
+from accelplane.node import metrics
+from accelplane.node.agent import Agent
+from accelplane.node.hardware_metrics import held_units
+from accelplane.node.holders import HolderReader, Holders, counts_by_unit, without_stale
+from accelplane.node.observer import Observer, allocations
+from accelplane.node.settings import Settings
+from accelplane.plugins import Plugin
+from accelplane.plugins.base import Config
+
+METERS = "meters.example.com/meter"
+
+
+class Meters(Plugin[Config]):
+    """Two units of two IDs each."""
+
+    namespace = "meters.example.com"
+
+    def scan(self, host: Host) -> list[Device]:
+        return [
+            Device(resource="meter", id=f"{unit}-{n}", unit=unit, topology=None)
+            for unit in ("m0", "m1")
+            for n in (0, 1)
+        ]
+
+
+@asynccontextmanager
+async def reading(agent: Agent, now: list[float]) -> AsyncIterator[HolderReader]:
+    reader = HolderReader(agent.settings, lambda: allocations(agent.status()), clock=lambda: now[0])
+    try:
+        yield reader
+    finally:
+        await reader.close()
+
+
+def held(agent: Agent, holders: Holders) -> set[tuple[str, str]]:
+    return set(held_units(agent.status(), holders))
+
+
+async def test_the_page_names_the_containers_that_hold_devices(start_agent: Start, kubelet: Kubelet) -> None:
+    agent = await start_agent(meters=Meters())
+    await kubelet.until(lambda resources: METERS in resources)
+    await kubelet.run_pod("a", {METERS: 3})
+    observer = Observer(agent)
+    try:
+        page = metrics.page(agent.status(), await observer.contents()).decode()
+    finally:
+        await observer.close()
+    families = {family.name: family.samples for family in text_string_to_metric_families(page)}
+    found = {
+        (sample.labels["pod"], sample.labels["container"], sample.labels["unit"]): sample.value
+        for sample in families["accelplane_container_devices"]
+    }
+    assert sum(found.values()) == 3
+    assert {key[:2] for key in found} == {("a", "main")}
+    assert {key[2] for key in found} == {"m0", "m1"}
+    [total] = families["accelplane_resource_allocated"]
+    assert (total.labels, total.value) == ({"resource": METERS}, 3)
+
+
+async def test_holders_are_read_again_after_an_allocation_or_ten_seconds(start_agent: Start, kubelet: Kubelet) -> None:
+    agent, now = await start_agent(meters=Meters()), [100.0]
+    await kubelet.until(lambda resources: METERS in resources)
+    async with reading(agent, now) as reader:
+        assert held(agent, await reader.read()) == set()
+        await kubelet.run_pod("a", {METERS: 2})
+        assert len(held(agent, await reader.read())) >= 1
+        await kubelet.delete_pod("a")
+        now[0] += 9
+        assert len(held(agent, await reader.read())) >= 1
+        assert reader.requests == {("List", "ok"): 2}
+        now[0] += 1
+
+        async def released() -> bool:
+            now[0] += 10
+            return not held(agent, await reader.read())
+
+        await until(released)
+
+
+@embedded_only("the real kubelet has no socket while it is killed, too, but takes seconds to start")
+async def test_the_last_answer_is_used_for_a_minute_and_then_the_checkpoint(
+    start_agent: Start, kubelet: Embedded
+) -> None:
+    agent, now = await start_agent(meters=Meters()), [100.0]
+    await kubelet.until(lambda resources: METERS in resources)
+    await kubelet.run_pod("a", {METERS: 1})
+    async with reading(agent, now) as reader:
+        before = await reader.read()
+        await kubelet.kill()
+        now[0] += 59
+        assert await reader.read() == before
+        now[0] += 1
+        after = await reader.read()
+        assert (after.source, held(agent, after)) == ("checkpoint", held(agent, before))
+        assert [(row.namespace, row.pod, row.container) for row in after.rows] == [("", "", "main")]
+        assert reader.requests["List", "error"] == 2
+
+
+@pytest.mark.parametrize("content", [None, b"junk"])
+async def test_without_kubelet_and_checkpoint_there_are_no_holders(tmp_path: os.PathLike[str], content: bytes) -> None:
+    directory = os.path.join(tmp_path, "device-plugins")
+    os.makedirs(directory)
+    if content:
+        with open(os.path.join(directory, "kubelet_internal_checkpoint"), "wb") as file:
+            file.write(content)
+    reader = HolderReader(Settings(kubelet_dir=os.fspath(tmp_path)), lambda: 0, clock=lambda: 5.0)
+    assert await reader.read() == Holders(began=5.0)
+    await reader.close()
+
+
+def test_of_two_pods_listed_with_one_id_the_later_one_holds_it() -> None:
+    rows = [
+        Holder("n", "old", "c", METERS, ("m0", "m1")), Holder("n", "older", "c", METERS, ("m2",)),
+        Holder("n", "new", "c", METERS, ("m0", "m2")),
+    ]  # fmt: skip
+    found = without_stale(Holders(rows, "podresources", 1.0))
+    assert [(row.pod, row.device_ids) for row in found.rows] == [("old", ("m1",)), ("new", ("m0", "m2"))]
+    assert found.stale == 2
+
+
+def test_ids_are_counted_by_unit_and_those_of_other_plugins_left_out() -> None:
+    rows = [
+        Holder("n", "a", "c", METERS, ("m0-0", "m0-1", "m1-0", "gone")), Holder("n", "b", "c", "other.com/x", ("x",)),
+    ]  # fmt: skip
+    units = {(METERS, id_): id_.partition("-")[0] for id_ in ("m0-0", "m0-1", "m1-0")}
+    assert counts_by_unit(rows, {METERS}, units) == {
+        ("n", "a", "c", METERS, "m0"): 2, ("n", "a", "c", METERS, "m1"): 1, ("n", "a", "c", METERS, ""): 1,
+    }  # fmt: skip

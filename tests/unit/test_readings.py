@@ -1,0 +1,468 @@
+"""What the text of device files means: from trees of files to samples."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from accelplane.host import Host
+from accelplane.node.device_reader import DeviceReader, DeviceReading
+from accelplane.node.exposition import render
+from accelplane.node.hardware_metrics import hardware
+from accelplane.node.readings import NodeReadings
+from accelplane.readings import DevicePlan, InvalidText, Source, dfl, families, gpu, npu, offload, pci, qat
+from accelplane.readings.plan import PowerState, waking_reads
+from accelplane.readings.values import escape, number, scalar
+
+BDF = "0000:03:00.0"
+FUNCTION = f"/sys/devices/pci0000:00/{BDF}"
+CARD = f"{FUNCTION}/drm/card0"
+
+GPU_PCI: dict[str, str] = {
+    f"{FUNCTION}/aer_dev_correctable": "RxErr 3\nBadTLP 1\nReplay Timeout 2\nTOTAL_ERR_COR 7\n",
+    f"{FUNCTION}/current_link_speed": "16.0 GT/s PCIe\n",
+    f"{FUNCTION}/max_link_width": "16\n",
+    f"{FUNCTION}/power/runtime_status": "active\n",
+    f"{FUNCTION}/power/runtime_active_time": "1500\n",
+}
+I915 = {
+    f"{FUNCTION}/hwmon/hwmon1/name": "i915\n",
+    f"{FUNCTION}/hwmon/hwmon1/energy1_input": "2000000\n",
+    f"{FUNCTION}/hwmon/hwmon1/power1_max": "120000000\n",
+    f"{FUNCTION}/hwmon/hwmon1/power1_crit": "0\n",
+    f"{FUNCTION}/hwmon/hwmon1/temp1_input": "45500\n",
+    f"{FUNCTION}/hwmon/hwmon1/fan1_input": "1200\n",
+    f"{FUNCTION}/hwmon/hwmon2/name": "i915_gt0\n",
+    f"{FUNCTION}/hwmon/hwmon2/energy1_input": "500000\n",
+    f"{CARD}/gt/gt0/rps_act_freq_mhz": "600\n",
+    f"{CARD}/gt/gt0/rc6_residency_ms": "2500\n",
+    f"{CARD}/gt/gt0/throttle_reason_status": "1\n",
+    f"{CARD}/gt/gt0/throttle_reason_pl1": "1\n",
+    f"{CARD}/gt/gt0/throttle_reason_thermal": "0\n",
+}
+XE = {
+    f"{FUNCTION}/hwmon/hwmon0/name": "xe\n",
+    f"{FUNCTION}/hwmon/hwmon0/energy1_input": "1000000\n",
+    f"{FUNCTION}/hwmon/hwmon0/energy2_input": "3000000\n",
+    f"{FUNCTION}/hwmon/hwmon0/temp2_input": "-5000\n",
+    f"{FUNCTION}/hwmon/hwmon0/temp3_input": "61000\n",
+    f"{FUNCTION}/hwmon/hwmon0/power1_cap": "200000000\n",
+    f"{FUNCTION}/hwmon/hwmon0/in1_input": "750\n",
+    f"{FUNCTION}/tile0/gt1/freq0/act_freq": "1400\n",
+    f"{FUNCTION}/tile0/gt1/freq0/throttle/reasons": "pl1 thermal\n",
+    f"{FUNCTION}/tile0/gt1/gtidle/idle_residency_ms": "90\n",
+    f"{FUNCTION}/gpu_health": "warning\n",
+}
+
+
+def build(root: Path, files: Mapping[str, str | bytes]) -> Host:
+    for name, content in files.items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return Host(root)
+
+
+def gpu_plan(host: Host) -> DevicePlan:
+    return pci.plan(host, "card0", FUNCTION, gpu.sources(host, CARD, FUNCTION), {"driver": "i915"})
+
+
+def read(plan: DevicePlan, host: Host, mode: str = "auto", *, held: bool = True) -> DeviceReading:
+    return DeviceReader("gpu", plan).read(host, mode, 1000.0, held=held)
+
+
+def samples(reading: DeviceReading) -> dict[str, float]:
+    """Samples by name and labels, without the labels of the device and without its description."""
+    found: dict[str, float] = {}
+    for family, lines in reading.lines.items():
+        if family in (families.INFO, families.UNIT_INFO):
+            continue
+        for line in lines:
+            name, _, value = line.rpartition(" ")
+            name = name.replace(f'plugin="gpu",device="card0",bdf="{BDF}"', "").replace("{,", "{").replace("{}", "")
+            found[name.removeprefix("accelplane_")] = float(value)
+    return found
+
+
+def texts(sources: Iterable[Source], host: Host) -> dict[str, float]:
+    """As `samples`, of sources without a PCI function."""
+    return samples(read(DevicePlan(device="card0", units=("card0",), bdf=BDF, sources=tuple(sources)), host))
+
+
+def test_files_of_every_pci_function_become_samples_in_base_units(tmp_path: Path) -> None:
+    host = build(tmp_path, GPU_PCI)
+    assert samples(read(gpu_plan(host), host)) == {
+        'pci_errors_total{severity="correctable"}': 6,
+        'pci_error_messages_total{severity="correctable"}': 7,
+        "pci_link_transfers_per_second": 16e9,
+        "pci_link_max_lanes": 16,
+        'device_runtime_seconds_total{state="active"}': 1.5,
+        "device_awake": 1,
+    }
+
+
+def test_files_of_i915_become_samples_of_card_and_gt(tmp_path: Path) -> None:
+    host = build(tmp_path, I915)
+    assert samples(read(gpu_plan(host), host)) == {
+        'device_energy_joules_total{sensor="card"}': 2,
+        'device_energy_joules_total{sensor="gt0"}': 0.5,
+        'device_power_limit_watts{sensor="card",limit="sustained"}': 120,  # the one that is 0 is off
+        'device_temperature_celsius{sensor="package"}': 45.5,
+        'device_fan_rpm{sensor="fan1"}': 1200,
+        'gpu_frequency_hertz{gt="gt0",kind="actual"}': 600e6,
+        'gpu_idle_seconds_total{gt="gt0"}': 2.5,
+        'gpu_throttled{gt="gt0",reason="any"}': 1,
+        'gpu_throttled{gt="gt0",reason="pl1"}': 1,
+        "device_energy_gaps_total": 0,
+    }
+
+
+def test_files_of_xe_become_samples_of_card_package_and_gt(tmp_path: Path) -> None:
+    host = build(tmp_path, XE)
+    assert samples(read(gpu_plan(host), host)) == {
+        'device_energy_joules_total{sensor="card"}': 1,
+        'device_energy_joules_total{sensor="package"}': 3,
+        'device_temperature_celsius{sensor="package"}': -5,
+        'device_temperature_celsius{sensor="vram"}': 61,
+        'device_power_limit_watts{sensor="card",limit="burst"}': 200,
+        'device_voltage_volts{sensor="in1"}': 0.75,
+        'gpu_frequency_hertz{gt="gt1",kind="actual"}': 1.4e9,
+        'gpu_throttled{gt="gt1",reason="any"}': 1,
+        'gpu_throttled{gt="gt1",reason="pl1"}': 1,
+        'gpu_throttled{gt="gt1",reason="thermal"}': 1,
+        'gpu_idle_seconds_total{gt="gt1"}': 0.09,
+        'gpu_health{state="ok"}': 0,
+        'gpu_health{state="warning"}': 1,
+        'gpu_health{state="critical"}': 0,
+        "device_energy_gaps_total": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "reasons"),
+    [
+        ("none\n", {"any": 0.0}),
+        ("pl1 thermal\n", {"any": 1.0, "pl1": 1.0, "thermal": 1.0}),
+        (" ".join(f"r{n}" for n in range(300)), {}),
+        ('reason_"}\n', {}),
+        ("", {}),
+    ],
+)
+def test_throttle_reasons_of_xe_are_the_words_of_the_file(
+    tmp_path: Path, text: str, reasons: Mapping[str, float]
+) -> None:
+    host = build(tmp_path, {f"{FUNCTION}/tile0/gt0/freq0/throttle/reasons": text})
+    expected = {f'gpu_throttled{{gt="gt0",reason="{reason}"}}': value for reason, value in reasons.items()}
+    assert samples(read(gpu_plan(host), host)) == expected
+
+
+def test_reason_files_with_other_names_than_words_are_not_read(tmp_path: Path) -> None:
+    directory = f"{CARD}/gt/gt0"
+    files = {f"{directory}/throttle_reason_{name}": "1\n" for name in ("status", "new_reason", 'x"}\n', "Loud")}
+    host = build(tmp_path, files)
+    assert samples(read(gpu_plan(host), host)) == {
+        'gpu_throttled{gt="gt0",reason="any"}': 1,
+        'gpu_throttled{gt="gt0",reason="new_reason"}': 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "speed"),
+    [
+        ("Unknown\n", None), ("16 GT/s\n", 16e9), ("32.0 GT/s PCIe\n", 32e9), ("2.5 GT/s PCIe\n", 2.5e9),
+        ("16.0 GT/s PCIe 2\n", None),
+    ],
+)  # fmt: skip
+def test_link_speeds_are_transfers_per_second(tmp_path: Path, text: str, speed: float | None) -> None:
+    host = build(tmp_path, {f"{FUNCTION}/current_link_speed": text})
+    expected = {} if speed is None else {"pci_link_transfers_per_second": speed}
+    assert samples(read(gpu_plan(host), host)) == expected
+
+
+HOSTILE: Sequence[str | bytes] = (
+    "-1", "0xffffffff", "18446744073709551615", "1" + 40 * "0", "", b"\0", 70_000 * "1", b"\xe9\xff", "nan", "1e999",
+    "12 34", "0x", "+", "٣",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: repr(text[:12]))
+@pytest.mark.parametrize(
+    "name", ["hwmon/hwmon0/energy1_input", "hwmon/hwmon0/temp1_input", "max_link_width", "power/runtime_active_time"]
+)
+def test_text_that_is_no_number_has_no_sample_and_counts_as_invalid(
+    tmp_path: Path, name: str, text: str | bytes
+) -> None:
+    host = build(tmp_path, {f"{FUNCTION}/{name}": text, f"{FUNCTION}/hwmon/hwmon0/name": "i915\n"})
+    reading = read(gpu_plan(host), host)
+    assert set(samples(reading)) <= {"device_energy_gaps_total"}
+    assert reading.outcomes == {"invalid": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "errors", "messages", "outcome"),
+    [
+        ("RxErr 3\nUnknown New Error 4\n", 7, None, "ok"),
+        ("RxErr 3\nBadTLP -2\nTOTAL_ERR_COR 5\n", 3, 5, "invalid"),
+        ("".join(f"E{n} 1\n" for n in range(400)), 256, None, "invalid"),
+        ("RxErr\n", None, None, "invalid"),
+    ],
+)
+def test_pci_error_counters_are_the_sum_of_the_valid_lines(
+    tmp_path: Path, text: str, errors: float | None, messages: float | None, outcome: str
+) -> None:
+    host = build(tmp_path, {f"{FUNCTION}/aer_dev_correctable": text})
+    reading = read(gpu_plan(host), host)
+    found = samples(reading)
+    assert found.get('pci_errors_total{severity="correctable"}') == errors
+    assert found.get('pci_error_messages_total{severity="correctable"}') == messages
+    assert reading.outcomes == {outcome: 1}
+
+
+def test_a_sleeping_device_is_not_read_and_keeps_its_counters(tmp_path: Path) -> None:
+    host = build(tmp_path, {**GPU_PCI, **I915})
+    reader = DeviceReader("gpu", gpu_plan(host))
+    awake = samples(reader.read(host, "auto", 0.0, held=True))
+    build(tmp_path, {f"{FUNCTION}/power/runtime_status": "suspended\n"})
+    waking = [source.path for source in reader.plan.sources if source.waking]
+    before = {path: os.stat(host.local(path)).st_atime_ns for path in waking}
+    for path in waking:  # with relatime, a read updates the time of access only if it is older than the modification
+        os.utime(host.local(path), ns=(0, before[path]))
+    reading = reader.read(host, "auto", 10.0, held=True)
+    asleep = samples(reading)
+    assert {path for path in waking if os.stat(host.local(path)).st_atime_ns != 0} == set()
+    assert asleep["device_awake"] == 0
+    counters = {name for name in asleep if "_total" in name}
+    assert {name: asleep[name] for name in counters} == {name: awake[name] for name in counters}
+    assert asleep.keys() - counters == {"device_awake"}
+    assert reading.outcomes["asleep"] == len(waking)
+
+
+def test_an_awake_device_that_nobody_holds_is_read_once_a_minute(tmp_path: Path) -> None:
+    host = build(tmp_path, {**GPU_PCI, **I915})
+    reader = DeviceReader("gpu", gpu_plan(host))
+    reads = [reader.read(host, "auto", 5.0 * step, held=False).outcomes["asleep"] == 0 for step in range(36)]
+    assert sum(reads) == 3
+    reader = DeviceReader("gpu", gpu_plan(host))
+    assert all(reader.read(host, "auto", 5.0 * step, held=True).outcomes["asleep"] == 0 for step in range(36))
+
+
+def test_values_between_two_readings_of_an_unheld_device_are_repeated(tmp_path: Path) -> None:
+    host = build(tmp_path, {**GPU_PCI, **I915})
+    reader = DeviceReader("gpu", gpu_plan(host))
+    first = samples(reader.read(host, "auto", 0.0, held=False))
+    build(tmp_path, {f"{FUNCTION}/hwmon/hwmon1/temp1_input": "70000\n"})
+    assert samples(reader.read(host, "auto", 30.0, held=False)) == first
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "held", "since", "autosuspend", "decision"),
+    [
+        ("always", "suspended", False, 0.0, 0.0, "read"),
+        ("never", "active", True, 1e9, 0.0, "skip"),
+        ("auto", "suspended", True, 1e9, 0.0, "skip"),
+        ("auto", "suspending", True, 1e9, 0.0, "skip"),
+        ("auto", "error", True, 1e9, 0.0, "skip"),
+        ("auto", "active", True, 0.0, 0.0, "read"),
+        ("auto", "unsupported", False, 0.0, 0.0, "read"),
+        ("auto", "active", False, 59.0, 0.0, "repeat"),
+        ("auto", "active", False, 60.0, 0.0, "read"),
+        ("auto", "active", False, 60.0, 30.0, "repeat"),
+        ("auto", "active", False, 90.0, 30.0, "read"),
+    ],
+)
+def test_waking_reads_depend_on_mode_power_state_and_holders(  # noqa: PLR0917 - cases
+    mode: str, status: str, held: bool, since: float, autosuspend: float, decision: str
+) -> None:
+    state = PowerState(status=status, autosuspend=autosuspend, held=held, since_waking=since)
+    assert waking_reads(mode, state) == decision
+
+
+@pytest.mark.parametrize("files", [{f"{FUNCTION}/power/control": "on\n"}, {f"{FUNCTION}/physfn/vendor": ""}])
+def test_devices_that_never_sleep_are_always_read(tmp_path: Path, files: Mapping[str, str]) -> None:
+    host = build(tmp_path, {**GPU_PCI, **files, f"{FUNCTION}/power/runtime_status": "suspended\n"})
+    assert "pci_link_transfers_per_second" in samples(read(gpu_plan(host), host, held=False))
+
+
+def test_a_gap_in_reading_of_the_energy_is_counted(tmp_path: Path) -> None:
+    host = build(tmp_path, I915)
+    reader = DeviceReader("gpu", gpu_plan(host))
+    gaps = [samples(reader.read(host, "auto", now, held=True))["device_energy_gaps_total"] for now in (0, 240, 481)]
+    assert gaps == [0, 0, 1]
+
+
+def test_a_file_that_vanishes_is_missing_once_and_not_read_again(tmp_path: Path) -> None:
+    host = build(tmp_path, I915)
+    reader = DeviceReader("gpu", gpu_plan(host))
+    (tmp_path / FUNCTION.lstrip("/") / "hwmon/hwmon1/temp1_input").unlink()
+    assert [reader.read(host, "auto", now, held=True).outcomes.get("missing") for now in (0, 1)] == [1, None]
+
+
+def test_files_of_an_npu_become_samples(tmp_path: Path) -> None:
+    files = {"npu_busy_time_us": "1500000", "npu_memory_utilization": "4096", "npu_current_frequency_mhz": "0"}
+    host = build(tmp_path, {f"{FUNCTION}/{name}": f"{text}\n" for name, text in files.items()})
+    assert texts(npu.sources(host, FUNCTION), host) == {
+        "npu_busy_seconds_total": 1.5, "npu_memory_bytes": 4096, 'npu_frequency_hertz{kind="actual"}': 0,
+    }  # fmt: skip
+
+
+BUS = "/sys/bus/dsa/devices"
+IDXD = {
+    "state": "enabled", "clients": "2", "cmd_status": "0x0", "errors": "0x0 0x0 0x0 0x0", "engine0.0/group_id": "0",
+    "engine0.1/group_id": "-1", "engine0.2/group_id": "1", "wq0.1/state": "enabled", "wq0.1/mode": "shared",
+    "wq0.1/type": "user", "wq0.1/size": "16", "wq0.1/clients": "1", "wq0.1/occupancy": "3",
+}  # fmt: skip
+
+
+def test_files_of_dsa_become_samples_of_device_and_queue(tmp_path: Path) -> None:
+    host = build(tmp_path, {f"{BUS}/dsa0/{name}": f"{text}\n" for name, text in IDXD.items()})
+    queue = '{unit="wq0.1",mode="shared",type="user"}'
+    assert texts(offload.idxd(host, BUS, "dsa0", ["wq0.1"]), host) == {
+        "idxd_device_enabled": 1, "idxd_device_clients": 2, "idxd_device_command_status": 0, "idxd_device_error": 0,
+        "idxd_engines": 2, f"idxd_queue_entries{queue}": 3, f"idxd_queue_size{queue}": 16,
+        f"idxd_queue_clients{queue}": 1, f"idxd_queue_enabled{queue}": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("errors", "value"),
+    [
+        ("00000000,00000000,00000000,00000000,00000000,00000000,00000000,00000001\n", 1),
+        ("00000001,00000000,00000000,00000000,00000000,00000000,00000000,00000000\n", 0),
+        ("0,0,0,0", None),
+        ("0x1 0x0 0x0 0x0", 1),
+        ("0000000000000000 0 0 0", 0),
+        ("0x0 0x0", None),
+        ("a b c zz", None),
+    ],
+)
+def test_the_error_of_dsa_is_the_first_word_of_its_register(tmp_path: Path, errors: str, value: float | None) -> None:
+    host = build(tmp_path, {f"{BUS}/dsa0/errors": errors})
+    assert texts(offload.idxd(host, BUS, "dsa0", []), host) == ({} if value is None else {"idxd_device_error": value})
+
+
+def test_files_of_dlb_become_samples_by_resource(tmp_path: Path) -> None:
+    files = {"total_resources/num_ldb_queues": "32", "avail_resources/num_ldb_queues": "30", "avail_resources/x": "1"}
+    host = build(tmp_path, {f"{FUNCTION}/{name}": text for name, text in files.items()})
+    assert texts(offload.dlb(host, FUNCTION), host) == {
+        'dlb_resources{resource="ldb_queues"}': 32, 'dlb_resources_available{resource="ldb_queues"}': 30,
+    }  # fmt: skip
+
+
+TABLES = "/sys/kernel/debug/qat_4xxx_0000:6b:00.0"
+QAT = {
+    f"{FUNCTION}/qat/state": "up\n",
+    f"{FUNCTION}/qat_ras/errors_fatal": "2\n",
+    f"{TABLES}/fw_counters": "AE   Requests   Responses\n 0:  10  9\n 1:  5  5\n",
+    f"{TABLES}/heartbeat/queries_sent": "7\n",
+    f"{TABLES}/telemetry/control": "1\n",
+    f"{TABLES}/telemetry/device_data": "sample_cnt 8\nbw_in 2 1 3 2\nmax_rd_lat 500\nutil_cpr0 50\nexec_cpr0 9\n",
+}
+RAS = {'qat_errors_total{severity="fatal"}': 2.0}
+
+
+def test_files_of_qat_become_samples_of_all_engines(tmp_path: Path) -> None:
+    host = build(tmp_path, QAT)
+    assert texts(qat.sources(host, FUNCTION, TABLES), host) == {
+        "qat_up": 1, "qat_requests_total": 15, "qat_responses_total": 14, "qat_heartbeat_queries_total": 7,
+        'qat_bandwidth_bytes_per_second{direction="in"}': 250_000, 'qat_latency_seconds{kind="read-max"}': 5e-7,
+        'qat_slice_utilization_ratio{slice="cpr0"}': 0.5, 'qat_slice_executions{slice="cpr0"}': 9, **RAS,
+    }  # fmt: skip
+
+
+def test_tables_of_a_qat_device_that_is_down_are_not_opened(tmp_path: Path) -> None:
+    host = build(tmp_path, {**QAT, f"{FUNCTION}/qat/state": "down\n"})
+    assert texts(qat.sources(host, FUNCTION, TABLES), host) == {"qat_up": 0, **RAS}
+
+
+def test_telemetry_that_is_switched_off_is_not_read(tmp_path: Path) -> None:
+    host = build(tmp_path, {**QAT, f"{TABLES}/telemetry/control": "0\n"})
+    found = texts(qat.sources(host, FUNCTION, TABLES), host)
+    assert not [name for name in found if "slice" in name or "latency" in name]
+    assert found["qat_requests_total"] == 15
+
+
+@pytest.mark.parametrize(
+    ("rows", "requests"),
+    [("0: 10 9\n1: 5\n", 10), ("0: 10 9\n0: 5 5\n", 10), (f"0: 10 9\n1: {10**25} 1\n", 10), ("AE\n", None)],
+)
+def test_invalid_lines_of_firmware_counters_are_left_out(tmp_path: Path, rows: str, requests: float | None) -> None:
+    host = build(tmp_path, {**QAT, f"{TABLES}/fw_counters": f"AE   Requests   Responses\n{rows}"})
+    assert texts(qat.sources(host, FUNCTION, TABLES), host).get("qat_requests_total") == requests
+
+
+FME = f"{FUNCTION}/fpga_region/region0/dfl-fme.0"
+PORT = f"{FUNCTION}/fpga_region/region0/dfl-port.0"
+
+
+def test_files_of_dfl_become_samples_of_sensors_registers_and_ports(tmp_path: Path) -> None:
+    host = build(
+        tmp_path,
+        {
+            f"{FME}/hwmon/hwmon0/name": "dfl_fme_thermal\n",
+            f"{FME}/hwmon/hwmon0/temp1_input": "52000\n",
+            f"{FME}/hwmon/hwmon0/temp1_crit": "95000\n",
+            f"{FME}/hwmon/hwmon0/temp1_max_alarm": "0\n",
+            f"{FME}/hwmon/hwmon1/name": "dfl_fme_power\n",
+            f"{FME}/hwmon/hwmon1/power1_input": "30000000\n",
+            f"{FME}/errors/fme_errors": "0x3\n",
+            f"{FME}/errors/pcie0_errors": "junk\n",
+            f"{PORT}/errors/errors": "0x0\n",
+            f"{PORT}/power_state": "2\n",
+        },
+    )
+    assert texts(dfl.sources(host, FME, [("dfl-port.0", PORT)]), host) == {
+        'device_temperature_celsius{sensor="fpga"}': 52,
+        'device_temperature_limit_celsius{sensor="fpga",limit="critical"}': 95,
+        'device_alarm{sensor="fpga_max"}': 0,
+        'device_power_watts{sensor="fpga"}': 30,
+        'fpga_error_flags{register="fme_errors"}': 2,
+        'fpga_error_flags{register="dfl-port.0_errors"}': 0,
+        'fpga_port_power_state{unit="dfl-port.0"}': 2,
+    }
+
+
+def test_a_path_that_cannot_be_read_counts_as_error(tmp_path: Path) -> None:
+    host = build(tmp_path, {"/sys/table/x": ""})
+    source = Source(path="/sys/table", parse=scalar(families.POWER))
+    plan = DevicePlan(device="d", units=("d",), sources=(source,))
+    assert read(plan, host).outcomes == {"error": 1}
+
+
+def test_labels_are_escaped_and_limited_to_128_bytes() -> None:
+    assert escape('a"b\\c\nd\u202e') == 'a\\"b\\\\c?d?'
+    assert len(escape("ä" * 200).encode()) == 128
+
+
+@pytest.mark.parametrize(("text", "value"), [("12\n", 12), ("0x10", 16), ("-5", -5), ("+7", 7), ("0xFF\n", 255)])
+def test_numbers_are_decimal_or_hexadecimal(text: str, value: int) -> None:
+    assert number(text) == value
+
+
+def test_a_value_outside_its_limits_is_invalid() -> None:
+    parse = scalar(families.TEMPERATURE, scale=1e-3, lowest=-60, highest=250)
+    assert parse("250000")[0].value == 250
+    for text in ("250001", "-60001"):
+        with pytest.raises(InvalidText, match=text):
+            parse(text)
+
+
+FILES = [*GPU_PCI, *I915, *XE, *QAT, *(f"{BUS}/dsa0/{name}" for name in IDXD), f"{FME}/errors/fme_errors"]
+
+
+@given(st.dictionaries(st.sampled_from(FILES), st.binary(max_size=200), min_size=20))
+def test_any_content_of_any_file_yields_a_valid_page(
+    tmp_path_factory: pytest.TempPathFactory, files: Mapping[str, bytes]
+) -> None:
+    host = build(tmp_path_factory.mktemp("tree"), files)
+    found = (
+        *gpu.sources(host, CARD, FUNCTION), *qat.sources(host, FUNCTION, TABLES),
+        *offload.idxd(host, BUS, "dsa0", ["wq0.1"]), *dfl.sources(host, FME, []),
+    )  # fmt: skip
+    reading = read(pci.plan(host, "card0", FUNCTION, found, {}), host)
+    page = render(hardware(NodeReadings([reading], {"gpu": reading.outcomes}))).decode()
+    for family in text_string_to_metric_families(page):
+        assert all(sample.value >= -60 for sample in family.samples)
