@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import time
+from asyncio.subprocess import SubprocessStreamProtocol
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -71,6 +72,57 @@ class _Request(msgspec.Struct, eq=False):
     response: asyncio.Future[tuple[str, ...]]
 
 
+class _Child(SubprocessStreamProtocol):
+    """A running process. `exited` is done when it has ended, also if a process that it started keeps its pipes."""
+
+    transport: asyncio.SubprocessTransport
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(limit=_MAX_LINE, loop=loop)
+        self.exited: asyncio.Future[None] = loop.create_future()
+
+    @classmethod
+    async def started(cls, command: Sequence[str], environment: Mapping[str, str]) -> "_Child":
+        """Raises `OSError`."""
+        loop = asyncio.get_running_loop()
+        transport, child = await loop.subprocess_exec(cls, *command, stderr=None, env=environment)
+        child.transport = transport
+        return child
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        if not self.exited.done():
+            self.exited.set_result(None)
+
+    @property
+    def end_text(self) -> str:
+        status = self.transport.get_returncode()
+        return f"the worker process ended with {f'signal {-status}' if status and status < 0 else f'status {status}'}"
+
+    async def send(self, line: str) -> None:
+        """Raises `_Broken`."""
+        try:
+            if self.stdin is not None:
+                self.stdin.write(line.encode("ascii") + b"\n")
+                await self.stdin.drain()
+        except OSError:
+            await self.exited
+            raise _Broken(self.end_text) from None
+
+    async def receive(self) -> str:
+        """The next line. Raises `_Broken`, or `ValueError` if it is too long or not ASCII."""
+        if self.stdout is None:
+            raise ValueError("no standard output")
+        try:
+            return (await self.stdout.readuntil()).decode("ascii").rstrip()
+        except asyncio.IncompleteReadError:
+            await self.exited
+            raise _Broken(self.end_text) from None
+        except asyncio.LimitOverrunError as error:
+            raise ValueError(str(error)) from None
+
+
 class ZeProcess:
     """The worker process. `mode` is `sysman` or `core`, which it initializes. `command` is its program."""
 
@@ -107,12 +159,12 @@ class ZeProcess:
         while True:
             try:
                 async with contextlib.AsyncExitStack() as stack:
-                    process = await self._start()
-                    stack.push_async_callback(self._end, process)
-                    await self._initialize(process)
+                    child = await _Child.started(self._command, self._environment)
+                    stack.push_async_callback(self._end, child)
+                    await self._initialize(child)
                     self._down = None
                     self.initialized.set()
-                    await self._serve(process)
+                    await self._serve(child)
                 continue
             except InitError as error:
                 if not self.initialized.is_set():
@@ -126,31 +178,24 @@ class ZeProcess:
                 self._refuse(code)
             await asyncio.sleep(delay)
 
-    async def _start(self) -> asyncio.subprocess.Process:
-        pipe = asyncio.subprocess.PIPE
-        return await asyncio.create_subprocess_exec(
-            *self._command, stdin=pipe, stdout=pipe, limit=_MAX_LINE, env=self._environment
-        )
-
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
+    async def _end(self, child: _Child) -> None:
         """Kills the process. In an uninterruptible system call it remains; requests fail until it has ended."""
         with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        ended = asyncio.ensure_future(process.wait())
+            child.transport.kill()
         try:
-            await asyncio.wait((ended,), timeout=self._limits.end)
+            await asyncio.wait((child.exited,), timeout=self._limits.end)
             task = asyncio.current_task()
-            if not ended.done() and task is not None and not task.cancelling():
+            if not child.exited.done() and task is not None and not task.cancelling():
                 self._refuse(DEPENDENCY_UNAVAILABLE)
-                log.error("worker process %d does not end, it is in a system call of the driver", process.pid)
-                await ended
+                log.error("worker process %d does not end: it is in a system call", child.transport.get_pid())
+                await child.exited
         finally:
-            ended.cancel()
+            child.transport.close()
 
-    async def _initialize(self, process: asyncio.subprocess.Process) -> None:
+    async def _initialize(self, child: _Child) -> None:
         try:
             async with asyncio.timeout(self._limits.init):
-                code = int((await self._exchange(process, "init"))[0])
+                code = int((await self._exchange(child, "init"))[0])
         except TimeoutError:
             raise InitError(f"Level-Zero does not initialize within {self._limits.init:g} s") from None
         except _Broken as error:
@@ -158,36 +203,32 @@ class ZeProcess:
         if code:
             raise InitError(f"Level-Zero cannot be initialized: {error_text(code)}", code)
 
-    async def _serve(self, process: asyncio.subprocess.Process) -> None:
+    async def _serve(self, child: _Child) -> None:
         """Sends requests until devices should be enumerated again. Raises `_Broken`."""
         start = time.monotonic()
-        ended = asyncio.ensure_future(process.wait())
-        try:
-            while True:
-                request = await self._next(ended)
-                if request.response.done():  # nobody waits for it
-                    continue
-                values = await self._respond(process, request)
-                if int(values[0]) in _STALE and time.monotonic() - start > self._limits.refresh:
-                    log.info("%s: %s; enumerating the devices again", request.line, error_text(int(values[0])))
-                    return
-        finally:
-            ended.cancel()
+        while True:
+            request = await self._next(child)
+            if request.response.done():  # nobody waits for it
+                continue
+            code = int((await self._respond(child, request))[0])
+            if code in _STALE and time.monotonic() - start > self._limits.refresh:
+                log.info("%s: %s; enumerating the devices again", request.line, error_text(code))
+                return
 
-    async def _next(self, ended: asyncio.Future[int]) -> _Request:
+    async def _next(self, child: _Child) -> _Request:
         get = asyncio.ensure_future(self._requests.get())
         try:
-            await asyncio.wait((get, ended), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((get, child.exited), return_when=asyncio.FIRST_COMPLETED)
             if get.done():
                 return get.result()
-            raise _Broken(_end_text(ended.result()))
+            raise _Broken(child.end_text)
         finally:
             get.cancel()
 
-    async def _respond(self, process: asyncio.subprocess.Process, request: _Request) -> tuple[str, ...]:
+    async def _respond(self, child: _Child, request: _Request) -> tuple[str, ...]:
         try:
             async with asyncio.timeout(self._limits.call):
-                values = await self._exchange(process, request.line)
+                values = await self._exchange(child, request.line)
         except (TimeoutError, _Broken) as error:
             if not request.response.done():
                 request.response.set_exception(RequestError(DEPENDENCY_UNAVAILABLE))
@@ -199,15 +240,12 @@ class ZeProcess:
             request.response.set_result(values)
         return values
 
-    async def _exchange(self, process: asyncio.subprocess.Process, line: str) -> tuple[str, ...]:
+    async def _exchange(self, child: _Child, line: str) -> tuple[str, ...]:
         """Sends a line and logs messages until the response. Raises `_Broken`, or `InitError`."""
-        if process.stdin is None or process.stdout is None:
-            raise RuntimeError("the worker process was started without pipes")
         try:
-            process.stdin.write(line.encode("ascii") + b"\n")
-            await process.stdin.drain()
+            await child.send(line)
             while True:
-                kind, _, text = (await process.stdout.readuntil()).decode("ascii").rstrip().partition(" ")
+                kind, _, text = (await child.receive()).partition(" ")
                 if kind == "=":
                     values = tuple(text.split())
                     int(values[0])
@@ -215,9 +253,7 @@ class ZeProcess:
                 if kind == "!":
                     raise InitError(text)
                 self._log(int(kind), text)
-        except (asyncio.IncompleteReadError, OSError):
-            raise _Broken(_end_text(await process.wait())) from None
-        except (asyncio.LimitOverrunError, ValueError, IndexError):
+        except (ValueError, IndexError):
             raise _Broken("found an invalid response of the worker process") from None
 
     def _log(self, level: int, text: str) -> None:
@@ -272,7 +308,3 @@ def _environment(environment: Mapping[str, str], mode: str) -> dict[str, str]:
         return dict(environment)
     paths: Sequence[str] = (environment.get("LD_LIBRARY_PATH", ""), WSL_LIBRARIES)
     return {**environment, "LD_LIBRARY_PATH": ":".join(filter(None, paths))}
-
-
-def _end_text(status: int) -> str:
-    return f"the worker process ended with {f'signal {-status}' if status < 0 else f'status {status}'}"

@@ -17,7 +17,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 from accelplane.sidecars import zeapi, zereadings
@@ -27,10 +27,11 @@ _MAX_LOG_TEXT = 2000
 
 
 class Worker:
-    """Serves requests until their end. `output` is where responses go."""
+    """Serves requests until their end. `output` is where responses go, `load` loads the API."""
 
-    def __init__(self, mode: str, verbosity: int, output: BinaryIO) -> None:
+    def __init__(self, mode: str, verbosity: int, output: BinaryIO, load: Callable[[], zeapi.Api] = zeapi.Api) -> None:
         self._mode = mode
+        self._load = load
         self._verbosity = verbosity
         self._output = output
         self._api: zeapi.Api | None = None
@@ -63,7 +64,7 @@ class Worker:
 
     def _initialize(self) -> str:
         try:
-            self._api = zeapi.Api()
+            self._api = self._load()
         except OSError as error:
             return f"! {_line(str(error))}; install the Level-Zero loader"
         self._sysman = zereadings.Sysman(self._api, self._log)
