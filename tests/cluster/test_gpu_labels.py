@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from customresources import plugin
-from manifests import own_image
+from manifests import overlay, own_image
 
 from accelplane.features.node_reconciler import amount
 from accelplane.operator.daemonsets import render
@@ -143,6 +143,26 @@ def test_the_labeller_makes_resources_that_pods_can_request_and_labels_that_sele
     assert node.allocatable(f"{GPU}/i915") == 2
 
 
+def test_with_the_resource_manager_the_plugin_keeps_a_feature_file_on_the_node(
+    node: Node, namespace: str, deploy: Callable[..., Object], tmp_path: Path, cluster: Cluster
+) -> None:
+    cluster.kubectl("label", "node", "node-1", f"{SELECTED}=true", "--overwrite")
+    objects = overlay(tmp_path, resources=["deploy/gpu_plugin/overlays/fractional_resources"], namespace=namespace)
+    deploy(*objects)
+    file = node.path(f"{NFD}/features.d/intel-gpu-resources.txt")
+    wait_until(file.exists, "the feature file")
+    assert set(file.read_text().splitlines()) == LINES
+    tile = "/sys/devices/pci0000:00/0000:00:03.0/drm/card1/gt/gt1"
+    node.write(f"{tile}/id", "1\n")
+    # On hardware a card with other tiles is another card, which the kernel reports.
+    cluster.kubectl("rollout", "restart", "daemonset", "intel-gpu-plugin", "--namespace", namespace)
+    wait_until(lambda: file.exists() and f"{GPU}/tiles=4\n" in file.read_text(), "the tile", 60)
+    node.remove(tile)
+    cluster.kubectl("delete", "daemonset", "intel-gpu-plugin", "--namespace", namespace, "--wait")
+    wait_until(lambda: not file.exists(), "the end of the file")
+    cluster.kubectl("label", "node", "node-1", f"{SELECTED}-")
+
+
 # The cards of the node are not on the list of allowlist-arc.
 PUBLISHED = {
     "monitoring_shared-dev_nfd": {"i915": 60, "i915_monitoring": 1},
@@ -151,12 +171,12 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("overlay", PUBLISHED)
+@pytest.mark.parametrize("tree", PUBLISHED)
 def test_an_overlay_becomes_ready(
-    cluster: Cluster, node: Node, namespace: str, deploy: Callable[..., Object], overlay: str
+    cluster: Cluster, node: Node, namespace: str, deploy: Callable[..., Object], tree: str
 ) -> None:
     cluster.kubectl("label", "node", "node-1", f"{SELECTED}=true", "--overwrite")
-    deploy(*rendered(cluster, OVERLAYS / overlay, namespace))
-    for name, wanted in PUBLISHED[overlay].items():
+    deploy(*rendered(cluster, OVERLAYS / tree, namespace))
+    for name, wanted in PUBLISHED[tree].items():
         wait_until(lambda name=name, wanted=wanted: node.allocatable(f"{GPU}/{name}") == wanted, name)
     cluster.kubectl("label", "node", "node-1", f"{SELECTED}-")
