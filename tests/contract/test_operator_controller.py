@@ -428,6 +428,15 @@ async def test_a_binding_of_another_installation_is_replaced(api: KubeApi, found
         }
 
 
+async def test_with_the_rights_of_older_manifests_a_binding_is_not_verified(api: KubeApi) -> None:
+    api.put("clusterrolebindings", binding())
+    api.fault("GET .*/clusterrolebindings/", 403, times=1_000_000)
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=own_image("intel-gpu-plugin"), resourceManager=True, sharedDevNum=2))
+        await until(lambda: daemonset(api) is not None)
+        assert not says(api, "Degraded", "True")
+
+
 async def test_a_binding_with_further_accounts_is_unchanged(api: KubeApi) -> None:
     others = {"kind": "Group", "name": "readers", "apiGroup": "rbac.authorization.k8s.io"}
     api.put("clusterrolebindings", binding(subjects=[others, *binding()["subjects"]]))

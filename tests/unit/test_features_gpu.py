@@ -149,7 +149,7 @@ def test_simulated_cards_of_both_drivers_have_their_tiles_and_memory(tmp_path: P
     assert found["millicores"] == "3000"
 
 
-def test_the_level_zero_service_knows_better_unless_it_says_zero(tmp_path: Path) -> None:
+def test_a_size_from_the_level_zero_service_is_used_unless_it_is_zero(tmp_path: Path) -> None:
     for index in range(2):
         card(tmp_path, index, memory="100", gts=2)
     # Without a link there is no address to ask for.

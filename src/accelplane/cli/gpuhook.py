@@ -52,13 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"{HOOK}: {error}", file=sys.stderr)
         return 0
-    sys.stdout.write(feature_text(_labels(str(given.get("root", "/")))))
-    sys.stdout.flush()
+    labels = _labels(str(given.get("root", "/")))
+    if labels is not None:
+        sys.stdout.write(feature_text(labels))
+        sys.stdout.flush()
     return 0
 
 
 def install(arguments: Sequence[str] | None = None) -> int:
-    """`gpu-init.sh`: installs the hook and the feature file, wherever there is a place. Returns the exit status."""
+    """`gpu-init.sh`: installs the hook and the feature file in the directories that exist. Returns the exit status."""
     given = parse_or_exit(INIT, INIT_FLAGS, sys.argv[1:] if arguments is None else arguments, lenient=True)
     signals.end_as_usual()
     values = {flag.name: flag.default for flag in INIT_FLAGS} | given
@@ -69,6 +71,8 @@ def install(arguments: Sequence[str] | None = None) -> int:
             log.critical("neither %s nor %s is a directory; mount one of them", sources, features)
             return 1
         labels = _labels(str(values["root"]))
+        if labels is None:
+            return 0  # the plugin, whose pod waits for this container, works without labels
         if os.path.isdir(sources):
             staticprint.install(os.path.join(sources, HOOK), feature_text(labels))
         if os.path.isdir(features):
@@ -83,15 +87,15 @@ def install(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _labels(root: str) -> dict[str, str]:
-    """None after an error, which is logged: a container without labels starts, one that fails keeps the pod waiting."""
+def _labels(root: str) -> dict[str, str] | None:
+    """The labels of the host, None after an error, which is logged."""
     host = Host(root)
     drm = _HOST_DRM if host.exists(_HOST_DRM) else DRM
     try:
         gpus = read_gpus(host, drm)
     except HostError as error:
         log.warning("no labels: %s", error)
-        return {}
+        return None
     for note in host.notes:
         log.warning("%s", note)
     return gpu_labels(gpus, LabelOptions.of(os.environ))

@@ -34,7 +34,7 @@ EPC = "sgx.intel.com/epc"
 FEATURE_FILE = "accelplane-features.txt"
 OUTPUTS = ("table", "json", "nfd", "node")
 # Uevents that may change features; the SGX driver is in `misc`.
-SUBSYSTEMS = frozenset(("pci", "module", "misc", "drm"))
+SUBSYSTEMS = frozenset(("pci", "module", "misc"))
 SAFETY_INTERVAL = 600.0
 
 FLAGS = (
@@ -192,8 +192,9 @@ async def _follow(options: Options, api: ApiServer | None) -> None:
     watcher = Watcher()
     watcher.start()
     try:
+        subsystems = SUBSYSTEMS | {"drm"} if options.gpu else SUBSYSTEMS
         outputs = periodic_scan(
-            "labels", options.root, _evaluation(options), watcher, subsystems=SUBSYSTEMS, interval=SAFETY_INTERVAL
+            "labels", options.root, _evaluation(options), watcher, subsystems=subsystems, interval=SAFETY_INTERVAL
         )
         async with contextlib.aclosing(outputs):
             if api is None:

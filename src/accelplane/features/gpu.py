@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from accelplane.features.labelvalues import numbered, split
-from accelplane.host import Host, HostError, Missing, Unreadable
+from accelplane.host import Host, HostError, Missing, Unreadable, pci_address
 
 PREFIX = "gpu.intel.com"
 DRM = "/sys/class/drm"
@@ -144,7 +144,7 @@ def _gpu(host: Host, entry: str, number: str) -> Gpu:
 
 def _bdf(host: Host, entry: str) -> str:
     try:
-        return host.link(f"{entry}/device").rstrip("/").rpartition("/")[2]
+        return pci_address(host.link(f"{entry}/device").rstrip("/").rpartition("/")[2]) or ""
     except HostError:
         return ""
 

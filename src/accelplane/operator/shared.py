@@ -6,6 +6,7 @@ They exist while a resource enables the resource manager, which our images and t
 
 import contextlib
 import logging
+from http import HTTPStatus
 
 from accelplane.apiserver import AlreadyExists, StatusError
 from accelplane.kube.client import Client
@@ -53,7 +54,14 @@ class SharedObjects:
         try:
             await self._client.create(binding)
         except AlreadyExists:
-            found = await self._client.get(ClusterRoleBinding, BINDING)
+            try:
+                found = await self._client.get(ClusterRoleBinding, BINDING)
+            except StatusError as error:
+                if error.code != HTTPStatus.FORBIDDEN:
+                    raise
+                # Older manifests do not have this right.
+                log.warning("ClusterRoleBinding %s is not verified: %s", BINDING, error)
+                return
             if found.roleRef == role and subject in (found.subjects or ()):
                 return
             log.info("ClusterRoleBinding %s is for another account or role; replacing it", BINDING)

@@ -45,7 +45,10 @@ class ResourceLabels:
         retry = FIRST_RETRY
         try:
             while True:
-                missing = [gpu.bdf for gpu in self._gpus if gpu.bdf and gpu.bdf not in self._sizes]
+                present = {gpu.bdf for gpu in self._gpus if gpu.bdf}
+                # Another card may be in the same slot later.
+                self._sizes = {bdf: size for bdf, size in self._sizes.items() if bdf in present}
+                missing = sorted(present - self._sizes.keys())
                 sizes = await client.memory_sizes(missing) if missing else {}
                 if sizes:
                     self._sizes = {**self._sizes, **sizes}
