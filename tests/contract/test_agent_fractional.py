@@ -340,6 +340,19 @@ async def test_assignments_are_forgotten_when_their_pods_have_ended() -> None:
     assert not await remembered()
 
 
+@pytest.mark.untraced
+async def test_the_number_of_assignments_is_limited() -> None:
+    pods = Pods(gpu_pod("a", **ANNOTATED))
+    one = allocator(pods)
+    await one.preferred(OFFER, (), 1)
+    for number in range(4096):
+        pods.listed = [gpu_pod("a", uid=f"uid {number}", **ANNOTATED)]
+        await one.preferred(OFFER, (), 1)
+    assert await one.allocate(["card1-0"], listed(*OFFER)) is not None
+    pods.listed = [gpu_pod("a", **ANNOTATED)]
+    assert await one.allocate(["card1-0"], listed(*OFFER)) is None
+
+
 async def test_an_assignment_that_is_made_during_the_cleanup_stays() -> None:
     pods = Pods(gpu_pod("a", **ANNOTATED))
     one = allocator(pods)

@@ -315,6 +315,18 @@ def test_tiles_of_both_drivers_and_of_physical_functions_are_counted(tmp_path: P
     assert tile_counts(Host(tmp_path / "none"), "/sys/class/drm") == {}
 
 
+def test_cards_whose_tiles_cannot_be_read_are_left_out_or_count_one(tmp_path: Path) -> None:
+    for index in range(3):
+        gpu_card(tmp_path, index)
+    drm = tmp_path / "sys/class/drm"
+    (drm / "card0/device/vendor").unlink()
+    (drm / "card0/device/vendor").mkdir()
+    write(drm / "card1/gt", "not a directory")
+    host = Host(tmp_path)
+    assert tile_counts(host, "/sys/class/drm") == {"card1": 1, "card2": 1}
+    assert any("tiles not counted" in note for note in host.notes)
+
+
 @pytest.mark.parametrize(
     ("counts", "before", "expected"), [([2, 2], 0, 2), ([2], 4, 2), ([2, 1], 0, 0), ([2, 1], 2, 2), ([], 2, 2)]
 )

@@ -147,9 +147,7 @@ class NodePods:
         return found
 
 
-def in_cluster(
-    settings: Settings, environment: Mapping[str, str], *, account: str = SERVICE_ACCOUNT, port: int = PORT
-) -> NodePods:
+def in_cluster(settings: Settings, environment: Mapping[str, str], *, account: str = SERVICE_ACCOUNT) -> NodePods:
     """The pods of the node that this pod runs on. Raises `ConfigurationError` outside of a cluster."""
     node, host = environment.get("NODE_NAME", ""), environment.get("HOST_IP", "")
     if not node:
@@ -162,7 +160,7 @@ def in_cluster(
     kubelet = None
     if host:
         trust = f"{settings.kubelet_dir}/pki/kubelet.crt"
-        kubelet = Kubelet(host, node, trust=trust, token=f"{account}/token", port=port)
+        kubelet = Kubelet(host, node, trust=trust, token=f"{account}/token")
     else:
         log.warning("HOST_IP is not set, the pods are read from the API server; expected status.hostIP of this pod")
     return NodePods(kubelet, api.without_rate_limit(), node, settings.pod_resources_socket)
