@@ -311,6 +311,8 @@ IMAGES = {
     "intel-gpu-plugin": "intel_gpu_device_plugin",
     "intel-npu-plugin": "intel_npu_device_plugin",
     "intel-gpu-fakedev": "intel_gpu_fakedev",
+    "intel-gpu-levelzero": "intel_gpu_levelzero",
+    "intel-xpumanager-sidecar": "intel_xpumanager_sidecar",
     "intel-qat-plugin": "intel_qat_device_plugin",
     "intel-dsa-plugin": "intel_dsa_device_plugin",
     "intel-iaa-plugin": "intel_iaa_device_plugin",
