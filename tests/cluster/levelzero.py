@@ -51,6 +51,7 @@ def headers() -> Path:
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".making-", dir=target.parent) as scratch:
+            subprocess.run(["apt-get", "-q", "update"], check=True, stdout=subprocess.DEVNULL)
             options = recipe["apt_options"]("trixie", Path(scratch) / "apt")
             subprocess.run(["apt-get", "-q", *options, "download", HEADERS], cwd=scratch, check=True)
             subprocess.run(["dpkg-deb", "-x", next(Path(scratch).glob("*.deb")), f"{scratch}/root"], check=True)

@@ -97,8 +97,9 @@ def _of_debian(directory: Path) -> tuple[Path, Path]:
 
 def _make_of_debian(base: Path, levelzero: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".making-", dir=base.parent) as scratch:
-        if not base.exists():
+        if not (base.exists() and levelzero.exists()):
             _run("apt-get", "-q", "update")
+        if not base.exists():
             _recipe("base", made := Path(scratch) / "base")
             made.rename(base)
         if not levelzero.exists():

@@ -16,7 +16,7 @@ from accelplane.sidecars.zeprocess import InitError, Limits, RequestError, ZePro
 A, B = "0000:03:00.0", "0000:04:00.0"
 LIMITS = Limits(
     request=5, call=0.5, init=5, first_retry=0.01, last_retry=0.02, first_device_retry=1000, last_device_retry=1000,
-    refresh=0, end=5,
+    first_refresh=0, end=5,
 )  # fmt: skip
 
 # Answers as the file says: a line `REQUEST CODE` for each request, by default `= 0 1 1`. It appends its process ID to

@@ -72,7 +72,10 @@ def loaded_by(code: str) -> set[str]:
     return set(subprocess.run(command, env=others, check=True, capture_output=True, text=True).stdout.split())
 
 
-@pytest.mark.parametrize("module", ["accelplane.cli.main", "accelplane.cli.node", "accelplane.cli.dropin"])
+@pytest.mark.parametrize(
+    "module",
+    [f"accelplane.cli.{name}" for name in ("main", "node", "dropin", "levelzero", "xpumanager")],
+)
 def test_node_commands_do_not_load_unneeded_modules(module: str) -> None:
     loaded = loaded_by(f"import {module}")
     assert module in loaded

@@ -224,9 +224,9 @@ def test_the_worker_answers_line_by_line(native: Native, mode: str) -> None:
     requests = f"init\nhealth {BDF}\ntemperature {BDF}\nmemory {BDF}\nindices\nmemory 0000:09:00.0\n"
     Worker(mode, 3, output, lambda: native).serve(io.BytesIO(requests.encode()))
     assert native.called[0] == ("zesInit" if mode == "sysman" else "zeInit")
+    found = f"3 found devices: {BDF}"
     assert output.getvalue().decode().splitlines() == [
-        "= 0",
-        f"3 found devices: {BDF}",
+        *([found, "= 0"] if mode == "sysman" else ["= 0", found]),
         "= 0 1 1",
         "= 0 40.0 41.0 42.0",
         "= 0 1000",
@@ -234,6 +234,13 @@ def test_the_worker_answers_line_by_line(native: Native, mode: str) -> None:
         "1 0000:09:00.0: unknown PCI address: unknown (0x7FFFFFFE)",
         f"= {UNKNOWN} 0",
     ]
+
+
+def test_the_worker_is_initialized_although_the_enumeration_fails(native: Native) -> None:
+    output = io.BytesIO()
+    native.devices = 0
+    Worker("sysman", 1, output, lambda: native).serve(io.BytesIO(b"init\n"))
+    assert output.getvalue() == b"1 zesDeviceGet: found no device: not available (0x70010001)\n= 0\n"
 
 
 def test_a_quiet_worker_sends_no_messages(native: Native) -> None:

@@ -37,12 +37,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     request: float = 1.5  # from a request to its response; the GPU plugin waits for 2
     call: float = 1.2  # of that, the time in native code; then the process is killed
-    init: float = 30.0
+    init: float = 60.0
     first_retry: float = 0.1  # until the process is started again; doubles
     last_retry: float = 60.0
     first_device_retry: float = 30.0  # until a device that blocked or ended the process is asked again; doubles
     last_device_retry: float = 600.0
-    refresh: float = 60.0  # between two enumerations of devices
+    first_refresh: float = 60.0  # until devices are enumerated again, if one is unknown or lost; doubles
+    last_refresh: float = 3600.0
     end: float = 1.0
 
 
@@ -136,6 +137,7 @@ class ZeProcess:
         self._waits: dict[str, _Backoff] = {}  # by device
         self._down: int | None = None  # the code of responses while the process cannot be used
         self._logged: dict[str, float] = {}
+        self._refresh = _Backoff(self._limits.first_refresh, self._limits.last_refresh)
         self.initialized = asyncio.Event()
 
     async def ask(self, request: str, bdf: str = "") -> tuple[str, ...]:
@@ -156,6 +158,7 @@ class ZeProcess:
     async def run(self) -> None:
         """Runs the process until cancelled. Raises `InitError` if the first initialization fails."""
         backoff = _Backoff(self._limits.first_retry, self._limits.last_retry)
+        self._refresh.failed()
         while True:
             try:
                 async with contextlib.AsyncExitStack() as stack:
@@ -205,13 +208,13 @@ class ZeProcess:
 
     async def _serve(self, child: _Child) -> None:
         """Sends requests until devices should be enumerated again. Raises `_Broken`."""
-        start = time.monotonic()
         while True:
             request = await self._next(child)
             if request.response.done():  # nobody waits for it
                 continue
             code = int((await self._respond(child, request))[0])
-            if code in _STALE and time.monotonic() - start > self._limits.refresh:
+            if code in _STALE and not self._refresh.active:
+                self._refresh.failed()
                 log.info("%s: %s; enumerating the devices again", request.line, error_text(code))
                 return
 

@@ -44,12 +44,19 @@ class Indices(NamedTuple):
 
 
 class Sysman:
-    """The devices of system management by PCI address. They are enumerated at the first use, until that succeeds."""
+    """The devices of system management by PCI address. They are enumerated once; if that fails, at the next call."""
 
     def __init__(self, api: Api, log: Log) -> None:
         self._api = api
         self._log = log
         self._devices: dict[str, int] = {}
+
+    def prepare(self) -> None:
+        """Enumerates the devices, which may take longer than a call should. A failure is logged."""
+        try:
+            self._devices = self._enumerate()
+        except ZeError as error:
+            self._log(1, str(error))
 
     def health(self, bdf: str) -> Health:
         """Memory is not ok if a module is critical or worse, the bus if its speed is degraded."""

@@ -75,6 +75,8 @@ class Worker:
             self._api.call(function, 0)
         except zeapi.ZeError as error:
             return f"= {error.code}"
+        if self._mode == "sysman":
+            self._sysman.prepare()
         return "= 0"
 
     def _log(self, level: int, text: str) -> None:
