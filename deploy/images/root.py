@@ -4,12 +4,14 @@
     python3 deploy/images/root.py product DIRECTORY --base DIRECTORY [--sources DIRECTORY]
     python3 deploy/images/root.py operator DIRECTORY --base DIRECTORY --product DIRECTORY [--sources DIRECTORY]
     python3 deploy/images/root.py shell DIRECTORY
+    python3 deploy/images/root.py levelzero DIRECTORY --base DIRECTORY
 
 The Containerfile calls it in a build stage, the tests call it here: the same files either way. `base` picks from
 Debian packages, unpacked and not installed, so that there is no package manager, no shell and no tool in the result;
 `product`, which goes over it, holds /usr/local: the product's own wheel and its dependencies, by the hashes of
 constraints.txt; `operator`, which goes over both, what is asked for by those who make certificates or control custom
-resources, which nodes do not. All need root (for chroot) and Debian 12 (for its Python), the last two binutils (for
+resources, which nodes do not; `levelzero`, which goes over both as well, the libraries that read GPUs, with the C
+library that they need. All need root (for chroot) and Debian 12 (for its Python), the last two binutils (for
 strip) and pip.
 What is made is tried out before it is called done.
 
@@ -26,11 +28,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
 PYTHON = "python3.11"
+RELEASE = "bookworm"
 STDLIB = f"usr/lib/{PYTHON}"
 PACKAGES = f"usr/local/lib/{PYTHON}/dist-packages"
 
@@ -57,6 +60,25 @@ DEBIAN = {
 # The hooks in the DaemonSet of the Go operator for Onload.
 SHELL = {"dash": ("bin/dash",)}
 
+# The Level-Zero loader is that of Debian 13, because that of Debian 12 lacks zesInit. It comes with the C library of
+# Debian 13, on which programs for Debian 12 run as well. Debian 13 has no Level-Zero driver: it is that of the release
+# after it, with the C++ library that it is compiled for. The licence of the libraries of GCC is in the base.
+LEVELZERO = {
+    "trixie": {
+        "libc6": ("usr/lib64/*", "usr/lib/*/ld-linux*", *(f"usr/lib/*/lib{name}.so.*" for name in
+                  ("c", "dl", "m", "pthread", "resolv", "rt", "util"))),
+        "libze1": ("usr/lib/*/libze_loader.so.*",),
+    },
+    "forky": {
+        "libgcc-s1": ("usr/lib/*/libgcc_s.so.*",),
+        "libigdgmm12": ("usr/lib/*/libigdgmm.so.*",),
+        "libstdc++6": ("usr/lib/*/libstdc++.so.*",),
+        "libze-intel-gpu1": ("usr/lib/*/libze_intel_gpu.so.*",),
+    },
+}  # fmt: skip
+LOADER = "libze_loader.so.1"
+KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
 # What is not taken of Python's library: other front ends, compilers, tests, databases, East Asian codecs.
 UNWANTED = tuple(
     f"{STDLIB}/{pattern}"
@@ -80,6 +102,7 @@ ACCOUNTS = {
 
 # Where users' manifests and scripts look for a command besides /usr/local/bin.
 ALSO_IN = {
+    "intel-gpu-nfdhook": "usr/local/bin/gpu-sw",
     "intel-sgx-epchook": "usr/local/bin/sgx-sw",
     "onload-device-plugin": "usr/bin",
     "onload-worker": "usr/bin",
@@ -130,7 +153,7 @@ def base(root: Path) -> None:
         (root / directory).mkdir(parents=True)
     (root / "tmp").chmod(0o1777)
     (root / "var/run").symlink_to("../run")
-    _add_packages(root, DEBIAN)
+    add_packages(root, DEBIAN)
     for file in list(_files(root / STDLIB)):
         if _matches(file.relative_to(root), UNWANTED):
             file.unlink()
@@ -146,7 +169,7 @@ def shell(root: Path) -> None:
     """What goes over both for the one image whose users' manifests have hooks that are shell scripts."""
     for directory in ("licenses/debian", "var/lib/dpkg/status.d", "usr/bin"):
         (root / directory).mkdir(parents=True)
-    _add_packages(root, SHELL)
+    add_packages(root, SHELL)
     # /bin is a link in the base.
     (root / "bin/dash").rename(root / "usr/bin/sh")
     (root / "bin").rmdir()
@@ -211,6 +234,57 @@ def operator(root: Path, base: Path, product_made: Path, sources: Path) -> None:
     (root / "manager").symlink_to("/usr/local/bin/onload-operator")
 
 
+def levelzero(root: Path, base: Path) -> None:
+    """What goes over base and product: the libraries that read GPUs."""
+    for directory in ("usr/lib", "licenses/debian", "var/lib/dpkg/status.d"):
+        (root / directory).mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        for release, packages in LEVELZERO.items():
+            add_packages(root, packages, apt_options(release, Path(scratch) / release))
+        (whole := Path(scratch) / "root").mkdir()
+        for part in (base, root):
+            # Unlike copytree, cp replaces links.
+            _run("cp", "-a", "--remove-destination", f"{part}/.", whole)
+        _try_out(whole)
+        _inside(whole, "-c", f"import ctypes; ctypes.CDLL('{LOADER}').zesInit")
+
+
+def apt_options(release: str, directory: Path) -> tuple[str, ...]:
+    """apt's options for the packages of another Debian release, from the mirror of this one. Gets their list."""
+    lines = _output("apt-get", "indextargets", "--format", "$(ORIGIN) $(SITE) $(REPO_URI) $(CODENAME)").splitlines()
+    mirrors = [line.split()[2] for line in lines if line.startswith("Debian ") and line.split()[-1] == RELEASE]
+    if not mirrors:
+        raise RecipeError(f"apt has no list of Debian {RELEASE}, expected its mirror; run apt-get update")
+    for name in ("state/lists/partial", "cache/archives/partial"):
+        (directory / name).mkdir(parents=True)
+    (sources := directory / "sources.list").write_text(f"deb [signed-by={KEYS}] {mirrors[0]} {release} main\n")
+    settings = {
+        "APT::Sandbox::User": "root",
+        "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled": "false",
+        "Dir::Cache": directory / "cache",
+        "Dir::Etc::sourcelist": sources,
+        "Dir::Etc::sourceparts": "-",
+        "Dir::State": directory / "state",
+        "Dir::State::status": "/dev/null",
+    }
+    options = tuple(f"-o{name}={value}" for name, value in settings.items())
+    _run("apt-get", "-q", *options, "update")
+    return options
+
+
+def add_packages(root: Path, wanted: dict[str, tuple[str, ...]], options: tuple[str, ...] = ()) -> None:
+    """What is wanted of each Debian package, its licence and its description."""
+    with tempfile.TemporaryDirectory() as scratch:
+        _run("apt-get", "-q", "-oAPT::Sandbox::User=root", *options, "download", *wanted, cwd=Path(scratch))
+        for archive in sorted(Path(scratch).glob("*.deb")):
+            name = archive.name.partition("_")[0]
+            _run("dpkg-deb", "-x", archive, unpacked := Path(scratch) / name)
+            _pick(unpacked, root, wanted[name])
+            _keep_licence(unpacked, root / "licenses/debian", name)
+            # Where tools that look for known flaws find what is in an image without a package manager.
+            (root / "var/lib/dpkg/status.d" / name).write_text(_output("dpkg-deb", "-f", archive))
+
+
 def _add_places(root: Path, packages: Path) -> None:
     """Paths that manifests know."""
     for command, directory in ALSO_IN.items():
@@ -224,19 +298,6 @@ def _add_places(root: Path, packages: Path) -> None:
             if not profile.exists():
                 raise RecipeError(f"the wheel lacks {profile.relative_to(packages)}; is it package-data in pyproject?")
             shutil.copy(profile, root / directory)
-
-
-def _add_packages(root: Path, packages: Mapping[str, tuple[str, ...]]) -> None:
-    """What is taken of Debian packages, with their licences."""
-    with tempfile.TemporaryDirectory() as scratch:
-        _run("apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", *packages, cwd=Path(scratch))
-        for archive in sorted(Path(scratch).glob("*.deb")):
-            name = archive.name.partition("_")[0]
-            _run("dpkg-deb", "-x", archive, unpacked := Path(scratch) / name)
-            _pick(unpacked, root, packages[name])
-            _keep_licence(unpacked, root / "licenses/debian", name)
-            # Where tools that look for known flaws find what is in an image without a package manager.
-            (root / "var/lib/dpkg/status.d" / name).write_text(_output("dpkg-deb", "-f", archive))
 
 
 def _pick(unpacked: Path, root: Path, patterns: tuple[str, ...]) -> None:
@@ -254,7 +315,7 @@ def _keep_licence(unpacked: Path, licences: Path, name: str) -> None:
     document = unpacked / "usr/share/doc" / name / "copyright"
     if document.is_symlink() or not document.exists():
         return
-    (licences / name).mkdir(parents=True)
+    (licences / name).mkdir(parents=True, exist_ok=True)
     shutil.copy(document, licences / name)
 
 
@@ -366,9 +427,9 @@ def _output(*command: str | Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("base", "product", "operator", "shell"))
+    parser.add_argument("part", choices=("base", "product", "operator", "shell", "levelzero"))
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--base", type=Path, help="for product and operator: what base has made")
+    parser.add_argument("--base", type=Path, help="for the others: what base has made")
     parser.add_argument("--product", type=Path, help="for operator: what product has made")
     parser.add_argument("--sources", type=Path, default=Path(__file__).parents[2], help="the repository")
     chosen = parser.parse_args()
@@ -385,6 +446,8 @@ def main() -> int:
             shell(chosen.directory)
         elif chosen.part == "product":
             product(chosen.directory, chosen.base, chosen.sources)
+        elif chosen.part == "levelzero":
+            levelzero(chosen.directory, chosen.base)
         else:
             operator(chosen.directory, chosen.base, chosen.product, chosen.sources)
     except RecipeError as error:

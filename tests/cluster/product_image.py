@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ _SOURCES = ("LICENSE", "README.md", "constraints.txt", "pyproject.toml", "src", 
 _KEPT = 4
 # What the Containerfile says of what is in an image, and which layer that is here.
 _COPIED = re.compile(r"^COPY --from=build /image/(\w+)/ /$", re.MULTILINE)
-_LAYERS = {"base": 0, "product": 0, "operator": 1, "fpga": 2, "shell": 3}
+_LAYERS = {"base": 0, "product": 0, "operator": 1, "fpga": 2, "shell": 3, "levelzero": 4}
 
 
 def product_image() -> Path:
@@ -41,13 +42,29 @@ def product_image() -> Path:
     directory = cache_directory() / "images"
     directory.mkdir(parents=True, exist_ok=True)
     with _alone(directory):
-        base = directory / f"base-{_digest('deploy/images/root.py')}"
+        base, levelzero = _of_debian(directory)
         archive = directory / f"accelplane-{_digest(*_SOURCES)}.tar"
         if not archive.exists():
-            _make(archive, base)
+            _make(archive, base, levelzero)
         archive.touch()
-        _forget_old(directory, base)
+        _forget_old(directory, base, levelzero)
     return archive
+
+
+def unpack_image(name: str, target: Path) -> Path:
+    """The file system of an image, in a new directory."""
+    target.mkdir()
+    with tarfile.open(product_image()) as archive:
+        manifest = json.load(archive.extractfile("manifest.json"))  # type: ignore[arg-type]
+        layers = next(image["Layers"] for image in manifest if image["RepoTags"] == [f"{ORGANISATION}/{name}:{TAG}"])
+        for layer in layers:
+            # Later layers replace files and links of earlier ones, which tarfile cannot.
+            command = ["tar", "-x", "--keep-directory-symlink", "-C", target]
+            with subprocess.Popen(command, stdin=subprocess.PIPE) as tar:
+                shutil.copyfileobj(archive.extractfile(layer), tar.stdin)  # type: ignore[arg-type,type-var]
+            if tar.returncode:
+                raise ClusterError(f"{name}: layer {layer} cannot be unpacked")
+    return target
 
 
 def image_configs() -> dict[str, ImageConfig]:
@@ -74,12 +91,27 @@ def image_configs() -> dict[str, ImageConfig]:
     return found
 
 
-def _make(archive: Path, base: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=".making-", dir=archive.parent) as scratch:
-        if not base.exists():
+def _of_debian(directory: Path) -> tuple[Path, Path]:
+    """Where the parts are that do not depend on the product: the base and the Level-Zero libraries."""
+    digest = _digest("deploy/images/root.py")
+    return directory / f"base-{digest}", directory / f"levelzero-{digest}"
+
+
+def _make_of_debian(base: Path, levelzero: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".making-", dir=base.parent) as scratch:
+        if not (base.exists() and levelzero.exists()):
             _run("apt-get", "-q", "update")
+        if not base.exists():
             _recipe("base", made := Path(scratch) / "base")
             made.rename(base)
+        if not levelzero.exists():
+            _recipe("levelzero", made := Path(scratch) / "levelzero", "--base", base)
+            made.rename(levelzero)
+
+
+def _make(archive: Path, base: Path, levelzero: Path) -> None:
+    _make_of_debian(base, levelzero)
+    with tempfile.TemporaryDirectory(prefix=".making-", dir=archive.parent) as scratch:
         root = Path(scratch) / "root"
         _recipe("product", product := Path(scratch) / "product", "--base", base)
         for part in (base, product):
@@ -87,7 +119,7 @@ def _make(archive: Path, base: Path) -> None:
         _recipe("operator", operator := Path(scratch) / "operator", "--base", base, "--product", product)
         _run(sys.executable, RECIPES / "fpga_host.py", (fpga := Path(scratch) / "fpga") / "usr/local/fpga-sw")
         _recipe("shell", shell := Path(scratch) / "shell")
-        layers = (root, operator, fpga, shell)
+        layers = (root, operator, fpga, shell, levelzero)
         images_from_directory(Path(scratch) / "image.tar", image_configs(), *layers).rename(archive)
 
 
@@ -121,13 +153,14 @@ def _files(path: Path) -> Iterator[Path]:
             yield file
 
 
-def _forget_old(directory: Path, base: Path) -> None:
+def _forget_old(directory: Path, *current: Path) -> None:
     archives = sorted(directory.glob("accelplane-*.tar"), key=lambda archive: archive.stat().st_mtime)
     for archive in archives[:-_KEPT]:
         archive.unlink()
-    for other in directory.glob("base-*"):
-        if other != base:
-            shutil.rmtree(other)
+    for part in current:
+        for other in directory.glob(f"{part.name.partition('-')[0]}-*"):
+            if other != part:
+                shutil.rmtree(other)
 
 
 @contextmanager

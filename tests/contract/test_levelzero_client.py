@@ -118,6 +118,7 @@ class Cards:
 FAULT = pb.Error(errorcode=0x70010001, description="not available (0x70010001)")
 LOST = pb.Error(errorcode=0x70000001, description="device lost (0x70000001)")
 RESET = pb.Error(errorcode=0x70000006)
+NOT_ASKED = pb.Error(errorcode=0x70020000, description="dependency unavailable (0x70020000)")
 
 
 @pytest.mark.parametrize(
@@ -136,6 +137,16 @@ RESET = pb.Error(errorcode=0x70000006)
             Verdict("bad", "error 0x70000006"),
         ),
         (GOOD, temperatures(-999.0, -999.0, -999.0, LOST), Verdict("bad", "device lost (0x70000001)")),
+        (
+            GOOD,
+            temperatures(-999.0, -999.0, -999.0, NOT_ASKED),
+            Verdict("unknown", "the Level-Zero service: dependency unavailable (0x70020000)"),
+        ),
+        (
+            pb.DeviceHealth(bus_ok=True, soc_ok=True),
+            temperatures(-999.0, -999.0, -999.0, NOT_ASKED),
+            Verdict("bad", "memory not ok"),
+        ),
     ],
 )
 async def test_the_readings_of_the_service_determine_the_verdict(

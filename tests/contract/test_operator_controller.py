@@ -394,6 +394,59 @@ async def test_what_gpu_plugins_share_is_there_while_one_of_them_needs_it(api: K
         await until(lambda: not api.all("clusterrolebindings") and not api.all("serviceaccounts"))
 
 
+def binding(namespace: str = NAMESPACE, role: str = "inteldeviceplugins-gpu-manager-role", **more: Any) -> Object:
+    subject = {"kind": "ServiceAccount", "name": "gpu-manager-sa", "namespace": namespace}
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "gpu-manager-rolebinding"},
+        "roleRef": {"kind": "ClusterRole", "name": role, "apiGroup": "rbac.authorization.k8s.io"},
+        "subjects": [subject],
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        binding("default"),
+        binding(role="other-gpu-manager-role"),
+        binding(subjects=[{"kind": "User", "name": "gpu-manager-sa", "apiGroup": "rbac.authorization.k8s.io"}]),
+        binding(subjects=None),
+    ],
+    ids=["namespace", "role", "user", "nobody"],
+)
+async def test_a_binding_of_another_installation_is_replaced(api: KubeApi, found: Object) -> None:
+    api.put("clusterrolebindings", found)
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=own_image("intel-gpu-plugin"), resourceManager=True, sharedDevNum=2))
+        await until(lambda: daemonset(api) is not None)
+        there = api.get("clusterrolebindings", "gpu-manager-rolebinding")
+        assert there
+        assert {key: there[key] for key in ("roleRef", "subjects")} == {
+            key: binding()[key] for key in ("roleRef", "subjects")
+        }
+
+
+async def test_with_the_rights_of_older_manifests_a_binding_is_not_verified(api: KubeApi) -> None:
+    api.put("clusterrolebindings", binding())
+    api.fault("GET .*/clusterrolebindings/", 403, times=1_000_000)
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=own_image("intel-gpu-plugin"), resourceManager=True, sharedDevNum=2))
+        await until(lambda: daemonset(api) is not None)
+        assert not says(api, "Degraded", "True")
+
+
+async def test_a_binding_with_further_accounts_is_unchanged(api: KubeApi) -> None:
+    others = {"kind": "Group", "name": "readers", "apiGroup": "rbac.authorization.k8s.io"}
+    api.put("clusterrolebindings", binding(subjects=[others, *binding()["subjects"]]))
+    async with operator(api, "gpu"):
+        put(api, resource("gpu", image=own_image("intel-gpu-plugin"), resourceManager=True, sharedDevNum=2))
+        await until(lambda: daemonset(api) is not None)
+    assert api.count("DELETE .*clusterrolebindings") == 0
+    assert others in (api.get("clusterrolebindings", "gpu-manager-rolebinding") or {})["subjects"]
+
+
 async def test_what_gpu_plugins_share_and_may_not_be_made_is_told(api: KubeApi) -> None:
     refusing = api.fault("POST .*/serviceaccounts", 403, times=1_000_000)
     async with operator(api, "gpu"):

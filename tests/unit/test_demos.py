@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from manifests import REPOSITORY, Object, own_image
 from trees import link, write
 
 DEMOS = REPOSITORY / "demo"
+Find = Callable[..., tuple[int, str]]
 
 # Of others' programs: file -> (kind, name, container -> (resource, image, words of its command)).
 IMAGES_OF_OTHERS: dict[str, tuple[str, str, dict[str, tuple[str, str, list[str]]]]] = {
@@ -344,3 +345,74 @@ def test_demos_have_the_paths_of_the_original_and_their_former_paths() -> None:
     paths = {*IMAGES_OF_OTHERS, "dsa.conf", "iaa.conf"}
     for directory in ("demo", "demos"):
         assert paths <= {file.name for file in (REPOSITORY / directory).iterdir()}
+
+
+# The script that workloads find their render device with.
+
+
+@pytest.fixture
+def find(tmp_path: Path) -> Find:
+    """`find("2", "echo", "-x")` with three render devices of Intel, of which the second one is not writable."""
+    for number, vendor in ((128, "0x8086"), (129, "0x8086"), (130, "0x10de"), (131, "0x8086")):
+        write(tmp_path / f"drm/renderD{number}/device/vendor", f"{vendor}\n")
+        if number != 129:
+            write(tmp_path / f"dri/renderD{number}", "")
+    text = (DEMOS / "render-device.sh").read_text()
+    script = tmp_path / "render-device.sh"
+    for original, own in (("=/sys/class/drm", f"={tmp_path}/drm"), ("=/dev/dri", f"={tmp_path}/dri")):
+        assert original in text
+        text = text.replace(original, own)
+    script.write_text(text)
+
+    def call(*words: str) -> tuple[int, str]:
+        done = subprocess.run(["/bin/sh", script, *words], capture_output=True, text=True, check=False)
+        assert done.stderr == ""
+        return done.returncode, done.stdout.replace(str(tmp_path), "")
+
+    return call
+
+
+def test_render_devices_are_listed_with_the_user(find: Find) -> None:
+    status, output = find()
+    first, *others = output.splitlines()
+    assert status == 0
+    assert first == "3 Intel GPU render device(s) listed in sysfs, 2 writable one(s) in devfs:"
+    assert any(line.endswith("renderD128") for line in others)
+    assert others[-1].startswith(f"User: uid={os.getuid()}")
+
+
+@pytest.mark.parametrize(
+    ("words", "output"),
+    [
+        (["1"], "/dri/renderD128\n"),
+        (["2"], "/dri/renderD131\n"),
+        (["echo", "-x"], "Running: echo -x /dri/renderD128\n-x /dri/renderD128\n"),
+        (["2", "echo", "a b", "-x"], "Running: echo a b -x /dri/renderD131\na b -x /dri/renderD131\n"),
+    ],
+)
+def test_a_command_gets_the_path_of_a_writable_render_device(find: Find, words: list[str], output: str) -> None:
+    assert find(*words) == (0, output)
+
+
+def test_the_exit_status_is_that_of_the_command(find: Find) -> None:
+    assert find("sh", "-c", "exit 7")[0] == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["0"], "found 0, expected 1 to 127"),
+        (["128"], "found 128, expected 1 to 127"),
+        (["99999999999999999999"], "expected 1 to 127"),
+        (["3"], "found 2, expected at least 3"),
+        (["echo"], "found 'echo', expected a command and the option"),
+        (["1", "echo"], "found 'echo'"),
+        (["-1"], "found '-1'"),
+        ([""], "found ''"),
+    ],
+)
+def test_a_wrong_call_explains_the_script_and_its_reason(find: Find, words: list[str], reason: str) -> None:
+    status, output = find(*words)
+    assert status == 1
+    assert output.startswith("Finds the Intel GPU render devices")
+    assert reason in output.splitlines()[-1]

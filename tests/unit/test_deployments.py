@@ -102,7 +102,7 @@ def expected_daemonset(directory: str) -> Object:
         containers.append(
             {
                 "name": "intel-gpu-levelzero",
-                "image": "intel/intel-gpu-levelzero:0.31.1",
+                "image": own_image("intel-gpu-levelzero"),
                 "imagePullPolicy": "IfNotPresent",
                 "args": sidecar[0],
                 "securityContext": {
@@ -291,8 +291,111 @@ def test_the_nfd_worker_gets_our_configuration(tmp_path: Path) -> None:
     assert objects["Pod"]["spec"]["volumes"][0]["configMap"]["name"] == settings["metadata"]["name"]
 
 
-def test_the_training_demo_finds_its_code() -> None:
-    objects = {each["kind"]: each for each in render(DEPLOY / "gpu_pytorch_demo")}
+XPU_MANAGER: Object = {
+    "containers": [
+        {"name": "xpumd", "image": "intel/xpumanager"},
+        {
+            "name": "python-exporter",
+            "image": "intel/xpumanager",
+            "command": ["gunicorn", "--bind", "0.0.0.0:29999", "xpum_rest_main:main()"],
+            "startupProbe": {"httpGet": {"path": "/metrics", "port": "metrics"}, "failureThreshold": 10},
+            "livenessProbe": {"httpGet": {"path": "/healtz", "port": "metrics"}},
+            "volumeMounts": [{"name": "sockdir", "mountPath": "/tmp"}],
+        },
+    ],
+    "volumes": [{"name": "sockdir", "emptyDir": {}}],
+}
+
+
+def xpu_manager(overlay: str, directory: Path) -> dict[str, Object]:
+    """The objects of an overlay by kind. A stand-in replaces the tree of XPU Manager in another repository."""
+    tree = directory / "xpumanager_sidecar"
+    shutil.copytree(DEPLOY / "xpumanager_sidecar", tree)
+    own = tree / "base/kustomization.yaml"
+    document = yaml.safe_load(own.read_text())
+    (remote,) = document["resources"]
+    assert remote.endswith("/intel/xpumanager/deployment/kubernetes/daemonset/base?ref=V1.2.38")
+    own.write_text(yaml.safe_dump(document | {"resources": ["daemonset.json"]}))
+    labels = {"app": "intel-xpumanager"}
+    template = {"metadata": {"labels": labels}, "spec": XPU_MANAGER}
+    daemonset = {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": "intel-xpumanager", "labels": labels},
+        "spec": {"selector": {"matchLabels": labels}, "template": template},
+    }
+    (tree / "base/daemonset.json").write_text(json.dumps(daemonset))
+    found = {each["kind"]: each for each in render(tree / "overlays" / overlay)}
+    assert {each["metadata"]["namespace"] for each in found.values()} == {"monitoring"}
+    return found
+
+
+def sidecar(*arguments: str, more: list[Object]) -> Object:
+    return {
+        "name": "xelink-sidecar",
+        "image": own_image("intel-xpumanager-sidecar"),
+        "imagePullPolicy": "IfNotPresent",
+        "args": ["-v=2", *arguments],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsUser": 0,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [*more, {"name": "features-d", "mountPath": FEATURES}],
+    }
+
+
+FEATURES = "/etc/kubernetes/node-feature-discovery/features.d/"
+FEATURES_VOLUME: Object = {"name": "features-d", "hostPath": {"path": FEATURES, "type": "DirectoryOrCreate"}}
+
+
+def test_the_xe_link_sidecar_runs_beside_xpu_manager(tmp_path: Path) -> None:
+    found = xpu_manager("http", tmp_path)
+    assert set(found) == {"DaemonSet"}
+    pod = found["DaemonSet"]["spec"]["template"]["spec"]
+    assert in_order(pod["containers"]) == in_order([*XPU_MANAGER["containers"], sidecar(more=[])])
+    assert in_order(pod["volumes"]) == in_order([*XPU_MANAGER["volumes"], FEATURES_VOLUME])
+
+
+def test_with_cert_manager_the_metrics_of_xpu_manager_are_encrypted(tmp_path: Path) -> None:
+    found = xpu_manager("cert-manager", tmp_path)
+    certificate, issuer = found["Certificate"], found["Issuer"]
+    assert (certificate["metadata"]["name"], issuer["metadata"]["name"]) == ("serving-cert", "selfsigned-issuer")
+    assert issuer["spec"] == {"selfSigned": {}}
+    assert certificate["spec"] == {
+        "ipAddresses": ["127.0.0.1"],
+        "issuerRef": {"kind": "Issuer", "name": "selfsigned-issuer"},
+        "privateKey": {"rotationPolicy": "Always"},
+        "secretName": "xpum-server-cert",
+    }
+    pod = found["DaemonSet"]["spec"]["template"]["spec"]
+    xpumd, exporter = XPU_MANAGER["containers"]
+    mount = {"name": "xpum-cert", "mountPath": "/cert", "readOnly": True}
+    containers = {each["name"]: each for each in pod["containers"]}
+    assert containers["xpumd"] == xpumd
+    assert in_order(containers["xelink-sidecar"]) == in_order(sidecar("--cert=/cert/tls.crt", more=[mount]))
+    command = containers["python-exporter"].pop("command")
+    assert {"--keyfile=/cert/tls.key", "--certfile=/cert/tls.crt"} < {*command}
+    assert command[:3] == exporter["command"][:3]
+    assert command[-1] == exporter["command"][-1]
+    assert in_order(containers["python-exporter"]) == in_order(
+        {
+            **{key: value for key, value in exporter.items() if key != "command"},
+            **{
+                probe: exporter[probe] | {"httpGet": exporter[probe]["httpGet"] | {"scheme": "HTTPS"}}
+                for probe in ("startupProbe", "livenessProbe")
+            },
+            "volumeMounts": [mount, *exporter["volumeMounts"]],
+        }
+    )
+    secret = {"name": "xpum-cert", "secret": {"secretName": "xpum-server-cert"}}
+    assert in_order(pod["volumes"]) == in_order([*XPU_MANAGER["volumes"], FEATURES_VOLUME, secret])
+
+
+@pytest.mark.parametrize("tree", ["gpu_pytorch_demo", "gpu_tensorflow_test"])
+def test_a_training_demo_finds_its_code(tree: str) -> None:
+    objects = {each["kind"]: each for each in render(DEPLOY / tree)}
     pod, code = objects["Pod"], objects["ConfigMap"]
     assert pod["metadata"]["name"] == "training-pod"
     (container,) = pod["spec"]["containers"]
@@ -301,7 +404,8 @@ def test_the_training_demo_finds_its_code() -> None:
     assert container["volumeMounts"] == [{"name": "code", "mountPath": "/code"}]
     assert pod["spec"]["volumes"] == [{"name": "code", "configMap": {"name": code["metadata"]["name"]}}]
     assert code["metadata"]["name"].startswith("training-code-")
-    assert container["command"][-1].removeprefix("/code/") in code["data"]
+    script = container["command"][-1].removeprefix("/code/")
+    compile(code["data"][script], script, "exec")
 
 
 # Images: name -> entry point
@@ -311,6 +415,8 @@ IMAGES = {
     "intel-gpu-plugin": "intel_gpu_device_plugin",
     "intel-npu-plugin": "intel_npu_device_plugin",
     "intel-gpu-fakedev": "intel_gpu_fakedev",
+    "intel-gpu-levelzero": "intel_gpu_levelzero",
+    "intel-xpumanager-sidecar": "intel_xpumanager_sidecar",
     "intel-qat-plugin": "intel_qat_device_plugin",
     "intel-dsa-plugin": "intel_dsa_device_plugin",
     "intel-iaa-plugin": "intel_iaa_device_plugin",
@@ -321,6 +427,7 @@ IMAGES = {
     "intel-qat-initcontainer": "qat-init.sh",
     "intel-idxd-config-initcontainer": "idxd-init.sh",
     "intel-dlb-initcontainer": "dlb-init.sh",
+    "intel-gpu-initcontainer": "gpu-init.sh",
     "intel-sgx-initcontainer": "sgx-init.sh",
     "intel-fpga-initcontainer": "accelplane-fpga-init",
     "intel-sgx-admissionwebhook": "intel_sgx_admissionwebhook",
@@ -349,7 +456,7 @@ def test_every_image_has_its_entry_point_and_labels() -> None:
 
 def test_every_entry_point_is_a_script_of_the_package() -> None:
     scripts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
-    assert {*IMAGES.values(), "intel-sgx-epchook"} - set(scripts) == set()
+    assert {*IMAGES.values(), "intel-sgx-epchook", "intel-gpu-nfdhook"} - set(scripts) == set()
 
 
 def test_the_build_script_builds_every_image_with_the_installed_builder(tmp_path: Path) -> None:

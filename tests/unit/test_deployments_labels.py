@@ -1,12 +1,15 @@
 """The tree of the labeller: its command, account, rights and security context."""
 
+import ast
+
 import pytest
 from manifests import DEPLOY, REPOSITORY, Object, render
 
 from accelplane.cli import labels
 from accelplane.cli.goflags import parse
+from accelplane.features.gpu import FRACTIONS, PREFIX
 
-TREES = ("labels", "labels/base", "labels/overlays/own-node-only")
+TREES = ("labels", "labels/base", "labels/overlays/gpu", "labels/overlays/own-node-only")
 
 
 def objects(tree: str) -> dict[str, Object]:
@@ -31,12 +34,14 @@ def test_one_account_has_the_rights_and_runs_the_labeller(tree: str) -> None:
     assert ("ValidatingAdmissionPolicy" in found) == tree.endswith("own-node-only")
 
 
-def test_the_arguments_are_flags_of_the_labeller() -> None:
-    (container,) = objects("labels")["DaemonSet"]["spec"]["template"]["spec"]["containers"]
+@pytest.mark.parametrize("tree", TREES)
+def test_the_arguments_are_flags_of_the_labeller(tree: str) -> None:
+    (container,) = objects(tree)["DaemonSet"]["spec"]["template"]["spec"]["containers"]
     command, *words = container["args"]
     given, rest = parse(labels.FLAGS, words)
     assert (command, rest) == ("labels", [])
-    assert labels.Options.from_flags(given, {"NODE_NAME": "one"}).daemon
+    options = labels.Options.from_flags(given, {"NODE_NAME": "one"})
+    assert (options.daemon, options.epc, options.gpu) == (True, True, tree.endswith("gpu"))
     assert {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"]} == {
         "NODE_NAME": "spec.nodeName"
     }
@@ -67,3 +72,10 @@ def test_the_rights_are_three_verbs_on_nodes() -> None:
 
 def test_the_directory_name_of_the_originals_resolves_to_the_tree() -> None:
     assert render(REPOSITORY / "deployments/labels") == render(DEPLOY / "labels")
+
+
+def test_the_policy_admits_the_resources_of_the_labeller() -> None:
+    policy = objects("labels/overlays/own-node-only")["ValidatingAdmissionPolicy"]["spec"]
+    (resources,) = (each["expression"] for each in policy["variables"] if each["name"] == "resources")
+    published = {labels.EPC, *(f"{PREFIX}/{name}" for name in FRACTIONS)}
+    assert set(ast.literal_eval(resources)) == published

@@ -212,7 +212,7 @@ OTHERS = {
 }  # fmt: skip
 TESTED_ELSEWHERE = (
     "accelplane_", "components", "fpga_", "gpu_", "labels", "npu_", "nfd", "operator", "sgx_admissionwebhook",
-    "sgx_plugin/overlays/epc-nfd",
+    "sgx_plugin/overlays/epc-nfd", "xpumanager_",
 )  # fmt: skip
 
 

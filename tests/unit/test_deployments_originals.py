@@ -124,6 +124,7 @@ ORIGINAL: dict[str, set[Name]] = {
         names("ClusterRoleBinding", "sgx-plugin"),
     ),
     "nfd/overlays/node-feature-rules": names("NodeFeatureRule", "intel-dp-devices intel-gpu-platform-labeling"),
+    "gpu_tensorflow_test": names("Pod", "training-pod"),
     "qat_dpdk_app": DPDK["crypto-perf"] | DPDK["compress-perf"],
     "qat_dpdk_app/crypto-perf": DPDK["crypto-perf"],
     "qat_dpdk_app/compress-perf": DPDK["compress-perf"],

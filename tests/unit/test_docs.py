@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import accelplane.plugins
-from accelplane.cli import epchook, fpgawebhook, logflags, onloadworker, sgxwebhook
+from accelplane.cli import epchook, fpgawebhook, levelzero, logflags, onloadworker, sgxwebhook, xpumanager
 from accelplane.cli import labels as labels_command
 from accelplane.cli import node as node_command
 from accelplane.cli import onloadoperator as onload_command
@@ -54,6 +54,7 @@ OPERATOR = DOCS / "operator.md"
 ONLOAD = DOCS / "onload.md"
 USERS, AUTHORS = DOCS / "users-guide.md", DOCS / "plugin-authors-guide.md"
 ACCELERATORS, LABELS = DOCS / "accelerators.md", DOCS / "labels.md"
+SIDECARS = DOCS / "gpu-sidecars.md"
 EXAMPLE = ROOT / "examples" / "generic-devices"
 PAGES = (*sorted(DOCS.glob("*.md")), EXAMPLE / "README.md", ROOT / "deploy" / "README.md", ROOT / "README.md")
 
@@ -247,6 +248,8 @@ def shown(flag: Flag) -> str:
         (ONLOAD_NODE, "Flags of the worker", [flag for flag in onloadworker.FLAGS if flag not in logflags.FLAGS]),
         (LABELS, "accelplane labels", [flag for flag in labels_command.FLAGS if flag not in logflags.FLAGS]),
         (LABELS, "EPC", [flag for flag in epchook.FLAGS if flag not in logflags.FLAGS]),
+        (SIDECARS, "Flags of the Level-Zero service", [flag for flag in levelzero.FLAGS if flag not in logflags.FLAGS]),
+        (SIDECARS, "Flags of the Xe-Link sidecar", [flag for flag in xpumanager.FLAGS if flag not in logflags.FLAGS]),
         (FPGA_WEBHOOK, "Running it", [flag for flag in fpgawebhook.FLAGS if flag not in logflags.FLAGS]),
         (WEBHOOK, "Running it", [flag for flag in sgxwebhook.FLAGS if flag not in logflags.FLAGS]),
         (OPERATOR, "Flags", [flag for flag in operator_command.FLAGS if flag not in logflags.FLAGS]),

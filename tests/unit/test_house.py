@@ -73,7 +73,8 @@ def loaded_by(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["accelplane.cli.main", "accelplane.cli.node", "accelplane.cli.dropin", "accelplane.cli.onloadworker"]
+    "module",
+    [f"accelplane.cli.{name}" for name in ("main", "node", "dropin", "levelzero", "onloadworker", "xpumanager")],
 )
 def test_node_commands_do_not_load_unneeded_modules(module: str) -> None:
     loaded = loaded_by(f"import {module}")

@@ -3,12 +3,20 @@
 import os
 import stat
 import threading
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 from trees import write
 
-from accelplane.node.publishers.labels import LabelFile
+from accelplane.devices import Device, Inventory
+from accelplane.host import Host
+from accelplane.node.context import PluginContext
+from accelplane.node.publishers.labels import LabelFile, LabelPublisher
+from accelplane.node.settings import Settings
+from accelplane.plugins import Plugin, ScanError
+from accelplane.plugins.base import Config
+from accelplane.plugins.gpu import GpuConfig, GpuPlugin
 
 
 class TestLabelFile:
@@ -82,3 +90,81 @@ class TestLabelFile:
         with pytest.raises(FileNotFoundError):
             LabelFile(str(tmp_path / "none/labels.txt")).write({"a": "1"})
         assert os.listdir(tmp_path) == ["labels.txt"]
+
+
+class Labelled(Plugin[Config]):
+    """Labels of a test; with `problem` there are none."""
+
+    namespace = "example.com"
+    problem = ""
+
+    def labels(self, devices: Iterable[Device]) -> Mapping[str, str]:
+        if self.problem:
+            raise ScanError(self.problem)
+        return {"a": "1"}
+
+
+class TestLabelPublisher:
+    def publisher(self, plugin: Plugin[Config], nfd_dir: Path | str = "") -> tuple[LabelPublisher, PluginContext]:
+        context = PluginContext("test", plugin, Settings(nfd_dir=str(nfd_dir)))
+        return LabelPublisher(context), context
+
+    def test_writes_a_file_of_the_plugins_name_into_the_directory_of_nfd(self, tmp_path: Path) -> None:
+        publisher, _context = self.publisher(Labelled(), tmp_path)
+        publisher.publish(Inventory())
+        assert (tmp_path / "accelplane-test.txt").read_text() == "a=1\n"
+        publisher.close()
+        assert os.listdir(tmp_path) == []
+
+    def test_without_a_directory_it_writes_nothing(self) -> None:
+        publisher, _context = self.publisher(Labelled())
+        publisher.publish(Inventory())
+        publisher.close()
+
+    def test_writes_the_file_that_other_programs_know(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Labelled, "label_file", str(tmp_path / "known/labels.txt"))
+        (tmp_path / "known").mkdir()
+        publisher, context = self.publisher(Labelled())
+        publisher.publish(Inventory())
+        assert (tmp_path / "known/labels.txt").read_text() == "a=1\n"
+        # With a directory of its own the old file does not stay.
+        context.settings = Settings(nfd_dir=str(tmp_path))
+        publisher.publish(Inventory())
+        assert (tmp_path / "labels.txt").read_text() == "a=1\n"
+        assert os.listdir(tmp_path / "known") == []
+
+    def test_removes_the_file_of_a_plugin_whose_new_options_have_no_labels(self, tmp_path: Path) -> None:
+        publisher, context = self.publisher(GpuPlugin(GpuConfig(resource_labels=True)), tmp_path)
+        context.plugin.prepare(Host(tmp_path))
+        publisher.publish(Inventory())
+        assert (tmp_path / "intel-gpu-resources.txt").read_text() == "gpu.intel.com/tiles=0\n"
+        context.plugin = GpuPlugin()
+        publisher.publish(Inventory())
+        assert os.listdir(tmp_path) == []
+
+    def test_a_plugin_that_has_not_read_its_labels_yet_does_not_remove_those_of_another_run(
+        self, tmp_path: Path
+    ) -> None:
+        write(tmp_path / "intel-gpu-resources.txt", "gpu.intel.com/tiles=4\n")
+        publisher, _context = self.publisher(GpuPlugin(GpuConfig(resource_labels=True)), tmp_path)
+        publisher.publish(Inventory())
+        assert (tmp_path / "intel-gpu-resources.txt").read_text() == "gpu.intel.com/tiles=4\n"
+
+    def test_logs_a_problem_once_and_keeps_the_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        publisher, _context = self.publisher(Labelled(), tmp_path)
+        publisher.publish(Inventory())
+        for problem in ("one", "one", "two", "", "two"):
+            monkeypatch.setattr(Labelled, "problem", problem)
+            publisher.publish(Inventory())
+        assert [record.message for record in caplog.records] == [
+            f"test: labels not written: {problem}" for problem in ("one", "two", "two")
+        ]
+        assert (tmp_path / "accelplane-test.txt").read_text() == "a=1\n"
+
+    def test_a_directory_that_is_missing_is_only_logged(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        publisher, _context = self.publisher(Labelled(), tmp_path / "none")
+        publisher.publish(Inventory())
+        publisher.close()
+        assert ["labels not written" in record.message for record in caplog.records] == [True]

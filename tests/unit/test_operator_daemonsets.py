@@ -394,8 +394,8 @@ def test_whole_dsa_devices_are_where_they_are_looked_for() -> None:
 @pytest.mark.parametrize("overlay", ["levelzero", "health", "xpumd"])
 def test_gpus_overlays_can_be_had_by_fields(overlay: str) -> None:
     spec: dict[str, Any] = {
-        "levelzero": {"levelZeroImage": "intel/intel-gpu-levelzero:0.31.1"},
-        "health": {"levelZeroImage": "intel/intel-gpu-levelzero:0.31.1", "healthManagement": True},
+        "levelzero": {"levelZeroImage": own_image("intel-gpu-levelzero")},
+        "health": {"healthManagement": True},
         "xpumd": {"xpumdEndpoint": "/run/xpumd/intelxpuinfo.sock"},
     }[overlay]
     found = pod("gpu", **spec)

@@ -138,13 +138,17 @@ def test_a_target_concerns_the_images_of_its_own_project(target: str, original: 
     ("settings", "name", "reference"),
     [
         ({}, "intel-gpu-plugin", f"accelplane/intel-gpu-plugin:{RELEASE}"),
-        ({}, "intel-gpu-levelzero", "intel/intel-gpu-levelzero:0.31.1"),
-        ({"vendor": "docker.io/accelplane"}, "intel-gpu-levelzero", "docker.io/intel/intel-gpu-levelzero:0.31.1"),
+        ({}, "intel-gpu-levelzero", f"accelplane/intel-gpu-levelzero:{RELEASE}"),
+        (
+            {"vendor": "docker.io/accelplane"},
+            "intel-gpu-initcontainer",
+            f"docker.io/accelplane/intel-gpu-initcontainer:{RELEASE}",
+        ),
         ({"target": "0.36.0"}, "intel-gpu-plugin", f"accelplane/intel-gpu-plugin:{RELEASE}"),
         ({"vendor": "intel"}, "intel-gpu-plugin", "intel/intel-gpu-plugin:0.31.1"),
         ({"vendor": "intel", "target": "0.36.0"}, "intel-gpu-plugin", "intel/intel-gpu-plugin:0.36.0"),
         ({"vendor": "mirror.example/a"}, "intel-gpu-plugin", f"mirror.example/a/intel-gpu-plugin:{RELEASE}"),
-        ({"vendor": "mirror.example/a"}, "intel-gpu-levelzero", "mirror.example/a/intel-gpu-levelzero:0.31.1"),
+        ({"vendor": "mirror.example/a"}, "intel-gpu-levelzero", f"mirror.example/a/intel-gpu-levelzero:{RELEASE}"),
         ({"vendor": "mirror.example/intel", "target": "1.0.0"}, "x", "mirror.example/intel/x:1.0.0"),
         ({"overrides": SHA}, "intel-gpu-plugin", OVERRIDDEN),
         ({"overrides": SHA, "upgrade": "off"}, "intel-gpu-plugin", f"accelplane/intel-gpu-plugin:{RELEASE}"),
@@ -226,10 +230,13 @@ def test_images_of_the_go_project_are_reported_with_the_image_to_use(
     assert images.original_images(plugin("dlb", **spec), policy) == found
 
 
-def test_an_image_that_only_the_go_project_publishes_is_not_reported() -> None:
+def test_all_images_of_the_go_project_in_a_resource_are_reported() -> None:
     found = plugin("gpu", image="accelplane/intel-gpu-plugin:1.2.0", levelZeroImage="intel/intel-gpu-levelzero:0.31.1",
                    initImage="intel/intel-gpu-initcontainer:0.31.1")  # fmt: skip
-    assert images.original_images(found, POLICY) == ""
+    report = images.original_images(found, POLICY)
+    for name in ("initcontainer", "levelzero"):
+        assert f"is intel/intel-gpu-{name}:0.31.1, an image of the Go project" in report
+        assert f"to accelplane/intel-gpu-{name}:1.2.0" in report
 
 
 @given(st.text(alphabet="abc:/@-.0123456789sha256 vintelgpuplugin\n", max_size=60) | st.text(max_size=40))

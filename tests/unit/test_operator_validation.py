@@ -412,6 +412,31 @@ def test_a_field_that_the_image_does_not_support_is_a_warning(
 
 
 @pytest.mark.parametrize(
+    ("image", "warns"),
+    [
+        (original("gpu"), False),
+        (original("gpu", "0.33.9"), False),
+        (original("gpu", "0.34.0"), True),
+        (original("gpu", "0.36.0"), True),
+        (ours("intel-gpu-plugin"), False),
+        (original("gpu", "devel"), False),
+    ],
+)
+def test_images_whose_release_removed_the_resource_manager_are_a_warning(image: str, warns: bool) -> None:
+    spec = {"image": image, "resourceManager": True, "sharedDevNum": 2}
+    expected = (
+        f"resourceManager true needs image version 1.0.0 or newer, or one below 0.34.0, found '{image}'; "
+        f"set image to {ours('intel-gpu-plugin')}"
+    )
+    for policy in (
+        ImagePolicy(minimum="0.30.0"),
+        ImagePolicy(minimum="0.30.0", vendor="intel", target="0.36.0", upgrade="off"),
+    ):
+        assert (expected in warned("gpu", policy, **spec)) is warns
+    assert "resourceManager true" not in warned("gpu", **{**spec, "resourceManager": False})
+
+
+@pytest.mark.parametrize(
     ("family", "spec"),
     [
         ("dsa", {"driver": "idxd"}),

@@ -20,7 +20,6 @@ from accelplane.features import node_reconciler
 from accelplane.features.node_reconciler import Node
 from accelplane.host import Host
 from accelplane.host.epc import Epc, read_epc
-from accelplane.node import atomic_file
 from accelplane.node.publishers.labels import LabelFile
 
 log = logging.getLogger(__name__)
@@ -255,7 +254,7 @@ def install(arguments: Sequence[str] | None = None) -> int:
         if not places:
             raise Fatal(f"neither {sources} nor {features} is a directory, expected one of them to be mounted")
         if sources in places:
-            _install_hook(os.path.join(sources, HOOK), f"{RESOURCE}={epc}")
+            staticprint.install(os.path.join(sources, HOOK), f"{RESOURCE}={epc}")
         if features in places:
             file = LabelFile(os.path.join(features, FEATURE_FILE))
             log.info("%s: %s", file.path, "written" if file.write({RESOURCE: str(epc)}) else "is as it should be")
@@ -266,16 +265,6 @@ def install(arguments: Sequence[str] | None = None) -> int:
         log.critical("%s%s", f"{error.filename}: " if error.filename else "", error.strerror or error)
         return 1
     return 0
-
-
-def _install_hook(path: str, text: str) -> None:
-    """Raises `OSError`."""
-    if os.uname().machine != staticprint.MACHINE:
-        log.warning("%s: not installed, it is a program for %s", path, staticprint.MACHINE)
-        return
-    # NFD passes over names that begin with a dot, so it never runs half a program.
-    atomic_file.replace(path, staticprint.program(text.encode()), prefix=".epchook", mode=0o755)
-    log.info("%s: installed, prints %s", path, text)
 
 
 def _epc(root: str) -> int:

@@ -10,16 +10,18 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from accelplane.apiserver import ApiError, ApiServer
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit
 from accelplane.features import RuleOutput, discover, evaluate, node_reconciler
+from accelplane.features.gpu import LabelOptions, gpu_labels, read_gpus
 from accelplane.features.node_reconciler import Node
-from accelplane.host import Host
+from accelplane.host import Host, HostError
 from accelplane.node.periodic_scan import periodic_scan
 from accelplane.node.publishers.labels import LabelFile
 from accelplane.node.watcher import Watcher
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 
 PROGRAM = "accelplane labels"
 FIELD_MANAGER = "accelplane-labels"
+EPC = "sgx.intel.com/epc"
 FEATURE_FILE = "accelplane-features.txt"
 OUTPUTS = ("table", "json", "nfd", "node")
 # Uevents that may change features; the SGX driver is in `misc`.
@@ -37,8 +40,9 @@ SAFETY_INTERVAL = 600.0
 FLAGS = (
     Flag("output", "table", "table or json: print; nfd: write a feature file; node: write the Node's labels"),
     Flag("daemon", False, "with -output=nfd or node: update after hardware changes, until SIGTERM or SIGINT"),
-    Flag("cleanup", False, "remove what was written, the resource only with -epc: at once, or with -daemon at exit"),
+    Flag("cleanup", False, "remove what was written (resources with -epc, -gpu): at once, or with -daemon at exit"),
     Flag("epc", False, "also publish the memory for SGX enclaves, on the Node as an extended resource"),
+    Flag("gpu", False, "also publish the capacity of GPUs for schedulers, on the Node also as extended resources"),
     Flag("features-dir", "/etc/kubernetes/node-feature-discovery/features.d", "directory of -output=nfd"),
     Flag("node-name", "", "name of the Node, $NODE_NAME when empty"),
     Flag("root", "/", "read sysfs and procfs under this directory"),
@@ -61,6 +65,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     daemon: bool
     cleanup: bool
     epc: bool
+    gpu: bool
     features_dir: str
     node_name: str
     root: str
@@ -75,6 +80,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             daemon=bool(values["daemon"]),
             cleanup=bool(values["cleanup"]),
             epc=bool(values["epc"]),
+            gpu=bool(values["gpu"]),
             features_dir=os.path.abspath(str(values["features-dir"])),
             node_name=str(values["node-name"]) or environment.get("NODE_NAME", ""),
             root=os.path.abspath(str(values["root"])),
@@ -151,14 +157,29 @@ def evaluate_host(host: Host) -> RuleOutput:
     return evaluate(discover(host))
 
 
+def evaluate_with_gpus(host: Host) -> RuleOutput:
+    """The same with the labels of GPU capacity, which the rules turn into resources, unless they cannot be read."""
+    try:
+        found = gpu_labels(read_gpus(host), LabelOptions.of(os.environ))
+    except HostError as error:
+        host.note(f"no labels of GPU capacity: {error}")
+        return evaluate_host(host)
+    features = discover(host)
+    output = evaluate(replace(features, elements={**features.elements, "local.label": found}))
+    return RuleOutput({**output.labels, **found}, output.resources)
+
+
 def feature_lines(output: RuleOutput, *, epc: bool) -> dict[str, str]:
-    """Returns the names and values in a feature file."""
-    return {**output.labels, **(output.resources if epc else {})}
+    """Returns the names and values in a feature file. NFD derives other resources from labels."""
+    lines = dict(output.labels)
+    if epc and EPC in output.resources:
+        lines[EPC] = output.resources[EPC]
+    return lines
 
 
 async def _write_once(options: Options, api: ApiServer | None) -> None:
     host = Host(options.root)
-    output = RuleOutput({}, {}) if options.cleanup else evaluate_host(host)
+    output = RuleOutput({}, {}) if options.cleanup else _evaluation(options)(host)
     for note in host.notes:
         log.warning("%s", note)
     if api is None:
@@ -171,8 +192,9 @@ async def _follow(options: Options, api: ApiServer | None) -> None:
     watcher = Watcher()
     watcher.start()
     try:
+        subsystems = SUBSYSTEMS | {"drm"} if options.gpu else SUBSYSTEMS
         outputs = periodic_scan(
-            "labels", options.root, evaluate_host, watcher, subsystems=SUBSYSTEMS, interval=SAFETY_INTERVAL
+            "labels", options.root, _evaluation(options), watcher, subsystems=subsystems, interval=SAFETY_INTERVAL
         )
         async with contextlib.aclosing(outputs):
             if api is None:
@@ -223,8 +245,11 @@ async def _follow_on_node(options: Options, api: ApiServer, outputs: AsyncGenera
 
 def _reconcile_to(options: Options, api: ApiServer, output: RuleOutput) -> node_reconciler.Reconcile:
     labels = node_reconciler.Labels(api, FIELD_MANAGER, output.labels)
-    amounts = {name: int(amount) for name, amount in output.resources.items()}
-    resources = node_reconciler.Resources(api, FIELD_MANAGER, amounts) if options.epc else None
+    amounts = {
+        name: int(amount) for name, amount in output.resources.items() if (options.epc if name == EPC else options.gpu)
+    }
+    published = options.epc or options.gpu
+    resources = node_reconciler.Resources(api, FIELD_MANAGER, amounts) if published else None
 
     async def reconcile(node: Node) -> bool:
         changed = await labels.reconcile(node)
@@ -237,9 +262,13 @@ def _file(options: Options) -> LabelFile:
     return LabelFile(os.path.join(options.features_dir, FEATURE_FILE))
 
 
+def _evaluation(options: Options) -> Callable[[Host], RuleOutput]:
+    return evaluate_with_gpus if options.gpu else evaluate_host
+
+
 def _print(options: Options) -> None:
     host = Host(options.root)
-    output = evaluate_host(host)
+    output = _evaluation(options)(host)
     for note in host.notes:
         log.warning("%s", note)
     if options.output == "json":

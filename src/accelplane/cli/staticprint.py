@@ -5,7 +5,13 @@ is machine code without libraries: write(1, text), then exit(0), or exit(1) afte
 with the AMD64 supplement (ELF-64), elf(5), syscall(2).
 """
 
+import logging
+import os
 import struct
+
+from accelplane.node import atomic_file
+
+log = logging.getLogger(__name__)
 
 MACHINE = "x86_64"
 
@@ -15,6 +21,16 @@ _LONGEST = 64 * 1024
 _EXECUTABLE, _X86_64, _CURRENT = 2, 62, 1
 _LOAD, _GNU_STACK = 1, 0x6474E551
 _EXECUTE, _WRITE, _READ = 1, 2, 4
+
+
+def install(path: str, text: str) -> None:
+    """Installs the executable that prints `text` as a hook. Raises `OSError`, or `ValueError` as `program` does."""
+    if os.uname().machine != MACHINE:
+        log.warning("%s: not installed, it is a program for %s", path, MACHINE)
+        return
+    # NFD ignores names that begin with a dot, so it never runs an incomplete program.
+    atomic_file.replace(path, program(text.encode()), prefix=f".{os.path.basename(path)}", mode=0o755)
+    log.info("%s: installed, prints %s", path, text.strip() or "nothing")
 
 
 def program(text: bytes) -> bytes:

@@ -13,7 +13,10 @@ import msgspec
 
 from accelplane.operator import images, versions
 from accelplane.operator.models import DevicePlugin, DsaSpec, GpuSpec, NpuSpec, PluginSpec, QatSpec, SgxSpec
-from accelplane.operator.settings import ImagePolicy
+from accelplane.operator.settings import VENDOR, ImagePolicy
+
+# The release of the Go project without the resource manager of GPUs, and the first one of this project.
+MANAGER_REMOVED, OURS = "0.34.0", "1.0.0"
 
 
 class Feature(msgspec.Struct, frozen=True):
@@ -33,7 +36,27 @@ def unsupported(plugin: DevicePlugin, policy: ImagePolicy) -> tuple[str, ...]:
         image = named.get(feature.image_field, "")
         if versions.is_below(images.parse(image).tag, feature.since):
             found.append(_message(feature, image, policy))
+    if isinstance(plugin.spec, GpuSpec) and plugin.spec.resource_manager:
+        found += _removed(plugin.spec.image, policy)
     return tuple(found)
+
+
+def _removed(image: str, policy: ImagePolicy) -> Iterator[str]:
+    """The Go project removed the resource manager, this project has it."""
+    if not _lacks_manager(image):
+        return
+    wanted = policy.reference("intel-gpu-plugin")
+    if _lacks_manager(wanted):
+        wanted = f"{VENDOR}/intel-gpu-plugin:{policy.release}"
+    yield (
+        f"resourceManager true needs image version {OURS} or newer, or one below {MANAGER_REMOVED}, found {image!a}; "
+        f"set image to {wanted}"
+    )
+
+
+def _lacks_manager(image: str) -> bool:
+    tag = images.parse(image).tag
+    return versions.is_original(tag) and not versions.is_below(tag, MANAGER_REMOVED)
 
 
 def _message(feature: Feature, image: str, policy: ImagePolicy) -> str:

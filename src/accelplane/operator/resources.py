@@ -127,14 +127,14 @@ class RoleReference(msgspec.Struct):
 
 class Subject(msgspec.Struct):
     name: str
-    namespace: str
+    namespace: str = ""
     kind: str = "ServiceAccount"
 
 
 class ClusterRoleBinding(GlobalResource, msgspec.Struct, kw_only=True):
     metadata: Metadata
     roleRef: RoleReference
-    subjects: list[Subject]
+    subjects: list[Subject] | None = None
     _api_info = api("rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings")
 
 

@@ -18,8 +18,6 @@ VENDOR = "accelplane"
 # The Go project: the oldest release whose images are accepted, and the vendor of its images.
 OLDEST = "0.31.1"
 ORIGINAL_VENDOR = "intel"
-# Images that only the Go project publishes.
-_ORIGINAL_ONLY = ("intel-gpu-initcontainer", "intel-gpu-levelzero")
 
 Upgrade = Literal["spec", "daemonset", "off"]
 
@@ -54,15 +52,12 @@ class ImagePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def recommended(self, name: str) -> str:
         """The default image of that name without overrides."""
-        registry, slash, vendor = self.vendor.rpartition("/")
-        original = name in _ORIGINAL_ONLY or vendor == ORIGINAL_VENDOR
-        if vendor == VENDOR:
-            vendor = ORIGINAL_VENDOR if original else VENDOR
-            version = self.version(original=original)
-        else:
+        vendor = self.vendor.rpartition("/")[2]
+        version = self.version(original=vendor == ORIGINAL_VENDOR)
+        if vendor != VENDOR:
             # Other vendors may have copies of either project's images.
-            version = self.target or self.version(original=original)
-        return f"{registry}{slash}{vendor}/{name}:{version}"
+            version = self.target or version
+        return f"{self.vendor}/{name}:{version}"
 
     def override(self, name: str) -> str:
         """The image that replaces all images of that name; empty for none."""

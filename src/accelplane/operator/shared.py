@@ -1,9 +1,12 @@
 """Objects that all GPU custom resources share: the service account of the resource manager, and its role binding.
 
-They exist while a resource enables the resource manager, which only images up to release 0.31 have.
+They exist while a resource enables the resource manager, which our images and those of the Go project up to release
+0.31 have. A binding that an earlier installation left for another namespace or role is replaced.
 """
 
+import contextlib
 import logging
+from http import HTTPStatus
 
 from accelplane.apiserver import AlreadyExists, StatusError
 from accelplane.kube.client import Client
@@ -44,13 +47,24 @@ class SharedObjects:
 
     async def _make(self) -> None:
         account = ServiceAccount(metadata=Metadata(name=GPU_MANAGER, namespace=self._namespace))
-        binding = ClusterRoleBinding(
-            metadata=Metadata(name=BINDING),
-            roleRef=RoleReference(self._role),
-            subjects=[Subject(GPU_MANAGER, self._namespace)],
-        )
-        for wanted in (account, binding):
+        with contextlib.suppress(AlreadyExists):
+            await self._client.create(account)
+        subject, role = Subject(GPU_MANAGER, self._namespace), RoleReference(self._role)
+        binding = ClusterRoleBinding(metadata=Metadata(name=BINDING), roleRef=role, subjects=[subject])
+        try:
+            await self._client.create(binding)
+        except AlreadyExists:
             try:
-                await self._client.create(wanted)
-            except AlreadyExists:
-                continue
+                found = await self._client.get(ClusterRoleBinding, BINDING)
+            except StatusError as error:
+                if error.code != HTTPStatus.FORBIDDEN:
+                    raise
+                # Older manifests do not have this right.
+                log.warning("ClusterRoleBinding %s is not verified: %s", BINDING, error)
+                return
+            if found.roleRef == role and subject in (found.subjects or ()):
+                return
+            log.info("ClusterRoleBinding %s is for another account or role; replacing it", BINDING)
+            # The API server does not allow another role in a binding.
+            await self._client.delete(ClusterRoleBinding, BINDING, uid=found.metadata.uid)
+            await self._client.create(binding)

@@ -139,6 +139,10 @@ class Plugin(Generic[ConfigT_co]):
     # Kinds of CDI files that the agent removes when their device is gone and no pod uses them.
     cdi_kinds: ClassVar[Sequence[str]] = ()
 
+    # The file of `labels`, which other programs know by this name. Without one the labels are published only if the
+    # agent has a directory for them, in which the file then gets this base name, or a name of its own.
+    label_file: ClassVar[str] = ""
+
     def __init__(self, config: ConfigT_co | None = None) -> None:
         self.config: ConfigT_co = config if config is not None else self.config_type()  # pyright: ignore[reportAttributeAccessIssue]
         namespace = getattr(self.config, "namespace", None)

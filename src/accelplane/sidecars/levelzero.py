@@ -82,6 +82,21 @@ class LevelZero:
             raise self._error("GetIntelIndices", f"found {len(indices)} devices, expected at most {MAX_INDICES}")
         return indices
 
+    async def memory_sizes(self, bdfs: Sequence[str]) -> dict[str, int]:
+        """The bytes of memory of the devices at these PCI addresses. Devices without an answer are missing."""
+        calls: list[tuple[str, Message, type[pb.DeviceMemoryAmount]]] = [
+            (f"{_SERVICE}GetDeviceMemoryAmount", pb.DeviceId(bdfAddress=bdf), pb.DeviceMemoryAmount) for bdf in bdfs
+        ]
+        try:
+            responses = await self._channel.call_all(calls, deadline=self._deadline, read_delay=_READ_DELAY)
+        except rpc.RpcError:
+            return {}
+        return {
+            bdf: response.memory_size
+            for bdf, response in zip(bdfs, responses, strict=True)
+            if not isinstance(response, rpc.RpcError) and response.memory_size
+        }
+
     def close(self) -> None:
         """Closes the connection for good. Later calls fail."""
         self.closed = True

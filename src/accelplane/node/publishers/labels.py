@@ -45,18 +45,25 @@ class LabelPublisher:
 
     def __init__(self, context: PluginContext) -> None:
         self._context = context
-        directory = context.settings.nfd_dir
-        wanted = directory and context.plugin.overrides("labels")
-        self._file = LabelFile(os.path.join(directory, f"accelplane-{context.name}.txt")) if wanted else None
+        self._file: LabelFile | None = None
+        self._problem = ""
 
     def publish(self, inventory: Inventory) -> None:
         """Writes the labels of the listed devices. Errors are logged."""
-        if self._file is None:
+        path = self._path()
+        if self._file is not None and self._file.path != path:
+            self.close()
+        if not path:
             return
+        self._file = self._file or LabelFile(path)
         try:
             self._file.write(self._context.plugin.labels(inventory))
+            problem = ""
         except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
-            log.warning("%s: labels not written: %s", self._context.name, str(error) or type(error).__name__)
+            problem = str(error) or type(error).__name__
+            if problem != self._problem:
+                log.warning("%s: labels not written: %s", self._context.name, problem)
+        self._problem = problem
 
     def close(self) -> None:
         """Removes the file. Errors are logged."""
@@ -65,3 +72,13 @@ class LabelPublisher:
                 self._file.remove()
         except OSError as error:
             log.warning("%s: labels not removed: %s", self._context.name, error)
+        self._file = None
+
+    def _path(self) -> str:
+        """The file of the plugin with its present options, empty for none."""
+        plugin, settings = self._context.plugin, self._context.settings
+        if not plugin.overrides("labels"):
+            return ""
+        directory, name = os.path.split(plugin.label_file)
+        directory = settings.nfd_dir or directory
+        return os.path.join(directory, name or f"accelplane-{self._context.name}.txt") if directory else ""

@@ -55,6 +55,9 @@ class GpuConfig(Config, frozen=True, kw_only=True):
     health_fail_closed: Annotated[bool, Meta(description="no answer of the health source is a bad verdict")] = False
     health_bad_verdicts: Annotated[int, Meta(description="consecutive bad verdicts that make a GPU unhealthy")] = 1
     temperature_margin: Annotated[float, Meta(description="°C below its limit at which a GPU is healthy again")] = 5.0
+    resource_labels: Annotated[
+        bool, Meta(description="write the labels of GPU capacity for NFD; always on with resource-manager")
+    ] = False
     cdi: CdiMode = "auto"
     cdi_hook: Annotated[str, Meta(description="path on the host of the CDI hook program for -bypath=links")] = (
         "/usr/local/bin/accelplane-cdi-hook"

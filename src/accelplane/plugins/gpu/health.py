@@ -23,6 +23,8 @@ WSL_RETRY = 3.0
 # ze_result_t of the Level-Zero specification: the device is not usable, whatever else the response says.
 _FATAL: Mapping[int, Cause] = {0x70000001: "gone", 0x70000006: "wedged"}  # DEVICE_LOST, DEVICE_REQUIRES_RESET
 _PART_CAUSES: Mapping[str, Cause] = {"memory": "memory", "bus": "bus", "SoC": "firmware"}
+# The service could not ask the driver, which is not initialized, hangs or has crashed: nothing is known.
+_NOT_ASKED = frozenset((0x78000001, 0x70020000))  # UNINITIALIZED, DEPENDENCY_UNAVAILABLE
 
 _LEVELZERO_INTERVAL = 4.5  # a failing card is Unhealthy within 5 s
 
@@ -136,6 +138,7 @@ class LevelZeroSource:
         """A problem in one response counts although the other call failed."""
         problems = [f"{part} not ok" for part in readings.failed_parts]
         causes: list[Cause] = [_PART_CAUSES[part] for part in readings.failed_parts]
+        unknown = readings.problem
         if readings.temperatures is not None:
             state = self._temperatures.get(bdf, TemperatureState()).after(
                 readings.temperatures, self._limits, self.policy.bad_verdicts
@@ -148,11 +151,13 @@ class LevelZeroSource:
             if error.code in _FATAL:
                 problems.append(str(error))
                 causes.append(_FATAL[error.code])
+            elif error.code in _NOT_ASKED:
+                unknown = unknown or f"the Level-Zero service: {error}"
             else:
                 host.note(f"{name}: the Level-Zero service could not read everything: {error}")
         if problems:
             return Verdict("bad", ", ".join(problems), causes[0])
-        return Verdict("unknown", readings.problem) if readings.problem else Verdict("good")
+        return Verdict("unknown", unknown) if unknown else Verdict("good")
 
 
 class XpumdSource:

@@ -1,5 +1,7 @@
 """The GPU plugin: Intel GPUs behind i915 and xe, and behind /dev/dxg in Windows' Linux."""
 
+import asyncio
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from accelplane.plugins.policies import preferred
 
 if TYPE_CHECKING:
     from accelplane.plugins.gpu.health import LevelZeroSource
+    from accelplane.plugins.gpu.labels import ResourceLabels
     from accelplane.readings import DevicePlan
 
 
@@ -24,6 +27,7 @@ class GpuPlugin(Plugin[GpuConfig]):
     exclusive_namespace = True
     config_type = GpuConfig
     cdi_kinds = (CDI_KIND,)
+    label_file = "/etc/kubernetes/node-feature-discovery/features.d/intel-gpu-resources.txt"
 
     def __init__(self, config: GpuConfig | None = None) -> None:
         super().__init__(config)
@@ -36,10 +40,15 @@ class GpuPlugin(Plugin[GpuConfig]):
                 self._wsl = health.LevelZeroSource(self.config)
             else:
                 self._health = health.health_source(self.config)
+        self._labels: ResourceLabels | None = None
         self._indices: Sequence[int] = ()
         self._tiles_per_card = 0
         self._scope = Scope.of(self.config)
         places = self._scope.places
+        if self.config.resource_labels or self.config.resource_manager:
+            from accelplane.plugins.gpu import labels  # noqa: PLC0415 - memory of agents without these labels
+
+            self._labels = labels.ResourceLabels(places.drm, os.environ)
         self.watch = (
             Watch(frozenset(("misc",)))  # /dev/dxg; GPUs behind it come and go with the service's answers
             if self.config.wsl
@@ -53,15 +62,27 @@ class GpuPlugin(Plugin[GpuConfig]):
         if self._wsl is not None:
             self._indices = await self._wsl.indices(host)
 
+    def labels(self, devices: Iterable[Device]) -> Mapping[str, str]:
+        return {} if self._labels is None else self._labels.labels()
+
     async def background(self, host: Host, request_scan: Callable[[], None]) -> None:
-        source = self._wsl or self._health
-        if source is not None:
-            await source.run(host, request_scan)
+        async with asyncio.TaskGroup() as group:
+            source = self._wsl or self._health
+            if source is not None:
+                group.create_task(source.run(host, request_scan))
+            if self._labels is not None and self.config.health_management:
+                from accelplane.plugins.gpu.health import LEVELZERO_SOCKET  # noqa: PLC0415 - loads protobuf
+
+                group.create_task(self._labels.follow_sizes(host.local(LEVELZERO_SOCKET), request_scan))
 
     def overrides(self, hook: str) -> bool:
-        if hook in ("prepare", "pod_allocator"):
-            return self.config.resource_manager
-        return super().overrides(hook) and (hook != "health" or self._health is not None)
+        wanted = {
+            "health": self._health is not None,
+            "prepare": self._labels is not None,
+            "labels": self._labels is not None,
+            "pod_allocator": self.config.resource_manager,
+        }
+        return super().overrides(hook) and wanted.get(hook, True)
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
         return {} if self._health is None else await self._health.verdicts(host, devices)
@@ -76,13 +97,11 @@ class GpuPlugin(Plugin[GpuConfig]):
         return preferred(self.config.allocation_policy, available, must_include, size, in_use)
 
     def prepare(self, host: Host) -> None:
-        """Counts the tiles of cards, which affinity masks depend on. Changes nothing on the node."""
-        from accelplane.plugins.gpu import tiles  # noqa: PLC0415 - as above
-
-        counts = tiles.tile_counts(host, self._scope.places.drm)
-        if len(set(counts.values())) > 1:
-            host.note(f"cards differ in their numbers of tiles: {counts}; affinity masks use {self._tiles_per_card}")
-        self._tiles_per_card = tiles.common_tile_count(counts.values(), self._tiles_per_card)
+        """Reads what labels and affinity masks depend on. Changes nothing on the node."""
+        if self._labels is not None:
+            self._labels.read(host)
+        if self.config.resource_manager:
+            self._count_tiles(host)
 
     def pod_allocator(self, pods: NodePods) -> PodAllocator:
         from accelplane.plugins.gpu.podallocator import FractionalAllocator  # noqa: PLC0415 - rarely needed
@@ -95,6 +114,14 @@ class GpuPlugin(Plugin[GpuConfig]):
             return allocation
         mask = ",".join(map(str, sorted(indices)))
         return replace(allocation, envs={**allocation.envs, AFFINITY_MASK: mask})
+
+    def _count_tiles(self, host: Host) -> None:
+        from accelplane.plugins.gpu import tiles  # noqa: PLC0415 - as above
+
+        counts = tiles.tile_counts(host, self._scope.places.drm)
+        if len(set(counts.values())) > 1:
+            host.note(f"cards differ in their numbers of tiles: {counts}; affinity masks use {self._tiles_per_card}")
+        self._tiles_per_card = tiles.common_tile_count(counts.values(), self._tiles_per_card)
 
     def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
         if self.config.wsl:

@@ -1,0 +1,86 @@
+"""`intel_gpu_levelzero`: serves health, temperatures, memory and indices of GPUs to the GPU plugin on a Unix socket.
+
+All native code runs in a worker process. The command ends with 255 if it cannot listen, or if Level-Zero cannot be
+initialized at the start.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from accelplane.cli import logflags, signals
+from accelplane.cli.goflags import Flag, parse_or_exit
+from accelplane.logs import v
+from accelplane.rpc import RpcServer
+from accelplane.sidecars.levelzero_service import LevelZeroService
+from accelplane.sidecars.zeprocess import InitError, ZeProcess
+
+log = logging.getLogger(__name__)
+
+PROGRAM = "intel_gpu_levelzero"
+FATAL = 255
+FLAGS = (
+    Flag("socket", "/var/lib/levelzero/server.sock", "Unix socket to listen on"),
+    Flag("wsl", False, "initialize the core API, for Windows Subsystem for Linux (WSL)"),
+    *logflags.FLAGS,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 255 for what is fatal, 2 for flags."""
+    signals.end_at_once()
+    given = parse_or_exit(PROGRAM, FLAGS, sys.argv[1:] if arguments is None else arguments, lenient=True)
+    values = {flag.name: flag.default for flag in FLAGS} | given
+    try:
+        logflags.start(given, PROGRAM)
+        process = ZeProcess("core" if values["wsl"] else "sysman", int(values["v"]))
+        asyncio.run(run(str(values["socket"]), process))
+    except (InitError, ValueError) as error:
+        log.critical("%s", error)
+        return FATAL
+    except OSError as error:
+        log.critical("%s: cannot listen: %s", values["socket"], error.strerror or error)
+        return FATAL
+    return 0
+
+
+async def run(socket: str, process: ZeProcess) -> None:
+    """Serves until SIGTERM or SIGINT, and removes the socket. Raises `InitError`, or `OSError` if it cannot listen."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in signals.ENDING:
+        loop.add_signal_handler(number, stop.set)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(socket)
+    server = RpcServer(LevelZeroService(process).methods())
+    await server.start(socket)
+    own = _identity(socket)
+    log.log(v(1), "listening on %s", socket)
+    work = asyncio.create_task(process.run())
+    ended = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((work, ended), return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+    finally:
+        if _identity(socket) == own:
+            os.unlink(socket)
+        await server.stop()
+        for task in (work, ended):
+            task.cancel()
+        await asyncio.gather(work, ended, return_exceptions=True)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""`intel_xpumanager_sidecar`: writes labels for the Xe-Link topology that XPU Manager beside it exports as metrics.
+
+The labels are in a feature file for node-feature-discovery (NFD). When the metrics cannot be read, the last labels stay
+for some time, because XPU Manager restarts. The file is removed at the end.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import ssl
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from accelplane.cli import logflags, signals
+from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.features import xelink
+from accelplane.http.client import HttpClient
+from accelplane.http.stream import HttpClientError
+from accelplane.logs import v
+from accelplane.node import atomic_file
+
+log = logging.getLogger(__name__)
+
+PROGRAM = "intel_xpumanager_sidecar"
+FATAL = 255
+HOST = "127.0.0.1"
+FILE_NAME = "xpum-sidecar-labels.txt"
+_FEATURES = "/etc/kubernetes/node-feature-discovery/features.d/"
+_TIMEOUT = 5.0
+_MAX_PAGE = 4 * 1024 * 1024
+_MAX_FILE = 1024 * 1024
+
+FLAGS = (
+    Flag("interval", 10, "seconds between reading the metrics", unsigned=True),
+    Flag("startup-delay", 10, "seconds before the metrics are read for the first time", unsigned=True),
+    Flag("xpum-port", 29999, f"port of XPU Manager on {HOST}"),
+    Flag("lane-count", 4, "minimum number of lanes of a link"),
+    Flag("label-namespace", "gpu.intel.com", "prefix of the labels"),
+    Flag("allow-subdeviceless-links", False, "accept links that are not on sub-devices, as of GPUs with one tile"),
+    Flag("cert", "", "PEM file with the only trusted certificate; with it the metrics are read by HTTPS"),
+    Flag("tmp-dir-prefix", _FEATURES, "directory for the temporary directory, on the file system of the label file"),
+    Flag("dst-file-path", f"{_FEATURES}{FILE_NAME}", "label file"),
+    Flag("stale-timeout", 300, "seconds for which the labels stay when the metrics cannot be read", unsigned=True),
+    *logflags.FLAGS,
+)
+
+
+class OptionError(Exception):
+    """A flag has a value that is not possible."""
+
+
+class ReadError(Exception):
+    """The metrics cannot be read."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """The values of the flags."""
+
+    interval: int
+    startup_delay: int
+    xpum_port: int
+    lane_count: int
+    label_namespace: str
+    allow_subdeviceless_links: bool
+    cert: str
+    tmp_dir_prefix: str
+    dst_file_path: str
+    stale_timeout: int
+
+    @classmethod
+    def from_flags(cls, given: Mapping[str, Value]) -> "Options":
+        """Raises `OptionError`."""
+        values = {flag.name.replace("-", "_"): given.get(flag.name, flag.default) for flag in FLAGS}
+        options = msgspec.convert({name: values[name] for name in cls.__struct_fields__}, cls)
+        if not options.interval:
+            raise OptionError("-interval: found 0, expected at least 1 second")
+        if not 0 < options.xpum_port < 65536:
+            raise OptionError(f"-xpum-port: found {options.xpum_port}, expected 1 to 65535")
+        return options
+
+
+class Metrics:
+    """The metrics page of XPU Manager."""
+
+    def __init__(self, options: Options) -> None:
+        self._cert = options.cert
+        context = self._context if options.cert else None
+        # A connection for each request: XPU Manager's server closes idle ones.
+        self._client = HttpClient(HOST, options.xpum_port, context=context, idle_timeout=0)
+
+    async def read(self) -> str:
+        """Raises `ReadError`."""
+        try:
+            async with asyncio.timeout(_TIMEOUT), self._client.request("GET", "/metrics") as response:
+                body = await response.read(_MAX_PAGE)
+        except TimeoutError:
+            raise ReadError(f"{self._client.authority}: no response within {_TIMEOUT:g} s") from None
+        except HttpClientError as error:
+            raise ReadError(f"{self._client.authority}: {error}") from None
+        except (OSError, ValueError) as error:  # of the certificate
+            raise ReadError(f"-cert: {self._cert}: {error}") from None
+        if response.status != 200:
+            raise ReadError(f"{self._client.authority}: found {response.status} {response.phrase}, expected 200")
+        try:
+            return body.decode()
+        except UnicodeDecodeError:
+            raise ReadError(f"{self._client.authority}: the page is not UTF-8") from None
+
+    def _context(self) -> ssl.SSLContext:
+        """Read anew for each request, because certificates are renewed."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the file may have no certificate of an authority
+        context.load_verify_locations(self._cert)
+        return context
+
+
+class Sidecar:
+    """Keeps the label file up to date."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._metrics = Metrics(options)
+        self._last_success = time.monotonic()
+        self._problem = ""
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        log.log(v(1), "waiting %d s", self._options.startup_delay)
+        await asyncio.sleep(self._options.startup_delay)
+        self._last_success = time.monotonic()
+        while True:
+            await self.update()
+            await asyncio.sleep(self._options.interval)
+
+    async def update(self) -> None:
+        """Reads the metrics and writes the labels. Errors are logged when they change."""
+        problem = ""
+        try:
+            labels = await self._read()
+            self._last_success = time.monotonic()
+        except (ReadError, xelink.PageError) as error:
+            problem = str(error)
+            labels = self._labels_after_failure()
+        try:
+            if labels is not None and self._write(labels):
+                log.info("%s: wrote %d labels", self._options.dst_file_path, len(labels))
+        except OSError as error:
+            problem = problem or f"{error.filename or self._options.dst_file_path}: {error.strerror or error}"
+        if problem and problem != self._problem:
+            log.warning("%s", problem)
+        self._problem = problem
+
+    def remove(self) -> None:
+        """Removes the label file. Errors are logged."""
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._options.dst_file_path)
+        except OSError as error:
+            log.error("%s: cannot be removed: %s", self._options.dst_file_path, error.strerror or error)
+
+    async def _read(self) -> dict[str, str]:
+        options = self._options
+        page = await self._metrics.read()
+        found = xelink.links(page, allow_subdeviceless=options.allow_subdeviceless_links)
+        labels, warnings = xelink.labels(found, options.label_namespace, min_lanes=options.lane_count)
+        for warning in warnings:
+            log.log(v(1), "%s", warning)
+        return labels
+
+    def _labels_after_failure(self) -> dict[str, str] | None:
+        """Those of no links, or None to keep the last ones."""
+        fresh = time.monotonic() - self._last_success < self._options.stale_timeout
+        if fresh and os.path.lexists(self._options.dst_file_path):
+            return None
+        return xelink.labels([], self._options.label_namespace, min_lanes=0)[0]
+
+    def _write(self, labels: Mapping[str, str]) -> bool:
+        """Replaces the file unless it has these labels; returns whether it did. Raises `OSError`."""
+        path = self._options.dst_file_path
+        text = "".join(f"{name}={value}\n" for name, value in labels.items()).encode()
+        if atomic_file.content(path, _MAX_FILE) == text:
+            return False
+        directory = tempfile.mkdtemp(prefix="xpumsidecar", dir=self._options.tmp_dir_prefix)
+        temporary = os.path.join(directory, FILE_NAME)
+        try:
+            with open(temporary, "xb") as file:
+                file.write(text)
+                os.fchmod(file.fileno(), 0o644)
+            os.replace(temporary, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            os.rmdir(directory)
+        return True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 255 for what is fatal, 2 for flags."""
+    signals.end_at_once()
+    given = parse_or_exit(PROGRAM, FLAGS, sys.argv[1:] if arguments is None else arguments, lenient=True)
+    try:
+        logflags.start(given, PROGRAM)
+        asyncio.run(run(Options.from_flags(given)))
+    except (OptionError, ValueError) as error:
+        log.critical("%s", error)
+        return FATAL
+    except OSError as error:
+        log.critical("%s%s", f"{error.filename}: " if error.filename else "", error.strerror or error)
+        return FATAL
+    return 0
+
+
+async def run(options: Options) -> None:
+    """Runs until SIGTERM or SIGINT, and removes the label file."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in signals.ENDING:
+        loop.add_signal_handler(number, stop.set)
+    sidecar = Sidecar(options)
+    work = asyncio.create_task(sidecar.run())
+    ended = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((work, ended), return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+    finally:
+        for task in (work, ended):
+            task.cancel()
+        await asyncio.gather(work, ended, return_exceptions=True)
+        sidecar.remove()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""The labels of GPU capacity in the plugin: read with each scan, with memory sizes from the Level-Zero service."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from accelplane.features.gpu import Gpu, LabelOptions, gpu_labels, read_gpus
+from accelplane.host import Host, HostError
+from accelplane.plugins.base import ScanError
+
+FIRST_RETRY, LAST_RETRY = 1.0, 300.0
+
+
+class ResourceLabels:
+    """The labels of all Intel GPUs of the node, whichever the plugin publishes."""
+
+    def __init__(self, drm: str, environment: Mapping[str, str]) -> None:
+        self._drm = drm
+        self._options = LabelOptions.of(environment)
+        self._gpus: Sequence[Gpu] = ()
+        self._problem: Exception | None = ScanError("the GPUs have not been read yet")
+        self._sizes: Mapping[str, int] = {}
+
+    def read(self, host: Host) -> None:
+        """Reads the GPUs. `labels` raises what is wrong with them: devices are published without labels, too."""
+        try:
+            self._gpus = read_gpus(host, self._drm)
+            self._problem = None
+        except HostError as error:
+            self._problem = error
+
+    def labels(self) -> Mapping[str, str]:
+        """Raises `HostError` if the last reading failed, or `ScanError` if there is none."""
+        if self._problem is not None:
+            raise self._problem
+        return gpu_labels(self._gpus, self._options, self._sizes)
+
+    async def follow_sizes(self, socket: str, request_scan: Callable[[], None]) -> None:
+        """Asks the service for sizes that are not known, with backoff: it knows none of integrated GPUs.
+
+        A scan follows each answer. Runs until cancelled.
+        """
+        from accelplane.sidecars.levelzero import LevelZero  # noqa: PLC0415 - loads protobuf
+
+        client = LevelZero(socket)
+        retry = FIRST_RETRY
+        try:
+            while True:
+                present = {gpu.bdf for gpu in self._gpus if gpu.bdf}
+                # Another card may be in the same slot later.
+                self._sizes = {bdf: size for bdf, size in self._sizes.items() if bdf in present}
+                missing = sorted(present - self._sizes.keys())
+                sizes = await client.memory_sizes(missing) if missing else {}
+                if sizes:
+                    self._sizes = {**self._sizes, **sizes}
+                    request_scan()
+                await asyncio.sleep(retry)
+                retry = min(2 * retry, LAST_RETRY)
+        finally:
+            client.close()
