@@ -117,7 +117,8 @@ class Service:
             f"/Levelzero/{method}", request_serializer=type(request).SerializeToString,
             response_deserializer=response.FromString,
         )  # fmt: skip
-        return call(request, timeout=30)
+        # The socket exists a moment before the service listens on it.
+        return call(request, timeout=30, wait_for_ready=True)
 
 
 def write_state(file: Path, state: Mapping[str, object]) -> None:
