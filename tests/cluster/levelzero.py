@@ -117,7 +117,8 @@ class Service:
             f"/Levelzero/{method}", request_serializer=type(request).SerializeToString,
             response_deserializer=response.FromString,
         )  # fmt: skip
-        return call(request, timeout=30)
+        # The socket exists a moment before the service listens on it.
+        return call(request, timeout=30, wait_for_ready=True)
 
 
 def write_state(file: Path, state: Mapping[str, object]) -> None:
@@ -154,10 +155,10 @@ class Root:
 
     @contextmanager
     def running(self, *arguments: str, **state: object) -> Iterator[Service]:
-        """The service with a driver that has this state."""
+        """The service with a driver that has this state. Its calls may take long, because the machine may be busy."""
         write_state(self.state, state)
         socket = self.directory / "run/server.sock"
-        command, environment = self.command("-v=4", *arguments)
+        command, environment = self.command("-v=4", "-call-timeout=20", *arguments)
         log = self.directory / "tmp/log"
         with log.open("wb") as output:
             process = subprocess.Popen(command, env=environment, stderr=output, stdout=output)

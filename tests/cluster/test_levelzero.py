@@ -324,7 +324,7 @@ def test_a_crash_of_the_driver_is_an_error_and_other_devices_stay_readable(root:
 
 
 def test_a_driver_that_hangs_is_an_error_and_other_devices_stay_readable(root: Root) -> None:
-    with root.running(devices=2) as service:
+    with root.running("-call-timeout=3", devices=2) as service:
         assert error(service.temperature(FIRST)) == NONE
         service.set(devices=2, device_0_zesTemperatureGetState="hang")
         old = service.processes()

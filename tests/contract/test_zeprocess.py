@@ -8,8 +8,10 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
+from processes import called
 from waiting import until
 
+from accelplane.cli import levelzero
 from accelplane.sidecars.zeapi import DEPENDENCY_UNAVAILABLE, UNKNOWN
 from accelplane.sidecars.zeprocess import InitError, Limits, RequestError, ZeProcess
 
@@ -203,3 +205,10 @@ async def test_a_message_is_logged_once(worker: Worker, caplog: pytest.LogCaptur
             await process.ask("health", A)
     found = [(record.levelname, record.message) for record in caplog.records if record.name.endswith("zeprocess")]
     assert found == [("WARNING", "a warning"), ("ERROR", "an error")]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan"])
+def test_a_service_without_time_for_calls_does_not_start(value: str) -> None:
+    done = called(levelzero.main, f"-call-timeout={value}")
+    assert done.returncode == 255
+    assert "-call-timeout" in done.stderr

@@ -16,7 +16,7 @@ from accelplane.cli.goflags import Flag, parse_or_exit
 from accelplane.logs import v
 from accelplane.rpc import RpcServer
 from accelplane.sidecars.levelzero_service import LevelZeroService
-from accelplane.sidecars.zeprocess import InitError, ZeProcess
+from accelplane.sidecars.zeprocess import InitError, Limits, ZeProcess
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +25,10 @@ FATAL = 255
 FLAGS = (
     Flag("socket", "/var/lib/levelzero/server.sock", "Unix socket to listen on"),
     Flag("wsl", False, "initialize the core API, for Windows Subsystem for Linux (WSL)"),
+    Flag("call-timeout", 1.2, "seconds that the driver has for a request; the GPU plugin waits for 2"),
     *logflags.FLAGS,
 )
+_MARGIN = 0.3  # seconds of a request that are not the driver's
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     values = {flag.name: flag.default for flag in FLAGS} | given
     try:
         logflags.start(given, PROGRAM)
-        process = ZeProcess("core" if values["wsl"] else "sysman", int(values["v"]))
+        timeout = float(values["call-timeout"])
+        if not timeout > 0:
+            raise ValueError(f"-call-timeout: found {timeout:g}, expected more than 0")
+        limits = Limits(call=timeout, request=timeout + _MARGIN)
+        process = ZeProcess("core" if values["wsl"] else "sysman", int(values["v"]), limits)
         asyncio.run(run(str(values["socket"]), process))
     except (InitError, ValueError) as error:
         log.critical("%s", error)
