@@ -164,7 +164,7 @@ def test_what_an_older_installation_lacks_is_said_once_and_holds_nothing_up(team
         expected = (
             "nodes cannot be listed: ",
             "Pending pods cannot be listed: ",
-            "the status of AcceleratorFunction objects is not written",
+            "status of AcceleratorFunction objects not written",
             f"no events are written in namespace {TEAM}",
             "all caches are synced",
             "webhooks at port",
