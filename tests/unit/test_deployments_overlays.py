@@ -20,6 +20,8 @@ OWN_CERTIFICATE = [
     "fpga_admissionwebhook/default",
     "fpga_plugin/overlays/region",
     "sgx_admissionwebhook/overlays/default-with-own-certificates",
+    "onload/config/default-with-webhook",
+    "onload/config/default-with-metrics",
 ]
 CERT_MANAGER = [
     "operator/overlays/default-with-certmanager",
@@ -27,17 +29,27 @@ CERT_MANAGER = [
     "sgx_admissionwebhook/overlays/default-with-certmanager",
     "sgx_plugin/overlays/epc-nfd",
 ]
-OTHERS = ["operator/overlays/ocp", "sgx_plugin/overlays/epc-register", "accelplane_node/overlays/fpga", "labels"]
+OTHERS = [
+    "operator/overlays/ocp",
+    "sgx_plugin/overlays/epc-register",
+    "accelplane_node/overlays/fpga",
+    "labels",
+    "onload/config/default",
+    "onload/config/samples/onload/overlays/pre-built",
+]
 RENAMED = {"namePrefix": "x-", "nameSuffix": "-y", "namespace": "elsewhere"}
 # Objects that programs create, under names that no overlay changes.
 CREATED = {
     ("ServiceAccount", "gpu-manager-sa"),
     ("ClusterRoleBinding", "gpu-manager-rolebinding"),
     ("Lease", "d1c7b6d5.intel.com"),
+    ("Lease", "daabde26.amd.com"),
+    ("CustomResourceDefinition", "modules.kmm.sigs.x-k8s.io"),
     ("SecurityContextConstraints", "privileged"),
 }
 KINDS = {
     "secrets": "Secret",
+    "customresourcedefinitions": "CustomResourceDefinition",
     "serviceaccounts": "ServiceAccount",
     "clusterroles": "ClusterRole",
     "clusterrolebindings": "ClusterRoleBinding",
@@ -119,7 +131,7 @@ def check_programs(objects: list[Object]) -> None:
         }.items():
             if variable in environment:
                 assert (kind, environment.pop(variable)) in names
-        assert {*environment} <= {"HEALTH_PROBE_BIND_ADDRESS"}
+        assert {*environment} <= {"HEALTH_PROBE_BIND_ADDRESS", "DEVICE_PLUGIN_IMG"}
         labels = deployment["spec"]["template"]["metadata"]["labels"]
         for service in (each for each in objects if each["kind"] == "Service"):
             assert service["spec"]["selector"].items() <= labels.items()

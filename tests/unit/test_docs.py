@@ -265,6 +265,14 @@ def test_the_metrics_table_lists_every_metric() -> None:
     assert listed == names
 
 
+def test_the_onload_page_lists_every_reason_of_degraded() -> None:
+    text = "".join(file.read_text() for file in (ROOT / "src/accelplane/onload").glob("*.py"))
+    reasons = {*re.findall(r'Problem\(\s*"(\w+)"', text), "ModuleRejected", "WriteRefused"}
+    tables = section(ONLOAD, "Status and events")
+    listed = {name for row in rows(tables) for name in re.findall(r"`([A-Z]\w+)`", row[0])}
+    assert listed == reasons | {"Ready", "Progressing", "Degraded"}
+
+
 def test_the_policy_table_shows_the_preferred_devices() -> None:
     free = [device for card in ("card0", "card1") for device in Device(resource="i915", id=card).shared(3)]
     listed = {row[0].strip("`"): row[2:] for row in rows(section(USERS, "Sharing and allocation policies"))}

@@ -198,6 +198,8 @@ def test_a_profile_can_fail(tmp_path: Path) -> None:
         "\n".join(["onload_import empty"] * (MAX_IMPORTS + 1)),
         "A=aaaaaaaaaaaaaaaa\n" + "A=$A$A\n" * 40,
         "onload_set EF_A " + "a" * (MAX_VALUE + 1),
+        "A=" + "a" * MAX_VALUE + "\n" + "log $A$A\n" * 200,
+        "A=" + "a" * MAX_VALUE + "\n" + ": " + "$A " * 300,
         "#" * (files.MAX_SIZE + 1),
         "onload_set EF_A a\0b",
     ],

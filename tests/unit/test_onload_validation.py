@@ -112,6 +112,7 @@ def test_names_that_are_too_long_are_refused() -> None:
         (r"*", False),
         (r"[z-a]", False),
         (r"(?=x)", False),
+        (r"[(?=]x", True),
         (r"(?<!x)", False),
         (r"(a)\1", False),
         (r"a\\1", True),

@@ -44,6 +44,7 @@ _MAX_PATH = 1024
 _MAX_PATTERN = 1024
 # RE2, the language of KMM, has none of these.
 _NOT_IN_RE2 = re.compile(r"(?<!\\)(?:\\\\)*(\(\?(?:[=!]|<[=!]|>|\(|#|P=)|\\[1-9])")
+_CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]")
 # Python has none of these.
 _ONLY_IN_RE2 = re.compile(r"\\[zpPQEC]|\(\?<[A-Za-z_]|\(\?[a-z]*[U-]|\[\[:|[*+?}][+]")
 _REPEAT = re.compile(r"(?:\{|,)([0-9]{1,9})(?=[,}])")
@@ -113,7 +114,7 @@ def pattern_error(pattern: str) -> str:
     """Why KMM cannot compile a pattern; empty if it can, or if that is uncertain."""
     if len(pattern) > _MAX_PATTERN:
         return ""
-    if found := _NOT_IN_RE2.search(pattern):
+    if found := _NOT_IN_RE2.search(_CLASS.sub("[]", pattern)):
         return f"{found[1]} is not supported"
     if any(int(count) > _MAX_REPEAT for count in _REPEAT.findall(pattern)):
         return f"a repetition of more than {_MAX_REPEAT} is not supported"

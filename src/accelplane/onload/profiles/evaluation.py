@@ -23,6 +23,8 @@ from accelplane.onload.profiles.lexer import Arithmetic, Command, Literal, Part,
 MAX_DEPTH = 16
 MAX_IMPORTS = 64
 MAX_VALUE = 32 * 1024
+# Characters of all expanded variables: commands of a few characters can multiply them.
+MAX_EXPANDED = 8 << 20
 _MAX_NOTES = 100
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
@@ -56,8 +58,8 @@ class Evaluation:
         self._search = search
         self._strict = strict
         self._variables: dict[str, str] = {"HOME": search.home}
-        self._unknown: set[str] = set()
         self._imports = 0
+        self._expanded = 0
 
     def run(self, name: str, *, fragments: bool, depth: int = 0) -> None:
         """Evaluates a profile. Raises `ProfileError`."""
@@ -82,7 +84,7 @@ class Evaluation:
         assigned = [_assigned_name(word) for word in command.words]
         if command.words and all(assigned):
             for name, word in zip(assigned, command.words, strict=True):
-                self._assign(name, self._text(_value_of(word)))
+                self._variables[name] = self._text(_value_of(word))
             return
         if any(assigned[:1]):
             raise _Unsupported("variables for one command are not supported")
@@ -114,8 +116,7 @@ class Evaluation:
             raise _Unsupported("onload_set has no value, expected KEY VALUE or KEY=VALUE")
         if error := key_error(key):
             raise _Unsupported(error)
-        self.settings[key] = value
-        self._assign(key, value)
+        self.settings[key] = self._variables[key] = value
 
     def _import(self, words: Sequence[str], where: str, depth: int) -> None:
         if not words or not words[0]:
@@ -131,13 +132,9 @@ class Evaluation:
     def _export(self, words: Sequence[Word]) -> None:
         for word in words:
             if name := _assigned_name(word):
-                self._assign(name, self._text(_value_of(word)))
+                self._variables[name] = self._text(_value_of(word))
             elif not all(isinstance(part, Literal) for part in word) or self._text(word).startswith("-"):
                 raise _Unsupported("export of anything but NAME and NAME=VALUE is not supported")
-
-    def _assign(self, name: str, value: str) -> None:
-        self._variables[name] = value
-        self._unknown.discard(name)
 
     def _forget(self, command: Command) -> None:
         """The values of variables that a skipped command may set are unknown."""
@@ -145,9 +142,9 @@ class Evaluation:
         for word in command.words:
             text = "".join(part.text if isinstance(part, Literal) else "" for part in word)
             if found := _ASSIGNMENT.match(text):
-                self._unknown.add(found[1])
+                self._variables.pop(found[1], None)
             elif previous in ("onload_set", "read", "export"):
-                self._unknown.add(text)
+                self._variables.pop(text, None)
             previous = text
 
     # Expansion
@@ -181,14 +178,16 @@ class Evaluation:
             return part.text
         if isinstance(part, Arithmetic):
             expression = _limited("".join(self._value(each) for each in part.parts))
-            known = {name: value for name, value in self._variables.items() if name not in self._unknown}
             try:
-                return str(evaluate(expression, known))
+                return str(evaluate(expression, self._variables))
             except ArithmeticProblem as problem:
                 raise _Unsupported(str(problem)) from None
         value = self._variables.get(part.name)
-        if value is None or part.name in self._unknown:
+        if value is None:
             raise _Unsupported(f"the value of ${part.name} is not known, expected that the profile sets it before")
+        self._expanded += len(value)
+        if self._expanded > MAX_EXPANDED:
+            raise _Unsupported(f"variables expand to more than {MAX_EXPANDED} characters", fatal=True)
         return value
 
 
