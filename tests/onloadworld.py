@@ -155,10 +155,10 @@ class World:
             wanted, live = labels.get(label), self.api.get("modules", module, names.namespace)
             if ready in labels and labels.get(version_ready) != wanted:
                 if apps := self.apps(name):
-                    self.violations.append(f"{name}: {module} is to be unloaded while {apps} run")
+                    self.violations.append(f"{name}: {module} would be unloaded while {apps} run")
                     continue
                 if module == names.sfc_module and names.ready_label(names.module) in labels:
-                    self.violations.append(f"{name}: sfc is to be unloaded before onload")
+                    self.violations.append(f"{name}: sfc would be unloaded before onload")
                     continue
                 self._relabel(name, {ready: None, version_ready: None})
             elif wanted and ready not in labels and live and self._matches(live, wanted, name):

@@ -105,9 +105,8 @@ def _progressing(observed: Observed) -> _Finding:
     if active is None:
         reason = "Paused" if observed.target.paused else changing[0].step
         return _Finding(PROGRESSING, False, reason, _waiting(changing[0]))
-    reason = {"Evicting": "NodeUpgrading", "Pending": "NodeUpgrading"}.get(active.step, active.step)
-    if active.step not in {"WaitingForModulePods", "WaitingForModule", "WaitingForSfc"}:
-        reason = "NodeUpgrading"
+    waits = active.step in {"WaitingForModulePods", "WaitingForModule", "WaitingForSfc"}
+    reason = active.step if waits else "NodeUpgrading"
     return _Finding(PROGRESSING, True, reason, _waiting(active))
 
 
