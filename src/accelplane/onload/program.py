@@ -7,11 +7,11 @@ import logging
 
 import msgspec
 
+from accelplane.http.servingtls import ServingTls, TlsSettings
 from accelplane.kube.admission import Hook
 from accelplane.kube.client import Client, ClientConfig
 from accelplane.kube.leader import Election
 from accelplane.kube.manager import Manager
-from accelplane.http.servingtls import ServingTls, TlsSettings
 from accelplane.kube.webhooks import Certificate, serve
 from accelplane.onload.reconciler import OnloadController
 from accelplane.onload.webhooks import validator

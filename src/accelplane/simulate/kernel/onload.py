@@ -76,14 +76,14 @@ class SfcDriver(PciDriver):
         self.core.tree.link(f"{path}/subsystem", "/sys/class/net")
         self.core.tree.link(f"{path}/device", device.path)
         self.core.tree.link(f"/sys/class/net/{name}", path)
-        self.core.tell("add", path, "net", INTERFACE=name, IFINDEX=str(index))
+        self.core.send_uevent("add", path, "net", INTERFACE=name, IFINDEX=str(index))
 
     def release(self, device: PciFunction) -> None:
         name = self._interfaces.pop(device.name)
         path = f"{device.path}/net/{name}"
         self.core.tree.remove(f"/sys/class/net/{name}")
         self.core.tree.remove(f"{device.path}/net")
-        self.core.tell("remove", path, "net", INTERFACE=name)
+        self.core.send_uevent("remove", path, "net", INTERFACE=name)
 
     def _free(self) -> int:
         names = set(self._interfaces.values())
