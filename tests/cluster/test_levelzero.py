@@ -361,7 +361,7 @@ def test_a_failed_initialization_is_fatal(root: Root, arguments: list[str], valu
 
 
 def test_a_restarted_driver_that_does_not_initialize_is_an_error_until_it_does(root: Root) -> None:
-    with root.running() as service:
+    with root.running("-call-timeout=3") as service:
         assert error(service.health(FIRST)) == NONE
         service.set(zesInit="0x78000001", device_0_zesDevicePciGetState="crash")
         assert error(service.health(FIRST)) == NO_ANSWER
