@@ -69,11 +69,13 @@ class PluginRunner:
         self._resent = -math.inf
         self._prune: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
+        self._running = False
         self._ending = False
 
     async def run(self) -> None:
         """Scans, checks health and publishes until cancelled; then ends the servers."""
         name = self.context.name
+        self._running = True
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(_forever(self.scan.run()))
@@ -118,7 +120,8 @@ class PluginRunner:
                 for key, departure in self._departures.items()
             }
             self._departed.set()
-            self._start_background()
+            if self._running:  # otherwise `run` starts it, or is cancelled before its first step
+                self._start_background()
         elif settings == self.context.settings:
             return
         self.context.settings = settings
