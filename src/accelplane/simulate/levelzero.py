@@ -15,30 +15,12 @@ import msgspec
 from google.protobuf.message import Message
 
 from accelplane.sidecars import levelzero_pb2 as messages
+from accelplane.sidecars.zeapi import UNKNOWN, error_text
 from accelplane.simulate.service import SimulatedService
 
 _Request = TypeVar("_Request", bound=Message)
 
-UNKNOWN = 0x7FFF_FFFE
 NO_TEMPERATURE = -999.0
-
-_TEXTS = {
-    0x0: "success",
-    0x1: "not ready",
-    0x7000_0001: "device lost",
-    0x7000_0006: "device requires reset",
-    0x7000_0007: "device in low power state",
-    0x7001_0000: "insufficient permissions",
-    0x7001_0001: "not available",
-    0x7002_0000: "dependency unavailable",
-    0x7800_0001: "uninitialized",
-    0x7800_0002: "unsupported version",
-    0x7800_0003: "unsupported feature",
-    0x7800_0004: "invalid argument",
-    0x7800_0005: "invalid null handle",
-    0x7800_0007: "invalid null pointer",
-    UNKNOWN: "unknown",
-}
 
 
 class Readings(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +123,7 @@ class LevelZeroService(SimulatedService):
 def _error(code: int) -> messages.Error:
     if not code:
         return messages.Error()
-    return messages.Error(description=f"{_TEXTS.get(code, 'not known')} (0x{code:X})", errorcode=code)
+    return messages.Error(description=error_text(code), errorcode=code)
 
 
 def _unary(
