@@ -127,16 +127,16 @@ NOT_ASKED = pb.Error(errorcode=0x70020000, description="dependency unavailable (
         (GOOD, temperatures(*COOL), Verdict("good")),
         (GOOD, temperatures(100.0, 100.0, 100.0), Verdict("good")),
         (GOOD, temperatures(40.0, 40.0, -999.0, FAULT), Verdict("good")),
-        (pb.DeviceHealth(bus_ok=True, soc_ok=True), temperatures(*COOL), Verdict("bad", "memory not ok")),
-        (pb.DeviceHealth(memory_ok=True), temperatures(*COOL), Verdict("bad", "bus not ok, SoC not ok")),
-        (GOOD, temperatures(0.0, 101.5, 0.0), Verdict("bad", "gpu temperature 101.5 °C above 100")),
-        (GOOD, temperatures(100.9, 0.0, 0.0), Verdict("bad", "global temperature 100.9 °C above 100")),
+        (pb.DeviceHealth(bus_ok=True, soc_ok=True), temperatures(*COOL), Verdict("bad", "memory not ok", "memory")),
+        (pb.DeviceHealth(memory_ok=True), temperatures(*COOL), Verdict("bad", "bus not ok, SoC not ok", "bus")),
+        (GOOD, temperatures(0.0, 101.5, 0.0), Verdict("bad", "gpu temperature 101.5 °C above 100", "temperature")),
+        (GOOD, temperatures(100.9, 0.0, 0.0), Verdict("bad", "global temperature 100.9 °C above 100", "temperature")),
         (
             pb.DeviceHealth(memory_ok=True, bus_ok=True, soc_ok=True, error=RESET),
             temperatures(*COOL),
-            Verdict("bad", "error 0x70000006"),
+            Verdict("bad", "error 0x70000006", "wedged"),
         ),
-        (GOOD, temperatures(-999.0, -999.0, -999.0, LOST), Verdict("bad", "device lost (0x70000001)")),
+        (GOOD, temperatures(-999.0, -999.0, -999.0, LOST), Verdict("bad", "device lost (0x70000001)", "gone")),
         (
             GOOD,
             temperatures(-999.0, -999.0, -999.0, NOT_ASKED),
@@ -145,7 +145,7 @@ NOT_ASKED = pb.Error(errorcode=0x70020000, description="dependency unavailable (
         (
             pb.DeviceHealth(bus_ok=True, soc_ok=True),
             temperatures(-999.0, -999.0, -999.0, NOT_ASKED),
-            Verdict("bad", "memory not ok"),
+            Verdict("bad", "memory not ok", "memory"),
         ),
     ],
 )
@@ -253,7 +253,9 @@ async def test_a_problem_in_one_response_counts_although_the_other_call_hangs(ro
     service.temperature["0000:03:00.0"] = temperatures(101.0, 0.0, 0.0)
     cards = Cards(root)
     async with service.listening(socket), running(cards.plugin, root):
-        assert await cards.verdicts() == {"card0": Verdict("bad", "global temperature 101.0 °C above 100")}
+        assert await cards.verdicts() == {
+            "card0": Verdict("bad", "global temperature 101.0 °C above 100", "temperature")
+        }
 
 
 async def test_a_health_check_after_the_plugin_has_ended_does_not_reconnect(root: Path, socket: Path) -> None:
