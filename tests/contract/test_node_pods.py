@@ -191,7 +191,7 @@ IN_CLUSTER = {
     [
         ("NODE_NAME", "NODE_NAME is not set"),
         ("KUBERNETES_SERVICE_HOST", "not in a cluster"),
-        ("token", "token: No such file"),
+        ("token", "token: found no file"),
         ("ca.crt", "ca.crt: No such file"),
     ],
 )
