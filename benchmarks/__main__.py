@@ -25,6 +25,7 @@ NAMES = (
     "storm",
     "scan",
     "idle",
+    "scrape",
     "restarts",
     "admission",
     "attack",

@@ -57,7 +57,7 @@ def _offloaded(each: int) -> Mapping[str, int]:
 class World(Struct, frozen=True):
     """A node, and the directories that an agent on it uses.
 
-    `more` is what the kubelet is to have beside cards, by resource.
+    `more` is what the kubelet should have beside cards, by resource. Each card has `shares` IDs.
     """
 
     directory: str
@@ -65,6 +65,7 @@ class World(Struct, frozen=True):
     plugins: Sequence[str] = ("gpu", "npu")
     more: Mapping[str, int] = {}
     config: str = ""
+    shares: int = 1
 
     @property
     def root(self) -> str:
@@ -88,7 +89,8 @@ class World(Struct, frozen=True):
         """Whether the kubelet can give away all that is plugged in."""
         kinds = [device.kind for device in self.node.devices()]
         allocatable = {name: status.allocatable for name, status in kubelet.resources().items()}
-        return allocatable == {GPU: kinds.count("gpu"), NPU: kinds.count("npu"), **self.more}
+        found = {GPU: kinds.count("gpu") * self.shares, NPU: kinds.count("npu"), **self.more}
+        return allocatable == {name: count for name, count in found.items() if count}
 
     @property
     def resources(self) -> int:

@@ -14,7 +14,7 @@ from accelplane.node.device_reader import DeviceReader, DeviceReading
 from accelplane.node.exposition import render
 from accelplane.node.hardware_metrics import hardware
 from accelplane.node.readings import NodeReadings
-from accelplane.readings import DevicePlan, InvalidText, Source, dfl, families, gpu, npu, offload, pci, qat
+from accelplane.readings import DevicePlan, InvalidText, Source, Value, dfl, families, gpu, npu, offload, pci, qat
 from accelplane.readings.plan import PowerState, waking_reads
 from accelplane.readings.values import escape, number, scalar
 
@@ -285,6 +285,23 @@ def test_waking_reads_depend_on_mode_power_state_and_holders(  # noqa: PLR0917 -
 def test_devices_that_never_sleep_are_always_read(tmp_path: Path, files: Mapping[str, str]) -> None:
     host = build(tmp_path, {**GPU_PCI, **files, f"{FUNCTION}/power/runtime_status": "suspended\n"})
     assert "pci_link_transfers_per_second" in samples(read(gpu_plan(host), host, held=False))
+
+
+def test_text_that_has_not_changed_is_not_parsed_again(tmp_path: Path) -> None:
+    texts: list[str] = []
+
+    def parse(text: str) -> Sequence[Value]:
+        texts.append(text)
+        return (Value(families.POWER, "", float(text)),)
+
+    host = build(tmp_path, {"/sys/power": "1"})
+    plan = DevicePlan(device="d", units=("d",), sources=(Source(path="/sys/power", parse=parse),))
+    reader = DeviceReader("p", plan)
+    first, second = (reader.read(host, "auto", now, held=True) for now in (0.0, 1.0))
+    build(tmp_path, {"/sys/power": "2"})
+    third = reader.read(host, "auto", 2.0, held=True)
+    assert texts == ["1", "2"]
+    assert first.lines == second.lines != third.lines
 
 
 def test_a_gap_in_reading_of_the_energy_is_counted(tmp_path: Path) -> None:

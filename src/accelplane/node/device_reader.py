@@ -4,6 +4,7 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -42,6 +43,10 @@ class DeviceReader:
         self._plugin = plugin
         self._sources = list(plan.sources)
         self._values: dict[str, Sequence[Value]] = {}
+        # By path the last text with its meaning: most files seldom change.
+        self._parsed: dict[str, _Parsed] = {}
+        self._prefixes: dict[tuple[Family, str], str] = {}
+        self._identity_lines = self._identity()
         self._last_waking = float("-inf")
         self._last_energy: float | None = None
         self._gaps = 0
@@ -73,11 +78,11 @@ class DeviceReader:
             values.append(Value(AWAKE, "", float(is_awake(status))))
         if any(source.wraps_after for source in self._sources):
             values.append(Value(ENERGY_GAPS, "", self._gaps))
-        return DeviceReading({**self._identity(), **_rendered(values, self.labels)}, outcomes, denied)
+        return DeviceReading({**self._identity_lines, **self._rendered(values)}, outcomes, denied)
 
     def stuck(self) -> DeviceReading:
         """The reading while the device is not read because a read blocks."""
-        lines = {**self._identity(), **_rendered([Value(STUCK, "", 1.0)], self.labels)}
+        lines = {**self._identity_lines, **self._rendered([Value(STUCK, "", 1.0)])}
         return DeviceReading(lines, {"timeout": 1})
 
     def _decide(self, host: Host, mode: str, status: str, now: float, *, held: bool) -> str:
@@ -104,20 +109,17 @@ class DeviceReader:
             text = self._text(host, now, outcomes, denied)
             if text is None:
                 continue
-            try:
-                values += now.parse(text)
-                outcomes["ok"] += 1
-            except InvalidText as error:
-                values += error.values
-                outcomes["invalid"] += 1
-                continue
-            if now.follow is not None:
-                pending += now.follow(text)[:_MAX_FOLLOWING]
+            known = self._parsed.get(now.path)
+            if known is None or known.text != text:
+                known = self._parsed[now.path] = _parsed(now, text)
+            values += known.values
+            outcomes["ok" if known.valid else "invalid"] += 1
+            pending += known.following
         self._values[source.path] = values
         return values
 
-    def _text(self, host: Host, source: Source, outcomes: Counter[str], denied: list[str]) -> str | None:
-        """The text of a file, None if it has none."""
+    def _text(self, host: Host, source: Source, outcomes: Counter[str], denied: list[str]) -> bytes | None:
+        """The ASCII text of a file, None if it has none."""
         try:
             data = _content(host, source)
         except HostError as error:
@@ -131,7 +133,7 @@ class DeviceReader:
         if len(data) > source.limit or not data.isascii():
             outcomes["invalid"] += 1
             return None
-        return data.decode("ascii")
+        return data
 
     def _count_gap(self, now: float) -> None:
         wraps_after = min((source.wraps_after for source in self._sources if source.wraps_after), default=0.0)
@@ -141,6 +143,22 @@ class DeviceReader:
             self._gaps += 1
         self._last_energy = now
 
+    def _rendered(self, values: Iterable[Value]) -> Lines:
+        """The lines of the samples by family. Samples with equal labels are added."""
+        sums: dict[tuple[Family, str], float] = {}
+        for family, extra, value in values:
+            key = (family, extra)
+            sums[key] = sums.get(key, 0.0) + value
+        lines: dict[Family, list[str]] = {}
+        for key, value in sums.items():
+            prefix = self._prefixes.get(key)
+            if prefix is None:
+                family, extra = key
+                comma = "," if extra else ""
+                prefix = self._prefixes[key] = f"{family.name}{{{self.labels}{comma}{extra}}} "
+            lines.setdefault(key[0], []).append(prefix + number_text(value))
+        return lines
+
     def _identity(self) -> Lines:
         facts = labels(**self.plan.facts)
         info = f"{INFO.name}{{{self.labels}{',' if facts else ''}{facts}}} 1"
@@ -149,6 +167,25 @@ class DeviceReader:
             for unit in self.plan.units
         ]
         return {INFO: [info], UNIT_INFO: units}
+
+
+class _Parsed(NamedTuple):
+    """What the text of a source means."""
+
+    text: bytes
+    values: Sequence[Value]
+    valid: bool
+    following: Sequence[Source]
+
+
+def _parsed(source: Source, text: bytes) -> _Parsed:
+    content = text.decode("ascii")
+    try:
+        values = source.parse(content)
+    except InvalidText as error:
+        return _Parsed(text, error.values, valid=False, following=())
+    following = source.follow(content)[:_MAX_FOLLOWING] if source.follow is not None else ()
+    return _Parsed(text, values, valid=True, following=following)
 
 
 def _content(host: Host, source: Source) -> bytes:
@@ -180,19 +217,6 @@ def _autosuspend(host: Host, plan: DevicePlan) -> float:
     except (HostError, ValueError):
         return 0.0
     return max(0.0, milliseconds / 1000)
-
-
-def _rendered(values: Iterable[Value], device: str) -> Lines:
-    """The lines of the samples by family. Samples with equal labels are added."""
-    sums: dict[tuple[Family, str], float] = {}
-    for family, extra, value in values:
-        key = (family, extra)
-        sums[key] = sums.get(key, 0.0) + value
-    lines: dict[Family, list[str]] = {}
-    for (family, extra), value in sums.items():
-        comma = "," if extra else ""
-        lines.setdefault(family, []).append(f"{family.name}{{{device}{comma}{extra}}} {number_text(value)}")
-    return lines
 
 
 def number_text(value: float) -> str:

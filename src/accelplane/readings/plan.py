@@ -20,6 +20,7 @@ _AWAKE = ("active", "unsupported")
 class Source(Struct, frozen=True, kw_only=True):
     """A file and the meaning of its text.
 
+    `parse` and `follow` are pure functions: they are called only if the text differs from that of the last reading.
     `waking`: the driver powers the device up to answer. `wraps_after`: a counter of the device may wrap in more than
     this number of seconds without a reading. `follow` returns further sources that depend on the text.
     """

@@ -1,0 +1,137 @@
+"""The cost of the metrics page: processor time of a scrape, size of the page, and Allocate while it is scraped.
+
+The large node has 64 GPUs, each with the files of i915 on a recent kernel, shared by 8 containers each; 64 containers
+hold one. The files are in memory below a directory, which costs more processor time than the real paths: every
+component of a path is opened by itself.
+"""
+
+import asyncio
+import contextlib
+import gzip
+import os
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+
+from accelplane.kubelet.embedded import EmbeddedKubelet, Pod
+from benchmarks.agent import GPU, AgentProcess, World, free_port, ordinary_world, registered, world
+from benchmarks.figures import Figure, Outcome, Scale, median, percentile
+
+_CARDS, _SHARES, _HOLDERS = 64, 8, 64
+_HWMON = {
+    "name": "i915", "energy1_input": "123456789", "power1_max": "120000000", "power1_crit": "200000000",
+    "temp1_input": "45000", "fan1_input": "1200", "in0_input": "780",
+}  # fmt: skip
+_GT = {
+    "rps_act_freq_mhz": "600", "rps_cur_freq_mhz": "650", "rps_max_freq_mhz": "2050", "rps_RP0_freq_mhz": "2050",
+    "rc6_residency_ms": "123456", "throttle_reason_status": "0",
+}  # fmt: skip
+_AER = "RxErr 0\nBadTLP 0\nBadDLLP 0\nRollover 0\nTimeout 0\nNonFatalErr 0\nCorrIntErr 0\nHeaderOF 0\nTOTAL_ERR_COR 0\n"
+_PCI = {
+    "aer_dev_correctable": _AER, "aer_dev_nonfatal": _AER.replace("_COR", "_NONFATAL"),
+    "aer_dev_fatal": _AER.replace("_COR", "_FATAL"), "current_link_speed": "16.0 GT/s PCIe",
+    "max_link_speed": "16.0 GT/s PCIe", "current_link_width": "16", "max_link_width": "16",
+    "power/runtime_status": "active", "power/control": "on", "power/runtime_active_time": "1000",
+    "power/runtime_suspended_time": "0",
+}  # fmt: skip
+
+
+def measure(scale: Scale) -> Outcome:
+    return asyncio.run(_measure(scale))
+
+
+async def _measure(scale: Scale) -> Outcome:
+    scrapes = scale.of(60, 3)
+    figures: list[Figure] = []
+    with _large() as here:
+        async with _scraped(here) as (agent, kubelet, url):
+            page = await _read(url)
+            figures += _costs("64 GPUs: ", [await _cost(agent, url) for _ in range(scrapes)], 20)
+            figures.append(Figure(name="64 GPUs: page", value=len(page) / 1000, unit="kB", budget=200))
+            compressed = len(gzip.compress(page, 1)) / 1000
+            figures.append(Figure(name="64 GPUs: page with gzip level 1", value=compressed, unit="kB", budget=20))
+            figures += await _allocate(kubelet, url, scale.of(400, 10))
+            figures.append(Figure(name="64 GPUs: resident", value=agent.memory().resident, unit="MiB", budget=40))
+    with ordinary_world() as here:
+        async with _scraped(here) as (agent, _kubelet, url):
+            figures += _costs("ordinary node: ", [await _cost(agent, url) for _ in range(scrapes)], 8)
+    return Outcome(figures=figures, notes=(f"{scrapes} scrapes, 1.1 s apart; --root is a directory in memory",))
+
+
+@contextlib.contextmanager
+def _large() -> Iterator[World]:
+    with world(cards=_CARDS, npus=0) as here:
+        for device in here.node.devices():
+            path = f"{here.root}{device.path}"
+            for name, text in _PCI.items():
+                _write(f"{path}/{name}", text)
+            for name, text in _HWMON.items():
+                _write(f"{path}/hwmon/hwmon0/{name}", text)
+            for name, text in _GT.items():
+                _write(f"{path}/drm/{device.name}/gt/gt0/{name}", text)
+        config = f"{here.directory}/agent.yaml"
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(f"plugins: {{gpu: {{shared-dev-num: {_SHARES}}}}}\n")
+        yield World(here.directory, here.node, ("gpu",), config=config, shares=_SHARES)
+
+
+@contextlib.asynccontextmanager
+async def _scraped(here: World) -> AsyncIterator[tuple[AgentProcess, EmbeddedKubelet, str]]:
+    address = f"127.0.0.1:{free_port()}"
+    async with registered(here, "--http-address", address) as (agent, kubelet):
+        if here.shares > 1:
+            for number in range(_HOLDERS):
+                await kubelet.run_pod(Pod(f"holder-{number}", containers={"main": {GPU: 1}}))
+        yield agent, kubelet, f"http://{address}/metrics"
+
+
+async def _cost(agent: AgentProcess, url: str) -> float:
+    """Milliseconds of processor time of one scrape."""
+    await asyncio.sleep(1.1)  # a younger reading would be used again
+    before = agent.cpu_seconds()
+    await _read(url)
+    return (agent.cpu_seconds() - before) * 1000
+
+
+def _costs(prefix: str, samples: list[float], budget: float) -> list[Figure]:
+    return [median(f"{prefix}processor time of a scrape", samples, "ms", budget=budget)]
+
+
+async def _allocate(kubelet: EmbeddedKubelet, url: str, count: int) -> list[Figure]:
+    """Allocate without and with a scrape every second."""
+    figures: list[Figure] = []
+    for name, scraping in (("alone", False), ("scraped every second", True)):
+        scraper = asyncio.create_task(_scrape_for_ever(url)) if scraping else None
+        took: list[float] = []
+        for number in range(count):
+            start = time.perf_counter()
+            await kubelet.run_pod(Pod(f"{name}-{number}".replace(" ", "-"), containers={"main": {GPU: 1}}))
+            took.append((time.perf_counter() - start) * 1000)
+            kubelet.delete_pod(f"{name}-{number}".replace(" ", "-"))
+            await asyncio.sleep(0.01)
+        if scraper is not None:
+            scraper.cancel()
+            await asyncio.gather(scraper, return_exceptions=True)
+        figures.append(percentile(f"pod admission {name}, p99", [took], 0.99, "ms"))
+    return figures
+
+
+async def _scrape_for_ever(url: str) -> None:
+    while True:
+        await _read(url)
+        await asyncio.sleep(1)
+
+
+async def _read(url: str) -> bytes:
+    return await asyncio.to_thread(_fetch, url)
+
+
+def _fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=10) as page:  # noqa: S310 - the agent's own page
+        return page.read()
+
+
+def _write(path: str, text: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(f"{text}\n")
