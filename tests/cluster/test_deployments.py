@@ -16,9 +16,10 @@ from .machine import REPOSITORY
 pytestmark = pytest.mark.cluster
 
 VALIDATED = ("--dry-run=server", "--validate=strict")
-# The API server does not know the kinds of NFD, of cert-manager and of the operator's samples. Trees with cert-manager
-# are validated without its objects.
-TREES = [tree for tree in trees() if not {"nfd", "samples", "certmanager", "manifests"} & {*tree.split("/")}]
+# The API server does not know the kinds of NFD, cert-manager, the Prometheus operator and the operators' samples. Trees
+# with cert-manager are validated without its objects.
+UNKNOWN = {"nfd", "samples", "certmanager", "manifests", "prometheus"}
+TREES = [tree for tree in trees() if not UNKNOWN & {*tree.split("/")}]
 # Pods that name a RuntimeClass are rejected without it.
 KATA = {
     "apiVersion": "node.k8s.io/v1",
