@@ -1,6 +1,7 @@
 """Which containers hold devices: from the kubelet, or from its checkpoint while it does not answer."""
 
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -54,6 +55,7 @@ def held(agent: Agent, holders: Holders) -> set[tuple[str, str]]:
 async def test_the_page_names_the_containers_that_hold_devices(start_agent: Start, kubelet: Kubelet) -> None:
     agent = await start_agent(meters=Meters())
     await kubelet.until(lambda resources: METERS in resources)
+    before = time.time()
     await kubelet.run_pod("a", {METERS: 3})
     observer = Observer(agent)
     try:
@@ -70,6 +72,25 @@ async def test_the_page_names_the_containers_that_hold_devices(start_agent: Star
     assert {key[2] for key in found} == {"m0", "m1"}
     [total] = families["accelplane_resource_allocated"]
     assert (total.labels, total.value) == ({"resource": METERS}, 3)
+    [allocatable] = families["accelplane_resource_allocatable"]
+    assert (allocatable.labels, allocatable.value) == ({"resource": METERS}, 4)
+    [since] = families["accelplane_container_held_since_timestamp_seconds"]
+    assert (since.labels["pod"], since.labels["resource"]) == ("a", METERS)
+    assert before <= since.value <= time.time()
+
+
+async def test_a_container_keeps_the_time_at_which_it_was_first_seen(start_agent: Start, kubelet: Kubelet) -> None:
+    agent, now = await start_agent(meters=Meters()), [100.0]
+    await kubelet.until(lambda resources: METERS in resources)
+    await kubelet.run_pod("a", {METERS: 1})
+    async with reading(agent, now) as reader:
+        first = (await reader.read()).since
+        now[0] += 60
+        await kubelet.run_pod("b", {METERS: 1})
+        second = (await reader.read()).since
+    [[key, seconds]] = first.items()
+    assert second[key] == seconds
+    assert len(second) == 2
 
 
 async def test_holders_are_read_again_after_an_allocation_or_ten_seconds(start_agent: Start, kubelet: Kubelet) -> None:
@@ -82,7 +103,7 @@ async def test_holders_are_read_again_after_an_allocation_or_ten_seconds(start_a
         await kubelet.delete_pod("a")
         now[0] += 9
         assert len(held(agent, await reader.read())) >= 1
-        assert reader.requests == {("List", "ok"): 2}
+        assert reader.requests["List", "ok"] == 2
         now[0] += 1
 
         async def released() -> bool:

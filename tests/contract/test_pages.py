@@ -160,6 +160,14 @@ async def test_the_metrics_page_shows_the_whole_status_and_the_measurements(serv
     assert found["process_resident_memory_bytes"] > 0
 
 
+async def test_the_metrics_page_shows_how_long_the_pages_before_it_took(serve: Serve, get: Get) -> None:
+    async with serve():
+        counts = [
+            values((await get("/metrics"))[1]).get('accelplane_page_seconds_count{page="metrics"}') for _ in "abc"
+        ]
+    assert counts == [None, 1, 2]
+
+
 async def test_the_status_page_has_these_keys(serve: Serve, get: Get) -> None:
     async with serve():
         code, text = await get("/status")

@@ -31,6 +31,7 @@ from accelplane.kubelet.podresources import Holder
 from accelplane.node import config as configuration
 from accelplane.node import metrics
 from accelplane.node.holders import Holders
+from accelplane.node.pages import PageCounts
 from accelplane.node.plugins import installed
 from accelplane.node.readings import NodeReadings
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, UnitHealth
@@ -280,9 +281,20 @@ def test_the_metrics_table_lists_every_metric() -> None:
         failures={"other": 1},
     )
     status = msgspec.structs.replace(status, plugins={"p": plugin})
-    holders = Holders([Holder("n", "p", "c", "n/r", ("x",))], "podresources")
+    holders = Holders(
+        [Holder("n", "p", "c", "n/r", ("x",))],
+        "podresources",
+        since={("n", "p", "c", "n/r"): 1.0},
+        allocatable={"n/r": 1},
+    )
+    counts = PageCounts()
+    counts.record("metrics", 0.1)
     contents = metrics.Contents(readings=readings, holders=holders, requests={("List", "ok"): 1})
-    names = set(re.findall(r"^# TYPE (accelplane_\w+)", metrics.page(status, contents).decode(), re.MULTILINE))
+    names = set(
+        re.findall(
+            r"^# TYPE (accelplane_\w+)", metrics.page(status, contents, counts.families()).decode(), re.MULTILINE
+        )
+    )
     listed = {row[0].strip("`") for row in rows(section(USERS, "Metrics")) if row[0].startswith("`accelplane_")}
     assert listed == names
 

@@ -1,6 +1,6 @@
 """The families of device readings and of holders on the metrics page."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from accelplane.node.exposition import Family
 from accelplane.node.holders import Holders, counts_by_unit
@@ -55,7 +55,9 @@ def holding(status: NodeStatus, holders: Holders, readings: NodeReadings, now: f
     for resource, count in totals.items():
         allocated.add(count, {"resource": resource})
     yield held
+    yield _since(holders, plugins)
     yield allocated
+    yield _allocatable(holders, plugins)
     yield from _source(holders, now)
 
 
@@ -87,6 +89,25 @@ def held_units(status: NodeStatus, holders: Holders) -> frozenset[tuple[str, str
         for id_ in row.device_ids
         if (row.resource, id_) in units
     )
+
+
+def _since(holders: Holders, resources: Collection[str]) -> Family:
+    since = Family(
+        "accelplane_container_held_since_timestamp_seconds", "When a container was first seen with device IDs."
+    )
+    for (namespace, pod, container, resource), seconds in holders.since.items():
+        if resource in resources:
+            labels = {"namespace": namespace, "pod": pod, "container": container, "resource": resource}
+            since.add(seconds, labels)
+    return since
+
+
+def _allocatable(holders: Holders, resources: Collection[str]) -> Family:
+    allocatable = Family("accelplane_resource_allocatable", "Device IDs that are allocatable for the kubelet.")
+    for resource, count in holders.allocatable.items():
+        if resource in resources:
+            allocatable.add(count, {"resource": resource})
+    return allocatable
 
 
 def _source(holders: Holders, now: float) -> Sequence[Family]:

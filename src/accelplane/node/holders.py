@@ -24,16 +24,23 @@ _MAX_AGE = 10.0
 _GRACE = 60.0
 
 
+Key = tuple[str, str, str, str]  # namespace, pod, container, resource
+
+
 class Holders(Struct, frozen=True):
     """The containers that hold devices. `began` is the monotonic time of the reading.
 
-    `stale` counts IDs that an ended pod was listed with as well: kubelets before 1.34 list ended pods.
+    `stale` counts IDs that an ended pod was listed with as well: kubelets before 1.34 list ended pods. `since` is the
+    Unix time at which a container was first seen with IDs of a resource. `allocatable` is the number of healthy IDs of
+    each resource that the kubelet knows, held ones included.
     """
 
     rows: Sequence[Holder] = ()
     source: Literal["podresources", "checkpoint", "none"] = "none"
     began: float = 0.0
     stale: int = 0
+    since: Mapping[Key, float] = {}
+    allocatable: Mapping[str, int] = {}
 
 
 class HolderReader:
@@ -83,7 +90,18 @@ class HolderReader:
                 return self._last
             return await self._from_checkpoint(began)
         self.requests["List", "ok"] += 1
-        return without_stale(Holders(rows, "podresources", began))
+        found = without_stale(Holders(rows, "podresources", began, allocatable=await self._allocatable()))
+        now = time.time()
+        return replace(found, since={key_of(row): self._last.since.get(key_of(row), now) for row in found.rows})
+
+    async def _allocatable(self) -> Mapping[str, int]:
+        try:
+            found = await podresources.allocatable(self._socket)
+        except podresources.PodResourcesError:
+            self.requests["GetAllocatableResources", "error"] += 1
+            return {}
+        self.requests["GetAllocatableResources", "ok"] += 1
+        return {resource: len(ids) for resource, ids in found.items()}
 
     async def _from_checkpoint(self, began: float) -> Holders:
         try:
@@ -94,6 +112,10 @@ class HolderReader:
             return Holders(began=began)
         rows = [Holder("", "", holding.container, holding.resource, holding.ids) for holding in found.holdings]
         return Holders(rows, "checkpoint", began)
+
+
+def key_of(row: Holder) -> Key:
+    return row.namespace, row.pod, row.container, row.resource
 
 
 def without_stale(holders: Holders) -> Holders:

@@ -35,8 +35,8 @@ class Contents(Struct, frozen=True, kw_only=True):
     now: float = 0.0
 
 
-def page(status: NodeStatus, contents: Contents) -> bytes:
-    """The text of `/metrics`."""
+def page(status: NodeStatus, contents: Contents, more: Iterable[Family] = ()) -> bytes:
+    """The text of `/metrics`, with `more` families before those of the process."""
     samples, readings = contents.samples, contents.readings
     resources = [resource for plugin in status.plugins.values() for resource in plugin.resources.values()]
     return render(
@@ -54,6 +54,7 @@ def page(status: NodeStatus, contents: Contents) -> bytes:
                 )
             ),
             *families(samples),
+            *more,
             *_process(),
         )
     )

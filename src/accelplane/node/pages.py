@@ -3,7 +3,9 @@
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+import time
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -12,7 +14,7 @@ from accelplane.http.connection import Handler, PendingResponse
 from accelplane.http.messages import PAGE_LIMITS, Request, Response
 from accelplane.http.server import HttpServer, split_address
 from accelplane.node import metrics
-from accelplane.node.exposition import CONTENT_TYPE
+from accelplane.node.exposition import CONTENT_TYPE, Family
 from accelplane.node.settings import ConfigurationError
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
 
@@ -31,6 +33,26 @@ class Access(Struct, frozen=True):
 
 
 OPEN = Access()
+
+_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class PageCounts:
+    """How long pages took to make; each page shows those before it."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, list[int]] = {}
+        self._seconds: dict[str, float] = {}
+
+    def record(self, page: str, seconds: float) -> None:
+        self._buckets.setdefault(page, [0] * (len(_BOUNDS) + 1))[bisect_left(_BOUNDS, seconds)] += 1
+        self._seconds[page] = self._seconds.get(page, 0.0) + seconds
+
+    def families(self) -> Sequence[Family]:
+        took = Family("accelplane_page_seconds", "Time to make a page.", "histogram")
+        for page, buckets in self._buckets.items():
+            took.add_histogram(_BOUNDS, buckets, self._seconds[page], {"page": page})
+        return (took,) if took.has_samples else ()
 
 
 @contextlib.asynccontextmanager
@@ -61,9 +83,14 @@ def _authority(host: str, port: int) -> str:
 
 
 def _handler(status: Callable[[], NodeStatus], measure: Measure) -> Handler:
+    counts = PageCounts()
+
     async def metrics_page() -> Response:
+        start = time.monotonic()
         contents = await measure()
-        return Response(200, metrics.page(status(), contents), CONTENT_TYPE)
+        page = metrics.page(status(), contents, counts.families())
+        counts.record("metrics", time.monotonic() - start)
+        return Response(200, page, CONTENT_TYPE)
 
     def handle(request: Request) -> Response | PendingResponse:
         match request.path:
