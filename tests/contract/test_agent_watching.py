@@ -287,6 +287,8 @@ async def main():
     uevent("remove", "/devices/pci0000:00/0000:00:02.0/drm/card0", "drm")
     await until(lambda: agent.runners["narrow"].scan.count == 4)
     print("narrow", agent.runners["narrow"].scan.count, "wide", agent.runners["wide"].scan.count)
+    counts = agent.status().uevents
+    print("counted", counts.get("drm"), counts.get("block"))
     agent.stop()
     await task
 
@@ -304,7 +306,7 @@ def test_the_kernels_notices_reach_the_plugins_that_want_them_and_no_others(dire
         pytest.skip("needs root")
     assert done.returncode == 0, done.stderr
     # A plugin whose scan read nothing of sysfs and that names no subsystem hears nothing.
-    assert done.stdout == "narrow 3\nnarrow 4 wide 1\n", done.stderr
+    assert done.stdout == "narrow 3\nnarrow 4 wide 1\ncounted 2 None\n", done.stderr
 
 
 async def test_a_directory_that_is_renamed_above_what_is_watched_is_noticed(

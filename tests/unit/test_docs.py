@@ -280,7 +280,7 @@ def test_the_metrics_table_lists_every_metric() -> None:
         health={"u": UnitHealth(phase=Phase.UNHEALTHY)},
         failures={"other": 1},
     )
-    status = msgspec.structs.replace(status, plugins={"p": plugin})
+    status = msgspec.structs.replace(status, plugins={"p": plugin}, uevents={"": 1, "pci": 1})
     holders = Holders(
         [Holder("n", "p", "c", "n/r", ("x",))],
         "podresources",

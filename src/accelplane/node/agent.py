@@ -82,6 +82,7 @@ class Agent:
             kubelet_dir=self.settings.kubelet_dir,
             config_problem=self.config_problem,
             plugins={name: runner.status(crashed=name in self._crashed) for name, runner in self.runners.items()},
+            uevents=dict(self._watcher.uevent_counts),
         )
 
     def inventories(self) -> Mapping[str, tuple[Plugin[Config], Inventory]]:

@@ -42,6 +42,7 @@ def page(status: NodeStatus, contents: Contents, more: Iterable[Family] = ()) ->
     return render(
         (
             *_agent(status),
+            *with_samples(_uevents(status.uevents)),
             *with_samples(unit_health(status.plugins.values())),
             *_plugins(status.plugins.values()),
             *_devices(resources),
@@ -66,6 +67,17 @@ def _agent(status: NodeStatus) -> Iterable[Family]:
     rejected = Family("accelplane_config_refused", "1 while the configuration file is rejected.")
     rejected.add(bool(status.config_problem))
     return info, rejected
+
+
+def _uevents(counts: Mapping[str, int]) -> Sequence[Family]:
+    events = Family("accelplane_uevents_total", "Uevents of subsystems that plugins watch.", "counter")
+    overflows = Family("accelplane_uevent_overflows_total", "Times that the kernel dropped uevents.", "counter")
+    for subsystem, count in sorted(counts.items()):
+        if subsystem:
+            events.add(count, {"subsystem": subsystem})
+        else:
+            overflows.add(count)
+    return events, overflows
 
 
 def _plugins(plugins: Iterable[PluginStatus]) -> Iterable[Family]:

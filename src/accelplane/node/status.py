@@ -86,13 +86,17 @@ class PluginStatus(Struct, frozen=True, kw_only=True):
 
 
 class NodeStatus(Struct, frozen=True, kw_only=True):
-    """The whole agent. `config_problem` is why the configuration file was rejected, empty if it is in force."""
+    """The whole agent. `config_problem` is why the configuration file was rejected, empty if it is in force.
+
+    `uevents` counts the events of subsystems that plugins watch, and under "" the times that events were lost.
+    """
 
     version: str
     root: str
     kubelet_dir: str
     config_problem: str = ""
     plugins: Mapping[str, PluginStatus] = {}
+    uevents: Mapping[str, int] = {}
 
     @property
     def unhealthy(self) -> Iterator[str]:

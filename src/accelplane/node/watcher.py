@@ -9,6 +9,7 @@ import asyncio
 import errno
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from msgspec import Struct
@@ -42,6 +43,8 @@ class Watcher:
         self._listeners: dict[str, tuple[Collection[str] | None, Callable[[], None]]] = {}
         self._unwatchable: set[tuple[str, str]] = set()  # subscribers and paths
         self._logged: set[str] = set()
+        # Uevents by subsystem, of those that a subscriber named, and lost ones under the name "".
+        self.uevent_counts: Counter[str] = Counter()
 
     @property
     def complete(self) -> bool:
@@ -247,8 +250,11 @@ class Watcher:
             self._dispatch(event)
 
     def _dispatch(self, event: Uevent) -> None:
+        overflow = event.action == "overflow"
+        if overflow or any(event.subsystem in (subsystems or ()) for subsystems, _changed in self._listeners.values()):
+            self.uevent_counts[event.subsystem] += 1
         for subsystems, changed in list(self._listeners.values()):
-            if subsystems is None or event.subsystem in subsystems or event.action == "overflow":
+            if subsystems is None or event.subsystem in subsystems or overflow:
                 changed()
 
 
