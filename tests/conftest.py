@@ -10,10 +10,12 @@ among them all that hypothesis feeds: they execute what other tests cover a thou
 """
 
 import functools
+import logging
 import os
 import sys
 import threading
 from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -50,6 +52,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    with _root_logger_restored():
+        return (yield from _traced_if_wanted(item))
+
+
+@contextmanager
+def _root_logger_restored() -> Generator[None]:
+    """Commands that run in the process of the tests set up the root logger for themselves."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = handlers
+
+
+def _traced_if_wanted(item: pytest.Item) -> Generator[None, Any, Any]:
     if not item.config.pluginmanager.hasplugin("_cov"):
         return (yield)
     if item.get_closest_marker("untraced") is None:
