@@ -1,0 +1,133 @@
+"""What the fleet server knows about a cluster, as immutable values.
+
+The sources (API server and agents) make a `Cluster`; screens and command-line views read it. Times are seconds since
+the epoch, counts are numbers of device IDs. An empty text means that the fact does not exist or is not known.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+Phase = Literal["healthy", "suspect", "unhealthy", "recovering"]
+AgentState = Literal["connected", "connecting", "stale", "invalid", "none"]
+
+
+class Holder(Struct, frozen=True):
+    """A container with at least one ID of a unit; `namespace` and `pod` are empty if the source does not name it."""
+
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+    count: int
+    since: float = 0.0
+
+
+class Change(Struct, frozen=True):
+    """One entry of a unit's health history."""
+
+    time: float
+    phase: Phase
+    reason: str = ""
+    text: str = ""
+
+
+class Unit(Struct, frozen=True):
+    """A physical thing whose IDs an agent advertises. `ids` has the number of IDs per resource."""
+
+    plugin: str
+    unit: str
+    device: str = ""
+    bdf: str = ""
+    model: str = ""
+    numa: int | None = None
+    phase: Phase = "healthy"
+    known: bool = True
+    reason: str = ""
+    text: str = ""
+    since: float = 0.0
+    idle_since: float = 0.0
+    ids: Mapping[str, int] = {}
+    holders: tuple[Holder, ...] = ()
+    history: tuple[Change, ...] = ()
+
+
+class Skipped(Struct, frozen=True):
+    """Hardware that a plugin found and does not advertise."""
+
+    plugin: str
+    subject: str
+    reason: str
+
+
+class Resource(Struct, frozen=True):
+    """A resource of a node. `capacity` and `allocatable` are those of the Node status; the others are an agent's."""
+
+    name: str
+    capacity: int = 0
+    allocatable: int = 0
+    ids: int = 0
+    healthy: int = 0
+    allocated: int = 0
+    stage: str = ""
+    problem: str = ""
+
+
+class Agent(Struct, frozen=True):
+    """A pod of ours on a node that serves an inventory, and what is known of the connection to it."""
+
+    pod: str
+    name: str
+    version: str
+    state: AgentState
+    problem: str = ""
+    answered: float = 0.0
+    holders_source: str = ""
+    holders_age: float = 0.0
+
+
+class Node(Struct, frozen=True):
+    """A node with a resource of ours or with an agent; without connected agents its counts are the API server's."""
+
+    name: str
+    labels: Mapping[str, str] = {}
+    ready: bool = True
+    cordoned: bool = False
+    agents: tuple[Agent, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    units: tuple[Unit, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+
+
+class Waiting(Struct, frozen=True):
+    """A pod that is not assigned to a node and requests resources of ours."""
+
+    namespace: str
+    name: str
+    since: float
+    requests: Mapping[str, int]
+    message: str = ""
+    gates: tuple[str, ...] = ()
+
+
+class Quota(Struct, frozen=True):
+    """What a ResourceQuota leaves of a resource in a namespace."""
+
+    namespace: str
+    name: str
+    resource: str
+    hard: int
+    used: int
+
+
+class Cluster(Struct, frozen=True):
+    """All that is known at one moment. `generation` grows with each change; `problem` is that of the API server."""
+
+    generation: int
+    time: float
+    started: float
+    nodes: Mapping[str, Node]
+    waiting: tuple[Waiting, ...] = ()
+    quotas: tuple[Quota, ...] = ()
+    problem: str = ""
