@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from accelplane import __version__
+from accelplane.cli.devicecommands import inspect, top
 from accelplane.cli.provision import provision
 
 if TYPE_CHECKING:
@@ -88,26 +89,6 @@ def fpga_webhook() -> None:
 
 
 @accelplane.command()
-@click.option("--root", default="/", show_default=True, help="Read sysfs and devfs below this directory.")
-@_KUBELET_DIR
-@click.option("--plugins", default="", help="Comma-separated plugins; default: all installed ones.")
-@click.option("--config", default="", help="Configuration file of the agent, for the options of the plugins.")
-@click.option(
-    "--output",
-    "-o",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="Output format.",
-)
-def inspect(root: str, kubelet_dir: str, plugins: str, config: str, output: str) -> None:
-    """Show the devices of this node and the pods that use them."""
-    from accelplane.cli.inspect import run  # noqa: PLC0415
-
-    sys.exit(run(os.path.abspath(root), os.path.abspath(kubelet_dir), plugins, config, output))
-
-
-@accelplane.command()
 @_KUBELET_DIR
 @click.option(
     "--topology-policy",
@@ -175,6 +156,8 @@ def profile() -> None:
     sys.exit(main(sys.argv[3:], "accelplane onload profile"))
 
 
+accelplane.add_command(inspect)
+accelplane.add_command(top)
 accelplane.add_command(provision)
 
 

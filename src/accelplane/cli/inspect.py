@@ -15,6 +15,21 @@ from typing import Literal
 import msgspec
 
 from accelplane import __version__
+from accelplane.cli import holdertimes
+from accelplane.cli.tables import (
+    API_VERSION,
+    KIND,
+    UNKNOWN,
+    Column,
+    Document,
+    Format,
+    Row,
+    Table,
+    sort_tables,
+    structured,
+    time_text,
+    write,
+)
 from accelplane.devices import Device, Inventory, Skipped, natural
 from accelplane.host import HostError
 from accelplane.kubelet import checkpoint, podresources, sockets
@@ -29,8 +44,15 @@ from accelplane.plugins.base import Config
 _MANY = 8
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One device ID. `advertised` is None if the kubelet does not answer, `here` whether the scan has found it."""
+_COLUMNS = ("RESOURCE", "DEVICE", "ADDRESS", "NUMA", "HEALTH", "ADVERTISED", "HELD BY")
+_WIDE = ("UNIT", "HOLDER SINCE", "STATE SINCE")
+
+
+class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One device ID. `advertised` is None if the kubelet does not answer, `here` whether the scan has found it.
+
+    Times are RFC 3339 texts, None if they are not known.
+    """
 
     plugin: str
     resource: str
@@ -43,13 +65,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     here: bool = True
     advertised: bool | None = None
     held_by: Sequence[str] = ()
+    held_since: str | None = None
+    state_since: str | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The whole result; `source` is where the kubelet's part comes from."""
 
+    api_version: str = msgspec.field(default=API_VERSION, name="apiVersion")
+    kind: str = KIND
     source: Literal["pod-resources", "checkpoint", "none"]
-    devices: Sequence[Row]
+    devices: Sequence[DeviceRow]
     skipped: Mapping[str, Sequence[Skipped]]
     problems: Sequence[str]
 
@@ -60,11 +86,15 @@ class _Kubelet(msgspec.Struct, frozen=True):
     source: Literal["pod-resources", "checkpoint", "none"]
     advertised: Mapping[str, frozenset[str]] | None = None
     holders: Mapping[tuple[str, str], Sequence[str]] = {}
+    since: Mapping[tuple[str, str], float] = {}
     problem: str = ""
 
 
-def run(root: str, kubelet_dir: str, plugins: str, config: str, output: str) -> int:
-    """Prints the result. Returns the exit code, 1 if something could not be read."""
+def run(root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *, agent: str = "") -> int:
+    """Prints the result. Returns the exit code, 1 if something could not be read.
+
+    `agent` is the address of an agent's pages, for the times of its health history. Raises `UsageError`.
+    """
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(message)s")
     if not os.path.isdir(root):
         print(
@@ -74,18 +104,25 @@ def run(root: str, kubelet_dir: str, plugins: str, config: str, output: str) -> 
         return 1
     settings = Settings(root=root, kubelet_dir=kubelet_dir)
     try:
-        report = asyncio.run(_report(settings, plugins, config))
+        report = asyncio.run(_report(settings, plugins, config, agent))
     except ConfigurationError as error:
         print(f"accelplane inspect: {error}", file=sys.stderr)
         return 1
-    if output == "json":
-        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
-    else:
-        _print_tables(report, kubelet_dir)
+    table = _table(report, form)
+    report = msgspec.structs.replace(report, devices=[row.item for row in table.rows])
+    match form.output:
+        case "json" | "yaml":
+            sys.stdout.write(structured(report, form.output))
+        case "name" | "csv":
+            sys.stdout.write(write(Document([table]), form))
+            for problem in report.problems:
+                print(f"accelplane inspect: {problem}", file=sys.stderr)
+        case "table" | "wide":
+            _print_tables(report, kubelet_dir, form)
     return 1 if report.problems else 0
 
 
-async def _report(settings: Settings, plugins: str, config: str) -> Report:
+async def _report(settings: Settings, plugins: str, config: str, agent: str) -> Report:
     named = [name.strip() for name in plugins.split(",") if name.strip()]
     options = configuration.read(config) if config else configuration.AgentConfig()
     installed_plugins = configuration.plugins(options, installed(named or options.enabled), config)
@@ -97,23 +134,35 @@ async def _report(settings: Settings, plugins: str, config: str) -> Report:
         plugins={name: await _scan(name, plugin, settings.root) for name, plugin in installed_plugins.items()},
     )
     problems = [f"{plugin.name}: {plugin.scan.problem}" for plugin in status.plugins.values() if plugin.scan.failing]
+    changed: Mapping[tuple[str, str], float] = {}
+    if agent:
+        try:
+            changed = await holdertimes.state_since(agent)
+        except holdertimes.AgentError as error:
+            problems.append(str(error))
     return Report(
         source=kubelet.source,
-        devices=[row for plugin in status.plugins.values() for row in _rows(plugin, kubelet)],
+        devices=[
+            _with_times(row, kubelet, changed) for plugin in status.plugins.values() for row in _rows(plugin, kubelet)
+        ],
         skipped={name: plugin.skipped for name, plugin in status.plugins.items()},
         problems=[kubelet.problem, *problems] if kubelet.problem else problems,
     )
 
 
+async def scan_plugin(plugin: Plugin[Config], root: str) -> tuple[Inventory, str]:
+    """The result of one scan, and why it failed."""
+    try:
+        return await scan_once(plugin, root), ""
+    except (HostError, ScanError, OSError) as error:
+        return Inventory(), str(error)
+    except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything
+        return Inventory(), f"{type(error).__name__}: {error}"
+
+
 async def _scan(name: str, plugin: Plugin[Config], root: str) -> PluginStatus:
     """The status of a plugin after one scan."""
-    inventory, problem = Inventory(), ""
-    try:
-        inventory = await scan_once(plugin, root)
-    except (HostError, ScanError, OSError) as error:
-        problem = str(error)
-    except Exception as error:  # noqa: BLE001 - a plugin's own scan may raise anything
-        problem = f"{type(error).__name__}: {error}"
+    inventory, problem = await scan_plugin(plugin, root)
     return PluginStatus(
         name=name,
         namespace=plugin.namespace,
@@ -126,7 +175,14 @@ async def _scan(name: str, plugin: Plugin[Config], root: str) -> PluginStatus:
     )
 
 
-def _rows(plugin: PluginStatus, kubelet: _Kubelet) -> Iterator[Row]:
+def _with_times(row: DeviceRow, kubelet: _Kubelet, changed: Mapping[tuple[str, str], float]) -> DeviceRow:
+    held = kubelet.since.get((row.resource, row.id)) if row.held_by else None
+    return msgspec.structs.replace(
+        row, held_since=time_text(held), state_since=time_text(changed.get((row.plugin, row.unit)))
+    )
+
+
+def _rows(plugin: PluginStatus, kubelet: _Kubelet) -> Iterator[DeviceRow]:
     prefix = f"{plugin.namespace}/"
     here = {
         (resource.name, id_): device
@@ -147,14 +203,16 @@ def _rows(plugin: PluginStatus, kubelet: _Kubelet) -> Iterator[Row]:
             advertised = id_ in kubelet.advertised.get(resource, ())
         held_by = kubelet.holders.get((resource, id_), ())
         if device is None:
-            yield Row(plugin=plugin.name, resource=resource, id=id_, here=False, advertised=advertised, held_by=held_by)
+            yield DeviceRow(
+                plugin=plugin.name, resource=resource, id=id_, here=False, advertised=advertised, held_by=held_by
+            )
         else:
             yield _row(plugin.name, resource, device, advertised, held_by)
 
 
-def _row(name: str, resource: str, device: Device, advertised: bool | None, held_by: Sequence[str]) -> Row:
+def _row(name: str, resource: str, device: Device, advertised: bool | None, held_by: Sequence[str]) -> DeviceRow:
     numa = device.topology if isinstance(device.topology, tuple) else None
-    return Row(
+    return DeviceRow(
         plugin=name,
         resource=resource,
         id=device.id,
@@ -181,6 +239,7 @@ async def _ask_kubelet(settings: Settings) -> _Kubelet:
                 "pod-resources",
                 {resource: frozenset(ids) for resource, ids in advertised.items()},
                 _by_id((one.resource, one.device_ids, f"{one.namespace}/{one.pod}/{one.container}") for one in holders),
+                _since(settings),
             )
     try:
         recorded = checkpoint.read_checkpoint(settings.sockets_dir)
@@ -192,8 +251,18 @@ async def _ask_kubelet(settings: Settings) -> _Kubelet:
         "checkpoint",
         {resource: frozenset(ids) for resource, ids in recorded.registered.items()},
         _by_id((one.resource, one.ids, f"pod uid {one.pod_uid}/{one.container}") for one in recorded.holdings),
+        holdertimes.held_since(settings.kubelet_dir, recorded.holdings),
         problem,
     )
+
+
+def _since(settings: Settings) -> Mapping[tuple[str, str], float]:
+    """Since when pods hold IDs; nothing without a checkpoint, which pod-resources makes unnecessary otherwise."""
+    try:
+        recorded = checkpoint.read_checkpoint(settings.sockets_dir)
+    except checkpoint.CheckpointError:
+        return {}
+    return holdertimes.held_since(settings.kubelet_dir, recorded.holdings) if recorded else {}
 
 
 def _by_id(held: Iterator[tuple[str, Sequence[str], str]]) -> dict[tuple[str, str], Sequence[str]]:
@@ -204,7 +273,7 @@ def _by_id(held: Iterator[tuple[str, Sequence[str], str]]) -> dict[tuple[str, st
     return {key: tuple(sorted(names)) for key, names in holders.items()}
 
 
-def _folded(rows: Sequence[Row]) -> Iterator[tuple[Row, str]]:
+def _folded(rows: Sequence[DeviceRow]) -> Iterator[tuple[DeviceRow, str]]:
     """The rows with the names to show: one row for many free devices in sequence that differ by their IDs only."""
     for row, alike in itertools.groupby(rows, lambda row: msgspec.structs.replace(row, id="", unit="")):
         devices = list(alike)
@@ -214,45 +283,63 @@ def _folded(rows: Sequence[Row]) -> Iterator[tuple[Row, str]]:
             yield devices[0], f"{devices[0].id} … {devices[-1].id} ({len(devices)})"
 
 
-def _print_tables(report: Report, kubelet_dir: str) -> None:
+def _table(report: Report, form: Format) -> Table[DeviceRow]:
+    """The devices in the order of the chosen column. Raises `UsageError`."""
+    columns = [*map(Column, _COLUMNS), *(Column(title, wide=True) for title in _WIDE)]
+    rows = [Row(f"{row.resource}/{row.id}", _cells(row, row.id), row) for row in report.devices]
+    return sort_tables([Table("devices", columns, rows)], form.sort_by)[0]
+
+
+def _cells(row: DeviceRow, shown: str) -> Sequence[str]:
+    health = row.health or "gone"
+    return (
+        row.resource,
+        shown,
+        row.attributes.get("bdf", UNKNOWN),
+        ",".join(map(str, row.numa)) if row.numa else UNKNOWN,
+        f"{health} ({row.reason})" if row.reason else health,
+        {None: "?", True: "yes", False: "no"}[row.advertised],
+        ", ".join(row.held_by) or UNKNOWN,
+        row.unit or UNKNOWN,
+        row.held_since or UNKNOWN,
+        row.state_since or UNKNOWN,
+    )
+
+
+def _print_tables(report: Report, kubelet_dir: str, form: Format) -> None:
     from rich import box  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+    from rich.table import Table as RichTable  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     # Without a terminal lines are not folded to its width, for grep.
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    table = Table(box=box.SIMPLE_HEAD, title=None)
-    for column in ("RESOURCE", "DEVICE", "ADDRESS", "NUMA", "HEALTH", "ADVERTISED", "HELD BY"):
+    console = Console(width=None if sys.stdout.isatty() else 200 + 60 * (form.output == "wide"))
+    titles = _COLUMNS + (_WIDE if form.output == "wide" else ())
+    table = RichTable(box=box.SIMPLE_HEAD, title=None, show_header=form.headers)
+    for column in titles:
         table.add_column(column, overflow="fold")
     for row, shown in _folded(report.devices):
+        cells: list[str | Text] = [*_cells(row, shown)[: len(titles)]]
         health = Text(row.health or "gone", style="green" if row.health == "Healthy" else "red")
         if row.reason:
             health.append(f" ({row.reason})")
-        table.add_row(
-            row.resource,
-            shown,
-            row.attributes.get("bdf", "-"),
-            ",".join(map(str, row.numa)) if row.numa else "-",
-            health,
-            {None: "?", True: "yes", False: "no"}[row.advertised],
-            ", ".join(row.held_by) or "-",
-        )
+        cells[_COLUMNS.index("HEALTH")] = health
+        table.add_row(*cells)
     if report.devices:
         console.print(table)
-    else:
+    elif form.headers:
         console.print("No devices found.")
     skipped_devices = [(name, skip) for name, skips in report.skipped.items() for skip in skips]
-    if skipped_devices:
-        skipped = Table(box=box.SIMPLE_HEAD)
+    if skipped_devices and form.headers:
+        skipped = RichTable(box=box.SIMPLE_HEAD)
         for column in ("PLUGIN", "NOT PUBLISHED", "WHY"):
             skipped.add_column(column, overflow="fold")
         for name, skip in skipped_devices:
             skipped.add_row(name, skip.subject, skip.reason)
         console.print(skipped)
-    if report.source == "none":
+    if form.headers and report.source == "none":
         console.print(f"No kubelet found under {kubelet_dir}: advertised and held devices are not known.")
-    elif report.source == "checkpoint":
+    elif form.headers and report.source == "checkpoint":
         console.print(f"From the checkpoint under {kubelet_dir}: its pod-resources socket does not answer.")
     for problem in report.problems:
         console.print(Text(problem, style="red"))

@@ -1,0 +1,148 @@
+"""The click commands `inspect` and `top`: of this node, or with `--cluster` of a cluster."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import click
+
+from accelplane.cli.tables import OUTPUTS, Format, Output, UsageError
+
+F = TypeVar("F", bound=Callable[..., object])
+
+# Flags that have no meaning for the other source.
+_NODE_FLAGS = ("root", "kubelet_dir", "plugins", "config", "agent", "wake")
+_CLUSTER_FLAGS = (
+    "namespace", "all_namespaces", "node", "resource", "waiting", "watch", "kubeconfig", "context_name",
+    "request_timeout",
+)  # fmt: skip
+
+_SHARED = (
+    click.option("--root", default="/", show_default=True, help="Read sysfs and devfs below this directory."),
+    click.option("--kubelet-dir", default="/var/lib/kubelet", show_default=True, help="Directory of the kubelet."),
+    click.option("--plugins", default="", help="Comma-separated plugins; default: all installed ones."),
+    click.option("--config", default="", help="Configuration file of the agent, for the options of the plugins."),
+    click.option(
+        "--output", "-o", type=click.Choice(OUTPUTS), default="table", show_default=True, help="Output format."
+    ),
+    click.option("--no-headers", is_flag=True, help="Print no column titles."),
+    click.option("--sort-by", default="", metavar="COLUMN", help="Sort the rows by this column."),
+    click.option("--cluster", is_flag=True, help="Show all nodes of a cluster, as the API server knows them."),
+    click.option("--namespace", "-n", default="", help="With --cluster: pods of this namespace."),
+    click.option("--all-namespaces", "-A", is_flag=True, help="With --cluster: pods of all namespaces."),
+    click.option("--node", default="", help="With --cluster: this node only."),
+    click.option("--resource", default="", help="With --cluster: this resource only, or those of this prefix."),
+    click.option("--waiting", is_flag=True, help="With --cluster: pods that wait for devices, and the reason."),
+    click.option("--kubeconfig", default="", help="With --cluster: kubeconfig file."),
+    click.option("--context", "context_name", default="", help="With --cluster: context of the kubeconfig file."),
+    click.option(
+        "--request-timeout", default="0", help="With --cluster: time of a request, for example 30s; 0: 15 seconds."
+    ),
+)
+
+_INTERVAL = click.option(
+    "--interval", type=click.FloatRange(0.2, 3600), help="Seconds between updates; default: 2, with --cluster 10."
+)
+
+
+def _options(function: F) -> F:
+    for option in reversed(_SHARED):
+        function = option(function)
+    return function
+
+
+@click.command()
+@_options
+@click.option("--agent", default="", metavar="HOST:PORT", help="Pages of the agent, for the column STATE SINCE.")
+@click.option("--watch", "-w", is_flag=True, help="With --cluster: repeat until the command is interrupted.")
+@_INTERVAL
+@click.pass_context
+def inspect(context: click.Context, **values: object) -> None:
+    """Show the devices of this node and the pods that use them, or those of a cluster."""
+    form = _format(values)
+    if values["cluster"]:
+        _reject(context, _NODE_FLAGS, "without --cluster")
+        if values["interval"] is not None and not values["watch"]:
+            raise click.UsageError("--interval: expected --watch too")
+        _run(lambda: _cluster(values, form, once=not values["watch"]))
+    _reject(context, (*_CLUSTER_FLAGS, "interval"), "with --cluster")
+    from accelplane.cli.inspect import run  # noqa: PLC0415
+
+    _run(
+        lambda: run(
+            os.path.abspath(str(values["root"])), os.path.abspath(str(values["kubelet_dir"])), str(values["plugins"]),
+            str(values["config"]), form, agent=str(values["agent"]),
+        )
+    )  # fmt: skip
+
+
+@click.command()
+@_options
+@click.option("--once", is_flag=True, help="Print the table once.")
+@click.option("--wake", is_flag=True, help="Read devices that sleep too, which wakes them up.")
+@_INTERVAL
+@click.pass_context
+def top(context: click.Context, **values: object) -> None:
+    """Show current readings of the devices of this node, or the devices of a cluster."""
+    form = _format(values)
+    once = bool(values["once"])
+    if values["cluster"]:
+        _reject(context, _NODE_FLAGS, "without --cluster")
+        _run(lambda: _cluster(values, form, once=once))
+    _reject(context, _CLUSTER_FLAGS, "with --cluster")
+    from accelplane.cli.top import run  # noqa: PLC0415
+
+    interval = values["interval"]
+    _run(
+        lambda: run(
+            os.path.abspath(str(values["root"])), os.path.abspath(str(values["kubelet_dir"])), str(values["plugins"]),
+            str(values["config"]), form, interval=interval if isinstance(interval, float) else 2.0, once=once,
+            wake=bool(values["wake"]),
+        )
+    )  # fmt: skip
+
+
+def _cluster(values: Mapping[str, object], form: Format, *, once: bool) -> int:
+    from accelplane.cli import clusterview  # noqa: PLC0415 - nodes do not need the API server
+
+    interval = values["interval"]
+    return clusterview.run(
+        clusterview.Request(
+            kubeconfig=str(values["kubeconfig"]),
+            context=str(values["context_name"]),
+            timeout=clusterview.timeout_of(str(values["request_timeout"])),
+            namespace=str(values["namespace"]),
+            all_namespaces=bool(values["all_namespaces"]),
+            node=str(values["node"]),
+            resource=str(values["resource"]),
+            waiting=bool(values["waiting"]),
+        ),
+        form,
+        interval=interval if isinstance(interval, float) else 10.0,
+        once=once,
+    )
+
+
+def _format(values: Mapping[str, object]) -> Format:
+    output: Output = next(name for name in OUTPUTS if name == values["output"])
+    return Format(output=output, headers=not values["no_headers"], sort_by=str(values["sort_by"]))
+
+
+def _reject(context: click.Context, names: tuple[str, ...], expected: str) -> None:
+    """Raises `UsageError` of click for a flag that was given and has no effect."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise click.UsageError(f"--{name.removesuffix('_name').replace('_', '-')}: expected {expected} only")
+
+
+def _run(command: Callable[[], int]) -> None:
+    """Ends the process with the exit code of the command."""
+    try:
+        code = command()
+    except UsageError as error:
+        raise click.UsageError(str(error)) from None
+    except KeyboardInterrupt:
+        code = 0
+    sys.exit(code)

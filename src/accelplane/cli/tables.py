@@ -1,0 +1,151 @@
+"""Writes rows as tables, JSON, YAML, CSV or names: the outputs of `inspect` and `top`.
+
+Texts of devices, pods and drivers are untrusted: tables, CSV and names show characters that cannot be printed as `?`.
+"""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Generic, Literal, TypeVar, get_args
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from accelplane.devices import natural
+
+API_VERSION = "accelplane/v1"
+KIND = "DeviceList"
+UNKNOWN = "-"
+
+T = TypeVar("T")
+Output = Literal["table", "wide", "json", "yaml", "name", "csv"]
+OUTPUTS: tuple[Output, ...] = get_args(Output)
+
+_GAP = "   "
+_MAX_TIME = 253402300799.0  # the end of the year 9999
+
+
+class UsageError(ValueError):
+    """The command line is invalid. The exit code is 2."""
+
+
+class Format(Struct, frozen=True, kw_only=True):
+    """How to write. `sort_by` is the title of a column; rows keep their order if it is empty."""
+
+    output: Output = "table"
+    headers: bool = True
+    sort_by: str = ""
+
+
+class Column(Struct, frozen=True):
+    """A column; one that is `wide` is in the outputs wide and csv only."""
+
+    title: str
+    wide: bool = False
+
+
+class Row(Struct, Generic[T], frozen=True):
+    """One row: its name, the text of each column, and its value in JSON and YAML."""
+
+    name: str
+    cells: Sequence[str]
+    item: T
+
+
+class Table(Struct, Generic[T], frozen=True):
+    """Rows with their columns. `key` is their key in JSON and YAML, `empty` the text of a table without rows."""
+
+    key: str
+    columns: Sequence[Column]
+    rows: Sequence[Row[T]]
+    empty: str = ""
+
+
+class Document(Struct, Generic[T], frozen=True):
+    """The tables of an output. `facts` are further keys of JSON and YAML."""
+
+    tables: Sequence[Table[T]]
+    facts: Mapping[str, object] = {}
+
+
+def write(document: Document[T], form: Format) -> str:
+    """The text, with a newline at its end unless it is empty. Raises `UsageError` for an unknown column.
+
+    CSV has one header, so it contains the first table only.
+    """
+    tables = sort_tables(document.tables, form.sort_by)
+    match form.output:
+        case "json" | "yaml":
+            content = {"apiVersion": API_VERSION, "kind": KIND, **document.facts}
+            content |= {table.key: [row.item for row in table.rows] for table in tables}
+            return structured(content, form.output)
+        case "name":
+            return "".join(f"{printable(row.name)}\n" for table in tables for row in table.rows)
+        case "csv":
+            return _csv(tables[0], headers=form.headers)
+        case "table" | "wide":
+            return "\n".join(_aligned(table, wide=form.output == "wide", headers=form.headers) for table in tables)
+
+
+def structured(content: object, output: Output) -> str:
+    """The content as JSON or YAML."""
+    if output == "json":
+        return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
+    import yaml  # noqa: PLC0415 - only this output needs it
+
+    return yaml.safe_dump(msgspec.to_builtins(content), sort_keys=False, allow_unicode=True)
+
+
+def sort_tables(tables: Sequence[Table[T]], sort_by: str) -> Sequence[Table[T]]:
+    """The tables with their rows in the order of a column, which one of them must have. Raises `UsageError`."""
+    if not sort_by:
+        return tables
+    wanted = sort_by.upper()
+    titles = [column.title for table in tables for column in table.columns]
+    if wanted not in titles:
+        known = ", ".join(dict.fromkeys(titles))
+        raise UsageError(f"--sort-by: found {sort_by[:80]!a}, expected one of {known}")
+    return [_sorted(table, wanted) for table in tables]
+
+
+def time_text(seconds: float | None) -> str | None:
+    """A Unix time as RFC 3339 text in UTC, None if it is unknown or not within the years 1970 to 9999."""
+    if seconds is None or not 0 < seconds <= _MAX_TIME:
+        return None
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def printable(text: str) -> str:
+    """The text without control characters, lone surrogates and other characters that cannot be printed."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
+
+
+def _sorted(table: Table[T], wanted: str) -> Table[T]:
+    titles = [column.title for column in table.columns]
+    if wanted not in titles:
+        return table
+    position = titles.index(wanted)
+    return replace(table, rows=sorted(table.rows, key=lambda row: natural(row.cells[position])))
+
+
+def _csv(table: Table[T], *, headers: bool) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if headers:
+        writer.writerow([column.title for column in table.columns])
+    writer.writerows([printable(cell) for cell in row.cells] for row in table.rows)
+    return text.getvalue()
+
+
+def _aligned(table: Table[T], *, wide: bool, headers: bool) -> str:
+    if not table.rows:
+        return f"{table.empty}\n" if table.empty and headers else ""
+    shown = [index for index, column in enumerate(table.columns) if wide or not column.wide]
+    lines = [[printable(row.cells[index]) for index in shown] for row in table.rows]
+    if headers:
+        lines.insert(0, [table.columns[index].title for index in shown])
+    widths = [max(len(line[position]) for line in lines) for position in range(len(shown))]
+    padded = (_GAP.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "".join(f"{line.rstrip()}\n" for line in padded)

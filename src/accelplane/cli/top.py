@@ -1,0 +1,310 @@
+"""`accelplane top`: current readings of the devices of this node, and the containers that hold them.
+
+It scans and reads the node itself and asks the kubelet, so it needs no agent and does not affect one. Reading wakes no
+device up, unless that is requested.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from accelplane.cli import topreadings
+from accelplane.cli.inspect import scan_plugin
+from accelplane.cli.refresh import refresh
+from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table, sort_tables, write
+from accelplane.devices import Device, Inventory
+from accelplane.kubelet import sockets
+from accelplane.node import config as configuration
+from accelplane.node.device_reader import DeviceReading
+from accelplane.node.holders import HolderReader, Holders
+from accelplane.node.plugins import installed
+from accelplane.node.readings import Readings
+from accelplane.node.settings import ConfigurationError, Settings
+from accelplane.plugins import Plugin
+from accelplane.plugins.base import Config
+from accelplane.readings import DevicePlan
+from accelplane.readings.values import escape
+
+_RESCAN_INTERVAL = 30.0
+_SECOND_READING = 1.0
+_MANY = 8
+_ASLEEP = "z"
+_COLUMNS = (
+    Column("PLUGIN"), Column("DEVICE"), Column("ADDRESS"), Column("STATE"), Column("BUSY"), Column("POWER"),
+    Column("LIMIT"), Column("TEMP"), Column("FREQ"), Column("LINK"), Column("HOLDER"), Column("UNITS", wide=True),
+    Column("REASON", wide=True),
+)  # fmt: skip
+
+Inventories = Mapping[str, tuple[Plugin[Config], Inventory]]
+Found = dict[tuple[str, str], tuple[DevicePlan, topreadings.Values]]  # by plugin and device
+
+
+class DeviceRow(Struct, frozen=True, kw_only=True):
+    """One device with its current values, None without a reading. `awake` is None without runtime power management."""
+
+    plugin: str
+    device: str
+    bdf: str
+    units: Sequence[str]
+    ids: int
+    state: str
+    reason: str
+    awake: bool | None
+    holders: Sequence[str]
+    busy_percent: float | None
+    power_watts: float | None
+    power_limit_watts: float | None
+    temperature_celsius: float | None
+    frequency_hertz: float | None
+    link_transfers_per_second: float | None
+    link_lanes: int | None
+
+
+def run(
+    root: str, kubelet_dir: str, plugins: str, config: str, form: Format, *, interval: float, once: bool, wake: bool
+) -> int:  # fmt: skip
+    """Prints the devices. Returns the exit code, 1 if something could not be read. Raises `UsageError`."""
+    logging.basicConfig(level=logging.ERROR, stream=sys.stderr, format="%(message)s")
+    sort_tables([Table[DeviceRow]("devices", _COLUMNS, ())], form.sort_by)
+    if not os.path.isdir(root):
+        print(f"accelplane top: --root {root}: not a directory, expected one with sys/ and dev/ in it", file=sys.stderr)
+        return 1
+    try:
+        named = [name.strip() for name in plugins.split(",") if name.strip()]
+        options = configuration.read(config) if config else configuration.AgentConfig()
+        chosen = configuration.plugins(options, installed(named or options.enabled), config)
+    except ConfigurationError as error:
+        print(f"accelplane top: {error}", file=sys.stderr)
+        return 1
+    problems = asyncio.run(
+        _show(Settings(root=root, kubelet_dir=kubelet_dir), chosen, form, interval=interval, once=once, wake=wake)
+    )
+    for problem in problems:
+        print(f"accelplane top: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+async def _show(
+    settings: Settings, plugins: Mapping[str, Plugin[Config]], form: Format, *, interval: float, once: bool, wake: bool
+) -> Sequence[str]:
+    """Shows the devices until the end. Returns what could not be read."""
+    node = _Node(settings, plugins, wake=wake)
+
+    async def frame() -> str:
+        return write(await node.document(), form)
+
+    try:
+        if once and await node.has_counters():
+            await asyncio.sleep(_SECOND_READING)
+        await refresh(frame, interval, once=once)
+    finally:
+        await node.close()
+    return node.problems()
+
+
+class _Node:
+    """The readers of the node's devices. The owner calls `close` at the end."""
+
+    def __init__(self, settings: Settings, plugins: Mapping[str, Plugin[Config]], *, wake: bool) -> None:
+        self._settings = settings
+        self._plugins = plugins
+        self._inventories: dict[str, tuple[Plugin[Config], Inventory]] = {}
+        self._scanned = float("-inf")
+        self._scan_problems: dict[str, str] = {}
+        self._denied: dict[str, set[str]] = {}
+        self._stuck: set[str] = set()
+        self._counters: dict[tuple[str, str], topreadings.Counters] = {}
+        self._rates: dict[tuple[str, str], topreadings.Rates] = {}
+        self._holders = HolderReader(settings, lambda: 0)
+        self._readings = Readings(
+            lambda: self._inventories,
+            settings.root,
+            held=lambda: _held_units(self._inventories, self._holders.last),
+            waking="always" if wake else "auto",
+            min_interval=0.0,
+        )
+
+    async def document(self) -> Document[DeviceRow]:
+        """The devices now."""
+        found = await self._read()
+        holders = self._holders.last
+        rows = [_table_row(row) for row in _rows(self._inventories, holders, found)]
+        table = Table("devices", _COLUMNS, rows, empty="No devices found.")
+        return Document([table], {"source": holders.source, "problems": self.problems()})
+
+    async def has_counters(self) -> bool:
+        """Reads once. Returns whether another reading gives rates."""
+        await self._read()
+        return any(each.idle or each.energy or each.busy is not None for each in self._counters.values())
+
+    def problems(self) -> list[str]:
+        """What could not be read."""
+        found = [f"{name}: {problem}" for name, problem in self._scan_problems.items()]
+        for device, paths in sorted(self._denied.items()):
+            others = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
+            found.append(f"{device}: {min(paths)}{others}: permission denied; run as root")
+        found += [f"{device}: a read blocks; the device is not read" for device in sorted(self._stuck)]
+        if self._holders.requests["List", "error"] and sockets.identity(self._settings.pod_resources_socket):
+            found.append(f"{self._settings.pod_resources_socket}: no answer of the kubelet; holders may be missing")
+        return found
+
+    async def close(self) -> None:
+        await asyncio.gather(self._readings.close(), self._holders.close())
+
+    async def _read(self) -> Found:
+        """The plan and the values of each device, by plugin and device."""
+        if time.monotonic() - self._scanned >= _RESCAN_INTERVAL:
+            await self._scan()
+        await self._holders.read()  # first: a device that a container holds may be read more often
+        taken = await self._readings.take()
+        now = time.monotonic()
+        plans = {
+            (escape(name), escape(plan.device)): (name, plan) for name, plans in taken.plans.items() for plan in plans
+        }
+        found: Found = {}
+        self._stuck.clear()
+        for reading in taken.devices:
+            name, plan = plans[topreadings.identity(reading)]
+            values = self._values((name, plan.device), reading, now)
+            found[name, plan.device] = plan, values
+            if values.stuck:
+                self._stuck.add(plan.device)
+            if reading.denied:
+                self._denied.setdefault(plan.device, set()).update(reading.denied)
+        return found
+
+    def _values(self, key: tuple[str, str], reading: DeviceReading, now: float) -> topreadings.Values:
+        """The values of a reading. Rates are those since the last reading that was not a repeated one."""
+        after = topreadings.counters(reading, now)
+        before = self._counters.get(key)
+        if before is None:
+            self._counters[key] = after
+        elif after.fresh or after.busy is not None:
+            self._rates[key] = topreadings.rates(before, after)
+            self._counters[key] = after
+        return topreadings.values(reading, self._rates.get(key, topreadings.Rates()))
+
+    async def _scan(self) -> None:
+        self._scanned = time.monotonic()
+        for name, plugin in self._plugins.items():
+            inventory, problem = await scan_plugin(plugin, self._settings.root)
+            if problem:
+                self._scan_problems[name] = problem
+            else:
+                self._scan_problems.pop(name, None)
+            self._inventories[name] = plugin, inventory
+
+
+def _held_units(inventories: Inventories, holders: Holders) -> frozenset[tuple[str, str]]:
+    return frozenset((name, unit) for name, unit in _holders_by_unit(inventories, holders))
+
+
+def _holders_by_unit(inventories: Inventories, holders: Holders) -> dict[tuple[str, str], list[str]]:
+    """The names of the containers that hold IDs of a unit, by plugin and unit."""
+    units = {
+        (f"{plugin.namespace}/{resource}", id_): (name, device.unit)
+        for name, (plugin, inventory) in inventories.items()
+        for resource, devices in inventory.resources.items()
+        for id_, device in devices.items()
+    }
+    found: dict[tuple[str, str], list[str]] = {}
+    for holder in holders.rows:
+        text = "/".join(part for part in (holder.namespace, holder.pod, holder.container) if part)
+        keys = ((holder.resource, id_) for id_ in holder.device_ids)
+        for key in dict.fromkeys(units[each] for each in keys if each in units):
+            names = found.setdefault(key, [])
+            if text not in names:
+                names.append(text)
+    return found
+
+
+def _rows(inventories: Inventories, holders: Holders, found: Found) -> Iterator[DeviceRow]:
+    """A row for each device of a plan, and for the units that belong to none."""
+    held = _holders_by_unit(inventories, holders)
+    for name, (_, inventory) in inventories.items():
+        devices = [device for by_id in inventory.resources.values() for device in by_id.values()]
+        planned: set[str] = set()
+        for (plugin, _), (plan, values) in found.items():
+            if plugin == name:
+                planned.update(plan.units)
+                members = [device for device in devices if device.unit in plan.units]
+                yield _row(name, plan.device, plan.bdf, members, held, values=values)
+        others: dict[tuple[str, str], list[Device]] = {}
+        for device in devices:
+            if device.unit not in planned:
+                others.setdefault((device.resource, device.unit), []).append(device)
+        yield from _other_rows(name, others, held)
+
+
+def _other_rows(
+    plugin: str, units: Mapping[tuple[str, str], list[Device]], held: Mapping[tuple[str, str], Sequence[str]]
+) -> Iterator[DeviceRow]:
+    """Rows of units without a plan: one for each, or one for a resource that has many."""
+    resources: dict[str, list[str]] = {}
+    for resource, unit in units:
+        resources.setdefault(resource, []).append(unit)
+    for resource, names in resources.items():
+        groups = [names] if len(names) >= _MANY else [[name] for name in names]
+        for group in groups:
+            title = group[0] if len(group) == 1 else resource
+            members = [device for name in group for device in units[resource, name]]
+            bdf = members[0].attributes.get("bdf", "") if len(group) == 1 else ""
+            yield _row(plugin, title, bdf, members, held, values=topreadings.Values())
+
+
+def _row(
+    plugin: str, device: str, bdf: str, members: Sequence[Device], held: Mapping[tuple[str, str], Sequence[str]],
+    *, values: topreadings.Values,
+) -> DeviceRow:  # fmt: skip
+    units = list(dict.fromkeys(member.unit for member in members))
+    unhealthy = [member for member in members if not member.healthy]
+    state = "unhealthy" if unhealthy else "healthy" if members else "not published"
+    return DeviceRow(
+        plugin=plugin,
+        device=device,
+        bdf=bdf,
+        units=units,
+        ids=len(members),
+        state="stuck" if values.stuck else state,
+        reason=unhealthy[0].reason if unhealthy else "",
+        awake=values.awake,
+        holders=list(dict.fromkeys(name for unit in units for name in held.get((plugin, unit), ()))),
+        busy_percent=None if values.busy is None else round(values.busy * 100, 1),
+        power_watts=None if values.power is None else round(values.power, 2),
+        power_limit_watts=values.limit,
+        temperature_celsius=values.temperature,
+        frequency_hertz=values.frequency,
+        link_transfers_per_second=values.link_speed,
+        link_lanes=values.link_lanes,
+    )
+
+
+def _table_row(row: DeviceRow) -> Row[DeviceRow]:
+    missing = _ASLEEP if row.awake is False else UNKNOWN
+
+    def shown(value: float | None, text: str, scale: float = 1.0) -> str:
+        return missing if value is None else text.format(value / scale)
+
+    speed, lanes = row.link_transfers_per_second, row.link_lanes
+    link = missing if speed is None else f"{speed / 1e9:g}GT/s" + ("" if lanes is None else f" x{lanes}")
+    cells = (
+        row.plugin,
+        row.device,
+        row.bdf or UNKNOWN,
+        row.state,
+        shown(row.busy_percent, "{:.0f}%"),
+        shown(row.power_watts, "{:.1f}W"),
+        shown(row.power_limit_watts, "{:g}W"),
+        shown(row.temperature_celsius, "{:.0f}C"),
+        shown(row.frequency_hertz, "{:.0f}MHz", 1e6),
+        link,
+        ", ".join(row.holders) or UNKNOWN,
+        ", ".join(row.units) if len(row.units) < _MANY else str(len(row.units)),
+        row.reason or UNKNOWN,
+    )
+    return Row(f"{row.plugin}/{row.device}", cells, row)

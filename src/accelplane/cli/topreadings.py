@@ -1,0 +1,138 @@
+"""Current values of devices for `accelplane top`, from the samples of readings.
+
+Counters give a value only between two readings that have read them: power is the rate of the energy counter, and a GT
+was busy while it was not idle. Everything here is a pure function.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+
+from accelplane.node.device_reader import DeviceReading
+from accelplane.readings import Family, families
+
+_LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
+_WHOLE = ("card", "package", "fpga")
+_SHORTEST = 0.2
+
+Labels = Mapping[str, str]
+
+
+class Counters(Struct, frozen=True, kw_only=True):
+    """The counters of a device at a monotonic time. `fresh` is false if some of them repeat an earlier reading."""
+
+    time: float
+    fresh: bool
+    idle: Mapping[str, float] = {}
+    busy: float | None = None
+    energy: Mapping[str, float] = {}
+
+
+class Rates(Struct, frozen=True):
+    """What two readings of the counters give: the busy share from 0 to 1, and watts."""
+
+    busy: float | None = None
+    power: float | None = None
+
+
+class Values(Struct, frozen=True, kw_only=True):
+    """The gauges of a device, None without a reading. `awake` is None if the device has no runtime power management."""
+
+    awake: bool | None = None
+    stuck: bool = False
+    busy: float | None = None
+    power: float | None = None
+    limit: float | None = None
+    temperature: float | None = None
+    frequency: float | None = None
+    link_speed: float | None = None
+    link_lanes: int | None = None
+
+
+def samples(reading: DeviceReading, family: Family) -> Iterator[tuple[Labels, float]]:
+    """The labels and values of a family."""
+    for line in reading.lines.get(family, ()):
+        text, _, value = line.rpartition(" ")
+        yield dict(_LABEL.findall(text)), float(value)
+
+
+def identity(reading: DeviceReading) -> tuple[str, str]:
+    """The plugin and the device of a reading, as labels write them."""
+    labels, _ = next(samples(reading, families.INFO))
+    return labels["plugin"], labels["device"]
+
+
+def counters(reading: DeviceReading, time: float) -> Counters:
+    return Counters(
+        time=time,
+        fresh=not reading.outcomes.get("asleep"),
+        idle={labels.get("gt", ""): value for labels, value in samples(reading, families.GPU_IDLE)},
+        busy=next((value for _, value in samples(reading, families.NPU_BUSY)), None),
+        energy={labels.get("sensor", ""): value for labels, value in samples(reading, families.ENERGY)},
+    )
+
+
+def rates(before: Counters, after: Counters) -> Rates:
+    """The rates between two readings. Files that wake a device up count only if both readings have read them."""
+    elapsed = after.time - before.time
+    if elapsed < _SHORTEST:
+        return Rates()
+    busy: list[float] = []
+    watts: dict[str, float] = {}
+    if before.busy is not None and after.busy is not None and after.busy >= before.busy:
+        busy.append((after.busy - before.busy) / elapsed)
+    if before.fresh and after.fresh:
+        idle = _differences(before.idle, after.idle)
+        busy += [1 - seconds / elapsed for seconds in idle.values()]
+        watts = {sensor: joules / elapsed for sensor, joules in _differences(before.energy, after.energy).items()}
+    return Rates(min(1.0, max(0.0, *busy)) if busy else None, whole(watts))
+
+
+def values(reading: DeviceReading, found: Rates) -> Values:
+    """The values of a reading with the rates until then, which do not apply to a device that sleeps now."""
+    awake = _first(reading, families.AWAKE)
+    if awake == 0:
+        found = Rates()
+    power = {labels.get("sensor", ""): value for labels, value in samples(reading, families.POWER)}
+    limits = {
+        labels.get("sensor", ""): value
+        for labels, value in samples(reading, families.POWER_LIMIT)
+        if labels.get("limit") == "sustained"
+    }
+    clocks = [
+        value
+        for family in (families.GPU_FREQUENCY, families.NPU_FREQUENCY)
+        for labels, value in samples(reading, family)
+        if labels.get("kind") == "actual"
+    ]
+    slices = [value for _, value in samples(reading, families.QAT_SLICE_UTILIZATION)]
+    lanes = _first(reading, families.LINK_LANES)
+    return Values(
+        awake=None if awake is None else bool(awake),
+        stuck=bool(_first(reading, families.STUCK)),
+        busy=max(slices) if slices else found.busy,
+        power=whole(power) if power else found.power,
+        limit=whole(limits),
+        temperature=max((value for _, value in samples(reading, families.TEMPERATURE)), default=None),
+        frequency=max(clocks, default=None),
+        link_speed=_first(reading, families.LINK_SPEED),
+        link_lanes=None if lanes is None else int(lanes),
+    )
+
+
+def whole(by_sensor: Mapping[str, float]) -> float | None:
+    """The value of the whole device: of the sensor for it, or the sum of its tiles."""
+    for sensor in _WHOLE:
+        if sensor in by_sensor:
+            return by_sensor[sensor]
+    return sum(by_sensor.values()) if by_sensor else None
+
+
+def _first(reading: DeviceReading, family: Family) -> float | None:
+    return next((value for _, value in samples(reading, family)), None)
+
+
+def _differences(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """The increases of counters. One that has decreased was reset: it has none."""
+    return {key: after[key] - before[key] for key in after if key in before and after[key] >= before[key]}
