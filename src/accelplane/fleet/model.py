@@ -98,6 +98,8 @@ class Node(Struct, frozen=True):
     resources: tuple[Resource, ...] = ()
     units: tuple[Unit, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    # Containers that request resources, by the API server: only with `-pods=all`, and only without units of an agent.
+    holders: tuple[Holder, ...] = ()
 
 
 class Waiting(Struct, frozen=True):
@@ -130,4 +132,34 @@ class Cluster(Struct, frozen=True):
     nodes: Mapping[str, Node]
     waiting: tuple[Waiting, ...] = ()
     quotas: tuple[Quota, ...] = ()
+    problem: str = ""
+    # Device seconds held since `started` until `time`, by namespace and resource.
+    held_seconds: Mapping[tuple[str, str], float] = {}
+
+
+class Value(Struct, frozen=True):
+    """A current value of a device, under the name and with the labels of its metric."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class DeviceReadings(Struct, frozen=True):
+    """The current values of a device. `outcomes` counts its reads by outcome; a missing value is explained by these."""
+
+    plugin: str
+    device: str
+    bdf: str = ""
+    awake: bool = True
+    stuck: bool = False
+    values: tuple[Value, ...] = ()
+    outcomes: Mapping[str, int] = {}
+
+
+class NodeReadings(Struct, frozen=True):
+    """The current values of a node's devices. `problem` says why devices are missing."""
+
+    time: float
+    devices: tuple[DeviceReadings, ...] = ()
     problem: str = ""

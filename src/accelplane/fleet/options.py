@@ -1,0 +1,24 @@
+"""The options of the fleet."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+
+class FleetOptions(Struct, frozen=True, kw_only=True):
+    """The options of `Fleet`.
+
+    With `pods="all"` assigned pods are watched too: holders are known on nodes without an agent's pages.
+    Agents are pods with the labels of `agents.AGENT_LABELS` in `agent_namespaces`, in all namespaces without any. With
+    `agent_ca`, a file in PEM, agents are reached by HTTPS and verified under `agent_server_name`; only then the token
+    in the file `agent_token` is sent. `resource_prefixes` adds resources of other plugins, such as `example.com/`.
+    """
+
+    pods: Literal["waiting", "all"] = "waiting"
+    quotas: bool = True
+    events: bool = False
+    agent_namespaces: tuple[str, ...] = ()
+    agent_ca: str = ""
+    agent_server_name: str = "accelplane-agent"
+    agent_token: str = ""
+    resource_prefixes: tuple[str, ...] = ()
