@@ -100,8 +100,8 @@ def _is_null(node: yaml.Node) -> bool:
 T = TypeVar("T")
 
 
-def read_kubeconfig(*paths: str, server: str = "") -> ClientConfig:
-    """The current context; `server` replaces its URL. Raises `NoCredentials`.
+def read_kubeconfig(*paths: str, server: str = "", context: str = "") -> ClientConfig:
+    """The current context, or the one named `context`; `server` replaces its URL. Raises `NoCredentials`.
 
     Of several files, the first that defines a context, cluster, user or the current context wins, and files that do
     not exist are skipped.
@@ -109,24 +109,24 @@ def read_kubeconfig(*paths: str, server: str = "") -> ClientConfig:
     existing = [path for path in paths if os.path.exists(path)] or paths[:1]
     configs = [(path, _load(path)) for path in existing]
     named = ":".join(existing)
-    current = next((config.current for _, config in configs if config.current), "")
+    current = context or next((config.current for _, config in configs if config.current), "")
     contexts = {each.name: each.context for _, config in reversed(configs) for each in config.contexts}
     clusters = {each.name: (path, each.cluster) for path, config in reversed(configs) for each in config.clusters}
     users = {each.name: (path, each.user) for path, config in reversed(configs) for each in config.users}
-    context = _entry(named, "context", current, contexts)
-    cluster_path, cluster = _entry(named, "cluster", context.cluster, clusters)
-    user_path, user = _entry(named, "user", context.user, users) if context.user else (named, _User())
+    chosen = _entry(named, "context", current, contexts)
+    cluster_path, cluster = _entry(named, "cluster", chosen.cluster, clusters)
+    user_path, user = _entry(named, "user", chosen.user, users) if chosen.user else (named, _User())
     if user.auth_provider:
         raise NoCredentials(user_path, "unsupported kubeconfig field auth-provider; use exec, a token or a certificate")
     return ClientConfig(
         server=server or cluster.server,
-        namespace=context.namespace or "default",
+        namespace=chosen.namespace or "default",
         authority=_source(cluster_path, cluster.certificate_authority, cluster.certificate_authority_data),
         insecure=cluster.insecure_skip_tls_verify,
         server_name=cluster.tls_server_name,
         proxy=cluster.proxy_url,
         token=_token(user_path, user),
-        certificate=_certificate(user_path, user, context.user),
+        certificate=_certificate(user_path, user, chosen.user),
         password=(user.username, user.password) if user.username else None,
         exec_plugin=_exec_plugin(user_path, user.exec, cluster) if user.exec else None,
     )

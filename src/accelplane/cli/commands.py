@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from accelplane import __version__
+from accelplane.cli.completion import completion
 from accelplane.cli.devicecommands import inspect, top
 from accelplane.cli.provision import provision
 
@@ -158,6 +159,7 @@ def profile() -> None:
 
 accelplane.add_command(inspect)
 accelplane.add_command(top)
+accelplane.add_command(completion)
 accelplane.add_command(provision)
 
 

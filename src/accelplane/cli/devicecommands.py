@@ -22,7 +22,12 @@ _SHARED = (
     click.option("--root", default="/", show_default=True, help="Read sysfs and devfs below this directory."),
     click.option("--kubelet-dir", default="/var/lib/kubelet", show_default=True, help="Directory of the kubelet."),
     click.option("--plugins", default="", help="Comma-separated plugins; default: all installed ones."),
-    click.option("--config", default="", help="Configuration file of the agent, for the options of the plugins."),
+    click.option(
+        "--config",
+        type=click.Path(),
+        default="",
+        help="Configuration file of the agent, for the options of the plugins.",
+    ),
     click.option(
         "--output", "-o", type=click.Choice(OUTPUTS), default="table", show_default=True, help="Output format."
     ),
@@ -34,7 +39,7 @@ _SHARED = (
     click.option("--node", default="", help="With --cluster: this node only."),
     click.option("--resource", default="", help="With --cluster: this resource only, or those of this prefix."),
     click.option("--waiting", is_flag=True, help="With --cluster: pods that wait for devices, and the reason."),
-    click.option("--kubeconfig", default="", help="With --cluster: kubeconfig file."),
+    click.option("--kubeconfig", type=click.Path(), default="", help="With --cluster: kubeconfig file."),
     click.option("--context", "context_name", default="", help="With --cluster: context of the kubeconfig file."),
     click.option(
         "--request-timeout", default="0", help="With --cluster: time of a request, for example 30s; 0: 15 seconds."
@@ -62,11 +67,11 @@ def inspect(context: click.Context, **values: object) -> None:
     """Show the devices of this node and the pods that use them, or those of a cluster."""
     form = _format(values)
     if values["cluster"]:
-        _reject(context, _NODE_FLAGS, "without --cluster")
+        _reject(context, _NODE_FLAGS, "found with --cluster, which does not use it")
         if values["interval"] is not None and not values["watch"]:
             raise click.UsageError("--interval: expected --watch too")
         _run(lambda: _cluster(values, form, once=not values["watch"]))
-    _reject(context, (*_CLUSTER_FLAGS, "interval"), "with --cluster")
+    _reject(context, (*_CLUSTER_FLAGS, "interval"), "expected --cluster too")
     from accelplane.cli.inspect import run  # noqa: PLC0415
 
     _run(
@@ -88,9 +93,9 @@ def top(context: click.Context, **values: object) -> None:
     form = _format(values)
     once = bool(values["once"])
     if values["cluster"]:
-        _reject(context, _NODE_FLAGS, "without --cluster")
+        _reject(context, _NODE_FLAGS, "found with --cluster, which does not use it")
         _run(lambda: _cluster(values, form, once=once))
-    _reject(context, _CLUSTER_FLAGS, "with --cluster")
+    _reject(context, _CLUSTER_FLAGS, "expected --cluster too")
     from accelplane.cli.top import run  # noqa: PLC0415
 
     interval = values["interval"]
@@ -129,12 +134,12 @@ def _format(values: Mapping[str, object]) -> Format:
     return Format(output=output, headers=not values["no_headers"], sort_by=str(values["sort_by"]))
 
 
-def _reject(context: click.Context, names: tuple[str, ...], expected: str) -> None:
+def _reject(context: click.Context, names: tuple[str, ...], problem: str) -> None:
     """Raises `UsageError` of click for a flag that was given and has no effect."""
     for name in names:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise click.UsageError(f"--{name.removesuffix('_name').replace('_', '-')}: expected {expected} only")
+            raise click.UsageError(f"--{name.removesuffix('_name').replace('_', '-')}: {problem}")
 
 
 def _run(command: Callable[[], int]) -> None:

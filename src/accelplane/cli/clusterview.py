@@ -1,0 +1,314 @@
+"""`accelplane inspect --cluster` and `top --cluster`: the devices of a cluster as the API server knows them.
+
+The numbers are those of the Node status and of the requests of pods, with the credentials of the caller's kubeconfig.
+"""
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from accelplane.apiserver import ApiError, ApiServer, ClientConfig, load_config
+from accelplane.apiserver.kubeconfig import read_kubeconfig
+from accelplane.cli.refresh import refresh
+from accelplane.cli.tables import (
+    UNKNOWN,
+    Column,
+    Document,
+    Format,
+    Row,
+    Table,
+    UsageError,
+    sort_tables,
+    time_text,
+    write,
+)
+from accelplane.fleet.arithmetic import allocation, shortages
+from accelplane.fleet.listing import DEADLINE, Listed, Scope, list_cluster
+from accelplane.fleet.model import Node, Waiting
+
+PROGRAM = "accelplane --cluster"
+
+_DURATION = re.compile(r"([0-9]{1,6})(ms|s|m|h)?", re.ASCII)
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_NODES = (
+    Column("NODE"), Column("RESOURCE"), Column("CAPACITY"), Column("ALLOCATABLE"), Column("ALLOCATED"), Column("FREE"),
+    Column("UNHEALTHY"), Column("STATE"), Column("HOLDERS", wide=True),
+)  # fmt: skip
+_NAMESPACES = (
+    Column("NAMESPACE"), Column("RESOURCE"), Column("PODS"), Column("ALLOCATED"), Column("NODES", wide=True),
+)  # fmt: skip
+_WAITING = (
+    Column("NAMESPACE"), Column("POD"), Column("RESOURCE"), Column("ASKED"), Column("FREE"), Column("MOST ON ONE NODE"),
+    Column("UNHEALTHY"), Column("CORDONED"), Column("NOT READY"), Column("QUOTA LEFT"), Column("WAITING SINCE"),
+    Column("REASON"),
+)  # fmt: skip
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """The flags. `namespace` is that of the kubeconfig's context if it is empty."""
+
+    kubeconfig: str = ""
+    context: str = ""
+    timeout: float = DEADLINE
+    namespace: str = ""
+    all_namespaces: bool = False
+    node: str = ""
+    resource: str = ""
+    waiting: bool = False
+
+
+class NodeItem(Struct, frozen=True):
+    """A resource of a node. `allocated` and `free` are None if not all pods can be listed."""
+
+    node: str
+    resource: str
+    capacity: int
+    allocatable: int
+    allocated: int | None
+    free: int | None
+    unhealthy: int
+    ready: bool
+    cordoned: bool
+    holders: Sequence[str]
+
+
+class NamespaceItem(Struct, frozen=True):
+    """What the pods of a namespace hold of a resource."""
+
+    namespace: str
+    resource: str
+    pods: int
+    allocated: int
+    nodes: Sequence[str]
+
+
+class WaitingItem(Struct, frozen=True):
+    """A resource that a waiting pod asks for. Numbers are None if they are not known, `quota_left` also without one."""
+
+    namespace: str
+    pod: str
+    resource: str
+    asked: int
+    free: int | None
+    most_free_on_one_node: int | None
+    most_free_node: str | None
+    unhealthy: int | None
+    cordoned: int | None
+    not_ready: int | None
+    quota_left: int | None
+    since: str | None
+    message: str
+    scheduling_gates: Sequence[str]
+
+
+Item = NodeItem | NamespaceItem | WaitingItem
+
+
+def run(request: Request, form: Format, *, interval: float, once: bool) -> int:
+    """Prints the cluster. Returns the exit code, 1 if something could not be read. Raises `UsageError`."""
+    if request.waiting and request.node:
+        raise UsageError("--node: expected it without --waiting: a waiting pod has no node")
+    if request.namespace and request.all_namespaces:
+        raise UsageError("-n and -A: found both, expected one of them")
+    sort_tables(_tables(request, (), (), ()), form.sort_by)
+    try:
+        config = config_of(request)
+        problems = asyncio.run(_show(config, request, form, interval=interval, once=once))
+    except (ApiError, ValueError) as error:
+        problems = [str(error)]
+    for problem in problems:
+        print(f"{PROGRAM}: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def timeout_of(text: str) -> float:
+    """The seconds of kubectl's `--request-timeout`: `30`, `30s`, `1m`; `0` is the default. Raises `UsageError`."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise UsageError(
+            f"--request-timeout: found {text[:40]!a}, expected a number of seconds or a time like 30s or 1m"
+        )
+    return int(found[1]) * _UNITS[found[2] or "s"] or DEADLINE
+
+
+def config_of(request: Request) -> ClientConfig:
+    """The server and the credentials. Raises `NoCredentials`."""
+    if not request.context:
+        return load_config(request.kubeconfig)
+    named = request.kubeconfig or os.environ.get("KUBECONFIG", "") or os.path.expanduser("~/.kube/config")
+    # The flag names one file, the variable may name several.
+    files = [request.kubeconfig] if request.kubeconfig else [each for each in named.split(":") if each]
+    return read_kubeconfig(*files, context=request.context)
+
+
+async def _show(config: ClientConfig, request: Request, form: Format, *, interval: float, once: bool) -> Sequence[str]:
+    """Shows the cluster until the end. Returns what could not be read the last time."""
+    api = ApiServer(config, idle_timeout=interval + DEADLINE)
+    namespace = "" if request.all_namespaces else request.namespace or config.namespace
+    scope = Scope(namespace=namespace, prefixes=[request.resource] if request.resource else [], quotas=request.waiting)
+    problems: Sequence[str] = ()
+
+    async def frame() -> str:
+        nonlocal problems
+        listed = await list_cluster(api, scope, deadline=request.timeout)
+        problems = listed.problems
+        return write(document(listed, request, namespace), form)
+
+    try:
+        api.check()
+        await refresh(frame, interval, once=once)
+    finally:
+        api.close()
+    return problems
+
+
+def document(listed: Listed, request: Request, namespace: str) -> Document[Item]:
+    """The tables of a list: nodes and namespaces, or waiting pods. `namespace` is empty for all."""
+    nodes = [node for node in listed.cluster.nodes.values() if request.node in ("", node.name)]
+    waiting = [item for item in waiting_items(listed) if namespace in ("", item.namespace)]
+    tables = _tables(
+        request,
+        [item for item in node_items(nodes, known=listed.all_pods) if _chosen(item.resource, request.resource)],
+        [
+            item
+            for item in namespace_items(nodes)
+            if namespace in ("", item.namespace) and _chosen(item.resource, request.resource)
+        ],
+        [item for item in waiting if _chosen(item.resource, request.resource)],
+    )
+    return Document(tables, {"source": "api-server", "problems": list(listed.problems)})
+
+
+def node_items(nodes: Sequence[Node], *, known: bool) -> Iterator[NodeItem]:
+    """The resources of nodes, by node and resource; `known` says whether all holders are."""
+    for node in sorted(nodes, key=lambda node: node.name):
+        for resource in node.resources:
+            numbers = allocation(node, resource)
+            holders = sorted(
+                f"{holder.namespace}/{holder.pod}" + (f" ({holder.count})" if holder.count > 1 else "")
+                for holder in node.holders
+                if holder.resource == resource.name
+            )
+            yield NodeItem(
+                node.name,
+                resource.name,
+                numbers.ids,
+                numbers.healthy,
+                numbers.allocated if known else None,
+                numbers.free if known else None,
+                max(0, numbers.ids - numbers.healthy),
+                node.ready,
+                node.cordoned,
+                holders,
+            )
+
+
+def namespace_items(nodes: Sequence[Node]) -> Iterator[NamespaceItem]:
+    """What namespaces hold, by namespace and resource."""
+    found: dict[tuple[str, str], NamespaceItem] = {}
+    for node in nodes:
+        for holder in node.holders:
+            key = holder.namespace, holder.resource
+            known = found.get(key, NamespaceItem(*key, 0, 0, ()))
+            found[key] = replace(
+                known,
+                pods=known.pods + 1,
+                allocated=known.allocated + holder.count,
+                nodes=sorted({*known.nodes, node.name}),
+            )
+    yield from (found[key] for key in sorted(found))
+
+
+def waiting_items(listed: Listed) -> Iterator[WaitingItem]:
+    """What waiting pods ask for, oldest first, and what there is. Free IDs are known if all pods are."""
+    cluster = listed.cluster
+    pods: dict[tuple[str, str], Waiting] = {(pod.namespace, pod.name): pod for pod in cluster.waiting}
+    known = listed.all_pods and listed.all_nodes
+    for each in shortages(cluster):
+        pod, supply = pods[each.namespace, each.pod], each.supply
+        yield WaitingItem(
+            namespace=each.namespace,
+            pod=each.pod,
+            resource=each.resource,
+            asked=each.asked,
+            free=supply.free if known else None,
+            most_free_on_one_node=supply.most_free if known else None,
+            most_free_node=supply.most_free_node or None if known else None,
+            unhealthy=supply.unhealthy if known else None,
+            cordoned=supply.cordoned if known else None,
+            not_ready=supply.unready if known else None,
+            quota_left=each.quota_left,
+            since=time_text(pod.since),
+            message=pod.message,
+            scheduling_gates=pod.gates,
+        )
+
+
+def _tables(
+    request: Request,
+    nodes: Sequence[NodeItem],
+    namespaces: Sequence[NamespaceItem],
+    waiting: Sequence[WaitingItem],
+) -> Sequence[Table[Item]]:
+    if request.waiting:
+        rows: list[Row[Item]] = [_waiting_row(item) for item in waiting]
+        return [Table("waiting", _WAITING, rows, empty="No pod waits for devices.")]
+    return [
+        Table("nodes", _NODES, [_node_row(item) for item in nodes], empty="No node has devices."),
+        Table("namespaces", _NAMESPACES, [_namespace_row(item) for item in namespaces], empty="No pod holds devices."),
+    ]
+
+
+def _node_row(item: NodeItem) -> Row[Item]:
+    state = "Ready" if item.ready else "NotReady"
+    cells = (
+        item.node,
+        item.resource,
+        str(item.capacity),
+        str(item.allocatable),
+        _number(item.allocated),
+        _number(item.free),
+        str(item.unhealthy),
+        f"{state},Cordoned" if item.cordoned else state,
+        ", ".join(item.holders) or UNKNOWN,
+    )
+    return Row(f"{item.node}/{item.resource}", cells, item)
+
+
+def _namespace_row(item: NamespaceItem) -> Row[Item]:
+    cells = (item.namespace, item.resource, str(item.pods), str(item.allocated), ", ".join(item.nodes))
+    return Row(f"{item.namespace}/{item.resource}", cells, item)
+
+
+def _waiting_row(item: WaitingItem) -> Row[Item]:
+    gates = f"scheduling gates: {', '.join(item.scheduling_gates)}" if item.scheduling_gates else ""
+    most = _number(item.most_free_on_one_node)
+    cells = (
+        item.namespace,
+        item.pod,
+        item.resource,
+        str(item.asked),
+        _number(item.free),
+        f"{most} ({item.most_free_node})" if item.most_free_node else most,
+        _number(item.unhealthy),
+        _number(item.cordoned),
+        _number(item.not_ready),
+        _number(item.quota_left),
+        item.since or UNKNOWN,
+        item.message or gates or UNKNOWN,
+    )
+    return Row(f"{item.namespace}/{item.pod}", cells, item)
+
+
+def _number(value: int | None) -> str:
+    return UNKNOWN if value is None else str(value)
+
+
+def _chosen(resource: str, wanted: str) -> bool:
+    """Whether a resource is the wanted one, or begins with it."""
+    return resource.startswith(wanted)
