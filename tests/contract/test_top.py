@@ -1,0 +1,228 @@
+"""`accelplane top` and the outputs of `inspect` as an administrator calls them: on simulated nodes, with a kubelet."""
+
+import asyncio
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import Start
+from kubelets import Embedded
+from trees import write
+
+from accelplane.http.messages import PAGE_LIMITS, Request, Response
+from accelplane.http.server import HttpServer
+from accelplane.plugins.gpu import GpuPlugin
+from accelplane.simulate import GpuSpec, NodeSpec, SimulatedNode
+
+I915 = "gpu.intel.com/i915"
+EVERY_KIND = """
+gpus: [{}]
+npus: [{}]
+qats: [{}]
+dsas: [{}]
+iaas: [{}]
+dlbs: [{}]
+fpgas: [{}]
+sgx: {}
+"""
+
+
+def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = os.path.join(os.path.dirname(sys.executable), "accelplane")
+    return subprocess.run(
+        [command, *arguments], env=os.environ | environment, capture_output=True, text=True, check=False
+    )
+
+
+def top(root: Path, directory: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return call("top", "--once", "--root", str(root), "--kubelet-dir", directory, *arguments)
+
+
+def rows(root: Path, directory: str, *arguments: str) -> dict[str, Any]:
+    answer = top(root, directory, "-o", "json", *arguments)
+    assert answer.returncode == 0, answer.stderr
+    return {row["device"]: row for row in json.loads(answer.stdout)["devices"]}
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Path:
+    """The PCI directory of the only GPU, which is awake and has sensors."""
+    node = SimulatedNode(tmp_path)
+    node.plug_gpu(GpuSpec())
+    function = tmp_path / node.device("card0").path.removeprefix("/")
+    write(function / "power/runtime_status", "active\n")
+    write(function / "power/control", "auto\n")
+    write(function / "hwmon/hwmon0/name", "i915\n")
+    write(function / "hwmon/hwmon0/temp1_input", "45000\n")
+    write(function / "hwmon/hwmon0/power1_max", "120000000\n")
+    return function
+
+
+def test_every_kind_of_device_has_a_row_in_json_and_csv(tmp_path: Path, directory: str) -> None:
+    description = write(tmp_path / "node.yaml", EVERY_KIND)
+    root = tmp_path / "root"
+    SimulatedNode(root).build(NodeSpec.load(description))
+    answer = top(root, directory, "-o", "json")
+    report = json.loads(answer.stdout)
+    assert (report["apiVersion"], report["kind"]) == ("accelplane/v1", "DeviceList")
+    kinds = {row["plugin"] for row in report["devices"]}
+    assert {"gpu", "npu", "qat", "dlb", "fpga", "sgx"} <= kinds
+    table = list(csv.DictReader(io.StringIO(top(root, directory, "-o", "csv").stdout)))
+    assert [row["DEVICE"] for row in table] == [row["device"] for row in report["devices"]]
+
+
+def test_a_device_shows_its_readings(card: Path, tmp_path: Path, directory: str) -> None:
+    found = rows(tmp_path, directory)["card0"]
+    assert (found["state"], found["awake"]) == ("healthy", True)
+    assert (found["temperature_celsius"], found["power_limit_watts"]) == (45.0, 120.0)
+    assert found["power_watts"] is None
+
+
+def test_a_sleeping_device_is_not_read_unless_that_is_requested(card: Path, tmp_path: Path, directory: str) -> None:
+    write(card / "power/runtime_status", "suspended\n")
+    asleep = rows(tmp_path, directory)["card0"]
+    assert (asleep["awake"], asleep["temperature_celsius"]) == (False, None)
+    (line,) = [line for line in top(tmp_path, directory).stdout.splitlines() if "card0" in line]
+    assert line.split()[4:10] == ["z"] * 6
+    assert rows(tmp_path, directory, "--wake")["card0"]["temperature_celsius"] == 45.0
+
+
+async def test_a_held_device_names_its_container(
+    card: Path, tmp_path: Path, directory: str, start_agent: Start
+) -> None:
+    kubelet = Embedded(directory)
+    await kubelet.start()
+    await start_agent(gpu=GpuPlugin())
+    await kubelet.until(lambda resources: resources.get(I915) == (1, 1))
+    await kubelet.run_pod("worker", {I915: 1})
+    found = await asyncio.to_thread(rows, tmp_path, directory)
+    assert found["card0"]["holders"] == ["default/worker/main"]
+    await kubelet.kill()
+
+
+def test_many_units_without_readings_share_a_row(tmp_path: Path, directory: str) -> None:
+    for name in ("sgx_enclave", "sgx_provision"):
+        write(tmp_path / "dev" / name, "")
+    found = rows(tmp_path, directory)
+    assert found["enclave"]["ids"] == 110
+
+
+def test_live_output_that_is_not_a_terminal_is_one_table_after_the_other(
+    card: Path, tmp_path: Path, directory: str
+) -> None:
+    command = os.path.join(os.path.dirname(sys.executable), "accelplane")
+    arguments = ["top", "--interval", "0.2", "--root", str(tmp_path), "--kubelet-dir", directory, "--no-headers"]
+    with subprocess.Popen([command, *arguments], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        process.terminate()
+    assert [line.split()[1] for line in lines] == ["card0"] * 3
+    assert "\x1b" not in "".join(lines)
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path: Path, directory: str) -> None:
+    SimulatedNode(tmp_path).plug_gpu()
+    write(tmp_path / "sys/class/accel", "not a directory")
+    socket = Path(directory, "pod-resources/kubelet.sock")
+    socket.parent.mkdir()
+    write(socket, "no socket")
+    answer = top(tmp_path, directory)
+    assert answer.returncode == 1
+    assert f"{socket}: no answer of the kubelet" in answer.stderr
+    assert "card0" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("top", "--sort-by", "AGE"), "--sort-by: found 'AGE'"),
+        (("inspect", "--sort-by", "AGE"), "--sort-by: found 'AGE'"),
+        (("top", "--interval", "0"), "--interval"),
+        (("top", "--waiting"), "--waiting: expected --cluster too"),
+        (("inspect", "--cluster", "--root", "/"), "--root: found with --cluster"),
+        (("inspect", "--cluster", "--interval", "2"), "--interval: expected --watch too"),
+        (("inspect", "-o", "xml"), "'xml'"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2_and_the_reason(
+    arguments: tuple[str, ...], problem: str, tmp_path: Path, directory: str
+) -> None:
+    place = () if "--cluster" in arguments else ("--root", str(tmp_path), "--kubelet-dir", directory)
+    answer = call(*arguments, *place)
+    assert answer.returncode == 2
+    assert problem in answer.stderr
+
+
+def test_inspect_has_the_same_devices_in_every_output(card: Path, tmp_path: Path, directory: str) -> None:
+    place = ("inspect", "--root", str(tmp_path), "--kubelet-dir", directory)
+    report = json.loads(call(*place, "-o", "json").stdout)
+    assert (report["apiVersion"], report["kind"]) == ("accelplane/v1", "DeviceList")
+    assert yaml.safe_load(call(*place, "-o", "yaml").stdout) == report
+    assert call(*place, "-o", "name").stdout == f"{I915}/card0-0\n"
+    (row,) = csv.DictReader(io.StringIO(call(*place, "-o", "csv").stdout))
+    assert (row["RESOURCE"], row["DEVICE"], row["HOLDER SINCE"]) == (I915, "card0-0", "-")
+    assert "HEALTH" not in call(*place, "--no-headers").stdout
+    assert "STATE SINCE" in call(*place, "-o", "wide").stdout
+
+
+async def test_wide_shows_since_when_a_pod_holds_a_device(
+    card: Path, tmp_path: Path, directory: str, start_agent: Start
+) -> None:
+    kubelet = Embedded(directory)
+    await kubelet.start()
+    await start_agent(gpu=GpuPlugin())
+    await kubelet.until(lambda resources: resources.get(I915) == (1, 1))
+    await kubelet.run_pod("worker", {I915: 1})
+    recorded = json.loads(Path(directory, "device-plugins/kubelet_internal_checkpoint").read_text())
+    (entry,) = recorded["Data"]["PodDeviceEntries"]
+    made = Path(directory, "pods", entry["PodUID"], "plugins")
+    made.mkdir(parents=True)
+    os.utime(made, (1_700_000_000, 1_700_000_000))
+    place = ("inspect", "--root", str(tmp_path), "--kubelet-dir", directory)
+    wide = await asyncio.to_thread(call, *place, "-o", "wide")
+    assert "2023-11-14T22:13:20Z" in wide.stdout
+    await kubelet.kill()
+
+
+STATUS = {"plugins": {"gpu": {"health": {"card0": {"phase": "unhealthy", "changes": [{"time": 1_700_000_000.5}]}}}}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "since", "problem"),
+    [
+        (Response(200, json.dumps(STATUS).encode()), "2023-11-14T22:13:20Z", ""),
+        (Response(200, b'{"plugins": []}'), None, "expected the status of an agent"),
+        (Response(200, b"\xff"), None, "expected the status of an agent"),
+        (Response(404, b""), None, "found status 404, expected 200"),
+    ],
+    ids=["status", "other type", "not text", "not found"],
+)
+async def test_the_time_of_a_state_is_that_of_the_agents_history(
+    card: Path, tmp_path: Path, directory: str, answer: Response, since: str | None, problem: str
+) -> None:
+    def page(_request: Request) -> Response:
+        return answer
+
+    server = HttpServer(page, PAGE_LIMITS)
+    await server.start("127.0.0.1", 0)
+    host, port = server.addresses[0]
+    place = ("inspect", "--root", str(tmp_path), "--kubelet-dir", directory, "--agent", f"{host}:{port}")
+    report = json.loads((await asyncio.to_thread(call, *place, "-o", "json")).stdout)
+    await server.stop(grace=1.0)
+    assert [row["state_since"] for row in report["devices"]] == [since]
+    assert problem in "".join(report["problems"])
+
+
+def test_an_agent_that_does_not_answer_is_a_problem(card: Path, tmp_path: Path, directory: str) -> None:
+    place = ("inspect", "--root", str(tmp_path), "--kubelet-dir", directory)
+    answer = call(*place, "--agent", "127.0.0.1:1", "-o", "csv")
+    assert answer.returncode == 1
+    assert "agent at 127.0.0.1:1: /status" in answer.stderr
+    assert "expected HOST:PORT" in call(*place, "--agent", "nonsense", "-o", "name").stderr

@@ -1,0 +1,89 @@
+"""Outputs of inspect and top: tables, JSON, YAML, CSV, names."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelplane.cli.refresh import screen
+from accelplane.cli.tables import OUTPUTS, Column, Document, Format, Output, Row, Table, UsageError, time_text, write
+
+COLUMNS = (Column("NAME"), Column("FREE"), Column("WHY", wide=True))
+
+
+def document(*rows: Sequence[str]) -> Document[list[str]]:
+    return Document(
+        [Table("cards", COLUMNS, [Row(row[0], row, list(row)) for row in rows], empty="No cards.")], {"source": "test"}
+    )
+
+
+CARDS = document(("card10", "3", "-"), ("card2", "12", "too hot"))
+
+
+def test_a_table_is_aligned_and_wide_columns_are_in_wide_only() -> None:
+    assert write(CARDS, Format()) == "NAME     FREE\ncard10   3\ncard2    12\n"
+    assert write(CARDS, Format(output="wide")).splitlines()[2] == "card2    12     too hot"
+
+
+def test_no_headers_leaves_rows_only() -> None:
+    assert write(CARDS, Format(headers=False)) == "card10   3\ncard2    12\n"
+    assert write(CARDS, Format(output="csv", headers=False)) == "card10,3,-\ncard2,12,too hot\n"
+    assert write(document(), Format(headers=False)) == ""
+    assert write(document(), Format()) == "No cards.\n"
+
+
+@pytest.mark.parametrize(
+    ("column", "first"), [("name", "card2"), ("FREE", "card10"), ("why", "card10")], ids=["name", "number", "wide"]
+)
+def test_rows_are_sorted_by_a_column_in_every_output(column: str, first: str) -> None:
+    for output in OUTPUTS:
+        text = write(CARDS, Format(output=output, headers=False, sort_by=column))
+        assert text.index(first) < text.index({"card2": "card10", "card10": "card2"}[first]), output
+
+
+def test_an_unknown_column_is_a_usage_error_that_names_the_columns() -> None:
+    with pytest.raises(UsageError, match="--sort-by: found 'AGE', expected one of NAME, FREE, WHY"):
+        write(CARDS, Format(sort_by="AGE"))
+
+
+def test_json_and_yaml_have_the_same_content_with_version_and_kind() -> None:
+    content = json.loads(write(CARDS, Format(output="json")))
+    assert list(content) == ["apiVersion", "kind", "source", "cards"]
+    assert (content["apiVersion"], content["kind"]) == ("accelplane/v1", "DeviceList")
+    assert yaml.safe_load(write(CARDS, Format(output="yaml"))) == content
+
+
+def test_names_are_one_a_line() -> None:
+    assert write(CARDS, Format(output="name")) == "card10\ncard2\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, None), (0.0, None), (-1.0, None), (float("inf"), None), (1e12, None), (1.9, "1970-01-01T00:00:01Z")],
+)
+def test_times_are_rfc_3339_or_unknown(seconds: float | None, text: str | None) -> None:
+    assert time_text(seconds) == text
+
+
+@pytest.mark.untraced
+@given(st.lists(st.tuples(st.text(min_size=1), st.text(), st.text()), min_size=1), st.sampled_from(OUTPUTS))
+def test_hostile_texts_stay_in_their_cell(rows: list[tuple[str, str, str]], output: Output) -> None:
+    text = write(document(*rows), Format(output=output))
+    if output == "csv":
+        assert [len(row) for row in csv.reader(io.StringIO(text))] == [3] * (len(rows) + 1)
+    elif output in ("table", "wide"):
+        assert len(text.split("\n")) == len(rows) + 2
+        assert all(line.isprintable() for line in text.split("\n"))
+    elif output == "json":
+        assert json.loads(text)["cards"] == [list(row) for row in rows]
+
+
+def test_a_screen_is_overwritten_line_by_line_and_counts_what_does_not_fit() -> None:
+    assert "".join(screen("one\ntwo long\n", 4, 10)) == "\x1b[Hone\x1b[K\ntwo \x1b[K\n\x1b[J"
+    lines = "".join(screen("\n".join("abcdefgh"), 40, 5)).splitlines()
+    assert lines[3] == "(5 more lines; enlarge the terminal)\x1b[K"
