@@ -25,7 +25,7 @@ I915 = "gpu.intel.com/i915"
 EVERY_KIND = """
 gpus: [{}]
 npus: [{}]
-qats: [{}]
+qats: [{vfs: 2}]
 dsas: [{}]
 iaas: [{}]
 dlbs: [{}]
@@ -111,7 +111,7 @@ def test_many_units_without_readings_share_a_row(tmp_path: Path, directory: str)
     for name in ("sgx_enclave", "sgx_provision"):
         write(tmp_path / "dev" / name, "")
     found = rows(tmp_path, directory)
-    assert found["enclave"]["ids"] == 110
+    assert found["sgx-enclave"]["ids"] == 110
 
 
 def test_live_output_that_is_not_a_terminal_is_one_table_after_the_other(
@@ -205,7 +205,7 @@ STATUS = {"plugins": {"gpu": {"health": {"card0": {"phase": "unhealthy", "change
     ids=["status", "other type", "not text", "not found"],
 )
 async def test_the_time_of_a_state_is_that_of_the_agents_history(
-    card: Path, tmp_path: Path, directory: str, answer: Response, since: str | None, problem: str
+    card: Path, directory: str, answer: Response, since: str | None, problem: str
 ) -> None:
     def page(_request: Request) -> Response:
         return answer
@@ -213,7 +213,8 @@ async def test_the_time_of_a_state_is_that_of_the_agents_history(
     server = HttpServer(page, PAGE_LIMITS)
     await server.start("127.0.0.1", 0)
     host, port = server.addresses[0]
-    place = ("inspect", "--root", str(tmp_path), "--kubelet-dir", directory, "--agent", f"{host}:{port}")
+    root = str(card).partition("/sys/")[0]
+    place = ("inspect", "--root", root, "--kubelet-dir", directory, "--agent", f"{host}:{port}")
     report = json.loads((await asyncio.to_thread(call, *place, "-o", "json")).stdout)
     await server.stop(grace=1.0)
     assert [row["state_since"] for row in report["devices"]] == [since]

@@ -34,6 +34,7 @@ from accelplane.fleet.model import Node, Waiting
 PROGRAM = "accelplane --cluster"
 
 _DURATION = re.compile(r"([0-9]{1,6})(ms|s|m|h)?", re.ASCII)
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NODES = (
     Column("NODE"), Column("RESOURCE"), Column("CAPACITY"), Column("ALLOCATABLE"), Column("ALLOCATED"), Column("FREE"),
@@ -115,6 +116,8 @@ def run(request: Request, form: Format, *, interval: float, once: bool) -> int:
         raise UsageError("--node: expected it without --waiting: a waiting pod has no node")
     if request.namespace and request.all_namespaces:
         raise UsageError("-n and -A: found both, expected one of them")
+    if request.namespace and not _NAMESPACE.fullmatch(request.namespace):
+        raise UsageError(f"-n: found {request.namespace[:80]!a}, expected the name of a namespace")
     sort_tables(_tables(request, (), (), ()), form.sort_by)
     try:
         config = config_of(request)

@@ -1,8 +1,8 @@
 """Since when containers hold device IDs and units are in their state, as far as a single command can know it.
 
 The kubelet makes the directories of a pod (`pods/UID` below its own) right after it has admitted the pod, and devices
-are allocated at the admission. The directory `plugins` of these stays empty, so the time of its last change is that of
-its creation. The checkpoint of the device manager has the UID of the pod that holds an ID.
+are allocated at the admission. The directory `plugins` of these changes only while the volumes of the pod are mounted,
+before its containers start. The checkpoint of the device manager has the UID of the pod that holds an ID.
 
 States have a history only in a running agent: its page `/status` has the times.
 """

@@ -1,0 +1,31 @@
+"""Shell completion, of kubectl's plugin too."""
+
+import pytest
+from click.testing import CliRunner
+
+from accelplane.cli.commands import accelplane
+from accelplane.cli.completion import SHELLS
+from accelplane.cli.kubectl import answer
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        ([""], ["inspect", "top", ":4"]),
+        (["ins"], ["inspect", ":4"]),
+        (["top", "-o", "j"], ["json", ":4"]),
+        (["inspect", "--wai"], ["--waiting", ":4"]),
+        (["inspect", "--kubeconfig", ""], [":0"]),
+        (["nothing", "--h"], ["--help", ":4"]),
+        ([], ["inspect", "top", ":4"]),
+    ],
+)
+def test_kubectl_gets_the_completions_of_the_last_word(words: list[str], lines: list[str]) -> None:
+    assert [line.partition("\t")[0] for line in answer(words).splitlines()] == lines
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_of_a_shell_calls_accelplane(shell: str) -> None:
+    result = CliRunner().invoke(accelplane, ["completion", shell])
+    assert result.exit_code == 0, result.output
+    assert f"_ACCELPLANE_COMPLETE={shell}_complete" in result.output

@@ -1,0 +1,54 @@
+"""What a list of nodes and pods says about devices: requests of pods, waiting pods, holders, quotas."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelplane.fleet.families import is_known
+from accelplane.fleet.listing import Pod, requests
+
+I915 = "gpu.intel.com/i915"
+
+
+def container(count: int | str, *, sidecar: bool = False) -> dict[str, object]:
+    asked = {"resources": {"requests": {I915: count, "cpu": "1"}}}
+    return {**asked, "restartPolicy": "Always"} if sidecar else asked
+
+
+@pytest.mark.parametrize(
+    ("containers", "before", "count"),
+    [
+        ([container("2"), container("1")], [], 3),
+        ([container("1")], [container("4")], 4),
+        ([container("3")], [container("2")], 3),
+        ([container("1")], [container("2", sidecar=True)], 3),
+        ([container("1")], [container("2", sidecar=True), container("2")], 4),
+        ([container("1")], [container("2"), container("2", sidecar=True)], 3),
+        ([container(5)], [], 5),
+        ([container("1k")], [], 1000),
+        ([container("no number")], [], 0),
+        ([], [], None),
+    ],
+    ids=[
+        "containers are added", "a larger init container counts", "a smaller one does not", "a sidecar is added",
+        "an init container runs beside earlier sidecars", "and not beside later ones", "number", "quantity",
+        "no quantity", "nothing",
+    ],
+)  # fmt: skip
+def test_requests_are_counted_as_by_the_scheduler(
+    containers: list[object], before: list[object], count: int | None
+) -> None:
+    spec = {"containers": containers, "initContainers": before}
+    pod = msgspec.convert({"metadata": {"name": "one"}, "spec": spec}, Pod)
+    assert requests(pod, is_known).get(I915) == count
+
+
+@pytest.mark.untraced
+@given(st.dictionaries(st.text(), st.one_of(st.text(), st.integers(), st.floats(allow_nan=False))))
+def test_requests_of_any_quantities_are_whole_numbers(quantities: dict[str, str | int | float]) -> None:
+    spec = {"containers": [{"resources": {"requests": quantities}}]}
+    pod = msgspec.convert({"metadata": {}, "spec": spec}, Pod)
+    found = requests(pod, lambda _name: True)
+    assert found.keys() == quantities.keys()
+    assert all(isinstance(count, int) for count in found.values())
