@@ -14,24 +14,18 @@ import pytest
 import yaml
 from conftest import Start
 from kubelets import Embedded
+from msgspec.structs import replace
 from trees import write
 
+from accelplane import simulate
 from accelplane.http.messages import PAGE_LIMITS, Request, Response
 from accelplane.http.server import HttpServer
 from accelplane.plugins.gpu import GpuPlugin
 from accelplane.simulate import GpuSpec, NodeSpec, SimulatedNode
+from accelplane.simulate.offload import FpgaSpec
 
 I915 = "gpu.intel.com/i915"
-EVERY_KIND = """
-gpus: [{}]
-npus: [{}]
-qats: [{vfs: 2}]
-dsas: [{}]
-iaas: [{}]
-dlbs: [{}]
-fpgas: [{}]
-sgx: {}
-"""
+EVERY_KIND = Path(simulate.__file__).with_name("configs") / "demo.yaml"
 
 
 def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -66,15 +60,13 @@ def card(tmp_path: Path) -> Path:
 
 
 def test_every_kind_of_device_has_a_row_in_json_and_csv(tmp_path: Path, directory: str) -> None:
-    description = write(tmp_path / "node.yaml", EVERY_KIND)
-    root = tmp_path / "root"
-    SimulatedNode(root).build(NodeSpec.load(description))
-    answer = top(root, directory, "-o", "json")
+    SimulatedNode(tmp_path).build(replace(NodeSpec.load(EVERY_KIND), fpgas=(FpgaSpec(),)))
+    answer = top(tmp_path, directory, "-o", "json")
     report = json.loads(answer.stdout)
     assert (report["apiVersion"], report["kind"]) == ("accelplane/v1", "DeviceList")
     kinds = {row["plugin"] for row in report["devices"]}
-    assert {"gpu", "npu", "qat", "dlb", "fpga", "sgx"} <= kinds
-    table = list(csv.DictReader(io.StringIO(top(root, directory, "-o", "csv").stdout)))
+    assert {"gpu", "npu", "qat", "dsa", "iaa", "dlb", "fpga", "sgx"} <= kinds
+    table = list(csv.DictReader(io.StringIO(top(tmp_path, directory, "-o", "csv").stdout)))
     assert [row["DEVICE"] for row in table] == [row["device"] for row in report["devices"]]
 
 

@@ -74,7 +74,10 @@ def loaded_by(code: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "module",
-    [f"accelplane.cli.{name}" for name in ("main", "node", "dropin", "levelzero", "onloadworker", "xpumanager")],
+    [
+        f"accelplane.cli.{name}"
+        for name in ("main", "node", "inspect", "top", "dropin", "levelzero", "onloadworker", "xpumanager")
+    ],
 )
 def test_node_commands_do_not_load_unneeded_modules(module: str) -> None:
     loaded = loaded_by(f"import {module}")
