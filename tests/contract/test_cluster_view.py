@@ -157,6 +157,21 @@ async def test_forbidden_quotas_are_not_a_problem(filled: KubeApi, kubeconfig: s
     assert found["quota_left"] is None
 
 
+async def test_a_watch_shows_a_failed_list_below_the_table(filled: KubeApi, kubeconfig: str) -> None:
+    filled.fault("GET /api/v1/nodes", 403, times=1000)
+    command = os.path.join(os.path.dirname(sys.executable), "kubectl-accelplane")
+    process = await asyncio.create_subprocess_exec(
+        command, "inspect", "--watch", "--interval", "0.2", env=os.environ | {"KUBECONFIG": kubeconfig},
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    lines = [(await process.stdout.readline()).decode() for _ in range(6)]
+    process.terminate()
+    await process.wait()
+    assert "No node has devices.\n" not in lines
+    assert any(line.startswith("cannot list /api/v1/nodes: ") for line in lines)
+
+
 async def test_an_object_of_another_type_is_a_problem(filled: KubeApi, kubeconfig: str) -> None:
     filled.put("nodes", {"metadata": {"name": "odd"}, "status": {"capacity": "much"}})
     answer = await call(kubeconfig, "inspect")

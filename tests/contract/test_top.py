@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,25 @@ def test_live_output_that_is_not_a_terminal_is_one_table_after_the_other(
     assert "\x1b" not in "".join(lines)
 
 
+def test_on_a_terminal_the_table_is_redrawn_in_place_until_it_is_interrupted(
+    card: Path, tmp_path: Path, directory: str
+) -> None:
+    command = os.path.join(os.path.dirname(sys.executable), "accelplane")
+    arguments = ["top", "--interval", "0.2", "--root", str(tmp_path), "--kubelet-dir", directory]
+    ours, theirs = os.openpty()
+    environment = os.environ | {"TERM": "xterm", "LINES": "24", "COLUMNS": "100"}
+    with subprocess.Popen([command, *arguments], stdout=theirs, env=environment) as process:
+        os.close(theirs)
+        text = b""
+        while text.count(b"\x1b[H") < 3:
+            text += os.read(ours, 4096)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 0
+    os.close(ours)
+    assert text.count(b"PLUGIN") >= 2
+    assert text.count(b"\x1b[2J") == 1
+
+
 def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path: Path, directory: str) -> None:
     SimulatedNode(tmp_path).plug_gpu()
     write(tmp_path / "sys/class/accel", "not a directory")
@@ -218,4 +238,5 @@ def test_an_agent_that_does_not_answer_is_a_problem(card: Path, tmp_path: Path, 
     answer = call(*place, "--agent", "127.0.0.1:1", "-o", "csv")
     assert answer.returncode == 1
     assert "agent at 127.0.0.1:1: /status" in answer.stderr
-    assert "expected HOST:PORT" in call(*place, "--agent", "nonsense", "-o", "name").stderr
+    wrong = call(*place, "--agent", "nonsense")
+    assert (wrong.returncode, "expected HOST:PORT" in wrong.stderr) == (2, True)

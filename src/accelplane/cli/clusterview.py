@@ -25,6 +25,7 @@ from accelplane.cli.tables import (
     UsageError,
     sort_tables,
     time_text,
+    with_problems,
     write,
 )
 from accelplane.fleet.arithmetic import allocation, shortages
@@ -160,7 +161,8 @@ async def _show(config: ClientConfig, request: Request, form: Format, *, interva
         nonlocal problems
         listed = await list_cluster(api, scope, deadline=request.timeout)
         problems = listed.problems
-        return write(document(listed, request, namespace), form)
+        text = write(document(listed, request, namespace), form)
+        return text if once else with_problems(text, problems, form)
 
     try:
         api.check()
@@ -184,6 +186,8 @@ def document(listed: Listed, request: Request, namespace: str) -> Document[Item]
         ],
         [item for item in waiting if _chosen(item.resource, request.resource)],
     )
+    if listed.problems:  # then an empty table does not mean that there is nothing
+        tables = [replace(table, empty="") for table in tables]
     return Document(tables, {"source": "api-server", "problems": list(listed.problems)})
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
+from accelplane.cli.tables import UsageError
 from accelplane.http.client import HttpClient, HttpClientError
 from accelplane.http.server import split_address
 from accelplane.kubelet import checkpoint
@@ -63,12 +64,12 @@ def held_since(kubelet_dir: str, holdings: Sequence[checkpoint.Holding]) -> dict
 async def state_since(address: str) -> dict[UnitKey, float]:
     """The Unix time of the last change of state by plugin and unit, from the pages of the agent at `host:port`.
 
-    Raises `AgentError`.
+    Raises `AgentError`, and `UsageError` for another text.
     """
     try:
         host, port = split_address(address)
     except ValueError:
-        raise AgentError(f"--agent: found {address[:80]!a}, expected HOST:PORT") from None
+        raise UsageError(f"--agent: found {address[:80]!a}, expected HOST:PORT") from None
     client = HttpClient(host or "localhost", port, idle_timeout=0)
     try:
         async with asyncio.timeout(_TIMEOUT), client.request("GET", "/status") as response:

@@ -89,6 +89,13 @@ def write(document: Document[T], form: Format) -> str:
             return "\n".join(_aligned(table, wide=form.output == "wide", headers=form.headers) for table in tables)
 
 
+def with_problems(text: str, problems: Sequence[str], form: Format) -> str:
+    """A table with problems below it, for a screen, where standard error would overwrite the table."""
+    if form.output not in ("table", "wide"):
+        return text
+    return text + "".join(f"{printable(problem)}\n" for problem in problems)
+
+
 def structured(content: object, output: Output) -> str:
     """The content as JSON or YAML."""
     if output == "json":

@@ -16,7 +16,7 @@ from msgspec import Struct
 from accelplane.cli import topreadings
 from accelplane.cli.inspect import scan_plugin
 from accelplane.cli.refresh import refresh
-from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table, sort_tables, write
+from accelplane.cli.tables import UNKNOWN, Column, Document, Format, Row, Table, sort_tables, with_problems, write
 from accelplane.devices import Device, Inventory
 from accelplane.kubelet import sockets
 from accelplane.node import config as configuration
@@ -96,7 +96,8 @@ async def _show(
     node = _Node(settings, plugins, wake=wake)
 
     async def frame() -> str:
-        return write(await node.document(), form)
+        text = write(await node.document(), form)
+        return text if once else with_problems(text, node.problems(), form)
 
     try:
         if once and await node.has_counters():
@@ -134,8 +135,9 @@ class _Node:
         found = await self._read()
         holders = self._holders.last
         rows = [_table_row(row) for row in _rows(self._inventories, holders, found)]
-        table = Table("devices", _COLUMNS, rows, empty="No devices found.")
-        return Document([table], {"source": holders.source, "problems": self.problems()})
+        problems = self.problems()
+        table = Table("devices", _COLUMNS, rows, empty="" if problems else "No devices found.")
+        return Document([table], {"source": holders.source, "problems": problems})
 
     async def has_counters(self) -> bool:
         """Reads once. Returns whether another reading gives rates."""
