@@ -257,7 +257,7 @@ async def _ask_kubelet(settings: Settings) -> _Kubelet:
 
 
 def _since(settings: Settings) -> Mapping[tuple[str, str], float]:
-    """Since when pods hold IDs; nothing without a checkpoint, which pod-resources makes unnecessary otherwise."""
+    """Since when pods hold IDs. Without a readable checkpoint this is unknown, which is not a problem."""
     try:
         recorded = checkpoint.read_checkpoint(settings.sockets_dir)
     except checkpoint.CheckpointError:
@@ -319,7 +319,7 @@ def _print_tables(report: Report, kubelet_dir: str, form: Format) -> None:
     for column in titles:
         table.add_column(column, overflow="fold")
     for row, shown in _folded(report.devices):
-        cells: list[str | Text] = [*_cells(row, shown)[: len(titles)]]
+        cells = [Text(cell) for cell in _cells(row, shown)[: len(titles)]]
         health = Text(row.health or "gone", style="green" if row.health == "Healthy" else "red")
         if row.reason:
             health.append(f" ({row.reason})")
