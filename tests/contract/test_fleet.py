@@ -183,7 +183,8 @@ async def test_an_agent_that_answers_wrongly_is_marked_and_the_others_are_not(
 async def test_an_agent_that_does_not_answer_is_shown_with_its_last_inventory(
     api: KubeApi, answer: Callable[[str], bytes | None], problem: str
 ) -> None:
-    async with agents_of(api, "n1") as (agent,), fleet_of(api) as fleet:
+    times = msgspec.structs.replace(TIMES, wait=1)
+    async with agents_of(api, "n1") as (agent,), fleet_of(api, times=times) as fleet:
         await connected(fleet, "n1")
         agent.answer = answer
         agent.abort()
@@ -399,6 +400,51 @@ async def test_the_certificate_of_an_agent_must_have_the_expected_name(api: Kube
         async with fleet_of(api, options) as fleet:
             found = await node_with(fleet, "n1", lambda found: bool(found.agents[0].problem))
             assert "certificate verify failed" in found.agents[0].problem
+
+
+def device_events(api: KubeApi) -> list[tuple[str, str, str, str]]:
+    found = [
+        (each["regarding"]["kind"], each["regarding"]["name"], each["type"], each["reason"])
+        for each in api.all("events")
+    ]
+    return sorted(found)
+
+
+async def test_a_change_of_health_becomes_one_event_on_the_node_and_on_the_pods_that_hold_the_device(
+    api: KubeApi,
+) -> None:
+    api.put("pods", pod("mine", node="n1"))
+    api.put("pods", pod("elsewhere", node="n2"))
+    holders = ("team/mine", "team/elsewhere", "team/gone", "Team/no name")
+    async with agents_of(api, "n1") as (agent,), fleet_of(api, FleetOptions(events=True)) as fleet:
+        agent.units = [unit("card0", holders=holders), unit("card1", "unhealthy")]
+        await connected(fleet, "n1")
+        agent.units[0] |= {"phase": "unhealthy", "reason": "temperature", "text": "93 °C"}
+        agent.change()
+        await until(lambda: len(api.all("events")) == 2)
+        agent.units[0] |= {"text": "95 °C"}
+        agent.change()
+        await node_with(fleet, "n1", lambda found: found.units[0].text == "95 °C")
+        assert device_events(api) == [
+            ("Node", "n1", "Warning", "DeviceUnhealthy"),
+            ("Pod", "mine", "Warning", "DeviceUnhealthy"),
+        ]
+        (note,) = {each["note"] for each in api.all("events")}
+        assert note == "gpu device card0 of node n1 is unhealthy: temperature: 93 °C; 4 of 4 IDs are held"
+
+
+async def test_without_the_right_to_write_events_one_warning_is_logged(
+    api: KubeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.fault("POST .*events", 403, times=100)
+    async with agents_of(api, "n1") as (agent,), fleet_of(api, FleetOptions(events=True)) as fleet:
+        await connected(fleet, "n1")
+        for number in range(2):
+            agent.units[number]["phase"] = "unhealthy"
+            agent.change()
+            await until(lambda count=number + 1: api.count("POST .*events") == count)
+    warnings = [each for each in caplog.messages if "no events are written in namespace default" in each]
+    assert len(warnings) == 1
 
 
 async def test_metrics_show_nodes_and_agents_by_state(api: KubeApi) -> None:
