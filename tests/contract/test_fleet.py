@@ -356,7 +356,7 @@ async def test_an_api_server_that_does_not_answer_is_a_problem_of_the_snapshot_o
     async with agents_of(api, "n1") as (agent,), fleet_of(api) as fleet:
         await connected(fleet, "n1")
         await api.stop()
-        await until(lambda: "no answer of the API server since" in fleet.cluster().problem, 20)
+        await until(lambda: "requests to the API server have failed since" in fleet.cluster().problem, 20)
         agent.units = agent.units[:1]
         agent.change()
         await node_with(fleet, "n1", lambda found: len(found.units) == 1)

@@ -75,7 +75,11 @@ class Resource(Struct, frozen=True):
 
 
 class Agent(Struct, frozen=True):
-    """A pod of ours on a node that serves an inventory, and what is known of the connection to it."""
+    """A pod of ours on a node that serves an inventory, and what is known of the connection to it.
+
+    `answered` is the time of its last answer when the node was composed: the age of the inventory of an agent that is
+    not connected. The inventory of a connected agent is current.
+    """
 
     pod: str
     name: str

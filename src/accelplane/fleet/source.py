@@ -170,7 +170,7 @@ class _Observed:
         if not self._failing_since:
             return ""
         since = datetime.fromtimestamp(self._failing_since, UTC)
-        return f"no answer of the API server since {since:%Y-%m-%d %H:%M:%S} UTC: {self._error}"
+        return f"requests to the API server have failed since {since:%Y-%m-%d %H:%M:%S} UTC: {self._error}"
 
     async def list_pages(
         self, kind: type[Object], selection: Selection, consume: Callable[[Sequence[msgspec.Raw]], None]
