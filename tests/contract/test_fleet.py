@@ -28,7 +28,7 @@ from accelplane.kube.client import Client
 from accelplane.kube.informer import WatchTimeouts
 
 HASTE = WatchTimeouts(idle=5, duration=60, first_delay=0.01, max_delay=0.1)
-TIMES = AgentTimes(wait=30, answer=0.5, first_delay=0.02, max_delay=0.1, min_interval=0.01, poll=0.05)
+TIMES = AgentTimes(wait=30, answer=0.5, first_delay=0.02, max_delay=0.1, min_interval=0.01, poll=0.05, check=0.1)
 
 
 @pytest.fixture
@@ -266,6 +266,40 @@ async def test_the_inventory_of_a_pod_that_is_gone_expires(api: KubeApi) -> None
         assert [(each.capacity, each.ids) for each in found.resources] == [(2, 0)]
         api.remove("nodes", "n1")
         await until(lambda: not fleet.cluster().nodes)
+
+
+async def test_an_agent_that_gets_another_address_loses_no_unit(api: KubeApi) -> None:
+    async with agents_of(api, "n1") as (agent,), fleet_of(api) as fleet:
+        await connected(fleet, "n1")
+        api.put("pods", agent.pod() | {"status": {"phase": "Running"}})
+        found = await node_with(fleet, "n1", lambda found: len(found.agents) == 2)
+        assert {each.problem for each in found.agents} == {
+            "the pod has no address yet", "the pod has another address",
+        }  # fmt: skip
+        assert len(found.units) == 2
+        api.put("pods", agent.pod())
+        found = await node_with(fleet, "n1", lambda found: len(found.agents) == 1)
+        assert (found.agents[0].state, len(found.units)) == ("connected", 2)
+
+
+async def test_a_node_that_cannot_be_read_is_shown_by_its_agent(api: KubeApi) -> None:
+    async with agents_of(api, "n1") as (agent,), fleet_of(api) as fleet:
+        await connected(fleet, "n1")
+        await node_with(fleet, "n1", lambda found: found.ready)
+        api.put("nodes", node("n1") | {"status": {"capacity": 5}})
+        found = await node_with(fleet, "n1", lambda found: not found.ready)
+        assert (found.resources[0].capacity, found.resources[0].ids) == (0, 2)
+        assert agent.requests
+
+
+async def test_a_watch_that_breaks_loses_no_change(api: KubeApi) -> None:
+    async with agents_of(api, "n1"), fleet_of(api) as fleet:
+        await connected(fleet, "n1")
+        await until(lambda: api.open_watches >= 3)
+        for count in range(3, 6):
+            api.put("nodes", node("n1", count))
+            api.abort_watches()
+            await node_with(fleet, "n1", lambda found, count=count: found.resources[0].capacity == count)
 
 
 async def test_a_pod_that_waits_is_explained_in_numbers(api: KubeApi) -> None:

@@ -38,6 +38,8 @@ class AgentTimes(Struct, frozen=True):
     # For agents that do not wait: the time between two requests.
     poll: float = 10.0
     expiry: float = 600.0
+    # Between two checks of what has expired, and whether the API server answers.
+    check: float = 5.0
 
 
 class Place(Struct, frozen=True):

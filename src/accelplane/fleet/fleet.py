@@ -28,7 +28,6 @@ from .usage import Usage
 log = logging.getLogger(__name__)
 
 _MIN_INTERVAL = 0.1
-_CHECK_INTERVAL = 5.0
 _HOLDERS_AGE = 60.0
 _READINGS_AGE = 2.0
 _AT_ONCE = 4
@@ -143,7 +142,7 @@ class Fleet:
 
     async def _check(self) -> None:
         while True:
-            await asyncio.sleep(_CHECK_INTERVAL)
+            await asyncio.sleep(self._agents.times.check)
             self._agents.expire(time.time())
             if self._source.problem() != self._cluster.problem:
                 self._marked.set()
