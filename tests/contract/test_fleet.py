@@ -333,6 +333,8 @@ async def test_holders_of_a_node_without_agent_are_listed_on_demand_and_kept(api
         assert [[(each.pod, each.count) for each in answer] for answer in answers] == [[("p", 2)]] * 5
         lists = [each for each in api.requests if each.parameters.get("fieldSelector") == "spec.nodeName=bare"]
         assert len(lists) == 1
+        (row,) = overview(fleet.cluster())
+        assert row.estimated == 1
         assert await fleet.holders("bare,status.phase=x") == ()
 
 
@@ -360,6 +362,8 @@ async def test_with_all_pods_the_holders_are_part_of_the_snapshot(api: KubeApi) 
         assert use.device_hours >= 2
         api.remove("pods", "p", "team")
         await node_with(fleet, "bare", lambda found: not found.holders)
+        (row,) = overview(fleet.cluster())
+        assert (row.allocated, row.free, row.estimated) == (0, 2, 0)
 
 
 async def test_readings_are_asked_once_for_all_viewers(api: KubeApi) -> None:

@@ -10,8 +10,12 @@ from .model import Holder, Node, Resource, Skipped, Unit
 from .objects import NodeFacts
 
 
-def compose(name: str, facts: NodeFacts | None, reports: Sequence[Report], holders: tuple[Holder, ...]) -> Node | None:
+def compose(
+    name: str, facts: NodeFacts | None, reports: Sequence[Report], holders: tuple[Holder, ...] | None
+) -> Node | None:
     """The node; None if it has neither a resource of ours nor an agent.
+
+    `holders` are those by the API server, None if assigned pods are not watched.
 
     If two agents report the same plugin, as during an update, the one that answered last counts.
     """
@@ -44,7 +48,8 @@ def compose(name: str, facts: NodeFacts | None, reports: Sequence[Report], holde
         resources=tuple(resources[name] for name in sorted(resources)),
         units=tuple(units),
         skipped=tuple(skipped),
-        holders=() if inventories else holders,
+        holders=() if inventories else holders or (),
+        holders_known=not inventories and holders is not None,
     )
 
 

@@ -5,7 +5,6 @@ snapshot. All else of a snapshot is shared with the one before.
 """
 
 import asyncio
-import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -24,8 +23,6 @@ from .ondemand import OnDemand
 from .options import FleetOptions
 from .source import Listeners, Source
 from .usage import Usage
-
-log = logging.getLogger(__name__)
 
 _MIN_INTERVAL = 0.1
 _HOLDERS_AGE = 60.0
@@ -100,9 +97,8 @@ class Fleet:
         """
         if node not in self._cluster.nodes:
             return ()
-        if self._options.pods == "all":
-            return self._source.holders(node)
-        return await self._holders.get(node)
+        watched = self._source.holders(node)
+        return watched if watched is not None else await self._holders.get(node)
 
     async def readings(self, node: str) -> NodeReadings:
         """The current values of a node's devices, at most two seconds old."""

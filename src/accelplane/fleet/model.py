@@ -104,6 +104,8 @@ class Node(Struct, frozen=True):
     skipped: tuple[Skipped, ...] = ()
     # Containers that request resources, by the API server: only with `-pods=all`, and only without units of an agent.
     holders: tuple[Holder, ...] = ()
+    # Whether `holders` are all, so that none means that nothing is held.
+    holders_known: bool = False
 
 
 class Waiting(Struct, frozen=True):

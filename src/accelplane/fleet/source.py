@@ -121,10 +121,10 @@ class Source:
         """The quotas of resources of ours."""
         return tuple(quota for each in self._quotas or () for quota in quotas_of(each, self._known))
 
-    def holders(self, node: str) -> tuple[Holder, ...]:
-        """The holders on a node by the watched pods; none if assigned pods are not watched."""
+    def holders(self, node: str) -> tuple[Holder, ...] | None:
+        """The holders on a node by the watched pods; None if assigned pods are not watched."""
         if self._assigned is None:
-            return ()
+            return None
         return self._holders(self._assigned.by_index(_NODE, node))
 
     async def list_holders(self, node: str) -> tuple[Holder, ...]:
