@@ -31,6 +31,7 @@ NAMES = (
     "attack",
     "fpga",
     "operator",
+    "fleet",
     "onload",
 )
 _DEADLINE = 3600

@@ -109,7 +109,7 @@ def allocation(node: Node, resource: Resource) -> Allocation:
     if resource.stage:
         return Allocation(resource.ids, resource.healthy, resource.allocated, known=True)
     held = sum(holder.count for holder in node.holders if holder.resource == resource.name)
-    return Allocation(resource.capacity, resource.allocatable, held, known=bool(node.holders))
+    return Allocation(resource.capacity, resource.allocatable, held, known=node.holders_known or bool(node.holders))
 
 
 def overview(cluster: Cluster) -> tuple[Overview, ...]:

@@ -75,7 +75,11 @@ class Resource(Struct, frozen=True):
 
 
 class Agent(Struct, frozen=True):
-    """A pod of ours on a node that serves an inventory, and what is known of the connection to it."""
+    """A pod of ours on a node that serves an inventory, and what is known of the connection to it.
+
+    `answered` is the time of its last answer when the node was composed: the age of the inventory of an agent that is
+    not connected. The inventory of a connected agent is current.
+    """
 
     pod: str
     name: str
@@ -100,6 +104,8 @@ class Node(Struct, frozen=True):
     skipped: tuple[Skipped, ...] = ()
     # Containers that request resources, by the API server: only with `-pods=all`, and only without units of an agent.
     holders: tuple[Holder, ...] = ()
+    # Whether `holders` are all, so that none means that nothing is held.
+    holders_known: bool = False
 
 
 class Waiting(Struct, frozen=True):

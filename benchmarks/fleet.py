@@ -1,0 +1,94 @@
+"""The fleet with 5,000 nodes of 8 cards each: memory, and processor time without changes and with 500 a second.
+
+The API server is the test double; agents are in a process of their own and answer over the loopback interface.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+
+from msgspec import Struct
+
+from accelplane.apiserver import ClientConfig
+from accelplane.fleet.fleet import Fleet
+from accelplane.kube.client import Client
+from benchmarks.figures import Figure, Outcome, Scale, percentile, single
+from benchmarks.process import cpu_seconds, memory_of
+
+_CONNECT_TIMEOUT = 600.0
+_CHANGES = 500
+
+
+class Load(Struct, frozen=True):
+    """The nodes, the seconds without changes, and those with so many changes each."""
+
+    nodes: int
+    idle: int
+    seconds: int
+    changes: int
+
+
+def measure(scale: Scale) -> Outcome:
+    nodes = scale.of(5000, 100)
+    figures = asyncio.run(_measure(Load(nodes, scale.of(60, 2), scale.of(60, 2), min(nodes, _CHANGES))))
+    return Outcome(
+        figures=figures,
+        notes=(
+            f"{nodes} nodes with 8 cards each, all held; agents and API server in another process",
+            "first change in the snapshot: since the agents were asked to change, all of a second together",
+        ),
+    )
+
+
+async def _measure(load: Load) -> tuple[Figure, ...]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.fleetagents", str(load.nodes), stdin=PIPE, stdout=PIPE
+    )
+    try:
+        assert process.stdout is not None
+        url = (await process.stdout.readline()).decode().strip()
+        return await _measure_fleet(process, url, load)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def _measure_fleet(agents: Process, url: str, load: Load) -> tuple[Figure, ...]:
+    assert agents.stdin is not None
+    client, own = Client(ClientConfig(server=url), field_manager="benchmark"), os.getpid()
+    fleet = Fleet(client)
+    running = asyncio.create_task(fleet.run())
+    started = time.monotonic()
+    async with asyncio.timeout(_CONNECT_TIMEOUT):
+        await _connected(fleet, load.nodes)
+    connecting = time.monotonic() - started
+    memory, before = memory_of(own), cpu_seconds(own)
+    await asyncio.sleep(load.idle)
+    quiet = (cpu_seconds(own) - before) * 60 / load.idle
+    before, delays = cpu_seconds(own), list[float]()
+    for _ in range(load.seconds):
+        start, generation = time.monotonic(), fleet.cluster().generation
+        agents.stdin.write(f"{load.changes}\n".encode())
+        await fleet.changed(generation)
+        delays.append((time.monotonic() - start) * 1000)
+        await asyncio.sleep(max(0.0, start + 1 - time.monotonic()))
+    busy = (cpu_seconds(own) - before) / load.seconds
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await client.close()
+    return (
+        single("all agents connected", connecting, "s"),
+        single("resident memory", memory.resident, "MiB", budget=200),
+        single("processor time, quiet, a minute", quiet, "s", budget=3),
+        single(f"processor time with {load.changes} changes a second", busy * 1000, "ms/s"),
+        percentile("first change in the snapshot", (delays,), 0.99, "ms", budget=3000),
+        single("resident memory after the changes", memory_of(own).resident, "MiB", budget=200),
+    )
+
+
+async def _connected(fleet: Fleet, nodes: int) -> None:
+    generation = -1
+    while len(fleet.cluster().nodes) < nodes or not all(node.units for node in fleet.cluster().nodes.values()):
+        generation = await fleet.changed(generation)

@@ -1,0 +1,198 @@
+"""The fleet: watches and agents in, snapshots out.
+
+A change marks its node. A moment later the marked nodes are composed again, and those that differ make the next
+snapshot. All else of a snapshot is shared with the one before.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+from accelplane.kube.client import Client
+from accelplane.kube.informer import WatchTimeouts
+from accelplane.kube.tasks import Supervisor
+
+from .agents import Agents, AgentTimes
+from .compose import compose
+from .events import DeviceEvents
+from .metrics import FleetMetrics
+from .model import Cluster, Holder, Node, NodeReadings
+from .objects import Pod, agent_place
+from .ondemand import OnDemand
+from .options import FleetOptions
+from .source import Listeners, Source
+from .usage import Usage
+
+_MIN_INTERVAL = 0.1
+_HOLDERS_AGE = 60.0
+_READINGS_AGE = 2.0
+_AT_ONCE = 4
+
+
+class Fleet:
+    """The accelerators of a cluster, as a `FleetView`. `run` keeps it current."""
+
+    def __init__(
+        self,
+        client: Client,
+        options: FleetOptions = FleetOptions(),  # noqa: B008 - a frozen value
+        *,
+        agent_times: AgentTimes = AgentTimes(),  # noqa: B008 - a frozen value
+        watch_timeouts: WatchTimeouts = WatchTimeouts(),  # noqa: B008 - a frozen value
+    ) -> None:
+        self._options = options
+        started = time.time()
+        # Greater than those of an earlier process, so that its viewers notice the new one.
+        self._cluster = Cluster(int(started * 1000), started, started, {})
+        self._published = asyncio.Event()
+        self._dirty: set[str] = set()
+        self._marked = asyncio.Event()
+        self._waiting_changed = self._quotas_changed = False
+        self._usage = Usage(started)
+        self._metrics = FleetMetrics(client.metrics.registry, self._counts)
+        self._agents = Agents(options, self._mark, times=agent_times, on_answer=self._metrics.observe)
+        listeners = Listeners(self._mark, self._on_agent, self._mark_waiting, self._mark_quotas)
+        self._source = Source(client, options, listeners, watch_timeouts=watch_timeouts)
+        self._events = DeviceEvents(client) if options.events else None
+        self._holders = OnDemand(self._source.list_holders, max_age=_HOLDERS_AGE, at_once=_AT_ONCE)
+        self._readings = OnDemand(self._agents.readings, max_age=_READINGS_AGE, at_once=_AT_ONCE)
+
+    @property
+    def synced(self) -> bool:
+        """Whether nodes and pods were listed once."""
+        return self._source.synced
+
+    async def run(self) -> None:
+        """Keeps the snapshot current until cancelled. Raises what ends one of its parts."""
+        tasks = Supervisor()
+        try:
+            self._source.start(tasks)
+            tasks.start("agents", self._agents.run())
+            tasks.start("snapshots", self._publish_changes())
+            tasks.start("checks", self._check())
+            if self._events is not None:
+                tasks.start("events", self._events.run())
+            await tasks.wait()
+        finally:
+            await tasks.cancel_all()
+            await self._holders.close()
+            await self._readings.close()
+            self._metrics.close()
+
+    def cluster(self) -> Cluster:
+        """The current snapshot."""
+        return self._cluster
+
+    async def changed(self, after: int) -> int:
+        """Waits until the generation is greater than `after`, and returns it."""
+        while self._cluster.generation <= after:
+            await self._published.wait()
+        return self._cluster.generation
+
+    async def holders(self, node: str) -> tuple[Holder, ...]:
+        """The containers on a node that request resources of ours, by the API server, at most a minute old.
+
+        None for a node that is not in the snapshot. Raises `accelplane.apiserver.ApiError`.
+        """
+        if node not in self._cluster.nodes:
+            return ()
+        watched = self._source.holders(node)
+        return watched if watched is not None else await self._holders.get(node)
+
+    async def readings(self, node: str) -> NodeReadings:
+        """The current values of a node's devices, at most two seconds old."""
+        if node not in self._cluster.nodes:
+            return NodeReadings(time.time(), problem="no such node")
+        return await self._readings.get(node)
+
+    # Changes
+
+    def _mark(self, node: str) -> None:
+        self._dirty.add(node)
+        self._marked.set()
+
+    def _mark_waiting(self) -> None:
+        self._waiting_changed = True
+        self._marked.set()
+
+    def _mark_quotas(self) -> None:
+        self._quotas_changed = True
+        self._marked.set()
+
+    def _on_agent(self, old: Pod | None, new: Pod | None) -> None:
+        before, after = (agent_place(pod) if pod is not None else None for pod in (old, new))
+        allowed = self._options.agent_namespaces
+        if after is not None and (not allowed or after.namespace in allowed):
+            self._agents.set(after)
+        elif before is not None:
+            self._agents.remove(before.node, before.name)
+
+    async def _publish_changes(self) -> None:
+        while True:
+            await self._marked.wait()
+            self._marked.clear()
+            self._publish()
+            # Changes that come together make one snapshot.
+            await asyncio.sleep(_MIN_INTERVAL)
+
+    async def _check(self) -> None:
+        while True:
+            await asyncio.sleep(self._agents.times.check)
+            self._agents.expire(time.time())
+            if self._source.problem() != self._cluster.problem:
+                self._marked.set()
+
+    def _publish(self) -> None:
+        known, now = self._cluster, time.time()
+        nodes = self._composed_nodes()
+        waiting = self._source.waiting() if self._waiting_changed else known.waiting
+        quotas = self._source.quotas() if self._quotas_changed else known.quotas
+        self._waiting_changed = self._quotas_changed = False
+        problem = self._source.problem()
+        if nodes is None and (waiting, quotas, problem) == (known.waiting, known.quotas, known.problem):
+            return
+        if nodes is not None:
+            self._usage.update(known.nodes, nodes, now)
+        self._cluster = Cluster(
+            known.generation + 1,
+            now,
+            known.started,
+            known.nodes if nodes is None else nodes,
+            waiting,
+            quotas,
+            problem,
+            self._usage.seconds(now),
+        )
+        if self._events is not None and nodes is not None:
+            self._events.update(nodes)
+        published, self._published = self._published, asyncio.Event()
+        published.set()
+
+    def _composed_nodes(self) -> Mapping[str, Node] | None:
+        """The nodes with the changes of those that are marked; None without changes."""
+        known, changes = self._cluster.nodes, dict[str, Node | None]()
+        marked, self._dirty = self._dirty, set()
+        for name in marked:
+            node = compose(name, self._source.node(name), self._agents.reports(name), self._source.holders(name))
+            if node != known.get(name):
+                changes[name] = node
+        if not changes:
+            return None
+        nodes = {**known, **{name: node for name, node in changes.items() if node is not None}}
+        for name in [name for name, node in changes.items() if node is None]:
+            nodes.pop(name, None)
+        return nodes
+
+    def _counts(self) -> tuple[int, Mapping[str, int], Mapping[str, int]]:
+        """The generation, the number of nodes by state, and of agents by state."""
+        nodes = Counter(_state(node) for node in self._cluster.nodes.values())
+        agents = Counter(report.state for report in self._agents.all_reports())
+        return self._cluster.generation, nodes, agents
+
+
+def _state(node: Node) -> str:
+    """The state of a node in metrics: whether its numbers are those of agents."""
+    if not node.agents:
+        return "no_agent"
+    return "connected" if all(agent.state == "connected" for agent in node.agents) else "incomplete"

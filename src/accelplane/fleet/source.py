@@ -1,0 +1,212 @@
+"""The watches of the fleet: nodes, waiting pods, pods of agents, and, if allowed, assigned pods and quotas."""
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+
+import msgspec
+
+from accelplane.apiserver import ApiError, Gone, StatusError, WatchIdleTimeout
+from accelplane.kube.cache import UnreadableObject
+from accelplane.kube.client import Client, Selection, Watched
+from accelplane.kube.informer import Informer, WatchTimeouts
+from accelplane.kube.metrics import Metrics
+from accelplane.kube.objects import Object, Request
+from accelplane.kube.tasks import Supervisor
+
+from . import families
+from .model import Holder, Quota, Waiting
+from .objects import (
+    AGENT_LABELS,
+    Node,
+    NodeFacts,
+    Pod,
+    ResourceQuota,
+    holders_of,
+    node_facts,
+    quotas_of,
+    relevant_node,
+    relevant_pod,
+    waiting_pod,
+)
+from .options import FleetOptions
+
+log = logging.getLogger(__name__)
+
+_FORBIDDEN_RETRY = 300.0
+# A request to a server that does not answer ends after 15 s, and is repeated after at most 7.5 s.
+_FAILURE_AGE = 30.0
+_NODE = "node"
+
+_UNASSIGNED = Selection(fields="spec.nodeName=,status.phase=Pending")
+_ASSIGNED = Selection(fields="spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed")
+_AGENTS = Selection(labels=",".join(f"{name}={value}" for name, value in AGENT_LABELS.items()))
+
+
+class Listeners(msgspec.Struct, frozen=True):
+    """What is called after a change: with the name of the node, with the old and the new agent's pod, or without."""
+
+    node: Callable[[str], None]
+    agent: Callable[[Pod | None, Pod | None], None]
+    waiting: Callable[[], None]
+    quotas: Callable[[], None]
+
+
+class Source:
+    """The caches of a fleet, and questions to them."""
+
+    def __init__(
+        self, client: Client, options: FleetOptions, listeners: Listeners, *, watch_timeouts: WatchTimeouts
+    ) -> None:
+        self._client = client
+        self._known = partial(families.is_known, prefixes=options.resource_prefixes)
+        self._listeners = listeners
+        self._watched = observed = _Observed(client)
+        pod_transform = relevant_pod(self._known)
+        nodes = Informer(observed, watch_timeouts=watch_timeouts)
+        self._nodes = nodes.cache(Node, transform=relevant_node(self._known))
+        waiting = Informer(observed, _UNASSIGNED, watch_timeouts=watch_timeouts)
+        self._waiting = waiting.cache(Pod, transform=pod_transform)
+        agents = Informer(observed, _AGENTS, watch_timeouts=watch_timeouts)
+        self._agents = agents.cache(Pod)
+        self._informers = [nodes, waiting, agents]
+        self._assigned = None
+        if options.pods == "all":
+            assigned = Informer(observed, _ASSIGNED, watch_timeouts=watch_timeouts)
+            self._assigned = assigned.cache(Pod, transform=pod_transform)
+            self._assigned.add_index(_NODE, _node_of)
+            self._assigned.subscribe(self._on_assigned)
+            self._informers.append(assigned)
+        self._quota_informer = Informer(client, watch_timeouts=watch_timeouts) if options.quotas else None
+        self._quotas = self._quota_informer.cache(ResourceQuota) if self._quota_informer else None
+        self._nodes.subscribe(self._on_node, on_unreadable=lambda request: listeners.node(request.name))
+        self._waiting.subscribe(self._on_waiting)
+        self._agents.subscribe(listeners.agent)
+        if self._quotas is not None:
+            self._quotas.subscribe(lambda _old, _new: listeners.quotas())
+
+    def start(self, tasks: Supervisor) -> None:
+        """Starts the watches."""
+        for informer in self._informers:
+            tasks.start(f"cache {informer}", informer.run())
+        if self._quota_informer is not None:
+            tasks.start(
+                "cache resourcequotas", self._quota_informer.run_when_permitted(_log_no_quotas, retry=_FORBIDDEN_RETRY)
+            )
+
+    @property
+    def synced(self) -> bool:
+        """Whether everything was listed once, except quotas."""
+        return all(informer.synced.is_set() for informer in self._informers)
+
+    def problem(self) -> str:
+        """Why the state may be old; empty if the API server answers."""
+        return self._watched.problem(time.time())
+
+    def node(self, name: str) -> NodeFacts | None:
+        """The facts of a node; None if it does not exist or cannot be read."""
+        try:
+            found = self._nodes.get(Request(name))
+        except UnreadableObject:
+            return None
+        return node_facts(found) if found is not None else None
+
+    def waiting(self) -> tuple[Waiting, ...]:
+        """The pods that wait for resources of ours."""
+        return tuple(found for pod in self._waiting if (found := waiting_pod(pod, self._known)) is not None)
+
+    def quotas(self) -> tuple[Quota, ...]:
+        """The quotas of resources of ours."""
+        return tuple(quota for each in self._quotas or () for quota in quotas_of(each, self._known))
+
+    def holders(self, node: str) -> tuple[Holder, ...] | None:
+        """The holders on a node by the watched pods; None if assigned pods are not watched."""
+        if self._assigned is None:
+            return None
+        return self._holders(self._assigned.by_index(_NODE, node))
+
+    async def list_holders(self, node: str) -> tuple[Holder, ...]:
+        """The holders on a node by a list of its pods. Raises `ApiError`."""
+        listing = await self._client.list(Pod, Selection(fields=f"spec.nodeName={node}"))
+        return self._holders(listing.items)
+
+    def _holders(self, pods: Sequence[Pod]) -> tuple[Holder, ...]:
+        return tuple(holder for pod in pods for holder in holders_of(pod, self._known))
+
+    def _on_node(self, old: Node | None, new: Node | None) -> None:
+        before, after = (node_facts(node) if node is not None else None for node in (old, new))
+        changed = new or old
+        if changed is not None and before != after:
+            self._listeners.node(changed.metadata.name or "")
+
+    def _on_waiting(self, old: Pod | None, new: Pod | None) -> None:
+        before, after = (waiting_pod(pod, self._known) if pod is not None else None for pod in (old, new))
+        if before != after:
+            self._listeners.waiting()
+
+    def _on_assigned(self, old: Pod | None, new: Pod | None) -> None:
+        for node in {name for pod in (old, new) if pod is not None for name in _node_of(pod)}:
+            self._listeners.node(node)
+
+
+class _Observed:
+    """A client that notes whether its lists and watches fail. An informer does not show that to its owner."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._failing_since = 0.0
+        self._failed = 0.0
+        self._error = ""
+
+    @property
+    def metrics(self) -> Metrics:
+        return self._client.metrics
+
+    def problem(self, now: float) -> str:
+        if now - self._failed > _FAILURE_AGE:
+            self._failing_since = 0.0
+        if not self._failing_since:
+            return ""
+        since = datetime.fromtimestamp(self._failing_since, UTC)
+        return f"requests to the API server have failed since {since:%Y-%m-%d %H:%M:%S} UTC: {self._error}"
+
+    async def list_pages(
+        self, kind: type[Object], selection: Selection, consume: Callable[[Sequence[msgspec.Raw]], None]
+    ) -> str:
+        try:
+            version = await self._client.list_pages(kind, selection, consume)
+        except ApiError as error:
+            self._note(error)
+            raise
+        return version
+
+    async def watch(
+        self, kind: type[Object], selection: Selection, resource_version: str, *, duration: float, idle: float
+    ) -> AsyncGenerator[Watched, None]:
+        events = self._client.watch(kind, selection, resource_version, duration=duration, idle=idle)
+        try:
+            async for event in events:
+                yield event
+        except ApiError as error:
+            self._note(error)
+            raise
+        finally:
+            await events.aclose()
+
+    def _note(self, error: ApiError) -> None:
+        if isinstance(error, Gone | WatchIdleTimeout):
+            return
+        now = time.time()
+        if now - self._failed > _FAILURE_AGE or not self._failing_since:
+            self._failing_since = now
+        self._failed, self._error = now, str(error)
+
+
+def _node_of(pod: Pod) -> list[str]:
+    return [pod.spec.nodeName] if pod.spec is not None and pod.spec.nodeName else []
+
+
+def _log_no_quotas(error: StatusError) -> None:
+    log.info("resource quotas are not shown: %s", error)

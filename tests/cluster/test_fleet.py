@@ -1,0 +1,141 @@
+"""The fleet against a real API server and scheduler; kwok plays the nodes, agents are doubles over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleetagents import I915, AgentDouble, unit
+from waiting import until
+
+from accelplane.fleet.arithmetic import explain, shortages
+from accelplane.fleet.fleet import Fleet
+from accelplane.fleet.options import FleetOptions
+from accelplane.kube.client import Client, load_config
+from accelplane.kube.informer import WatchTimeouts
+
+from .cluster import Cluster
+from .machine import wait_until
+
+pytestmark = pytest.mark.cluster
+
+USER = "system:serviceaccount:default:accelplane-fleet"
+HASTE = WatchTimeouts(idle=60, duration=300, first_delay=0.1, max_delay=1)
+
+
+@pytest.fixture(scope="module")
+def api(cluster_is_possible: None) -> Iterator[Cluster]:
+    """A control plane with two nodes that have one GPU each, and the fleet's rights."""
+    with Cluster.running([]) as running:
+        running.add_pretended_nodes(2, resources={I915: "1"})
+        rule = {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "watch"]}
+        role = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "fleet"}}
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "fleet"}
+        subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": USER}
+        running.apply(
+            role | {"kind": "ClusterRole", "rules": [rule]},
+            role | {"kind": "ClusterRoleBinding", "roleRef": reference, "subjects": [subject]},
+        )
+        wait_until(lambda: "yes" in running.kubectl("auth", "can-i", "list", "pods", "--as", USER), "rights")
+        yield running
+
+
+@asynccontextmanager
+async def fleet_of(cluster: Cluster, directory: Path, options: FleetOptions | None = None) -> AsyncIterator[Fleet]:
+    """A fleet with the rights to list and watch nodes and pods only."""
+    config = directory / "kubeconfig"
+    config.write_text(cluster.user(USER))
+    client = Client(load_config(str(config)), field_manager="test")
+    fleet = Fleet(client, options or FleetOptions(), watch_timeouts=HASTE)
+    running = asyncio.create_task(fleet.run())
+    try:
+        async with asyncio.timeout(30):
+            while len(fleet.cluster().nodes) < 2:
+                await fleet.changed(fleet.cluster().generation)
+        yield fleet
+        assert not running.done(), running.exception()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await client.close()
+
+
+def gpu_pod(name: str, count: int) -> dict[str, object]:
+    container = {"name": "c", "image": "example.com/none", "resources": {"limits": {I915: str(count)}}}
+    tolerations = [{"operator": "Exists"}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"containers": [container], "tolerations": tolerations},
+    }
+
+
+async def test_a_pod_that_waits_is_explained_in_numbers_with_the_message_of_the_scheduler(
+    api: Cluster, tmp_path: Path
+) -> None:
+    async with fleet_of(api, tmp_path, FleetOptions(pods="all")) as fleet:
+        api.apply(gpu_pod("small", 1), gpu_pod("large", 2))
+        await until(lambda: any(each.message for each in fleet.cluster().waiting), 60)
+        await until(lambda: any(node.holders for node in fleet.cluster().nodes.values()), 60)
+        (waiting,) = fleet.cluster().waiting
+        assert waiting.name == "large"
+        assert "2 Insufficient gpu.intel.com/i915" in waiting.message
+        (shortage,) = shortages(fleet.cluster())
+        assert explain(shortage).startswith(
+            "Asks for 2 of gpu.intel.com/i915. 1 free in the cluster, at most 1 on one node"
+        )
+        (holder,) = [each for node in fleet.cluster().nodes.values() for each in node.holders]
+        assert (holder.pod, holder.count) == ("small", 1)
+        api.kubectl("delete", "pod", "large", "--wait=false")
+        await until(lambda: not fleet.cluster().waiting, 30)
+    api.kubectl("delete", "pod", "small", "--wait=false", "--force", "--grace-period=0")
+
+
+async def test_an_agent_is_found_by_its_labels_and_its_changes_follow(api: Cluster, tmp_path: Path) -> None:
+    async with AgentDouble("kwok-0").serving() as agent, fleet_of(api, tmp_path) as fleet:
+        pod = agent.pod("agent")
+        place_agent(api, pod)
+        await until(lambda: len(fleet.cluster().nodes["kwok-0"].units) == 2, 60)
+        agent.units = [unit("card0", "unhealthy", reason="temperature")]
+        agent.change()
+        await until(lambda: fleet.cluster().nodes["kwok-0"].units[0].phase == "unhealthy", 10)
+        assert fleet.cluster().nodes["kwok-1"].agents == ()
+        (resource,) = fleet.cluster().nodes["kwok-1"].resources
+        assert (resource.name, resource.capacity) == (I915, 1)
+        api.kubectl("delete", "pod", "agent", "--namespace=accelplane", "--force", "--grace-period=0")
+        await until(lambda: fleet.cluster().nodes["kwok-0"].agents[0].state == "stale", 30)
+        assert len(fleet.cluster().nodes["kwok-0"].units) == 1
+
+
+async def test_an_api_server_that_is_down_for_a_while_loses_no_node(api: Cluster, tmp_path: Path) -> None:
+    async with fleet_of(api, tmp_path) as fleet:
+        api.apiserver.stop()
+        await until(lambda: bool(fleet.cluster().problem), 60)
+        assert len(fleet.cluster().nodes) == 2
+        api.apiserver.start()
+        api.kubectl("cordon", "kwok-1")
+        await until(lambda: fleet.cluster().nodes["kwok-1"].cordoned, 60)
+        await until(lambda: not fleet.cluster().problem, 90)
+        api.kubectl("uncordon", "kwok-1")
+
+
+def place_agent(cluster: Cluster, pod: dict[str, Any]) -> None:
+    """Creates an agent's pod on its node, at an address of this machine."""
+    with_image = {"name": "agent", "image": "example.com/none"}
+    (container,) = pod["spec"]["containers"]
+    spec = {"nodeName": "kwok-0", "containers": [container | with_image], "tolerations": [{"operator": "Exists"}]}
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "accelplane"}})
+    wait_until(
+        lambda: "default" in cluster.kubectl("get", "serviceaccounts", "--namespace=accelplane"), "a service account"
+    )
+    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"], "spec": spec})
+    path = "/api/v1/namespaces/accelplane/pods/agent/status"
+    wait_until(lambda: "Running" in cluster.kubectl("get", "pods", "--namespace=accelplane"), "the agent: running")
+    change = {"status": {"podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}}
+    code, answer = cluster.request("PATCH", path, change, content="application/merge-patch+json")
+    assert code == 200, answer

@@ -1,0 +1,188 @@
+"""What the fleet reads from nodes, pods and quotas, and how it composes a node."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelplane.fleet.agents import Place, Report
+from accelplane.fleet.compose import compose
+from accelplane.fleet.families import is_known
+from accelplane.fleet.inventory import Inventory
+from accelplane.fleet.model import AgentState, Holder, Quota, Resource, Skipped, Unit
+from accelplane.fleet.objects import (
+    Node,
+    NodeFacts,
+    Pod,
+    ResourceQuota,
+    agent_place,
+    holders_of,
+    node_facts,
+    quotas_of,
+    relevant_node,
+    relevant_pod,
+    requests_of,
+    waiting_pod,
+)
+
+I915 = "gpu.intel.com/i915"
+
+
+def container(count: object, **options: Any) -> dict[str, Any]:
+    return {"name": "c", "resources": {"limits": {I915: count, "cpu": "1"}}} | options
+
+
+def pod(*containers: dict[str, Any], init: tuple[dict[str, Any], ...] = (), **options: Any) -> Pod:
+    document = {
+        "metadata": {"name": "p", "namespace": "a", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        | options.pop("meta", {}),
+        "spec": {"containers": containers, "initContainers": init} | options.pop("spec", {}),
+        "status": options,
+    }
+    return msgspec.convert(document, Pod)
+
+
+@pytest.mark.parametrize(
+    ("containers", "init", "asked"),
+    [
+        ([1, 2], [], 3),
+        ([1], [container(5), container(3)], 5),
+        ([1], [container(1, restartPolicy="Always"), container(5)], 6),
+        ([2], [container(5), container(1, restartPolicy="Always")], 5),
+        ([2], [container(1, restartPolicy="Always")], 3),
+        (["2k"], [], 2000),
+        (["-1", "x", "0"], [], 0),
+    ],
+)
+def test_a_pod_asks_for_what_the_scheduler_reserves(containers: list[Any], init: list[Any], asked: int) -> None:
+    found = requests_of(pod(*map(container, containers), init=tuple(init)), is_known)
+    assert found == ({I915: asked} if asked else {})
+
+
+def test_a_waiting_pod_has_its_message_and_gates() -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    thing = pod(container(1), spec={"schedulingGates": [{"name": "x.org/gate"}]}, conditions=[condition])
+    found = waiting_pod(thing, is_known)
+    assert found is not None
+    assert (found.message, found.gates, found.since) == ("0/1 nodes", ("x.org/gate",), 1767225600.0)
+
+
+def test_pods_that_ask_for_nothing_of_ours_or_end_do_not_wait() -> None:
+    assert waiting_pod(pod({"name": "c"}), is_known) is None
+    assert waiting_pod(pod(container(1), meta={"deletionTimestamp": "2026-01-01T00:00:00Z"}), is_known) is None
+
+
+def test_the_cache_keeps_nothing_of_a_pod_that_asks_for_nothing_of_ours() -> None:
+    other, mine = pod({"name": "c"}, spec={"nodeName": "n"}), pod(container(1), meta={"labels": {"a": "b"}})
+    for thing in (other, mine):
+        relevant_pod(is_known)(thing)
+    assert (other.spec, other.status) == (None, None)
+    assert mine.metadata.labels is None
+    assert requests_of(mine, is_known) == {I915: 1}
+
+
+def test_containers_and_sidecars_hold_what_they_request_until_the_pod_ends() -> None:
+    init = (container(4), container(1, name="side", restartPolicy="Always"))
+    options: dict[str, Any] = {"init": init, "spec": {"nodeName": "n"}, "startTime": "2026-01-01T00:00:00Z"}
+    assert list(holders_of(pod(container(2), **options), is_known)) == [
+        Holder("a", "p", "side", I915, 1, 1767225600.0),
+        Holder("a", "p", "c", I915, 2, 1767225600.0),
+    ]
+    assert list(holders_of(pod(container(2), phase="Succeeded", **options), is_known)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"podIP": "10.0.0.1"}, Place("a", "p", "n", "10.0.0.1", 9400)),
+        ({}, Place("a", "p", "n", "", 9400)),
+        ({"phase": "Failed"}, None),
+        ({"meta": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, None),
+        ({"spec": {"nodeName": None}}, None),
+    ],
+)
+def test_an_agent_serves_at_the_port_named_pages(options: dict[str, Any], place: Place | None) -> None:
+    ports = [{"name": "other", "containerPort": 1}, {"name": "pages", "containerPort": 9400}]
+    spec = {"nodeName": "n"} | options.pop("spec", {})
+    assert agent_place(pod({"name": "c", "ports": ports}, spec=spec, **options)) == place
+
+
+def test_a_port_outside_the_range_is_none() -> None:
+    found = agent_place(
+        pod({"name": "c", "ports": [{"name": "pages", "containerPort": 70_000}]}, spec={"nodeName": "n"})
+    )
+    assert found is not None
+    assert found.port == 0
+
+
+def test_the_cache_keeps_the_labels_readiness_and_known_resources_of_a_node() -> None:
+    numbers = {I915: "2", "cpu": "8", "qat.intel.com/generic": "0"}
+    ready = {"type": "Ready", "status": "True", "message": "x"}
+    thing = msgspec.convert(
+        {
+            "metadata": {"name": "n", "labels": {"a": "b"}},
+            "spec": {"unschedulable": True},
+            "status": {
+                "capacity": numbers,
+                "allocatable": numbers,
+                "conditions": [{"type": "X", "status": "True"}, ready],
+            },
+        },
+        Node,
+    )
+    relevant_node(is_known)(thing)
+    assert thing.status
+    assert thing.status.capacity == {I915: "2", "qat.intel.com/generic": "0"}
+    assert [each.type for each in thing.status.conditions or ()] == ["Ready"]
+    assert node_facts(thing) == NodeFacts({"a": "b"}, True, True, (Resource(I915, capacity=2, allocatable=2),))
+
+
+def test_a_node_without_status_is_not_ready() -> None:
+    thing = msgspec.convert({"metadata": {"name": "n"}}, Node)
+    relevant_node(is_known)(thing)
+    assert node_facts(thing) == NodeFacts({}, False, False, ())
+
+
+def test_quotas_of_other_resources_are_ignored() -> None:
+    status = {"hard": {f"requests.{I915}": "4", "requests.cpu": "1", "pods": "3"}, "used": {f"requests.{I915}": "1"}}
+    quota = msgspec.convert({"metadata": {"name": "q", "namespace": "a"}, "status": status}, ResourceQuota)
+    assert list(quotas_of(quota, is_known)) == [Quota("a", "q", I915, 4, 1)]
+
+
+@given(st.text(max_size=30), st.sampled_from(["creationTimestamp", "quantity"]))
+def test_any_time_and_any_quantity_are_read(text: str, field: str) -> None:
+    if field == "quantity":
+        assert all(count > 0 for count in requests_of(pod(container(text)), is_known).values())
+    else:
+        found = waiting_pod(pod(container(1), meta={"creationTimestamp": text}), is_known)
+        assert found is not None
+
+
+def report(pod: str, state: AgentState, answered: float, *plugins: str) -> Report:
+    inventory = Inventory(
+        "n", "agent", "1", "1", plugins,
+        tuple(Resource(f"{plugin}.intel.com/x", ids=1, stage="registered") for plugin in plugins),
+        tuple(Unit(plugin, f"{plugin}-{pod}") for plugin in plugins),
+        tuple(Skipped(plugin, pod, "x") for plugin in plugins),
+    )  # fmt: skip
+    return Report(Place("ns", pod, "n"), state, "", answered, inventory)
+
+
+def test_of_two_agents_with_the_same_plugin_the_one_that_answers_counts() -> None:
+    reports = [report("old", "stale", 9, "gpu", "npu"), report("new", "connected", 5, "gpu", "qat")]
+    found = compose("n", None, reports, (Holder("a", "p", "c", I915, 1),))
+    assert found is not None
+    assert [each.unit for each in found.units] == ["gpu-new", "qat-new", "npu-old"]
+    assert [each.subject for each in found.skipped] == ["new", "new", "old"]
+    assert [each.name for each in found.resources] == ["gpu.intel.com/x", "npu.intel.com/x", "qat.intel.com/x"]
+    assert [each.pod for each in found.agents] == ["ns/new", "ns/old"]
+    assert found.holders == ()
+
+
+def test_a_node_without_resources_and_agents_is_not_part_of_the_fleet() -> None:
+    facts = NodeFacts({}, True, False, ())
+    assert compose("n", facts, [], ()) is None
+    assert compose("n", None, [], ()) is None
+    assert compose("n", facts, [Report(Place("ns", "p", "n"), "none")], ()) is not None
