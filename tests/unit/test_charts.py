@@ -263,7 +263,8 @@ VALUES: dict[str, tuple[Object, Object]] = {
     "gpu": (
         {
             "initImage": {"enable": True, "hub": "intel", "tag": "0.34.0"}, "sharedDevNum": 4,
-            "enableMonitoring": False, "allocationPolicy": "balanced", "allowIDs": "0x56c0", "bypathMode": "all", "monitoringMode": "split",
+            "enableMonitoring": False, "allocationPolicy": "balanced", "allowIDs": "0x56c0", "bypathMode": "all",
+            "monitoringMode": "split",
         },
         {
             "initImage": "intel/intel-gpu-initcontainer:0.34.0", "sharedDevNum": 4,
