@@ -1,0 +1,52 @@
+"""Helm charts as objects, rendered by Helm."""
+
+import json
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+from manifests import DEPLOY, Object
+
+CHARTS = DEPLOY / "charts"
+# Helm itself assumes an old release when it renders without a cluster.
+KUBE_VERSION = "1.34.0"
+
+
+@cache
+def helm() -> str:
+    found = shutil.which("helm")
+    if not found:
+        pytest.skip("no helm to render charts with: put it in PATH")
+    return found
+
+
+def run_helm(*words: str | Path, text: str = "", status: int = 0) -> str:
+    """The output of a command, or its errors if `status` is not 0."""
+    done = subprocess.run([helm(), *words], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr
+    return done.stderr if status else done.stdout
+
+
+def _words(chart: str, namespace: str) -> list[str | Path]:
+    return ["template", "release", CHARTS / chart, "--namespace", namespace, "--kube-version", KUBE_VERSION]
+
+
+def template(chart: str, namespace: str = "default", /, **values: object) -> list[Object]:
+    """The objects of a chart with these values, without those of `helm test`."""
+    text = run_helm(*_words(chart, namespace), "--skip-tests", "--values=-", text=json.dumps(values))
+    return [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
+
+
+def hook_objects(chart: str, namespace: str = "default") -> list[Object]:
+    """The objects of `helm test`."""
+    text = run_helm(*_words(chart, namespace))
+    objects = [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
+    return [each for each in objects if each["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"]
+
+
+def rejected(chart: str, **values: object) -> str:
+    """The message of Helm for values that it does not accept."""
+    return run_helm(*_words(chart, "default"), "--values=-", text=json.dumps(values), status=1)

@@ -1,0 +1,112 @@
+"""Helm on a real API server: a release is installed, upgraded, rolled back and uninstalled, and nothing unexpected remains."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from charts import CHARTS, helm, template
+from manifests import DEPLOY, Object
+
+from .cluster import Cluster
+
+pytestmark = pytest.mark.cluster
+
+OPERATOR = "intel-device-plugins-operator"
+CRD = DEPLOY / "operator" / "crd"
+GPU = "/apis/deviceplugin.intel.com/v1/gpudeviceplugins/mine"
+DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpudeviceplugins.deviceplugin.intel.com"
+
+Helm = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(cluster: Cluster, namespace: str, tmp_path: Path) -> Helm:
+    """Runs Helm for a namespace, with directories of its own."""
+    homes = {f"HELM_{name}_HOME": str(tmp_path / name) for name in ("CACHE", "CONFIG", "DATA")}
+    environment = {**os.environ, **homes, "KUBECONFIG": str(cluster.kubeconfig)}
+
+    def call(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [helm(), "--namespace", namespace, *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+
+    return call
+
+
+def succeed(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def old_definitions(cluster: Cluster) -> Iterator[None]:
+    """The definitions as another release has installed them: not of Helm, and one with another description."""
+    cluster.kubectl("apply", "--server-side", "--kustomize", CRD)
+    cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "--filename", CRD / "bases")
+    old = [{"op": "add", "path": "/spec/versions/0/schema/openAPIV3Schema/description", "value": "old"}]
+    cluster.kubectl("patch", "customresourcedefinition", "gpudeviceplugins.deviceplugin.intel.com",
+                    "--type=json", f"--patch={json.dumps(old)}")  # fmt: skip
+    yield
+    cluster.kubectl("delete", "--ignore-not-found", "--kustomize", CRD)
+
+
+def spec(cluster: Cluster) -> Object:
+    found = cluster.get(GPU)
+    assert found
+    return found["spec"]
+
+
+def test_a_plugin_release_is_installed_upgraded_rolled_back_and_uninstalled(
+    cluster: Cluster, run: Helm, old_definitions: None
+) -> None:
+    chart, values = CHARTS / "intel-device-plugins-gpu", ("--set", "name=mine,nodeFeatureRule=false")
+    notes = succeed(run("install", "gpu", chart, *values))
+    assert "kubectl describe gpudeviceplugin mine" in notes
+    assert spec(cluster)["sharedDevNum"] == 1
+    succeed(run("upgrade", "gpu", chart, *values, "--set", "sharedDevNum=5,logLevel=4"))
+    assert (spec(cluster)["sharedDevNum"], spec(cluster)["logLevel"]) == (5, 4)
+    succeed(run("rollback", "gpu", "1"))
+    assert (spec(cluster)["sharedDevNum"], spec(cluster)["logLevel"]) == (1, 2)
+    succeed(run("uninstall", "gpu"))
+    assert cluster.get(GPU) is None
+
+
+def test_the_operator_release_adopts_and_upgrades_definitions_and_leaves_only_them(
+    cluster: Cluster, run: Helm, namespace: str, old_definitions: None
+) -> None:
+    refused = run("install", "operator", CHARTS / OPERATOR)
+    assert refused.returncode != 0
+    assert "invalid ownership metadata" in refused.stderr
+
+    succeed(run("install", "operator", CHARTS / OPERATOR, "--take-ownership"))
+    wanted = {(each["kind"], each["metadata"]["name"]) for each in template(OPERATOR, namespace)}
+    live = cluster.kubectl("get", "--ignore-not-found", "--output=json", "--filename=-",
+                           text=succeed(run("get", "manifest", "operator")))  # fmt: skip
+    assert {(each["kind"], each["metadata"]["name"]) for each in json.loads(live)["items"]} == wanted
+    definition = cluster.get(DEFINITION)
+    assert definition
+    assert definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"] != "old"
+
+    deployment = f"/apis/apps/v1/namespaces/{namespace}/deployments/inteldeviceplugins-controller-manager"
+
+    def arguments() -> list[str]:
+        found = cluster.get(deployment)
+        assert found
+        return found["spec"]["template"]["spec"]["containers"][0]["args"]
+
+    succeed(run("upgrade", "operator", CHARTS / OPERATOR, "--set", "manager.devices.gpu=true"))
+    assert "--devices=gpu" in arguments()
+    succeed(run("rollback", "operator", "1"))
+    assert "--devices=gpu" not in arguments()
+
+    succeed(run("uninstall", "operator"))
+    remaining = cluster.kubectl("get", "--ignore-not-found", "--output=json", "--filename=-",
+                                text=json.dumps({"apiVersion": "v1", "kind": "List",
+                                                 "items": template(OPERATOR, namespace)}))  # fmt: skip
+    assert {each["kind"] for each in json.loads(remaining)["items"]} == {"CustomResourceDefinition"}
+    succeed(run("install", "operator", CHARTS / OPERATOR))
+    succeed(run("uninstall", "operator"))

@@ -1,0 +1,178 @@
+"""The chart `accelplane` renders each component to the objects of its kustomization. `helm` renders it."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from charts import CHARTS, rejected, template
+from manifests import DEPLOY, Object, in_order, own_image, render
+
+import accelplane
+
+CHART = "accelplane"
+NAMESPACE = "accelerators"
+KEEP = {"helm.sh/resource-policy": "keep"}
+# Component -> its kustomization, the namespace in it, and the value of the label control-plane in the chart. All
+# components can share one namespace, so each Service needs a selector of its own.
+COMPONENTS = {
+    "agent": ("accelplane_node", "", ""),
+    "labels": ("labels", "kube-system", ""),
+    "nodeFeatureRules": ("nfd/overlays/node-feature-rules", "", ""),
+    "onload": ("onload/config/default-with-webhook", "onload-operator-system", "onload-operator"),
+    "sgxWebhook": ("sgx_admissionwebhook/overlays/default-with-own-certificates", "intelsgxwebhook-system", "sgx-webhook"),
+    "fpgaWebhook": ("fpga_admissionwebhook/default", "intelfpgawebhook-system", "fpga-webhook"),
+}  # fmt: skip
+WORKLOADS = {
+    "agent": "accelplane",
+    "labels": "accelplane",
+    "onload": "onload-operator",
+    "sgxWebhook": "intel-sgx-admissionwebhook",
+    "fpgaWebhook": "intel-fpga-admissionwebhook",
+}
+
+
+def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
+    found = {(each["kind"], each["metadata"]["name"]): in_order(each) for each in objects}
+    assert len(found) == len(objects)
+    return found
+
+
+def component(name: str, **values: object) -> list[Object]:
+    """The objects of one component alone."""
+    return template(CHART, NAMESPACE, components={"agent": False, name: True}, **values)
+
+
+def workload(name: str, **values: object) -> Any:
+    """The pod of a component."""
+    (found,) = (each for each in component(name, **values) if each["kind"] in ("DaemonSet", "Deployment"))
+    return found["spec"]["template"]["spec"]
+
+
+def kustomized(name: str) -> list[Object]:
+    """The objects of the kustomization of a component, in the namespace of the release."""
+    tree, namespace, label = COMPONENTS[name]
+    text = json.dumps([each for each in render(DEPLOY / tree) if each["kind"] != "Namespace"])
+    if namespace:
+        text = text.replace(f'"{namespace}"', f'"{NAMESPACE}"')
+    objects = json.loads(text.replace('"controller-manager"', f'"{label}"') if label else text)
+    for each in objects:
+        if each["kind"] == "CustomResourceDefinition":
+            each["metadata"]["annotations"] = each["metadata"].get("annotations", {}) | KEEP
+        if each["kind"] == "Deployment":
+            pod = each["spec"]["template"]["spec"]
+            # The kustomization removes the items of these lists, not the lists.
+            for owner, key in ((pod, "volumes"), (pod["containers"][0], "volumeMounts")):
+                assert owner.pop(key) == []
+        if name == "agent":
+            each["metadata"]["namespace"] = NAMESPACE
+    return objects
+
+
+def test_the_chart_has_the_version_of_the_product_and_of_its_dependency() -> None:
+    chart = yaml.safe_load((CHARTS / CHART / "Chart.yaml").read_text())
+    versions = {chart["version"], chart["appVersion"], *(each["version"] for each in chart["dependencies"])}
+    assert versions == {accelplane.__version__}
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_a_component_renders_the_objects_of_its_kustomization(name: str) -> None:
+    found, wanted = by_name(component(name)), by_name(kustomized(name))
+    assert {*found} == {*wanted}
+    for key, each in wanted.items():
+        assert found[key] == each, key
+
+
+def test_the_agent_is_the_default() -> None:
+    assert template(CHART, NAMESPACE) == component("agent")
+
+
+def test_the_operator_is_that_of_its_own_chart() -> None:
+    found = component("operator", operator={"manager": {"devices": {"gpu": True}}})
+    assert found == template("intel-device-plugins-operator", NAMESPACE, manager={"devices": {"gpu": True}})
+
+
+def test_services_of_components_in_one_namespace_select_different_pods() -> None:
+    names = {"operator": True, "onload": True, "agent": True, "labels": True}
+    objects = template(CHART, NAMESPACE, components=names)
+    objects += template(CHART, NAMESPACE, components={"sgxWebhook": True, "fpgaWebhook": True})
+    pods = [each["spec"]["template"]["metadata"]["labels"] for each in objects if each["kind"] == "Deployment"]
+    assert len(pods) == 4
+    for service in (each for each in objects if each["kind"] == "Service"):
+        selector = service["spec"]["selector"].items()
+        assert sum(selector <= labels.items() for labels in pods) == 1, service["metadata"]["name"]
+
+
+def test_two_servers_for_the_same_webhooks_are_rejected() -> None:
+    message = rejected(CHART, components={"operator": True, "sgxWebhook": True})
+    assert "components: found operator and sgxWebhook or fpgaWebhook" in message
+
+
+def test_the_monitor_selects_the_metrics_of_the_operator() -> None:
+    components = {"agent": False, "operator": True, "monitoring": True}
+    objects = by_name(template(CHART, NAMESPACE, components=components, monitoring={"labels": {"release": "x"}}))
+    monitor = objects["ServiceMonitor", "inteldeviceplugins-controller-manager"]
+    assert monitor["metadata"]["labels"] == {"release": "x"}
+    service = objects["Service", "inteldeviceplugins-controller-manager-metrics-service"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+
+
+def test_the_configuration_of_the_agent_is_a_configmap_in_its_pod() -> None:
+    config = {"enabled": ["gpu"], "plugins": {"gpu": {"shared-dev-num": 4}}}
+    values = {"config": config, "args": ["--log-format=json"]}
+    (found,) = (each for each in component("agent", agent=values) if each["kind"] == "ConfigMap")
+    assert yaml.safe_load(found["data"]["agent.yaml"]) == config
+    pod = workload("agent", agent=values)
+    (container,) = pod["containers"]
+    assert container["args"] == ["node", "--config=/etc/accelplane/agent.yaml", "--log-format=json"]
+    assert {"name": "config", "configMap": {"name": found["metadata"]["name"]}} in pod["volumes"]
+    assert {"name": "config", "mountPath": "/etc/accelplane", "readOnly": True} in container["volumeMounts"]
+
+
+def test_the_kubelet_directory_is_mounted_at_the_path_of_the_default() -> None:
+    pod = workload("agent", agent={"kubeletDirectory": "/var/lib/k0s/kubelet"})
+    (volume,) = (each for each in pod["volumes"] if each["name"] == "kubeletsockets")
+    assert volume["hostPath"] == {"path": "/var/lib/k0s/kubelet/device-plugins"}
+    (mount,) = (each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "kubeletsockets")
+    assert mount["mountPath"] == "/var/lib/kubelet/device-plugins"
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_pod_settings_reach_the_pod_of_a_component(name: str) -> None:
+    digest = f"sha256:{'c' * 64}"
+    values: Object = {
+        "nodeSelector": {"zone": "a"},
+        "tolerations": [{"key": "accelerator", "operator": "Exists"}],
+        "affinity": {"podAntiAffinity": {}},
+        "priorityClassName": "system-node-critical",
+    }
+    settings = {**values, "image": {"digest": digest}, "resources": {"limits": {"memory": "1Gi"}}}
+    pod = workload(name, imagePullSecrets=[{"name": "registry"}], **{name: settings})
+    assert pod["nodeSelector"].items() >= values["nodeSelector"].items()
+    assert pod["affinity"].items() >= values["affinity"].items()
+    assert (pod["tolerations"], pod["priorityClassName"]) == (values["tolerations"], values["priorityClassName"])
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    (container,) = pod["containers"]
+    assert container["image"] == f"{own_image(WORKLOADS[name])}@{digest}"
+    assert container["resources"]["limits"]["memory"] == "1Gi"
+
+
+def test_definitions_can_be_installed_by_other_means() -> None:
+    for name in ("onload", "fpgaWebhook"):
+        kinds = {each["kind"] for each in component(name, crds={"install": False})}
+        assert "CustomResourceDefinition" not in kinds
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"components": {"agnet": True}}, "agnet"),
+        ({"agent": {"kubeletDirectory": "kubelet"}}, "kubeletDirectory"),
+        ({"labels": {"image": {"tga": "1"}}}, "tga"),
+        ({"operator": {"enabled": True}}, "enabled"),
+    ],
+)
+def test_invalid_values_are_rejected_with_their_key(values: Object, word: str) -> None:
+    assert word in rejected(CHART, **{"components": {"operator": True}} | values)
