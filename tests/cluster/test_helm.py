@@ -1,4 +1,4 @@
-"""Helm on a real API server: a release is installed, upgraded, rolled back and uninstalled, and nothing unexpected remains."""
+"""Helm on a real API server: install, upgrade, rollback and uninstall of releases; nothing unexpected remains."""
 
 from __future__ import annotations
 

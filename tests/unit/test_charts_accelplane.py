@@ -20,7 +20,9 @@ COMPONENTS = {
     "labels": ("labels", "kube-system", ""),
     "nodeFeatureRules": ("nfd/overlays/node-feature-rules", "", ""),
     "onload": ("onload/config/default-with-webhook", "onload-operator-system", "onload-operator"),
-    "sgxWebhook": ("sgx_admissionwebhook/overlays/default-with-own-certificates", "intelsgxwebhook-system", "sgx-webhook"),
+    "sgxWebhook": (
+        "sgx_admissionwebhook/overlays/default-with-own-certificates", "intelsgxwebhook-system", "sgx-webhook",
+    ),
     "fpgaWebhook": ("fpga_admissionwebhook/default", "intelfpgawebhook-system", "fpga-webhook"),
 }  # fmt: skip
 WORKLOADS = {
