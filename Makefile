@@ -142,7 +142,9 @@ asked := $(if $(filter file,$(origin PYTHON)),$(runs),$(shell $(PYTHON) -Ic 'imp
 stale := $(if $(runs),$(if $(filter-out $(runs),$(asked)),stale),stale)
 
 pip_options := --quiet --disable-pip-version-check --no-input
-locked := --require-hashes --only-binary :all: --requirement constraints.txt
+# constraints.txt is complete. Without --no-deps, old versions of pip reject a pinned distribution that another one requires
+# with an extra (coverage[toml]) as soon as a newer version is published.
+locked := --require-hashes --no-deps --only-binary :all: --requirement constraints.txt
 
 $(VENV)/.pinned: constraints.txt $(if $(stale),FORCE)
 	@version=$$($(PYTHON) 2>/dev/null -Ic \
