@@ -13,6 +13,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 ready := $(VENV)/.ready
+# The packages of browser tests and of the documentation site are installed when a target needs them.
+extra := $(VENV)/.extra
 # Module that makes CustomResourceDefinitions, and their directory.
 definitions := accelplane.operator.crds:deploy/operator/crd/bases accelplane.onload.crds:deploy/onload/config/crd/bases
 
@@ -123,9 +125,10 @@ cluster-down: $(ready)
 lock: $(VENV)/.pinned
 	# The oldest supported Python needs the most packages.
 	$(PY) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "make lock PYTHON=python3.11" >&2; exit 1; }
-	$(PY) -m piptools compile --quiet --extra dev --extra operator --extra simulate --output-file constraints.txt $(if $(UPGRADE),--upgrade) \
-		--generate-hashes --allow-unsafe --strip-extras --no-header \
-		--no-emit-index-url --no-emit-trusted-host --no-emit-find-links pyproject.toml
+	compile=($(PY) -m piptools compile --quiet $(if $(UPGRADE),--upgrade) --generate-hashes --allow-unsafe --strip-extras \
+		--no-header --no-emit-index-url --no-emit-trusted-host --no-emit-find-links pyproject.toml)
+	"$${compile[@]}" --extra dev --extra operator --extra simulate --output-file constraints.txt
+	"$${compile[@]}" --extra browser --extra site --constraint constraints.txt --output-file constraints-extra.txt
 
 ## clean: remove all build results and .venv
 clean:
@@ -148,7 +151,8 @@ stale := $(if $(runs),$(if $(filter-out $(runs),$(asked)),stale),stale)
 pip_options := --quiet --disable-pip-version-check --no-input
 # constraints.txt is complete. Without --no-deps, old versions of pip reject a pinned distribution that another one requires
 # with an extra (coverage[toml]) as soon as a newer version is published.
-locked := --require-hashes --no-deps --only-binary :all: --requirement constraints.txt
+locked_options := --require-hashes --no-deps --only-binary :all:
+locked := $(locked_options) --requirement constraints.txt
 
 $(VENV)/.pinned: constraints.txt $(if $(stale),FORCE)
 	@version=$$($(PYTHON) 2>/dev/null -Ic \
@@ -184,6 +188,10 @@ $(ready): $(VENV)/.pinned pyproject.toml
 		echo "constraints.txt does not satisfy pyproject.toml; run make lock" >&2
 		exit 1
 	}
+	touch $@
+
+$(extra): constraints-extra.txt $(ready)
+	@$(PY) -m pip install $(pip_options) $(locked_options) --requirement $<
 	touch $@
 
 FORCE:
