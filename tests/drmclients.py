@@ -21,7 +21,7 @@ def mountinfo(pod: str = POD, name: str = "main") -> str:
     return (
         "2100 1800 0:310 / / rw,relatime master:900 - overlay overlay rw,lowerdir=/a\n"
         f"2110 2100 259:1 /var/lib/kubelet/pods/{pod}/etc-hosts /etc/hosts rw - ext4 /dev/root rw\n"
-        f"2111 2100 259:1 /var/lib/kubelet/pods/{pod}/containers/{name}/5f3c0a1b /dev/termination-log rw - ext4 /dev/r rw\n"
+        f"2111 2100 8:1 /var/lib/kubelet/pods/{pod}/containers/{name}/5f3c0a1b /dev/termination-log rw - ext4 x rw\n"
     )
 
 

@@ -30,7 +30,9 @@ def walk(*clients: Found, present: Collection[int] = (100, 101), visited: Collec
 
 def busy(usage: Usage, container: Container = MAIN) -> Mapping[str, float]:
     report = usage.report({POD, OTHER_POD}, incomplete=False, processes=0)
-    found = {(use.pod, use.name): {device.bdf: device.busy_seconds for device in use.devices} for use in report.containers}
+    found = {
+        (use.pod, use.name): {device.bdf: device.busy_seconds for device in use.devices} for use in report.containers
+    }
     return found.get((container.pod, container.name), {}).get(BDF, {})
 
 

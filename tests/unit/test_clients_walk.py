@@ -49,7 +49,6 @@ def test_processes_that_end_during_the_walk_and_broken_files_are_skipped(tmp_pat
     (tmp_path / "13").mkdir()
     broken = process(tmp_path, 14, "drm-driver:\txe\0\xff", "", i915(2))
     (broken / "fdinfo/9").mkdir()
-    os.mkfifo(broken / "fdinfo/10")
     (broken / "fdinfo/11").symlink_to("missing")
     found, _ = walked(tmp_path)
     assert [each.client.id for each in found.found] == [1, 2]

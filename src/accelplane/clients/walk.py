@@ -181,7 +181,7 @@ def read_bytes(path: str, limit: int, directory: int, *, parts: int = 1) -> byte
     """The beginning of a file below `directory`, from at most `parts` reads; empty if it cannot be read."""
     content = b""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     except OSError:
         return b""
     try:

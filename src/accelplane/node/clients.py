@@ -119,13 +119,12 @@ class ClientReader:
 
 def named_pods(holdings: Iterable[Holding], rows: Iterable[Holder]) -> dict[str, NamedPod]:
     """The pods by UID, at most as many as a request may have. The checkpoint also has pods that have ended."""
-    holders = {(row.resource, id_, row.container): row for row in rows for id_ in row.device_ids}
+    holders = {(row.resource, row.container, frozenset(row.device_ids)): row for row in rows}
     pods: dict[str, NamedPod] = {}
     for holding in holdings:
-        found = {holders.get((holding.resource, id_, holding.container)) for id_ in holding.ids}
-        row = found.pop() if len(found) == 1 else None
+        row = holders.get((holding.resource, holding.container, frozenset(holding.ids)))
         uid = holding.pod_uid
-        if row is None or len(row.device_ids) != len(holding.ids) or not _UID.fullmatch(uid):
+        if row is None or not _UID.fullmatch(uid):
             continue
         if uid not in pods and len(pods) >= MAX_PODS:
             continue
