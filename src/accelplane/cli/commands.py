@@ -49,6 +49,16 @@ def labels() -> None:
 @accelplane.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 )
+def clients() -> None:
+    """Serve the use of GPUs by containers to the agent. Needs the host's PID namespace and SYS_PTRACE."""
+    from accelplane.cli.clients import main  # noqa: PLC0415
+
+    sys.exit(main(sys.argv[2:]))
+
+
+@accelplane.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+)
 def operator() -> None:
     """Run the operator, or render custom resources (render FILE)."""
     from accelplane.cli.operator import main  # noqa: PLC0415

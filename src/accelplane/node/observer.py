@@ -3,15 +3,19 @@
 import asyncio
 import os
 import time
+from typing import TYPE_CHECKING
 
 from accelplane.node.agent import Agent
 from accelplane.node.hardware_metrics import held_units
-from accelplane.node.holders import HolderReader
+from accelplane.node.holders import HolderReader, Holders
 from accelplane.node.inventory_feed import Generation, InventoryFeed
 from accelplane.node.measurements import Measurements
 from accelplane.node.metrics import Contents
 from accelplane.node.readings import NodeReadings, Readings
 from accelplane.node.status import allocations
+
+if TYPE_CHECKING:
+    from accelplane.node.clients import ClientUse
 
 
 class Observer:
@@ -37,15 +41,23 @@ class Observer:
             program=agent.program,
             node=os.environ.get("NODE_NAME", ""),
         )
+        self._clients = None
+        if settings.metrics_clients:
+            from accelplane.node.clients import ClientReader  # noqa: PLC0415 - memory of agents without this option
+
+            self._clients = ClientReader(settings.metrics_clients, settings.sockets_dir)
 
     async def contents(self) -> Contents:
         """Reads everything, from each source at the same time."""
         holders = await self._holders.read()  # first: a device that a container holds may be read more often
-        samples, readings = await asyncio.gather(self._measurements.take(), self._readings.take())
+        samples, readings, clients = await asyncio.gather(
+            self._measurements.take(), self._readings.take(), self._client_use(holders)
+        )
         return Contents(
             samples=samples,
             readings=readings,
             holders=holders,
+            container_use=() if clients is None else clients.families(readings.plans),
             requests=dict(self._holders.requests),
             now=time.monotonic(),
         )
@@ -67,3 +79,8 @@ class Observer:
         """Ends all reads."""
         await self._inventory.close()
         await asyncio.gather(self._measurements.close(), self._readings.close(), self._holders.close())
+        if self._clients is not None:
+            await self._clients.close()
+
+    async def _client_use(self, holders: Holders) -> "ClientUse | None":
+        return None if self._clients is None else await self._clients.read(holders, self._agent.status())
