@@ -218,25 +218,18 @@ def test_the_monitor_of_agents_relabels_as_the_plain_scrape_configuration() -> N
     assert (job["honor_labels"], job["sample_limit"]) == (True, 12000)
 
 
-def test_agents_of_the_overlay_serve_what_the_monitor_selects() -> None:
-    objects = render(MONITORING / "overlays/agents")
+def test_agents_with_the_component_serve_what_the_monitor_selects(tmp_path: Path) -> None:
+    components = ["deploy/monitoring/components/agent-pages"]
+    objects = overlay(tmp_path, resources=["deploy/accelplane_node"], components=components)
     (monitor,) = by_kind(render(MONITORING / "base"), "PodMonitor")
     (daemonset,) = by_kind(objects, "DaemonSet")
-    (policy,) = by_kind(objects, "NetworkPolicy")
     template = daemonset["spec"]["template"]
-    labels = template["metadata"]["labels"].items()
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels
-    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     (container,) = template["spec"]["containers"]
     assert container["ports"] == [{"name": "pages", "containerPort": 9400, "protocol": "TCP"}]
-    assert "-http-address=:9400" in container["args"]
+    assert container["args"] == ["node", "-http-address=:9400"]
     mounts = {each["mountPath"]: each.get("readOnly") for each in container["volumeMounts"]}
     assert mounts["/var/lib/kubelet/pod-resources"] is True
-    (rule,) = policy["spec"]["ingress"]
-    assert rule["ports"] == [{"port": "pages", "protocol": "TCP"}]
-    sources = rule["from"]
-    assert sources[0] == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    assert sources[1]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "fleet"
 
 
 @pytest.mark.parametrize(
