@@ -1,7 +1,7 @@
 """Writes the generated files of the monitoring tree: ``python deploy/monitoring/source DIRECTORY``.
 
 The dashboards come from `dashboards.py`, the PrometheusRule from `plain/rules.yaml`. The chart gets copies of the
-dashboards and of the rules. `DIRECTORY` stands for `deploy`.
+dashboards, of the rules and of monitors. `DIRECTORY` stands for `deploy`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from panels import document
 
 MONITORING = Path(__file__).parents[1]
 CHART = "charts/accelplane/files/monitoring"
+MONITORS = ("agents", "webhooks", "fleet")
 HEADER = "# Generated from plain/rules.yaml by make monitoring.\n"
 RULE = """apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
@@ -32,6 +33,8 @@ def files() -> dict[str, str]:
     groups = rules[rules.index("groups:\n") :]
     indented = "".join(f"  {line}" if line.strip() else line for line in groups.splitlines(keepends=True))
     made = {"monitoring/base/prometheus-rule.yaml": f"{HEADER}{RULE}{indented}", f"{CHART}/rules.yaml": groups}
+    for name in MONITORS:
+        made[f"{CHART}/{name}.yaml"] = (MONITORING / f"base/{name}.yaml").read_text()
     for name, make in ALL.items():
         text = json.dumps(document(make()), indent=1) + "\n"
         made[f"monitoring/dashboards/accelplane-{name}.json"] = text
