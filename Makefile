@@ -63,6 +63,10 @@ generated: $(ready)
 		$(PY) -m "$${each%:*}" "$$made/$${each%:*}"
 		diff -ru "$${each#*:}" "$$made/$${each%:*}" >&2 || { echo "$${each#*:}: differs from the types in models.py; run make crds" >&2; exit 1; }
 	done
+	$(PY) -B deploy/monitoring/source "$$made/deploy"
+	(cd "$$made/deploy" && find . -type f) | while read -r file; do
+		diff -u "deploy/$$file" "$$made/deploy/$$file" >&2 || { echo "deploy/$$file: differs from its source; run make monitoring" >&2; exit 1; }
+	done
 
 ## version: change the version of the package and of the images in manifests, demos and docs: make version TO=1.0.1
 version: init := src/accelplane/__init__.py
@@ -84,6 +88,10 @@ proto: $(ready)
 ## crds: generate the CustomResourceDefinitions from operator/models.py and onload/models.py
 crds: $(ready)
 	for each in $(definitions); do $(PY) -m "$${each%:*}" "$${each#*:}"; done
+
+## monitoring: generate the dashboards, the PrometheusRule and the copies in the chart
+monitoring: $(ready)
+	$(PY) -B deploy/monitoring/source deploy
 
 ## bench: measure agent, webhook and operator; prints a table and writes JSON. ARGS=… are passed to the benchmarks
 bench: $(ready)
@@ -196,5 +204,5 @@ $(extra): constraints-extra.txt $(ready)
 
 FORCE:
 
-.PHONY: FORCE help demo test fuzz check version lint types layers generated format proto crds bench wheel fpga-host kube tools \
-	test-cluster cluster cluster-down lock clean
+.PHONY: FORCE help demo test fuzz check version lint types layers generated format proto crds monitoring bench wheel fpga-host kube \
+	tools test-cluster cluster cluster-down lock clean
