@@ -204,5 +204,4 @@ $(extra): constraints-extra.txt $(ready)
 
 FORCE:
 
-.PHONY: FORCE help demo test fuzz check version lint types layers generated format proto crds monitoring bench wheel fpga-host kube \
-	tools test-cluster cluster cluster-down lock clean
+.PHONY: FORCE help lint types layers generated $(shell sed -n 's/^## \([a-z-]*\): .*/\1/p' Makefile)
