@@ -112,7 +112,6 @@ class VisibleNames:
         self._decided: dict[str, bool] = {}
         self._unknown: set[str] = set()
         self._all = self._user is None
-        self._asked_all = False
 
     def visible(self, namespace: str) -> bool:
         """Whether names in the namespace may be shown, as far as it is known."""
@@ -132,17 +131,18 @@ class VisibleNames:
         if not self._unknown or self._user is None or self._access is None:
             return False
         unknown, self._unknown = self._unknown, set()
-        if not self._asked_all:
-            self._asked_all = True
-            self._all = await self._access.allowed(self._user, ALL_PODS)
-        if not self._all:
-            names = sorted(name for name in unknown if name)
-            user, access = self._user, self._access
-            found = await asyncio.gather(
-                *(access.allowed(user, ResourceAccess("get", "pods", namespace=name)) for name in names)
-            )
-            self._decided |= dict.fromkeys(unknown, False) | dict(zip(names, found, strict=True))
+        names = sorted(name for name in unknown if name)
+        user, access = self._user, self._access
+        found = await asyncio.gather(
+            *(access.allowed(user, ResourceAccess("get", "pods", namespace=name)) for name in names)
+        )
+        self._decided |= dict.fromkeys(unknown, False) | dict(zip(names, found, strict=True))
         return True
+
+    async def ask_everything(self) -> None:
+        """Decides whether the viewer may list all pods; then no other decision is needed. Raises `HttpError`."""
+        if self._user is not None and self._access is not None:
+            self._all = await self._access.allowed(self._user, ALL_PODS)
 
 
 def _key(user: UserInfo, access: PageAccess | ResourceAccess) -> bytes:

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from ..model import Change, DeviceReadings, Node, Unit, Value
 from .html import Element, element
 from .node import HOLDER_HEADERS, holder_row, missing, numbered
-from .page import Context, Page, badge, facts, moment, node_link, row, table
+from .page import Context, Page, badge, facts, moment, node_link, numeric, row, table
 from .query import PlaceQuery
 
 _MAX_HOLDERS = 200
@@ -121,7 +121,7 @@ def _readings(context: Context, unit: Unit) -> Element:
     return element(
         "section",
         element("h2", "Current values"),
-        table("Current values", ("Value", "Labels", "Now", "Limits"), rows, block="readings", empty=empty),
+        table("Current values", ("Value", "Labels", numeric("Now"), "Limits"), rows, block="readings", empty=empty),
         element("p", *_missing(found), class_="quiet") if found is not None else None,
     )
 

@@ -2,10 +2,11 @@
 
 from ..arithmetic import NamespaceUse, namespaces
 from .html import Element, element
-from .page import Context, Page, moment, namespace_name, number, pages, part, row, search_form, table
+from .page import Context, Page, moment, namespace_name, number, numeric, pages, part, row, search_form, table
 from .query import ListQuery
 
-_HEADERS = ("Namespace", "Resource", "Held IDs", "Share of all", "Idle IDs", "Device hours")
+_NUMBERS = ("Held IDs", "Share of all", "Idle IDs", "Device hours")
+_HEADERS = ("Namespace", "Resource", *(numeric(name) for name in _NUMBERS))
 
 
 def screen(context: Context, query: ListQuery) -> Page:

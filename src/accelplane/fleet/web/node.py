@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ..arithmetic import allocation
 from ..model import Agent, Holder, Node, Resource, Unit
 from .html import Element, element
-from .page import Context, Page, badge, counted, device_link, facts, moment, number, pod_name, row, table
+from .page import Context, Page, badge, counted, device_link, facts, moment, number, numeric, pod_name, row, table
 from .query import PlaceQuery
 from .summaries import REGISTERED
 
@@ -70,7 +70,8 @@ def _agent(agent: Agent) -> Element:
 
 
 def _resources(node: Node) -> Element:
-    headers = ("Resource", "Stage", "IDs", "Healthy", "Held", "Free", "Allocatable", "Problem")
+    numbers = (numeric(name) for name in ("IDs", "Healthy", "Held", "Free", "Allocatable"))
+    headers = ("Resource", "Stage", *numbers, "Problem")
     rows = [_resource(node, each) for each in node.resources]
     return element(
         "section",
@@ -150,7 +151,7 @@ def holder_row(context: Context, holder: Holder) -> Element:
     )
 
 
-HOLDER_HEADERS = ("Pod", "Container", "Resource", "IDs", "Since")
+HOLDER_HEADERS = ("Pod", "Container", "Resource", numeric("IDs"), "Since")
 
 
 def _others(context: Context, node: Node) -> list[Element]:

@@ -8,7 +8,7 @@ from ..arithmetic import allocation
 from ..families import family_of
 from ..model import Holder, Node, Unit
 from .html import Element, element, keyed
-from .page import Context, Page, cell, counted, node_link, number, pages, part, table
+from .page import Context, Page, cell, counted, node_link, number, numeric, pages, part, table
 from .query import NodesQuery, PlaceQuery, SelectorError, Sort, link, selector_terms
 from .summaries import STATES, Summary, state_of
 
@@ -29,7 +29,7 @@ def screen(context: Context, query: NodesQuery) -> Page:
         found, problem = [], str(error)
     ordered = sorted(found, key=_order(query.sort))
     rows = part([_row(each, query) for each in ordered[query.start : query.start + 100]])
-    headers = [*(_header(query, name, text) for name, text in _COLUMNS), "IDs", "Devices"]
+    headers = [*(_header(query, name, text) for name, text in _COLUMNS), numeric("IDs"), "Devices"]
     return Page(
         title="Nodes",
         content=(
@@ -134,7 +134,13 @@ def _header(query: NodesQuery, sort: Sort, text: str) -> Element:
     chosen = query.sort == sort
     address = link("nodes", msgspec.structs.replace(query, sort=sort, start=0))
     order = ("descending" if sort == "free" else "ascending") if chosen else None
-    return element("th", element("a", text, href=address), scope="col", aria_sort=order)
+    return element(
+        "th",
+        element("a", text, href=address),
+        scope="col",
+        aria_sort=order,
+        class_="number" if sort == "free" else None,
+    )
 
 
 def _filters(context: Context, query: NodesQuery, problem: str) -> Element:

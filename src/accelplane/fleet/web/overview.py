@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 from ..arithmetic import Overview, overview
 from .html import Element, element, keyed
-from .page import Context, Page, counted, moment, node_link, number, row, table
+from .page import Context, Page, counted, moment, node_link, number, numeric, row, table
 from .query import ListQuery, NodesQuery, PlaceQuery, link
 from .summaries import Problem
 
 _MAX_PROBLEMS = 20
-_HEADERS = (
-    "Resource", "Family", "Nodes", "Devices", "IDs", "Held IDs", "Free IDs", "Unhealthy", "Held and unhealthy",
-    "Unknown", "Idle", "Remarks",
+_NUMBERS = (
+    "Nodes", "Devices", "IDs", "Held IDs", "Free IDs", "Unhealthy", "Unhealthy and held", "Unknown", "Idle",
 )  # fmt: skip
+_HEADERS = ("Resource", "Family", *(numeric(name) for name in _NUMBERS), "Remarks")
 
 
 def screen(context: Context, _query: ListQuery) -> Page:

@@ -221,6 +221,11 @@ def table(
     return element("div", made, class_="scroll", role="region", aria_label=caption, tabindex="0")
 
 
+def numeric(text: str) -> Element:
+    """The header of a column of numbers."""
+    return element("th", text, scope="col", class_="number")
+
+
 def row(key: str, *cells: "Element | str | None", head: "Element | str") -> Element:
     """A row of a table. Its first cell is a header."""
     rest = (each if isinstance(each, Element) and each.tag == "td" else element("td", each) for each in cells)

@@ -13,7 +13,7 @@ from accelplane.http.messages import HttpError, Request, Response
 
 from ..model import Holder, NodeReadings
 from ..view import FleetView
-from .access import ALL_PODS, Viewer, VisibleNames
+from .access import Viewer, VisibleNames
 from .assets import AssetFiles
 from .gate import Gate
 from .html import Element, blocks, element
@@ -153,6 +153,7 @@ class Site:
         """Raises `HttpError`."""
         query = SCREENS[name].read(fields_of(request.query))
         names = VisibleNames(self._gate.access, viewer)
+        await names.ask_everything()
         page, context = await self._screens.page(name, query, names)
         user = viewer.name if viewer.session else ""
         frame = Frame(assets=self._screens.assets.links, screen=name, query=query, user=user)
@@ -172,7 +173,9 @@ class Site:
         query = SCREENS[name].read(fields)
         access, viewer = self._gate.access, admitted
         # Whether all names may be seen decides who shares a channel.
-        everything = viewer.user is None or access is None or await access.allowed(viewer.user, ALL_PODS)
+        names = VisibleNames(access, viewer)
+        await names.ask_everything()
+        everything = names.everything
         subject = _subject(name, query, viewer, everything=everything)
 
         def make() -> Awaitable[Content]:

@@ -84,7 +84,7 @@ function apply(name, change, marked) {
     const made = build(tree);
     showTimes(made);
     if (old) {
-      if (marked) made.classList.add("changed");
+      if (marked && name !== "readings") made.classList.add("changed");
       old.replaceWith(made);
     } else if (change.order) {
       block.append(made);
