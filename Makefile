@@ -24,6 +24,10 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 demo: $(ready)
 	$(VENV)/bin/accelplane demo
 
+## demo-fleet: serve the fleet page with a simulated cluster of 200 nodes; prints the address. ARGS=… are passed on
+demo-fleet: $(ready)
+	@exec $(VENV)/bin/accelplane fleet demo $(ARGS)
+
 ## test: run all tests except cluster tests, two per core; fails below 90 % coverage. ARGS=… selects tests, without coverage
 test: export PYTHONDONTWRITEBYTECODE :=  # without compiled modules every process compiles them anew
 test: $(ready)
@@ -184,5 +188,5 @@ $(ready): $(VENV)/.pinned pyproject.toml
 
 FORCE:
 
-.PHONY: FORCE help demo test fuzz check version lint types layers generated format proto crds bench wheel fpga-host kube \
+.PHONY: FORCE help demo demo-fleet test fuzz check version lint types layers generated format proto crds bench wheel fpga-host kube \
 	test-cluster cluster cluster-down lock clean

@@ -4,8 +4,6 @@ import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
-from msgspec import Struct
-
 from accelplane.http.messages import HttpLimits
 from accelplane.http.server import HttpServer, split_address
 
@@ -17,12 +15,6 @@ _METHODS = ("GET", "HEAD", "POST")
 LIMITS = HttpLimits(
     body=32 * 1024, cached_heads=0, connections=320, backlog=256, memory=4 * 1024 * 1024, idle=75, linger=0.2
 )
-
-
-class Listening(Struct, frozen=True):
-    """A listener: its port."""
-
-    port: int
 
 
 def open_gate(address: str) -> OpenGate:
@@ -40,12 +32,15 @@ async def listen(
     tls: ssl.SSLContext | None = None,
     metrics: Callable[[], bytes] | None = None,
     limits: HttpLimits = LIMITS,
-) -> AsyncGenerator[Listening]:
-    """Serves the pages at an address. Raises `OSError`, and `ValueError` for an address that is not host:port."""
+) -> AsyncGenerator[int]:
+    """Serves the pages at an address, and yields the port.
+
+    Raises `OSError`, and `ValueError` for an address that is not host:port.
+    """
     host, port = split_address(address)
     server = HttpServer(Site(screens, gate, metrics), limits, methods=_METHODS, fields=KEPT_FIELDS)
     port = await server.start(host, port, tls)
     try:
-        yield Listening(port)
+        yield port
     finally:
         await server.stop()

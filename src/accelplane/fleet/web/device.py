@@ -202,5 +202,5 @@ def grafana_link(template: str, node: str, unit: Unit) -> str:
     """The address of a dashboard: the template with `{node}`, `{plugin}` and `{device}` replaced."""
     values = {"{node}": node, "{plugin}": unit.plugin, "{device}": unit.device or unit.unit}
     for name, value in values.items():
-        template = template.replace(name, quote(value, safe=""))
+        template = template.replace(name, quote(value, safe="", errors="replace"))
     return template
