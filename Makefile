@@ -26,6 +26,10 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 demo: $(ready)
 	$(VENV)/bin/accelplane demo
 
+## demo-fleet: serve the fleet page with a simulated cluster of 200 nodes; prints the address. ARGS=… are passed on
+demo-fleet: $(ready)
+	@exec $(VENV)/bin/accelplane fleet demo $(ARGS)
+
 ## test: run all tests except cluster tests, two per core; fails below 90 % coverage. ARGS=… selects tests, without coverage
 test: export PYTHONDONTWRITEBYTECODE :=  # without compiled modules every process compiles them anew
 test: $(ready)

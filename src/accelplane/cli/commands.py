@@ -76,6 +76,16 @@ def fpga() -> None:
     sys.exit(main(sys.argv[2:], "accelplane fpga"))
 
 
+@accelplane.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+)
+def fleet() -> None:
+    """Serve a page of the cluster's accelerators, or of a simulated cluster (demo)."""
+    from accelplane.cli.fleet import main  # noqa: PLC0415
+
+    sys.exit(main(sys.argv[2:]))
+
+
 @accelplane.group()
 def webhook() -> None:
     """Run a pod webhook without the operator."""

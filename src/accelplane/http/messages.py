@@ -4,7 +4,7 @@ A request has a body of known length or none. Chunked bodies are rejected with 4
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from http import HTTPStatus
 
 from msgspec import Struct
@@ -60,7 +60,11 @@ PAGE_LIMITS = HttpLimits(
 
 
 class Request(Struct, frozen=True):
-    """A request; `path` is without its query. `fields` are those that the server was told to keep, in lower case."""
+    """A request; `path` is without its query. `fields` are those that the server was told to keep, in lower case.
+
+    `source` identifies the client's address, and `certificate_name` is the common name of a verified client
+    certificate; it is `-` for one without a name.
+    """
 
     method: str
     path: str
@@ -69,15 +73,22 @@ class Request(Struct, frozen=True):
     authorization: str = ""
     query: str = ""
     fields: Mapping[str, str] = {}
+    source: bytes = b""
+    certificate_name: str = ""
 
 
 class Response(Struct, frozen=True):
-    """A complete response. `fields` are further header fields, of ASCII text without line breaks."""
+    """A complete response, or the beginning of one whose other parts are those of `stream`.
+
+    `fields` are further header fields, of ASCII text without line breaks. A streamed response has no length and ends
+    with its connection; the stream is closed when the client disconnects.
+    """
 
     status: int
     body: bytes | bytearray
     content_type: str = "application/json"
     fields: Mapping[str, str] = {}
+    stream: AsyncGenerator[bytes, None] | None = None
 
 
 class HttpError(Exception):
@@ -118,7 +129,8 @@ def parse_head(text: bytes, limits: HttpLimits, methods: Sequence[str], kept: Se
         name = field[1].lower()
         if name in fields and name in _SINGLETONS:
             raise HttpError(400, f"expected one {name.decode()}")
-        fields[name] = field[2].rstrip()
+        value = field[2].rstrip()
+        fields[name] = fields[name] + b", " + value if name in fields and name.decode() in kept else value
     method = found[1].decode()
     if method not in methods:
         raise HttpError(405, f"expected method {' or '.join(methods)}")
@@ -159,6 +171,8 @@ def serialize_head(response: Response, *, keep_alive: bool) -> bytes:
     end = "" if keep_alive else "Connection: close\r\n"
     status = f"{response.status} {HTTPStatus(response.status).phrase}"
     content = f"Content-Type: {response.content_type}\r\nContent-Length: {len(response.body)}\r\n"
+    if response.stream is not None:
+        content = f"Content-Type: {response.content_type}\r\n"
     if response.status == HTTPStatus.NOT_MODIFIED:
         content = ""  # it has no content, and its fields would be those of the page
     more = "".join(f"{name}: {value}\r\n" for name, value in response.fields.items())
