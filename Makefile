@@ -103,10 +103,18 @@ bench: $(ready)
 
 ## wheel: build dist/accelplane-….whl, reproducibly
 wheel: $(ready)
-	rm -rf build dist
+	rm -rf build dist/accelplane-*.whl
 	export SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || date +%s)}
 	$(PY) -m build --quiet --wheel --no-isolation --outdir dist .
 	rm -rf build
+
+## images: build OCI image layouts for amd64 and arm64 into dist/images, without an engine. OUT=, PLATFORMS=, IMAGES= (names)
+images: $(ready)
+	$(PY) deploy/images/images.py $(or $(OUT),dist/images) $(if $(PLATFORMS),--platforms $(PLATFORMS)) $(if $(IMAGES),--images $(IMAGES))
+
+## images-lock: update the pinned Debian packages of the images
+images-lock: $(ready)
+	$(PY) deploy/images/debian.py update
 
 ## fpga-host: build the FPGA hook and tool, which run on hosts without Python, into dist/fpga-sw
 fpga-host: $(ready)
