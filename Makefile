@@ -62,13 +62,9 @@ generated: $(ready)
 		diff -ru "$${each#*:}" "$$made/$${each%:*}" >&2 || { echo "$${each#*:}: differs from the types in models.py; run make crds" >&2; exit 1; }
 	done
 
-## version: change the version of the package and of the images in manifests, demos and docs: make version TO=1.0.1
-version: init := src/accelplane/__init__.py
-version:
-	@from=$$(sed -n 's/^__version__ = "\(.*\)"$$/\1/p' $(init))
-	sed -i "s/\"$$from\"/\"$(TO)\"/" $(init)
-	grep -rlE "accelplane/[a-z-]+:$$from" deploy demo docs | xargs sed -i -E "s#(accelplane/[a-z-]+):$$from#\1:$(TO)#"
-	sed -i "s/newTag: $$from$$/newTag: $(TO)/" deploy/onload/config/manager/kustomization.yaml
+## version: change the version of the package, and of images and charts in manifests, demos and docs: make version TO=1.0.1
+version: $(ready)
+	$(PY) -m release.version $(TO)
 
 ## format: apply ruff fixes and formatting
 format: $(ready)
