@@ -99,6 +99,10 @@ fpga-host: $(ready)
 kube: $(ready)
 	$(PY) -m tests.cluster.build
 
+## tools: build other programs of the tests, whose modules are in tests/cluster/tools: make tools TOOLS="helm"
+tools: $(ready)
+	$(PY) -m tests.cluster.build $(TOOLS)
+
 ## test-cluster: run the cluster tests, two files at a time; needs root. ARGS=… are passed to pytest
 test-cluster: kube
 	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m cluster $(ARGS)
@@ -180,5 +184,5 @@ $(ready): $(VENV)/.pinned pyproject.toml
 
 FORCE:
 
-.PHONY: FORCE help demo test fuzz check version lint types layers generated format proto crds bench wheel fpga-host kube \
+.PHONY: FORCE help demo test fuzz check version lint types layers generated format proto crds bench wheel fpga-host kube tools \
 	test-cluster cluster cluster-down lock clean
