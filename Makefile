@@ -66,6 +66,23 @@ generated: $(ready)
 version: $(ready)
 	$(PY) -m release.version $(TO)
 
+# Without IMAGES the bundles have tags instead of digests.
+images_of_bundles = $(if $(IMAGES),--images "$(IMAGES)")
+
+## bundle: bundles for OLM of both operators, dist/bundles/PACKAGE. IMAGES=images.json REGISTRY=… CHANNELS=a,b DEFAULT_CHANNEL=a REPOSITORY=URL
+bundle: $(ready)
+	$(PY) -m release bundle --out "$(or $(OUT),dist/bundles)" $(images_of_bundles) $(if $(REGISTRY),--registry "$(REGISTRY)") \
+		--channels "$(CHANNELS)" --default-channel "$(DEFAULT_CHANNEL)" --repository "$(REPOSITORY)"
+
+## bundle-build: images of the bundles as OCI image layouts, dist/bundles/PACKAGE-bundle
+bundle-build: $(ready)
+	$(PY) -m release bundle-build --out "$(or $(OUT),dist/bundles)"
+
+## catalog: file-based catalog of the bundles, dist/bundles/catalog; OLDER=DIR is the catalog to add to
+catalog: $(ready)
+	$(PY) -m release catalog --out "$(or $(OUT),dist/bundles)" $(if $(REGISTRY),--registry "$(REGISTRY)") \
+		$(if $(OLDER),--older "$(OLDER)")
+
 ## format: apply ruff fixes and formatting
 format: $(ready)
 	$(PY) -m ruff check --fix .
@@ -184,5 +201,5 @@ $(ready): $(VENV)/.pinned pyproject.toml
 
 FORCE:
 
-.PHONY: FORCE help demo test fuzz check version lint types layers generated format proto crds bench wheel fpga-host kube tools \
+.PHONY: FORCE help demo test fuzz check version bundle bundle-build catalog lint types layers generated format proto crds bench wheel fpga-host kube tools \
 	test-cluster cluster cluster-down lock clean

@@ -11,13 +11,10 @@ from pathlib import Path
 from accelplane.manifests import files
 from accelplane.manifests.edits import Settings, new_reference, references_in
 from accelplane.manifests.spans import EditError
+from release.errors import ReleaseError
 
 SEMANTIC = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-[0-9A-Za-z]+(?:[.-][0-9A-Za-z]+)*)?")
 _ASSIGNMENT = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
-
-
-class ReleaseError(Exception):
-    """A release cannot be made. The message says what was found and what to do."""
 
 
 def current(root: Path) -> str:

@@ -14,6 +14,7 @@ from accelplane.cli.commands import accelplane
 from accelplane.manifests.edits import Settings, edit, selected_images
 from accelplane.manifests.spans import EditError
 from release import version
+from release.errors import ReleaseError
 
 ROOT = Path(__file__).parents[2]
 DIGEST, OTHER = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
@@ -334,7 +335,7 @@ def test_the_version_changes_everywhere(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", ["v1.0.0", "1.0", "01.0.0", "1.0.0-", ""])
 def test_a_version_that_is_not_semantic_is_an_error(wrong: str) -> None:
-    with pytest.raises(version.ReleaseError, match="expected a semantic version"):
+    with pytest.raises(ReleaseError, match="expected a semantic version"):
         list(version.change(ROOT, wrong))
 
 
