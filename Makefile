@@ -83,6 +83,20 @@ catalog: $(ready)
 	$(PY) -m release catalog --out "$(or $(OUT),dist/bundles)" $(if $(REGISTRY),--registry "$(REGISTRY)") \
 		$(if $(OLDER),--older "$(OLDER)")
 
+## release-key: a key for signatures of releases, KEY and KEY.pub; RELEASE_KEY_PASSWORD encrypts it
+release-key: $(ready)
+	$(PY) -m release key "$(KEY)"
+
+## release: a signed release in the new directory OUT: VERSION=… OUT=DIR KEY=FILE [REGISTRY=…] [PUSH=1] [IMAGES=DIR] [DRAFT=1]
+release: $(ready)
+	$(PY) -m release build --version "$(VERSION)" --out "$(OUT)" --key "$(KEY)" $(if $(REGISTRY),--registry "$(REGISTRY)") \
+		$(if $(PUSH),--push) $(if $(IMAGES),--prebuilt "$(IMAGES)") $(if $(PLATFORMS),--platforms "$(PLATFORMS)") \
+		$(if $(DRAFT),--draft) $(if $(CA_FILE),--ca-file "$(CA_FILE)")
+
+## verify-release: check a release as its users would: OUT=DIR KEY=FILE.pub [REGISTRY=…]
+verify-release: $(ready)
+	$(PY) -m release verify "$(OUT)" --key "$(KEY)" $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(CA_FILE),--ca-file "$(CA_FILE)")
+
 ## format: apply ruff fixes and formatting
 format: $(ready)
 	$(PY) -m ruff check --fix .
@@ -201,5 +215,5 @@ $(ready): $(VENV)/.pinned pyproject.toml
 
 FORCE:
 
-.PHONY: FORCE help demo test fuzz check version bundle bundle-build catalog lint types layers generated format proto crds bench wheel fpga-host kube tools \
+.PHONY: FORCE help demo test fuzz check version bundle bundle-build catalog release-key release verify-release lint types layers generated format proto crds bench wheel fpga-host kube tools \
 	test-cluster cluster cluster-down lock clean

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,6 +12,9 @@ from release.images import DEFAULT_REGISTRY
 
 _OUT = click.option("--out", type=click.Path(path_type=Path), default="dist/bundles", show_default=True)
 _REGISTRY = click.option("--registry", default=DEFAULT_REGISTRY, show_default=True, help="Registry and path of images.")
+
+_PLAIN = click.option("--plain-http", is_flag=True, help="The registry has no TLS.")
+_CA = click.option("--ca-file", default="", help="Authority of the registry's certificate.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -55,6 +59,57 @@ def make_catalog(*, out: Path, registry: str, older: Path | None) -> None:
     """Write a file-based catalog of the bundles in OUT."""
     choices = commands.Choices(root=Path.cwd(), out=out, registry=registry, older_catalog=older)
     click.echo(commands.make_catalog(choices))
+
+
+@release.command("key")
+@click.argument("file", type=click.Path(path_type=Path))
+def make_key(*, file: Path) -> None:
+    """Write a new private key to FILE and its public key to FILE.pub."""
+    from release import signing  # noqa: PLC0415
+
+    try:
+        signing.generate(file)
+    except OSError as error:
+        raise ReleaseError(str(error)) from error
+    click.echo(f"{file}: keep it secret; publish {file}.pub")
+
+
+@release.command("build")
+@click.option("--version", "wanted", required=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+@click.option("--key", type=click.Path(path_type=Path), required=True, help="Private key of make release-key.")
+@_REGISTRY
+@click.option("--push", is_flag=True, help="Push to the registry.")
+@_PLAIN
+@_CA
+@click.option("--prebuilt", type=click.Path(path_type=Path, exists=True), help="OUT of make images.")
+@click.option("--platforms", default="", help="Platforms of images, separated by commas.")
+@click.option("--draft", is_flag=True, help="Accept changes that are not committed, and a changelog without date.")
+def build_release(*, wanted: str, out: Path, push: bool, **options: Any) -> None:
+    """Make a release in the new directory OUT."""
+    from release.build import Plan, make  # noqa: PLC0415
+
+    plan = Plan(root=Path.cwd(), out=out.absolute(), version=wanted, push=push, **options)
+    make(plan, lambda text: click.echo(text, err=True))
+    click.echo(out)
+
+
+@release.command("verify")
+@click.argument("out", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--key", type=click.Path(path_type=Path), required=True, help="The public key that you trust.")
+@click.option("--registry", default="", help="Check this registry too.")
+@_PLAIN
+@_CA
+def verify_release(*, out: Path, **options: Any) -> None:
+    """Check a release as its users would."""
+    from release.verify import Release, verify  # noqa: PLC0415
+
+    failed = 0
+    for each in verify(Release(out=out, **options)):
+        click.echo(f"{each.name}: {f'FAILED: {each.problem}' if each.problem else each.text}")
+        failed += bool(each.problem)
+    if failed:
+        raise ReleaseError(f"{failed} checks failed; do not use this release")
 
 
 def main() -> None:

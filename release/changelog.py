@@ -25,3 +25,11 @@ def previous(text: str, version: str) -> str:
     if version in names:
         names = names[names.index(version) + 1 :]
     return next((name for name in names if name.lower() != "unreleased" and name != version), "")
+
+
+def is_dated(text: str, version: str) -> bool:
+    """Whether the heading of a version has a date."""
+    return any(
+        heading[1] == version and re.fullmatch(r"\d{4}-\d\d-\d\d", heading[2] or "")
+        for heading in _HEADING.finditer(text)
+    )

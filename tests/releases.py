@@ -3,8 +3,11 @@
 import json
 from pathlib import Path
 
-from manifests import DEPLOY, REPOSITORY, run_kubectl  # noqa: F401 - kubectl is a requirement of all users
+from manifests import DEPLOY, REPOSITORY
 
+from accelplane.manifests import files
+from accelplane.manifests.edits import Settings
+from accelplane.operator.images import parse
 from release import oci
 from release.images import Image, Images
 from release.olm.products import PRODUCTS
@@ -16,9 +19,9 @@ METADATA = "Metadata-Version: 2.4\nName: msgspec\nVersion: 0.20.0\nLicense-Expre
 
 
 def names() -> tuple[str, ...]:
-    """The images that bundles refer to, and the agent's."""
+    """The images that bundles and manifests refer to."""
     wanted = {name for product in PRODUCTS.values() for name in (product.image, *product.operands.values())}
-    return tuple(sorted({*wanted, "accelplane"}))
+    return tuple(sorted(wanted | {parse(each).image for _, _, each in files.images([DEPLOY], Settings())}))
 
 
 def digest_of(name: str) -> str:
