@@ -72,13 +72,40 @@ generated: $(ready)
 		diff -u "deploy/$$file" "$$made/deploy/$$file" >&2 || { echo "deploy/$$file: differs from its source; run make monitoring" >&2; exit 1; }
 	done
 
-## version: change the version of the package and of the images in manifests, demos and docs: make version TO=1.0.1
-version: init := src/accelplane/__init__.py
-version:
-	@from=$$(sed -n 's/^__version__ = "\(.*\)"$$/\1/p' $(init))
-	sed -i "s/\"$$from\"/\"$(TO)\"/" $(init)
-	grep -rlE "accelplane/[a-z-]+:$$from" deploy demo docs | xargs sed -i -E "s#(accelplane/[a-z-]+):$$from#\1:$(TO)#"
-	sed -i "s/newTag: $$from$$/newTag: $(TO)/" deploy/onload/config/manager/kustomization.yaml
+## version: change the version of the package, and of images and charts in manifests, demos and docs: make version TO=1.0.1
+version: $(ready)
+	$(PY) -m release.version $(TO)
+
+# Without IMAGES the bundles have tags instead of digests.
+images_of_bundles = $(if $(IMAGES),--images "$(IMAGES)")
+
+## bundle: bundles for OLM of both operators, dist/bundles/PACKAGE. IMAGES=images.json REGISTRY=… CHANNELS=a,b DEFAULT_CHANNEL=a REPOSITORY=URL
+bundle: $(ready)
+	$(PY) -m release bundle --out "$(or $(OUT),dist/bundles)" $(images_of_bundles) $(if $(REGISTRY),--registry "$(REGISTRY)") \
+		--channels "$(CHANNELS)" --default-channel "$(DEFAULT_CHANNEL)" --repository "$(REPOSITORY)"
+
+## bundle-build: images of the bundles as OCI image layouts, dist/bundles/PACKAGE-bundle
+bundle-build: $(ready)
+	$(PY) -m release bundle-build --out "$(or $(OUT),dist/bundles)"
+
+## catalog: file-based catalog of the bundles, dist/bundles/catalog; OLDER=DIR is the catalog to add to
+catalog: $(ready)
+	$(PY) -m release catalog --out "$(or $(OUT),dist/bundles)" $(if $(REGISTRY),--registry "$(REGISTRY)") \
+		$(if $(OLDER),--older "$(OLDER)")
+
+## release-key: a key for signatures of releases, KEY and KEY.pub; RELEASE_KEY_PASSWORD encrypts it
+release-key: $(ready)
+	$(PY) -m release key "$(KEY)"
+
+## release: a signed release in the new directory OUT: VERSION=… OUT=DIR KEY=FILE [REGISTRY=…] [PUSH=1] [IMAGES=DIR] [DRAFT=1]
+release: $(ready)
+	$(PY) -m release build --version "$(VERSION)" --out "$(OUT)" --key "$(KEY)" $(if $(REGISTRY),--registry "$(REGISTRY)") \
+		$(if $(PUSH),--push) $(if $(IMAGES),--prebuilt "$(IMAGES)") $(if $(PLATFORMS),--platforms "$(PLATFORMS)") \
+		$(if $(DRAFT),--draft) $(if $(CA_FILE),--ca-file "$(CA_FILE)")
+
+## verify-release: check a release as its users would: OUT=DIR KEY=FILE.pub [REGISTRY=…]
+verify-release: $(ready)
+	$(PY) -m release verify "$(OUT)" --key "$(KEY)" $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(CA_FILE),--ca-file "$(CA_FILE)")
 
 ## format: apply ruff fixes and formatting
 format: $(ready)

@@ -10,6 +10,7 @@ import click
 from accelplane import __version__
 from accelplane.cli.completion import completion
 from accelplane.cli.devicecommands import inspect, top
+from accelplane.cli.manifests import manifests
 from accelplane.cli.provision import provision
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ accelplane.add_command(inspect)
 accelplane.add_command(top)
 accelplane.add_command(completion)
 accelplane.add_command(provision)
+accelplane.add_command(manifests)
 
 
 def _require_simulate() -> None:
