@@ -34,7 +34,8 @@ demo-fleet: $(ready)
 test: export PYTHONDONTWRITEBYTECODE :=  # without compiled modules every process compiles them anew
 test: $(ready)
 	rm -f .coverage .coverage.*
-	$(PY) -m pytest --numprocesses "$$((2 * $$(nproc)))" --maxprocesses 8 --dist worksteal --timeout 180 -m "not cluster" \
+	$(PY) -m pytest --numprocesses "$$((2 * $$(nproc)))" --maxprocesses 8 --dist worksteal --timeout 180 \
+		--ignore tests/cluster -m "not cluster" \
 		$(or $(ARGS),--cov --cov-report term-missing:skip-covered --cov-fail-under 90)
 
 # Untrusted FPGA input gets the largest number of examples.
