@@ -308,7 +308,7 @@ def test_the_table_of_device_metrics_lists_every_family_in_the_order_of_the_page
 
 def test_the_onload_page_lists_every_reason_of_degraded() -> None:
     text = "".join(file.read_text() for file in (ROOT / "src/accelplane/onload").glob("*.py"))
-    reasons = {*re.findall(r'Problem\(\s*"(\w+)"', text), "ModuleRejected", "WriteRejected"}
+    reasons = {*re.findall(r'(?:Problem\(\s*|reason=)"(\w+)"', text), "ModuleRejected", "WriteRejected"}
     tables = section(ONLOAD, "Status and events")
     listed = {name for row in rows(tables) for name in re.findall(r"`([A-Z]\w+)`", row[0])}
     assert listed == reasons | {"Ready", "Progressing", "Degraded"}
