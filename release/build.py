@@ -129,7 +129,8 @@ def _images(plan: Plan, work: Path, say: Say) -> Path:
     say("building images")
     target = work / "images"
     platforms = [f"PLATFORMS={plan.platforms}"] if plan.platforms else []
-    _run(["make", "images", f"OUT={target}", *platforms], plan.root)
+    # The variables of this make are not those of the other one.
+    _run(["env", "-u", "MAKEFLAGS", "-u", "MAKEOVERRIDES", "make", "images", f"OUT={target}", *platforms], plan.root)
     return target
 
 
