@@ -97,6 +97,8 @@ release: $(ready)
 verify-release: $(ready)
 	$(PY) -m release verify "$(OUT)" --key "$(KEY)" $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(CA_FILE),--ca-file "$(CA_FILE)")
 
+.PHONY: bundle bundle-build catalog release-key release verify-release
+
 ## format: apply ruff fixes and formatting
 format: $(ready)
 	$(PY) -m ruff check --fix .
@@ -215,5 +217,5 @@ $(ready): $(VENV)/.pinned pyproject.toml
 
 FORCE:
 
-.PHONY: FORCE help demo test fuzz check version bundle bundle-build catalog release-key release verify-release lint types layers generated format proto crds bench wheel fpga-host kube tools \
+.PHONY: FORCE help demo test fuzz check version lint types layers generated format proto crds bench wheel fpga-host kube tools \
 	test-cluster cluster cluster-down lock clean
