@@ -13,6 +13,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 ready := $(VENV)/.ready
+# The packages of browser tests and of the documentation site are installed when a target needs them.
+extra := $(VENV)/.extra
 # Module that makes CustomResourceDefinitions, and their directory.
 definitions := accelplane.operator.crds:deploy/operator/crd/bases accelplane.onload.crds:deploy/onload/config/crd/bases
 
@@ -24,11 +26,16 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 demo: $(ready)
 	$(VENV)/bin/accelplane demo
 
+## demo-fleet: serve the fleet page with a simulated cluster of 200 nodes; prints the address. ARGS=… are passed on
+demo-fleet: $(ready)
+	@exec $(VENV)/bin/accelplane fleet demo $(ARGS)
+
 ## test: run all tests except cluster tests, two per core; fails below 90 % coverage. ARGS=… selects tests, without coverage
 test: export PYTHONDONTWRITEBYTECODE :=  # without compiled modules every process compiles them anew
 test: $(ready)
 	rm -f .coverage .coverage.*
-	$(PY) -m pytest --numprocesses "$$((2 * $$(nproc)))" --maxprocesses 8 --dist worksteal --timeout 180 -m "not cluster" \
+	$(PY) -m pytest --numprocesses "$$((2 * $$(nproc)))" --maxprocesses 8 --dist worksteal --timeout 180 \
+		--ignore tests/cluster -m "not cluster" \
 		$(or $(ARGS),--cov --cov-report term-missing:skip-covered --cov-fail-under 90)
 
 # Untrusted FPGA input gets the largest number of examples.
@@ -60,6 +67,10 @@ generated: $(ready)
 	for each in $(definitions); do
 		$(PY) -m "$${each%:*}" "$$made/$${each%:*}"
 		diff -ru "$${each#*:}" "$$made/$${each%:*}" >&2 || { echo "$${each#*:}: differs from the types in models.py; run make crds" >&2; exit 1; }
+	done
+	$(PY) -B deploy/monitoring/source "$$made/deploy"
+	(cd "$$made/deploy" && find . -type f) | while read -r file; do
+		diff -u "deploy/$$file" "$$made/deploy/$$file" >&2 || { echo "deploy/$$file: differs from its source; run make monitoring" >&2; exit 1; }
 	done
 
 ## version: change the version of the package, and of images and charts in manifests, demos and docs: make version TO=1.0.1
@@ -97,8 +108,6 @@ release: $(ready)
 verify-release: $(ready)
 	$(PY) -m release verify "$(OUT)" --key "$(KEY)" $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(CA_FILE),--ca-file "$(CA_FILE)")
 
-.PHONY: bundle bundle-build catalog release-key release verify-release
-
 ## format: apply ruff fixes and formatting
 format: $(ready)
 	$(PY) -m ruff check --fix .
@@ -112,16 +121,28 @@ proto: $(ready)
 crds: $(ready)
 	for each in $(definitions); do $(PY) -m "$${each%:*}" "$${each#*:}"; done
 
+## monitoring: generate the dashboards, the PrometheusRule and the copies in the chart
+monitoring: $(ready)
+	$(PY) -B deploy/monitoring/source deploy
+
 ## bench: measure agent, webhook and operator; prints a table and writes JSON. ARGS=… are passed to the benchmarks
 bench: $(ready)
 	$(PY) -m benchmarks $(ARGS)
 
 ## wheel: build dist/accelplane-….whl, reproducibly
 wheel: $(ready)
-	rm -rf build dist
+	rm -rf build dist/accelplane-*.whl
 	export SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || date +%s)}
 	$(PY) -m build --quiet --wheel --no-isolation --outdir dist .
 	rm -rf build
+
+## images: build OCI image layouts for amd64 and arm64 into dist/images, without an engine. OUT=, PLATFORMS=, IMAGES= (names)
+images: $(ready)
+	$(PY) deploy/images/images.py $(or $(OUT),dist/images) $(if $(PLATFORMS),--platforms $(PLATFORMS)) $(if $(IMAGES),--images $(IMAGES))
+
+## images-lock: update the pinned Debian packages of the images
+images-lock: $(ready)
+	$(PY) deploy/images/debian.py update
 
 ## fpga-host: build the FPGA hook and tool, which run on hosts without Python, into dist/fpga-sw
 fpga-host: $(ready)
@@ -152,9 +173,10 @@ cluster-down: $(ready)
 lock: $(VENV)/.pinned
 	# The oldest supported Python needs the most packages.
 	$(PY) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "make lock PYTHON=python3.11" >&2; exit 1; }
-	$(PY) -m piptools compile --quiet --extra dev --extra operator --extra simulate --output-file constraints.txt $(if $(UPGRADE),--upgrade) \
-		--generate-hashes --allow-unsafe --strip-extras --no-header \
-		--no-emit-index-url --no-emit-trusted-host --no-emit-find-links pyproject.toml
+	compile=($(PY) -m piptools compile --quiet $(if $(UPGRADE),--upgrade) --generate-hashes --allow-unsafe --strip-extras \
+		--no-header --no-emit-index-url --no-emit-trusted-host --no-emit-find-links pyproject.toml)
+	"$${compile[@]}" --extra dev --extra operator --extra simulate --output-file constraints.txt
+	"$${compile[@]}" --extra browser --extra site --constraint constraints.txt --output-file constraints-extra.txt
 
 ## clean: remove all build results and .venv
 clean:
@@ -177,7 +199,8 @@ stale := $(if $(runs),$(if $(filter-out $(runs),$(asked)),stale),stale)
 pip_options := --quiet --disable-pip-version-check --no-input
 # constraints.txt is complete. Without --no-deps, old versions of pip reject a pinned distribution that another one requires
 # with an extra (coverage[toml]) as soon as a newer version is published.
-locked := --require-hashes --no-deps --only-binary :all: --requirement constraints.txt
+locked_options := --require-hashes --no-deps --only-binary :all:
+locked := $(locked_options) --requirement constraints.txt
 
 $(VENV)/.pinned: constraints.txt $(if $(stale),FORCE)
 	@version=$$($(PYTHON) 2>/dev/null -Ic \
@@ -215,7 +238,10 @@ $(ready): $(VENV)/.pinned pyproject.toml
 	}
 	touch $@
 
+$(extra): constraints-extra.txt $(ready)
+	@$(PY) -m pip install $(pip_options) $(locked_options) --requirement $<
+	touch $@
+
 FORCE:
 
-.PHONY: FORCE help demo test fuzz check version lint types layers generated format proto crds bench wheel fpga-host kube tools \
-	test-cluster cluster cluster-down lock clean
+.PHONY: FORCE help lint types layers generated $(shell sed -n 's/^## \([a-z-]*\): .*/\1/p' Makefile)

@@ -6,7 +6,8 @@ pins every source) and the recipes of this file. A complete directory is never t
 rename, so that an interrupted build leaves no half of one.
 
 Other programs of the tests are compiled one module at a time, from the modules below ``tools/``: each has a directory
-of its own, named after the module and a hash of its files, and its ``go.mod`` names the packages in ``tool`` lines.
+of its own, named after the module and a hash of its files. Its ``go.mod`` names the packages in ``tool`` lines and may
+name build tags in a comment ``// tags: NAME…``.
 ``python -m tests.cluster.build`` compiles those of `DEFAULT_TOOLS` too, ``python -m tests.cluster.build NAME…`` only
 the named ones.
 """
@@ -249,6 +250,7 @@ def _compile_tool(module: str, say: Callable[[str], None]) -> None:
     text = (TOOLS / module / "go.mod").read_text()
     packages = re.findall(r"^tool (\S+)$", text, re.MULTILINE)
     version = re.search(r"^go (\d+)\.(\d+)", text, re.MULTILINE)
+    tags = " ".join(re.findall(r"^// tags: (.+)$", text, re.MULTILINE))
     assert packages, module
     assert version, module
     go = _go(say, (int(version[1]), int(version[2])))
@@ -257,7 +259,7 @@ def _compile_tool(module: str, say: Callable[[str], None]) -> None:
         say(f"compiling {module}")
         programs = Path(scratch) / "programs"
         programs.mkdir()
-        command = [go, "build", "-trimpath", "-ldflags=-s -w", "-o", programs, *packages]
+        command = [go, "build", "-trimpath", f"-tags={tags}", "-ldflags=-s -w", "-o", programs, *packages]
         _run(command, cwd=TOOLS / module, env=_go_environment())
         programs.rename(target)
 

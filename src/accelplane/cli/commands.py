@@ -50,6 +50,16 @@ def labels() -> None:
 @accelplane.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 )
+def clients() -> None:
+    """Serve the use of GPUs by containers to the agent. Needs the host's PID namespace and SYS_PTRACE."""
+    from accelplane.cli.clients import main  # noqa: PLC0415
+
+    sys.exit(main(sys.argv[2:]))
+
+
+@accelplane.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+)
 def operator() -> None:
     """Run the operator, or render custom resources (render FILE)."""
     from accelplane.cli.operator import main  # noqa: PLC0415
@@ -65,6 +75,16 @@ def fpga() -> None:
     from accelplane.cli.fpgatool import main  # noqa: PLC0415
 
     sys.exit(main(sys.argv[2:], "accelplane fpga"))
+
+
+@accelplane.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+)
+def fleet() -> None:
+    """Serve a page of the cluster's accelerators, or of a simulated cluster (demo)."""
+    from accelplane.cli.fleet import main  # noqa: PLC0415
+
+    sys.exit(main(sys.argv[2:]))
 
 
 @accelplane.group()
