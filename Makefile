@@ -13,6 +13,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 ready := $(VENV)/.ready
+# The packages of browser tests and of the documentation site are installed when a target needs them.
+extra := $(VENV)/.extra
 # Module that makes CustomResourceDefinitions, and their directory.
 definitions := accelplane.operator.crds:deploy/operator/crd/bases accelplane.onload.crds:deploy/onload/config/crd/bases
 
@@ -61,6 +63,10 @@ generated: $(ready)
 		$(PY) -m "$${each%:*}" "$$made/$${each%:*}"
 		diff -ru "$${each#*:}" "$$made/$${each%:*}" >&2 || { echo "$${each#*:}: differs from the types in models.py; run make crds" >&2; exit 1; }
 	done
+	$(PY) -B deploy/monitoring/source "$$made/deploy"
+	(cd "$$made/deploy" && find . -type f) | while read -r file; do
+		diff -u "deploy/$$file" "$$made/deploy/$$file" >&2 || { echo "deploy/$$file: differs from its source; run make monitoring" >&2; exit 1; }
+	done
 
 ## version: change the version of the package and of the images in manifests, demos and docs: make version TO=1.0.1
 version: init := src/accelplane/__init__.py
@@ -83,6 +89,10 @@ proto: $(ready)
 crds: $(ready)
 	for each in $(definitions); do $(PY) -m "$${each%:*}" "$${each#*:}"; done
 
+## monitoring: generate the dashboards, the PrometheusRule and the copies in the chart
+monitoring: $(ready)
+	$(PY) -B deploy/monitoring/source deploy
+
 ## bench: measure agent, webhook and operator; prints a table and writes JSON. ARGS=… are passed to the benchmarks
 bench: $(ready)
 	$(PY) -m benchmarks $(ARGS)
@@ -103,6 +113,10 @@ fpga-host: $(ready)
 kube: $(ready)
 	$(PY) -m tests.cluster.build
 
+## tools: build other programs of the tests, whose modules are in tests/cluster/tools: make tools TOOLS="helm"
+tools: $(ready)
+	$(PY) -m tests.cluster.build $(TOOLS)
+
 ## test-cluster: run the cluster tests, two files at a time; needs root. ARGS=… are passed to pytest
 test-cluster: kube
 	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m cluster $(ARGS)
@@ -119,9 +133,10 @@ cluster-down: $(ready)
 lock: $(VENV)/.pinned
 	# The oldest supported Python needs the most packages.
 	$(PY) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "make lock PYTHON=python3.11" >&2; exit 1; }
-	$(PY) -m piptools compile --quiet --extra dev --extra operator --extra simulate --output-file constraints.txt $(if $(UPGRADE),--upgrade) \
-		--generate-hashes --allow-unsafe --strip-extras --no-header \
-		--no-emit-index-url --no-emit-trusted-host --no-emit-find-links pyproject.toml
+	compile=($(PY) -m piptools compile --quiet $(if $(UPGRADE),--upgrade) --generate-hashes --allow-unsafe --strip-extras \
+		--no-header --no-emit-index-url --no-emit-trusted-host --no-emit-find-links pyproject.toml)
+	"$${compile[@]}" --extra dev --extra operator --extra simulate --output-file constraints.txt
+	"$${compile[@]}" --extra browser --extra site --constraint constraints.txt --output-file constraints-extra.txt
 
 ## clean: remove all build results and .venv
 clean:
@@ -144,7 +159,8 @@ stale := $(if $(runs),$(if $(filter-out $(runs),$(asked)),stale),stale)
 pip_options := --quiet --disable-pip-version-check --no-input
 # constraints.txt is complete. Without --no-deps, old versions of pip reject a pinned distribution that another one requires
 # with an extra (coverage[toml]) as soon as a newer version is published.
-locked := --require-hashes --no-deps --only-binary :all: --requirement constraints.txt
+locked_options := --require-hashes --no-deps --only-binary :all:
+locked := $(locked_options) --requirement constraints.txt
 
 $(VENV)/.pinned: constraints.txt $(if $(stale),FORCE)
 	@version=$$($(PYTHON) 2>/dev/null -Ic \
@@ -182,7 +198,11 @@ $(ready): $(VENV)/.pinned pyproject.toml
 	}
 	touch $@
 
+$(extra): constraints-extra.txt $(ready)
+	@$(PY) -m pip install $(pip_options) $(locked_options) --requirement $<
+	touch $@
+
 FORCE:
 
-.PHONY: FORCE help demo test fuzz check version lint types layers generated format proto crds bench wheel fpga-host kube \
-	test-cluster cluster cluster-down lock clean
+.PHONY: FORCE help demo test fuzz check version lint types layers generated format proto crds monitoring bench wheel fpga-host kube \
+	tools test-cluster cluster cluster-down lock clean

@@ -23,6 +23,7 @@ from manifests import (
 )
 
 from accelplane.cli import clients
+from accelplane.fleet.objects import AGENT_LABELS, AGENT_PORT
 from accelplane.node import config
 from accelplane.node.plugins import installed
 
@@ -44,6 +45,15 @@ TREES = {
 }
 WITH_FPGAS = "accelplane_node/overlays/fpga"
 COMPONENT = "accelplane_node/components/fpga"
+PAGES = {
+    "accelplane_node/overlays/pages": [
+        "--http-address=:9400",
+        "--http-tls-dir=/etc/accelplane-tls",
+        "--http-authorized",
+    ],
+    "accelplane_node/overlays/pages-plain": ["--http-address=:9400"],
+}
+PAGE_COMPONENTS = {"accelplane_node/components/account", "accelplane_node/components/pages"}
 WITH_CLIENTS = "accelplane_node/overlays/clients"
 CLIENTS = "accelplane_node/components/clients"
 FAMILIES = ("gpu", "npu", "qat", "dsa", "iaa", "dlb", "sgx", "fpga")
@@ -74,7 +84,46 @@ def test_a_tree_renders_to_its_daemonset_and_nothing_else(directory: str) -> Non
 
 def test_every_kustomization_is_in_the_table() -> None:
     there = {str(file.parent.relative_to(DEPLOY)) for file in (DEPLOY / NAME.replace("-", "_")).rglob("kust*.yaml")}
-    assert there == {*TREES, WITH_FPGAS, COMPONENT, WITH_CLIENTS, CLIENTS}
+    assert there == {*TREES, WITH_FPGAS, COMPONENT, *PAGES, *PAGE_COMPONENTS, WITH_CLIENTS, CLIENTS}
+
+
+@pytest.mark.parametrize("directory", PAGES)
+def test_the_page_overlays_serve_pages_to_authorized_clients_or_to_namespaces(directory: str) -> None:
+    objects = render(DEPLOY / directory)
+    [daemonset] = (each for each in objects if each["kind"] == "DaemonSet")
+    template = daemonset["spec"]["template"]
+    assert AGENT_LABELS.items() <= template["metadata"]["labels"].items()
+    container = template["spec"]["containers"][0]
+    assert container["args"] == ["node", *PAGES[directory]]
+    assert container["ports"] == [{"name": AGENT_PORT, "containerPort": 9400}]
+    mounts = {each["mountPath"]: each.get("readOnly") for each in container["volumeMounts"]}
+    assert mounts["/var/lib/kubelet/pod-resources"]
+    others = {(each["kind"], each["metadata"]["name"]): each for each in objects if each is not daemonset}
+    if directory.endswith("plain"):
+        policy = others.pop(("NetworkPolicy", "accelplane-node-pages"))["spec"]
+        assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        assert not template["spec"]["automountServiceAccountToken"]
+        assert not others
+        return
+    assert template["spec"]["automountServiceAccountToken"]
+    assert {name: others["ClusterRole", name]["rules"] for kind, name in others if kind == "ClusterRole"} == {
+        "accelplane-metrics-reader": [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}],
+        "accelplane-inventory-reader": [{"nonResourceURLs": ["/api/v1/*", "/status"], "verbs": ["get"]}],
+        "accelplane-node-reviewer": [
+            {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]},
+            {"apiGroups": ["authorization.k8s.io"], "resources": ["subjectaccessreviews"], "verbs": ["create"]},
+        ],
+    }
+    assert [name for kind, name in others if kind == "ClusterRoleBinding"] == ["accelplane-node-reviewer"]
+
+
+def test_pages_and_fpgas_can_be_combined(tmp_path: Path) -> None:
+    components = [os.path.relpath(DEPLOY / each, tmp_path) for each in (COMPONENT, "accelplane_node/components/pages")]
+    base = os.path.relpath(DEPLOY / "accelplane_node/base", tmp_path)
+    content = {"namespace": "x", "resources": [base], "components": components}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(content))
+    kinds = [each["kind"] for each in render(tmp_path)]
+    assert (kinds.count("ServiceAccount"), kinds.count("DaemonSet"), kinds.count("ClusterRoleBinding")) == (1, 1, 2)
 
 
 # Additions for FPGAs.

@@ -179,7 +179,7 @@ class Connection(asyncio.BufferedProtocol):
         """Ends the connection, with an error response if a request has begun."""
         if self._response_task is not None and not self._closing:
             self._cancel_response()
-            self._send_error(HttpError(503, f"no answer within {self._limits.request:g} s"))
+            self._send_error(HttpError(503, f"no answer within {self._limits.answer_timeout:g} s"))
         elif self._waits_for_memory:
             self._send_error(HttpError(503, "too many large requests at once"))
         elif self._closing or self._unsent or self._write_paused or not self._request_started:
@@ -255,7 +255,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             body = self._received[: head.length]
             del self._received[: head.length]
-        return Request(head.method, head.path, head.content_type, body, head.authorization)
+        return Request(head.method, head.path, head.content_type, body, head.authorization, head.query, head.fields)
 
     def _read_head(self) -> bool:
         """Reads the head of a request and reserves memory for its body. Raises `HttpError`."""
@@ -302,7 +302,7 @@ class Connection(asyncio.BufferedProtocol):
         task = self._response_task = asyncio.create_task(self._send_pending(pending, request))
         # A task that is cancelled before its first step never awaits the coroutine.
         task.add_done_callback(lambda _task: pending.close())
-        self._set_deadline(self._limits.request)
+        self._set_deadline(self._limits.answer_timeout)
         self._update_reading()
 
     async def _send_pending(self, pending: PendingResponse, request: Request) -> None:

@@ -42,8 +42,14 @@ class HttpServer:
     """
 
     def __init__(
-        self, handler: Handler, limits: HttpLimits | None = None, *, methods: Sequence[str] = ("POST", "GET")
+        self,
+        handler: Handler,
+        limits: HttpLimits | None = None,
+        *,
+        methods: Sequence[str] = ("POST", "GET"),
+        fields: Sequence[str] = (),
     ) -> None:
+        """Requests have the header fields named in `fields` (in lower case), others are dropped."""
         self.handler = handler
         self.limits = limits or HttpLimits()
         self.connections: set[Connection] = set()
@@ -55,6 +61,7 @@ class HttpServer:
         self.accept_paused = False
         self.cached_heads: dict[bytes, Head] = {}
         self._methods = methods
+        self._fields = fields
         self._listening: list[socket.socket] = []
         self._context: ssl.SSLContext | None = None
         self._attaching: set[asyncio.Task[None]] = set()
@@ -63,7 +70,13 @@ class HttpServer:
         self._no_connections = asyncio.Event()
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._retry_timer: asyncio.TimerHandle | None = None
-        timeouts = (self.limits.request, self.limits.idle, self.limits.handshake, self.limits.wait)
+        timeouts = (
+            self.limits.request,
+            self.limits.answer_timeout,
+            self.limits.idle,
+            self.limits.handshake,
+            self.limits.wait,
+        )
         self._sweep_interval = min(5.0, min(timeouts) / 2)
 
     @property
@@ -337,7 +350,7 @@ class HttpServer:
         """
         head = self.cached_heads.get(text)
         if head is None:
-            head = parse_head(text, self.limits, self._methods)
+            head = parse_head(text, self.limits, self._methods, self._fields)
             if self.limits.cached_heads and len(text) <= self.limits.cached_head and not head.authorization:
                 if len(self.cached_heads) >= self.limits.cached_heads:
                     del self.cached_heads[next(iter(self.cached_heads))]

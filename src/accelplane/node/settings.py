@@ -37,7 +37,7 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
         str, Meta(description="write node labels as files for node-feature-discovery into this directory")
     ] = ""
     http_address: Annotated[
-        str, Meta(description="serve /metrics, /healthz, /readyz and /status at this host:port")
+        str, Meta(description="serve /metrics, /healthz, /readyz, /status and /api/v1 at this host:port")
     ] = ""
     http_tls_dir: Annotated[
         str,
