@@ -26,6 +26,10 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 demo: $(ready)
 	$(VENV)/bin/accelplane demo
 
+## demo-fleet: serve the fleet page with a simulated cluster of 200 nodes; prints the address. ARGS=… are passed on
+demo-fleet: $(ready)
+	@exec $(VENV)/bin/accelplane fleet demo $(ARGS)
+
 ## test: run all tests except cluster tests, two per core; fails below 90 % coverage. ARGS=… selects tests, without coverage
 test: export PYTHONDONTWRITEBYTECODE :=  # without compiled modules every process compiles them anew
 test: $(ready)
@@ -68,13 +72,40 @@ generated: $(ready)
 		diff -u "deploy/$$file" "$$made/deploy/$$file" >&2 || { echo "deploy/$$file: differs from its source; run make monitoring" >&2; exit 1; }
 	done
 
-## version: change the version of the package and of the images in manifests, demos and docs: make version TO=1.0.1
-version: init := src/accelplane/__init__.py
-version:
-	@from=$$(sed -n 's/^__version__ = "\(.*\)"$$/\1/p' $(init))
-	sed -i "s/\"$$from\"/\"$(TO)\"/" $(init)
-	grep -rlE "accelplane/[a-z-]+:$$from" deploy demo docs | xargs sed -i -E "s#(accelplane/[a-z-]+):$$from#\1:$(TO)#"
-	sed -i "s/newTag: $$from$$/newTag: $(TO)/" deploy/onload/config/manager/kustomization.yaml
+## version: change the version of the package, and of images and charts in manifests, demos and docs: make version TO=1.0.1
+version: $(ready)
+	$(PY) -m release.version $(TO)
+
+# Without IMAGES the bundles have tags instead of digests.
+images_of_bundles = $(if $(IMAGES),--images "$(IMAGES)")
+
+## bundle: bundles for OLM of both operators, dist/bundles/PACKAGE. IMAGES=images.json REGISTRY=… CHANNELS=a,b DEFAULT_CHANNEL=a REPOSITORY=URL
+bundle: $(ready)
+	$(PY) -m release bundle --out "$(or $(OUT),dist/bundles)" $(images_of_bundles) $(if $(REGISTRY),--registry "$(REGISTRY)") \
+		--channels "$(CHANNELS)" --default-channel "$(DEFAULT_CHANNEL)" --repository "$(REPOSITORY)"
+
+## bundle-build: images of the bundles as OCI image layouts, dist/bundles/PACKAGE-bundle
+bundle-build: $(ready)
+	$(PY) -m release bundle-build --out "$(or $(OUT),dist/bundles)"
+
+## catalog: file-based catalog of the bundles, dist/bundles/catalog; OLDER=DIR is the catalog to add to
+catalog: $(ready)
+	$(PY) -m release catalog --out "$(or $(OUT),dist/bundles)" $(if $(REGISTRY),--registry "$(REGISTRY)") \
+		$(if $(OLDER),--older "$(OLDER)")
+
+## release-key: a key for signatures of releases, KEY and KEY.pub; RELEASE_KEY_PASSWORD encrypts it
+release-key: $(ready)
+	$(PY) -m release key "$(KEY)"
+
+## release: a signed release in the new directory OUT: VERSION=… OUT=DIR KEY=FILE [REGISTRY=…] [PUSH=1] [IMAGES=DIR] [DRAFT=1]
+release: $(ready)
+	$(PY) -m release build --version "$(VERSION)" --out "$(OUT)" --key "$(KEY)" $(if $(REGISTRY),--registry "$(REGISTRY)") \
+		$(if $(PUSH),--push) $(if $(IMAGES),--prebuilt "$(IMAGES)") $(if $(PLATFORMS),--platforms "$(PLATFORMS)") \
+		$(if $(DRAFT),--draft) $(if $(CA_FILE),--ca-file "$(CA_FILE)")
+
+## verify-release: check a release as its users would: OUT=DIR KEY=FILE.pub [REGISTRY=…]
+verify-release: $(ready)
+	$(PY) -m release verify "$(OUT)" --key "$(KEY)" $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(CA_FILE),--ca-file "$(CA_FILE)")
 
 ## format: apply ruff fixes and formatting
 format: $(ready)
@@ -99,10 +130,18 @@ bench: $(ready)
 
 ## wheel: build dist/accelplane-….whl, reproducibly
 wheel: $(ready)
-	rm -rf build dist
+	rm -rf build dist/accelplane-*.whl
 	export SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || date +%s)}
 	$(PY) -m build --quiet --wheel --no-isolation --outdir dist .
 	rm -rf build
+
+## images: build OCI image layouts for amd64 and arm64 into dist/images, without an engine. OUT=, PLATFORMS=, IMAGES= (names)
+images: $(ready)
+	$(PY) deploy/images/images.py $(or $(OUT),dist/images) $(if $(PLATFORMS),--platforms $(PLATFORMS)) $(if $(IMAGES),--images $(IMAGES))
+
+## images-lock: update the pinned Debian packages of the images
+images-lock: $(ready)
+	$(PY) deploy/images/debian.py update
 
 ## fpga-host: build the FPGA hook and tool, which run on hosts without Python, into dist/fpga-sw
 fpga-host: $(ready)
@@ -204,5 +243,4 @@ $(extra): constraints-extra.txt $(ready)
 
 FORCE:
 
-.PHONY: FORCE help demo test fuzz check version lint types layers generated format proto crds monitoring bench wheel fpga-host kube \
-	tools test-cluster cluster cluster-down lock clean
+.PHONY: FORCE help lint types layers generated $(shell sed -n 's/^## \([a-z-]*\): .*/\1/p' Makefile)

@@ -437,7 +437,11 @@ IMAGES = {
 }
 # Commands that are not started by their own path.
 ENTRY_POINTS = {"onload-operator": "/manager", "onload-device-plugin": "/usr/bin/onload-device-plugin"}
-USERS = {"onload-operator": "1001"}
+USERS = {
+    "onload-operator": "1001",
+    **dict.fromkeys(("intel-sgx-admissionwebhook", "intel-fpga-admissionwebhook"), "65532:65532"),
+    "intel-deviceplugin-operator": "65532:65532",
+}
 # Init programs use relative paths.
 WORKING_DIRECTORIES = {"intel-qat-initcontainer": "/qat-init", "intel-idxd-config-initcontainer": "/idxd-init"}
 
