@@ -18,8 +18,9 @@ from accelplane.node import metrics
 from accelplane.node.agent import Agent
 from accelplane.node.hardware_metrics import held_units
 from accelplane.node.holders import HolderReader, Holders, counts_by_unit, without_stale
-from accelplane.node.observer import Observer, allocations
+from accelplane.node.observer import Observer
 from accelplane.node.settings import Settings
+from accelplane.node.status import allocations
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 

@@ -322,6 +322,26 @@ async def test_a_failed_upgrade_without_rollback_stops(api: KubeApi) -> None:
         assert world.labels("node-1")[NAMES.gate_label] == VERSION
 
 
+async def test_a_failed_probe_pod_is_deleted_and_created_again(api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelplane.onload.steps.PROBE_RETRY", 1.0)
+    world = World(api, nodes=1)
+    world.create(upgrade__verify__probe={"image": "probe:1"})
+
+    def probes() -> list[dict[str, Any]]:
+        return [each for each in api.all("pods") if "verify" in each["metadata"]["name"]]
+
+    async with running(world), operator(api):
+        await until(lambda: len(probes()) == 1)
+        (failed,) = probes()
+        api.put("pods", {**failed, "spec": {**failed["spec"], "nodeName": "node-0"}, "status": {"phase": "Failed"}})
+        await until(lambda: "failed" in world.condition("Ready").get("message", ""))
+        await until(lambda: bool(probes()) and "phase" not in probes()[0].get("status", {}))
+        (again,) = probes()
+        api.put("pods", {**again, "spec": {**again["spec"], "nodeName": "node-0"}, "status": {"phase": "Succeeded"}})
+        await until(lambda: world.is_ready(VERSION))
+    assert not probes()
+
+
 async def test_a_probe_pod_verifies_each_node(api: KubeApi) -> None:
     world = World(api, nodes=1)
     world.create(upgrade__verify__probe={"image": "probe:1", "command": ["true"]})

@@ -440,7 +440,11 @@ IMAGES = {
 ENTRY_POINTS = {"onload-operator": "/manager", "onload-device-plugin": "/usr/bin/onload-device-plugin"}
 # Commands below that of the entry point.
 SUBCOMMANDS = {"accelplane-fleet": ["fleet"]}
-USERS = {"onload-operator": "1001"}
+USERS = {
+    "onload-operator": "1001",
+    **dict.fromkeys(("intel-sgx-admissionwebhook", "intel-fpga-admissionwebhook"), "65532:65532"),
+    **dict.fromkeys(("intel-deviceplugin-operator", "accelplane-fleet"), "65532:65532"),
+}
 # Init programs use relative paths.
 WORKING_DIRECTORIES = {"intel-qat-initcontainer": "/qat-init", "intel-idxd-config-initcontainer": "/idxd-init"}
 

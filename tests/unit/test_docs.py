@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 import accelplane.plugins
+from accelplane.cli import clients as clients_command
 from accelplane.cli import epchook, fpgawebhook, levelzero, logflags, onloadworker, sgxwebhook, xpumanager
 from accelplane.cli import labels as labels_command
 from accelplane.cli import node as node_command
@@ -247,6 +248,7 @@ def shown(flag: Flag) -> str:
         (ACCELERATORS, "FPGA options", flags_of(FpgaConfig)),
         (ONLOAD_NODE, "Options of the device plugin", flags_of(OnloadConfig)),
         (ONLOAD_NODE, "Flags of the worker", [flag for flag in onloadworker.FLAGS if flag not in logflags.FLAGS]),
+        (DOCS / "gpu-clients.md", "Flags", [flag for flag in clients_command.FLAGS if flag not in logflags.FLAGS]),
         (LABELS, "accelplane labels", [flag for flag in labels_command.FLAGS if flag not in logflags.FLAGS]),
         (LABELS, "EPC", [flag for flag in epchook.FLAGS if flag not in logflags.FLAGS]),
         (SIDECARS, "Flags of the Level-Zero service", [flag for flag in levelzero.FLAGS if flag not in logflags.FLAGS]),

@@ -76,7 +76,7 @@ def loaded_by(code: str) -> set[str]:
     "module",
     [
         f"accelplane.cli.{name}"
-        for name in ("main", "node", "inspect", "top", "dropin", "levelzero", "onloadworker", "xpumanager")
+        for name in ("main", "node", "clients", "inspect", "top", "dropin", "levelzero", "onloadworker", "xpumanager")
     ],
 )
 def test_node_commands_do_not_load_unneeded_modules(module: str) -> None:

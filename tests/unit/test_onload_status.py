@@ -8,6 +8,7 @@ from onloadcluster import app_pod, plugin_pod, progress, working
 from onloadresources import onload
 
 from accelplane.kube.conditions import Condition
+from accelplane.onload import validation
 from accelplane.onload.children import Existing, wanted
 from accelplane.onload.models import Revision, Status, seconds
 from accelplane.onload.modules import KmmApi
@@ -146,11 +147,18 @@ def test_a_progress_with_an_impossible_time_has_no_time() -> None:
         ({"devicePlugin__mountOnload": True, "devicePlugin__preload": False}, None),
         ({"upgrade__evictionTimeout": "5"}, "InvalidSpec"),
         ({"upgrade__nodeTimeout": "1h30m"}, None),
+        ({"upgrade__nodeTimeout": "0s"}, "InvalidSpec"),
+        # Rules of admission without a reason: the operator realizes these.
+        ({"devicePlugin__hostOnloadPath": "/usr"}, None),
+        ({"devicePlugin__maxPodsPerNode": -1}, None),
     ],
 )
 def test_problems_of_a_spec(paths: dict[str, Any], reason: str | None) -> None:
-    problem = problem_of(onload(**paths))
+    resource = onload(**paths)
+    problem = problem_of(resource)
     assert (problem and problem.reason) == reason
+    if problem is not None:
+        assert validation.verdict(resource).refusal == validation.PREFIX + problem.message
 
 
 def test_problems_of_a_name() -> None:
@@ -158,6 +166,8 @@ def test_problems_of_a_name() -> None:
         problem = problem_of(onload(name))
         assert problem is not None
         assert problem.reason == reason
+        found = validation.verdict(onload(name))
+        assert problem.message in (found.refusal.removeprefix(validation.PREFIX), *found.warnings)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,14 @@
 """One connection of an HTTP server."""
 
 import asyncio
-import fcntl
 import logging
 import math
 import ssl
-import sys
-import termios
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Protocol
 
+from accelplane.http.acceptqueue import has_unread_data
 from accelplane.http.eviction import Candidate
 from accelplane.http.messages import END_OF_HEAD, Head, HttpError, HttpLimits, Request, Response, serialize_head
 from accelplane.http.tls import TlsSession
@@ -43,6 +41,10 @@ class ConnectionOwner(Protocol):
         """Whether clients wait for connections of busy clients."""
         ...
 
+    def count_first_request(self) -> None:
+        """Called when a connection has its first complete request."""
+        ...
+
     def parse_head(self, text: bytes) -> Head:
         """Raises `HttpError`."""
         ...
@@ -69,7 +71,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, server: ConnectionOwner, context: ssl.SSLContext | None, source: bytes = b"") -> None:
         self._server = server
-        self._source = source
+        self.source = source
         self._limits = server.limits
         self._context = context
         self._tls: TlsSession | None = None  # made with the first data: most of a connection's memory
@@ -155,14 +157,13 @@ class Connection(asyncio.BufferedProtocol):
             since = math.inf
         elif self.has_requested and idle:
             since = self._active_at
-        return Candidate(self._source, since, self.has_requested, idle, closing)
+        return Candidate(self.source, since, self.has_requested, idle, closing)
 
     def has_unread_data(self) -> bool:
         """Whether the kernel has data of the client that is not read yet."""
         if self._transport is None or not self._transport.is_reading():
             return False
-        unread = fcntl.ioctl(self._transport.get_extra_info("socket"), termios.FIONREAD, bytes(4))
-        return int.from_bytes(unread, sys.byteorder) > 0
+        return has_unread_data(self._transport.get_extra_info("socket"))
 
     def evict(self) -> None:
         """Closes the connection to admit others, with an error response if a request has begun."""
@@ -241,7 +242,9 @@ class Connection(asyncio.BufferedProtocol):
         """Answers every complete request."""
         try:
             while self._can_process() and (request := self._next_request()) is not None:
-                self.has_requested = True
+                if not self.has_requested:
+                    self.has_requested = True
+                    self._server.count_first_request()
                 response = _call(self._server.handler, request)
                 if isinstance(response, Response) and response.stream is None:
                     self._send_response(response)

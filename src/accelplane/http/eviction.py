@@ -7,13 +7,13 @@ Three rules protect the API server's connections:
 - Among these, those of the client address with the most such connections are closed first, the longest silent one
   before the others.
 - Usually a connection is closed after `stall` at the earliest: a busy API server needs seconds between connect and
-  request. If half of the possible connections are silent for that long, this is an attack. Then `attack_stall` is the
-  minimum for addresses with many connections, so that the backlog, where an API server waits behind the attacker,
-  becomes empty.
+  request. But while it is busy with many connections, some of them always continue. So if half of the possible
+  connections are silent for `attack_evidence` and there were almost no first requests in this time, this is an attack.
+  Then `attack_stall` is the minimum for addresses with many connections, so that clients behind them do not wait.
 """
 
 import socket
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -22,6 +22,7 @@ from accelplane.http.messages import HttpLimits
 
 # A client that has sent requests is more likely to be the API server than one that has not: it may be idle for longer.
 _KEPT_FACTOR = 5
+_FEW = 16  # the part of the possible connections whose first requests within `attack_evidence` are few
 _MAPPED = bytes(10) + b"\xff\xff"  # the prefix of IPv4 addresses in IPv6
 _PREFIX = 8  # bytes of an IPv6 network: one client may have all of its addresses
 
@@ -45,15 +46,51 @@ def source_of(host: str) -> bytes:
 
 
 def is_attack(candidates: Sequence[Candidate], limits: HttpLimits, now: float) -> bool:
-    """Whether half of the possible connections are silent. Idle ones count if one address has many of them."""
+    """Whether half of the possible connections are silent for `attack_evidence`.
+
+    This is evidence only while clients wait and there are almost no first requests. Idle connections count after
+    `stall`, if one address has many of them.
+    """
     crowds = _crowds(candidates, limits)
     silent = sum(
-        now - each.silent_since >= limits.stall
-        and not each.closing
+        not each.closing
         and (not each.has_requested or each.source in crowds)
+        and now - each.silent_since >= (limits.stall if each.has_requested else limits.attack_evidence)
         for each in candidates
     )
     return 2 * silent >= limits.connections > 0
+
+
+class Evidence:
+    """Events of the last seconds that speak for an attack or against it."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self._limits = limits
+        self._first_requests = deque[float](maxlen=max(1, limits.connections // _FEW))
+        self._stalls = deque[float](maxlen=max(1, limits.connections // 2))
+
+    def add_first_request(self, now: float) -> None:
+        """A connection had its first complete request."""
+        self._first_requests.append(now)
+
+    def add_stall(self, now: float) -> None:
+        """A connection without a request was closed after `stall`."""
+        self._stalls.append(now)
+
+    def clients_continue(self, now: float) -> bool:
+        """Whether connections had first requests lately, more than a few in `attack_evidence`."""
+        return _is_full_since(self._first_requests, now - self._limits.attack_evidence)
+
+    def many_stalls(self, now: float) -> bool:
+        """Whether half of the possible connections were closed after `stall` within the same time.
+
+        Clients of an attack may send a few requests, so that `clients_continue` is true.
+        """
+        return _is_full_since(self._stalls, now - self._limits.stall)
+
+
+def _is_full_since(times: deque[float], start: float) -> bool:
+    return len(times) == times.maxlen and times[0] > start
 
 
 def evictable_at(candidates: Sequence[Candidate], limits: HttpLimits, *, attacked: bool) -> list[float]:

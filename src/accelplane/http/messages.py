@@ -28,7 +28,8 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     fields: int = 64
     cached_heads: int = 256  # number of parsed heads that are cached, each of `cached_head` bytes at most
     cached_head: int = 512
-    connections: int = 80  # up to 40 KiB each with TLS; further ones wait in the backlog
+    connections: int = 80  # up to 40 KiB each with TLS; further ones wait
+    accept_queue: int = 256  # accepted sockets that wait, up to 10 KiB each; further ones wait in the backlog
     backlog: int = 1024
     memory: int = 8 * 1024 * 1024  # for incomplete requests, and responses that are not sent, of all connections
     response: int = 2816 * 1024  # reserved for the response to a large request
@@ -39,6 +40,7 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     idle: float = 180  # longer than the API server keeps a connection, so the client closes first
     linger: float = 1  # between an error response and the close, so that the client can read the response
     stall: float = 5  # without progress of the client, before its connection may be closed to admit others
+    attack_evidence: float = 0.5  # half of the connections silent and almost no first request for so long is an attack
     attack_stall: float = 0.05  # instead of `stall` during an attack, before the first request
     attack_idle: float = 1  # and after requests, if one address has half of the connections
     attack_memory: float = 30  # how long an attack is assumed to last after its last evidence
@@ -55,7 +57,15 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
 # For pages of metrics and health: GET requests of scrapers, which connect about every 30 s, and of readers that wait up
 # to a minute for a change.
 PAGE_LIMITS = HttpLimits(
-    body=0, cached_heads=0, connections=64, backlog=64, memory=1024 * 1024, answer=75, idle=30, linger=0.2
+    body=0,
+    cached_heads=0,
+    connections=64,
+    accept_queue=16,
+    backlog=64,
+    memory=1024 * 1024,
+    answer=75,
+    idle=30,
+    linger=0.2,
 )
 
 

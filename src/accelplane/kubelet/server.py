@@ -107,12 +107,24 @@ class ResourceServer:
     watches that directory and notifies `wake` of changes in it.
     """
 
-    def __init__(self, resource: str, directory: str, endpoint: str, allocator: Allocator) -> None:
-        """Raises `sockets.SocketPathError` if the socket's path is too long."""
+    def __init__(
+        self,
+        resource: str,
+        directory: str,
+        endpoint: str,
+        allocator: Allocator,
+        *,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`changed` is called after changes of the stage and the problem, and after calls of Allocate.
+
+        Raises `sockets.SocketPathError` if the socket's path is too long.
+        """
+        self._changed = changed
+        self._stage = Stage.WAITING
         self.resource = resource
         self.endpoint = endpoint
         self.path = sockets.checked_path(os.path.join(directory, endpoint))
-        self.stage = Stage.WAITING
         self.problem = ""
         self._reported_at = 0
         self.counters = Counters()
@@ -124,6 +136,16 @@ class ResourceServer:
         self._streams: dict[object, _List | None] = {}  # the list that each stream has sent last
         self._streams_opened = 0
         self._sent = Notifier()
+
+    @property
+    def stage(self) -> Stage:
+        return self._stage
+
+    @stage.setter
+    def stage(self, stage: Stage) -> None:
+        if stage is not self._stage:
+            self._stage = stage
+            self._changed()
 
     def publish(self, devices: Iterable[Device]) -> None:
         """Sends `devices` to every stream, also if the list is unchanged. Only the latest list is kept.
@@ -176,6 +198,7 @@ class ResourceServer:
             overdue = time.monotonic() - start > _TERMINATION_GRACE
             if logged != (problem, overdue):
                 logged = (problem, overdue)
+                self._changed()
                 log.log(logging.ERROR if overdue else logging.WARNING, "%s: %s; waiting", self.resource, problem)
             # The directory's creation notifies; a predecessor that is killed leaves its socket, which does not.
             retry = _BUSY_RETRY_AFTER_GRACE if overdue else _BUSY_RETRY
@@ -294,6 +317,7 @@ class ResourceServer:
         if problem != self.problem or level > self._reported_at:
             self.problem, self._reported_at = problem, level
             log.log(level, "%s: %s", self.resource, problem)
+            self._changed()
 
     def _options(self) -> pb.DevicePluginOptions:
         return pb.DevicePluginOptions(
@@ -363,6 +387,7 @@ class ResourceServer:
             return response
         finally:
             self.counters.allocated(time.perf_counter() - start, failed=failed)
+            self._changed()
 
     async def _pre_start(self, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
         await self._allocator.pre_start(request.devices_ids)

@@ -13,6 +13,7 @@ from accelplane import __version__
 from accelplane.devices import Inventory
 from accelplane.host.blocking import SerialThread
 from accelplane.kubelet import sockets
+from accelplane.kubelet.notifier import Notifier
 from accelplane.kubelet.server import KUBELET_SOCKET
 from accelplane.node.allocations import AllocationReader
 from accelplane.node.context import PluginContext
@@ -51,8 +52,12 @@ class Agent:
         reload: Callable[[], tuple[Settings, Plugins]] | None = None,
         services: Mapping[str, Service] | None = None,
         pods: Callable[[Settings], NodePods] | None = None,
+        program: str = "accelplane-node",
     ) -> None:
         self.settings = settings
+        self.program = program
+        # Notifies after changes of devices, health, registration and allocations.
+        self.changes = Notifier()
         self.runners: dict[str, PluginRunner] = {}
         self.config_problem = ""
         self._plugins = dict(plugins)
@@ -134,12 +139,13 @@ class Agent:
             error = await _run(self.runners[name].run())
             log.error("plugin %s crashed, restarting it in %g s", name, _RESTART_DELAY, exc_info=error)
             self._crashed.add(name)
+            self.changes.notify_all()
             await asyncio.sleep(_RESTART_DELAY)
             self.runners[name] = self._runner(name)
 
     def _runner(self, name: str) -> PluginRunner:
         return PluginRunner(
-            PluginContext(name, self._plugins[name], self.settings, self._pods),
+            PluginContext(name, self._plugins[name], self.settings, self._pods, changed=self.changes.notify_all),
             self._watcher,
             self._allocations,
             self._cannot_serve,
@@ -237,6 +243,7 @@ class Agent:
             elif name not in self._crashed:  # a crashed one is restarted with the new plugin and settings
                 self.runners[name].context.pods = self._pods
                 self.runners[name].reconfigure(plugin, settings)
+        self.changes.notify_all()
 
 
 async def _run(work: Coroutine[None, None, None]) -> BaseException | None:

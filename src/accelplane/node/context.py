@@ -1,5 +1,7 @@
 """What the tasks of one plugin share."""
 
+from collections.abc import Callable
+
 from accelplane.node.settings import Settings
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config, NodePods, PodAllocator
@@ -8,10 +10,22 @@ from accelplane.plugins.base import Config, NodePods, PodAllocator
 class PluginContext:
     """The plugin that runs under `name` and its settings. Both are replaced when the configuration changes."""
 
-    def __init__(self, name: str, plugin: Plugin[Config], settings: Settings, pods: NodePods | None = None) -> None:
-        """`pods` is needed by plugins that override `pod_allocator`."""
+    def __init__(
+        self,
+        name: str,
+        plugin: Plugin[Config],
+        settings: Settings,
+        pods: NodePods | None = None,
+        *,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`pods` is needed by plugins that override `pod_allocator`.
+
+        `changed` is called after changes of what pages show: devices, health, registration, allocations.
+        """
         self.name = name
         self.settings = settings
+        self.changed = changed
         self.pods = pods
         self.use(plugin)
 

@@ -32,6 +32,9 @@ class DeviceReading(Struct, frozen=True):
     lines: Lines
     outcomes: Mapping[str, int]
     denied: Sequence[str] = ()
+    plugin: str = ""
+    device: str = ""
+    bdf: str = ""
 
 
 class DeviceReader:
@@ -78,12 +81,13 @@ class DeviceReader:
             values.append(Value(AWAKE, "", float(is_awake(status))))
         if any(source.wraps_after for source in self._sources):
             values.append(Value(ENERGY_GAPS, "", self._gaps))
-        return DeviceReading({**self._identity_lines, **self._rendered(values)}, outcomes, denied)
+        lines = {**self._identity_lines, **self._rendered(values)}
+        return DeviceReading(lines, outcomes, denied, self._plugin, self.plan.device, self.plan.bdf)
 
     def stuck(self) -> DeviceReading:
         """The reading while the device is not read because a read blocks."""
         lines = {**self._identity_lines, **self._rendered([Value(STUCK, "", 1.0)])}
-        return DeviceReading(lines, {"timeout": 1})
+        return DeviceReading(lines, {"timeout": 1}, (), self._plugin, self.plan.device, self.plan.bdf)
 
     def _decide(self, host: Host, mode: str, status: str, now: float, *, held: bool) -> str:
         if not self.plan.power:

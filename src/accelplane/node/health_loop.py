@@ -36,10 +36,12 @@ class HealthLoop:
             plugin, inventory = self._context.plugin, self._inventory()
             if not plugin.overrides("health") or not len(inventory):
                 continue
-            before = dict(self.tracker.states)
+            states, unknown = dict(self.tracker.states), dict(self.tracker.unknown)
             await self.tracker.check(plugin, Host(self._context.settings.root), inventory)
-            if self.tracker.states != before:
+            if self.tracker.states != states:
                 await self._publish()
+            elif self.tracker.unknown != unknown:
+                self._context.changed()
 
     async def check_new_devices(self) -> None:
         """Checks the units of the inventory that have no state yet, and forgets units that are gone."""

@@ -24,13 +24,14 @@ from accelplane.plugins import Sample
 class Contents(Struct, frozen=True, kw_only=True):
     """What the page shows beside the status.
 
-    `samples` are the plugins' measurements, `requests` those to the kubelet by method and outcome, `now` the monotonic
-    time.
+    `samples` are the plugins' measurements, `requests` those to the kubelet by method and outcome, `container_use` the
+    GPU use of containers, `now` the monotonic time.
     """
 
     samples: Sequence[Sample] = ()
     readings: NodeReadings = NodeReadings()
     holders: Holders = Holders()
+    container_use: Sequence[Family] = ()
     requests: Mapping[tuple[str, str], int] = {}
     now: float = 0.0
 
@@ -52,6 +53,7 @@ def page(status: NodeStatus, contents: Contents, more: Iterable[Family] = ()) ->
                     *holding(status, contents.holders, readings, contents.now),
                     request_counts(contents.requests),
                     *hardware(readings),
+                    *contents.container_use,
                 )
             ),
             *families(samples),

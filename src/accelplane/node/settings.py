@@ -37,7 +37,7 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
         str, Meta(description="write node labels as files for node-feature-discovery into this directory")
     ] = ""
     http_address: Annotated[
-        str, Meta(description="serve /metrics, /healthz, /readyz and /status at this host:port")
+        str, Meta(description="serve /metrics, /healthz, /readyz, /status and /api/v1 at this host:port")
     ] = ""
     http_tls_dir: Annotated[
         str,
@@ -60,6 +60,9 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
     metrics_min_interval: Annotated[
         float, Meta(description="seconds for which a reading of the devices is used again, 0 to 60")
     ] = 1.0
+    metrics_clients: Annotated[
+        str, Meta(description="Unix socket of accelplane clients, for the GPU use of containers on the metrics page")
+    ] = ""
     health_interval: Annotated[
         float, Meta(description="seconds between health checks, 1 to 3600; 0: the interval of each plugin")
     ] = 0.0
@@ -88,7 +91,7 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
         if not 0 <= settings.metrics_min_interval <= 60:
             found = f"{settings.metrics_min_interval:g}"
             raise ConfigurationError(f"{source}metrics-min-interval: found {found}, expected 0 to 60 seconds")
-        names = ("root", "kubelet_dir", "cdi_dir", "nfd_dir", "http_tls_dir", "http_client_ca")
+        names = ("root", "kubelet_dir", "cdi_dir", "nfd_dir", "http_tls_dir", "http_client_ca", "metrics_clients")
         paths = {name: getattr(settings, name) for name in names}
         for name, path in paths.items():
             if not path and name in ("root", "kubelet_dir", "cdi_dir"):

@@ -116,3 +116,10 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
             for resource in plugin.resources.values():
                 if resource.stage != Stage.REGISTERED:
                     yield f"{resource.name}: {resource.stage}: {resource.problem or 'not yet registered'}"
+
+
+def allocations(status: NodeStatus) -> int:
+    """The number of Allocate calls that the kubelet has sent."""
+    return sum(
+        resource.counters.allocations for plugin in status.plugins.values() for resource in plugin.resources.values()
+    )

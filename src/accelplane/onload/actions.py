@@ -61,7 +61,8 @@ class Actions:
     async def _perform(
         self, names: Names, action: Action, node: NodeView, resource: CustomResource | None, onload: Onload | None
     ) -> Sequence[str]:
-        if node.probe != "none" and (action.removes_progress or action.step in _PROBE_ENDS):
+        ends = action.removes_progress or action.step in _PROBE_ENDS
+        if action.delete_probe or (node.probe != "none" and ends):
             await self._nodes.delete_probe(names, action.node)
         if action.create_probe and resource is not None and onload is not None:
             await self._nodes.create_probe(onload, owner_of(resource), action.node)

@@ -50,7 +50,7 @@ class PodView(msgspec.Struct, frozen=True):
     revision: str | None = None
 
 
-Probe = Literal["none", "running", "succeeded", "failed"]
+Probe = Literal["none", "running", "succeeded", "failed", "terminating"]
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +145,8 @@ def _probe(pods: Sequence[Pod], names: Names) -> Probe:
     )
     if found is None:
         return "none"
+    if found.metadata.deletionTimestamp is not None and found.status.phase != "Succeeded":
+        return "terminating"
     match found.status.phase:
         case "Succeeded":
             return "succeeded"

@@ -279,7 +279,7 @@ def _readable(resource: CustomResource) -> Onload | None:
 
 def _result(plan: Plan) -> Result | None:
     """When to decide again: soon after an action, and at the next deadline."""
-    if any(action.patches or action.delete or action.create_probe for action in plan.actions):
+    if any(action.patches or action.delete or action.delete_probe for action in plan.actions):
         return Result(requeue_after=_AFTER_ACTION)
     if plan.actions:
         return Result(requeue_after=EVICTION_RETRY)

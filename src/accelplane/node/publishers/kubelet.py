@@ -117,7 +117,9 @@ class KubeletPublisher:
             lambda: self.inventory.resources.get(resource, {}),
         )
         try:
-            server = ResourceServer(name, directory, plugin.socket_name(resource), allocator)
+            server = ResourceServer(
+                name, directory, plugin.socket_name(resource), allocator, changed=self._context.changed
+            )
         except SocketPathError as error:
             log.error("%s: cannot be served: %s", name, error)
             self._unservable(error)
