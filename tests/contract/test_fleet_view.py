@@ -15,6 +15,9 @@ import msgspec
 import pytest
 
 from accelplane.fleet.devicelist import DeviceItem, DeviceList, HolderItem, NodeProblem
+from accelplane.fleet.serve import listen, open_gate
+from accelplane.fleet.simulated import SimulatedFleet
+from accelplane.fleet.web.site import Screens
 from accelplane.http.messages import PAGE_LIMITS, Request, Response
 from accelplane.http.server import HttpServer
 
@@ -63,7 +66,7 @@ class Fleet:
         self.bin.mkdir()
 
     def handle(self, request: Request) -> Response:
-        self.requests.append(request.path)
+        self.requests.append(f"{request.path}?{request.query}" if request.query else request.path)
         content = msgspec.json.encode(self.listed) if self.content is None else self.content
         return Response(self.status, content)
 
@@ -117,7 +120,7 @@ async def test_devices_have_their_states_and_holders_and_the_forwarding_ends(fle
 
 async def test_devices_are_selected_by_node_resource_and_namespace(fleet: Fleet) -> None:
     assert [item["node"] for item in (await fleet.report("--node", "two"))["devices"]] == ["two", "two"]
-    assert fleet.requests == ["/api/v1/devices"]
+    assert fleet.requests == ["/api/v1/devices?node=two"]
     assert [item["plugin"] for item in (await fleet.report("--resource", "qat."))["devices"]] == ["qat"]
     assert [item["node"] for item in (await fleet.report("-n", "research"))["devices"]] == ["one"]
 
@@ -155,6 +158,20 @@ async def test_a_port_that_cannot_be_forwarded_is_an_error_with_the_message_of_k
     (fleet.bin / "kubectl").unlink()
     answer = await fleet.inspect()
     assert answer.stderr == "accelplane --fleet: kubectl: not found on PATH; install it\n"
+
+
+async def test_the_fleet_page_serves_the_devices_of_its_snapshot(fleet: Fleet) -> None:
+    view = SimulatedFleet(5, now=1764000000)
+    screens = Screens(view)
+    async with listen(screens, open_gate("127.0.0.1:0"), "127.0.0.1:0") as fleet.port:
+        fleet.install()
+        answer = await fleet.inspect("-o", "json")
+        one = await fleet.inspect("-o", "name", f"--node={min(view.cluster().nodes)}")
+    await screens.live.close()
+    units = {(node.name, unit.unit) for node in view.cluster().nodes.values() for unit in node.units}
+    assert len(units) > 5
+    assert {(item["node"], item["unit"]) for item in json.loads(answer.stdout)["devices"]} == units
+    assert {line.partition("/")[0] for line in one.stdout.splitlines()} == {min(view.cluster().nodes)}
 
 
 @pytest.mark.parametrize(
