@@ -273,7 +273,7 @@ class Connection(asyncio.BufferedProtocol):
         name = self._tls.certificate_name if self._tls is not None else ""
         return Request(
             head.method, head.path, head.content_type, body, head.authorization, head.query, head.fields,
-            self._source, name,
+            self.source, name,
         )  # fmt: skip
 
     def _read_head(self) -> bool:
