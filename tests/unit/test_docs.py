@@ -20,6 +20,7 @@ import yaml
 import accelplane.plugins
 from accelplane.cli import clients as clients_command
 from accelplane.cli import epchook, fpgawebhook, levelzero, logflags, onloadworker, sgxwebhook, xpumanager
+from accelplane.cli import fleet as fleet_command
 from accelplane.cli import labels as labels_command
 from accelplane.cli import node as node_command
 from accelplane.cli import onloadoperator as onload_command
@@ -53,6 +54,7 @@ WEBHOOK = DOCS / "sgx-webhook.md"
 ONLOAD_NODE = DOCS / "onload-node.md"
 FPGA_WEBHOOK = DOCS / "fpga-webhook.md"
 OPERATOR = DOCS / "operator.md"
+FLEET = DOCS / "fleet.md"
 ONLOAD = DOCS / "onload.md"
 USERS, AUTHORS = DOCS / "users-guide.md", DOCS / "plugin-authors-guide.md"
 ACCELERATORS, LABELS = DOCS / "accelerators.md", DOCS / "labels.md"
@@ -256,6 +258,7 @@ def shown(flag: Flag) -> str:
         (FPGA_WEBHOOK, "Running it", [flag for flag in fpgawebhook.FLAGS if flag not in logflags.FLAGS]),
         (WEBHOOK, "Running it", [flag for flag in sgxwebhook.FLAGS if flag not in logflags.FLAGS]),
         (OPERATOR, "Flags", [flag for flag in operator_command.FLAGS if flag not in logflags.FLAGS]),
+        (FLEET, "Flags", [flag for flag in fleet_command.FLAGS if flag not in logflags.FLAGS]),
         (ONLOAD, "Flags", [flag for flag in onload_command.FLAGS if flag not in logflags.FLAGS]),
         (USERS, "Flags of every node command", [flag for flag in node_command.FLAGS if flag not in logflags.FLAGS]),
         (USERS, "Logging flags", list(logflags.FLAGS)),
