@@ -30,16 +30,20 @@ demo: $(ready)
 demo-fleet: $(ready)
 	@exec $(VENV)/bin/accelplane fleet demo $(ARGS)
 
-## test: run all tests except cluster tests, two per core; fails below 90 % coverage. ARGS=… selects tests, without coverage
+## test: run all tests except cluster and browser tests, two per core; fails below 90 % coverage. ARGS=… selects tests, without coverage
 test: export PYTHONDONTWRITEBYTECODE :=  # without compiled modules every process compiles them anew
 test: $(ready)
 	rm -f .coverage .coverage.*
-	$(PY) -m pytest --numprocesses "$$((2 * $$(nproc)))" --maxprocesses 8 --dist worksteal --timeout 180 -m "not cluster" \
+	$(PY) -m pytest --numprocesses "$$((2 * $$(nproc)))" --maxprocesses 8 --dist worksteal --timeout 180 -m "not cluster and not browser" \
 		$(or $(ARGS),--cov --cov-report term-missing:skip-covered --cov-fail-under 90)
+
+## test-browser: test the fleet page in Chromium (Debian's package chromium). ARGS=… are passed to pytest
+test-browser: $(extra)
+	$(PY) -m pytest --tb native -m browser $(or $(ARGS),tests/browser)
 
 # Untrusted FPGA input gets the largest number of examples.
 fpga_tests := tests/unit/test_admission_fpga.py $(wildcard tests/unit/test_fpga_*.py)
-fuzzing = ACCELPLANE_FUZZ=$(1) $(PY) -m pytest --numprocesses auto --maxprocesses 8 --timeout 7200 -m "fuzz and not cluster"
+fuzzing = ACCELPLANE_FUZZ=$(1) $(PY) -m pytest --numprocesses auto --maxprocesses 8 --timeout 7200 -m "fuzz and not cluster and not browser"
 
 ## fuzz: run the property tests of parsers with over a million inputs, about 40 minutes. INPUTS=… per FPGA test
 fuzz: $(ready)
