@@ -30,20 +30,24 @@ demo: $(ready)
 demo-fleet: $(ready)
 	@exec $(VENV)/bin/accelplane fleet demo $(ARGS)
 
-## test: run all tests except cluster tests, two per core. ARGS=… are passed to pytest
+## test: run all tests except cluster and browser tests, two per core. ARGS=… are passed to pytest
 test: export PYTHONDONTWRITEBYTECODE :=  # without compiled modules every process compiles them anew
 test: $(ready)
 	rm -f .coverage .coverage.*
 	$(PY) -m pytest --numprocesses "$$((2 * $$(nproc)))" --maxprocesses 8 --dist worksteal --timeout 180 \
-		--ignore tests/cluster -m "not cluster" $(ARGS)
+		--ignore tests/cluster --ignore tests/browser -m "not cluster and not browser" $(ARGS)
 
 ## coverage: run the same tests and fail below 90 % coverage. Tracing nearly doubles the processor time
 coverage:
 	$(MAKE) test ARGS="--cov --cov-report term-missing:skip-covered --cov-fail-under 90 $(ARGS)"
 
+## test-browser: test the fleet page in Chromium (Debian's package chromium). ARGS=… are passed to pytest
+test-browser: $(extra)
+	$(PY) -m pytest --tb native -m browser $(or $(ARGS),tests/browser)
+
 # Untrusted FPGA input gets the largest number of examples.
 fpga_tests := tests/unit/test_admission_fpga.py $(wildcard tests/unit/test_fpga_*.py)
-fuzzing = ACCELPLANE_FUZZ=$(1) $(PY) -m pytest --numprocesses auto --maxprocesses 8 --timeout 7200 -m "fuzz and not cluster"
+fuzzing = ACCELPLANE_FUZZ=$(1) $(PY) -m pytest --numprocesses auto --maxprocesses 8 --timeout 7200 -m "fuzz and not cluster and not browser"
 
 ## fuzz: run the property tests of parsers with over a million inputs, about 40 minutes. INPUTS=… per FPGA test
 fuzz: $(ready)
