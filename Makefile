@@ -147,9 +147,14 @@ wheel: $(ready)
 images: $(ready)
 	$(PY) deploy/images/images.py $(or $(OUT),dist/images) $(if $(PLATFORMS),--platforms $(PLATFORMS)) $(if $(IMAGES),--images $(IMAGES))
 
-## images-lock: update the pinned Debian packages of the images
+## images-lock: update the pinned Debian packages of the images and of the demo images
 images-lock: $(ready)
 	$(PY) deploy/images/debian.py update
+	$(PY) deploy/images/demo_images.py update
+
+## demo-images: build images of demo workloads for amd64 into dist/demo-images. OUT=, IMAGES= (names)
+demo-images: $(ready)
+	$(PY) deploy/images/demo_images.py build $(or $(OUT),dist/demo-images) $(if $(IMAGES),--images $(IMAGES))
 
 ## fpga-host: build the FPGA hook and tool, which run on hosts without Python, into dist/fpga-sw
 fpga-host: $(ready)
