@@ -130,6 +130,6 @@ class GpuPlugin(Plugin[GpuConfig]):
 
         cards = {device.unit: device.attributes for device in devices if device.unit != MONITORING_ID}
         for name, attributes in cards.items():
-            card = f"{self._scope.places.drm}/{name}"
-            path = f"{card}/device"
+            card = pci.canonical(host, f"{self._scope.places.drm}/{name}")
+            path = pci.canonical(host, f"{card}/device")
             yield pci.plan(host, name, path, gpu.sources(host, card, path), attributes)
