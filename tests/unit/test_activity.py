@@ -73,4 +73,6 @@ def test_only_long_pauses_are_part_of_the_inventory() -> None:
     for now in (100.0, 110.0):
         activity.update(reading(Value(NPU_BUSY, "", 5)), {U}, now)
     assert not activity.idle_since(699.0)
-    assert activity.idle_since(700.0).keys() == {U}
+    first = activity.idle_since(700.0)
+    assert first.keys() == {U}
+    assert activity.idle_since(1300.5) == first
