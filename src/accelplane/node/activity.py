@@ -41,11 +41,13 @@ class Activity:
 
     def __init__(self) -> None:
         self._counters: dict[tuple[str, str], Counters] = {}
-        self._active_at: dict[Unit, float] = {}
+        # The monotonic and the Unix time of the last activity.
+        self._active_at: dict[Unit, tuple[float, float]] = {}
 
     def update(self, readings: NodeReadings, held: Collection[Unit], now: float) -> None:
         """Takes over a reading that ended at the monotonic time `now`."""
-        found: dict[Unit, float] = {}
+        found: dict[Unit, tuple[float, float]] = {}
+        moment = (now, float(int(time.time())))
         devices: dict[tuple[str, str], Counters] = {}
         for reading in readings.devices:
             key = (reading.plugin, reading.device)
@@ -55,7 +57,7 @@ class Activity:
             for unit in reading.units:
                 place = (reading.plugin, unit)
                 if place in held and (unit in active or place in self._active_at):
-                    found[place] = now if active.get(unit) else self._active_at.get(place, now)
+                    found[place] = moment if active.get(unit) else self._active_at.get(place, moment)
             if present is not None or counters is not None:
                 devices[key] = present or counters or Counters(now, {})
         self._active_at = found
@@ -63,15 +65,11 @@ class Activity:
 
     def idle_seconds(self, now: float) -> Mapping[Unit, float]:
         """The time since the last activity of each held unit with a signal."""
-        return {unit: max(0.0, now - at) for unit, at in self._active_at.items()}
+        return {unit: max(0.0, now - at) for unit, (at, _) in self._active_at.items()}
 
     def idle_since(self, now: float) -> Mapping[Unit, float]:
         """The Unix time of the last activity of each unit that has been idle for ten minutes, in whole seconds."""
-        return {
-            unit: float(round(time.time() - seconds))
-            for unit, seconds in self.idle_seconds(now).items()
-            if seconds >= _IDLE_STATE
-        }
+        return {unit: moment for unit, (at, moment) in self._active_at.items() if now - at >= _IDLE_STATE}
 
 
 def signals(

@@ -51,6 +51,8 @@ class DeviceReader:
         # By path the last text with its meaning: most files seldom change.
         self._parsed: dict[str, _Parsed] = {}
         self._prefixes: dict[tuple[Family, str], str] = {}
+        # The lines of the last reading: most values seldom change.
+        self._rendered_lines: dict[tuple[Family, str], tuple[float, str]] = {}
         self._identity_lines = self._identity()
         self._last_waking = float("-inf")
         self._last_energy: float | None = None
@@ -168,12 +170,18 @@ class DeviceReader:
             sums[key] = sums.get(key, 0.0) + value
         lines: dict[Family, list[str]] = {}
         for key, value in sums.items():
+            known = self._rendered_lines.get(key)
+            if known is not None and known[0] == value:
+                lines.setdefault(key[0], []).append(known[1])
+                continue
             prefix = self._prefixes.get(key)
             if prefix is None:
                 family, extra = key
                 comma = "," if extra else ""
                 prefix = self._prefixes[key] = f"{family.name}{{{self.labels}{comma}{extra}}} "
-            lines.setdefault(key[0], []).append(prefix + number_text(value))
+            line = prefix + number_text(value)
+            self._rendered_lines[key] = value, line
+            lines.setdefault(key[0], []).append(line)
         return lines
 
     def _identity(self) -> Lines:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT = 0.5
 # Of one plugin. Further families are left out.
 _MAX_SAMPLES = 2000
-_MAX_EXAMINED = 100_000
+_MAX_EXAMINED = 20_000
 # Names of the agent's own families, and those of them that plugins of this project measure.
 _OWN = ("accelplane_", "process_")
 _MEASURED_OWN = frozenset(("accelplane_sgx_epc_bytes",))

@@ -104,7 +104,7 @@ class NpuPlugin(Plugin[NpuConfig]):
         from accelplane.readings import npu, pci  # noqa: PLC0415 - memory of agents without pages
 
         for name, attributes in {device.unit: device.attributes for device in devices}.items():
-            path = f"{self._class}/{name}/device"
+            path = pci.canonical(host, f"{self._class}/{name}/device")
             yield pci.plan(host, name, path, npu.sources(host, path), attributes)
 
     def _accelerator(self, host: Host, name: str) -> Iterator[Device | Skipped]:
