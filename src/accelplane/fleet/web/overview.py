@@ -9,7 +9,7 @@ from .page import Context, Page, counted, moment, node_link, number, numeric, ro
 from .query import ListQuery, NodesQuery, PlaceQuery, link
 from .summaries import Problem
 
-_MAX_PROBLEMS = 20
+_MAX_PROBLEMS = 12
 _NUMBERS = (
     "Nodes", "Devices", "IDs", "Held IDs", "Free IDs", "Unhealthy", "Unhealthy and held", "Unknown", "Idle",
 )  # fmt: skip
@@ -80,7 +80,7 @@ def _resource(each: Overview) -> Element:
             number(each.affected, of("unhealthy"), alert=True),
             number(each.unknown, of("unknown")),
             number(each.idle, of("idle")),
-            element("td", " ".join(_remarks(each))),
+            element("td", " ".join(_remarks(each)), class_="long"),
         ),
         each.resource,
     )

@@ -8,7 +8,7 @@ from .html import Element, element, keyed
 from .page import HIDDEN, Context, Page, moment, pages, part, search_form, table
 from .query import ListQuery
 
-_HEADERS = ("Pod", "Waits since", "Scheduler", "Why, by resource")
+_HEADERS = ("Pod", "Why, by resource", "Scheduler", "Waits since")
 _MAX_CANDIDATES = 5000
 
 
@@ -54,9 +54,9 @@ def _row(context: Context, index: int, pod: Waiting, reasons: Mapping[tuple[str,
         element(
             "tr",
             element("th", name, scope="row", class_=None if shown else "hidden-name"),
-            element("td", moment(pod.since)),
-            element("td", message + gates, class_="long"),
             element("td", element("ul", *whys), class_="long"),
+            element("td", message + gates, class_="long"),
+            element("td", moment(pod.since)),
         ),
         name if shown else f"{HIDDEN} {index}",
     )
