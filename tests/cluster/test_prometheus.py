@@ -134,8 +134,8 @@ class Prometheus:
             "prometheus",
             [
                 # The program ends at its start if its working directory does not exist.
-                "env", "--chdir=/", program("prometheus"), "--config.file=/var/lib/prometheus/prometheus.yaml", "--log.level=warn",
-                "--storage.tsdb.path=/var/lib/prometheus/data", f"--web.listen-address=:{PORT}",
+                "env", "--chdir=/", program("prometheus"), "--config.file=/var/lib/prometheus/prometheus.yaml",
+                "--log.level=warn", "--storage.tsdb.path=/var/lib/prometheus/data", f"--web.listen-address=:{PORT}",
             ],
             ready=self._answers,
         )  # fmt: skip
