@@ -77,19 +77,6 @@ FOREIGN = {
     "kube_pod_status_unschedulable",
     "kube_pod_container_resource_requests",
 }
-# Metrics of the specification that are built on other branches.
-AWAITED = {
-    "accelplane_allocations_total",
-    "accelplane_container_gpu_busy_seconds_total",
-    "accelplane_container_gpu_memory_bytes",
-    "accelplane_idxd_completion_faults_total",
-    "accelplane_nic_bytes_total",
-    "accelplane_nic_errors_total",
-    "accelplane_page_requests_total",
-    "accelplane_samples_dropped_total",
-    "accelplane_sgx_epc_bytes",
-    "accelplane_unit_idle_seconds",
-}
 SUFFIX = re.compile(r"_(bucket|sum|count|total)$")
 
 
@@ -116,7 +103,7 @@ def test_every_metric_of_rules_and_dashboards_exists_in_the_code() -> None:
     assert len(used) > 60
     known = own_metrics()
     unknown = {name for name in used - FOREIGN - {*records()} if SUFFIX.sub("", name) not in known}
-    assert unknown - AWAITED == set()
+    assert unknown == set()
     assert used >= FOREIGN
     assert used >= {*records()}
 

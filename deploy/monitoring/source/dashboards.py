@@ -222,13 +222,13 @@ def kinds() -> Dashboard:
             'increase(fpga_programmings_total{node=~"$node"}[$__rate_interval])', "{{node}} {{device}} {{outcome}}")),
         Panel(title="FPGA: error bits",
               queries=_kind("accelplane_fpga_error_flags", "{{node}} {{device}} {{register}}")),
-        Panel(title="FPGA: temperature", unit="celsius", least=None, queries=query(
+        Panel(title="FPGA: temperature", unit="celsius", least=None, none="None", queries=query(
             'accelplane_device_temperature_celsius{plugin="fpga",node=~"$node"}', "{{node}} {{device}} {{sensor}}")),
         Panel(title="Network cards: bytes", unit="Bps",
               queries=_rate("accelplane_nic_bytes_total", "{{node}} {{interface}} {{direction}}")),
         Panel(title="Network cards: errors",
               queries=_rate("accelplane_nic_errors_total", "{{node}} {{interface}} {{direction}}")),
-        Panel(title="Network cards: temperature", unit="celsius", least=None, queries=query(
+        Panel(title="Network cards: temperature", unit="celsius", least=None, none="None", queries=query(
             'accelplane_device_temperature_celsius{plugin="onload",node=~"$node"}', "{{node}} {{device}} {{sensor}}")),
     ]  # fmt: skip
     return Dashboard(
