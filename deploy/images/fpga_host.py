@@ -1,33 +1,32 @@
 """Builds what runs on nodes' hosts, where there may be no Python: the FPGA hook and tool, as one static program.
 
-    python3 deploy/images/fpga_host.py DIRECTORY [--sources DIRECTORY]
+    python3 deploy/images/fpga_host.py DIRECTORY [--architecture amd64|arm64] [--sources DIRECTORY]
 
 Puts into the directory `fpga_tool`, `fpgatool` and `intel-fpga-crihook`, hard links to one file. It is Debian's
 interpreter as a static library, linked with the compiled modules (see fpga_host.c); it needs nothing but a
-Linux kernel of the machine's architecture. docs/decisions/0015-fpga-host-programs.md compares this with other ways.
+Linux kernel of the architecture. docs/decisions/0015-fpga-host-programs.md compares this with other ways.
 
-Needs Debian 12, its Python 3.11, gcc and libc6-dev; other packages are downloaded and unpacked, not installed.
+The compiler and the interpreter that compiles the modules are those of the build root (buildroot.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import marshal
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
-from modulefinder import ModuleFinder
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-PYTHON = "python3.11"
+from buildroot import GCC, PYTHON, TRIPLETS, BuildRoot, native
+from debian import ARCHITECTURES, RELEASE, Lock, RecipeError, default_cache, fetch, read_lock, select, unpack
+
 PROGRAMS = ("fpga_tool", "fpgatool", "intel-fpga-crihook")
 COMMANDS = ("accelplane.cli.fpgahook", "accelplane.cli.fpgatool")
-DEBIAN = (f"lib{PYTHON}-dev", f"lib{PYTHON}-minimal", f"lib{PYTHON}-stdlib", "zlib1g-dev")
+# Libraries and headers of the program. The C library of the cross compiler gets no security updates.
+DEBIAN = ("libc6-dev", f"lib{PYTHON}-dev", f"lib{PYTHON}-minimal", f"lib{PYTHON}-stdlib", "zlib1g-dev")
 
 # What the interpreter imports by itself.
 FOR_THE_INTERPRETER = ("encodings.aliases", "encodings.ascii", "encodings.latin_1", "encodings.utf_8", "traceback")
@@ -46,17 +45,14 @@ ALWAYS = ("_abc", "_codecs", "_imp", "_io", "_signal", "_string", "_thread", "_w
           "faulthandler", "gc", "marshal", "posix")  # fmt: skip
 
 
-class RecipeError(Exception):
-    """The program cannot be built; the message says why and what to do."""
-
-
-def build(directory: Path, sources: Path) -> None:
-    """Builds, tries out, and puts it into the directory."""
-    if f"python{sys.version_info[0]}.{sys.version_info[1]}" != PYTHON:
-        raise RecipeError(f"this is Python {sys.version.split()[0]}; modules are compiled by {PYTHON}, to run in it")
-    with tempfile.TemporaryDirectory() as scratch:
-        made = _linked(Path(scratch), sources)
-        _try_out(made)
+def build(directory: Path, sources: Path, architecture: str, cache: Path, lock: Lock) -> None:
+    """Builds, tries out where it can run here, and puts it into the directory."""
+    build_root = BuildRoot(cache, lock)
+    with build_root.scratch() as scratch:
+        archives = fetch(select(lock, RELEASE, architecture, DEBIAN), cache)
+        made = _linked(build_root, scratch, sources, archives.values(), architecture)
+        if architecture == native():
+            _try_out(made)
         directory.mkdir(parents=True, exist_ok=True)
         for name in PROGRAMS:
             (directory / name).unlink(missing_ok=True)
@@ -65,43 +61,39 @@ def build(directory: Path, sources: Path) -> None:
             os.link(directory / PROGRAMS[0], directory / name)
 
 
-def _linked(scratch: Path, sources: Path) -> Path:
+def _linked(build_root: BuildRoot, scratch: Path, sources: Path, archives: Iterable[Path], architecture: str) -> Path:
     debian = scratch / "debian"
-    _run("apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", *DEBIAN, cwd=scratch)
-    for archive in sorted(scratch.glob("*.deb")):
-        _run("dpkg-deb", "-x", archive, debian)
-    # In a process of its own, where sets of texts have one order always.
-    _run(sys.executable, "-S", __file__, "--freeze", debian / "usr/lib" / PYTHON, scratch, "--sources", sources,
-         env={**os.environ, "PYTHONHASHSEED": "0"})  # fmt: skip
-    libraries = [next((debian / "usr/lib").rglob(name)) for name in (f"lib{PYTHON}.a", "libz.a")]
-    source = Path(__file__).with_suffix(".c")
-    headers = (debian / "usr/include", debian / "usr/include" / PYTHON, scratch)
-    _run(
-        "gcc", "-O2", "-static", "-Wl,--build-id=none,--gc-sections,-s", *(f"-I{path}" for path in headers),
-        "-o", "program", source, "modules.S", *libraries, "-lm", cwd=scratch,
+    for archive in archives:
+        unpack(archive, debian)
+    triplet = TRIPLETS[architecture]
+    (source := scratch / "src").mkdir()
+    shutil.copytree(sources / "src", source, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("fpga_freeze.py", "fpga_host.c"):
+        shutil.copy(Path(__file__).with_name(name), scratch)
+    # The order of sets of texts depends on the seed.
+    library = f"debian/usr/lib/{PYTHON}"
+    freeze = [f"/usr/bin/{PYTHON}", "-BSs", "fpga_freeze.py", "src", library, *COMMANDS, *FOR_THE_INTERPRETER]
+    excluded = [f"--exclude={name}" for name in UNWANTED]
+    build_root.run(*freeze, *excluded, directory=scratch, env={"PYTHONHASHSEED": "0"})
+    _write_builtins(scratch, scratch / library)
+    libraries = [
+        str(next((debian / "usr/lib").rglob(name)).relative_to(scratch)) for name in (f"lib{PYTHON}.a", "libz.a")
+    ]
+    headers = ("debian/usr/include", f"debian/usr/include/{PYTHON}", f"debian/usr/include/{triplet}", ".")
+    build_root.run(
+        f"/usr/bin/{triplet}-{GCC}", "-O2", "-static", "-Wl,--build-id=none,--gc-sections,-s",
+        *(f"-I{path}" for path in headers), f"-Ldebian/usr/lib/{triplet}", "-o", "program", "fpga_host.c", "modules.S",
+        *libraries, "-lm", directory=scratch,
     )  # fmt: skip
     return scratch / "program"
 
 
-def freeze(library: Path, scratch: Path, sources: Path) -> None:
-    """Writes what the commands import, compiled, and the tables of it."""
-    finder = ModuleFinder([str(sources / "src"), str(library)], excludes=UNWANTED)
-    for name in (*COMMANDS, *FOR_THE_INTERPRETER):
-        finder.import_hook(name)
-    frozen = {name: module for name, module in sorted(finder.modules.items()) if module.__file__}
-    # In the library's own table: those in C, and what makes each.
+def _write_builtins(scratch: Path, library: Path) -> None:
+    """The table of modules in C: those that are imported and in the library's own table, and what makes each."""
     known = dict(re.findall(r'\{"(\w+)", (\w+)\}', next(library.glob("config-*/config.c")).read_text()))
-    builtins = sorted(known.keys() & {*finder.modules, *finder.badmodules, *ALWAYS} - {"builtins", "sys"})
-    assembly, table = [".section .rodata"], []
-    for number, (name, module) in enumerate(frozen.items()):
-        code = compile(Path(module.__file__).read_bytes(), f"<{name}>", "exec", dont_inherit=True, optimize=2)
-        (scratch / f"module.{number}").write_bytes(data := marshal.dumps(code))
-        assembly += [f".globl module_{number}", f'module_{number}: .incbin "module.{number}"']
-        table.append(f"MODULE({number}, {json.dumps(name)}, {len(data)}, {int(bool(module.__path__))})")
-    assembly.append('.section .note.GNU-stack,"",@progbits')
-    made_by = [f'BUILTIN("{name}", {known[name]})' for name in builtins]
-    for name, lines in (("modules.S", assembly), ("modules.h", table), ("builtins.h", made_by)):
-        (scratch / name).write_text("\n".join(lines) + "\n")
+    imported = set((scratch / "imported").read_text().split())
+    builtins = sorted(known.keys() & {*imported, *ALWAYS} - {"builtins", "sys"})
+    (scratch / "builtins.h").write_text("".join(f'BUILTIN("{name}", {known[name]})\n' for name in builtins))
 
 
 def _try_out(program: Path) -> None:
@@ -128,28 +120,17 @@ def _try_out(program: Path) -> None:
             raise RecipeError(f"{command[0].name} {' '.join(map(str, command[1:]))}: {done.returncode}\n{done.stdout}")
 
 
-def _run(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
-    try:
-        done = subprocess.run(
-            command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-        )
-    except FileNotFoundError:
-        raise RecipeError(f"{command[0]}: not found; on Debian: apt-get install gcc libc6-dev dpkg apt") from None
-    if done.returncode:
-        raise RecipeError(f"{' '.join(map(str, command[:6]))}: failed with {done.returncode}\n{done.stdout[-4000:]}")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path, nargs="+")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--architecture", choices=ARCHITECTURES, help="of the hosts; default: of this machine")
     parser.add_argument("--sources", type=Path, default=Path(__file__).parents[2], help="the repository")
-    parser.add_argument("--freeze", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--cache", type=Path, default=default_cache(), help="directory of downloads")
     chosen = parser.parse_args(arguments)
+    chosen.cache.mkdir(parents=True, exist_ok=True)
     try:
-        if chosen.freeze:
-            freeze(chosen.directory[0], chosen.directory[1], chosen.sources)
-        else:
-            build(chosen.directory[0], chosen.sources)
+        architecture = chosen.architecture or native()
+        build(chosen.directory, chosen.sources.resolve(), architecture, chosen.cache.resolve(), read_lock())
     except RecipeError as error:
         print(error, file=sys.stderr)
         return 1

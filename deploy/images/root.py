@@ -1,19 +1,19 @@
-"""Assembles the root file system of the image: a Python from Debian's packages, the wheel, what it needs, no more.
+"""Assembles the file systems of the images: a Python from Debian's packages, the wheel, what it needs, no more.
 
-    python3 deploy/images/root.py base DIRECTORY
-    python3 deploy/images/root.py product DIRECTORY --base DIRECTORY [--sources DIRECTORY]
-    python3 deploy/images/root.py operator DIRECTORY --base DIRECTORY --product DIRECTORY [--sources DIRECTORY]
-    python3 deploy/images/root.py shell DIRECTORY
-    python3 deploy/images/root.py levelzero DIRECTORY --base DIRECTORY
+    python3 deploy/images/root.py PART DIRECTORY [--architecture amd64|arm64] [--sources DIRECTORY]
 
-The Containerfile calls it in a build stage, the tests call it here: the same files either way. `base` picks from
-Debian packages, unpacked and not installed, so that there is no package manager, no shell and no tool in the result;
-`product`, which goes over it, holds /usr/local: the product's own wheel and its dependencies, by the hashes of
-constraints.txt; `operator`, which goes over both, what is asked for by those who make certificates or control custom
-resources, which nodes do not; `levelzero`, which goes over both as well, the libraries that read GPUs, with the C
-library that they need. All need root (for chroot) and Debian 12 (for its Python), the last two binutils (for
-strip) and pip.
-What is made is tried out before it is called done.
+The Containerfile calls it in a build stage, images.py and the tests call its functions: the same files either way.
+
+- `base`: files of Debian packages, unpacked and not installed: there is no package manager, no shell and no tool.
+- `product`, over the base: /usr/local with the product's wheel and its dependencies, by the hashes of constraints.txt.
+- `operator`, over both: what the extra `operator` adds, which nodes do not need.
+- `levelzero`, over both: the libraries that read GPUs, with the C library that they need. Only for amd64.
+- `shell`, over both: /bin/sh.
+- `fpga`, over both: the static programs that are copied to hosts (fpga_host.py).
+
+Debian packages are pinned by packages.lock (debian.py), tools are those of the build root (buildroot.py). Only apt,
+dpkg, util-linux and a Python 3.11 or newer with pip are needed. What is made for this machine's architecture is tried
+out. For the other one, the libraries that its programs and modules need are verified to exist.
 
 Modules of others are there compiled only, which halves them. The product's own keep their sources for the lines in
 tracebacks, beside code that is never compared with them: a root file system that is read-only could keep no better.
@@ -23,24 +23,27 @@ from __future__ import annotations
 
 import argparse
 import filecmp
+import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
-PYTHON = "python3.11"
-RELEASE = "bookworm"
+import fpga_host
+from buildroot import PYTHON, TRIPLETS, BuildRoot, build_packages, enter, native
+from debian import ARCHITECTURES, RELEASE, Lock, RecipeError, default_cache, fetch, read_lock, run, select, unpack
+from elf import check_libraries
+
 STDLIB = f"usr/lib/{PYTHON}"
 PACKAGES = f"usr/local/lib/{PYTHON}/dist-packages"
 
 # What is taken of each Debian package. `*` matches across directories.
 DEBIAN = {
     "base-files": ("usr/lib/os-release", "usr/share/common-licenses/*"),
-    "libc6": ("lib/*/ld-linux*", "lib64/*", *(f"lib/*/lib{name}.so.*" for name in
+    "libc6": ("lib/*/ld-linux*", *(f"lib/*/lib{name}.so.*" for name in
               ("c", "dl", "m", "pthread", "resolv", "rt", "util"))),
     # The licence of the two libraries that follow it.
     "gcc-12-base": (),
@@ -56,6 +59,9 @@ DEBIAN = {
     f"lib{PYTHON}-stdlib": (f"{STDLIB}/*",),
     f"{PYTHON}-minimal": (f"usr/bin/{PYTHON}",),
 }  # fmt: skip
+
+# The path of the dynamic loader, which every program names.
+LOADERS = {"amd64": "lib64/*", "arm64": "lib/ld-linux-aarch64.so.1"}
 
 # The hooks in the DaemonSet of the Go operator for Onload.
 SHELL = {"dash": ("bin/dash",)}
@@ -76,8 +82,11 @@ LEVELZERO = {
         "libze-intel-gpu1": ("usr/lib/*/libze_intel_gpu.so.*",),
     },
 }  # fmt: skip
-LOADER = "libze_loader.so.1"
-KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
+LEVELZERO_ARCHITECTURES = ("amd64",)
+ZE_LOADER = "libze_loader.so.1"
+
+# An emulator of the other architecture, and the headers of the Level-Zero loader.
+FOR_TESTS = {"bookworm": ("qemu-user-static",), "trixie": ("libze-dev",)}
 
 # What is not taken of Python's library: other front ends, compilers, tests, databases, East Asian codecs.
 UNWANTED = tuple(
@@ -138,151 +147,220 @@ EMULATED_KERNEL = "accelplane/simulate/kernel"
 SIMULATE = ("grpc", "rich", EMULATED_KERNEL.replace("/", "."))
 OPERATOR = ("cryptography", "prometheus_client")
 
-
-class RecipeError(Exception):
-    """The root cannot be made; the message says why and what to do."""
-
-
-def base(root: Path) -> None:
-    """The parts from Debian."""
-    root.mkdir(parents=True)
-    for link in ("bin", "lib", "lib64", "sbin"):
-        (root / "usr" / link).mkdir(parents=True, exist_ok=True)
-        (root / link).symlink_to(f"usr/{link}")
-    for directory in ("dev", "etc", "licenses/debian", "proc", "run", "sys", "tmp", "var/lib/dpkg/status.d"):
-        (root / directory).mkdir(parents=True)
-    (root / "tmp").chmod(0o1777)
-    (root / "var/run").symlink_to("../run")
-    add_packages(root, DEBIAN)
-    for file in list(_files(root / STDLIB)):
-        if _matches(file.relative_to(root), UNWANTED):
-            file.unlink()
-    _drop_empty(root / STDLIB)
-    (root / "etc/os-release").symlink_to("../usr/lib/os-release")
-    for file, text in ACCOUNTS.items():
-        (root / file).write_text(text)
-    _compile(root, STDLIB)
-    _try_out(root)
+# pip's options that allow no network; the directory follows.
+_FROM_CACHE = ("--no-index", "--find-links")
 
 
-def shell(root: Path) -> None:
-    """What goes over both for the one image whose users' manifests have hooks that are shell scripts."""
-    for directory in ("licenses/debian", "var/lib/dpkg/status.d", "usr/bin"):
-        (root / directory).mkdir(parents=True)
-    add_packages(root, SHELL)
-    # /bin is a link in the base.
-    (root / "bin/dash").rename(root / "usr/bin/sh")
-    (root / "bin").rmdir()
+class Recipe:
+    """Makes the parts of the images of one architecture."""
 
+    def __init__(self, architecture: str, sources: Path, cache: Path, lock: Lock) -> None:
+        self.architecture = architecture
+        self.sources = sources
+        self.cache = cache
+        self.lock = lock
+        self.build_root = BuildRoot(cache, lock)
 
-def product(root: Path, base: Path, sources: Path, extra: str = "") -> None:
-    """What goes over the base: our wheel and its dependencies."""
-    if f"python{sys.version_info[0]}.{sys.version_info[1]}" != PYTHON:
-        raise RecipeError(f"this is Python {sys.version.split()[0]}; the image's packages are chosen by {PYTHON}")
-    root.mkdir(parents=True)
-    packages = root / PACKAGES
-    with tempfile.TemporaryDirectory() as scratch:
-        tools = _tools(sources / "constraints.txt", Path(scratch) / "tools")
-        wheel = _wheel(sources, Path(scratch), tools)
-        digest = _output("sha256sum", wheel).split()[0]
-        wanted = Path(scratch) / "wanted.txt"
-        wanted.write_text(f"accelplane{f'[{extra}]' if extra else ''} @ {wheel.as_uri()} --hash=sha256:{digest}\n")
-        locked = ("--constraint", sources / "constraints.txt", "--requirement", wanted)
-        _pip("--target", packages, *locked, env=tools)
-    shutil.rmtree(packages / "bin", ignore_errors=True)
-    shutil.rmtree(packages / EMULATED_KERNEL)
-    for library in packages.rglob("*.so"):
-        if library.name.startswith("_testcapi"):
-            library.unlink()
-        else:
-            _run("strip", "--strip-unneeded", library)
-    for metadata in packages.glob("*.dist-info"):
-        name = metadata.name.partition("-")[0]
-        for licence in (*metadata.glob("LICEN[CS]E*"), *metadata.glob("licenses/**/*"), *metadata.glob("NOTICE*")):
-            if licence.is_file():
-                (kept := root / "licenses" / name).mkdir(parents=True, exist_ok=True)
-                shutil.move(licence, kept / licence.name)
-        # They list files that were moved, and paths of this machine.
-        for file in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json"):
-            (metadata / file).unlink(missing_ok=True)
-        _drop_empty(metadata)
-    for command, function in _commands(packages):
-        _write_command(root / "usr/local/bin" / command, function)
-    _add_places(root, packages)
-    # Over the base, as it will be, so that what is compiled knows its place.
-    with tempfile.TemporaryDirectory() as scratch:
-        whole = Path(scratch) / "root"
-        shutil.copytree(base, whole, symlinks=True)
-        shutil.copytree(root, whole, symlinks=True, dirs_exist_ok=True)
-        _compile(whole, PACKAGES, keep_sources_of="accelplane")
-        _try_out(whole, "accelplane", without=SIMULATE if extra == "operator" else (*SIMULATE, *OPERATOR))
-        shutil.rmtree(packages)
-        shutil.copytree(whole / PACKAGES, packages, symlinks=True)
+    def base(self, root: Path) -> None:
+        """The parts from Debian."""
+        with self.build_root.scratch() as scratch:
+            made = scratch / "base"
+            made.mkdir()
+            for link in ("bin", "lib", "lib64", "sbin"):
+                (made / "usr" / link).mkdir(parents=True, exist_ok=True)
+                (made / link).symlink_to(f"usr/{link}")
+            for directory in ("dev", "etc", "licenses/debian", "proc", "run", "sys", "tmp", "var/lib/dpkg/status.d"):
+                (made / directory).mkdir(parents=True)
+            (made / "var/run").symlink_to("../run")
+            wanted = dict(DEBIAN)
+            wanted["libc6"] = (LOADERS[self.architecture], *wanted["libc6"])
+            self._add_packages(made, RELEASE, wanted)
+            for file in list(_files(made / STDLIB)):
+                if _matches(file.relative_to(made), UNWANTED):
+                    file.unlink()
+            _drop_empty(made / STDLIB)
+            (made / "etc/os-release").symlink_to("../usr/lib/os-release")
+            for name, text in ACCOUNTS.items():
+                (made / name).write_text(text)
+            self._compile(made, STDLIB)
+            self._try_out(made)
+            shutil.copytree(made, root, symlinks=True)
+        (root / "tmp").chmod(0o1777)
 
+    def shell(self, root: Path) -> None:
+        """What goes over both for the one image whose users' manifests have hooks that are shell scripts."""
+        for directory in ("licenses/debian", "var/lib/dpkg/status.d", "usr/bin"):
+            (root / directory).mkdir(parents=True)
+        self._add_packages(root, RELEASE, SHELL)
+        # /bin is a link in the base.
+        (root / "bin/dash").rename(root / "usr/bin/sh")
+        (root / "bin").rmdir()
 
-def operator(root: Path, base: Path, product_made: Path, sources: Path) -> None:
-    """What goes over the product: what its extra of that name adds to it."""
-    with tempfile.TemporaryDirectory() as scratch:
-        product(whole := Path(scratch) / "whole", base, sources, "operator")
-        for file in list(_files(whole)):
-            there = product_made / file.relative_to(whole)
-            if file.is_symlink() or (there.is_file() and filecmp.cmp(file, there, shallow=False)):
-                file.unlink()
-        _drop_empty(whole)
-        shutil.copytree(whole, root)
-    # The command of the manifest of the Onload operator.
-    (root / "manager").symlink_to("/usr/local/bin/onload-operator")
+    def product(self, root: Path, base: Path, extra: str = "") -> None:
+        """What goes over the base: our wheel and its dependencies."""
+        with self.build_root.scratch() as scratch:
+            made = scratch / "product"
+            packages = made / PACKAGES
+            self._install(packages, extra)
+            shutil.rmtree(packages / "bin", ignore_errors=True)
+            shutil.rmtree(packages / EMULATED_KERNEL)
+            self._strip(packages)
+            _move_licences(packages, made)
+            for command, function in _commands(packages):
+                _write_command(made / "usr/local/bin" / command, function)
+            _add_places(made, packages)
+            self._compile(made, PACKAGES, keep_sources_of="accelplane")
+            whole = _united(scratch / "whole", base, made)
+            self._try_out(whole, "accelplane", without=SIMULATE if extra == "operator" else (*SIMULATE, *OPERATOR))
+            shutil.copytree(made, root, symlinks=True)
 
+    def operator(self, root: Path, base: Path, product: Path) -> None:
+        """What goes over the product: what its extra of that name adds to it."""
+        with tempfile.TemporaryDirectory() as scratch:
+            self.product(whole := Path(scratch) / "whole", base, "operator")
+            for file in list(_files(whole)):
+                there = product / file.relative_to(whole)
+                if file.is_symlink() or (there.is_file() and filecmp.cmp(file, there, shallow=False)):
+                    file.unlink()
+            _drop_empty(whole)
+            shutil.copytree(whole, root)
+        # The command of the manifest of the Onload operator.
+        (root / "manager").symlink_to("/usr/local/bin/onload-operator")
 
-def levelzero(root: Path, base: Path) -> None:
-    """What goes over base and product: the libraries that read GPUs."""
-    for directory in ("usr/lib", "licenses/debian", "var/lib/dpkg/status.d"):
-        (root / directory).mkdir(parents=True)
-    with tempfile.TemporaryDirectory() as scratch:
+    def levelzero(self, root: Path, base: Path) -> None:
+        """What goes over base and product: the libraries that read GPUs."""
+        if self.architecture not in LEVELZERO_ARCHITECTURES:
+            raise RecipeError(
+                f"levelzero: found {self.architecture}, expected amd64: Debian has the driver for it only"
+            )
+        for directory in ("usr/lib", "licenses/debian", "var/lib/dpkg/status.d"):
+            (root / directory).mkdir(parents=True)
         for release, packages in LEVELZERO.items():
-            add_packages(root, packages, apt_options(release, Path(scratch) / release))
-        (whole := Path(scratch) / "root").mkdir()
-        for part in (base, root):
-            # Unlike copytree, cp replaces links.
-            _run("cp", "-a", "--remove-destination", f"{part}/.", whole)
-        _try_out(whole)
-        _inside(whole, "-c", f"import ctypes; ctypes.CDLL('{LOADER}').zesInit")
+            self._add_packages(root, release, packages)
+        with tempfile.TemporaryDirectory() as scratch:
+            whole = _united(Path(scratch) / "root", base, root)
+            self._try_out(whole)
+            if self.architecture == native():
+                _inside(whole, "-c", f"import ctypes; ctypes.CDLL('{ZE_LOADER}').zesInit")
+
+    def fpga(self, root: Path) -> None:
+        """What goes over both for the image that installs programs on hosts."""
+        fpga_host.build(root / "usr/local/fpga-sw", self.sources, self.architecture, self.cache, self.lock)
+
+    def _add_packages(self, root: Path, release: str, wanted: Mapping[str, tuple[str, ...]]) -> None:
+        """What is wanted of each Debian package, its licence and its description."""
+        archives = fetch(select(self.lock, release, self.architecture, wanted), self.cache)
+        with tempfile.TemporaryDirectory() as scratch:
+            for name, archive in archives.items():
+                unpack(archive, unpacked := Path(scratch) / name)
+                _pick(unpacked, root, wanted[name])
+                _keep_licence(unpacked, root / "licenses/debian", name)
+                # Where tools that look for known flaws find what is in an image without a package manager.
+                (root / "var/lib/dpkg/status.d" / name).write_text(run("dpkg-deb", "-f", archive))
+                shutil.rmtree(unpacked)
+
+    def _install(self, packages: Path, extra: str) -> None:
+        """Our wheel and its dependencies, whose wheels are kept in the cache."""
+        with tempfile.TemporaryDirectory() as scratch:
+            constraints = self.sources / "constraints.txt"
+            tools = self._tools(constraints, Path(scratch) / "tools")
+            wheel = _wheel(self.sources, Path(scratch), tools)
+            wanted = Path(scratch) / "wanted.txt"
+            wanted.write_text(
+                f"accelplane{f'[{extra}]' if extra else ''} @ {wheel.as_uri()} --hash=sha256:{_sha256(wheel)}\n"
+            )
+            locked = ("--constraint", constraints, "--requirement", wanted)
+            metadata = constraints.read_bytes() + (self.sources / "pyproject.toml").read_bytes()
+            kept = self._wheels(
+                f"{extra or 'product'}-{self.architecture}", metadata, (*self._platform(), *locked), tools
+            )
+            _pip(
+                "install",
+                *_FROM_CACHE,
+                kept,
+                "--no-compile",
+                *self._platform(),
+                "--target",
+                packages,
+                *locked,
+                env=tools,
+            )
+
+    def _platform(self) -> tuple[str, ...]:
+        """pip's options for wheels of the image's Python and C library, whatever runs pip."""
+        machine = TRIPLETS[self.architecture].partition("-")[0]
+        glibc = (f"manylinux_2_{minor}_{machine}" for minor in range(36, 16, -1))
+        platforms = (*glibc, f"manylinux2014_{machine}")
+        version = ("--implementation", "cp", "--python-version", PYTHON.removeprefix("python"))
+        return (*(f"--platform={platform}" for platform in platforms), *version)
+
+    def _tools(self, constraints: Path, directory: Path) -> dict[str, str]:
+        """The environment with pinned setuptools and pip. That of Debian takes no hashes from constraints."""
+        wanted = directory.with_suffix(".txt")
+        pins = "".join(_pinned(constraints, ("pip", "setuptools")))
+        wanted.write_text(pins)
+        environment = dict(os.environ)
+        kept = self._wheels("tools", pins.encode(), ("--requirement", wanted), environment)
+        _pip("install", *_FROM_CACHE, kept, "--target", directory, "--requirement", wanted, env=environment)
+        return environment | {"PYTHONPATH": str(directory), "SOURCE_DATE_EPOCH": "315532800"}
+
+    def _wheels(self, name: str, metadata: bytes, arguments: tuple[str | Path, ...], env: dict[str, str]) -> Path:
+        """The directory of the cache with the wheels that the arguments name. Downloads them unless it exists."""
+        digest = hashlib.sha256(Path(__file__).read_bytes() + metadata).hexdigest()[:16]
+        directory = self.cache / "wheels" / f"{name}-{digest}"
+        if not directory.exists():
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.cache) as scratch:
+                made = Path(scratch) / "wheels"
+                _pip("download", "--dest", made, *arguments, env=env)
+                for own in made.glob("accelplane-*.whl"):
+                    own.unlink()
+                made.rename(directory)
+        return directory
+
+    def _strip(self, packages: Path) -> None:
+        for library in sorted(packages.rglob("*.so")):
+            if library.name.startswith("_testcapi"):
+                library.unlink()
+            else:
+                strip = f"/usr/bin/{TRIPLETS[self.architecture]}-strip"
+                self.build_root.run(strip, "--strip-unneeded", library.name, directory=library.parent)
+
+    def _compile(self, root: Path, where: str, keep_sources_of: str = "") -> None:
+        """Compiles all modules in a root inside the build root, and deletes the sources of others."""
+        inside = f"/{root.relative_to(self.build_root.root)}"
+        # Without -I, which would ignore the seed: the order of sets of texts in the files depends on it.
+        compiler = [f"/usr/bin/{PYTHON}", "-BSs", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
+        place = ["-s", inside, "-p", "/"]
+        skip = ["-x", f"/{where}/{keep_sources_of}/"] if keep_sources_of else []
+        seed = {"PYTHONHASHSEED": "0"}
+        self.build_root.run(*compiler, *place, *skip, "-b", f"{inside}/{where}", directory=root, env=seed)
+        for file in list(_files(root / where)):
+            relative = file.relative_to(root / where)
+            if relative.parts[0] == keep_sources_of:
+                continue
+            if file.suffix in {".py", ".pyi", ".pyx", ".pxd", ".c", ".h"} or file.name == "py.typed":
+                file.unlink()
+        if keep_sources_of:
+            own = f"{inside}/{where}/{keep_sources_of}"
+            self.build_root.run(*compiler, *place, own, directory=root, env=seed)
+
+    def _try_out(self, root: Path, *packages: str, without: Iterable[str] = ()) -> None:
+        check_libraries(root, self.architecture)
+        if self.architecture == native():
+            _inside(root, "-W", "ignore", "-c", TRIAL, ",".join(without), *packages)
 
 
-def apt_options(release: str, directory: Path) -> tuple[str, ...]:
-    """apt's options for the packages of another Debian release, from the mirror of this one. Gets their list."""
-    lines = _output("apt-get", "indextargets", "--format", "$(ORIGIN) $(SITE) $(REPO_URI) $(CODENAME)").splitlines()
-    mirrors = [line.split()[2] for line in lines if line.startswith("Debian ") and line.split()[-1] == RELEASE]
-    if not mirrors:
-        raise RecipeError(f"apt has no list of Debian {RELEASE}, expected its mirror; run apt-get update")
-    for name in ("state/lists/partial", "cache/archives/partial"):
-        (directory / name).mkdir(parents=True)
-    (sources := directory / "sources.list").write_text(f"deb [signed-by={KEYS}] {mirrors[0]} {release} main\n")
-    settings = {
-        "APT::Sandbox::User": "root",
-        "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled": "false",
-        "Dir::Cache": directory / "cache",
-        "Dir::Etc::sourcelist": sources,
-        "Dir::Etc::sourceparts": "-",
-        "Dir::State": directory / "state",
-        "Dir::State::status": "/dev/null",
-    }
-    options = tuple(f"-o{name}={value}" for name, value in settings.items())
-    _run("apt-get", "-q", *options, "update")
-    return options
-
-
-def add_packages(root: Path, wanted: dict[str, tuple[str, ...]], options: tuple[str, ...] = ()) -> None:
-    """What is wanted of each Debian package, its licence and its description."""
-    with tempfile.TemporaryDirectory() as scratch:
-        _run("apt-get", "-q", "-oAPT::Sandbox::User=root", *options, "download", *wanted, cwd=Path(scratch))
-        for archive in sorted(Path(scratch).glob("*.deb")):
-            name = archive.name.partition("_")[0]
-            _run("dpkg-deb", "-x", archive, unpacked := Path(scratch) / name)
-            _pick(unpacked, root, wanted[name])
-            _keep_licence(unpacked, root / "licenses/debian", name)
-            # Where tools that look for known flaws find what is in an image without a package manager.
-            (root / "var/lib/dpkg/status.d" / name).write_text(_output("dpkg-deb", "-f", archive))
+def wanted_packages(*architectures: str) -> dict[tuple[str, str], set[str]]:
+    """All packages that images, build roots and tests of these architectures need, by release and architecture."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for architecture in architectures:
+        names = {*DEBIAN, *SHELL, *fpga_host.DEBIAN, *build_packages(architecture)}
+        found[RELEASE, architecture] = names | set(FOR_TESTS[RELEASE])
+        if architecture in LEVELZERO_ARCHITECTURES:
+            for release, packages in LEVELZERO.items():
+                found[release, architecture] = {*packages, *FOR_TESTS.get(release, ())}
+    return found
 
 
 def _add_places(root: Path, packages: Path) -> None:
@@ -319,14 +397,6 @@ def _keep_licence(unpacked: Path, licences: Path, name: str) -> None:
     shutil.copy(document, licences / name)
 
 
-def _tools(constraints: Path, directory: Path) -> dict[str, str]:
-    """The pinned setuptools and pip (that of Debian takes no hashes from constraints), as an environment to run in."""
-    wanted = directory.with_suffix(".txt")
-    wanted.write_text("".join(_pinned(constraints, ("pip", "setuptools"))))
-    _pip("--target", directory, "--requirement", wanted, env=dict(os.environ))
-    return os.environ | {"PYTHONPATH": str(directory), "SOURCE_DATE_EPOCH": "315532800"}
-
-
 def _wheel(sources: Path, scratch: Path, tools: dict[str, str]) -> Path:
     """Our wheel, built from a copy: setuptools leaves things lying about."""
     copy = scratch / "sources"
@@ -335,7 +405,7 @@ def _wheel(sources: Path, scratch: Path, tools: dict[str, str]) -> Path:
         shutil.copy(sources / name, copy)
     shutil.copytree(sources / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     build = "from setuptools import build_meta; print(build_meta.build_wheel('..'))"
-    _run(sys.executable, "-c", build, cwd=copy, env=tools)
+    run(sys.executable, "-c", build, cwd=copy, env=tools)
     return next(scratch.glob("*.whl"))
 
 
@@ -349,11 +419,11 @@ def _pinned(constraints: Path, names: Iterable[str]) -> Iterator[str]:
             yield line
 
 
-def _pip(*arguments: str | Path, env: dict[str, str]) -> None:
-    _run(
-        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile",
-        "--no-warn-conflicts", "--root-user-action=ignore", "--require-hashes", "--only-binary=:all:", *arguments,
-        env=env,
+def _pip(command: str, *arguments: str | Path, env: dict[str, str]) -> None:
+    run(
+        sys.executable, "-m", "pip", command, "--quiet", "--disable-pip-version-check", "--require-hashes",
+        "--only-binary=:all:", *(("--no-warn-conflicts", "--root-user-action=ignore") if command == "install" else ()),
+        *arguments, env=env,
     )  # fmt: skip
 
 
@@ -374,26 +444,34 @@ def _write_command(path: Path, function: str) -> None:
     path.chmod(0o755)
 
 
-def _compile(root: Path, where: str, keep_sources_of: str = "") -> None:
-    compiler = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
-    skip = ["-x", f"/{where}/{keep_sources_of}/"] if keep_sources_of else []
-    _inside(root, *compiler, *skip, "-b", f"/{where}")
-    for file in list(_files(root / where)):
-        relative = file.relative_to(root / where)
-        if relative.parts[0] == keep_sources_of:
-            continue
-        if file.suffix in {".py", ".pyi", ".pyx", ".pxd", ".c", ".h"} or file.name == "py.typed":
-            file.unlink()
-    if keep_sources_of:
-        _inside(root, *compiler, f"/{where}/{keep_sources_of}")
+def _move_licences(packages: Path, root: Path) -> None:
+    for metadata in packages.glob("*.dist-info"):
+        name = metadata.name.partition("-")[0]
+        for licence in (*metadata.glob("LICEN[CS]E*"), *metadata.glob("licenses/**/*"), *metadata.glob("NOTICE*")):
+            if licence.is_file():
+                (kept := root / "licenses" / name).mkdir(parents=True, exist_ok=True)
+                shutil.move(licence, kept / licence.name)
+        # They list files that were moved, and paths of this machine.
+        for file in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json"):
+            (metadata / file).unlink(missing_ok=True)
+        _drop_empty(metadata)
 
 
-def _try_out(root: Path, *packages: str, without: Iterable[str] = ()) -> None:
-    _inside(root, "-W", "ignore", "-c", TRIAL, ",".join(without), *packages)
+def _united(root: Path, *parts: Path) -> Path:
+    """The parts over each other, as in an image."""
+    root.mkdir()
+    for part in parts:
+        # Unlike copytree, cp replaces links.
+        run("cp", "-a", "--remove-destination", f"{part}/.", root)
+    return root
 
 
 def _inside(root: Path, *arguments: str) -> None:
-    _run("chroot", root, f"/usr/bin/{PYTHON}", "-IB", *arguments)
+    run("env", "-i", *enter(root, "/"), f"/usr/bin/{PYTHON}", "-IB", *arguments)
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _files(directory: Path) -> Iterator[Path]:
@@ -410,46 +488,24 @@ def _drop_empty(directory: Path) -> None:
             path.rmdir()
 
 
-def _run(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
-    try:
-        done = subprocess.run(
-            command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-        )
-    except FileNotFoundError:
-        raise RecipeError(f"{command[0]}: not found; on Debian: apt-get install binutils coreutils dpkg apt") from None
-    if done.returncode:
-        raise RecipeError(f"{' '.join(map(str, command[:6]))}: failed with {done.returncode}\n{done.stdout[-4000:]}")
-
-
-def _output(*command: str | Path) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("base", "product", "operator", "shell", "levelzero"))
+    parser.add_argument("part", choices=("base", "product", "operator", "shell", "fpga", "levelzero"))
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--base", type=Path, help="for the others: what base has made")
+    parser.add_argument("--architecture", choices=ARCHITECTURES, help="of the image; default: of this machine")
+    parser.add_argument("--base", type=Path, help="for product, operator and levelzero: what base has made")
     parser.add_argument("--product", type=Path, help="for operator: what product has made")
     parser.add_argument("--sources", type=Path, default=Path(__file__).parents[2], help="the repository")
+    parser.add_argument("--cache", type=Path, default=default_cache(), help="directory of downloads")
     chosen = parser.parse_args()
-    if chosen.part in ("product", "operator") and not chosen.base:
-        parser.error(f"{chosen.part} needs --base")
-    if chosen.part == "operator" and not chosen.product:
-        parser.error("operator needs --product")
+    others = {"product": ("base",), "operator": ("base", "product"), "levelzero": ("base",)}.get(chosen.part, ())
+    if missing := [f"--{name}" for name in others if not getattr(chosen, name)]:
+        parser.error(f"{chosen.part} needs {' and '.join(missing)}")
+    os.umask(0o022)
+    chosen.cache.mkdir(parents=True, exist_ok=True)
     try:
-        if os.geteuid() != 0:
-            raise RecipeError("needs root, to try the result out in itself")
-        if chosen.part == "base":
-            base(chosen.directory)
-        elif chosen.part == "shell":
-            shell(chosen.directory)
-        elif chosen.part == "product":
-            product(chosen.directory, chosen.base, chosen.sources)
-        elif chosen.part == "levelzero":
-            levelzero(chosen.directory, chosen.base)
-        else:
-            operator(chosen.directory, chosen.base, chosen.product, chosen.sources)
+        recipe = Recipe(chosen.architecture or native(), chosen.sources.resolve(), chosen.cache.resolve(), read_lock())
+        getattr(recipe, chosen.part)(chosen.directory, *(getattr(chosen, name) for name in others))
     except RecipeError as error:
         print(error, file=sys.stderr)
         return 1

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import runpy
 import shutil
 import subprocess
 import tempfile
@@ -36,7 +35,7 @@ from accelplane.sidecars import levelzero_pb2 as pb
 
 from .build import ClusterError, cache_directory
 from .machine import wait_until
-from .product_image import RECIPES
+from .product_image import RECIPES, debian_package
 
 HEADERS = "libze-dev"
 PROGRAM = "/usr/local/bin/intel_gpu_levelzero"
@@ -45,16 +44,13 @@ _SOURCE = Path(__file__).with_name("levelzero_driver.c")
 
 def headers() -> Path:
     """The directory of the loader's headers, fetched once."""
-    recipe = runpy.run_path(str(RECIPES / "root.py"))
-    digest = hashlib.sha256((RECIPES / "root.py").read_bytes()).hexdigest()[:12]
+    digest = hashlib.sha256((RECIPES / "packages.lock").read_bytes()).hexdigest()[:12]
     target = cache_directory() / f"{HEADERS}-{digest}"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".making-", dir=target.parent) as scratch:
-            subprocess.run(["apt-get", "-q", "update"], check=True, stdout=subprocess.DEVNULL)
-            options = recipe["apt_options"]("trixie", Path(scratch) / "apt")
-            subprocess.run(["apt-get", "-q", *options, "download", HEADERS], cwd=scratch, check=True)
-            subprocess.run(["dpkg-deb", "-x", next(Path(scratch).glob("*.deb")), f"{scratch}/root"], check=True)
+            archive = debian_package(f"trixie/amd64/{HEADERS}")
+            subprocess.run(["dpkg-deb", "-x", archive, f"{scratch}/root"], check=True)
             if not target.exists():
                 (Path(scratch) / "root").rename(target)
     return target / "usr/include"

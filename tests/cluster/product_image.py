@@ -1,17 +1,20 @@
-"""The product's images as users build them, made here without a registry: ``python -m tests.cluster.product_image``.
+"""The product's images as users build them, without a registry: ``python -m tests.cluster.product_image``.
 
-The same recipe (deploy/images/root.py) assembles the file system, and the Containerfile is read for names, entry
-points and labels. The archive lies beside the Kubernetes programs, named after a hash of everything that goes into it
-but the state of Debian's packages; remove it to have it made anew with those of today.
+The recipe in deploy/images makes the file systems, for this machine's architecture; the Containerfile is read for
+names, entry points and labels. The archive lies beside the Kubernetes programs, named after a hash of everything that
+goes into it, and the parts that it is made of are in the cache of ``make images``.
+
+If the Debian mirror no longer has a locked package, the images are made of what it has now, with a warning.
 """
 
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import json
 import platform
-import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -20,6 +23,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import accelplane
 
@@ -32,8 +36,8 @@ ORGANISATION = "accelplane"
 TAG = accelplane.__version__
 _SOURCES = ("LICENSE", "README.md", "constraints.txt", "pyproject.toml", "src", "deploy/images")
 _KEPT = 4
-# What the Containerfile says of what is in an image, and which layer that is here.
-_COPIED = re.compile(r"^COPY --from=build /image/(\w+)/ /$", re.MULTILINE)
+_EXIT_PACKAGE_GONE = 3  # of the scripts in deploy/images
+# File systems of the archive: base and product are one, the others go over it.
 _LAYERS = {"base": 0, "product": 0, "operator": 1, "fpga": 2, "shell": 3, "levelzero": 4}
 
 
@@ -42,12 +46,11 @@ def product_image() -> Path:
     directory = cache_directory() / "images"
     directory.mkdir(parents=True, exist_ok=True)
     with _alone(directory):
-        base, levelzero = _of_debian(directory)
         archive = directory / f"accelplane-{_digest(*_SOURCES)}.tar"
         if not archive.exists():
-            _make(archive, base, levelzero)
+            _make(archive)
         archive.touch()
-        _forget_old(directory, base, levelzero)
+        _forget_old(directory)
     return archive
 
 
@@ -69,76 +72,68 @@ def unpack_image(name: str, target: Path) -> Path:
 
 def image_configs() -> dict[str, ImageConfig]:
     """What the final stages of the Containerfile say: by image, where and what it starts, labels and layers."""
-    text = re.sub(r"\\\n", " ", (RECIPES / "Containerfile").read_text()).replace("${TAG}", TAG)
-    found: dict[str, ImageConfig] = {}
-    for stage in re.split(r"^(?=FROM )", text, flags=re.MULTILINE):
-        named = re.match(r"FROM (\S+) AS (\S+)", stage)
-        entry = re.search(r"^ENTRYPOINT (.*)$", stage, re.MULTILINE)
-        if not named or not entry:
-            continue
-        parent = found.get(f"{ORGANISATION}/{named[1]}:{TAG}")
-        words = " ".join(re.findall(r"^LABEL (.*)$", stage, re.MULTILINE))
-        labels = dict(re.findall(r'(\S+)="([^"]*)"', words))
-        directory = re.search(r"^WORKDIR (\S+)$", stage, re.MULTILINE)
-        user = re.search(r"^USER (\S+)$", stage, re.MULTILINE)
-        found[f"{ORGANISATION}/{named[2]}:{TAG}"] = ImageConfig(
-            user=user[1] if user else "",
-            entrypoint=json.loads(entry[1]),
-            working_directory=directory[1] if directory else "/",
-            labels={**(parent.labels if parent else {}), **labels},
-            layers=sorted({*(parent.layers if parent else ()), *(_LAYERS[part] for part in _COPIED.findall(stage))}),
+    images = recipe("containerfile").read_images(TAG)
+    return {
+        f"{ORGANISATION}/{name}:{TAG}": ImageConfig(
+            user=image.user,
+            entrypoint=list(image.entrypoint),
+            working_directory=image.working_directory,
+            labels=image.labels,
+            layers=sorted({_LAYERS[part] for part in image.parts}),
         )
-    return found
+        for name, image in images.items()
+    }
 
 
-def _of_debian(directory: Path) -> tuple[Path, Path]:
-    """Where the parts are that do not depend on the product: the base and the Level-Zero libraries."""
-    digest = _digest("deploy/images/root.py")
-    return directory / f"base-{digest}", directory / f"levelzero-{digest}"
+@functools.cache
+def recipe(module: str) -> SimpleNamespace:
+    """A module of deploy/images, which are scripts and no package."""
+    before = list(sys.path)
+    sys.path.insert(0, str(RECIPES))
+    try:
+        return SimpleNamespace(**runpy.run_path(str(RECIPES / f"{module}.py")))
+    finally:
+        sys.path[:] = before
 
 
-def _make_of_debian(base: Path, levelzero: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=".making-", dir=base.parent) as scratch:
-        if not (base.exists() and levelzero.exists()):
-            _run("apt-get", "-q", "update")
-        if not base.exists():
-            _recipe("base", made := Path(scratch) / "base")
-            made.rename(base)
-        if not levelzero.exists():
-            _recipe("levelzero", made := Path(scratch) / "levelzero", "--base", base)
-            made.rename(levelzero)
+def debian_package(package: str) -> Path:
+    """The file of a locked Debian package: release/architecture/name."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return Path(_locked(Path(scratch), RECIPES / "debian.py", "fetch", package).strip())
 
 
-def _make(archive: Path, base: Path, levelzero: Path) -> None:
-    _make_of_debian(base, levelzero)
+def _make(archive: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".making-", dir=archive.parent) as scratch:
+        parts = _parts(Path(scratch))
         root = Path(scratch) / "root"
-        _recipe("product", product := Path(scratch) / "product", "--base", base)
-        for part in (base, product):
-            shutil.copytree(part, root, symlinks=True, dirs_exist_ok=True)
-        _recipe("operator", operator := Path(scratch) / "operator", "--base", base, "--product", product)
-        _run(sys.executable, RECIPES / "fpga_host.py", (fpga := Path(scratch) / "fpga") / "usr/local/fpga-sw")
-        _recipe("shell", shell := Path(scratch) / "shell")
-        layers = (root, operator, fpga, shell, levelzero)
+        for name in ("base", "product"):
+            shutil.copytree(parts[name], root, symlinks=True, dirs_exist_ok=True)
+        layers = (root, *(parts[name] for name in ("operator", "fpga", "shell", "levelzero")))
         images_from_directory(Path(scratch) / "image.tar", image_configs(), *layers).rename(archive)
 
 
-def _recipe(*arguments: str | Path) -> None:
-    _run(sys.executable, RECIPES / "root.py", *arguments)
+def _parts(scratch: Path) -> dict[str, Path]:
+    """The directories that the images consist of."""
+    text = _locked(scratch, RECIPES / "parts.py", *_LAYERS)
+    return {name: Path(path) for name, path in json.loads(text).items()}
 
 
-def _run(*command: str | Path) -> None:
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    except FileNotFoundError:
-        raise ClusterError(f"the image cannot be made: {command[0]} not found; it takes Debian 12") from None
+def _locked(scratch: Path, *command: str | Path) -> str:
+    """The output of a script of deploy/images. It is repeated with the present packages if locked ones are gone."""
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    if done.returncode == _EXIT_PACKAGE_GONE:
+        print(f"{done.stderr.strip()}; the tests use the present packages", file=sys.stderr)
+        lock = scratch / "packages.lock"
+        _locked(scratch, RECIPES / "debian.py", "update", "--lock", lock)
+        done = subprocess.run([sys.executable, *command, "--lock", lock], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ClusterError(f"the image cannot be made: {done.stdout}")
+        raise ClusterError(f"{Path(command[0]).name}: {done.stderr or done.stdout}")
+    return done.stdout
 
 
 def _digest(*names: str) -> str:
     digest = hashlib.sha256(platform.machine().encode())
-    own = [Path(__file__), Path(__file__).with_name("images.py")] if len(names) > 1 else []
+    own = [Path(__file__), Path(__file__).with_name("images.py")]
     for file in [*own, *(file for name in names for file in _files(REPOSITORY / name))]:
         digest.update(f"\0{file.relative_to(REPOSITORY)}\0".encode() + file.read_bytes())
     return digest.hexdigest()[:12]
@@ -153,14 +148,10 @@ def _files(path: Path) -> Iterator[Path]:
             yield file
 
 
-def _forget_old(directory: Path, *current: Path) -> None:
+def _forget_old(directory: Path) -> None:
     archives = sorted(directory.glob("accelplane-*.tar"), key=lambda archive: archive.stat().st_mtime)
     for archive in archives[:-_KEPT]:
         archive.unlink()
-    for part in current:
-        for other in directory.glob(f"{part.name.partition('-')[0]}-*"):
-            if other != part:
-                shutil.rmtree(other)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from manifests import (
     SOCKETS,
     Object,
     Volumes,
+    flag_values,
     from_fields,
     host_paths,
     in_order,
@@ -21,6 +22,7 @@ from manifests import (
     resources,
 )
 
+from accelplane.cli import clients
 from accelplane.fleet.objects import AGENT_LABELS, AGENT_PORT
 from accelplane.node import config
 from accelplane.node.plugins import installed
@@ -52,6 +54,8 @@ PAGES = {
     "accelplane_node/overlays/pages-plain": ["--http-address=:9400"],
 }
 PAGE_COMPONENTS = {"accelplane_node/components/account", "accelplane_node/components/pages"}
+WITH_CLIENTS = "accelplane_node/overlays/clients"
+CLIENTS = "accelplane_node/components/clients"
 FAMILIES = ("gpu", "npu", "qat", "dsa", "iaa", "dlb", "sgx", "fpga")
 
 
@@ -80,7 +84,7 @@ def test_a_tree_renders_to_its_daemonset_and_nothing_else(directory: str) -> Non
 
 def test_every_kustomization_is_in_the_table() -> None:
     there = {str(file.parent.relative_to(DEPLOY)) for file in (DEPLOY / NAME.replace("-", "_")).rglob("kust*.yaml")}
-    assert there == {*TREES, WITH_FPGAS, COMPONENT, *PAGES, *PAGE_COMPONENTS}
+    assert there == {*TREES, WITH_FPGAS, COMPONENT, *PAGES, *PAGE_COMPONENTS, WITH_CLIENTS, CLIENTS}
 
 
 @pytest.mark.parametrize("directory", PAGES)
@@ -166,6 +170,36 @@ def test_the_fpga_component_installs_programs_and_grants_reading_nodes(tmp_path:
     expected["initContainers"] = plugin["initContainers"]
     expected["volumes"] += [volume for volume in plugin["volumes"] if volume["name"] == "intel-fpga-sw"]
     assert in_order(pod) == in_order(expected)
+
+
+# The GPU use of containers.
+
+
+def test_the_process_that_reads_containers_has_its_rights_and_the_agent_does_not() -> None:
+    daemonsets = {each["metadata"]["name"]: each for each in render(DEPLOY / WITH_CLIENTS)}
+    assert daemonsets.keys() == {NAME, "accelplane-clients"}
+    pod = daemonsets["accelplane-clients"]["spec"]["template"]["spec"]
+    (reader,) = pod["containers"]
+    assert pod["hostPID"] is True
+    assert reader["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE"]}
+    assert (reader["image"], pod["automountServiceAccountToken"]) == (own_image("accelplane"), False)
+    assert [volume["hostPath"]["path"] for volume in pod["volumes"]] == ["/run/accelplane-clients"]
+    command, *flags = reader["args"]
+    assert command == "clients"
+    socket = str(flag_values(clients.FLAGS, {"args": flags})["socket"])
+    # The agent has the socket and the kubelet's, and no other difference.
+    agent = daemonsets[NAME]["spec"]["template"]["spec"]
+    expected = expected_daemonset(configured=False)["spec"]["template"]["spec"]
+    expected["containers"][0]["args"] += [f"--metrics-clients={socket}", "--http-address=127.0.0.1:9400"]
+    places = {"clients": "/run/accelplane-clients", "podresources": "/var/lib/kubelet/pod-resources"}
+    expected["containers"][0]["volumeMounts"] += [
+        {"name": name, "mountPath": path, "readOnly": True} for name, path in places.items()
+    ]
+    expected["volumes"] += [
+        {"name": "clients", "hostPath": {"path": places["clients"], "type": "DirectoryOrCreate"}},
+        {"name": "podresources", "hostPath": {"path": places["podresources"]}},
+    ]
+    assert in_order(agent) == in_order(expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -18,7 +18,9 @@ import pytest
 import yaml
 
 import accelplane.plugins
+from accelplane.cli import clients as clients_command
 from accelplane.cli import epchook, fpgawebhook, levelzero, logflags, onloadworker, sgxwebhook, xpumanager
+from accelplane.cli import fleet as fleet_command
 from accelplane.cli import labels as labels_command
 from accelplane.cli import node as node_command
 from accelplane.cli import onloadoperator as onload_command
@@ -53,6 +55,7 @@ WEBHOOK = DOCS / "sgx-webhook.md"
 ONLOAD_NODE = DOCS / "onload-node.md"
 FPGA_WEBHOOK = DOCS / "fpga-webhook.md"
 OPERATOR = DOCS / "operator.md"
+FLEET = DOCS / "fleet.md"
 ONLOAD = DOCS / "onload.md"
 USERS, AUTHORS = DOCS / "users-guide.md", DOCS / "plugin-authors-guide.md"
 METRICS = DOCS / "metrics.md"
@@ -249,6 +252,7 @@ def shown(flag: Flag) -> str:
         (ACCELERATORS, "FPGA options", flags_of(FpgaConfig)),
         (ONLOAD_NODE, "Options of the device plugin", flags_of(OnloadConfig)),
         (ONLOAD_NODE, "Flags of the worker", [flag for flag in onloadworker.FLAGS if flag not in logflags.FLAGS]),
+        (DOCS / "gpu-clients.md", "Flags", [flag for flag in clients_command.FLAGS if flag not in logflags.FLAGS]),
         (LABELS, "accelplane labels", [flag for flag in labels_command.FLAGS if flag not in logflags.FLAGS]),
         (LABELS, "EPC", [flag for flag in epchook.FLAGS if flag not in logflags.FLAGS]),
         (SIDECARS, "Flags of the Level-Zero service", [flag for flag in levelzero.FLAGS if flag not in logflags.FLAGS]),
@@ -256,6 +260,7 @@ def shown(flag: Flag) -> str:
         (FPGA_WEBHOOK, "Running it", [flag for flag in fpgawebhook.FLAGS if flag not in logflags.FLAGS]),
         (WEBHOOK, "Running it", [flag for flag in sgxwebhook.FLAGS if flag not in logflags.FLAGS]),
         (OPERATOR, "Flags", [flag for flag in operator_command.FLAGS if flag not in logflags.FLAGS]),
+        (FLEET, "Flags", [flag for flag in fleet_command.FLAGS if flag not in logflags.FLAGS]),
         (ONLOAD, "Flags", [flag for flag in onload_command.FLAGS if flag not in logflags.FLAGS]),
         (USERS, "Flags of every node command", [flag for flag in node_command.FLAGS if flag not in logflags.FLAGS]),
         (USERS, "Logging flags", list(logflags.FLAGS)),
@@ -327,7 +332,7 @@ def test_the_table_of_device_metrics_lists_every_family_in_the_order_of_the_page
 
 def test_the_onload_page_lists_every_reason_of_degraded() -> None:
     text = "".join(file.read_text() for file in (ROOT / "src/accelplane/onload").glob("*.py"))
-    reasons = {*re.findall(r'Problem\(\s*"(\w+)"', text), "ModuleRejected", "WriteRejected"}
+    reasons = {*re.findall(r'(?:Problem\(\s*|reason=)"(\w+)"', text), "ModuleRejected", "WriteRejected"}
     tables = section(ONLOAD, "Status and events")
     listed = {name for row in rows(tables) for name in re.findall(r"`([A-Z]\w+)`", row[0])}
     assert listed == reasons | {"Ready", "Progressing", "Degraded"}

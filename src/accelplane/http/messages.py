@@ -4,7 +4,7 @@ A request has a body of known length or none. Chunked bodies are rejected with 4
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from http import HTTPStatus
 
 from msgspec import Struct
@@ -28,7 +28,8 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     fields: int = 64
     cached_heads: int = 256  # number of parsed heads that are cached, each of `cached_head` bytes at most
     cached_head: int = 512
-    connections: int = 80  # up to 40 KiB each with TLS; further ones wait in the backlog
+    connections: int = 80  # up to 40 KiB each with TLS; further ones wait
+    accept_queue: int = 256  # accepted sockets that wait, up to 10 KiB each; further ones wait in the backlog
     backlog: int = 1024
     memory: int = 8 * 1024 * 1024  # for incomplete requests, and responses that are not sent, of all connections
     response: int = 2816 * 1024  # reserved for the response to a large request
@@ -39,6 +40,7 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     idle: float = 180  # longer than the API server keeps a connection, so the client closes first
     linger: float = 1  # between an error response and the close, so that the client can read the response
     stall: float = 5  # without progress of the client, before its connection may be closed to admit others
+    attack_evidence: float = 2  # half of the connections silent, and no progress of others, for so long is an attack
     attack_stall: float = 0.05  # instead of `stall` during an attack, before the first request
     attack_idle: float = 1  # and after requests, if one address has half of the connections
     attack_memory: float = 30  # how long an attack is assumed to last after its last evidence
@@ -55,12 +57,24 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
 # For pages of metrics and health: GET requests of scrapers, which connect about every 30 s, and of readers that wait up
 # to a minute for a change.
 PAGE_LIMITS = HttpLimits(
-    body=0, cached_heads=0, connections=64, backlog=64, memory=1024 * 1024, answer=75, idle=30, linger=0.2
+    body=0,
+    cached_heads=0,
+    connections=64,
+    accept_queue=16,
+    backlog=64,
+    memory=1024 * 1024,
+    answer=75,
+    idle=30,
+    linger=0.2,
 )
 
 
 class Request(Struct, frozen=True):
-    """A request; `path` is without its query. `fields` are those that the server was told to keep, in lower case."""
+    """A request; `path` is without its query. `fields` are those that the server was told to keep, in lower case.
+
+    `source` identifies the client's address, and `certificate_name` is the common name of a verified client
+    certificate; it is `-` for one without a name.
+    """
 
     method: str
     path: str
@@ -69,15 +83,22 @@ class Request(Struct, frozen=True):
     authorization: str = ""
     query: str = ""
     fields: Mapping[str, str] = {}
+    source: bytes = b""
+    certificate_name: str = ""
 
 
 class Response(Struct, frozen=True):
-    """A complete response. `fields` are further header fields, of ASCII text without line breaks."""
+    """A complete response, or the beginning of one whose other parts are those of `stream`.
+
+    `fields` are further header fields, of ASCII text without line breaks. A streamed response has no length and ends
+    with its connection; the stream is closed when the client disconnects.
+    """
 
     status: int
     body: bytes | bytearray
     content_type: str = "application/json"
     fields: Mapping[str, str] = {}
+    stream: AsyncGenerator[bytes, None] | None = None
 
 
 class HttpError(Exception):
@@ -118,7 +139,8 @@ def parse_head(text: bytes, limits: HttpLimits, methods: Sequence[str], kept: Se
         name = field[1].lower()
         if name in fields and name in _SINGLETONS:
             raise HttpError(400, f"expected one {name.decode()}")
-        fields[name] = field[2].rstrip()
+        value = field[2].rstrip()
+        fields[name] = fields[name] + b", " + value if name in fields and name.decode() in kept else value
     method = found[1].decode()
     if method not in methods:
         raise HttpError(405, f"expected method {' or '.join(methods)}")
@@ -159,6 +181,8 @@ def serialize_head(response: Response, *, keep_alive: bool) -> bytes:
     end = "" if keep_alive else "Connection: close\r\n"
     status = f"{response.status} {HTTPStatus(response.status).phrase}"
     content = f"Content-Type: {response.content_type}\r\nContent-Length: {len(response.body)}\r\n"
+    if response.stream is not None:
+        content = f"Content-Type: {response.content_type}\r\n"
     if response.status == HTTPStatus.NOT_MODIFIED:
         content = ""  # it has no content, and its fields would be those of the page
     more = "".join(f"{name}: {value}\r\n" for name, value in response.fields.items())

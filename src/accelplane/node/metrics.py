@@ -36,14 +36,16 @@ class Contents(Struct, frozen=True, kw_only=True):
     """What the page shows beside the status.
 
     `samples` are the plugins' measurements, `dropped` the number of those left out by plugin and cause, `requests`
-    those to the kubelet by method and outcome, `idle` the seconds since the last use of held units by plugin and unit,
-    `lag` the seconds by which the event loop was late, `now` the monotonic time.
+    those to the kubelet by method and outcome, `container_use` the GPU use of containers, `idle` the seconds since the
+    last use of held units by plugin and unit, `lag` the seconds by which the event loop was late, `now` the monotonic
+    time.
     """
 
     samples: Sequence[Sample] = ()
     dropped: Mapping[tuple[str, str], int] = {}
     readings: NodeReadings = NodeReadings()
     holders: Holders = Holders()
+    container_use: Sequence[Family] = ()
     requests: Mapping[tuple[str, str], int] = {}
     idle: Mapping[tuple[str, str], float] = {}
     lag: float | None = None
@@ -96,7 +98,10 @@ class MetricsPage:
         held = () if options.holders == "off" else holding(
             status, holders, readings, contents.now, options.holder_labels
         )  # fmt: skip
-        found = (*held, idle(contents.idle), request_counts(contents.requests), *hardware(readings, status, attached))
+        use = () if options.holders == "off" else contents.container_use
+        found = (
+            *held, idle(contents.idle), request_counts(contents.requests), *hardware(readings, status, attached), *use,
+        )  # fmt: skip
         return [*with_samples(found), *families(contents.samples)]
 
     def _limited(self, found: Sequence[Family], limit: int) -> Sequence[Family]:

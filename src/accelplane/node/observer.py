@@ -4,17 +4,21 @@ import asyncio
 import os
 import time
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from accelplane.node.activity import Activity
 from accelplane.node.agent import Agent
 from accelplane.node.hardware_metrics import held_units
-from accelplane.node.holders import HolderReader
+from accelplane.node.holders import HolderReader, Holders
 from accelplane.node.inventory_feed import Generation, InventoryFeed
 from accelplane.node.measurements import Measurements
 from accelplane.node.metrics import Contents, PageOptions
 from accelplane.node.readings import NodeReadings, Readings
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import allocations
+
+if TYPE_CHECKING:
+    from accelplane.node.clients import ClientUse
 
 _LAG_PAUSE = 0.002
 
@@ -45,16 +49,25 @@ class Observer:
             node=os.environ.get("NODE_NAME", ""),
             idle_since=lambda: self._activity.idle_since(time.monotonic()),
         )
+        self._holder_labels = settings.metrics_holder_labels
+        self._clients = None
+        if settings.metrics_clients:
+            from accelplane.node.clients import ClientReader  # noqa: PLC0415 - memory of agents without this option
+
+            self._clients = ClientReader(settings.metrics_clients, settings.sockets_dir)
 
     async def contents(self) -> Contents:
         """Reads everything, from each source at the same time."""
         holders = await self._holders.read()  # first: a device that a container holds may be read more often
-        samples, readings, lag = await asyncio.gather(self._measurements.take(), self._take(), _lag())
+        samples, readings, clients, lag = await asyncio.gather(
+            self._measurements.take(), self._take(), self._client_use(holders), _lag()
+        )
         return Contents(
             samples=samples,
             dropped=dict(self._measurements.dropped),
             readings=readings,
             holders=holders,
+            container_use=() if clients is None else clients.families(readings.plans, self._holder_labels),
             requests=dict(self._holders.requests),
             idle=self._activity.idle_seconds(time.monotonic()),
             lag=lag,
@@ -88,6 +101,11 @@ class Observer:
         """Ends all reads."""
         await self._inventory.close()
         await asyncio.gather(self._measurements.close(), self._readings.close(), self._holders.close())
+        if self._clients is not None:
+            await self._clients.close()
+
+    async def _client_use(self, holders: Holders) -> "ClientUse | None":
+        return None if self._clients is None else await self._clients.read(holders, self._agent.status())
 
 
 def page_options(settings: Settings) -> PageOptions:

@@ -80,6 +80,9 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
     metrics_min_interval: Annotated[
         float, Meta(description="seconds for which a reading of the devices is used again, 0 to 60")
     ] = 1.0
+    metrics_clients: Annotated[
+        str, Meta(description="Unix socket of accelplane clients, for the GPU use of containers on the metrics page")
+    ] = ""
     health_interval: Annotated[
         float, Meta(description="seconds between health checks, 1 to 3600; 0: the interval of each plugin")
     ] = 0.0
@@ -103,7 +106,7 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
             raise ConfigurationError(f"{source}scan-grace: found {settings.scan_grace:g}, expected 0 to 3600 seconds")
         _check_pages(settings, source)
         _check_metrics(settings, source)
-        names = ("root", "kubelet_dir", "cdi_dir", "nfd_dir", "http_tls_dir", "http_client_ca")
+        names = ("root", "kubelet_dir", "cdi_dir", "nfd_dir", "http_tls_dir", "http_client_ca", "metrics_clients")
         paths = {name: getattr(settings, name) for name in names}
         for name, path in paths.items():
             if not path and name in ("root", "kubelet_dir", "cdi_dir"):
