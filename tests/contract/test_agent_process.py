@@ -345,7 +345,8 @@ async def test_hardware_is_prepared_by_the_agent(run: Run, kubelet: Kubelet, tmp
     env = installed_plugin(tmp_path / "site", "prepared", PREPARED)
     run("accelplane", "node", "--plugins=prepared", env=env)
     await kubelet.until(lambda resources: resources == {"prepared.example.com/gadget": (1, 1)})
-    assert (tmp_path / "tree/sys/prepared").read_text() == "1"
+    # A further scan may be writing the file now.
+    await until(lambda: (tmp_path / "tree/sys/prepared").read_text() == "1")
 
 
 # What it found and why

@@ -15,8 +15,10 @@ from pagereaders import Fixed
 from waiting import until
 
 from accelplane.devices import Device, HealthPolicy, Skipped, Verdict
+from accelplane.fleet.agents import Agents, AgentTimes, Place
 from accelplane.fleet.inventory import decode_inventory, decode_readings
 from accelplane.fleet.model import Unit
+from accelplane.fleet.options import FleetOptions
 from accelplane.host import Host
 from accelplane.node import pages
 from accelplane.node.agent import Agent
@@ -241,3 +243,34 @@ async def test_the_readings_page_has_the_current_values(
     assert devices[0].outcomes == {"ok": 1}
     assert "etag" not in answer.fields
     assert msgspec.json.decode(answer.body)["version"] == 1
+
+
+async def test_the_fleet_follows_the_agent_by_waiting_requests(
+    start_agent: Start, kubelet: Kubelet, unused_tcp_port: int
+) -> None:
+    plugin = Meters()
+    agent = await start_agent(meters=plugin)
+    await kubelet.until(lambda resources: resources.get(METERS) == (4, 4))
+    # Short waits: unchanged answers come in between.
+    fleet = Agents(FleetOptions(), lambda _node: None, times=AgentTimes(wait=1, min_interval=0.01))
+    fleet.set(Place("n", "p", "node-1", "127.0.0.1", unused_tcp_port))
+
+    def phases() -> set[str]:
+        found = [report.inventory for report in fleet.reports("node-1") if report.state == "connected"]
+        return {each.phase for inventory in found if inventory is not None for each in inventory.units}
+
+    async with served(agent, unused_tcp_port):
+        following = asyncio.create_task(fleet.run())
+        try:
+            await until(lambda: phases() == {"healthy"}, 30)
+            plugin.verdict = Verdict("bad", "too hot", "temperature")
+            agent.runners["meters"].request_check()
+            await until(lambda: phases() == {"healthy", "unhealthy"}, 30)
+            answered = next(fleet.all_reports()).answered
+            await until(lambda: next(fleet.all_reports()).answered > answered, 30)  # an answer without a change
+            assert phases() == {"healthy", "unhealthy"}
+            readings = await fleet.readings("node-1")
+            assert (readings.problem, len(readings.devices)) == ("", 2)
+        finally:
+            following.cancel()
+            await asyncio.wait((following,))

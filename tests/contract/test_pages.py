@@ -292,9 +292,7 @@ async def test_the_pages_can_be_served_again_at_once_after_they_end(serve: Serve
             assert await get("/healthz") == (200, "ok\n")
 
 
-async def test_silent_connections_are_limited_and_do_not_block_requests(
-    serve: Serve, get: Get, port: int
-) -> None:
+async def test_silent_connections_are_limited_and_do_not_block_requests(serve: Serve, get: Get, port: int) -> None:
     async with serve(), contextlib.AsyncExitStack() as stack:
         idle: list[asyncio.StreamReader] = []
         for _ in range(100):

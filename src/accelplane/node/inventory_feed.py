@@ -79,7 +79,7 @@ class InventoryFeed:
 
     async def current(self) -> Generation:
         """The generation now, with holders that are at most 10 s old."""
-        await self._holders.read()
+        await asyncio.gather(self._holders.read(), self._readings.plans())
         return await self._update()
 
     async def next(self, known: str, seconds: float) -> Generation | None:

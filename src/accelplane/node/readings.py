@@ -26,7 +26,7 @@ from accelplane.readings.plan import DevicePlan
 log = logging.getLogger(__name__)
 
 _READ_TIMEOUT = 1.0
-_PLAN_TIMEOUT = 2.0
+_PLAN_TIMEOUT = 4.0
 _CLOSE_TIMEOUT = 0.5
 # Seconds until a device whose read has blocked is read again, by the number of times in a row.
 _STUCK_PAUSES = (60.0, 120.0, 240.0, 480.0, 600.0)
