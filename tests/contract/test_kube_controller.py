@@ -227,8 +227,11 @@ async def test_a_terminal_error_is_retried_only_after_a_change(world: World) -> 
     world.api.put("widgets", widget("w"))
     async with world.running(world.controller(impossible).for_object(world.widgets)):
         await until(lambda: world.counted("controller_runtime_terminal_reconcile_errors_total") == {"": 1})
+        assert world.counted("controller_runtime_reconcile_errors_total") == {"": 1}
         await asyncio.sleep(0.05)
         assert len(world.seen) == 1
+        assert world.counted("controller_runtime_active_workers") == {"": 0}
+        assert world.counted("controller_runtime_max_concurrent_reconciles") == {"": 1}
         world.api.put("widgets", widget("w", size=1))
         await until(lambda: len(world.seen) == 2)
 

@@ -29,6 +29,26 @@ def test_objects_that_the_api_server_treats_as_equal_have_no_difference(wanted: 
 
 
 @pytest.mark.parametrize(
+    ("field", "key"),
+    [
+        ("conditions", "type"),
+        ("containers", "name"),
+        ("env", "name"),
+        ("imagePullSecrets", "name"),
+        ("initContainers", "name"),
+        ("ownerReferences", "uid"),
+        ("volumeDevices", "devicePath"),
+        ("volumeMounts", "mountPath"),
+        ("volumes", "name"),
+    ],
+)
+def test_items_of_associative_lists_are_compared_by_their_key(field: str, key: str) -> None:
+    found = {field: [{key: "added", "x": 1}, {key: "a", "x": 1}]}
+    assert lines({field: [{key: "a", "x": 1}]}, found) == []
+    assert lines({field: [{key: "a", "x": 2}]}, found) == [f"{field}.a.x: found 1, expected 2"]
+
+
+@pytest.mark.parametrize(
     ("wanted", "found", "expected"),
     [
         ({"a": {"b": 1}}, {"a": {"b": 2}}, "a.b: found 2, expected 1"),

@@ -13,6 +13,7 @@ from lightkube.resources.core_v1 import ConfigMap, Node, Pod
 
 from accelplane.kube.client import path_of
 from accelplane.kube.conditions import Condition, condition, find_condition, merge_conditions, with_transition_times
+from accelplane.kube.jsonpatch import pointer
 from accelplane.kube.objects import Object, OwnerReference, Request, document_of, micro_time, request_of, trim
 from accelplane.kube.owners import controller_of, is_controlled_by, owner_reference, owner_request
 
@@ -143,3 +144,10 @@ def test_the_status_of_a_condition_is_true_false_or_unknown(holds: bool | None, 
 def test_a_full_second_is_written_with_its_microseconds() -> None:
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     assert msgspec.json.encode(micro_time(moment)) == b'"2026-01-01T00:00:00.000001Z"'
+
+
+@pytest.mark.parametrize(
+    ("words", "text"), [(("a", 0), "/a/0"), (("a/b", "m~n"), "/a~1b/m~0n"), (("~1",), "/~01"), ((), "")]
+)
+def test_a_json_pointer_escapes_slash_and_tilde(words: tuple[str | int, ...], text: str) -> None:
+    assert pointer(*words) == text
