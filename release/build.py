@@ -116,7 +116,7 @@ def _now() -> str:
 def _run(command: list[str | Path], cwd: Path, environment: Mapping[str, str] | None = None) -> None:
     done = subprocess.run(
         command, cwd=cwd, env={**os.environ, **(environment or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, check=False,
+        text=True, check=False, umask=0o022,
     )  # fmt: skip
     if done.returncode:
         words = " ".join(map(str, command))
@@ -129,7 +129,8 @@ def _images(plan: Plan, work: Path, say: Say) -> Path:
     say("building images")
     target = work / "images"
     platforms = [f"PLATFORMS={plan.platforms}"] if plan.platforms else []
-    _run(["make", "images", f"OUT={target}", *platforms], plan.root)
+    # The variables of this make are not those of the other one.
+    _run(["env", "-u", "MAKEFLAGS", "-u", "MAKEOVERRIDES", "make", "images", f"OUT={target}", *platforms], plan.root)
     return target
 
 
@@ -144,6 +145,9 @@ def _python_packages(plan: Plan, work: Path) -> None:
             shutil.copytree(source, copy / name, ignore=ignored)
         else:
             shutil.copy(source, copy / name)
+    # The umask of the clone must not decide the modes in the wheel.
+    for path in (copy, *copy.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
     environment = {"SOURCE_DATE_EPOCH": str(commands.epoch(plan.root))}
     built = work / "python"
     _run([sys.executable, "-m", "build", "--quiet", "--no-isolation", "--outdir", built, copy], work, environment)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from release import artefacts, images, oci, provenance, signing
@@ -57,7 +58,7 @@ def verify(release: Release) -> Iterator[Result]:
             continue
         try:
             yield Result(name, check(release))
-        except (ReleaseError, RegistryError, OSError, ValueError, KeyError, TypeError) as error:
+        except _ERRORS as error:
             yield Result(name, "", str(error) or repr(error))
             if name == "signature":
                 return
@@ -318,4 +319,8 @@ CHECKS: dict[str, Callable[[Release], str]] = {
     "registry": registry_digests,
     "registry signatures": registry_signatures,
 }
+_ERRORS = (
+    *(ReleaseError, RegistryError, OSError, ValueError, KeyError, TypeError, IndexError),
+    *(zipfile.BadZipFile, tarfile.TarError, yaml.YAMLError, msgspec.ValidationError),
+)
 _REGISTRY_CHECKS = {"registry", "registry signatures"}

@@ -84,7 +84,7 @@ class BuildRoot:
             for directory in ("etc", "tmp", "work"):
                 (made / directory).mkdir()
             for archive in archives.values():
-                _unpack_over(archive, made)
+                unpack_over(archive, made)
             made.rename(self.root)
 
     @contextmanager
@@ -109,7 +109,7 @@ class BuildRoot:
             raise RecipeError(f"{source.name}: cannot be compressed: {done.stderr.decode()[-1000:]}")
 
 
-def _unpack_over(archive: Path, root: Path) -> None:
+def unpack_over(archive: Path, root: Path) -> None:
     """Unpacks a package over others. dpkg-deb would replace the links of the root by directories of the package."""
     with subprocess.Popen(("dpkg-deb", "--fsys-tarfile", archive), stdout=subprocess.PIPE) as package:
         command = ("tar", "-x", "--keep-directory-symlink", "--no-same-owner", "-C", root)

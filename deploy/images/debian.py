@@ -148,15 +148,20 @@ def mirrors() -> dict[str, str]:
     return found
 
 
-def newest(wanted: Mapping[tuple[str, str], Iterable[str]]) -> list[Package]:
-    """What the mirrors have now of the packages, which are given by release and architecture."""
+def newest(wanted: Mapping[tuple[str, str], Iterable[str]], *, dependencies: bool = False) -> list[Package]:
+    """What the mirrors have now of the packages, given by release and architecture, and of what they depend on."""
     known = mirrors()
     found: list[Package] = []
-    for (release, architecture), names in sorted(wanted.items()):
+    for (release, architecture), given in sorted(wanted.items()):
+        names = sorted(set(given))
         with tempfile.TemporaryDirectory() as scratch:
-            options = _apt_options(Path(scratch), release, architecture, known)
-            run("apt-get", "-q", *options, "update")
-            listed = run("apt-get", "-q", *options, "download", "--print-uris", *sorted(set(names)))
+            apt = ("apt-get", "-q", *_apt_options(Path(scratch), release, architecture, known))
+            run(*apt, "update")
+            if dependencies:
+                # It prints no SHA-256.
+                listed = run(*apt, "install", "--yes", "--no-install-recommends", "--print-uris", *names)
+                names = [line.split()[1].partition("_")[0] for line in listed.splitlines() if line.startswith("'")]
+            listed = run(*apt, "download", "--print-uris", *names)
         lines = (line for line in listed.splitlines() if line.startswith("'"))
         found += [_parsed(line, release, architecture, known) for line in lines]
     return found

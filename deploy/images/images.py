@@ -29,7 +29,7 @@ from root import LEVELZERO_ARCHITECTURES
 ORGANISATION = "accelplane"
 PLATFORMS = tuple(f"linux/{architecture}" for architecture in ARCHITECTURES)
 # Of all files in layers. The time of the commit would change the digest of layers whose content is the same.
-_FILE_TIME = 315532800
+FILE_TIME = 315532800
 
 
 def version_of(sources: Path) -> str:
@@ -48,7 +48,7 @@ def build(
     images = read_images(version)
     if unknown := sorted(set(names) - images.keys()):
         raise RecipeError(f"images: found {', '.join(unknown)}, expected some of {', '.join(sorted(images))}")
-    writer = LayoutWriter(out, f"docker.io/{ORGANISATION}", version, _creation_time(sources))
+    writer = LayoutWriter(out, f"docker.io/{ORGANISATION}", version, creation_time(sources))
     listed: list[dict[str, object]] = []
     for name in names or sorted(images):
         image = images[name]
@@ -74,10 +74,10 @@ def _architectures(image: Image, platforms: Sequence[str]) -> list[str]:
 def _layers(image: Image, architecture: str, parts: Parts) -> list[Layer]:
     build_root = parts.recipe(architecture).build_root
     directories = [parts.part(name, architecture) for name in image.parts]
-    return [make_layer(directory, parts.directory, _FILE_TIME, build_root) for directory in directories]
+    return [make_layer(directory, parts.directory, FILE_TIME, build_root) for directory in directories]
 
 
-def _creation_time(sources: Path) -> int:
+def creation_time(sources: Path) -> int:
     """Seconds since 1970."""
     if given := os.environ.get("SOURCE_DATE_EPOCH"):
         if not given.isdigit():
@@ -88,7 +88,7 @@ def _creation_time(sources: Path) -> int:
         committed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     except FileNotFoundError:
         committed = ""
-    return int(committed) if committed.isdigit() else _FILE_TIME
+    return int(committed) if committed.isdigit() else FILE_TIME
 
 
 def main() -> int:

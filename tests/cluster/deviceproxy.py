@@ -146,7 +146,11 @@ class DeviceProxy:
         self, endpoint: str, method: str, request: bytes, context: grpc.ServicerContext
     ) -> Iterator[bytes]:
         call = self._plugins[endpoint].unary_stream(method)(request, wait_for_ready=True)
-        context.add_callback(call.cancel)
+
+        def cancel() -> None:
+            call.cancel()
+
+        context.add_callback(cancel)
         with suppress(grpc.RpcError):
             yield from call
         if self._holding and context.is_active():

@@ -14,6 +14,7 @@ from fleetpages import Answer, Caller, Reviews
 from waiting import until
 
 from accelplane.apiserver.authorized import UserInfo
+from accelplane.fleet.devicelist import decode
 from accelplane.fleet.options import PageOptions
 from accelplane.fleet.program import serving
 from accelplane.fleet.serve import listen
@@ -163,6 +164,20 @@ async def test_names_are_shown_only_in_namespaces_whose_pods_the_viewer_may_get(
     assert (await caller.get("/namespaces")).text.count(">hidden<") > 0
     everything = world.caller(authorization=f"Bearer {world.user('bob', 'list pods')}")
     assert ">hidden<" not in (await everything.get("/namespaces")).text
+
+
+async def test_the_list_of_devices_hides_the_same_names(world: World) -> None:
+    nodes = world.view.cluster().nodes.values()
+    holders = {holder.namespace for node in nodes for unit in node.units for holder in unit.holders}
+    first = min(holders)
+    assert len(holders) > 1
+    assert (await world.caller().get("/api/v1/devices")).status == 401
+    caller = world.caller(authorization=f"Bearer {world.user('ann', f'get pods {first}')}")
+    listed = decode((await caller.get("/api/v1/devices")).body)
+    assert {holder.namespace for device in listed.devices for holder in device.holders} == {first, "hidden"}
+    everything = world.caller(authorization=f"Bearer {world.user('bob', 'list pods')}")
+    listed = decode((await everything.get("/api/v1/devices")).body)
+    assert {holder.namespace for device in listed.devices for holder in device.holders} == holders
 
 
 async def test_a_new_right_is_effective_after_a_minute(world: World) -> None:

@@ -148,7 +148,7 @@ def recovery() -> Case:
 def correctable() -> Case:
     name, labels = "accelplane_pci_errors_total", {"severity": "correctable", **GPU}
     series = {on("n1", name, **labels): "0x9 120+120x29 3600x60", on("n2", name, **labels): "0+30x120"}
-    return Case("AccelplanePciCorrectable", series, labels, START + 8, START + 25, START + 50)
+    return Case("AccelplanePciCorrectable", series, GPU, START + 8, START + 25, START + 50)
 
 
 def link() -> Case:
@@ -244,9 +244,12 @@ def idle() -> Case:
 
 def cases() -> list[Case]:
     plugin = {"plugin": "gpu"}
-    fatal = {"severity": "fatal", **GPU}
-    corrected = {on("n3", "accelplane_pci_errors_total", severity="correctable", **GPU): "0+1x120"}
-    pci = counter("AccelplanePciFatal", "accelplane_pci_errors_total", **fatal)
+    errors = "accelplane_pci_errors_total"
+    more = {
+        on("n1", errors, severity="nonfatal", **GPU): "3x9 5x60",
+        on("n3", errors, severity="correctable", **GPU): "0+1x120",
+    }
+    pci = counter("AccelplanePciFatal", errors, severity="fatal", **GPU)
     other = {on("n3", "up", job="monitoring/other"): "0x120"}
     allocatable = {on(node, "accelplane_resource_allocatable", **I915): "2x120" for node in ("n1", "n2")}
     return [
@@ -264,7 +267,7 @@ def cases() -> list[Case]:
         counter("AccelplaneAllocationFailing", "accelplane_allocation_failures_total", **I915),
         exhausted(),
         idle(),
-        pci._replace(series=pci.series | corrected),
+        pci._replace(series=pci.series | more, labels=GPU),
         correctable(),
         link(),
         lanes(),
@@ -307,10 +310,10 @@ def as_test(case: Case) -> dict[str, Any]:
     }
 
 
-def run(directory: Path, tests: Sequence[object], rules: object) -> None:
+def run(directory: Path, tests: Sequence[object], rules: object, interval: int = 1) -> None:
     (directory / "rules.yaml").write_text(json.dumps(rules))
     document = {
-        "rule_files": ["rules.yaml"], "evaluation_interval": "1m", "fuzzy_compare": True, "tests": tests,
+        "rule_files": ["rules.yaml"], "evaluation_interval": f"{interval}m", "fuzzy_compare": True, "tests": tests,
     }  # fmt: skip
     (directory / "tests.yaml").write_text(json.dumps(document))
     promtool("test", "rules", directory / "tests.yaml")
@@ -327,7 +330,9 @@ def without_annotations() -> object:
 def test_every_alert_is_silent_fires_and_resolves(tmp_path: Path) -> None:
     every = cases()
     assert {case.alert for case in every} == {*alerts()}
-    run(tmp_path, [as_test(case) for case in every], without_annotations())
+    for interval in {case.interval for case in every}:
+        tests = [as_test(case) for case in every if case.interval == interval]
+        run(tmp_path, tests, without_annotations(), interval)
 
 
 def test_a_test_of_an_alert_notices_another_threshold(tmp_path: Path) -> None:

@@ -152,7 +152,8 @@ async def _serve(agent: Agent) -> None:
 
                 access = page_access(agent.settings)
             address = agent.settings.http_address
-            await stack.enter_async_context(pages.serving(address, agent.status, readers, access))
+            options = observer.page_options(agent.settings)
+            await stack.enter_async_context(pages.serving(address, agent.status, readers, access, options))
         await agent.run()
 
 

@@ -41,8 +41,8 @@ class ConnectionOwner(Protocol):
         """Whether clients wait for connections of busy clients."""
         ...
 
-    def count_first_request(self) -> None:
-        """Called when a connection has its first complete request."""
+    def count_progress(self) -> None:
+        """Called when a connection without a complete request has received something."""
         ...
 
     def parse_head(self, text: bytes) -> Head:
@@ -115,6 +115,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         data = self._server.recv_buffer[:nbytes]
+        if not self.has_requested:
+            self._server.count_progress()
         if self._context is not None:
             self._tls = self._tls or TlsSession(self._context)
             data = self._decrypt(self._tls, data)
@@ -242,9 +244,7 @@ class Connection(asyncio.BufferedProtocol):
         """Answers every complete request."""
         try:
             while self._can_process() and (request := self._next_request()) is not None:
-                if not self.has_requested:
-                    self.has_requested = True
-                    self._server.count_first_request()
+                self.has_requested = True
                 response = _call(self._server.handler, request)
                 if isinstance(response, Response) and response.stream is None:
                     self._send_response(response)

@@ -8,10 +8,12 @@ Three rules protect the API server's connections:
   before the others.
 - Usually a connection is closed after `stall` at the earliest: a busy API server needs seconds between connect and
   request. But while it is busy with many connections, some of them always continue. So if half of the possible
-  connections are silent for `attack_evidence` and there were almost no first requests in this time, this is an attack.
+  connections are silent for `attack_evidence`, and none that had no request sent anything in this time, this is an
+  attack.
   Then `attack_stall` is the minimum for addresses with many connections, so that clients behind them do not wait.
 """
 
+import math
 import socket
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -22,7 +24,6 @@ from accelplane.http.messages import HttpLimits
 
 # A client that has sent requests is more likely to be the API server than one that has not: it may be idle for longer.
 _KEPT_FACTOR = 5
-_FEW = 16  # the part of the possible connections whose first requests within `attack_evidence` are few
 _MAPPED = bytes(10) + b"\xff\xff"  # the prefix of IPv4 addresses in IPv6
 _PREFIX = 8  # bytes of an IPv6 network: one client may have all of its addresses
 
@@ -48,8 +49,8 @@ def source_of(host: str) -> bytes:
 def is_attack(candidates: Sequence[Candidate], limits: HttpLimits, now: float) -> bool:
     """Whether half of the possible connections are silent for `attack_evidence`.
 
-    This is evidence only while clients wait and there are almost no first requests. Idle connections count after
-    `stall`, if one address has many of them.
+    This is evidence only while clients wait and none continues, see `Evidence`. Idle connections count after `stall` if
+    one address has many of them.
     """
     crowds = _crowds(candidates, limits)
     silent = sum(
@@ -66,31 +67,27 @@ class Evidence:
 
     def __init__(self, limits: HttpLimits) -> None:
         self._limits = limits
-        self._first_requests = deque[float](maxlen=max(1, limits.connections // _FEW))
+        self._progress_at = -math.inf
         self._stalls = deque[float](maxlen=max(1, limits.connections // 2))
 
-    def add_first_request(self, now: float) -> None:
-        """A connection had its first complete request."""
-        self._first_requests.append(now)
+    def add_progress(self, now: float) -> None:
+        """A connection without a complete request has received something: a part of a handshake or of a request."""
+        self._progress_at = now
 
     def add_stall(self, now: float) -> None:
         """A connection without a request was closed after `stall`."""
         self._stalls.append(now)
 
     def clients_continue(self, now: float) -> bool:
-        """Whether connections had first requests lately, more than a few in `attack_evidence`."""
-        return _is_full_since(self._first_requests, now - self._limits.attack_evidence)
+        """Whether there was progress within `attack_evidence`."""
+        return now - self._progress_at < self._limits.attack_evidence
 
     def many_stalls(self, now: float) -> bool:
         """Whether half of the possible connections were closed after `stall` within the same time.
 
-        Clients of an attack may send a few requests, so that `clients_continue` is true.
+        Clients of an attack may send single bytes, so that `clients_continue` is true.
         """
-        return _is_full_since(self._stalls, now - self._limits.stall)
-
-
-def _is_full_since(times: deque[float], start: float) -> bool:
-    return len(times) == times.maxlen and times[0] > start
+        return len(self._stalls) == self._stalls.maxlen and now - self._stalls[0] < self._limits.stall
 
 
 def evictable_at(candidates: Sequence[Candidate], limits: HttpLimits, *, attacked: bool) -> list[float]:

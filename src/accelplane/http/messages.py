@@ -40,7 +40,7 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     idle: float = 180  # longer than the API server keeps a connection, so the client closes first
     linger: float = 1  # between an error response and the close, so that the client can read the response
     stall: float = 5  # without progress of the client, before its connection may be closed to admit others
-    attack_evidence: float = 0.5  # half of the connections silent and almost no first request for so long is an attack
+    attack_evidence: float = 2  # half of the connections silent, and no progress of others, for so long is an attack
     attack_stall: float = 0.05  # instead of `stall` during an attack, before the first request
     attack_idle: float = 1  # and after requests, if one address has half of the connections
     attack_memory: float = 30  # how long an attack is assumed to last after its last evidence

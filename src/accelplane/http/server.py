@@ -164,9 +164,9 @@ class HttpServer:
         """The number of clients in the accept queue."""
         return len(self._queue)
 
-    def count_first_request(self) -> None:
-        """Called when a connection has its first complete request."""
-        self._evidence.add_first_request(time.monotonic())
+    def count_progress(self) -> None:
+        """Called when a connection without a complete request has received something."""
+        self._evidence.add_progress(time.monotonic())
 
     def _accept(self, listening: socket.socket) -> None:
         """Accepts clients into the queue. If it is full, they wait in the backlog."""

@@ -17,6 +17,7 @@ import logging
 import os
 import secrets
 import time
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
@@ -39,7 +40,14 @@ _WITHDRAW_TIMEOUT = 0.5
 
 
 class AllocationError(Exception):
-    """The request cannot be served; the text reaches the pod's events."""
+    """The request cannot be served; the text reaches the pod's events. `outcome` is one of `ALLOCATION_OUTCOMES`."""
+
+    def __init__(self, text: str, outcome: str = "plugin-error") -> None:
+        super().__init__(text)
+        self.outcome = outcome
+
+
+ALLOCATION_OUTCOMES = ("ok", "unknown-id", "unhealthy", "plugin-error", "cdi-error")
 
 
 class Allocator(Protocol):
@@ -80,13 +88,20 @@ class Counters:
         self.allocation_failures = 0
         self.allocation_buckets = [0] * (len(LATENCY_BOUNDS) + 1)
         self.allocation_seconds_sum = 0.0
+        self.allocation_outcomes: dict[str, int] = dict.fromkeys(ALLOCATION_OUTCOMES, 0)
+        self.preferred_buckets = [0] * (len(LATENCY_BOUNDS) + 1)
+        self.preferred_seconds_sum = 0.0
 
-    def allocated(self, seconds: float, *, failed: bool) -> None:
+    def allocated(self, seconds: float, outcome: str) -> None:
         self.allocations += 1
-        self.allocation_failures += failed
+        self.allocation_failures += outcome != "ok"
+        self.allocation_outcomes[outcome] += 1
         self.allocation_seconds_sum += seconds
-        bucket = next((index for index, bound in enumerate(LATENCY_BOUNDS) if seconds <= bound), len(LATENCY_BOUNDS))
-        self.allocation_buckets[bucket] += 1
+        self.allocation_buckets[bisect_left(LATENCY_BOUNDS, seconds)] += 1
+
+    def preferred(self, seconds: float) -> None:
+        self.preferred_seconds_sum += seconds
+        self.preferred_buckets[bisect_left(LATENCY_BOUNDS, seconds)] += 1
 
 
 LATENCY_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0)
@@ -362,6 +377,13 @@ class ResourceServer:
             self.wake.notify_all()
 
     async def _get_preferred(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
+        start = time.perf_counter()
+        try:
+            return await self._preferred(request)
+        finally:
+            self.counters.preferred(time.perf_counter() - start)
+
+    async def _preferred(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
         response = pb.PreferredAllocationResponse()
         alone = len(request.container_requests) == 1
         for container in request.container_requests:
@@ -376,17 +398,20 @@ class ResourceServer:
 
     async def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
         start = time.perf_counter()
-        failed = True
+        outcome = "plugin-error"
         try:
             response = pb.AllocateResponse()
             alone = len(request.container_requests) == 1
             for container in request.container_requests:
                 allocation = await self._allocator.allocate(container.devices_ids, alone=alone)
                 response.container_responses.append(messages.container_response(allocation))
-            failed = False
+            outcome = "ok"
             return response
+        except AllocationError as error:
+            outcome = error.outcome
+            raise
         finally:
-            self.counters.allocated(time.perf_counter() - start, failed=failed)
+            self.counters.allocated(time.perf_counter() - start, outcome)
             self._changed()
 
     async def _pre_start(self, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:

@@ -17,6 +17,7 @@ from accelplane.kubelet.notifier import Notifier
 from accelplane.kubelet.server import KUBELET_SOCKET
 from accelplane.node.allocations import AllocationReader
 from accelplane.node.context import PluginContext
+from accelplane.node.hardware_events import HardwareEvents
 from accelplane.node.runner import PluginRunner
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import NodeStatus
@@ -67,7 +68,8 @@ class Agent:
         self._make_pods = pods
         self._pods: NodePods | None = None
         self._provide_pods(settings, plugins)
-        self._watcher = Watcher()
+        self.events = HardwareEvents(self._hardware_changed)
+        self._watcher = Watcher(self.events.record)
         self._allocations = AllocationReader(settings)
         self._turn = asyncio.Lock()
         self._threads: dict[str, SerialThread] = {}
@@ -88,6 +90,8 @@ class Agent:
             config_problem=self.config_problem,
             plugins={name: runner.status(crashed=name in self._crashed) for name, runner in self.runners.items()},
             uevents=dict(self._watcher.uevent_counts),
+            recoveries=dict(self.events.recoveries),
+            wedged=dict(self.events.wedged),
         )
 
     def inventories(self) -> Mapping[str, tuple[Plugin[Config], Inventory]]:
@@ -145,7 +149,14 @@ class Agent:
 
     def _runner(self, name: str) -> PluginRunner:
         return PluginRunner(
-            PluginContext(name, self._plugins[name], self.settings, self._pods, changed=self.changes.notify_all),
+            PluginContext(
+                name,
+                self._plugins[name],
+                self.settings,
+                self._pods,
+                changed=self.changes.notify_all,
+                events=self.events,
+            ),
             self._watcher,
             self._allocations,
             self._cannot_serve,
@@ -173,6 +184,10 @@ class Agent:
     def _kubelet_directory_changed(self) -> None:
         for runner in self.runners.values():
             runner.publisher.directory_changed()
+
+    def _hardware_changed(self) -> None:
+        for runner in self.runners.values():
+            runner.health.request()
 
     def _cannot_serve(self, error: Exception) -> None:
         self._unservable = error

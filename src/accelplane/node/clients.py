@@ -44,8 +44,12 @@ class ClientUse(Struct, frozen=True):
     pods: Mapping[str, NamedPod]
     requests: Mapping[str, int]
 
-    def families(self, plans: Mapping[str, Sequence[DevicePlan]]) -> Sequence[Family]:
-        """The families of the page. Devices of other plugins than that of GPUs are left out."""
+    def families(self, plans: Mapping[str, Sequence[DevicePlan]], prefix: str = "") -> Sequence[Family]:
+        """The families of the page. Devices of other plugins than that of GPUs are left out.
+
+        `prefix` is that of the labels that name the container.
+        """
+        holder = (f"{prefix}namespace", f"{prefix}pod", f"{prefix}container")
         devices = {plan.bdf: plan.device for plan in plans.get(_GPU_PLUGIN, ()) if plan.bdf}
         busy = Family(
             "accelplane_container_gpu_busy_seconds_total",
@@ -61,7 +65,7 @@ class ClientUse(Struct, frozen=True):
             family.add(
                 value,
                 {
-                    **dict(zip(("namespace", "pod", "container", "device", "bdf"), labels, strict=True)),
+                    **dict(zip((*holder, "device", "bdf"), labels, strict=True)),
                     **dict(zip(names, name, strict=True)),
                 },
             )

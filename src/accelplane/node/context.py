@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from accelplane.node.hardware_events import HardwareEvents
 from accelplane.node.settings import Settings
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config, NodePods, PodAllocator
@@ -18,14 +19,16 @@ class PluginContext:
         pods: NodePods | None = None,
         *,
         changed: Callable[[], None] = lambda: None,
+        events: HardwareEvents | None = None,
     ) -> None:
-        """`pods` is needed by plugins that override `pod_allocator`.
+        """`pods` is needed by plugins that override `pod_allocator`. `events` are those of all devices of the node.
 
         `changed` is called after changes of what pages show: devices, health, registration, allocations.
         """
         self.name = name
         self.settings = settings
         self.changed = changed
+        self.events = events or HardwareEvents()
         self.pods = pods
         self.use(plugin)
 

@@ -51,6 +51,7 @@ class HolderReader:
     def __init__(
         self, settings: Settings, allocations: Callable[[], int], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self._off = settings.metrics_holders == "off"
         self._socket = settings.pod_resources_socket
         self._directory = settings.sockets_dir
         self._allocations = allocations
@@ -66,16 +67,19 @@ class HolderReader:
         """The last answer, which may be old."""
         return self._last
 
-    async def read(self, max_age: float = _MAX_AGE) -> Holders:
+    async def read(self, max_age: float = _MAX_AGE, *, allocatable: bool = True) -> Holders:
         """The holders now, or up to `max_age` seconds ago if no container has got a device since. Never fails.
 
-        Returns the last answer if the kubelet does not answer within two seconds.
+        Returns the last answer if the kubelet does not answer within two seconds. Without `allocatable` the numbers of
+        allocatable IDs are those of an earlier answer.
         """
+        if self._off:
+            return self._last
         count = self._allocations()
         if self._counted == count and self._last.source != "none" and self._age() < max_age:
             return self._last
         if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._update(count))
+            self._running = asyncio.create_task(self._update(count, allocatable=allocatable))
         # A caller that is cancelled does not end the reading of the others.
         await asyncio.wait((self._running,), timeout=_PATIENCE)
         if self._running.done():
@@ -91,14 +95,14 @@ class HolderReader:
             await asyncio.wait((self._running,))
         await self._thread.wait_idle("holders")
 
-    async def _update(self, count: int) -> None:
-        self._last = await self._read(self._clock())
+    async def _update(self, count: int, *, allocatable: bool) -> None:
+        self._last = await self._read(self._clock(), allocatable=allocatable)
         self._counted = count
 
     def _age(self) -> float:
         return self._clock() - self._last.began
 
-    async def _read(self, began: float) -> Holders:
+    async def _read(self, began: float, *, allocatable: bool) -> Holders:
         try:
             rows = await podresources.list_pods(self._socket)
         except podresources.PodResourcesError:
@@ -107,7 +111,8 @@ class HolderReader:
                 return self._last
             return await self._from_checkpoint(began)
         self.requests["List", "ok"] += 1
-        found = without_stale(Holders(rows, "podresources", began, allocatable=await self._allocatable()))
+        known = await self._allocatable() if allocatable else self._last.allocatable
+        found = without_stale(Holders(rows, "podresources", began, allocatable=known))
         now = time.time()
         return replace(found, since={key_of(row): self._last.since.get(key_of(row), now) for row in found.rows})
 

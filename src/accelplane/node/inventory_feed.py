@@ -70,7 +70,7 @@ class InventoryFeed:
         self._started = f"{int(time.time()):x}.{secrets.token_hex(4)}"
         self._counter = 0
         self._state = b""
-        self._facts: Facts | None = None
+        self._shown_idle: IdleSince = {}
         self._current: Generation | None = None
         self._waiting = 0
         self._advanced = Notifier()
@@ -123,22 +123,32 @@ class InventoryFeed:
         allocated = allocations(self._status())
         due = self._clock() + _HOLDERS_INTERVAL
         while True:
-            if await self._changes.wait(max(0.0, due - self._clock())):
+            changed = await self._changes.wait(max(0.0, due - self._clock()))
+            if changed:
                 await asyncio.sleep(_DEBOUNCE)
             now = self._clock()
             if (count := allocations(self._status())) != allocated:
                 allocated = count
                 due = min(due, now + _AFTER_ALLOCATION)
             if now >= due:
-                await self._holders.read(max_age=_AFTER_ALLOCATION / 2)
+                before = self._followed_state()
+                await self._holders.read(max_age=0.0, allocatable=False)
+                changed = changed or self._followed_state() != before
                 due = now + _HOLDERS_INTERVAL
-            await self._update()
+            if changed or self._idle_since() != self._shown_idle:
+                await self._update()
+
+    def _followed_state(self) -> object:
+        """What a reading of the holders may change."""
+        holders = self._holders.last
+        return holders.source, holders.rows
 
     async def _update(self) -> Generation:
         """The present generation: a new one if the inventory has changed."""
         async with self._lock:
             plans = await self._readings.plans()
             facts = Facts(status=self._status(), holders=self._holders.last, plans=plans, idle_since=self._idle_since())
+            self._shown_idle = facts.idle_since
             plugins = inventory_plugins(facts)
             state = state_of(plugins, facts.holders.source)
             if self._current is not None and state == self._state:

@@ -70,13 +70,17 @@ OPEN = Access()
 
 @contextlib.asynccontextmanager
 async def serving(
-    address: str, status: Callable[[], NodeStatus], readers: Readers, access: Access = OPEN
+    address: str,
+    status: Callable[[], NodeStatus],
+    readers: Readers,
+    access: Access = OPEN,
+    options: metrics.PageOptions | None = None,
 ) -> AsyncGenerator[None]:
     """Serves the pages at `address` (`host:port`, or `:port` for all addresses) while entered.
 
     Raises `ConfigurationError` if the address cannot be bound.
     """
-    pages = _Pages(status, readers)
+    pages = _Pages(status, readers, options or metrics.PageOptions())
     handler = _counted(access.authorize(pages.handle), pages.counts)
     server = HttpServer(handler, PAGE_LIMITS, methods=("GET", "HEAD"), fields=_FIELDS)
     try:
@@ -100,10 +104,11 @@ def _authority(host: str, port: int) -> str:
 class _Pages:
     """The handler of all pages."""
 
-    def __init__(self, status: Callable[[], NodeStatus], readers: Readers) -> None:
+    def __init__(self, status: Callable[[], NodeStatus], readers: Readers, options: metrics.PageOptions) -> None:
         self.counts = PageCounts()
         self._status = status
         self._readers = readers
+        self._page = metrics.MetricsPage(options)
         self._turns = asyncio.Semaphore(_MAX_CONCURRENT)
         # The last inventory that a client wanted compressed.
         self._compressed: tuple[str, bytes] = ("", b"")
@@ -129,7 +134,7 @@ class _Pages:
     async def _metrics(self, request: Request) -> Response:
         async with self._turn("metrics"):
             contents = await self._readers.contents()
-            page = metrics.page(self._status(), contents, self.counts.families())
+            page = self._page.render(self._status(), contents, self.counts.families())
         return await _encoded(Response(200, page, CONTENT_TYPE), request)
 
     async def _readings(self, request: Request) -> Response:

@@ -8,7 +8,7 @@ restart of the operator at any point.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -48,6 +48,13 @@ class PodView(msgspec.Struct, frozen=True):
     is_terminating: bool = False
     is_ready: bool = False
     revision: str | None = None
+
+
+class Blocked(NamedTuple):
+    """A pod (`namespace/name`) whose eviction the API server rejected, and what it says about the budget."""
+
+    pod: str
+    budget: str = ""
 
 
 Probe = Literal["none", "running", "succeeded", "failed", "terminating"]

@@ -3,6 +3,7 @@
 problem_of(onload)                  the first problem, if any
 target_of(onload, ...)              the target of its nodes
 overlaps(onload, others, nodes)     resources that select the same nodes
+unordered(names, target, nodes)     nodes whose modules are not loaded in their order
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from accelplane.kube.rules import broken_rules
 from accelplane.onload.children import Wanted
 from accelplane.onload.models import DEFAULT_NODE_TIMEOUT, Onload, UpgradeSpec, seconds, uses_kmm, uses_sfc
 from accelplane.onload.modules import names_of
-from accelplane.onload.names import has_dots, too_long
+from accelplane.onload.names import Names, has_dots, too_long
 from accelplane.onload.observed import NodeView
 from accelplane.onload.rules import DEVICE_PLUGIN, SPEC, duration_errors
 from accelplane.onload.status import Problem
@@ -72,6 +73,28 @@ def overlaps(onload: Onload, others: Iterable[Onload], nodes: Mapping[str, Mappi
             message = f"Onload {there.namespace}/{there.name} also selects {_listed(shared)}; change a selector"
             found.append(Problem("SelectorOverlap", message))
     return found
+
+
+def unordered(names: Names, target: Target, nodes: Iterable[NodeView]) -> list[Problem]:
+    """Nodes on which KMM reports `onload` and not `sfc`: `onload` may use the kernel's own `sfc`.
+
+    KMM 1.1 starts both loaders at once after a reboot. The loader of `sfc` then cannot remove the kernel's own driver,
+    because `onload` uses it.
+    """
+    found = sorted(
+        node.name
+        for node in nodes
+        if node.selected and node.ready and node.gate is not None and target.kmm and target.sfc
+        if node.module == node.sfc == target.version and node.module_loaded and not node.sfc_loaded
+    )
+    if not found:
+        return []
+    message = (
+        f"{_listed(found)}: KMM reports the module onload and not sfc, expected both; after a reboot, KMM 1.1 may load "
+        "onload on the kernel's own sfc. Delete the pods that use Onload there, then remove the labels "
+        f"{names.module_label} and {names.sfc_label} of the node: the operator loads both modules in their order"
+    )
+    return [Problem("SfcNotLoaded", message)]
 
 
 def _listed(names: Sequence[str]) -> str:

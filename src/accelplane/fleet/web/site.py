@@ -5,12 +5,15 @@ import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
+import msgspec
 from msgspec import Struct
 
 from accelplane.apiserver import ApiError
 from accelplane.http.connection import PendingResponse
 from accelplane.http.messages import HttpError, Request, Response
 
+from ..devicelist import PATH as DEVICES_PATH
+from ..devicelist import DeviceList, device_list
 from ..model import Holder, NodeReadings
 from ..view import FleetView
 from .access import Viewer, VisibleNames
@@ -26,6 +29,7 @@ from .summaries import Summaries, totals
 
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
+_JSON = "application/json"
 # Seconds after which current values are read again, and rights are checked again, without a change of the cluster.
 _REFRESH = 2.0
 _RIGHTS_REFRESH = 60.0
@@ -74,6 +78,15 @@ class Screens:
             page = screen.make(context, query)
             if attempt == _ATTEMPTS or not await names.ask():
                 return page, context
+
+    async def devices(self, node: str, names: VisibleNames) -> DeviceList:
+        """The devices of a node, or of all nodes if it is empty. Raises `HttpError`."""
+        attempt = 0
+        while True:
+            attempt += 1
+            listed = device_list(self.view.cluster(), names.visible, node=node)
+            if attempt == _ATTEMPTS or not await names.ask():
+                return listed
 
     async def content(self, name: ScreenName, query: Query, names: VisibleNames) -> Content:
         """A screen for updates. Raises `HttpError`."""
@@ -141,6 +154,8 @@ class Site:
             return Response(200, self._metrics(), _METRICS, FIELDS)
         if path == "/api/v1/events":
             return await self._events(request)
+        if path == DEVICES_PATH:
+            return await self._devices(request)
         name = PATHS.get(path)
         admitted = await self._gate.admit(request)
         if isinstance(admitted, Response):
@@ -160,6 +175,16 @@ class Site:
         shown = _subject(name, query, viewer, everything=names.everything)
         self._screens.live.remember(shown, live_content(page, context))
         return page_response(200 if page.found else 404, document(page, frame, context))
+
+    async def _devices(self, request: Request) -> Response:
+        """The devices of one node or all as JSON. Raises `HttpError`."""
+        viewer = await self._gate.admit(request, page=False)
+        if isinstance(viewer, Response):
+            return viewer
+        names = VisibleNames(self._gate.access, viewer)
+        await names.ask_everything()
+        listed = await self._screens.devices(fields_of(request.query).get("node", ""), names)
+        return Response(200, msgspec.json.encode(listed), _JSON, FIELDS)
 
     async def _events(self, request: Request) -> Response:
         """Raises `HttpError`."""
