@@ -1,9 +1,10 @@
-"""The fleet with 5,000 nodes of 8 cards each: memory, and processor time without changes and with 500 a second.
+"""The fleet with 5,000 nodes of 8 cards each: memory, processor time without changes and with 500 a second, and pages.
 
 The API server is the test double; agents are in a process of their own and answer over the loopback interface.
 """
 
 import asyncio
+import gzip
 import os
 import sys
 import time
@@ -13,12 +14,17 @@ from msgspec import Struct
 
 from accelplane.apiserver import ClientConfig
 from accelplane.fleet.fleet import Fleet
+from accelplane.fleet.web.gate import OpenGate
+from accelplane.fleet.web.site import Screens, Site
+from accelplane.http.messages import Request, Response
 from accelplane.kube.client import Client
 from benchmarks.figures import Figure, Outcome, Scale, percentile, single
 from benchmarks.process import cpu_seconds, memory_of
 
 _CONNECT_TIMEOUT = 600.0
 _CHANGES = 500
+_PAGES = (("first page", "/"), ("100 nodes", "/nodes"), ("namespaces", "/namespaces"), ("waiting pods", "/waiting"))
+_PAGE_BUDGETS = {"first page": 50.0, "100 nodes": 50.0}
 
 
 class Load(Struct, frozen=True):
@@ -75,6 +81,7 @@ async def _measure_fleet(agents: Process, url: str, load: Load) -> tuple[Figure,
         delays.append((time.monotonic() - start) * 1000)
         await asyncio.sleep(max(0.0, start + 1 - time.monotonic()))
     busy = (cpu_seconds(own) - before) / load.seconds
+    pages = await _measure_pages(fleet)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await client.close()
@@ -84,8 +91,39 @@ async def _measure_fleet(agents: Process, url: str, load: Load) -> tuple[Figure,
         single("processor time, quiet, a minute", quiet, "s", budget=3),
         single(f"processor time with {load.changes} changes a second", busy * 1000, "ms/s"),
         percentile("first change in the snapshot", (delays,), 0.99, "ms", budget=3000),
-        single("resident memory after the changes", memory_of(own).resident, "MiB", budget=200),
+        single("resident memory after changes and pages", memory_of(own).resident, "MiB", budget=200),
+        *pages,
     )
+
+
+async def _measure_pages(fleet: Fleet) -> list[Figure]:
+    """Processor time to the first byte without the network, and sizes with the assets."""
+    screens = Screens(fleet)
+    site = Site(screens, OpenGate(loopback_only=False))
+    links = screens.assets.links
+    assets = [(await _get(site, f"/{path}")).body for path in (links.style, links.script)]
+    figures: list[Figure] = []
+    for name, path in _PAGES:
+        times = list[float]()
+        body: bytes | bytearray = b""
+        for _ in range(10):
+            # The handler waits for nothing: this is the time to the first byte if nothing else runs.
+            start = time.thread_time()
+            body = (await _get(site, path)).body
+            times.append((time.thread_time() - start) * 1000)
+        figures.append(
+            percentile(f"{name}: processor time to the first byte", (times,), 0.5, "ms", budget=_PAGE_BUDGETS.get(name))
+        )
+        parts = [bytes(body), *assets]
+        figures.append(single(f"{name}: size with assets", sum(map(len, parts)) / 1000, "KB", budget=200))
+        packed = sum(len(gzip.compress(part, 6)) for part in parts) / 1000
+        figures.append(single(f"{name}: compressed", packed, "KB", budget=60))
+    return figures
+
+
+async def _get(site: Site, path: str) -> Response:
+    answer = site(Request("GET", path, "", b""))
+    return answer if isinstance(answer, Response) else await answer
 
 
 async def _connected(fleet: Fleet, nodes: int) -> None:

@@ -14,8 +14,10 @@ from accelplane.fleet.model import Node, Waiting
 from accelplane.fleet.serve import listen, open_gate
 from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.gate import is_loopback
-from accelplane.fleet.web.live import LiveLimits
+from accelplane.fleet.web.live import Content, Live, LiveLimits, Subject
+from accelplane.fleet.web.query import NodesQuery
 from accelplane.fleet.web.site import Screens, SiteOptions
+from accelplane.http.messages import HttpError
 
 LIMITS = LiveLimits(rows=0.01, overview=0.01, keepalive=0.05, share=1)
 
@@ -224,3 +226,21 @@ async def test_open_streams_end_when_the_server_stops() -> None:
     async with asyncio.timeout(60):
         await reader.read()
     writer.close()
+
+
+@pytest.mark.parametrize("error", [HttpError(503, "no answer"), ValueError("a fault")])
+async def test_a_screen_that_cannot_be_made_is_fetched_again(error: Exception) -> None:
+    view = SimulatedFleet(5, now=1764000000)
+    live = Live(view, LIMITS)
+
+    async def make() -> Content:
+        raise error
+
+    async def admitted() -> bool:
+        return True
+
+    stream = live.subscribe(Subject("nodes", NodesQuery(), ""), make, None, admitted)
+    received = [await anext(stream) for _ in range(2)]
+    assert received[1].startswith(b"event: reload")
+    await stream.aclose()
+    await live.close()

@@ -2,15 +2,16 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from html.parser import HTMLParser
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accelplane.apiserver import ClientConfig
 from accelplane.fleet.model import (
     Agent,
     Change,
@@ -27,6 +28,8 @@ from accelplane.fleet.model import (
     Waiting,
 )
 from accelplane.fleet.simulated import SimulatedFleet
+from accelplane.fleet.web.access import Access
+from accelplane.fleet.web.gate import OpenGate, SecureGate
 from accelplane.fleet.web.html import Element, as_json, blocks, count, element, render
 from accelplane.fleet.web.live import difference, digests
 from accelplane.fleet.web.page import Assets, Context, Frame, Page, ScreenName, document
@@ -45,8 +48,13 @@ from accelplane.fleet.web.query import (
     selector_terms,
 )
 from accelplane.fleet.web.screens import SCREENS
+from accelplane.fleet.web.sessions import Sessions
+from accelplane.fleet.web.site import Screens, Site
 from accelplane.fleet.web.summaries import Summaries, summarize
+from accelplane.http.messages import Request, Response
+from accelplane.kube.client import Client
 
+T = TypeVar("T")
 I915 = "gpu.intel.com/i915"
 ALL: Callable[[str], bool] = lambda _namespace: True  # noqa: E731
 ASSETS = Assets("assets/s.css", "assets/s.js")
@@ -358,7 +366,7 @@ def test_cells_say_state_and_held_share() -> None:
 
 
 def test_a_page_has_at_most_2500_elements_and_leads_to_the_rest() -> None:
-    many = cluster(*(node(f"n{index:04}", *(unit(f"card{card}") for card in range(70))) for index in range(300)))
+    many = cluster(*(node(f"n{index:04}", *(unit(f"card{card}") for card in range(70))) for index in range(60)))
     query, seen = NodesQuery(sort="name"), list[str]()
     while True:
         text_ = html("nodes", many, query)
@@ -543,3 +551,46 @@ async def test_the_simulated_fleet_changes() -> None:
     assert changed
     assert (await fleet.readings(changed[0])).devices
     assert (await fleet.readings("none")).problem == "no agent answers on this node"
+
+
+# Requests
+
+TEXTS = st.text(alphabet=st.characters(min_codepoint=33, max_codepoint=126), max_size=60)
+PATHS = st.sampled_from(["/", "/nodes", "/node", "/device", "/waiting", "/namespaces", "/login", "/assets/x", "/x"])
+
+
+@given(PATHS, TEXTS, st.sampled_from(["GET", "HEAD", "POST"]), st.binary(max_size=100), TEXTS)
+def test_any_request_has_a_page_or_an_error(path: str, query: str, method: str, body: bytes, field: str) -> None:
+    site = Site(SCREENS_OF_A_SMALL_FLEET, OpenGate(loopback_only=False))
+    fields = dict.fromkeys(("cookie", "host", "origin", "last-event-id", "accept-encoding"), field)
+    answer = site(Request(method, path, "", body, query=query, fields=fields))
+    found = answer if isinstance(answer, Response) else asyncio.run(_awaited(answer))
+    assert found.status in (200, 303, 404, 405)
+    if found.content_type.startswith("text/html"):
+        assert not Parsed(bytes(found.body).decode()).open
+
+
+@given(TEXTS, st.binary(max_size=200), TEXTS, TEXTS)
+def test_any_form_and_any_cookie_is_read(target: str, body: bytes, cookie: str, host: str) -> None:
+    sessions = Sessions()
+    gate = SecureGate(NO_API_SERVER, ASSETS, sessions=sessions)
+    fields = {"cookie": cookie, "host": host, "origin": f"https://{host}"}
+    for request, call in (
+        (Request("GET", "/nodes", "", b"", query=target, fields=fields), gate.admit),
+        (Request("POST", "/login", "", b"next=" + body, fields=fields), gate.sign_in),
+    ):
+        found = asyncio.run(_awaited(call(request)))
+        assert isinstance(found, Response)
+        assert found.status in (401, 429)
+        parsed = Parsed(bytes(found.body).decode())
+        (hidden,) = [attributes["value"] for tag, attributes in parsed.tags if attributes.get("name") == "next"]
+        assert hidden is not None
+        assert hidden == "./" or hidden.partition("?")[0] in ("nodes", "node", "device", "waiting", "namespaces")
+
+
+async def _awaited(answer: Coroutine[object, object, T]) -> T:
+    return await answer
+
+
+SCREENS_OF_A_SMALL_FLEET = Screens(SimulatedFleet(5, now=1764000000))
+NO_API_SERVER = Access(Client(ClientConfig(server="http://127.0.0.1:1"), field_manager="test").server)

@@ -8,6 +8,7 @@ screen, at most one a second; `rows` events have all else. A client that has mis
 
 import asyncio
 import contextlib
+import logging
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
@@ -23,12 +24,14 @@ from .page import ScreenName, announcement
 from .query import Query
 from .summaries import Totals
 
+log = logging.getLogger(__name__)
+
 Blocks = Mapping[str, Mapping[str, Element]]
 
 RELOAD = b"event: reload\ndata: {}\n\n"
 _KEEPALIVE = b": keepalive\n\n"
 _BEGIN = b"retry: 3000\n\n"
-_MAX_KNOWN = 512
+_MAX_KNOWN = 128
 _HEADER_BLOCKS = ("summary", "notices")
 
 
@@ -255,12 +258,15 @@ class _Channel:
         while True:
             await self._wait(seen)
             started = loop.time()
+            seen = self._view.cluster().generation
             try:
                 content = await self._make()
             except HttpError:
                 # The API server does not decide what may be seen: clients fetch the page, which says so.
-                for subscriber in self._subscribers:
-                    subscriber.reload()
+                self._reload_all()
+            except Exception:
+                log.exception("updates of %s: internal error", self._subject.screen)
+                self._reload_all()
             else:
                 self._publish(content, loop.time())
                 seen = content.generation
@@ -268,6 +274,10 @@ class _Channel:
             overview = self._subject.screen == "overview"
             interval = self._limits.overview if overview else self._limits.rows
             await asyncio.sleep(max(interval, cost * self._limits.share))
+
+    def _reload_all(self) -> None:
+        for subscriber in self._subscribers:
+            subscriber.reload()
 
     async def _wait(self, seen: int) -> None:
         """Waits for a change, or until something is due without one."""
