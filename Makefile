@@ -13,6 +13,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 ready := $(VENV)/.ready
+# The packages of browser tests and of the documentation site are installed when a target needs them.
+extra := $(VENV)/.extra
 # Module that makes CustomResourceDefinitions, and their directory.
 definitions := accelplane.operator.crds:deploy/operator/crd/bases accelplane.onload.crds:deploy/onload/config/crd/bases
 
@@ -24,16 +26,28 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 demo: $(ready)
 	$(VENV)/bin/accelplane demo
 
-## test: run all tests except cluster tests, two per core; fails below 90 % coverage. ARGS=… selects tests, without coverage
+## demo-fleet: serve the fleet page with a simulated cluster of 200 nodes; prints the address. ARGS=… are passed on
+demo-fleet: $(ready)
+	@exec $(VENV)/bin/accelplane fleet demo $(ARGS)
+
+## test: run all tests except cluster and browser tests, two per core. ARGS=… are passed to pytest
 test: export PYTHONDONTWRITEBYTECODE :=  # without compiled modules every process compiles them anew
 test: $(ready)
 	rm -f .coverage .coverage.*
-	$(PY) -m pytest --numprocesses "$$((2 * $$(nproc)))" --maxprocesses 8 --dist worksteal --timeout 180 -m "not cluster" \
-		$(or $(ARGS),--cov --cov-report term-missing:skip-covered --cov-fail-under 90)
+	$(PY) -m pytest --numprocesses "$$((2 * $$(nproc)))" --maxprocesses 8 --dist worksteal --timeout 180 \
+		--ignore tests/cluster --ignore tests/browser -m "not cluster and not browser" $(ARGS)
+
+## coverage: run the same tests and fail below 90 % coverage. Tracing nearly doubles the processor time
+coverage:
+	$(MAKE) test ARGS="--cov --cov-report term-missing:skip-covered --cov-fail-under 90 $(ARGS)"
+
+## test-browser: test the fleet page in Chromium (Debian's package chromium). ARGS=… are passed to pytest
+test-browser: $(extra)
+	$(PY) -m pytest --tb native -m browser $(or $(ARGS),tests/browser)
 
 # Untrusted FPGA input gets the largest number of examples.
 fpga_tests := tests/unit/test_admission_fpga.py $(wildcard tests/unit/test_fpga_*.py)
-fuzzing = ACCELPLANE_FUZZ=$(1) $(PY) -m pytest --numprocesses auto --maxprocesses 8 --timeout 7200 -m "fuzz and not cluster"
+fuzzing = ACCELPLANE_FUZZ=$(1) $(PY) -m pytest --numprocesses auto --maxprocesses 8 --timeout 7200 -m "fuzz and not cluster and not browser"
 
 ## fuzz: run the property tests of parsers with over a million inputs, about 40 minutes. INPUTS=… per FPGA test
 fuzz: $(ready)
@@ -61,14 +75,45 @@ generated: $(ready)
 		$(PY) -m "$${each%:*}" "$$made/$${each%:*}"
 		diff -ru "$${each#*:}" "$$made/$${each%:*}" >&2 || { echo "$${each#*:}: differs from the types in models.py; run make crds" >&2; exit 1; }
 	done
+	$(PY) -B deploy/monitoring/source "$$made/deploy"
+	(cd "$$made/deploy" && find . -type f) | while read -r file; do
+		diff -u "deploy/$$file" "$$made/deploy/$$file" >&2 || { echo "deploy/$$file: differs from its source; run make monitoring" >&2; exit 1; }
+	done
 
-## version: change the version of the package and of the images in manifests, demos and docs: make version TO=1.0.1
-version: init := src/accelplane/__init__.py
-version:
-	@from=$$(sed -n 's/^__version__ = "\(.*\)"$$/\1/p' $(init))
-	sed -i "s/\"$$from\"/\"$(TO)\"/" $(init)
-	grep -rlE "accelplane/[a-z-]+:$$from" deploy demo docs | xargs sed -i -E "s#(accelplane/[a-z-]+):$$from#\1:$(TO)#"
-	sed -i "s/newTag: $$from$$/newTag: $(TO)/" deploy/onload/config/manager/kustomization.yaml
+## version: change the version of the package, and of images and charts in manifests, demos and docs: make version TO=1.0.1
+version: $(ready)
+	$(PY) -m release.version $(TO)
+
+# Without IMAGES the bundles have tags instead of digests.
+images_of_bundles = $(if $(IMAGES),--images "$(IMAGES)")
+
+## bundle: bundles for OLM of both operators, dist/bundles/PACKAGE. IMAGES=images.json REGISTRY=… CHANNELS=a,b DEFAULT_CHANNEL=a REPOSITORY=URL
+bundle: $(ready)
+	$(PY) -m release bundle --out "$(or $(OUT),dist/bundles)" $(images_of_bundles) $(if $(REGISTRY),--registry "$(REGISTRY)") \
+		--channels "$(CHANNELS)" --default-channel "$(DEFAULT_CHANNEL)" --repository "$(REPOSITORY)"
+
+## bundle-build: images of the bundles as OCI image layouts, dist/bundles/PACKAGE-bundle
+bundle-build: $(ready)
+	$(PY) -m release bundle-build --out "$(or $(OUT),dist/bundles)"
+
+## catalog: file-based catalog of the bundles, dist/bundles/catalog; OLDER=DIR is the catalog to add to
+catalog: $(ready)
+	$(PY) -m release catalog --out "$(or $(OUT),dist/bundles)" $(if $(REGISTRY),--registry "$(REGISTRY)") \
+		$(if $(OLDER),--older "$(OLDER)")
+
+## release-key: a key for signatures of releases, KEY and KEY.pub; RELEASE_KEY_PASSWORD encrypts it
+release-key: $(ready)
+	$(PY) -m release key "$(KEY)"
+
+## release: a signed release in the new directory OUT: VERSION=… OUT=DIR KEY=FILE [REGISTRY=…] [PUSH=1] [IMAGES=DIR] [DRAFT=1]
+release: $(ready)
+	$(PY) -m release build --version "$(VERSION)" --out "$(OUT)" --key "$(KEY)" $(if $(REGISTRY),--registry "$(REGISTRY)") \
+		$(if $(PUSH),--push) $(if $(IMAGES),--prebuilt "$(IMAGES)") $(if $(PLATFORMS),--platforms "$(PLATFORMS)") \
+		$(if $(DRAFT),--draft) $(if $(CA_FILE),--ca-file "$(CA_FILE)")
+
+## verify-release: check a release as its users would: OUT=DIR KEY=FILE.pub [REGISTRY=…]
+verify-release: $(ready)
+	$(PY) -m release verify "$(OUT)" --key "$(KEY)" $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(CA_FILE),--ca-file "$(CA_FILE)")
 
 ## format: apply ruff fixes and formatting
 format: $(ready)
@@ -82,6 +127,10 @@ proto: $(ready)
 ## crds: generate the CustomResourceDefinitions from operator/models.py and onload/models.py
 crds: $(ready)
 	for each in $(definitions); do $(PY) -m "$${each%:*}" "$${each#*:}"; done
+
+## monitoring: generate the dashboards, the PrometheusRule and the copies in the chart
+monitoring: $(ready)
+	$(PY) -B deploy/monitoring/source deploy
 
 ## bench: measure agent, webhook and operator; prints a table and writes JSON. ARGS=… are passed to the benchmarks
 bench: $(ready)
@@ -116,6 +165,10 @@ fpga-host: $(ready)
 kube: $(ready)
 	$(PY) -m tests.cluster.build
 
+## tools: build other programs of the tests, whose modules are in tests/cluster/tools: make tools TOOLS="helm"
+tools: $(ready)
+	$(PY) -m tests.cluster.build $(TOOLS)
+
 ## test-cluster: run the cluster tests, two files at a time; needs root. ARGS=… are passed to pytest
 test-cluster: kube
 	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m cluster $(ARGS)
@@ -132,9 +185,10 @@ cluster-down: $(ready)
 lock: $(VENV)/.pinned
 	# The oldest supported Python needs the most packages.
 	$(PY) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "make lock PYTHON=python3.11" >&2; exit 1; }
-	$(PY) -m piptools compile --quiet --extra dev --extra operator --extra simulate --output-file constraints.txt $(if $(UPGRADE),--upgrade) \
-		--generate-hashes --allow-unsafe --strip-extras --no-header \
-		--no-emit-index-url --no-emit-trusted-host --no-emit-find-links pyproject.toml
+	compile=($(PY) -m piptools compile --quiet $(if $(UPGRADE),--upgrade) --generate-hashes --allow-unsafe --strip-extras \
+		--no-header --no-emit-index-url --no-emit-trusted-host --no-emit-find-links pyproject.toml)
+	"$${compile[@]}" --extra dev --extra operator --extra simulate --output-file constraints.txt
+	"$${compile[@]}" --extra browser --extra site --constraint constraints.txt --output-file constraints-extra.txt
 
 ## clean: remove all build results and .venv
 clean:
@@ -157,7 +211,8 @@ stale := $(if $(runs),$(if $(filter-out $(runs),$(asked)),stale),stale)
 pip_options := --quiet --disable-pip-version-check --no-input
 # constraints.txt is complete. Without --no-deps, old versions of pip reject a pinned distribution that another one requires
 # with an extra (coverage[toml]) as soon as a newer version is published.
-locked := --require-hashes --no-deps --only-binary :all: --requirement constraints.txt
+locked_options := --require-hashes --no-deps --only-binary :all:
+locked := $(locked_options) --requirement constraints.txt
 
 $(VENV)/.pinned: constraints.txt $(if $(stale),FORCE)
 	@version=$$($(PYTHON) 2>/dev/null -Ic \
@@ -195,7 +250,10 @@ $(ready): $(VENV)/.pinned pyproject.toml
 	}
 	touch $@
 
+$(extra): constraints-extra.txt $(ready)
+	@$(PY) -m pip install $(pip_options) $(locked_options) --requirement $<
+	touch $@
+
 FORCE:
 
-.PHONY: FORCE help demo test fuzz check version lint types layers generated format proto crds bench wheel images images-lock demo-images fpga-host kube \
-	test-cluster cluster cluster-down lock clean
+.PHONY: FORCE help lint types layers generated $(shell sed -n 's/^## \([a-z-]*\): .*/\1/p' Makefile)

@@ -26,6 +26,7 @@ NAMES = (
     "scan",
     "idle",
     "scrape",
+    "clients",
     "restarts",
     "admission",
     "attack",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cluster.build import tool
 from manifests import DEPLOY, Object
 
 CHARTS = DEPLOY / "charts"
@@ -17,9 +18,10 @@ KUBE_VERSION = "1.34.0"
 
 @cache
 def helm() -> str:
-    found = shutil.which("helm")
+    built = tool("helm")
+    found = str(built) if built.exists() else shutil.which("helm")
     if not found:
-        pytest.skip("no helm to render charts with: put it in PATH")
+        pytest.skip("no helm to render charts with: make kube, or put one in PATH")
     return found
 
 

@@ -53,6 +53,7 @@ class Cluster:
         self.protected: set[str] = set()
         self.broken_versions: set[str] = set()
         self.reports_modules = True
+        self.failing_probes = 0
         self.taken_down: set[str] = set()
         self.most_down = 0
 
@@ -83,7 +84,11 @@ class Cluster:
             if is_available(node):
                 self.taken_down.add(node.name)
         if action.create_probe:
+            assert node.probe == "none"
             changes["probe"] = "running"
+        if action.delete_probe:
+            assert node.probe == "failed"
+            changes["probe"] = "none"
         if action.removes_progress:
             changes["probe"] = "none"
             self.taken_down.discard(node.name)
@@ -99,7 +104,8 @@ class Cluster:
         self._load(name)
         self._run_plugin(name)
         if self.nodes[name].probe == "running":
-            self.change(name, probe="succeeded")
+            self.change(name, probe="failed" if self.failing_probes > 0 else "succeeded")
+            self.failing_probes -= 1
         return self.nodes[name] != before
 
     def _terminate(self, name: str) -> None:
@@ -150,7 +156,7 @@ class Cluster:
             for action in plan.actions:
                 self.apply(action)
             changed = [self.react(name) for name in self.nodes]
-            acted = any(action.patches or action.delete or action.create_probe for action in plan.actions)
+            acted = any(action.patches or action.delete or action.delete_probe for action in plan.actions)
             if not acted and not any(changed) and not 0 < plan.retry < 100:
                 return plan
             self.now += 5

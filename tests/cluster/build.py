@@ -5,7 +5,11 @@ after the version and a hash of everything that decides the result: the modules 
 pins every source) and the recipes of this file. A complete directory is never touched again, and appears by one
 rename, so that an interrupted build leaves no half of one.
 
-The releases of kustomize below ``kustomize/`` are compiled in the same way, into a directory of their own.
+Other programs of the tests are compiled one module at a time, from the modules below ``tools/``: each has a directory
+of its own, named after the module and a hash of its files. Its ``go.mod`` names the packages in ``tool`` lines and may
+name build tags in a comment ``// tags: NAME…``.
+``python -m tests.cluster.build`` compiles those of `DEFAULT_TOOLS` too, ``python -m tests.cluster.build NAME…`` only
+the named ones.
 """
 
 from __future__ import annotations
@@ -21,15 +25,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 KUBE = Path(__file__).parent / "kube"
-KUSTOMIZE = Path(__file__).parent / "kustomize"
+TOOLS = Path(__file__).parent / "tools"
 KUSTOMIZE_VERSIONS = ("5.0.3", "5.4.2", "5.8.2")
+DEFAULT_TOOLS = (*(f"kustomize-{version}" for version in KUSTOMIZE_VERSIONS), "helm")
 OLDEST_GO = (1, 24)
 TOOLCHAIN = "go1.26.8"
 BUILD_COMMAND = "python -m tests.cluster.build"
@@ -164,9 +169,24 @@ def assets() -> Assets:
     return Assets(cache_directory() / f"{kubernetes_version()}-{_digest(KUBE, repr((_recipes(), platform.machine())))}")
 
 
+def tool(module: str, program: str | None = None) -> Path:
+    """A program of a module below ``tools/``, by default the one with the module's name, whether built yet or not."""
+    return _tool_directory(module) / (program or module)
+
+
 def kustomize(version: str) -> Path:
     """The program of one release, whether built yet or not."""
-    return cache_directory() / f"kustomize-{_digest(KUSTOMIZE, platform.machine())}/{version}/kustomize"
+    return tool(f"kustomize-{version}", "kustomize")
+
+
+def _tool_directory(module: str) -> Path:
+    if not (TOOLS / module / "go.mod").is_file():
+        raise ClusterError(f"{module}: no such tool; expected one of {', '.join(sorted(map(_name, TOOLS.iterdir())))}")
+    return cache_directory() / f"tools/{module}-{_digest(TOOLS / module, platform.machine())}"
+
+
+def _name(path: Path) -> str:
+    return path.name
 
 
 def _digest(modules: Path, recipe: str) -> str:
@@ -185,12 +205,20 @@ def build(say: Callable[[str], None] = print) -> Assets:
             started = time.monotonic()
             _compile(result.directory, say)
             say(f"built in {time.monotonic() - started:.0f} s: {result.directory}")
-        for version in KUSTOMIZE_VERSIONS:
-            if not kustomize(version).exists():
-                _compile_kustomize(version, say)
+        for module in DEFAULT_TOOLS:
+            _compile_tool(module, say)
         _get_system_programs(result, say)
         _get_old_containerd(result, say)
     return result
+
+
+def build_tools(modules: Sequence[str], say: Callable[[str], None] = print) -> list[Path]:
+    """Compile the programs of these modules unless they are there; their directories."""
+    cache_directory().mkdir(parents=True, exist_ok=True)
+    with _only_builder():
+        for module in modules:
+            _compile_tool(module, say)
+    return [_tool_directory(module) for module in modules]
 
 
 @contextmanager
@@ -215,17 +243,25 @@ def _compile(target: Path, say: Callable[[str], None]) -> None:
         (Path(scratch) / "assets").rename(target)
 
 
-def _compile_kustomize(version: str, say: Callable[[str], None]) -> None:
-    target, module = kustomize(version).parent, KUSTOMIZE / version
-    found = re.search(r"^go (\d+)\.(\d+)", (module / "go.mod").read_text(), re.MULTILINE)
-    assert found, module
-    go = _go(say, (int(found[1]), int(found[2])))
+def _compile_tool(module: str, say: Callable[[str], None]) -> None:
+    target = _tool_directory(module)
+    if target.is_dir():
+        return
+    text = (TOOLS / module / "go.mod").read_text()
+    packages = re.findall(r"^tool (\S+)$", text, re.MULTILINE)
+    version = re.search(r"^go (\d+)\.(\d+)", text, re.MULTILINE)
+    tags = " ".join(re.findall(r"^// tags: (.+)$", text, re.MULTILINE))
+    assert packages, module
+    assert version, module
+    go = _go(say, (int(version[1]), int(version[2])))
     target.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as scratch:
-        say(f"compiling kustomize {version}")
-        command = [go, "build", "-trimpath", "-ldflags=-s -w", "-o", f"{scratch}/program/kustomize"]
-        _run([*command, "sigs.k8s.io/kustomize/kustomize/v5"], cwd=module, env=_go_environment())
-        (Path(scratch) / "program").rename(target)
+        say(f"compiling {module}")
+        programs = Path(scratch) / "programs"
+        programs.mkdir()
+        command = [go, "build", "-trimpath", f"-tags={tags}", "-ldflags=-s -w", "-o", programs, *packages]
+        _run(command, cwd=TOOLS / module, env=_go_environment())
+        programs.rename(target)
 
 
 def _go_environment() -> dict[str, str]:
@@ -336,9 +372,16 @@ def _run(command: list[str | Path], cwd: Path | None = None, env: dict[str, str]
 
 
 def main() -> int:
-    argparse.ArgumentParser(prog=BUILD_COMMAND, description="build the programs of the test cluster").parse_args()
+    parser = argparse.ArgumentParser(prog=BUILD_COMMAND, description="build the programs of the test cluster")
+    parser.add_argument("tools", nargs="*", metavar="TOOL", help="build only these modules of tests/cluster/tools")
+    modules = parser.parse_args().tools
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
     try:
-        print(build(lambda text: print(text, flush=True)).directory)
+        for directory in build_tools(modules, say) if modules else [build(say).directory]:
+            print(directory)
     except ClusterError as error:
         print(error, file=sys.stderr)
         return 1

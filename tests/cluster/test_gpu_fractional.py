@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ from accelplane.kubelet.checkpoint import read_checkpoint
 
 from .cluster import Node, NodePlan
 from .conftest import running_cluster
+from .deviceproxy import DeviceProxy
 from .gpu_nodes import KubeletProcess
 from .hardware import plug_sample_gpu
 from .machine import REPOSITORY, wait_until
@@ -194,6 +197,89 @@ def test_restarts_of_plugin_and_kubelet_keep_pods_and_the_next_pod_gets_its_card
     for name, card in (("before", "card1"), ("between", "card2"), ("after", "card0")):
         assert (gpus.cards(name), gpus.mask(name)) == ([card], "1")
     assert "from the API server" not in gpus.log()
+
+
+# Restarts between GetPreferredAllocation and Allocate, which a proxy holds.
+
+PROXIED = "/var/lib/proxied"
+# The kubelet restarts no container while it waits for an Allocate call, so the plugin gets a parent that restarts it.
+SUPERVISOR = "import subprocess, sys\nwhile True: subprocess.call(sys.argv[1:])"
+
+
+class Proxied:
+    """The plugin behind the proxy."""
+
+    def __init__(self, gpus: Gpus, proxy: DeviceProxy) -> None:
+        self.gpus = gpus
+        self.proxy = proxy
+
+    def kill_plugin(self) -> None:
+        """Kills the plugin and waits until the next one has registered with the proxy."""
+        before = len(self.proxy.registrations)
+        parent = self.gpus.plugin.process
+        children = self.gpus.node.run("cat", f"/proc/{parent}/task/{parent}/children").stdout.split()
+        assert len(children) == 1
+        self.gpus.node.run("kill", "-KILL", *children)
+        wait_until(lambda: I915 in self.proxy.registrations[before:], "the registration of the next plugin", 60)
+
+
+def patched(gpus: Gpus, directory: str, command: list[str] | None) -> None:
+    """Changes the plugin's directory for sockets and its command."""
+    volume = {"name": "kubeletsockets", "hostPath": {"path": directory}}
+    container = {"name": "intel-gpu-plugin", "command": command}
+    patch = {"spec": {"template": {"spec": {"volumes": [volume], "containers": [container]}}}}
+    words = ("daemonset/intel-gpu-plugin", "-n", NAMESPACE)
+    gpus.cluster.kubectl("patch", *words, "--type=strategic", f"--patch={json.dumps(patch)}")
+    gpus.cluster.kubectl("rollout", "status", *words, "--timeout=60s")
+
+
+@pytest.fixture
+def proxied(gpus: Gpus) -> Iterator[Proxied]:
+    disk = gpus.node.disk / "root"
+    plugin = disk / PROXIED.lstrip("/")
+    plugin.mkdir(parents=True)
+    proxy = DeviceProxy(disk / "var/lib/kubelet/device-plugins", plugin)
+    proxy.start()
+    command = ["/usr/bin/python3.11", "-I", "-c", SUPERVISOR, "/usr/local/bin/intel_gpu_device_plugin"]
+    try:
+        patched(gpus, PROXIED, command)
+        wait_until(lambda: I915 in proxy.registrations, "the registration with the proxy", 60)
+        wait_until(lambda: gpus.node.allocatable(I915) == 300 * CARDS, "all shares", 60)
+        yield Proxied(gpus, proxy)
+    finally:
+        gpus.delete_pods()
+        proxy.stop()
+        patched(gpus, "/var/lib/kubelet/device-plugins", None)
+        gpus.wait_cards()
+        shutil.rmtree(plugin)
+
+
+def test_a_plugin_that_restarts_between_the_calls_gives_the_chosen_cards_without_a_mask(proxied: Proxied) -> None:
+    gpus = proxied.gpus
+    with proxied.proxy.holding() as wait_for_allocate:
+        gpus.create(gpus.pod("during", gas("card1", "card1:gt1")))
+        wait_for_allocate()
+        proxied.kill_plugin()
+    gpus.cluster.wait_pod("during", namespace=NAMESPACE)
+    # The kubelet has the IDs of the first answer. What else the first plugin knew is lost with it.
+    assert (gpus.cards("during"), gpus.mask("during")) == (["card1"], None)
+    assert "pod default/during: no devices were chosen for container 0, using the default method" in gpus.log()
+    wait_until(lambda: gpus.node.allocatable(I915) == 300 * CARDS, "all shares", 60)
+    gpus.run("after", gas("card2", "card2:gt1"))
+    assert (gpus.cards("after"), gpus.mask("after")) == (["card2"], "1")
+
+
+def test_a_kubelet_that_restarts_between_the_calls_asks_again_and_the_pod_gets_its_cards(proxied: Proxied) -> None:
+    gpus = proxied.gpus
+    with proxied.proxy.holding() as wait_for_allocate:
+        gpus.create(gpus.pod("during", gas("card1", "card1:gt1")))
+        wait_for_allocate()
+        kubelet = gpus.node.kubelet
+        proxied.proxy.restart_kubelet(kubelet.kill, lambda: kubelet.start(wait=False))
+    gpus.cluster.wait_pod("during", namespace=NAMESPACE)
+    assert (gpus.cards("during"), gpus.mask("during")) == (["card1"], "1")
+    gpus.run("after", gas("card2", "card2:gt1"))
+    assert (gpus.cards("after"), gpus.mask("after")) == (["card2"], "1")
 
 
 def test_the_memory_limit_holds_with_two_hundred_pods(gpus: Gpus) -> None:

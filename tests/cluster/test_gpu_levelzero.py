@@ -1,9 +1,10 @@
-"""The overlay `health` on a real kubelet: plugin and Level-Zero service with the real loader and a driver for tests."""
+"""The overlays `health` and `wsl` on a real kubelet: plugin and Level-Zero service, real loader, driver for tests."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from .product_image import ORGANISATION, TAG
 pytestmark = pytest.mark.cluster
 
 RESOURCE = "gpu.intel.com/i915"
+DXG = "gpu.intel.com/dxg"
 DIRECTORY = "/var/lib/levelzero-test"
 DEVICES = {"devices": 2, "device_0_bdf": "0000:00:02.0", "device_1_bdf": "0000:00:03.0"}
 SIDECAR = f"""
@@ -59,27 +61,28 @@ def driver(image: None, cluster: Cluster) -> Driver:
     return Driver(cluster.nodes["node-1"])
 
 
-@pytest.fixture
-def deployed(driver: Driver, cluster: Cluster, node: Node, namespace: str, tmp_path: Path) -> Iterator[None]:
-    """The overlay with the images of this repository, and both cards allocatable."""
+@contextmanager
+def deployed_overlay(cluster: Cluster, namespace: str, directory: Path, name: str) -> Iterator[None]:
+    """An overlay with the images of this repository and the driver for tests."""
     images = [
-        {"name": f"{vendor}/{name}", "newName": f"{ORGANISATION}/{name}", "newTag": TAG}
+        {"name": f"{vendor}/{image}", "newName": f"{ORGANISATION}/{image}", "newTag": TAG}
         for vendor in ("intel", ORGANISATION)
-        for name in ("intel-gpu-plugin", "intel-gpu-levelzero")
+        for image in ("intel-gpu-plugin", "intel-gpu-levelzero")
     ]
-    driver.set()
-    objects = overlay(
-        tmp_path,
-        resources=["deploy/gpu_plugin/overlays/health"],
-        namespace=namespace,
-        images=images,
-        patches=[{"patch": SIDECAR}],
-    )
-    cluster.apply(*objects)
-    wait_until(lambda: node.allocatable(RESOURCE) == 2, "both cards", 60)
+    tree, patches = [f"deploy/gpu_plugin/overlays/{name}"], [{"patch": SIDECAR}]
+    cluster.apply(*overlay(directory, resources=tree, namespace=namespace, images=images, patches=patches))
     yield
     cluster.kubectl("delete", "daemonset", "intel-gpu-plugin", "-n", namespace, "--ignore-not-found", "--wait")
     cluster.kubectl("delete", "pods", "--all", "-n", namespace, "--force", "--grace-period=0", "--wait")
+
+
+@pytest.fixture
+def deployed(driver: Driver, cluster: Cluster, node: Node, namespace: str, tmp_path: Path) -> Iterator[None]:
+    """The overlay `health`, and both cards allocatable."""
+    driver.set()
+    with deployed_overlay(cluster, namespace, tmp_path, "health"):
+        wait_until(lambda: node.allocatable(RESOURCE) == 2, "both cards", 60)
+        yield
     wait_until(lambda: not node.allocatable(RESOURCE), "the end of the cards")
 
 
@@ -149,3 +152,31 @@ def test_a_driver_that_hangs_or_crashes_for_one_card_does_not_hide_the_failure_o
     driver.set()
     wait_until(lambda: node.allocatable(RESOURCE) == 2, "the card again", 60)
     assert restarts(cluster, namespace) == {"intel-gpu-plugin": 0, "intel-gpu-levelzero": 0}
+
+
+def test_in_wsl_the_gpus_of_the_service_are_allocatable_and_a_pod_gets_the_device_and_its_mask(
+    driver: Driver, cluster: Cluster, node: Node, namespace: str, tmp_path: Path
+) -> None:
+    node.mknod("/dev/dxg", 1, 3)
+    libraries = node.path("/usr/lib/wsl")
+    (libraries / "lib").mkdir(parents=True, exist_ok=True)
+    (libraries / "lib/libdxcore.so").write_text("a library of Windows\n")
+    driver.set(devices=3, device_1_vendor="0x10de")
+    with deployed_overlay(cluster, namespace, tmp_path, "wsl"):
+        # The indices 0 and 2: the other GPU is not Intel's.
+        wait_until(lambda: node.allocatable(DXG) == 2, "both GPUs", 60)
+        for name in ("first", "second"):
+            cluster.apply(pod(name, namespace=namespace, resources={DXG: "1"}))
+        for name in ("first", "second"):
+            cluster.wait_pod(name, namespace=namespace)
+        masks = [exec_in(cluster, namespace, name, "printenv", "ZE_AFFINITY_MASK") for name in ("first", "second")]
+        assert sorted(masks) == ["0\n", "2\n"]
+        assert exec_in(cluster, namespace, "first", "cat", "/usr/lib/wsl/lib/libdxcore.so") == "a library of Windows\n"
+        assert exec_in(cluster, namespace, "first", "sh", "-c", "test -c /dev/dxg && echo there") == "there\n"
+        assert restarts(cluster, namespace) == {"intel-gpu-plugin": 0, "intel-gpu-levelzero": 0}
+    wait_until(lambda: not node.allocatable(DXG), "the end of the GPUs")
+    node.remove("/dev/dxg")
+
+
+def exec_in(cluster: Cluster, namespace: str, name: str, *command: str) -> str:
+    return cluster.kubectl("exec", name, "-n", namespace, "--", *command)

@@ -341,6 +341,8 @@ async def test_ids_that_cannot_be_had_fail_the_whole_request_by_name(
         code, text = await refusal(peer.allocate(["a"], ids))
         assert (code, message in text) == ("UNKNOWN", True), text
         assert server(agent).counters.allocation_failures == 1
+        outcome = "unhealthy" if "unhealthy" in message else "unknown-id"
+        assert server(agent).counters.allocation_outcomes[outcome] == 1
         assert len(await peer.allocate(["a"])) == 1
 
 

@@ -4,6 +4,7 @@ import io
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,17 +16,15 @@ from accelplane.cli import demo as command
 from accelplane.simulate import demo
 from accelplane.simulate.demo import Demo, DemoError
 
-
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    program = os.path.join(os.path.dirname(sys.executable), "accelplane")
-    return subprocess.run(
-        [program, "demo", *arguments], capture_output=True, text=True, check=False, env={**os.environ, **environment}
-    )
+PROGRAM = os.path.join(os.path.dirname(sys.executable), "accelplane")
 
 
 def test_demo_without_terminal_prints_plain_text_and_removes_its_files(tmp_path: Path, directory: str) -> None:
     picture = tmp_path / "demo.svg"
-    ended = run("--svg", str(picture), TMPDIR=directory)
+    ended = subprocess.run(
+        [PROGRAM, "demo", "--svg", str(picture)],
+        capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": directory},
+    )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     steps = [line for line in ended.stdout.splitlines() if line.startswith("ok  ")]
     assert len(steps) == 16
@@ -38,14 +37,18 @@ def test_demo_without_terminal_prints_plain_text_and_removes_its_files(tmp_path:
     assert os.listdir(directory) == []
 
 
-def test_keep_leaves_the_simulated_node_also_with_a_long_tmpdir(tmp_path: Path) -> None:
+def test_keep_leaves_the_simulated_node_also_with_a_long_tmpdir_and_after_an_interrupt(tmp_path: Path) -> None:
     """The path of a Unix socket has at most 107 bytes, so the node is created in /tmp."""
     far = tmp_path / ("x" * 100)
     far.mkdir()
-    ended = run("--keep", TMPDIR=str(far))
-    assert ended.returncode == 0, ended.stderr
-    (kept,) = re.findall(r"^kept: (.*)$", ended.stdout, re.MULTILINE)
+    environment = {**os.environ, "TMPDIR": str(far)}
+    with subprocess.Popen([PROGRAM, "demo", "--keep"], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout
+        assert any(line.startswith("ok  start the kubelet") for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        (kept,) = re.findall(r"^kept: (.*)$", process.stdout.read(), re.MULTILINE)
     try:
+        assert process.returncode != 0
         assert Path(kept, "host/sys/class/drm").is_dir()
         assert "registered" in Path(kept, "agent.log").read_text()
     finally:

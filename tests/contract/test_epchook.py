@@ -10,11 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from node_api import NodeApi, node_api
+from processes import called
 from thoroughness import examples
 from tls_peer import Request, chunked, response, serving
 from trees import write
@@ -41,10 +43,10 @@ def tree(tmp_path: Path, *sizes: int) -> str:
 
 
 def ran(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; from accelplane.cli.epchook import {module}; sys.exit({module}())"
+    """An entry point of `epchook`, called in this process with this environment."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("KUBERNETES_", "NODE_NAME"))}
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**clean, **environment})
+    with patch.dict(os.environ, {**clean, **environment}, clear=True):
+        return called(getattr(epchook, module), *arguments)
 
 
 # The process.

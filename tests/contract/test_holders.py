@@ -1,5 +1,6 @@
 """Which containers hold devices: from the kubelet, or from its checkpoint while it does not answer."""
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
@@ -18,8 +19,9 @@ from accelplane.node import metrics
 from accelplane.node.agent import Agent
 from accelplane.node.hardware_metrics import held_units
 from accelplane.node.holders import HolderReader, Holders, counts_by_unit, without_stale
-from accelplane.node.observer import Observer, allocations
+from accelplane.node.observer import Observer
 from accelplane.node.settings import Settings
+from accelplane.node.status import allocations
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config
 
@@ -130,6 +132,37 @@ async def test_the_last_answer_is_used_for_a_minute_and_then_the_checkpoint(
         assert (after.source, held(agent, after)) == ("checkpoint", held(agent, before))
         assert [(row.namespace, row.pod, row.container) for row in after.rows] == [("", "", "main")]
         assert reader.requests["List", "error"] == 2
+
+
+@embedded_only("a real kubelet cannot be made to hang")
+async def test_a_kubelet_that_hangs_does_not_hold_up_a_page(start_agent: Start, kubelet: Embedded) -> None:
+    agent, now = await start_agent(meters=Meters()), [100.0]
+    await kubelet.until(lambda resources: METERS in resources)
+    await kubelet.run_pod("a", {METERS: 1})
+    async with reading(agent, now) as reader:
+        before = await reader.read()
+        await kubelet.kill()
+        connected: list[asyncio.StreamWriter] = []
+        silent = await asyncio.start_unix_server(
+            lambda _, writer: connected.append(writer), agent.settings.pod_resources_socket
+        )
+        async with silent:
+            now[0] += 30
+            assert await reader.read() == before
+            now[0] += 30
+            assert (await reader.read()).source == "none"
+            for writer in connected:
+                writer.close()
+                await writer.wait_closed()
+
+
+async def test_without_holders_the_kubelet_is_not_asked(start_agent: Start, kubelet: Kubelet) -> None:
+    agent = await start_agent({"metrics_holders": "off"}, meters=Meters())
+    await kubelet.until(lambda resources: METERS in resources)
+    await kubelet.run_pod("a", {METERS: 1})
+    async with reading(agent, [100.0]) as reader:
+        assert await reader.read() == Holders()
+        assert not reader.requests
 
 
 @pytest.mark.parametrize("content", [None, b"junk"])

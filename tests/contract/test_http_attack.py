@@ -67,7 +67,11 @@ async def review(http: HttpServer, source: str = "127.0.0.1") -> None:
 
 @asynccontextmanager
 async def attacked(
-    http: HttpServer, sent: bytes = b"", sources: Callable[[int], str] = lambda _number: "127.0.0.1", pause: float = 15
+    http: HttpServer,
+    sent: bytes = b"",
+    sources: Callable[[int], str] = lambda _number: "127.0.0.1",
+    pause: float = 15,
+    count: int = ATTACKERS,
 ) -> AsyncGenerator[None]:
     """Clients that send a part of a request and reconnect after a pause when they are disconnected."""
 
@@ -82,7 +86,7 @@ async def attacked(
                 writer.transport.abort()
             await asyncio.sleep(pause)
 
-    attackers = [asyncio.create_task(attack(sources(number))) for number in range(ATTACKERS)]
+    attackers = [asyncio.create_task(attack(sources(number))) for number in range(count)]
     try:
         yield
     finally:
@@ -112,6 +116,112 @@ def test_new_connections_are_answered_at_once_during_an_attack(
         waits = loop.run(scenario())
     # A client that reconnects at once occupies the backlog: 60 connections in turns of 8, each for 50 ms.
     assert max(waits) <= (0.1 if pause == 15 else 0.5)
+
+
+@pytest.mark.parametrize("sent", PARTS)
+def test_an_attack_is_detected_while_its_connections_arrive(sent: bytes) -> None:
+    """Each connection is silent for a different time, and the first ones may be closed before the last ones arrive."""
+
+    async def attack(http: HttpServer, number: int) -> None:
+        await asyncio.sleep(0.2 * number)
+        async with attacked(http, sent, count=1):
+            await asyncio.sleep(60)
+
+    async def scenario() -> list[float]:
+        async with serving() as http:
+            attackers = [asyncio.create_task(attack(http, number)) for number in range(2 * ATTACKERS)]
+            await asyncio.sleep(5)
+            found = [await elapsed(review(http)) for _ in range(20) if not await asyncio.sleep(0.4)]
+            for each in attackers:
+                each.cancel()
+            await asyncio.gather(*attackers, return_exceptions=True)
+            return found
+
+    with virtual_time() as loop:
+        assert max(loop.run(scenario())) <= 0.1
+
+
+def test_the_first_review_of_an_attack_waits_until_it_is_detected() -> None:
+    async def scenario() -> float:
+        async with serving() as http, attacked(http):
+            await asyncio.sleep(0.01)
+            return await elapsed(review(http))
+
+    with virtual_time() as loop:
+        assert loop.run(scenario()) <= LIMITS.attack_evidence + 0.15
+
+
+def test_attackers_that_send_single_bytes_are_detected_by_their_silent_connections() -> None:
+    async def drip(http: HttpServer) -> None:
+        """Progress all the time, and never a request."""
+        _, writer = await connect(http)
+        try:
+            while not writer.is_closing():
+                writer.write(b"G")
+                await asyncio.sleep(1)
+        finally:
+            writer.transport.abort()
+
+    async def scenario() -> float:
+        async with serving() as http:
+            dripping = asyncio.create_task(drip(http))
+            await asyncio.sleep(0.1)
+            async with attacked(http):
+                await asyncio.sleep(3)
+                assert http.waiting
+                await asyncio.sleep(9)
+                wait = await elapsed(review(http))
+            dripping.cancel()
+            await asyncio.gather(dripping, return_exceptions=True)
+            return wait
+
+    with virtual_time() as loop:
+        assert loop.run(scenario()) <= 0.2
+
+
+def test_silent_clients_do_not_fill_the_accept_queue_during_an_attack() -> None:
+    async def scenario() -> list[float]:
+        limits = HttpLimits(connections=8, accept_queue=4)
+        async with serving(limits) as http, attacked(http, PARTS[1], count=10), attacked(http, pause=1):
+            await asyncio.sleep(4)
+            return [await elapsed(review(http)) for _ in range(20) if not await asyncio.sleep(0.15)]
+
+    with virtual_time() as loop:
+        assert max(loop.run(scenario())) <= 0.2
+
+
+def test_clients_beyond_the_accept_queue_wait_without_an_attack() -> None:
+    async def scenario() -> None:
+        async with serving(HttpLimits(connections=2, accept_queue=2)) as http:
+            busy = [await connect(http) for _ in range(2)]
+            others = [asyncio.create_task(review(http)) for _ in range(20)]
+            await asyncio.sleep(0.3)
+            assert (len(http.connections), http.waiting, http.accept_paused) == (2, 2, True)
+            for each in busy:
+                await ask(each)
+                each[1].close()
+            await asyncio.gather(*others)
+            assert http.waiting == 0
+
+    with virtual_time() as loop:
+        loop.run(scenario())
+
+
+def test_a_client_that_waits_too_long_without_data_is_closed() -> None:
+    async def scenario() -> None:
+        async with serving(HttpLimits(connections=1, request=3)) as http:
+            busy = await connect(http)
+            silent = await connect(http)
+            for _ in range(20):
+                await asyncio.sleep(0.4)
+                await ask(busy)
+            assert http.waiting == 0
+            assert await silent[0].read() == b""
+            for each in (busy, silent):
+                each[1].close()
+
+    with virtual_time() as loop:
+        loop.run(scenario())
 
 
 def test_kept_connections_survive_an_attack_on_new_ones() -> None:
@@ -156,17 +266,17 @@ def test_an_address_with_few_connections_keeps_them_during_an_attack_of_another(
 
 
 def test_slow_clients_of_a_burst_are_not_closed(caplog: pytest.LogCaptureFixture) -> None:
-    """An overloaded API server needs seconds between connect and request."""
+    """An overloaded API server needs seconds between connect and request, but some of its connections continue."""
 
     async def slow_review(http: HttpServer, number: int) -> None:
         client = await connect(http)
-        await asyncio.sleep(3 if number % 2 else 4.9)
+        await asyncio.sleep(1 + number * 37 % 36 / 10)
         await ask(client)
         client[1].close()
 
     async def scenario() -> None:
-        async with serving() as http, asyncio.TaskGroup() as tasks:
-            for number in range(30):
+        async with serving(HttpLimits()) as http, asyncio.TaskGroup() as tasks:
+            for number in range(400):
                 tasks.create_task(slow_review(http, number))
 
     with virtual_time() as loop:
@@ -182,7 +292,7 @@ def test_an_attack_is_forgotten_after_it_has_ended() -> None:
             await asyncio.sleep(31)
             slow = [await connect(http) for _ in range(LIMITS.connections)]
             waiting = asyncio.create_task(review(http))
-            await asyncio.sleep(0.9)
+            await asyncio.sleep(1.9)
             assert len(http.connections) == LIMITS.connections
             for each in slow:
                 await ask(each)

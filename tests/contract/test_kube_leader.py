@@ -109,6 +109,33 @@ async def test_a_few_failed_renewals_do_not_lose_the_lease(api: KubeApi, client:
     holding.cancel()
 
 
+async def test_a_lease_is_renewed_without_reading_it(api: KubeApi, client: Client) -> None:
+    leader = candidate(client, "one")
+    await soon(leader.acquire())
+    first = api.objects["leases", "n", "l"]["spec"]["renewTime"]
+    reads = api.count("GET .*/leases/l")
+    holding = asyncio.create_task(leader.renew())
+    await until(lambda: api.count("PUT .*/leases/l") >= 5)
+    holding.cancel()
+    await asyncio.gather(holding, return_exceptions=True)
+    assert api.count("GET .*/leases/l") == reads
+    assert api.objects["leases", "n", "l"]["spec"]["renewTime"] > first
+
+
+async def test_a_lease_that_another_program_wrote_is_read_before_it_is_renewed(api: KubeApi, client: Client) -> None:
+    leader = candidate(client, "one")
+    await soon(leader.acquire())
+    lease = api.objects["leases", "n", "l"]
+    api.put("leases", {**lease, "metadata": {**lease["metadata"], "labels": {"by": "another"}}})
+    holding = asyncio.create_task(leader.renew())
+    renewed = lease["spec"]["renewTime"]
+    await until(lambda: api.objects["leases", "n", "l"]["spec"]["renewTime"] > renewed)
+    assert api.objects["leases", "n", "l"]["metadata"]["labels"] == {"by": "another"}
+    assert not holding.done()
+    holding.cancel()
+    await asyncio.gather(holding, return_exceptions=True)
+
+
 async def test_a_deleted_lease_is_created_again(api: KubeApi, client: Client) -> None:
     leader = candidate(client, "one")
     await soon(leader.acquire())

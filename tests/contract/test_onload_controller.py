@@ -1,5 +1,6 @@
 """The controller of Onload resources against the double of the API server, with a KMM and DaemonSets that react."""
 
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,14 @@ from waiting import until
 from accelplane.onload.names import FINALIZER
 
 NEW = "8.2"
-PDB = {"status": 429, "times": 1_000_000, "headers": {"Retry-After": "0"}}
+BUDGET = "The disruption budget web needs 1 healthy pods and has 1 currently"
+CAUSE = {"reason": "DisruptionBudget", "message": BUDGET}
+PDB = {
+    "status": 429,
+    "times": 1_000_000,
+    "headers": {"Retry-After": "0"},
+    "body": json.dumps({"kind": "Status", "reason": "TooManyRequests", "details": {"causes": [CAUSE]}}).encode(),
+}
 
 
 def events(api: KubeApi, reason: str) -> list[str]:
@@ -95,6 +103,7 @@ async def test_a_pod_disruption_budget_delays_the_upgrade_and_is_reported(api: K
         await until(lambda: world.status()["onload"]["blockingPods"] == ["apps/app"])
         found = world.condition("Degraded")
         assert (found["status"], found["reason"]) == ("True", "EvictionBlocked")
+        assert f"apps/app ({BUDGET})" in found["message"]
         assert world.labels("node-0")[NAMES.module_label] == VERSION
         fault.times = 0
         await until(lambda: world.is_ready(NEW), 20)
@@ -125,6 +134,24 @@ async def test_deletion_releases_the_nodes_before_the_resource_goes(api: KubeApi
         await until(lambda: world.onload() is None)
     assert not world.leftovers()
     assert not world.apps("node-1")
+
+
+async def test_a_budget_that_delays_a_deletion_is_in_the_status(api: KubeApi) -> None:
+    world = World(api)
+    world.create()
+    async with running(world), operator(api):
+        await until(lambda: world.is_ready(VERSION))
+        api.put("pods", app("app", "node-1"))
+        fault = api.fault("POST .*/eviction", **PDB)
+        world.delete()
+        await until(lambda: world.status()["onload"]["blockingPods"] == ["apps/app"])
+        assert world.condition("Degraded")["reason"] == "EvictionBlocked"
+        assert BUDGET in world.condition("Degraded")["message"]
+        assert world.condition("Ready")["reason"] == "Deleting"
+        await until(lambda: [each["name"] for each in world.status()["onload"]["currentNodes"]] == ["node-1"])
+        fault.times = 0
+        await until(lambda: world.onload() is None, 20)
+    assert not world.leftovers()
 
 
 async def test_labels_of_a_resource_that_went_while_no_operator_ran_are_removed(api: KubeApi) -> None:
@@ -320,6 +347,26 @@ async def test_a_failed_upgrade_without_rollback_stops(api: KubeApi) -> None:
         world.create(onload__version=NEW, upgrade__nodeTimeout="1s", upgrade__verify__strict=True)
         await until(lambda: world.condition("Degraded").get("reason") == "NodeTimeout", 30)
         assert world.labels("node-1")[NAMES.gate_label] == VERSION
+
+
+async def test_a_failed_probe_pod_is_deleted_and_created_again(api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelplane.onload.steps.PROBE_RETRY", 1.0)
+    world = World(api, nodes=1)
+    world.create(upgrade__verify__probe={"image": "probe:1"})
+
+    def probes() -> list[dict[str, Any]]:
+        return [each for each in api.all("pods") if "verify" in each["metadata"]["name"]]
+
+    async with running(world), operator(api):
+        await until(lambda: len(probes()) == 1)
+        (failed,) = probes()
+        api.put("pods", {**failed, "spec": {**failed["spec"], "nodeName": "node-0"}, "status": {"phase": "Failed"}})
+        await until(lambda: "failed" in world.condition("Ready").get("message", ""))
+        await until(lambda: bool(probes()) and "phase" not in probes()[0].get("status", {}))
+        (again,) = probes()
+        api.put("pods", {**again, "spec": {**again["spec"], "nodeName": "node-0"}, "status": {"phase": "Succeeded"}})
+        await until(lambda: world.is_ready(VERSION))
+    assert not probes()
 
 
 async def test_a_probe_pod_verifies_each_node(api: KubeApi) -> None:

@@ -102,3 +102,11 @@ async def test_the_operator_of_the_other_plugins_can_host_it(api: KubeApi, start
     await until(lambda: world.labels("node-0").get(world.names.module_label) == "8.1.2.26")
     assert await process.terminate() == 0
     assert await start("-onload", module="operator", image="").exit_code() == 1
+
+
+async def test_the_hosting_operator_does_its_other_work_without_the_kind(api: KubeApi, start: Start) -> None:
+    api.fault("(GET|WATCH) .*/onloads", 404, times=1_000_000)
+    process = start("-onload", "-devices=gpu", "-shutdown-delay=0", module="operator")
+    await process.said("all caches are synced")
+    assert "Onload: there is no definition of this kind" in process.log()
+    assert await process.terminate() == 0

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from cluster.pki import Authority
 from kubeapi import Fault, KubeApi, kube_api
+from pagereaders import Fixed
 from waiting import until
 
 from accelplane.apiserver import ApiServer
 from accelplane.node import pages
-from accelplane.node.metrics import Contents
 from accelplane.node.page_access import page_access
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import NodeStatus
@@ -52,11 +52,8 @@ def trusting(tmp_path: Path, client: Path | None = None) -> ssl.SSLContext:
 async def serving(
     settings: Settings, port: int, connect: Callable[[], ApiServer] = ApiServer.in_cluster
 ) -> AsyncIterator[None]:
-    async def contents() -> Contents:
-        return Contents()
-
     status = NodeStatus(version="1", root="/", kubelet_dir="/k")
-    async with pages.serving(f"127.0.0.1:{port}", lambda: status, contents, page_access(settings, connect)):
+    async with pages.serving(f"127.0.0.1:{port}", lambda: status, Fixed(), page_access(settings, connect)):
         yield
 
 
@@ -120,6 +117,10 @@ async def api() -> AsyncIterator[KubeApi]:
         ("valid", True, "/metrics", 200),
         ("valid", False, "/metrics", 403),
         ("valid", True, "/status", 200),
+        ("", True, "/api/v1/inventory", 401),
+        ("valid", False, "/api/v1/inventory?wait=55", 403),
+        ("valid", True, "/api/v1/inventory", 200),
+        ("valid", False, "/api/v1/readings", 403),
         ("", False, "/healthz", 200),
         ("", False, "/readyz", 200),
     ],

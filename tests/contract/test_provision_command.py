@@ -4,21 +4,29 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import click
 import pytest
 from mountpoints import mounted_for_test
+from processes import called
 
+from accelplane.cli import main, provision_dropin
 from accelplane.cli.provision import provision as provision_command
 from accelplane.simulate.kernel import Kernel, write_tree
 from accelplane.simulate.offload import DlbSpec, DsaSpec, IaaSpec, QatSpec
 from accelplane.simulate.specs import NodeSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "provisioning.md"
-BIN = os.path.dirname(sys.executable)
+PROGRAMS: Mapping[str, Callable[[], object]] = {
+    "accelplane": main.main,
+    "qat-init.sh": provision_dropin.qat_init,
+    "idxd-init.sh": provision_dropin.idxd_init,
+    "dlb-init.sh": provision_dropin.dlb_init,
+}
 NODE = NodeSpec(
     qats=[QatSpec(services="dc"), QatSpec(services="asym;sym", vfs=2, vf_driver="vfio-pci")],
     dsas=[DsaSpec()],
@@ -31,15 +39,14 @@ NODE = NodeSpec(
 def run(
     program: str, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [os.path.join(BIN, program), *arguments],
-        env={"PATH": os.environ["PATH"], **(environment or {})},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    """The program with this environment, called in this process."""
+
+    def command(_arguments: Sequence[str]) -> int:
+        PROGRAMS[program]()
+        return 0
+
+    with patch.object(sys, "argv", [program, *arguments]), patch.dict(os.environ, environment or {}, clear=True):
+        return called(command)
 
 
 def provision(*arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""The simulated health services over real sockets: they respond as the real ones."""
+"""The simulated Level-Zero service over a real socket: it responds as the real one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -9,9 +9,8 @@ import grpc.aio
 import pytest
 from google.protobuf.message import Message
 
-from accelplane.sidecars import levelzero_pb2, xpumd_pb2
+from accelplane.sidecars import levelzero_pb2
 from accelplane.simulate.levelzero import LevelZeroService
-from accelplane.simulate.xpumd import XpumdService
 
 OPTIONS = (("grpc.default_authority", "localhost"),)
 BDF = "0000:03:00.0"
@@ -160,87 +159,3 @@ async def test_a_socket_that_cannot_be_created_is_an_error(tmp_path: Path) -> No
     (tmp_path / "s.sock").mkdir()
     with pytest.raises(RuntimeError):
         await LevelZeroService(tmp_path / "s.sock").start()
-
-
-class Watcher:
-    """One client of xpumd's stream."""
-
-    def __init__(self, service: XpumdService) -> None:
-        self._channel = grpc.aio.insecure_channel(f"unix:{service.socket}", OPTIONS)
-        watch = self._channel.unary_stream(
-            "/deviceinfo.DeviceInfo/WatchDeviceHealth",
-            request_serializer=xpumd_pb2.WatchDeviceHealthRequest.SerializeToString,
-            response_deserializer=xpumd_pb2.DeviceHealthResponse.FromString,
-        )
-        self._call = watch(xpumd_pb2.WatchDeviceHealthRequest(), timeout=DEADLINE)
-
-    async def next(self) -> dict[str, dict[str, int]] | None:
-        """Severities by device and part, None at the end of the stream."""
-        message = await self._call.read()
-        if message is grpc.aio.EOF:
-            return None
-        return {
-            device.info.pci.bdf: {status.name: status.severity for status in device.health}
-            for device in message.devices
-        }
-
-    async def close(self) -> None:
-        self._call.cancel()
-        await self._channel.close()
-
-
-@pytest.fixture
-async def xpumd(tmp_path: Path) -> AsyncIterator[XpumdService]:
-    async with XpumdService(tmp_path / "run/xpumd/intelxpuinfo.sock") as service:
-        yield service
-
-
-@pytest.fixture
-async def watcher(xpumd: XpumdService) -> AsyncIterator[Watcher]:
-    watcher = Watcher(xpumd)
-    yield watcher
-    await watcher.close()
-
-
-async def test_a_stream_sends_the_current_health_and_then_each_change(xpumd: XpumdService, watcher: Watcher) -> None:
-    assert await watcher.next() == {}
-    xpumd.set_health(BDF)
-    xpumd.set_health(BDF, "critical", name="temperature")
-    assert await watcher.next() == {BDF: {"memory": 1}}
-    assert await watcher.next() == {BDF: {"memory": 1, "temperature": 3}}
-    xpumd.remove(BDF)
-    assert await watcher.next() == {}
-
-
-async def test_a_new_stream_starts_with_all_devices(xpumd: XpumdService, watcher: Watcher) -> None:
-    xpumd.set_health(BDF, "warning")
-    xpumd.set_health("0000:99:00.0", "failed")
-    later = Watcher(xpumd)
-    assert await later.next() == {BDF: {"memory": 2}, "0000:99:00.0": {"memory": 4}}
-    await later.close()
-
-
-async def test_invalid_messages_can_be_sent(xpumd: XpumdService, watcher: Watcher) -> None:
-    assert await watcher.next() == {}
-    xpumd.send(xpumd_pb2.DeviceHealthResponse(devices=[xpumd_pb2.DeviceHealth()]))
-    assert await watcher.next() == {"": {}}
-
-
-async def test_streams_can_end_with_ok_or_an_error(xpumd: XpumdService, watcher: Watcher) -> None:
-    assert await watcher.next() == {}
-    xpumd.end()
-    assert await watcher.next() is None
-    other = Watcher(xpumd)
-    assert await other.next() == {}
-    xpumd.end(grpc.StatusCode.UNAVAILABLE)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await other.next()
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    await other.close()
-
-
-async def test_a_disconnected_client_is_removed(xpumd: XpumdService, watcher: Watcher) -> None:
-    assert await watcher.next() == {}
-    assert xpumd.streams == 1
-    await watcher.close()
-    await until(lambda: xpumd.streams == 0)

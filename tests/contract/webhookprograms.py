@@ -15,13 +15,16 @@ from processes import Process
 AUTHORITY = Authority("tests")
 
 
-def files(api: KubeApi, directory: Path) -> tuple[str, str]:
-    """Flags for the way to the API server and for a certificate, whose files are made in `directory`."""
+def files(api: KubeApi | None, directory: Path) -> tuple[str, str]:
+    """Flags for the way to the API server and for a certificate, whose files are made in `directory`.
+
+    Without an API server, nothing listens at its address.
+    """
     pair = AUTHORITY.server("localhost", "localhost")
     (directory / "tls.crt").write_bytes(pair.certificate)
     (directory / "tls.key").write_bytes(pair.key)
     config = {
-        "clusters": [{"name": "c", "cluster": {"server": api.url}}],
+        "clusters": [{"name": "c", "cluster": {"server": api.url if api else "http://127.0.0.1:1"}}],
         "contexts": [{"name": "x", "context": {"cluster": "c", "namespace": "system"}}],
         "current-context": "x",
     }

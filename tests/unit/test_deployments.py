@@ -434,13 +434,16 @@ IMAGES = {
     "intel-fpga-admissionwebhook": "intel_fpga_admissionwebhook",
     "intel-deviceplugin-operator": "intel_deviceplugin_operator",
     "onload-operator": "onload-operator",
+    "accelplane-fleet": "accelplane",
 }
 # Commands that are not started by their own path.
 ENTRY_POINTS = {"onload-operator": "/manager", "onload-device-plugin": "/usr/bin/onload-device-plugin"}
+# Commands below that of the entry point.
+SUBCOMMANDS = {"accelplane-fleet": ["fleet"]}
 USERS = {
     "onload-operator": "1001",
     **dict.fromkeys(("intel-sgx-admissionwebhook", "intel-fpga-admissionwebhook"), "65532:65532"),
-    "intel-deviceplugin-operator": "65532:65532",
+    **dict.fromkeys(("intel-deviceplugin-operator", "accelplane-fleet"), "65532:65532"),
 }
 # Init programs use relative paths.
 WORKING_DIRECTORIES = {"intel-qat-initcontainer": "/qat-init", "intel-idxd-config-initcontainer": "/idxd-init"}
@@ -449,7 +452,8 @@ WORKING_DIRECTORIES = {"intel-qat-initcontainer": "/qat-init", "intel-idxd-confi
 def test_every_image_has_its_entry_point_and_labels() -> None:
     configs = image_configs()
     assert {name: config.entrypoint for name, config in configs.items()} == {
-        own_image(name): [ENTRY_POINTS.get(name, f"/usr/local/bin/{command}")] for name, command in IMAGES.items()
+        own_image(name): [ENTRY_POINTS.get(name, f"/usr/local/bin/{command}"), *SUBCOMMANDS.get(name, [])]
+        for name, command in IMAGES.items()
     }
     for name, config in configs.items():
         assert {"vendor", "version", "release", "name", "summary", "description"} <= set(config.labels)

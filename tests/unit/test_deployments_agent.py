@@ -11,6 +11,7 @@ from manifests import (
     SOCKETS,
     Object,
     Volumes,
+    flag_values,
     from_fields,
     host_paths,
     in_order,
@@ -21,6 +22,8 @@ from manifests import (
     resources,
 )
 
+from accelplane.cli import clients
+from accelplane.fleet.objects import AGENT_LABELS, AGENT_PORT
 from accelplane.node import config
 from accelplane.node.plugins import installed
 
@@ -42,6 +45,17 @@ TREES = {
 }
 WITH_FPGAS = "accelplane_node/overlays/fpga"
 COMPONENT = "accelplane_node/components/fpga"
+PAGES = {
+    "accelplane_node/overlays/pages": [
+        "--http-address=:9400",
+        "--http-tls-dir=/etc/accelplane-tls",
+        "--http-authorized",
+    ],
+    "accelplane_node/overlays/pages-plain": ["--http-address=:9400"],
+}
+PAGE_COMPONENTS = {"accelplane_node/components/account", "accelplane_node/components/pages"}
+WITH_CLIENTS = "accelplane_node/overlays/clients"
+CLIENTS = "accelplane_node/components/clients"
 FAMILIES = ("gpu", "npu", "qat", "dsa", "iaa", "dlb", "sgx", "fpga")
 
 
@@ -70,7 +84,46 @@ def test_a_tree_renders_to_its_daemonset_and_nothing_else(directory: str) -> Non
 
 def test_every_kustomization_is_in_the_table() -> None:
     there = {str(file.parent.relative_to(DEPLOY)) for file in (DEPLOY / NAME.replace("-", "_")).rglob("kust*.yaml")}
-    assert there == {*TREES, WITH_FPGAS, COMPONENT}
+    assert there == {*TREES, WITH_FPGAS, COMPONENT, *PAGES, *PAGE_COMPONENTS, WITH_CLIENTS, CLIENTS}
+
+
+@pytest.mark.parametrize("directory", PAGES)
+def test_the_page_overlays_serve_pages_to_authorized_clients_or_to_namespaces(directory: str) -> None:
+    objects = render(DEPLOY / directory)
+    [daemonset] = (each for each in objects if each["kind"] == "DaemonSet")
+    template = daemonset["spec"]["template"]
+    assert AGENT_LABELS.items() <= template["metadata"]["labels"].items()
+    container = template["spec"]["containers"][0]
+    assert container["args"] == ["node", *PAGES[directory]]
+    assert container["ports"] == [{"name": AGENT_PORT, "containerPort": 9400}]
+    mounts = {each["mountPath"]: each.get("readOnly") for each in container["volumeMounts"]}
+    assert mounts["/var/lib/kubelet/pod-resources"]
+    others = {(each["kind"], each["metadata"]["name"]): each for each in objects if each is not daemonset}
+    if directory.endswith("plain"):
+        policy = others.pop(("NetworkPolicy", "accelplane-node-pages"))["spec"]
+        assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        assert not template["spec"]["automountServiceAccountToken"]
+        assert not others
+        return
+    assert template["spec"]["automountServiceAccountToken"]
+    assert {name: others["ClusterRole", name]["rules"] for kind, name in others if kind == "ClusterRole"} == {
+        "accelplane-metrics-reader": [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}],
+        "accelplane-inventory-reader": [{"nonResourceURLs": ["/api/v1/*", "/status"], "verbs": ["get"]}],
+        "accelplane-node-reviewer": [
+            {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]},
+            {"apiGroups": ["authorization.k8s.io"], "resources": ["subjectaccessreviews"], "verbs": ["create"]},
+        ],
+    }
+    assert [name for kind, name in others if kind == "ClusterRoleBinding"] == ["accelplane-node-reviewer"]
+
+
+def test_pages_and_fpgas_can_be_combined(tmp_path: Path) -> None:
+    components = [os.path.relpath(DEPLOY / each, tmp_path) for each in (COMPONENT, "accelplane_node/components/pages")]
+    base = os.path.relpath(DEPLOY / "accelplane_node/base", tmp_path)
+    content = {"namespace": "x", "resources": [base], "components": components}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(content))
+    kinds = [each["kind"] for each in render(tmp_path)]
+    assert (kinds.count("ServiceAccount"), kinds.count("DaemonSet"), kinds.count("ClusterRoleBinding")) == (1, 1, 2)
 
 
 # Additions for FPGAs.
@@ -117,6 +170,36 @@ def test_the_fpga_component_installs_programs_and_grants_reading_nodes(tmp_path:
     expected["initContainers"] = plugin["initContainers"]
     expected["volumes"] += [volume for volume in plugin["volumes"] if volume["name"] == "intel-fpga-sw"]
     assert in_order(pod) == in_order(expected)
+
+
+# The GPU use of containers.
+
+
+def test_the_process_that_reads_containers_has_its_rights_and_the_agent_does_not() -> None:
+    daemonsets = {each["metadata"]["name"]: each for each in render(DEPLOY / WITH_CLIENTS)}
+    assert daemonsets.keys() == {NAME, "accelplane-clients"}
+    pod = daemonsets["accelplane-clients"]["spec"]["template"]["spec"]
+    (reader,) = pod["containers"]
+    assert pod["hostPID"] is True
+    assert reader["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE"]}
+    assert (reader["image"], pod["automountServiceAccountToken"]) == (own_image("accelplane"), False)
+    assert [volume["hostPath"]["path"] for volume in pod["volumes"]] == ["/run/accelplane-clients"]
+    command, *flags = reader["args"]
+    assert command == "clients"
+    socket = str(flag_values(clients.FLAGS, {"args": flags})["socket"])
+    # The agent has the socket and the kubelet's, and no other difference.
+    agent = daemonsets[NAME]["spec"]["template"]["spec"]
+    expected = expected_daemonset(configured=False)["spec"]["template"]["spec"]
+    expected["containers"][0]["args"] += [f"--metrics-clients={socket}", "--http-address=127.0.0.1:9400"]
+    places = {"clients": "/run/accelplane-clients", "podresources": "/var/lib/kubelet/pod-resources"}
+    expected["containers"][0]["volumeMounts"] += [
+        {"name": name, "mountPath": path, "readOnly": True} for name, path in places.items()
+    ]
+    expected["volumes"] += [
+        {"name": "clients", "hostPath": {"path": places["clients"], "type": "DirectoryOrCreate"}},
+        {"name": "podresources", "hostPath": {"path": places["podresources"]}},
+    ]
+    assert in_order(agent) == in_order(expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

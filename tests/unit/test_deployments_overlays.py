@@ -33,6 +33,7 @@ OTHERS = [
     "operator/overlays/ocp",
     "sgx_plugin/overlays/epc-register",
     "accelplane_node/overlays/fpga",
+    "accelplane_node/overlays/clients",
     "labels",
     "gpu_plugin/overlays/fractional_resources",
     "onload/config/default",

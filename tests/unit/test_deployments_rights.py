@@ -48,9 +48,10 @@ def granted(objects: list[Object]) -> dict[str, set[Grant]]:
         assert binding["metadata"].get("namespace", subject["namespace"]) == subject["namespace"]
         own = found.setdefault(PREFIXES.sub("", subject["name"]), set())
         for rule in roles[binding["roleRef"]["kind"], binding["roleRef"]["name"]]["rules"]:
-            for group in rule["apiGroups"]:
-                named = [PREFIXES.sub("", name) for name in rule.get("resourceNames", [""])]
-                own |= grants(scope, group, rule["resources"], " ".join(rule["verbs"]), named)
+            named = [PREFIXES.sub("", name) for name in rule.get("resourceNames", [""])]
+            resources = rule.get("resources") or rule["nonResourceURLs"]
+            for group in rule.get("apiGroups", [""]):
+                own |= grants(scope, group, resources, " ".join(rule["verbs"]), named)
     return found
 
 

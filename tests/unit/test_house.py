@@ -76,7 +76,7 @@ def loaded_by(code: str) -> set[str]:
     "module",
     [
         f"accelplane.cli.{name}"
-        for name in ("main", "node", "inspect", "top", "dropin", "levelzero", "onloadworker", "xpumanager")
+        for name in ("main", "node", "clients", "inspect", "top", "dropin", "levelzero", "onloadworker", "xpumanager")
     ],
 )
 def test_node_commands_do_not_load_unneeded_modules(module: str) -> None:
@@ -133,7 +133,7 @@ def test_generated_messages_match_the_proto_files(tmp_path: Path) -> None:
 
 
 def test_every_dependency_is_pinned_with_hashes_and_without_url() -> None:
-    text = (ROOT / "constraints.txt").read_text()
+    text = (ROOT / "constraints.txt").read_text() + (ROOT / "constraints-extra.txt").read_text()
     assert "://" not in text
     entries = re.sub(r"\\\n|#.*", " ", text).splitlines()
     pinned: set[str] = set()

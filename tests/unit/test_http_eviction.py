@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelplane.http.eviction import Candidate, evictable_at, eviction_order, is_attack, source_of
+from accelplane.http.eviction import Candidate, Evidence, evictable_at, eviction_order, is_attack, source_of
 from accelplane.http.messages import HttpLimits
 
 LIMITS = HttpLimits(connections=8)
@@ -80,11 +80,33 @@ def test_kept_connections_are_idle_for_long_unless_one_address_has_half_of_them(
     assert order([kept(0.9)] * 4, attacked=True) == []
 
 
-@pytest.mark.parametrize("seconds", [4.9, 5.0])
-def test_half_of_the_connections_silent_for_five_seconds_are_an_attack(seconds: float) -> None:
+@pytest.mark.parametrize("seconds", [1.99, 2.0])
+def test_half_of_the_connections_silent_for_two_seconds_are_an_attack(seconds: float) -> None:
     clients = [silent(seconds, source) for source in (b"a", b"b", b"c", b"d")]
-    assert is_attack(clients, LIMITS, NOW) == (seconds == 5)
+    assert is_attack(clients, LIMITS, NOW) == (seconds == 2)
     assert not is_attack(clients[1:], LIMITS, NOW)
+
+
+def test_idle_connections_of_one_address_are_an_attack_after_five_seconds() -> None:
+    assert not is_attack([kept(4.9)] * 4, LIMITS, NOW)
+    assert is_attack([kept(5)] * 4, LIMITS, NOW)
+
+
+def test_clients_continue_for_two_seconds_after_progress() -> None:
+    evidence = Evidence(LIMITS)
+    assert not evidence.clients_continue(NOW)
+    evidence.add_progress(NOW)
+    assert evidence.clients_continue(NOW + 1.9)
+    assert not evidence.clients_continue(NOW + 2)
+
+
+def test_half_of_the_connections_closed_within_five_seconds_are_an_attack() -> None:
+    evidence = Evidence(LIMITS)
+    for number in range(4):
+        assert not evidence.many_stalls(NOW)
+        evidence.add_stall(NOW + number)
+    assert evidence.many_stalls(NOW + 4.9)
+    assert not evidence.many_stalls(NOW + 5)
 
 
 def test_idle_clients_with_requests_and_pending_responses_are_no_attack() -> None:

@@ -4,15 +4,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from onloadcluster import app_pod, plugin_pod, progress, working
+from onloadcluster import Cluster, app_pod, plugin_pod, progress, working
 from onloadresources import onload
 
 from accelplane.kube.conditions import Condition
+from accelplane.onload import validation
 from accelplane.onload.children import Existing, wanted
 from accelplane.onload.models import Revision, Status, seconds
 from accelplane.onload.modules import KmmApi
-from accelplane.onload.observed import NodeView
-from accelplane.onload.requirements import max_unavailable, overlaps, problem_of, target_of
+from accelplane.onload.names import Names
+from accelplane.onload.observed import Blocked, NodeView
+from accelplane.onload.requirements import max_unavailable, overlaps, problem_of, target_of, unordered
 from accelplane.onload.resources import DaemonSetStatus, Node, Pod, concerns_onload, node_only, pod_only, relevant
 from accelplane.onload.status import Observed, Problem, status
 from accelplane.onload.steps import Target, decide
@@ -48,7 +50,7 @@ def found(which: Status) -> dict[str, tuple[str, str]]:
         ),
         (
             [working("a", OLD, gate=None, plugins=(), apps=(app_pod(),), progress=progress(NEW, upgrade=True))],
-            {"blocking": ["default/app"]},
+            {"blocking": [Blocked("default/app")]},
             {"Progressing": ("True", "NodeUpgrading"), "Degraded": ("True", "EvictionBlocked")},
         ),
         (
@@ -83,6 +85,24 @@ def test_a_problem_without_a_plan_is_the_reason_of_all() -> None:
     after = status(onload(), observed, NOW)
     assert found(after)["Ready"] == ("False", "KmmMissing")
     assert found(after)["Degraded"] == ("True", "KmmMissing")
+
+
+def test_blocked_evictions_name_pods_and_budgets() -> None:
+    blocking = [Blocked("apps/b", "The disruption budget web needs 2 healthy pods and has 2 currently"), Blocked("a/a")]
+    after = made([working("a", OLD)], blocking=blocking)
+    assert after.onload.blocking_pods == ("a/a", "apps/b")
+    (degraded,) = (each for each in after.conditions if each.type == "Degraded")
+    assert degraded.message == (
+        "a PodDisruptionBudget does not allow the eviction of a/a, apps/b (The disruption budget web needs 2 healthy "
+        "pods and has 2 currently); change the budget or delete the pods"
+    )
+
+
+def test_a_resource_in_deletion_is_not_ready() -> None:
+    target = Target(version=NEW, deleting=True)
+    after = made([working("a", NEW, selected=False)], target)
+    assert found(after)["Ready"] == ("False", "Deleting")
+    assert [each.name for each in after.onload.current_nodes] == ["a"]
 
 
 def test_counts_of_nodes_and_pods() -> None:
@@ -146,11 +166,18 @@ def test_a_progress_with_an_impossible_time_has_no_time() -> None:
         ({"devicePlugin__mountOnload": True, "devicePlugin__preload": False}, None),
         ({"upgrade__evictionTimeout": "5"}, "InvalidSpec"),
         ({"upgrade__nodeTimeout": "1h30m"}, None),
+        ({"upgrade__nodeTimeout": "0s"}, "InvalidSpec"),
+        # Rules of admission without a reason: the operator realizes these.
+        ({"devicePlugin__hostOnloadPath": "/usr"}, None),
+        ({"devicePlugin__maxPodsPerNode": -1}, None),
     ],
 )
 def test_problems_of_a_spec(paths: dict[str, Any], reason: str | None) -> None:
-    problem = problem_of(onload(**paths))
+    resource = onload(**paths)
+    problem = problem_of(resource)
     assert (problem and problem.reason) == reason
+    if problem is not None:
+        assert validation.verdict(resource).refusal == validation.PREFIX + problem.message
 
 
 def test_problems_of_a_name() -> None:
@@ -158,6 +185,43 @@ def test_problems_of_a_name() -> None:
         problem = problem_of(onload(name))
         assert problem is not None
         assert problem.reason == reason
+        found = validation.verdict(onload(name))
+        assert problem.message in (found.refusal.removeprefix(validation.PREFIX), *found.warnings)
+
+
+def test_nodes_whose_onload_may_use_the_sfc_of_the_kernel() -> None:
+    target = Target(version=NEW, sfc=True)
+    names = Names("default", "onload")
+    wrong = working("a", NEW, sfc=True, sfc_loaded=False)
+    (problem,) = unordered(names, target, [wrong, working("b", NEW, sfc=True)])
+    assert problem.reason == "SfcNotLoaded"
+    assert problem.message.startswith("node a: KMM reports the module onload and not sfc")
+    assert "kmm.node.kubernetes.io/version-module.default.onload-module" in problem.message
+    assert "kmm.node.kubernetes.io/version-module.default.onload-sfcmod" in problem.message
+    others = [
+        msgspec.structs.replace(wrong, **change)
+        for change in ({"ready": False}, {"selected": False}, {"gate": None}, {"sfc": OLD}, {"module_loaded": False})
+    ]
+    assert unordered(names, target, others) == []
+    assert unordered(names, Target(version=NEW), [wrong]) == []
+    assert unordered(names, Target(version=NEW, sfc=True, kmm=False), [wrong]) == []
+
+
+def test_removing_both_labels_loads_both_modules_in_their_order() -> None:
+    """The remedy that the message of `unordered` names."""
+    cluster = Cluster([working("a", NEW, sfc=True, sfc_loaded=False)])
+    cluster.change("a", module=None, sfc=None)
+    steps: list[str] = []
+    target = Target(version=NEW, sfc=True, revision="r")
+    for _ in range(40):
+        for action in cluster.decide(target).actions:
+            steps.append(action.step)
+            cluster.apply(action)
+            if action.step == "LabellingModule":
+                assert cluster.nodes["a"].sfc_loaded
+        cluster.react("a")
+        cluster.now += 5
+    assert steps == ["RemovingGate", "LabellingSfc", "LabellingModule", "SettingGate", "Verified"]
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,42 @@ def test_a_probe_pod_has_to_succeed() -> None:
     assert act(msgspec.structs.replace(node, probe="succeeded"), target).removes_progress
 
 
+def test_a_failed_probe_pod_is_created_again_a_minute_after_its_creation() -> None:
+    target = msgspec.structs.replace(TARGET, probe=True)
+    node = working("a", NEW, probe="failed", progress=progress(NEW, started=400, since=1000))
+    plan = decide(target, [node], NOW + 59)
+    assert (plan.actions, plan.retry) == ((), 1)
+    action = act(node, target, NOW + 60)
+    assert action.delete_probe
+    assert not action.patches
+    terminating = msgspec.structs.replace(node, probe="terminating")
+    assert step(terminating, target, NOW + 60) == ("Verifying", {})
+    action = act(msgspec.structs.replace(node, probe="none"), target, NOW + 60)
+    assert action.create_probe
+    assert action.progress == progress(NEW, started=400, since=1060), "the time limit stays"
+
+
+def test_a_node_is_verified_after_its_probe_pod_failed_twice() -> None:
+    cluster = Cluster([working("a", OLD), working("b", OLD)])
+    cluster.failing_probes = 2
+    target = msgspec.structs.replace(TARGET, probe=True)
+    assert cluster.run(target).is_complete
+    assert cluster.most_down == 1
+    assert cluster.now >= NOW + 120
+
+
+def test_a_probe_pod_that_always_fails_exceeds_the_time_limit_and_is_still_created_again() -> None:
+    cluster = Cluster([working("a", OLD), working("b", OLD)])
+    cluster.failing_probes = 10**6
+    target = msgspec.structs.replace(TARGET, probe=True)
+    plan = cluster.run(target, passes=300)
+    assert [each.node for each in plan.overdue] == ["a"]
+    assert cluster.nodes["b"] == working("b", OLD)
+    cluster.failing_probes = 0
+    cluster.run(target, passes=30)
+    assert cluster.nodes["a"].progress is None
+
+
 def test_strict_verification_requires_the_module_and_the_resource() -> None:
     target = msgspec.structs.replace(TARGET, strict=True)
     node = working("a", NEW, progress=progress(NEW), module_loaded=False, advertised=False, module_loaded_version=None)

@@ -324,6 +324,8 @@ def test_the_memory_of_each_numa_node_is_measured(tmp_path: Path) -> None:
         write(tmp_path / f"sys/devices/system/node/node{number}/x86/sgx_total_bytes", size)
     samples = list(SgxPlugin().measure(Host(tmp_path), ()))
     assert [(sample.name, sample.labels, sample.value) for sample in samples] == [
+        ("accelplane_sgx_epc_bytes", {"numa_node": "0"}, 4096.0),
+        ("accelplane_sgx_epc_bytes", {"numa_node": "1"}, 8192.0),
         ("sgx_epc_bytes", {"numa_node": "0"}, 4096.0),
         ("sgx_epc_bytes", {"numa_node": "1"}, 8192.0),
     ]

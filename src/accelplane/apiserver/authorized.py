@@ -63,12 +63,22 @@ class PageAccess(Struct, frozen=True):
     verb: str
 
 
+class ResourceAccess(Struct, omit_defaults=True, frozen=True):
+    """An operation on a resource: in one namespace, or in all without one."""
+
+    verb: str
+    resource: str
+    group: str = ""
+    namespace: str = ""
+
+
 class AccessSpec(Struct, rename="camel", omit_defaults=True, frozen=True):
     user: str = ""
     uid: str = ""
     groups: list[str] | None = None
     extra: dict[str, list[str]] | None = None
     non_resource_attributes: PageAccess | None = None
+    resource_attributes: ResourceAccess | None = None
 
 
 class AccessStatus(Struct, frozen=True):
@@ -152,17 +162,10 @@ class Authorized:
         return refusal
 
     async def _review(self, token: str, access: PageAccess) -> HttpError | None:
-        asked = _review("authentication.k8s.io/v1", "TokenReview", TokenSpec(token, self._audiences))
-        found = (await self._server.post(_TOKEN_REVIEWS, asked, TokenReview)).status or TokenStatus()
-        # A server that does not know audiences returns none.
-        accepted = not self._audiences or bool(set(found.audiences or ()) & set(self._audiences))
-        if not found.authenticated or not found.user.username or not accepted:
+        user = await review_token(self._server, token, self._audiences)
+        if user is None:
             return HttpError(401, "the token is not valid in this cluster")
-        user = found.user
-        spec = AccessSpec(user.username, user.uid, user.groups, user.extra, access)
-        asked = _review("authorization.k8s.io/v1", "SubjectAccessReview", spec)
-        reviewed = await self._server.post(_ACCESS_REVIEWS, asked, SubjectAccessReview)
-        allowed = (reviewed.status or AccessStatus()).allowed
+        allowed = await review_access(self._server, user, access)
         return None if allowed else HttpError(403, f"{user.username} may not {access.verb} {access.path}")
 
     def _log_problem(self, problem: str) -> None:
@@ -170,6 +173,24 @@ class Authorized:
         if problem != self._problem:
             self._problem = problem
             log.error("%s; it is served to no client until then", problem)
+
+
+async def review_token(server: ApiServer, token: str, audiences: Sequence[str] = ()) -> UserInfo | None:
+    """The user of a token, None if it is not valid for one of the audiences. Raises `ApiError`."""
+    asked = _review("authentication.k8s.io/v1", "TokenReview", TokenSpec(token, audiences))
+    found = (await server.post(_TOKEN_REVIEWS, asked, TokenReview)).status or TokenStatus()
+    # A server that does not know audiences returns none.
+    accepted = not audiences or bool(set(found.audiences or ()) & set(audiences))
+    return found.user if found.authenticated and found.user.username and accepted else None
+
+
+async def review_access(server: ApiServer, user: UserInfo, access: PageAccess | ResourceAccess) -> bool:
+    """Whether a user may do this. Raises `ApiError`."""
+    page, resource = (access, None) if isinstance(access, PageAccess) else (None, access)
+    spec = AccessSpec(user.username, user.uid, user.groups, user.extra, page, resource)
+    asked = _review("authorization.k8s.io/v1", "SubjectAccessReview", spec)
+    reviewed = await server.post(_ACCESS_REVIEWS, asked, SubjectAccessReview)
+    return (reviewed.status or AccessStatus()).allowed
 
 
 def _review(api_version: str, kind: str, spec: TokenSpec | AccessSpec) -> dict[str, object]:

@@ -10,6 +10,7 @@ import click
 from accelplane import __version__
 from accelplane.cli.completion import completion
 from accelplane.cli.devicecommands import inspect, top
+from accelplane.cli.manifests import manifests
 from accelplane.cli.provision import provision
 
 if TYPE_CHECKING:
@@ -49,6 +50,16 @@ def labels() -> None:
 @accelplane.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 )
+def clients() -> None:
+    """Serve the use of GPUs by containers to the agent. Needs the host's PID namespace and SYS_PTRACE."""
+    from accelplane.cli.clients import main  # noqa: PLC0415
+
+    sys.exit(main(sys.argv[2:]))
+
+
+@accelplane.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+)
 def operator() -> None:
     """Run the operator, or render custom resources (render FILE)."""
     from accelplane.cli.operator import main  # noqa: PLC0415
@@ -64,6 +75,16 @@ def fpga() -> None:
     from accelplane.cli.fpgatool import main  # noqa: PLC0415
 
     sys.exit(main(sys.argv[2:], "accelplane fpga"))
+
+
+@accelplane.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+)
+def fleet() -> None:
+    """Serve a page of the cluster's accelerators, or of a simulated cluster (demo)."""
+    from accelplane.cli.fleet import main  # noqa: PLC0415
+
+    sys.exit(main(sys.argv[2:]))
 
 
 @accelplane.group()
@@ -161,6 +182,7 @@ accelplane.add_command(inspect)
 accelplane.add_command(top)
 accelplane.add_command(completion)
 accelplane.add_command(provision)
+accelplane.add_command(manifests)
 
 
 def _require_simulate() -> None:

@@ -60,18 +60,27 @@ def _options(function: F) -> F:
 @click.command()
 @_options
 @click.option("--agent", default="", metavar="HOST:PORT", help="Pages of the agent, for the column STATE SINCE.")
+@click.option("--fleet", is_flag=True, help="With --cluster: devices and their holders, from the server of the fleet.")
+@click.option(
+    "--fleet-namespace", default="accelplane-fleet", show_default=True, help="With --fleet: namespace of the server."
+)
 @click.option("--watch", "-w", is_flag=True, help="With --cluster: repeat until the command is interrupted.")
 @_INTERVAL
 @click.pass_context
 def inspect(context: click.Context, **values: object) -> None:
     """Show the devices of this node and the pods that use them, or those of a cluster."""
     form = _format(values)
+    if not values["fleet"]:
+        _reject(context, ("fleet_namespace",), "expected --fleet too")
     if values["cluster"]:
         _reject(context, _NODE_FLAGS, "found with --cluster, which does not use it")
         if values["interval"] is not None and not values["watch"]:
             raise click.UsageError("--interval: expected --watch too")
+        if values["fleet"]:
+            _reject(context, ("waiting",), "found with --fleet, which does not use it")
+            _run(lambda: _fleet(values, form, once=not values["watch"]))
         _run(lambda: _cluster(values, form, once=not values["watch"]))
-    _reject(context, (*_CLUSTER_FLAGS, "interval"), "expected --cluster too")
+    _reject(context, (*_CLUSTER_FLAGS, "interval", "fleet"), "expected --cluster too")
     from accelplane.cli.inspect import run  # noqa: PLC0415
 
     _run(
@@ -127,6 +136,25 @@ def _cluster(values: Mapping[str, object], form: Format, *, once: bool) -> int:
         interval=interval if isinstance(interval, float) else 10.0,
         once=once,
     )
+
+
+def _fleet(values: Mapping[str, object], form: Format, *, once: bool) -> int:
+    from accelplane.cli import clusterview, fleetview  # noqa: PLC0415 - nodes do not need the fleet
+
+    fleetview.check_target(str(values["fleet_namespace"]))
+    if values["namespace"] and values["all_namespaces"]:
+        raise UsageError("-n and -A: found both, expected one of them")
+    interval = values["interval"]
+    request = fleetview.FleetRequest(
+        kubeconfig=str(values["kubeconfig"]),
+        context=str(values["context_name"]),
+        timeout=clusterview.timeout_of(str(values["request_timeout"])),
+        fleet_namespace=str(values["fleet_namespace"]),
+        namespace=str(values["namespace"]),
+        node=str(values["node"]),
+        resource=str(values["resource"]),
+    )
+    return fleetview.run(request, form, interval=interval if isinstance(interval, float) else 10.0, once=once)
 
 
 def _format(values: Mapping[str, object]) -> Format:

@@ -16,6 +16,7 @@ import msgspec
 from accelplane.apiserver import APPLY_PATCH, JSON_PATCH, SERVICE_ACCOUNT, ApiError, ApiServer, StatusError, object_path
 from accelplane.cli import logflags, signals, staticprint
 from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.cli.untilsignal import until_signal
 from accelplane.features import node_reconciler
 from accelplane.features.node_reconciler import Node
 from accelplane.host import Host
@@ -290,26 +291,12 @@ async def once(hook: Hook) -> None:
 
 
 async def _daemon(hook: Hook) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in signals.ENDING:
-        loop.add_signal_handler(number, stop.set)
-    tasks = [asyncio.create_task(_keep_published(hook))]
     if hook.api is not None and hook.operations():
-        tasks.append(
-            asyncio.create_task(node_reconciler.run(hook.api, hook.node_name, _printing(hook), interval=_INTERVAL))
-        )
+        reconciler = node_reconciler.run(hook.api, hook.node_name, _printing(hook), interval=_INTERVAL)
+        await until_signal(_keep_published(hook), reconciler)
     else:
         _print(hook)
-    ended = asyncio.create_task(stop.wait())
-    try:
-        done, _pending = await asyncio.wait((ended, *tasks), return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in (ended, *tasks):
-            task.cancel()
-        await asyncio.gather(ended, *tasks, return_exceptions=True)
+        await until_signal(_keep_published(hook))
     if hook.cleanup:
         try:
             async with asyncio.timeout(_CLEANUP_DEADLINE):

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from accelplane.cli import signals
@@ -281,26 +282,19 @@ def _visible(given: Given, rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not (row.detail and given.has("q"))]
 
 
-def _list(given: Given) -> Json:
-    return {"fmes": _listed(given, "FME"), "ports": _listed(given, "Port")}
+def _list(*kinds: str) -> Callable[[Given], Json]:
+    """The command that lists devices of these kinds, `FME` and `Port`."""
 
+    def list_(given: Given) -> Json:
+        fmes, ports = platform_devices(given.host)
+        found = {f"{kind.lower()}s": fmes if kind == "FME" else ports for kind in kinds}
+        for kind, names in zip(kinds, found.values(), strict=True):
+            given.say(f"Detected FPGA {kind}s: {len(names)}")
+            if not given.has("json"):
+                print(*names, sep="\n", end="\n" if names else "")
+        return found
 
-def _list_fmes(given: Given) -> Json:
-    return {"fmes": _listed(given, "FME")}
-
-
-def _list_ports(given: Given) -> Json:
-    return {"ports": _listed(given, "Port")}
-
-
-def _listed(given: Given, kind: str) -> list[str]:
-    fmes, ports = platform_devices(given.host)
-    names = fmes if kind == "FME" else ports
-    if not given.has("json"):
-        given.say(f"Detected FPGA {kind}s: {len(names)}")
-        for name in names:
-            print(name)
-    return names
+    return list_
 
 
 # What changes hardware
@@ -341,14 +335,6 @@ def _ids(host: Host, port: Port) -> dict[str, str]:
 
 def _format_ids(ids: Mapping[str, str]) -> str:
     return f'Interface ID: "{ids["interfaceId"]}" AFU ID: "{ids["acceleratorId"]}"'
-
-
-def _release(given: Given) -> Json:
-    return _move(given, "release")
-
-
-def _assign(given: Given) -> Json:
-    return _move(given, "assign")
 
 
 def _move(given: Given, word: str) -> Json:
@@ -394,12 +380,12 @@ COMMANDS: Mapping[str, Callable[[Given], Json]] = {
     "fpgainfo": _device_info,
     "fmeinfo": _device_info,
     "portinfo": _device_info,
-    "list": _list,
-    "list-fme": _list_fmes,
-    "list-port": _list_ports,
+    "list": _list("FME", "Port"),
+    "list-fme": _list("FME"),
+    "list-port": _list("Port"),
     "pr": _program,
-    "release": _release,
-    "assign": _assign,
+    "release": partial(_move, word="release"),
+    "assign": partial(_move, word="assign"),
     "sriov": _sriov,
 }
 

@@ -8,11 +8,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
-import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
+from accelplane.cli.untilsignal import until_signal
 from accelplane.kubelet.embedded import (
     AdmissionError,
     ContainerStartError,
@@ -52,24 +52,12 @@ def run(kubelet_dir: str, topology_policy: str, numa_nodes: int) -> int:
 
 
 async def _run(kubelet: EmbeddedKubelet) -> int:
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
     lines: asyncio.Queue[str] = asyncio.Queue(maxsize=16)
     async with kubelet:
         _print(f"kubelet started; plugins register at {kubelet.plugin_directory}/kubelet.sock ('help' lists commands)")
         if sys.__stdin__ is not None:
-            _read_lines(sys.__stdin__.fileno(), loop, lines)
-        work = (_print_events(kubelet), _run_commands(kubelet, lines, ended), ended.wait())
-        tasks = [loop.create_task(each) for each in work]
-        # An exception of a task is a bug and must be visible.
-        done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        for task in done:
-            task.result()
+            _read_lines(sys.__stdin__.fileno(), asyncio.get_running_loop(), lines)
+        await until_signal(_print_events(kubelet), _run_commands(kubelet, lines))
     return 0
 
 
@@ -110,13 +98,13 @@ def _differs(printed: int, before: Mapping[str, ResourceStatus]) -> Callable[[Em
     return differs
 
 
-async def _run_commands(kubelet: EmbeddedKubelet, lines: asyncio.Queue[str], ended: asyncio.Event) -> None:
-    """Runs commands one after another."""
+async def _run_commands(kubelet: EmbeddedKubelet, lines: asyncio.Queue[str]) -> None:
+    """Runs commands one after another until `quit`."""
     commands: dict[str, Callable[[Sequence[str]], Awaitable[str]]] = {
         "pod": lambda words: _pod(kubelet, words),
         "delete": lambda words: _delete(kubelet, words),
-        "status": lambda words: _status(kubelet, words),
-        "restart": lambda words: _restart(kubelet, words),
+        "status": lambda _words: _status(kubelet),
+        "restart": lambda _words: _restart(kubelet),
         "help": _help,
     }
     while True:
@@ -125,7 +113,6 @@ async def _run_commands(kubelet: EmbeddedKubelet, lines: asyncio.Queue[str], end
             continue
         name, *arguments = words
         if name == "quit":
-            ended.set()
             return
         if name not in commands:
             _print(f"unknown command {name[:40]!r}, expected one of {', '.join((*commands, 'quit'))}")
@@ -158,11 +145,11 @@ async def _delete(kubelet: EmbeddedKubelet, words: Sequence[str]) -> str:
     return f"pod {words[0]} deleted"
 
 
-async def _status(kubelet: EmbeddedKubelet, _words: Sequence[str]) -> str:
+async def _status(kubelet: EmbeddedKubelet) -> str:
     return kubelet.describe()
 
 
-async def _restart(kubelet: EmbeddedKubelet, _words: Sequence[str]) -> str:
+async def _restart(kubelet: EmbeddedKubelet) -> str:
     await kubelet.restart()
     return "kubelet restarted"
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from accelplane.apiserver import ApiError, ApiServer
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.cli.untilsignal import until_signal
 from accelplane.features import RuleOutput, discover, evaluate, node_reconciler
 from accelplane.features.gpu import LabelOptions, gpu_labels, read_gpus
 from accelplane.features.node_reconciler import Node
@@ -126,30 +127,23 @@ async def run(options: Options, api: ApiServer | None) -> None:
     if not options.daemon:
         await _write_once(options, api)
         return
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in signals.ENDING:
-        loop.add_signal_handler(number, stop.set)
-    if options.until_stdin_ends:
-        loop.add_reader(0, lambda: None if os.read(0, 4096) else stop.set())
-    work = asyncio.create_task(_follow(options, api))
-    ended = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait((work, ended), return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            work.result()
-    finally:
-        for task in (work, ended):
-            task.cancel()
-        await asyncio.gather(work, ended, return_exceptions=True)
-        if options.until_stdin_ends:
-            loop.remove_reader(0)
+    await until_signal(_follow(options, api), *([_end_of_input()] if options.until_stdin_ends else ()))
     if options.cleanup:
         try:
             async with asyncio.timeout(_CLEANUP_DEADLINE):
                 await _write_once(options, api)
         except TimeoutError:
             raise UsageError(f"cleanup is incomplete after {_CLEANUP_DEADLINE:g} s") from None
+
+
+async def _end_of_input() -> None:
+    """Returns at the end of standard input."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(0, lambda: None if os.read(0, 4096) else ended.set())
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(0)
 
 
 def evaluate_host(host: Host) -> RuleOutput:

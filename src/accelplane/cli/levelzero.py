@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, parse_or_exit
+from accelplane.cli.untilsignal import until_signal
 from accelplane.logs import v
 from accelplane.rpc import RpcServer
 from accelplane.sidecars.levelzero_service import LevelZeroService
@@ -55,29 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def run(socket: str, process: ZeProcess) -> None:
     """Serves until SIGTERM or SIGINT, and removes the socket. Raises `InitError`, or `OSError` if it cannot listen."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in signals.ENDING:
-        loop.add_signal_handler(number, stop.set)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(socket)
     server = RpcServer(LevelZeroService(process).methods())
     await server.start(socket)
     own = _identity(socket)
     log.log(v(1), "listening on %s", socket)
-    work = asyncio.create_task(process.run())
-    ended = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait((work, ended), return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            work.result()
+        await until_signal(process.run())
     finally:
         if _identity(socket) == own:
             os.unlink(socket)
         await server.stop()
-        for task in (work, ended):
-            task.cancel()
-        await asyncio.gather(work, ended, return_exceptions=True)
 
 
 def _identity(path: str) -> tuple[int, int] | None:

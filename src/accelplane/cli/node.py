@@ -113,7 +113,9 @@ def run(
             signals.end_as_usual()
             return asyncio.run(_print_check(settings, plugins))
         services = _label_services(labels, settings, given)
-        agent = Agent(settings, plugins, config_file=config_file, reload=load, services=services, pods=_pods)
+        agent = Agent(
+            settings, plugins, config_file=config_file, reload=load, services=services, pods=_pods, program=program
+        )
     except (ConfigurationError, ValueError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
@@ -150,7 +152,8 @@ async def _serve(agent: Agent) -> None:
 
                 access = page_access(agent.settings)
             address = agent.settings.http_address
-            await stack.enter_async_context(pages.serving(address, agent.status, readers.contents, access))
+            options = observer.page_options(agent.settings)
+            await stack.enter_async_context(pages.serving(address, agent.status, readers, access, options))
         await agent.run()
 
 

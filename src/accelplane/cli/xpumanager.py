@@ -18,6 +18,7 @@ import msgspec
 
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit
+from accelplane.cli.untilsignal import until_signal
 from accelplane.features import xelink
 from accelplane.http.client import HttpClient
 from accelplane.http.stream import HttpClientError
@@ -218,21 +219,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def run(options: Options) -> None:
     """Runs until SIGTERM or SIGINT, and removes the label file."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in signals.ENDING:
-        loop.add_signal_handler(number, stop.set)
     sidecar = Sidecar(options)
-    work = asyncio.create_task(sidecar.run())
-    ended = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait((work, ended), return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            work.result()
+        await until_signal(sidecar.run())
     finally:
-        for task in (work, ended):
-            task.cancel()
-        await asyncio.gather(work, ended, return_exceptions=True)
         sidecar.remove()
 
 

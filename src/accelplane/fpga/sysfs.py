@@ -35,8 +35,14 @@ class SysfsError(FpgaError):
     """Attributes of a device are missing or invalid."""
 
 
+_PCI_ATTRIBUTES = (
+    *("vendor", "device", "class", "subsystem_vendor", "subsystem_device"),
+    *("local_cpulist", "numa_node", "sriov_numvfs", "sriov_totalvfs"),
+)
+
+
 class Pci(NamedTuple):
-    """A PCI function, with the text of its attributes, empty for missing ones."""
+    """A PCI function, with the text of `_PCI_ATTRIBUTES` in their order, empty for missing ones."""
 
     address: str
     path: str
@@ -306,21 +312,9 @@ def _pci(host: Host, path: str, *, virtual: bool = True) -> Pci:
         driver = host.driver(path)
     except HostError:
         driver = ""
-    pci = Pci(
-        path.rpartition("/")[2],
-        path,
-        _attribute(host, path, "vendor"),
-        _attribute(host, path, "device"),
-        _attribute(host, path, "class"),
-        _attribute(host, path, "subsystem_vendor"),
-        _attribute(host, path, "subsystem_device"),
-        _attribute(host, path, "local_cpulist"),
-        _attribute(host, path, "numa_node"),
-        _attribute(host, path, "sriov_numvfs"),
-        _attribute(host, path, "sriov_totalvfs"),
-        driver,
-        _pci(host, physical, virtual=False) if physical else None,
-    )
+    texts = [_attribute(host, path, name) for name in _PCI_ATTRIBUTES]
+    above = _pci(host, physical, virtual=False) if physical else None
+    pci = Pci(path.rpartition("/")[2], path, *texts, driver=driver, physical=above)
     if not pci.vendor or not pci.device:
         raise SysfsError(f"{path}: vendor or device id is missing")
     return pci

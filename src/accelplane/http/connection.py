@@ -1,16 +1,14 @@
 """One connection of an HTTP server."""
 
 import asyncio
-import fcntl
 import logging
 import math
 import ssl
-import sys
-import termios
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Protocol
 
+from accelplane.http.acceptqueue import has_unread_data
 from accelplane.http.eviction import Candidate
 from accelplane.http.messages import END_OF_HEAD, Head, HttpError, HttpLimits, Request, Response, serialize_head
 from accelplane.http.tls import TlsSession
@@ -43,6 +41,10 @@ class ConnectionOwner(Protocol):
         """Whether clients wait for connections of busy clients."""
         ...
 
+    def count_progress(self) -> None:
+        """Called when a connection without a complete request has received something."""
+        ...
+
     def parse_head(self, text: bytes) -> Head:
         """Raises `HttpError`."""
         ...
@@ -69,7 +71,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, server: ConnectionOwner, context: ssl.SSLContext | None, source: bytes = b"") -> None:
         self._server = server
-        self._source = source
+        self.source = source
         self._limits = server.limits
         self._context = context
         self._tls: TlsSession | None = None  # made with the first data: most of a connection's memory
@@ -80,6 +82,8 @@ class Connection(asyncio.BufferedProtocol):
         self._head_only = False
         self._keep_alive = True
         self._response_task: asyncio.Task[None] | None = None
+        self._streaming = False
+        self._writable = asyncio.Event()
         self._waits_for_memory = False
         self._write_paused = False
         self._closing = False
@@ -111,10 +115,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         data = self._server.recv_buffer[:nbytes]
+        if not self.has_requested:
+            self._server.count_progress()
         if self._context is not None:
             self._tls = self._tls or TlsSession(self._context)
             data = self._decrypt(self._tls, data)
-        if self._closing or not data:
+        if self._closing or self._streaming or not data:
             return
         if not self._request_started:
             self._set_deadline(self._limits.request)
@@ -124,10 +130,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._write_paused = True
+        if self._streaming:
+            self._set_deadline(self._limits.request)
         self._update_reading()
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        if self._streaming:
+            self._writable.set()
+            self.deadline = math.inf
         self._update_reading()
         self._send_rest()
         self._process()
@@ -148,14 +159,13 @@ class Connection(asyncio.BufferedProtocol):
             since = math.inf
         elif self.has_requested and idle:
             since = self._active_at
-        return Candidate(self._source, since, self.has_requested, idle, closing)
+        return Candidate(self.source, since, self.has_requested, idle, closing)
 
     def has_unread_data(self) -> bool:
         """Whether the kernel has data of the client that is not read yet."""
         if self._transport is None or not self._transport.is_reading():
             return False
-        unread = fcntl.ioctl(self._transport.get_extra_info("socket"), termios.FIONREAD, bytes(4))
-        return int.from_bytes(unread, sys.byteorder) > 0
+        return has_unread_data(self._transport.get_extra_info("socket"))
 
     def evict(self) -> None:
         """Closes the connection to admit others, with an error response if a request has begun."""
@@ -177,9 +187,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_deadline(self) -> None:
         """Ends the connection, with an error response if a request has begun."""
-        if self._response_task is not None and not self._closing:
+        if self._streaming:
+            self.abort()
+        elif self._response_task is not None and not self._closing:
             self._cancel_response()
-            self._send_error(HttpError(503, f"no answer within {self._limits.request:g} s"))
+            self._send_error(HttpError(503, f"no answer within {self._limits.answer_timeout:g} s"))
         elif self._waits_for_memory:
             self._send_error(HttpError(503, "too many large requests at once"))
         elif self._closing or self._unsent or self._write_paused or not self._request_started:
@@ -188,7 +200,10 @@ class Connection(asyncio.BufferedProtocol):
             self._send_error(HttpError(408, f"no complete request within {self._limits.request:g} s"))
 
     def close_when_idle(self) -> None:
-        """Closes an idle connection now, any other one after its current response."""
+        """Closes an idle connection and one with a stream now, any other one after its current response."""
+        if self._streaming:
+            self._cancel_response()
+            self._close()
         if not self._closing and not self._request_started and self._response_task is None and not self._unsent:
             self._close()
 
@@ -219,7 +234,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None or self._transport.is_closing():
             return
         # A client whose connection is about to be closed may still send: what it sends is dropped.
-        busy = self._write_paused or self._response_task is not None or self._waits_for_memory
+        busy = not self._streaming and (self._write_paused or self._response_task is not None or self._waits_for_memory)
         if busy and not (self._closing and not self._unsent):
             self._transport.pause_reading()
         else:
@@ -231,10 +246,10 @@ class Connection(asyncio.BufferedProtocol):
             while self._can_process() and (request := self._next_request()) is not None:
                 self.has_requested = True
                 response = _call(self._server.handler, request)
-                if isinstance(response, Response):
+                if isinstance(response, Response) and response.stream is None:
                     self._send_response(response)
                 else:
-                    self._await(response, request)
+                    self._await(_completed(response) if isinstance(response, Response) else response, request)
             self._account()
         except HttpError as error:
             self._send_error(error)
@@ -255,7 +270,11 @@ class Connection(asyncio.BufferedProtocol):
         else:
             body = self._received[: head.length]
             del self._received[: head.length]
-        return Request(head.method, head.path, head.content_type, body, head.authorization)
+        name = self._tls.certificate_name if self._tls is not None else ""
+        return Request(
+            head.method, head.path, head.content_type, body, head.authorization, head.query, head.fields,
+            self.source, name,
+        )  # fmt: skip
 
     def _read_head(self) -> bool:
         """Reads the head of a request and reserves memory for its body. Raises `HttpError`."""
@@ -302,12 +321,15 @@ class Connection(asyncio.BufferedProtocol):
         task = self._response_task = asyncio.create_task(self._send_pending(pending, request))
         # A task that is cancelled before its first step never awaits the coroutine.
         task.add_done_callback(lambda _task: pending.close())
-        self._set_deadline(self._limits.request)
+        self._set_deadline(self._limits.answer_timeout)
         self._update_reading()
 
     async def _send_pending(self, pending: PendingResponse, request: Request) -> None:
         """Awaits and sends a response, then processes the requests received meanwhile."""
         response = await _await_response(pending, request)
+        if isinstance(response, Response) and response.stream is not None:
+            await self._send_stream(response, response.stream)
+            return
         self._response_task = None
         if isinstance(response, Response):
             self._send_response(response)
@@ -316,6 +338,33 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._send_error(response)
             self._update_reading()
+
+    async def _send_stream(self, response: Response, stream: AsyncGenerator[bytes, None]) -> None:
+        """Sends the parts of a response as the client takes them, then closes the connection."""
+        try:
+            self._write(serialize_head(response, keep_alive=False))
+            if not self._head_only:
+                self._streaming = True
+                self.deadline = math.inf
+                self._update_reading()
+                self._write(bytes(response.body))
+                async for part in stream:
+                    self._write(part)
+                    await self._wait_writable()
+        except Exception:
+            log.exception("internal error in a streamed response")
+        finally:
+            await stream.aclose()
+        self._response_task = None
+        self._streaming = False
+        self._head = None
+        self._set_deadline(self._limits.request)
+        self._close()
+
+    async def _wait_writable(self) -> None:
+        while self._write_paused:
+            self._writable.clear()
+            await self._writable.wait()
 
     def _cancel_response(self) -> None:
         if self._response_task is not None:
@@ -427,6 +476,10 @@ def _call(handler: Handler, request: Request) -> Response | PendingResponse:
     except Exception:
         log.exception("%s %s: internal error", request.method, request.path)
         raise HttpError(500, _INTERNAL_ERROR) from None
+
+
+async def _completed(response: Response) -> Response:
+    return response
 
 
 async def _await_response(pending: PendingResponse, request: Request) -> Response | HttpError:

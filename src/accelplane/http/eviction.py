@@ -7,13 +7,15 @@ Three rules protect the API server's connections:
 - Among these, those of the client address with the most such connections are closed first, the longest silent one
   before the others.
 - Usually a connection is closed after `stall` at the earliest: a busy API server needs seconds between connect and
-  request. If half of the possible connections are silent for that long, this is an attack. Then `attack_stall` is the
-  minimum for addresses with many connections, so that the backlog, where an API server waits behind the attacker,
-  becomes empty.
+  request. But while it is busy with many connections, some of them always continue. So if half of the possible
+  connections are silent for `attack_evidence`, and none that had no request sent anything in this time, this is an
+  attack.
+  Then `attack_stall` is the minimum for addresses with many connections, so that clients behind them do not wait.
 """
 
+import math
 import socket
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -45,15 +47,47 @@ def source_of(host: str) -> bytes:
 
 
 def is_attack(candidates: Sequence[Candidate], limits: HttpLimits, now: float) -> bool:
-    """Whether half of the possible connections are silent. Idle ones count if one address has many of them."""
+    """Whether half of the possible connections are silent for `attack_evidence`.
+
+    This is evidence only while clients wait and none continues, see `Evidence`. Idle connections count after `stall` if
+    one address has many of them.
+    """
     crowds = _crowds(candidates, limits)
     silent = sum(
-        now - each.silent_since >= limits.stall
-        and not each.closing
+        not each.closing
         and (not each.has_requested or each.source in crowds)
+        and now - each.silent_since >= (limits.stall if each.has_requested else limits.attack_evidence)
         for each in candidates
     )
     return 2 * silent >= limits.connections > 0
+
+
+class Evidence:
+    """Events of the last seconds that speak for an attack or against it."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self._limits = limits
+        self._progress_at = -math.inf
+        self._stalls = deque[float](maxlen=max(1, limits.connections // 2))
+
+    def add_progress(self, now: float) -> None:
+        """A connection without a complete request has received something: a part of a handshake or of a request."""
+        self._progress_at = now
+
+    def add_stall(self, now: float) -> None:
+        """A connection without a request was closed after `stall`."""
+        self._stalls.append(now)
+
+    def clients_continue(self, now: float) -> bool:
+        """Whether there was progress within `attack_evidence`."""
+        return now - self._progress_at < self._limits.attack_evidence
+
+    def many_stalls(self, now: float) -> bool:
+        """Whether half of the possible connections were closed after `stall` within the same time.
+
+        Clients of an attack may send single bytes, so that `clients_continue` is true.
+        """
+        return len(self._stalls) == self._stalls.maxlen and now - self._stalls[0] < self._limits.stall
 
 
 def evictable_at(candidates: Sequence[Candidate], limits: HttpLimits, *, attacked: bool) -> list[float]:

@@ -3,8 +3,8 @@
 Clients are the API server, probes, scrapers and everyone who can reach the port. The reasons for an implementation of
 our own are in docs/decisions/0013-admission-over-own-http.md.
 
-No client is rejected because there are too many: further connections wait in the backlog, and large requests wait for
-memory. Connections whose clients make no progress are closed to admit others.
+No client is rejected because there are too many: further connections wait in the accept queue and in the backlog, and
+large requests wait for memory. Connections whose clients make no progress are closed to admit others.
 """
 
 import asyncio
@@ -15,10 +15,12 @@ import math
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Sequence
 
+from accelplane.http.acceptqueue import AcceptQueue
 from accelplane.http.connection import Connection, Handler
-from accelplane.http.eviction import evictable_at, eviction_order, is_attack, source_of
+from accelplane.http.eviction import Evidence, evictable_at, eviction_order, is_attack, source_of
 from accelplane.http.messages import Head, HttpLimits, parse_head
 
 log = logging.getLogger(__name__)
@@ -27,7 +29,9 @@ _V2 = logging.INFO - 2  # klog's -v=2, as `accelplane.logs.v`
 _RECV_BUFFER = 16 * 1024  # the largest TLS record
 _ANY_ADDRESS = ("::", "0.0.0.0")  # noqa: S104 - compared only
 _ACCEPT_BATCH = 64
-_EVICT_BATCH = 8
+# New connections in one iteration of the event loop: each needs about a millisecond for its handshake, while the others
+# wait.
+_ADMIT_BATCH = 8
 _RETRY_INTERVAL = 0.1
 _MIN_RETRY_INTERVAL = 0.005
 _RESERVE = 8  # the part of the memory that large requests leave to small ones
@@ -42,8 +46,14 @@ class HttpServer:
     """
 
     def __init__(
-        self, handler: Handler, limits: HttpLimits | None = None, *, methods: Sequence[str] = ("POST", "GET")
+        self,
+        handler: Handler,
+        limits: HttpLimits | None = None,
+        *,
+        methods: Sequence[str] = ("POST", "GET"),
+        fields: Sequence[str] = (),
     ) -> None:
+        """Requests have the header fields named in `fields` (in lower case), others are dropped."""
         self.handler = handler
         self.limits = limits or HttpLimits()
         self.connections: set[Connection] = set()
@@ -55,15 +65,24 @@ class HttpServer:
         self.accept_paused = False
         self.cached_heads: dict[bytes, Head] = {}
         self._methods = methods
+        self._fields = fields
         self._listening: list[socket.socket] = []
         self._context: ssl.SSLContext | None = None
         self._attaching: set[asyncio.Task[None]] = set()
         self._waiting: dict[Connection, int] = {}
+        self._queue = AcceptQueue(self.limits.accept_queue)
+        self._evidence = Evidence(self.limits)
         self._attacked_until = -math.inf
         self._no_connections = asyncio.Event()
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._retry_timer: asyncio.TimerHandle | None = None
-        timeouts = (self.limits.request, self.limits.idle, self.limits.handshake, self.limits.wait)
+        timeouts = (
+            self.limits.request,
+            self.limits.answer_timeout,
+            self.limits.idle,
+            self.limits.handshake,
+            self.limits.wait,
+        )
         self._sweep_interval = min(5.0, min(timeouts) / 2)
 
     @property
@@ -118,6 +137,7 @@ class HttpServer:
         for each in self._listening:
             each.close()
         self._listening.clear()
+        self._queue.close()
         await asyncio.gather(*self._attaching, return_exceptions=True)
         for connection in list(self.connections):
             connection.close_when_idle()
@@ -136,40 +156,72 @@ class HttpServer:
     @property
     def under_pressure(self) -> bool:
         """Whether clients wait for connections of busy clients. Then a connection is closed after its response."""
-        return self.accept_paused and 2 * sum(each.has_requested for each in self.connections) > len(self.connections)
+        requested = sum(each.has_requested for each in self.connections)
+        return 2 * requested > len(self.connections) and self._queue.has_data()
+
+    @property
+    def waiting(self) -> int:
+        """The number of clients in the accept queue."""
+        return len(self._queue)
+
+    def count_progress(self) -> None:
+        """Called when a connection without a complete request has received something."""
+        self._evidence.add_progress(time.monotonic())
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accepts connections. At the limit, they replace connections whose clients make no progress, or wait."""
-        free = self.limits.connections - len(self.connections)
-        evictable = [] if free > 0 else self._evictable(_EVICT_BATCH)
-        if free <= 0 and not evictable:
-            self._pause_accepting()
-            self._retry_later(self._until_evictable())
-            return
-        for number in range(min(free, _ACCEPT_BATCH) if free > 0 else len(evictable)):
+        """Accepts clients into the queue. If it is full, they wait in the backlog."""
+        for _ in range(_ACCEPT_BATCH):
+            if self._queue.full and not self._make_place():
+                self._pause_accepting()
+                break
             try:
                 accepted, address = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                break
             except OSError as error:  # no file descriptor or memory
                 log.error("accept: %s; retrying", error.strerror or error)
                 self._pause_accepting()
                 self._retry_later()
-                return
+                break
+            self._queue.add(accepted, source_of(address[0]), time.monotonic())
+        self._admit()
+
+    def _make_place(self) -> bool:
+        """Closes a client of the full queue that has sent nothing, if there is an attack."""
+        now = time.monotonic()
+        return now < self._attacked_until and self._queue.drop_silent(now - self.limits.attack_stall)
+
+    def _admit(self) -> None:
+        """Makes connections of clients in the queue. At the limit, they replace connections without progress."""
+        if not self._queue or self.closing:
+            return
+        free = self.limits.connections - len(self.connections)
+        evictable = [] if free > 0 else self._evictable(min(_ADMIT_BATCH, self._queue.data_count()))
+        admitted = self._queue.take(
+            min(free, _ADMIT_BATCH) if free > 0 else len(evictable),
+            Counter(each.source for each in self.connections if not each.has_requested),
+            attacked=time.monotonic() < self._attacked_until,
+            data_only=free <= 0,
+        )
+        for number, (accepted, source) in enumerate(admitted):
             if evictable:
                 self._evict(evictable[number])
-            self._add(accepted, source_of(address[0]))
+            self._add(accepted, source)
+        if self._queue:
+            # The next iteration of the event loop first serves the connections.
+            self._retry_later(0 if admitted else self._until_evictable())
+        if self.accept_paused and (not self._queue.full or self._make_place()):
+            self._resume_accepting()
+        if self._sweep_timer is None:
+            self._sweep()
 
     def _add(self, accepted: socket.socket, source: bytes) -> None:
-        accepted.setblocking(False)
         connection = Connection(self, self._context, source)
         self.connections.add(connection)
         self._no_connections.clear()
         task = asyncio.get_running_loop().create_task(self._attach(connection, accepted))
         self._attaching.add(task)
         task.add_done_callback(self._attaching.discard)
-        if self._sweep_timer is None:
-            self._sweep()
 
     async def _attach(self, connection: Connection, accepted: socket.socket) -> None:
         try:
@@ -202,8 +254,11 @@ class HttpServer:
     def _evict(self, connection: Connection) -> None:
         log.log(_V2, "%d connections: closing one without progress", len(self.connections))
         now = time.monotonic()
-        if now < self._attacked_until and not connection.has_requested:
-            self._attacked_until = now + self.limits.attack_memory
+        if not connection.has_requested:
+            if now < self._attacked_until:
+                self._attacked_until = now + self.limits.attack_memory
+            else:
+                self._evidence.add_stall(now)
         connection.evict()
         self.remove(connection)
 
@@ -211,7 +266,8 @@ class HttpServer:
         if now >= self._attacked_until:
             # What the server has not read yet is no silence of the client.
             waiting = [each.candidate() for each in self.connections if not each.has_unread_data()]
-            if not is_attack(waiting, self.limits, now):
+            silent = not self._evidence.clients_continue(now) and is_attack(waiting, self.limits, now)
+            if not silent and not self._evidence.many_stalls(now):
                 return False
             log.warning(
                 "%d connections: half of them or more are silent; closing silent connections after %g s, not %g s",
@@ -234,8 +290,8 @@ class HttpServer:
         self.connections.discard(connection)
         if not self.connections:
             self._no_connections.set()
-        if self.accept_paused and not self.closing:
-            self._resume_accepting()
+        if self._queue and not self.closing:
+            self._retry_later(0)
 
     # Memory
 
@@ -312,7 +368,7 @@ class HttpServer:
             self._retry_timer = asyncio.get_running_loop().call_later(delay, self._retry)
 
     def _retry(self) -> None:
-        """Grants memory to those who wait, the smallest requests first, and accepts connections again."""
+        """Grants memory to those who wait, the smallest requests first, and admits clients of the queue."""
         self._retry_timer = None
         for connection, size in sorted(self._waiting.items(), key=lambda each: each[1]):
             if connection not in self._waiting:
@@ -322,8 +378,9 @@ class HttpServer:
             del self._waiting[connection]
             self._set_reserved(connection, size)
             connection.on_memory()
-        if self.accept_paused and not self.closing:
+        if self.accept_paused and not self.closing and not self._queue.full:
             self._resume_accepting()
+        self._admit()
         if self._waiting:
             self._retry_later()
 
@@ -337,7 +394,7 @@ class HttpServer:
         """
         head = self.cached_heads.get(text)
         if head is None:
-            head = parse_head(text, self.limits, self._methods)
+            head = parse_head(text, self.limits, self._methods, self._fields)
             if self.limits.cached_heads and len(text) <= self.limits.cached_head and not head.authorization:
                 if len(self.cached_heads) >= self.limits.cached_heads:
                     del self.cached_heads[next(iter(self.cached_heads))]
@@ -349,8 +406,10 @@ class HttpServer:
         now = time.monotonic()
         for connection in [each for each in self.connections if each.deadline < now]:
             connection.on_deadline()
+        self._queue.expire(now - self.limits.request)
         loop = asyncio.get_running_loop()
-        self._sweep_timer = loop.call_later(self._sweep_interval, self._sweep) if self.connections else None
+        waits = self.connections or self._queue
+        self._sweep_timer = loop.call_later(self._sweep_interval, self._sweep) if waits else None
 
 
 def split_address(address: str) -> tuple[str | None, int]:

@@ -28,12 +28,14 @@ class CertificateError(Exception):
 class TlsSettings(Struct, frozen=True):
     """TLS 1.2 with two cipher suites. `allow_tls13` adds TLS 1.3.
 
-    With `client_authority`, the path of a PEM file, clients need a certificate of this authority.
+    With `client_authority`, the path of a PEM file, clients need a certificate of this authority; with
+    `client_optional` too, clients without any certificate are accepted.
     """
 
     allow_tls13: bool = False
     suites: tuple[str, ...] = SUITES
     client_authority: str = ""
+    client_optional: bool = False
 
     def context(self) -> ssl.SSLContext:
         """A context without a certificate. Raises `CertificateError` for an unusable `client_authority`."""
@@ -49,7 +51,7 @@ class TlsSettings(Struct, frozen=True):
                 context.load_verify_locations(self.client_authority)
             except (OSError, ValueError) as error:
                 raise CertificateError(f"{self.client_authority}: {error}; expected PEM certificates") from error
-            context.verify_mode = ssl.CERT_REQUIRED
+            context.verify_mode = ssl.CERT_OPTIONAL if self.client_optional else ssl.CERT_REQUIRED
         return context
 
 

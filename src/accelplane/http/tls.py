@@ -38,6 +38,17 @@ class TlsSession:
             pass
         return b"".join(chunks)
 
+    @property
+    def certificate_name(self) -> str:
+        """The common name of the verified client certificate, `-` if it has none; empty without a certificate."""
+        found = self._object.getpeercert() if self.handshake_done else None
+        if not found:
+            return ""
+        subject = found.get("subject")
+        pairs = [pair for name in subject for pair in name] if isinstance(subject, tuple) else []
+        names = [str(pair[1]) for pair in pairs if pair[0] == "commonName"]
+        return names[0] if names else "-"
+
     def encrypt(self, data: bytes | memoryview) -> None:
         """Encrypts `data`; `outgoing` returns the records. Raises `ssl.SSLError`."""
         rest = memoryview(data)

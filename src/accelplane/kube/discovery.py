@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from accelplane.apiserver.errors import ApiError, NotFound
 
@@ -19,6 +20,26 @@ async def served_kinds(client: Client, kinds: Sequence[type[Object]]) -> list[ty
     """
     served = await asyncio.gather(*(_is_served(client, kind) for kind in kinds))
     return [kind for kind, found in zip(kinds, served, strict=True) if found]
+
+
+async def stop_when_served(
+    client: Client, kinds: Sequence[type[Object]], stop: Callable[[], None], *, interval: float = 60.0
+) -> NoReturn:
+    """Asks for `kinds`, which are not served, until one is; then calls `stop` once. Runs until it is cancelled.
+
+    A program that was started before a kind was defined manages it after its restart.
+    """
+    while True:
+        await asyncio.sleep(interval)
+        for kind in kinds:
+            try:
+                await client.list(kind, Selection(fields="metadata.name=none"))
+            except ApiError as error:
+                log.debug("%s: %s", api_of(kind).resource.kind, error)
+                continue
+            log.info("%s: is defined now; the program ends to manage it after its restart", api_of(kind).resource.kind)
+            stop()
+            await asyncio.Event().wait()
 
 
 async def _is_served(client: Client, kind: type[Object]) -> bool:

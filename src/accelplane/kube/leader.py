@@ -81,6 +81,8 @@ class LeaderElector:
         self._observed_at = 0.0
         self._renewed_at = 0.0
         self._may_hold = False
+        # the Lease as this process wrote it last
+        self._written: Lease | None = None
         self._reported = ""
 
     def __str__(self) -> str:
@@ -173,13 +175,16 @@ class LeaderElector:
         election = self.election
         # The Lease counts from the start of the request: how long the response took, the others do not know.
         started = self._clock()
+        if purpose == "renew" and self._written is not None and await self._renew_written(self._written):
+            self._renewed_at = started
+            return True
         try:
             lease = await self._client.get(Lease, election.name, election.namespace)
         except NotFound:
             spec = self._spec(LeaseSpec())
             metadata = Metadata(name=election.name, namespace=election.namespace)
             self._may_hold = True
-            await self._client.create(Lease(metadata=metadata, spec=spec))
+            self._written = await self._client.create(Lease(metadata=metadata, spec=spec))
         else:
             found = lease.spec or LeaseSpec()
             self._observe(found)
@@ -187,8 +192,19 @@ class LeaderElector:
                 return False
             spec = lease.spec = self._spec(found)
             self._may_hold = True
-            await self._client.replace(lease)
+            self._written = await self._client.replace(lease)
         self._renewed_at = started
+        self._observe(spec)
+        return True
+
+    async def _renew_written(self, lease: Lease) -> bool:
+        """Renews the Lease without reading it, which is possible while nobody else writes it. As in client-go."""
+        self._written = None
+        spec = lease.spec = self._spec(lease.spec or LeaseSpec())
+        try:
+            self._written = await self._client.replace(lease)
+        except (Conflict, NotFound):
+            return False
         self._observe(spec)
         return True
 

@@ -23,18 +23,27 @@ _PLACEHOLDER = re.compile(r"\{([\w.]+(?:!s)?)\}")
 
 
 class Rule(msgspec.Struct, Generic[Spec], frozen=True, kw_only=True):
-    """`broken` and `cel` say the same: when a spec breaks the rule, and in CEL what must hold."""
+    """`broken` and `cel` say the same: when a spec breaks the rule, and in CEL what must hold.
+
+    `reason` is that of a condition, if a controller cannot realize a spec that breaks the rule.
+    """
 
     message: str
     broken: Callable[[Spec], bool]
     cel: str = ""
+    reason: str = ""
 
 
 def broken(spec: Spec, rules: Iterable[Rule[Spec]]) -> Iterator[str]:
     """The messages of the rules that a spec breaks."""
+    return (message for _, message in broken_rules(spec, rules))
+
+
+def broken_rules(spec: Spec, rules: Iterable[Rule[Spec]]) -> Iterator[tuple[Rule[Spec], str]]:
+    """The rules that a spec breaks, with their messages."""
     for rule in rules:
         if rule.broken(spec):
-            yield _PLACEHOLDER.sub(lambda found: _shown(spec, found[1].removesuffix("!s")), rule.message)
+            yield rule, _PLACEHOLDER.sub(lambda found: _shown(spec, found[1].removesuffix("!s")), rule.message)
 
 
 def validations(rules: Iterable[Rule[Spec]]) -> Iterator[Json]:

@@ -17,6 +17,7 @@ import logging
 import os
 import secrets
 import time
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
@@ -39,7 +40,14 @@ _WITHDRAW_TIMEOUT = 0.5
 
 
 class AllocationError(Exception):
-    """The request cannot be served; the text reaches the pod's events."""
+    """The request cannot be served; the text reaches the pod's events. `outcome` is one of `ALLOCATION_OUTCOMES`."""
+
+    def __init__(self, text: str, outcome: str = "plugin-error") -> None:
+        super().__init__(text)
+        self.outcome = outcome
+
+
+ALLOCATION_OUTCOMES = ("ok", "unknown-id", "unhealthy", "plugin-error", "cdi-error")
 
 
 class Allocator(Protocol):
@@ -80,13 +88,20 @@ class Counters:
         self.allocation_failures = 0
         self.allocation_buckets = [0] * (len(LATENCY_BOUNDS) + 1)
         self.allocation_seconds_sum = 0.0
+        self.allocation_outcomes: dict[str, int] = dict.fromkeys(ALLOCATION_OUTCOMES, 0)
+        self.preferred_buckets = [0] * (len(LATENCY_BOUNDS) + 1)
+        self.preferred_seconds_sum = 0.0
 
-    def allocated(self, seconds: float, *, failed: bool) -> None:
+    def allocated(self, seconds: float, outcome: str) -> None:
         self.allocations += 1
-        self.allocation_failures += failed
+        self.allocation_failures += outcome != "ok"
+        self.allocation_outcomes[outcome] += 1
         self.allocation_seconds_sum += seconds
-        bucket = next((index for index, bound in enumerate(LATENCY_BOUNDS) if seconds <= bound), len(LATENCY_BOUNDS))
-        self.allocation_buckets[bucket] += 1
+        self.allocation_buckets[bisect_left(LATENCY_BOUNDS, seconds)] += 1
+
+    def preferred(self, seconds: float) -> None:
+        self.preferred_seconds_sum += seconds
+        self.preferred_buckets[bisect_left(LATENCY_BOUNDS, seconds)] += 1
 
 
 LATENCY_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0)
@@ -107,12 +122,24 @@ class ResourceServer:
     watches that directory and notifies `wake` of changes in it.
     """
 
-    def __init__(self, resource: str, directory: str, endpoint: str, allocator: Allocator) -> None:
-        """Raises `sockets.SocketPathError` if the socket's path is too long."""
+    def __init__(
+        self,
+        resource: str,
+        directory: str,
+        endpoint: str,
+        allocator: Allocator,
+        *,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`changed` is called after changes of the stage and the problem, and after calls of Allocate.
+
+        Raises `sockets.SocketPathError` if the socket's path is too long.
+        """
+        self._changed = changed
+        self._stage = Stage.WAITING
         self.resource = resource
         self.endpoint = endpoint
         self.path = sockets.checked_path(os.path.join(directory, endpoint))
-        self.stage = Stage.WAITING
         self.problem = ""
         self._reported_at = 0
         self.counters = Counters()
@@ -124,6 +151,16 @@ class ResourceServer:
         self._streams: dict[object, _List | None] = {}  # the list that each stream has sent last
         self._streams_opened = 0
         self._sent = Notifier()
+
+    @property
+    def stage(self) -> Stage:
+        return self._stage
+
+    @stage.setter
+    def stage(self, stage: Stage) -> None:
+        if stage is not self._stage:
+            self._stage = stage
+            self._changed()
 
     def publish(self, devices: Iterable[Device]) -> None:
         """Sends `devices` to every stream, also if the list is unchanged. Only the latest list is kept.
@@ -176,6 +213,7 @@ class ResourceServer:
             overdue = time.monotonic() - start > _TERMINATION_GRACE
             if logged != (problem, overdue):
                 logged = (problem, overdue)
+                self._changed()
                 log.log(logging.ERROR if overdue else logging.WARNING, "%s: %s; waiting", self.resource, problem)
             # The directory's creation notifies; a predecessor that is killed leaves its socket, which does not.
             retry = _BUSY_RETRY_AFTER_GRACE if overdue else _BUSY_RETRY
@@ -294,6 +332,7 @@ class ResourceServer:
         if problem != self.problem or level > self._reported_at:
             self.problem, self._reported_at = problem, level
             log.log(level, "%s: %s", self.resource, problem)
+            self._changed()
 
     def _options(self) -> pb.DevicePluginOptions:
         return pb.DevicePluginOptions(
@@ -338,6 +377,13 @@ class ResourceServer:
             self.wake.notify_all()
 
     async def _get_preferred(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
+        start = time.perf_counter()
+        try:
+            return await self._preferred(request)
+        finally:
+            self.counters.preferred(time.perf_counter() - start)
+
+    async def _preferred(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
         response = pb.PreferredAllocationResponse()
         alone = len(request.container_requests) == 1
         for container in request.container_requests:
@@ -352,17 +398,21 @@ class ResourceServer:
 
     async def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
         start = time.perf_counter()
-        failed = True
+        outcome = "plugin-error"
         try:
             response = pb.AllocateResponse()
             alone = len(request.container_requests) == 1
             for container in request.container_requests:
                 allocation = await self._allocator.allocate(container.devices_ids, alone=alone)
                 response.container_responses.append(messages.container_response(allocation))
-            failed = False
+            outcome = "ok"
             return response
+        except AllocationError as error:
+            outcome = error.outcome
+            raise
         finally:
-            self.counters.allocated(time.perf_counter() - start, failed=failed)
+            self.counters.allocated(time.perf_counter() - start, outcome)
+            self._changed()
 
     async def _pre_start(self, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
         await self._allocator.pre_start(request.devices_ids)

@@ -13,9 +13,11 @@ from accelplane import __version__
 from accelplane.devices import Inventory
 from accelplane.host.blocking import SerialThread
 from accelplane.kubelet import sockets
+from accelplane.kubelet.notifier import Notifier
 from accelplane.kubelet.server import KUBELET_SOCKET
 from accelplane.node.allocations import AllocationReader
 from accelplane.node.context import PluginContext
+from accelplane.node.hardware_events import HardwareEvents
 from accelplane.node.runner import PluginRunner
 from accelplane.node.settings import ConfigurationError, Settings
 from accelplane.node.status import NodeStatus
@@ -51,8 +53,12 @@ class Agent:
         reload: Callable[[], tuple[Settings, Plugins]] | None = None,
         services: Mapping[str, Service] | None = None,
         pods: Callable[[Settings], NodePods] | None = None,
+        program: str = "accelplane-node",
     ) -> None:
         self.settings = settings
+        self.program = program
+        # Notifies after changes of devices, health, registration and allocations.
+        self.changes = Notifier()
         self.runners: dict[str, PluginRunner] = {}
         self.config_problem = ""
         self._plugins = dict(plugins)
@@ -62,7 +68,8 @@ class Agent:
         self._make_pods = pods
         self._pods: NodePods | None = None
         self._provide_pods(settings, plugins)
-        self._watcher = Watcher()
+        self.events = HardwareEvents(self._hardware_changed)
+        self._watcher = Watcher(self.events.record)
         self._allocations = AllocationReader(settings)
         self._turn = asyncio.Lock()
         self._threads: dict[str, SerialThread] = {}
@@ -83,6 +90,8 @@ class Agent:
             config_problem=self.config_problem,
             plugins={name: runner.status(crashed=name in self._crashed) for name, runner in self.runners.items()},
             uevents=dict(self._watcher.uevent_counts),
+            recoveries=dict(self.events.recoveries),
+            wedged=dict(self.events.wedged),
         )
 
     def inventories(self) -> Mapping[str, tuple[Plugin[Config], Inventory]]:
@@ -134,12 +143,20 @@ class Agent:
             error = await _run(self.runners[name].run())
             log.error("plugin %s crashed, restarting it in %g s", name, _RESTART_DELAY, exc_info=error)
             self._crashed.add(name)
+            self.changes.notify_all()
             await asyncio.sleep(_RESTART_DELAY)
             self.runners[name] = self._runner(name)
 
     def _runner(self, name: str) -> PluginRunner:
         return PluginRunner(
-            PluginContext(name, self._plugins[name], self.settings, self._pods),
+            PluginContext(
+                name,
+                self._plugins[name],
+                self.settings,
+                self._pods,
+                changed=self.changes.notify_all,
+                events=self.events,
+            ),
             self._watcher,
             self._allocations,
             self._cannot_serve,
@@ -167,6 +184,10 @@ class Agent:
     def _kubelet_directory_changed(self) -> None:
         for runner in self.runners.values():
             runner.publisher.directory_changed()
+
+    def _hardware_changed(self) -> None:
+        for runner in self.runners.values():
+            runner.health.request()
 
     def _cannot_serve(self, error: Exception) -> None:
         self._unservable = error
@@ -237,6 +258,7 @@ class Agent:
             elif name not in self._crashed:  # a crashed one is restarted with the new plugin and settings
                 self.runners[name].context.pods = self._pods
                 self.runners[name].reconfigure(plugin, settings)
+        self.changes.notify_all()
 
 
 async def _run(work: Coroutine[None, None, None]) -> BaseException | None:

@@ -105,14 +105,14 @@ class ResourceAllocator:
         devices = self.devices()
         unknown = [id_ for id_ in ids if id_ not in devices]
         if unknown:
-            raise AllocationError(f"{self.resource}: unknown device {_listed(unknown)} requested")
+            raise AllocationError(f"{self.resource}: unknown device {_listed(unknown)} requested", "unknown-id")
         return [devices[id_] for id_ in dict.fromkeys(ids)]
 
     def _healthy(self, ids: Sequence[str]) -> list[Device]:
         devices = self._known(ids)
         unhealthy = [f"{device.id} ({device.reason or 'no reason given'})" for device in devices if not device.healthy]
         if unhealthy:
-            raise AllocationError(f"{self.resource}: unhealthy device {_listed(unhealthy)} requested")
+            raise AllocationError(f"{self.resource}: unhealthy device {_listed(unhealthy)} requested", "unhealthy")
         return devices
 
     def _check_mounts(self, allocation: Allocation) -> None:
@@ -135,7 +135,7 @@ class ResourceAllocator:
                 await self._cdi.ensure(device.cdi)
             except CdiWriteError as error:
                 if device.cdi.indispensable or not device.nodes:
-                    raise AllocationError(f"{self.resource}: {error}") from error
+                    raise AllocationError(f"{self.resource}: {error}", "cdi-error") from error
                 log.warning("%s; the container gets its device without CDI", error)
                 failed.add(device.cdi.qualified_name)
         if not failed:

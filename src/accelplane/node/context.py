@@ -1,5 +1,8 @@
 """What the tasks of one plugin share."""
 
+from collections.abc import Callable
+
+from accelplane.node.hardware_events import HardwareEvents
 from accelplane.node.settings import Settings
 from accelplane.plugins import Plugin
 from accelplane.plugins.base import Config, NodePods, PodAllocator
@@ -8,10 +11,24 @@ from accelplane.plugins.base import Config, NodePods, PodAllocator
 class PluginContext:
     """The plugin that runs under `name` and its settings. Both are replaced when the configuration changes."""
 
-    def __init__(self, name: str, plugin: Plugin[Config], settings: Settings, pods: NodePods | None = None) -> None:
-        """`pods` is needed by plugins that override `pod_allocator`."""
+    def __init__(
+        self,
+        name: str,
+        plugin: Plugin[Config],
+        settings: Settings,
+        pods: NodePods | None = None,
+        *,
+        changed: Callable[[], None] = lambda: None,
+        events: HardwareEvents | None = None,
+    ) -> None:
+        """`pods` is needed by plugins that override `pod_allocator`. `events` are those of all devices of the node.
+
+        `changed` is called after changes of what pages show: devices, health, registration, allocations.
+        """
         self.name = name
         self.settings = settings
+        self.changed = changed
+        self.events = events or HardwareEvents()
         self.pods = pods
         self.use(plugin)
 

@@ -32,6 +32,11 @@ class DeviceReading(Struct, frozen=True):
     lines: Lines
     outcomes: Mapping[str, int]
     denied: Sequence[str] = ()
+    plugin: str = ""
+    device: str = ""
+    bdf: str = ""
+    units: Sequence[str] = ()
+    values: Sequence[Value] = ()
 
 
 class DeviceReader:
@@ -46,10 +51,13 @@ class DeviceReader:
         # By path the last text with its meaning: most files seldom change.
         self._parsed: dict[str, _Parsed] = {}
         self._prefixes: dict[tuple[Family, str], str] = {}
+        # The lines of the last reading: most values seldom change.
+        self._rendered_lines: dict[tuple[Family, str], tuple[float, str]] = {}
         self._identity_lines = self._identity()
         self._last_waking = float("-inf")
         self._last_energy: float | None = None
         self._gaps = 0
+        self._increases = _Increases()
 
     def adopt(self, earlier: "DeviceReader") -> None:
         """Takes over what an earlier plan of the same device has read, so that counters do not step back."""
@@ -57,6 +65,7 @@ class DeviceReader:
         self._last_waking = earlier._last_waking
         self._last_energy = earlier._last_energy
         self._gaps = earlier._gaps
+        self._increases = earlier._increases
 
     def read(self, host: Host, mode: str, now: float, *, held: bool) -> DeviceReading:
         """Reads what may be read now, the monotonic time. Raises what a plugin's parser raises."""
@@ -71,6 +80,7 @@ class DeviceReader:
                 values += self._earlier(source, repeat=decision == "repeat")
                 continue
             values += self._read_source(host, source, outcomes, denied)
+        values += self._increases.totals()
         if decision == "read" and any(source.waking for source in self._sources):
             self._last_waking = now
             self._count_gap(now)
@@ -78,12 +88,15 @@ class DeviceReader:
             values.append(Value(AWAKE, "", float(is_awake(status))))
         if any(source.wraps_after for source in self._sources):
             values.append(Value(ENERGY_GAPS, "", self._gaps))
-        return DeviceReading({**self._identity_lines, **self._rendered(values)}, outcomes, denied)
+        lines = {**self._identity_lines, **self._rendered(values)}
+        plan = self.plan
+        return DeviceReading(lines, outcomes, denied, self._plugin, plan.device, plan.bdf, plan.units, values)
 
     def stuck(self) -> DeviceReading:
         """The reading while the device is not read because a read blocks."""
         lines = {**self._identity_lines, **self._rendered([Value(STUCK, "", 1.0)])}
-        return DeviceReading(lines, {"timeout": 1})
+        plan = self.plan
+        return DeviceReading(lines, {"timeout": 1}, (), self._plugin, plan.device, plan.bdf, plan.units)
 
     def _decide(self, host: Host, mode: str, status: str, now: float, *, held: bool) -> str:
         if not self.plan.power:
@@ -106,13 +119,19 @@ class DeviceReader:
         pending = [source]
         while pending:
             now = pending.pop(0)
+            if now.members is not None:
+                pending += now.members(_names(host, now.path))[:_MAX_FOLLOWING]
+                continue
             text = self._text(host, now, outcomes, denied)
             if text is None:
                 continue
             known = self._parsed.get(now.path)
             if known is None or known.text != text:
                 known = self._parsed[now.path] = _parsed(now, text)
-            values += known.values
+            if now.accumulates:
+                self._increases.add(now.path, known.values)
+            else:
+                values += known.values
             outcomes["ok" if known.valid else "invalid"] += 1
             pending += known.following
         self._values[source.path] = values
@@ -151,12 +170,18 @@ class DeviceReader:
             sums[key] = sums.get(key, 0.0) + value
         lines: dict[Family, list[str]] = {}
         for key, value in sums.items():
+            known = self._rendered_lines.get(key)
+            if known is not None and known[0] == value:
+                lines.setdefault(key[0], []).append(known[1])
+                continue
             prefix = self._prefixes.get(key)
             if prefix is None:
                 family, extra = key
                 comma = "," if extra else ""
                 prefix = self._prefixes[key] = f"{family.name}{{{self.labels}{comma}{extra}}} "
-            lines.setdefault(key[0], []).append(prefix + number_text(value))
+            line = prefix + number_text(value)
+            self._rendered_lines[key] = value, line
+            lines.setdefault(key[0], []).append(line)
         return lines
 
     def _identity(self) -> Lines:
@@ -167,6 +192,29 @@ class DeviceReader:
             for unit in self.plan.units
         ]
         return {INFO: [info], UNIT_INFO: units}
+
+
+class _Increases:
+    """The increase of counters whose files come and go."""
+
+    def __init__(self) -> None:
+        self._totals: dict[tuple[Family, str], float] = {}
+        self._last: dict[str, Mapping[tuple[Family, str], float]] = {}
+        self._seen: dict[str, Mapping[tuple[Family, str], float]] = {}
+
+    def add(self, path: str, values: Iterable[Value]) -> None:
+        """Adds what one file has now. A lower number than before is that of another file of the same name."""
+        now = {(value.family, value.labels): value.value for value in values}
+        before = self._last.get(path, {})
+        for key, value in now.items():
+            known = before.get(key, 0.0)
+            self._totals[key] = self._totals.get(key, 0.0) + (value - known if value >= known else value)
+        self._seen[path] = now
+
+    def totals(self) -> Sequence[Value]:
+        """The increases since the first reading. Ends a reading: files that it had not are forgotten."""
+        self._last, self._seen = self._seen, {}
+        return [Value(*key, total) for key, total in self._totals.items()]
 
 
 class _Parsed(NamedTuple):
@@ -198,6 +246,13 @@ def _content(host: Host, source: Source) -> bytes:
             os.close(descriptor)
     except (OSError, ValueError) as error:
         raise host_error(source.path, error) from None
+
+
+def _names(host: Host, path: str) -> Sequence[str]:
+    try:
+        return host.names(path)
+    except HostError:
+        return ()
 
 
 def _power_status(host: Host, plan: DevicePlan) -> str:

@@ -5,8 +5,10 @@ Rendered without prometheus-client: its import takes 4 MB, its sample objects te
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
+
+from accelplane.readings.values import escape
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -14,7 +16,6 @@ _HEAD_LINES = 2  # HELP and TYPE
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
-_LABEL_VALUE = _HELP | str.maketrans({'"': r"\""})
 
 
 class Family:
@@ -24,7 +25,7 @@ class Family:
         """Raises `ValueError` if the name is invalid."""
         if not _METRIC_NAME.fullmatch(name):
             raise ValueError(f"metric name {name!a}: expected letters, digits, _ and :, and no digit first")
-        self._name = name
+        self.name = name
         self._lines = [f"# HELP {name} {description.translate(_HELP)}", f"# TYPE {name} {kind}"]
 
     def add(self, value: float, labels: Mapping[str, str] | None = None, suffix: str = "") -> None:
@@ -32,18 +33,31 @@ class Family:
         pairs: list[str] = []
         for name, text in sorted((labels or {}).items()):
             if not _LABEL_NAME.fullmatch(name):
-                raise ValueError(f"label {name!a} of metric {self._name}: expected letters, digits and _")
-            pairs.append(f'{name}="{text.translate(_LABEL_VALUE)}"')
+                raise ValueError(f"label {name!a} of metric {self.name}: expected letters, digits and _")
+            pairs.append(f'{name}="{escape(text)}"')
         selector = f"{{{','.join(pairs)}}}" if pairs else ""
-        self._lines.append(f"{self._name}{suffix}{selector} {_number(value)}")
+        self._lines.append(f"{self.name}{suffix}{selector} {_number(value)}")
 
     def add_lines(self, lines: Iterable[str]) -> None:
         """Adds samples that are rendered already."""
         self._lines += lines
 
     @property
+    def samples(self) -> Sequence[str]:
+        """The rendered samples."""
+        return self._lines[_HEAD_LINES:]
+
+    @property
     def has_samples(self) -> bool:
         return len(self._lines) > _HEAD_LINES
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self._lines) - _HEAD_LINES
+
+    def add_label(self, label: str) -> None:
+        """Adds a rendered label to all samples."""
+        self._lines[_HEAD_LINES:] = [_with_label(line, label) for line in self._lines[_HEAD_LINES:]]
 
     def add_histogram(
         self, bounds: Iterable[float], counts: Iterable[int], total: float, labels: Mapping[str, str]
@@ -58,6 +72,14 @@ class Family:
 
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"
+
+
+def _with_label(line: str, label: str) -> str:
+    head, brace, rest = line.partition("{")
+    if brace:
+        return f"{head}{{{label},{rest}"
+    name, _, value = line.partition(" ")
+    return f"{name}{{{label}}} {value}"
 
 
 def render(families: Iterable[Family]) -> bytes:

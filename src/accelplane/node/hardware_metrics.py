@@ -1,23 +1,38 @@
 """The families of device readings and of holders on the metrics page."""
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from accelplane.node.device_reader import DeviceReading
 from accelplane.node.exposition import Family
 from accelplane.node.holders import Holders, counts_by_unit
 from accelplane.node.readings import NodeReadings
 from accelplane.node.status import NodeStatus
+from accelplane.readings import DevicePlan
 from accelplane.readings import Family as ReadingFamily
-from accelplane.readings.families import FAMILIES
+from accelplane.readings.families import FAMILIES, GPU_WEDGED, INFO, PCI_RECOVERIES, UNIT_INFO
+from accelplane.readings.values import labels
 
+_UNIT = re.compile(r',unit="([^"\\]*)"')
 _ORDER = {family: index for index, family in enumerate(FAMILIES)}
 
 
-def hardware(readings: NodeReadings) -> Iterator[Family]:
-    """The samples of all devices, families in the order of `FAMILIES`, those of other plugins after them."""
+def hardware(
+    readings: NodeReadings, status: NodeStatus | None = None, attached: Mapping[tuple[str, str], str] | None = None
+) -> Iterator[Family]:
+    """The samples of all devices, families in the order of `FAMILIES`, those of other plugins after them.
+
+    `attached` has labels of the container that alone holds a plugin's unit.
+    """
     lines: dict[ReadingFamily, list[str]] = {}
     for reading in readings.devices:
         for family, rendered in reading.lines.items():
-            lines.setdefault(family, []).extend(rendered)
+            lines.setdefault(family, []).extend(
+                _attached(reading, rendered, attached) if attached and family not in (INFO, UNIT_INFO) else rendered
+            )
+    if status is not None:
+        for family, line in _events(status, readings.plans):
+            lines.setdefault(family, []).append(line)
     for family in sorted(lines, key=lambda one: (_ORDER.get(one, len(_ORDER)), one.name)):
         made = Family(family.name, family.help, family.kind)
         made.add_lines(lines[family])
@@ -29,8 +44,13 @@ def hardware(readings: NodeReadings) -> Iterator[Family]:
     yield reads
 
 
-def holding(status: NodeStatus, holders: Holders, readings: NodeReadings, now: float) -> Iterator[Family]:
-    """Which containers hold devices. Hardware samples have no labels of pods: pods come and go."""
+def holding(
+    status: NodeStatus, holders: Holders, readings: NodeReadings, now: float, prefix: str = ""
+) -> Iterator[Family]:
+    """Which containers hold devices. Hardware samples have no labels of pods: pods come and go.
+
+    `prefix` is that of the labels namespace, pod and container.
+    """
     units, plugins = units_of(status)
     devices = {
         (plugin, unit): (plan.device, plan.bdf)
@@ -48,14 +68,14 @@ def holding(status: NodeStatus, holders: Holders, readings: NodeReadings, now: f
         held.add(
             count,
             {
-                "namespace": namespace, "pod": pod, "container": container, "resource": resource,
+                **_container(prefix, namespace, pod, container), "resource": resource,
                 "plugin": plugin, "unit": unit, "device": device, "bdf": bdf,
             },
         )  # fmt: skip
     for resource, count in totals.items():
         allocated.add(count, {"resource": resource})
     yield held
-    yield _since(holders, plugins)
+    yield _since(holders, plugins, prefix)
     yield allocated
     yield _allocatable(holders, plugins)
     yield from _source(holders, now)
@@ -91,14 +111,59 @@ def held_units(status: NodeStatus, holders: Holders) -> frozenset[tuple[str, str
     )
 
 
-def _since(holders: Holders, resources: Collection[str]) -> Family:
+def exclusive_labels(status: NodeStatus, holders: Holders, prefix: str) -> Mapping[tuple[str, str], str]:
+    """Rendered labels of the container that holds a plugin's unit, for units that exactly one container holds."""
+    units, plugins = units_of(status)
+    found: dict[tuple[str, str], set[tuple[str, str, str]]] = {}
+    for namespace, pod, container, resource, unit in counts_by_unit(holders.rows, plugins, units):
+        if pod:
+            found.setdefault((plugins[resource], unit), set()).add((namespace, pod, container))
+    return {unit: labels(**_container(prefix, *next(iter(each)))) for unit, each in found.items() if len(each) == 1}
+
+
+def idle(seconds: Mapping[tuple[str, str], float]) -> Family:
+    """How long held units have not been used."""
+    family = Family("accelplane_unit_idle_seconds", "Time since a unit that a container holds was used.")
+    for (plugin, unit), value in seconds.items():
+        family.add(value, {"plugin": plugin, "unit": unit})
+    return family
+
+
+def _container(prefix: str, namespace: str, pod: str, container: str) -> dict[str, str]:
+    return {f"{prefix}namespace": namespace, f"{prefix}pod": pod, f"{prefix}container": container}
+
+
+def _attached(reading: DeviceReading, lines: Iterable[str], attached: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    """The lines with the labels of the container that alone holds their unit, or the device with all its units."""
+    by_unit = {unit: attached.get((reading.plugin, unit), "") for unit in reading.units}
+    whole = next(iter(by_unit.values())) if len(set(by_unit.values())) == 1 else ""
+    for line in lines:
+        unit = _UNIT.search(line)
+        extra = by_unit.get(unit[1], "") if unit is not None else whole
+        head, _, value = line.rpartition("} ")
+        yield f"{head},{extra}}} {value}" if extra else line
+
+
+def _events(status: NodeStatus, plans: Mapping[str, Sequence[DevicePlan]]) -> Iterator[tuple[ReadingFamily, str]]:
+    """The counters of uevents of devices that had some."""
+    if not status.recoveries and not status.wedged:
+        return
+    for plugin, plan in ((plugin, plan) for plugin, found in plans.items() for plan in found if plan.bdf):
+        device = labels(plugin=plugin, device=plan.device, bdf=plan.bdf)
+        for (address, outcome), count in sorted(status.recoveries.items()):
+            if address == plan.bdf:
+                yield PCI_RECOVERIES, f"{PCI_RECOVERIES.name}{{{device},{labels(outcome=outcome)}}} {count}"
+        if plan.bdf in status.wedged:
+            yield GPU_WEDGED, f"{GPU_WEDGED.name}{{{device}}} {status.wedged[plan.bdf]}"
+
+
+def _since(holders: Holders, resources: Collection[str], prefix: str) -> Family:
     since = Family(
         "accelplane_container_held_since_timestamp_seconds", "When a container was first seen with device IDs."
     )
     for (namespace, pod, container, resource), seconds in holders.since.items():
         if resource in resources:
-            labels = {"namespace": namespace, "pod": pod, "container": container, "resource": resource}
-            since.add(seconds, labels)
+            since.add(seconds, {**_container(prefix, namespace, pod, container), "resource": resource})
     return since
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -35,6 +35,7 @@ class HealthTracker:
         self._notes: frozenset[str] = frozenset()
         self._policy = HealthPolicy()
         self._sequence = 0
+        self._reported: set[str] = set()  # units about which there was an event
         # By unit the number of the check whose verdict was applied last, or the number at which the unit was added.
         self._applied: dict[str, int] = {}
 
@@ -57,12 +58,26 @@ class HealthTracker:
             self._forget(unit)
         self._applied = {unit: self._applied.get(unit, self._sequence) for unit in units}
 
+    def forget_sources(self) -> None:
+        """Forgets all units but those about which there was an event, also for the checks in progress."""
+        self._sequence += 1
+        for unit in self._applied.keys() - self._reported:
+            self._forget(unit)
+            self._applied[unit] = self._sequence
+
     async def check(
-        self, plugin: Plugin[Config], host: Host, devices: Iterable[Device], deadline: float = _CHECK_DEADLINE
+        self,
+        plugin: Plugin[Config],
+        host: Host,
+        devices: Iterable[Device],
+        deadline: float = _CHECK_DEADLINE,
+        *,
+        reported: Mapping[str, Verdict] | None = None,
     ) -> None:
         """Queries the plugin for the retained units of the devices and applies the verdicts. Logs new notes in `host`.
 
-        If the plugin fails or does not return within `deadline` seconds, the verdict is "unknown".
+        If the plugin fails or does not return within `deadline` seconds, the verdict is "unknown". Verdicts that the
+        kernel has `reported` by events replace those of the plugin.
         """
         units = {device.unit: device for device in devices if device.unit in self._applied}
         if not units:
@@ -71,11 +86,12 @@ class HealthTracker:
         sequence = self._sequence
         try:
             async with asyncio.timeout(deadline):
-                answers = msgspec.convert(await plugin.health(host, tuple(units.values())), dict[str, Verdict])
+                answers = msgspec.convert(await _answers(plugin, host, tuple(units.values())), dict[str, Verdict])
         except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
             timeout = isinstance(error, TimeoutError)
             problem = f"no answer within {deadline:g} s" if timeout else str(error) or type(error).__name__
             answers = dict.fromkeys(units, Verdict("unknown", problem))
+        self._add_reported(answers, units, reported or {})
         self._log_notes(frozenset(host.notes), complete=units.keys() >= self.states.keys())
         current = [unit for unit in units if self._applied.get(unit, sequence) < sequence]
         self._applied.update(dict.fromkeys(current, sequence))
@@ -100,7 +116,19 @@ class HealthTracker:
             return device
         return replace(device, health=UNHEALTHY, reason=state.reason or state.phase.value)
 
+    def _add_reported(
+        self, answers: dict[str, Verdict], units: Collection[str], reported: Mapping[str, Verdict]
+    ) -> None:
+        """A unit without other source is good as soon as its event is over."""
+        for unit in units:
+            if unit in reported:
+                answers[unit] = reported[unit]
+                self._reported.add(unit)
+            elif unit in self._reported:
+                answers.setdefault(unit, Verdict("good"))
+
     def _forget(self, unit: str) -> None:
+        self._reported.discard(unit)
         self.states.pop(unit, None)
         self.unknown.pop(unit, None)
         self.history.forget(unit)
@@ -136,3 +164,7 @@ class HealthTracker:
         for note in sorted(notes - self._notes):
             log.warning("%s: %s", self._name, note)
         self._notes = notes if complete else self._notes | notes
+
+
+async def _answers(plugin: Plugin[Config], host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
+    return await plugin.health(host, devices) if plugin.overrides("health") else {}

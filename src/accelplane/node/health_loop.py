@@ -2,15 +2,23 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
 
-from accelplane.devices import Inventory
+from accelplane.devices import Inventory, Verdict
 from accelplane.host import Host
+from accelplane.host.blocking import in_thread
 from accelplane.kubelet.notifier import coalesced_deadline
 from accelplane.node.context import PluginContext
 from accelplane.node.health import HealthTracker
+from accelplane.plugins import Plugin
+from accelplane.plugins.base import Config
+
+log = logging.getLogger(__name__)
 
 _FIRST_CHECK_DEADLINE = 1.0
+_ADDRESSES_TIMEOUT = 2.0
 
 
 class HealthLoop:
@@ -24,6 +32,8 @@ class HealthLoop:
         self._inventory = inventory
         self._publish = publish
         self._requested = asyncio.Event()
+        # The PCI addresses of the units of an inventory, read when there is an event.
+        self._addresses: tuple[Inventory, Mapping[str, str]] | None = None
 
     def request(self) -> None:
         """Requests a check of all devices. A request during a check causes another one."""
@@ -34,32 +44,68 @@ class HealthLoop:
             await self._wait_for_request()
             self._requested.clear()
             plugin, inventory = self._context.plugin, self._inventory()
-            if not plugin.overrides("health") or not len(inventory):
+            if not len(inventory) or not (self._checks(plugin) or self._context.events.verdicts):
                 continue
-            before = dict(self.tracker.states)
-            await self.tracker.check(plugin, Host(self._context.settings.root), inventory)
-            if self.tracker.states != before:
+            reported = await self._reported(inventory)
+            states, unknown = dict(self.tracker.states), dict(self.tracker.unknown)
+            await self.tracker.check(plugin, Host(self._context.settings.root), inventory, reported=reported)
+            if self.tracker.states != states:
                 await self._publish()
+            elif self.tracker.unknown != unknown:
+                self._context.changed()
 
     async def check_new_devices(self) -> None:
         """Checks the units of the inventory that have no state yet, and forgets units that are gone."""
-        plugin = self._context.plugin
-        if not plugin.overrides("health"):
-            self.tracker.retain(())
-            return
-        units = {device.unit: device for device in self._inventory()}
+        plugin, inventory = self._context.plugin, self._inventory()
+        units = {device.unit: device for device in inventory}
         self.tracker.retain(units)
+        if not plugin.overrides("health"):
+            self.tracker.forget_sources()
+            if not self._context.events.verdicts:
+                return
         new = [device for unit, device in units.items() if unit not in self.tracker.states]
         if new:
-            await self.tracker.check(plugin, Host(self._context.settings.root), new, _FIRST_CHECK_DEADLINE)
+            reported = await self._reported(inventory)
+            host = Host(self._context.settings.root)
+            await self.tracker.check(plugin, host, new, _FIRST_CHECK_DEADLINE, reported=reported)
+
+    def _checks(self, plugin: Plugin[Config]) -> bool:
+        """Whether there is a source of health, or a unit whose health an event has changed."""
+        return plugin.overrides("health") or bool(self.tracker.states)
+
+    async def _reported(self, inventory: Inventory) -> Mapping[str, Verdict]:
+        """The verdicts that events imply, by unit."""
+        plugin, root = self._context.plugin, self._context.settings.root
+        verdicts = dict(self._context.events.verdicts)
+        if not verdicts or not plugin.overrides("readings"):
+            return {}
+        if self._addresses is None or self._addresses[0] is not inventory:
+            try:
+                async with asyncio.timeout(_ADDRESSES_TIMEOUT):
+                    found = await in_thread(lambda: _addresses(plugin, Host(root), inventory))
+            except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
+                log.warning(
+                    "%s: the devices of events are unknown: %s", self._context.name, str(error) or type(error).__name__
+                )
+                return {}
+            self._addresses = inventory, found
+        return {unit: verdicts[address] for unit, address in self._addresses[1].items() if address in verdicts}
 
     async def _wait_for_request(self) -> None:
         plugin = self._context.plugin
         deadline = None
-        if plugin.overrides("health"):
-            interval = self._context.settings.health_interval or plugin.health_policy.interval
-            now = asyncio.get_running_loop().time()
-            deadline = coalesced_deadline(now, self.tracker.next_check_in(interval))
+        if self._checks(plugin):
+            interval = math.inf
+            if plugin.overrides("health"):
+                interval = self._context.settings.health_interval or plugin.health_policy.interval
+            seconds = self.tracker.next_check_in(interval)
+            if seconds < math.inf:
+                deadline = coalesced_deadline(asyncio.get_running_loop().time(), seconds)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 await self._requested.wait()
+
+
+def _addresses(plugin: Plugin[Config], host: Host, inventory: Inventory) -> Mapping[str, str]:
+    """The PCI address of each unit."""
+    return {unit: plan.bdf for plan in plugin.readings(host, inventory) for unit in plan.units if plan.bdf}

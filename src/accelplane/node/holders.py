@@ -22,6 +22,8 @@ from accelplane.node.settings import Settings
 _MAX_AGE = 10.0
 # How long the last answer is shown while the kubelet does not answer.
 _GRACE = 60.0
+# How long a page waits for the kubelet.
+_PATIENCE = 2.0
 
 
 Key = tuple[str, str, str, str]  # namespace, pod, container, resource
@@ -49,12 +51,13 @@ class HolderReader:
     def __init__(
         self, settings: Settings, allocations: Callable[[], int], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self._off = settings.metrics_holders == "off"
         self._socket = settings.pod_resources_socket
         self._directory = settings.sockets_dir
         self._allocations = allocations
         self._clock = clock
         self._thread = SerialThread()
-        self._lock = asyncio.Lock()
+        self._running: asyncio.Task[None] | None = None
         self._last = Holders()
         self._counted = -1
         self.requests: Counter[tuple[str, str]] = Counter()
@@ -64,24 +67,42 @@ class HolderReader:
         """The last answer, which may be old."""
         return self._last
 
-    async def read(self) -> Holders:
-        """The holders now, or up to 10 s ago if no container has got a device since. Never fails."""
-        async with self._lock:
-            count = self._allocations()
-            if self._counted == count and self._last.source != "none" and self._age() < _MAX_AGE:
-                return self._last
-            self._last = await self._read(self._clock())
-            self._counted = count
+    async def read(self, max_age: float = _MAX_AGE, *, allocatable: bool = True) -> Holders:
+        """The holders now, or up to `max_age` seconds ago if no container has got a device since. Never fails.
+
+        Returns the last answer if the kubelet does not answer within two seconds. Without `allocatable` the numbers of
+        allocatable IDs are those of an earlier answer.
+        """
+        if self._off:
             return self._last
+        count = self._allocations()
+        if self._counted == count and self._last.source != "none" and self._age() < max_age:
+            return self._last
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._update(count, allocatable=allocatable))
+        # A caller that is cancelled does not end the reading of the others.
+        await asyncio.wait((self._running,), timeout=_PATIENCE)
+        if self._running.done():
+            self._running.result()
+        elif self._last.source == "podresources" and self._age() >= _GRACE:
+            self._last = Holders(began=self._clock())
+        return self._last
 
     async def close(self) -> None:
-        """Waits for the thread that reads the checkpoint."""
+        """Ends the reading, and waits for the thread that reads the checkpoint."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait((self._running,))
         await self._thread.wait_idle("holders")
+
+    async def _update(self, count: int, *, allocatable: bool) -> None:
+        self._last = await self._read(self._clock(), allocatable=allocatable)
+        self._counted = count
 
     def _age(self) -> float:
         return self._clock() - self._last.began
 
-    async def _read(self, began: float) -> Holders:
+    async def _read(self, began: float, *, allocatable: bool) -> Holders:
         try:
             rows = await podresources.list_pods(self._socket)
         except podresources.PodResourcesError:
@@ -90,7 +111,8 @@ class HolderReader:
                 return self._last
             return await self._from_checkpoint(began)
         self.requests["List", "ok"] += 1
-        found = without_stale(Holders(rows, "podresources", began, allocatable=await self._allocatable()))
+        known = await self._allocatable() if allocatable else self._last.allocatable
+        found = without_stale(Holders(rows, "podresources", began, allocatable=known))
         now = time.time()
         return replace(found, since={key_of(row): self._last.since.get(key_of(row), now) for row in found.rows})
 

@@ -5,8 +5,11 @@ own, and a plugin whose read hangs is left out until that read returns.
 """
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,6 +23,12 @@ from accelplane.plugins.base import Config
 log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT = 0.5
+# Of one plugin. Further families are left out.
+_MAX_SAMPLES = 2000
+_MAX_EXAMINED = 20_000
+# Names of the agent's own families, and those of them that plugins of this project measure.
+_OWN = ("accelplane_", "process_")
+_MEASURED_OWN = frozenset(("accelplane_sgx_epc_bytes",))
 
 Sources = Mapping[str, tuple[Plugin[Config], Inventory]]
 
@@ -35,6 +44,8 @@ class Measurements:
         self._reads: dict[str, asyncio.Task[list[Sample]]] = {}
         self._hanging: set[str] = set()
         self._problems: dict[str, str] = {}
+        # Samples that are left out of pages, by plugin and cause.
+        self.dropped: Counter[tuple[str, str]] = Counter()
 
     async def take(self) -> list[Sample]:
         """The current samples of every plugin that returns them in time. Calls at the same time share one read."""
@@ -69,9 +80,11 @@ class Measurements:
         await asyncio.gather(*reads, return_exceptions=True)
 
     async def _read(self, name: str, plugin: Plugin[Config], inventory: Inventory) -> list[Sample]:
-        samples, problem = await in_thread(lambda: _measure(plugin, Host(self._root), inventory))
-        self._report(name, problem)
-        return samples
+        found = await in_thread(lambda: _measure(plugin, Host(self._root), inventory))
+        for cause, count in found.dropped.items():
+            self.dropped[name, cause] += count
+        self._report(name, found.problem)
+        return found.samples
 
     def _report(self, name: str, problem: str) -> None:
         """Logs each problem once."""
@@ -80,10 +93,23 @@ class Measurements:
         self._problems[name] = problem
 
 
+class _Measured(NamedTuple):
+    """Valid samples within the limits, the number of others by cause, and why there are others."""
+
+    samples: list[Sample]
+    dropped: Mapping[str, int] = {}
+    problem: str = ""
+
+
 def families(samples: Iterable[Sample]) -> list[Family]:
-    """Raises `ValueError` if a name is invalid."""
+    """The families of valid samples. Of samples with equal names and labels the first one counts."""
     found: dict[str, Family] = {}
+    seen: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
     for sample in samples:
+        key = (sample.name, tuple(sorted(sample.labels.items())))
+        if key in seen:
+            continue
+        seen.add(key)
         family = found.get(sample.name)
         if family is None:
             kind = "counter" if sample.name.endswith("_total") else "gauge"
@@ -92,13 +118,44 @@ def families(samples: Iterable[Sample]) -> list[Family]:
     return list(found.values())
 
 
-def _measure(plugin: Plugin[Config], host: Host, inventory: Inventory) -> tuple[list[Sample], str]:
-    """Valid samples, or none and the problem."""
+def _measure(plugin: Plugin[Config], host: Host, inventory: Inventory) -> _Measured:
     try:
-        samples = list(plugin.measure(host, inventory))
-        # One invalid name or value would make the whole page invalid.
-        samples = msgspec.convert(msgspec.to_builtins(samples), list[Sample])
-        families(samples)
+        # One more than the limit of what is looked at: a plugin may yield without end.
+        found = list(itertools.islice(plugin.measure(host, inventory), _MAX_EXAMINED + 1))
+        samples = msgspec.convert(msgspec.to_builtins(found), list[Sample])
+    except msgspec.ValidationError as error:
+        return _Measured([], {"invalid-value": 1}, f"{type(error).__name__}: {error}")
     except Exception as error:  # noqa: BLE001 - a plugin's hook may raise anything
-        return [], f"{type(error).__name__}: {error}"
-    return samples, ""
+        return _Measured([], {}, f"{type(error).__name__}: {error}")
+    try:
+        # One invalid name would make the whole page invalid.
+        _check_names(samples)
+        families(samples)
+    except ValueError as error:
+        return _Measured([], {"invalid-name": len(samples)}, f"{type(error).__name__}: {error}")
+    return _limited(samples)
+
+
+def _check_names(samples: Iterable[Sample]) -> None:
+    """Raises `ValueError` for names of the agent's own families."""
+    for name in {sample.name for sample in samples}:
+        if name.startswith(_OWN) and name not in _MEASURED_OWN:
+            raise ValueError(f"metric name {name!a}: expected another prefix than {' or '.join(_OWN)}")
+
+
+def _limited(samples: Sequence[Sample]) -> _Measured:
+    """The samples of the first families, as many as the limit allows. A family is complete or left out."""
+    counts = Counter(sample.name for sample in samples)
+    kept: set[str] = set()
+    total = 0
+    for name, count in counts.items():
+        total += count
+        if total > _MAX_SAMPLES:
+            break
+        kept.add(name)
+    found = [sample for sample in samples if sample.name in kept]
+    left_out = len(samples) - len(found)
+    if not left_out:
+        return _Measured(found)
+    problem = f"found {len(samples)} samples, expected at most {_MAX_SAMPLES}; {left_out} are left out"
+    return _Measured(found, {"limit": left_out}, problem)

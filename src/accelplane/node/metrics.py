@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import resource
 import time
 from collections import Counter
@@ -12,53 +13,133 @@ from msgspec import Struct
 from accelplane.devices import HEALTHY, UNHEALTHY
 from accelplane.kubelet.server import LATENCY_BOUNDS, Stage
 from accelplane.node.exposition import Family, render
-from accelplane.node.hardware_metrics import hardware, holding, request_counts, with_samples
+from accelplane.node.hardware_metrics import (
+    exclusive_labels,
+    hardware,
+    holding,
+    idle,
+    request_counts,
+    with_samples,
+)
 from accelplane.node.health_metrics import unit_health
 from accelplane.node.holders import Holders
 from accelplane.node.measurements import families
 from accelplane.node.readings import NodeReadings
 from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
 from accelplane.plugins import Sample
+from accelplane.readings.values import labels
+
+_PLUGIN = re.compile(r'[{,]plugin="([^"\\]*)"')
 
 
 class Contents(Struct, frozen=True, kw_only=True):
     """What the page shows beside the status.
 
-    `samples` are the plugins' measurements, `requests` those to the kubelet by method and outcome, `now` the monotonic
+    `samples` are the plugins' measurements, `dropped` the number of those left out by plugin and cause, `requests`
+    those to the kubelet by method and outcome, `container_use` the GPU use of containers, `idle` the seconds since the
+    last use of held units by plugin and unit, `lag` the seconds by which the event loop was late, `now` the monotonic
     time.
     """
 
     samples: Sequence[Sample] = ()
+    dropped: Mapping[tuple[str, str], int] = {}
     readings: NodeReadings = NodeReadings()
     holders: Holders = Holders()
+    container_use: Sequence[Family] = ()
     requests: Mapping[tuple[str, str], int] = {}
+    idle: Mapping[tuple[str, str], float] = {}
+    lag: float | None = None
     now: float = 0.0
 
 
-def page(status: NodeStatus, contents: Contents, more: Iterable[Family] = ()) -> bytes:
-    """The text of `/metrics`, with `more` families before those of the process."""
-    samples, readings = contents.samples, contents.readings
-    resources = [resource for plugin in status.plugins.values() for resource in plugin.resources.values()]
-    return render(
-        (
+class PageOptions(Struct, frozen=True, kw_only=True):
+    """The flags `-metrics-*`. `node` is the value of the label of that name, empty for none."""
+
+    max_samples: int = 10_000
+    holders: str = "join"
+    holder_labels: str = ""
+    node: str = ""
+
+
+class MetricsPage:
+    """Makes the text of `/metrics`, and counts the samples that it leaves out."""
+
+    def __init__(self, options: PageOptions | None = None) -> None:
+        self._options = options or PageOptions()
+        self._dropped: Counter[str] = Counter()
+
+    def render(self, status: NodeStatus, contents: Contents, more: Iterable[Family] = ()) -> bytes:
+        """The page, with `more` families before those of the process."""
+        resources = [resource for plugin in status.plugins.values() for resource in plugin.resources.values()]
+        first = (
             *_agent(status),
             *with_samples(_uevents(status.uevents)),
             *with_samples(unit_health(status.plugins.values())),
             *_plugins(status.plugins.values()),
             *_devices(resources),
             *_resources(resources),
-            *with_samples(
-                (
-                    *holding(status, contents.holders, readings, contents.now),
-                    request_counts(contents.requests),
-                    *hardware(readings),
-                )
-            ),
-            *families(samples),
-            *more,
-            *_process(),
         )
-    )
+        last = (*more, *_lag(contents.lag), *_process())
+        limit = self._options.max_samples - sum(map(len, first)) - sum(map(len, last))
+        kept = self._limited(self._of_devices(status, contents), limit)
+        dropped = with_samples((_dropped(contents.dropped, self._dropped),))
+        found = [*first, *kept, *dropped, *last]
+        if self._options.node:
+            for family in found:
+                family.add_label(labels(node=self._options.node))
+        return render(found)
+
+    def _of_devices(self, status: NodeStatus, contents: Contents) -> list[Family]:
+        """The families whose number of samples depends on the devices, the most important ones first."""
+        options, holders, readings = self._options, contents.holders, contents.readings
+        attached: Mapping[tuple[str, str], str] = {}
+        if options.holders == "attach":
+            attached = exclusive_labels(status, holders, options.holder_labels)
+        held = () if options.holders == "off" else holding(
+            status, holders, readings, contents.now, options.holder_labels
+        )  # fmt: skip
+        use = () if options.holders == "off" else contents.container_use
+        found = (
+            *held, idle(contents.idle), request_counts(contents.requests), *hardware(readings, status, attached), *use,
+        )  # fmt: skip
+        return [*with_samples(found), *families(contents.samples)]
+
+    def _limited(self, found: Sequence[Family], limit: int) -> Sequence[Family]:
+        """The first families, as many as the limit allows. A family is complete or left out."""
+        total = 0
+        for index, family in enumerate(found):
+            total += len(family)
+            if total > limit:
+                for each in found[index:]:
+                    self._dropped.update(_plugin_of(sample) for sample in each.samples)
+                return found[:index]
+        return found
+
+
+def page(status: NodeStatus, contents: Contents, more: Iterable[Family] = ()) -> bytes:
+    """The text of `/metrics` with the default options."""
+    return MetricsPage().render(status, contents, more)
+
+
+def _plugin_of(sample: str) -> str:
+    found = _PLUGIN.search(sample)
+    return found[1] if found else ""
+
+
+def _dropped(measured: Mapping[tuple[str, str], int], limited: Mapping[str, int]) -> Family:
+    counts = Counter(dict(measured))
+    counts.update({(plugin, "limit"): count for plugin, count in limited.items()})
+    family = Family("accelplane_samples_dropped_total", "Samples that pages left out, by cause.", "counter")
+    for (plugin, cause), count in sorted(counts.items()):
+        family.add(count, {"plugin": plugin, "cause": cause})
+    return family
+
+
+def _lag(seconds: float | None) -> Sequence[Family]:
+    family = Family("accelplane_event_loop_lag_seconds", "Delay of the event loop while the page was made.")
+    if seconds is not None:
+        family.add(seconds)
+    return with_samples((family,))
 
 
 def _agent(status: NodeStatus) -> Iterable[Family]:
@@ -120,6 +201,10 @@ def _resources(resources: Iterable[ResourceStatus]) -> Iterable[Family]:
     age = Family("accelplane_last_list_age_seconds", "Time since the last device list was sent.")
     failures = Family("accelplane_allocation_failures_total", "Allocate calls that failed.", "counter")
     latency = Family("accelplane_allocation_seconds", "Duration of Allocate calls.", "histogram")
+    outcomes = Family("accelplane_allocations_total", "Allocate calls by outcome.", "counter")
+    preferred = Family(
+        "accelplane_preferred_allocation_seconds", "Duration of GetPreferredAllocation calls.", "histogram"
+    )
     now = time.time()
     for each in resources:
         labels, counters = {"resource": each.name}, each.counters
@@ -133,7 +218,11 @@ def _resources(resources: Iterable[ResourceStatus]) -> Iterable[Family]:
         failures.add(counters.allocation_failures, labels)
         buckets = counters.allocation_buckets or [0] * (len(LATENCY_BOUNDS) + 1)
         latency.add_histogram(LATENCY_BOUNDS, buckets, counters.allocation_seconds_sum, labels)
-    return registered, registrations, rejections, lists, age, failures, latency
+        for outcome, count in counters.allocation_outcomes.items():
+            outcomes.add(count, {**labels, "outcome": outcome})
+        if any(counters.preferred_buckets):
+            preferred.add_histogram(LATENCY_BOUNDS, counters.preferred_buckets, counters.preferred_seconds_sum, labels)
+    return registered, registrations, rejections, lists, age, failures, outcomes, latency, *with_samples((preferred,))
 
 
 def _process() -> Iterator[Family]:

@@ -1,28 +1,61 @@
-"""The agent's HTTP pages: /metrics, /healthz, /readyz and /status."""
+"""The agent's HTTP pages: /metrics, /healthz, /readyz, /status, /api/v1/inventory and /api/v1/readings."""
 
+import asyncio
 import contextlib
+import gzip
 import logging
+import re
 import ssl
 import time
-from bisect import bisect_left
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 
+from accelplane.host.blocking import in_thread
 from accelplane.http.connection import Handler, PendingResponse
-from accelplane.http.messages import PAGE_LIMITS, Request, Response
+from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
 from accelplane.http.server import HttpServer, split_address
-from accelplane.node import metrics
-from accelplane.node.exposition import CONTENT_TYPE, Family
+from accelplane.node import current_values, metrics
+from accelplane.node.exposition import CONTENT_TYPE
+from accelplane.node.inventory_feed import Generation
+from accelplane.node.page_counts import PageCounts
+from accelplane.node.readings import NodeReadings
 from accelplane.node.settings import ConfigurationError
-from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
+from accelplane.node.status import NodeStatus
+from accelplane.node.status_page import report
 
 log = logging.getLogger(__name__)
 
 _TEXT = "text/plain; charset=utf-8"
+_FIELDS = ("accept-encoding", "if-none-match")
+_NAMES = {
+    "/metrics": "metrics", "/status": "status", "/healthz": "healthz", "/readyz": "readyz",
+    "/api/v1/inventory": "inventory", "/api/v1/readings": "readings",
+}  # fmt: skip
 
-Measure = Callable[[], Awaitable[metrics.Contents]]
+# Pages that are made at the same time; further clients wait for `_TURN_TIMEOUT` seconds.
+_MAX_CONCURRENT = 4
+_TURN_TIMEOUT = 5.0
+_PAGE_TIMEOUT = 15.0
+_MAX_WAIT = 55
+_WAIT = re.compile(r"[0-9]{1,4}")
+_TAG = re.compile(r'"[^"]*"')
+_GZIP = re.compile(r"(?:^|,)\s*(?:gzip|\*)\s*(?:;\s*q\s*=\s*([0-9.]+))?\s*(?=,|$)", re.IGNORECASE)
+_GZIP_LEVEL = 1
+_GZIP_INLINE = 512 * 1024  # larger ones are compressed in a thread
+
+
+class Readers(Protocol):
+    """What the pages show beside the status, read when a page is requested."""
+
+    async def contents(self) -> metrics.Contents: ...
+    async def readings(self) -> NodeReadings: ...
+    async def inventory(self) -> Generation: ...
+    async def next_inventory(self, known: str, seconds: float) -> Generation | None:
+        """A generation other than that with the entity tag `known`; None if there is none within `seconds`."""
+        ...
 
 
 class Access(Struct, frozen=True):
@@ -34,36 +67,22 @@ class Access(Struct, frozen=True):
 
 OPEN = Access()
 
-_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-
-
-class PageCounts:
-    """How long pages took to make; each page shows those before it."""
-
-    def __init__(self) -> None:
-        self._buckets: dict[str, list[int]] = {}
-        self._seconds: dict[str, float] = {}
-
-    def record(self, page: str, seconds: float) -> None:
-        self._buckets.setdefault(page, [0] * (len(_BOUNDS) + 1))[bisect_left(_BOUNDS, seconds)] += 1
-        self._seconds[page] = self._seconds.get(page, 0.0) + seconds
-
-    def families(self) -> Sequence[Family]:
-        took = Family("accelplane_page_seconds", "Time to make a page.", "histogram")
-        for page, buckets in self._buckets.items():
-            took.add_histogram(_BOUNDS, buckets, self._seconds[page], {"page": page})
-        return (took,) if took.has_samples else ()
-
 
 @contextlib.asynccontextmanager
 async def serving(
-    address: str, status: Callable[[], NodeStatus], measure: Measure, access: Access = OPEN
+    address: str,
+    status: Callable[[], NodeStatus],
+    readers: Readers,
+    access: Access = OPEN,
+    options: metrics.PageOptions | None = None,
 ) -> AsyncGenerator[None]:
     """Serves the pages at `address` (`host:port`, or `:port` for all addresses) while entered.
 
     Raises `ConfigurationError` if the address cannot be bound.
     """
-    server = HttpServer(access.authorize(_handler(status, measure)), PAGE_LIMITS, methods=("GET", "HEAD"))
+    pages = _Pages(status, readers, options or metrics.PageOptions())
+    handler = _counted(access.authorize(pages.handle), pages.counts)
+    server = HttpServer(handler, PAGE_LIMITS, methods=("GET", "HEAD"), fields=_FIELDS)
     try:
         await server.start(*split_address(address), access.tls)
     except ValueError as error:
@@ -82,28 +101,99 @@ def _authority(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _handler(status: Callable[[], NodeStatus], measure: Measure) -> Handler:
-    counts = PageCounts()
+class _Pages:
+    """The handler of all pages."""
 
-    async def metrics_page() -> Response:
-        start = time.monotonic()
-        contents = await measure()
-        page = metrics.page(status(), contents, counts.families())
-        counts.record("metrics", time.monotonic() - start)
-        return Response(200, page, CONTENT_TYPE)
+    def __init__(self, status: Callable[[], NodeStatus], readers: Readers, options: metrics.PageOptions) -> None:
+        self.counts = PageCounts()
+        self._status = status
+        self._readers = readers
+        self._page = metrics.MetricsPage(options)
+        self._turns = asyncio.Semaphore(_MAX_CONCURRENT)
+        # The last inventory that a client wanted compressed.
+        self._compressed: tuple[str, bytes] = ("", b"")
 
-    def handle(request: Request) -> Response | PendingResponse:
+    def handle(self, request: Request) -> Response | PendingResponse:
         match request.path:
             case "/metrics":
-                return metrics_page()
+                return self._metrics(request)
             case "/status":
-                return Response(200, msgspec.json.format(msgspec.json.encode(_report(status())), indent=2))
+                return Response(200, msgspec.json.format(msgspec.json.encode(report(self._status())), indent=2))
             case "/healthz":
-                return _check(status().unhealthy)
+                return _check(self._status().unhealthy)
             case "/readyz":
-                return _check(status().unready)
+                return _check(self._status().unready)
+            case "/api/v1/inventory":
+                return self._inventory(request)
+            case "/api/v1/readings":
+                return self._readings(request)
             case _:
-                return Response(404, b"not found; expected /metrics, /healthz, /readyz or /status\n", _TEXT)
+                expected = ", ".join(_NAMES)
+                return Response(404, f"not found; expected one of {expected}\n".encode(), _TEXT)
+
+    async def _metrics(self, request: Request) -> Response:
+        async with self._turn("metrics"):
+            contents = await self._readers.contents()
+            page = self._page.render(self._status(), contents, self.counts.families())
+        return await _encoded(Response(200, page, CONTENT_TYPE), request)
+
+    async def _readings(self, request: Request) -> Response:
+        async with self._turn("readings"):
+            page = current_values.document(await self._readers.readings(), time.time())
+        return await _encoded(Response(200, page), request)
+
+    async def _inventory(self, request: Request) -> Response:
+        seconds = _wait(request)
+        known = request.fields.get("if-none-match", "")
+        async with self._turn("inventory"):
+            found = await self._readers.inventory()
+        if _matches(known, found.etag):
+            changed = await self._readers.next_inventory(found.etag, seconds) if seconds else None
+            if changed is None:
+                return Response(304, b"", fields=_tag(found.etag))
+            found = changed
+        if not _accepts_gzip(request):
+            return Response(200, found.body, fields=_tag(found.etag))
+        if self._compressed[0] != found.etag:
+            self._compressed = found.etag, await _compressed(found.body)
+        fields = {**_tag(_gzip_tag(found.etag)), "Content-Encoding": "gzip"}
+        return Response(200, self._compressed[1], fields=fields)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, page: str) -> AsyncGenerator[None]:
+        """Limits the number of pages that are made at the same time, and their time. Raises `HttpError`."""
+        try:
+            async with asyncio.timeout(_TURN_TIMEOUT):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise HttpError(503, f"{_MAX_CONCURRENT} pages are being made; try again later") from None
+        start = time.monotonic()
+        try:
+            async with asyncio.timeout(_PAGE_TIMEOUT):
+                yield
+        except TimeoutError:
+            raise HttpError(503, f"the page was not complete within {_PAGE_TIMEOUT:g} s") from None
+        finally:
+            self._turns.release()
+            self.counts.record(page, time.monotonic() - start)
+
+
+def _counted(handler: Handler, counts: PageCounts) -> Handler:
+    """The handler, whose answers are counted. Other paths count as one page."""
+
+    async def handle(request: Request) -> Response:
+        code = 500
+        try:
+            response = handler(request)
+            if not isinstance(response, Response):
+                response = await response
+            code = response.status
+            return response
+        except HttpError as error:
+            code = error.status
+            raise
+        finally:
+            counts.answered(_NAMES.get(request.path, "other"), code)
 
     return handle
 
@@ -113,46 +203,46 @@ def _check(problems: Iterable[str]) -> Response:
     return Response(503, text.encode(errors="replace"), _TEXT) if text else Response(200, b"ok\n", _TEXT)
 
 
-def _report(status: NodeStatus) -> dict[str, object]:
-    """The content of `/status`."""
-    return {
-        "version": status.version,
-        "kubelet-dir": status.kubelet_dir,
-        "root": status.root,
-        "config-problem": status.config_problem,
-        "not-ready": list(status.unready),
-        "plugins": {name: _plugin(plugin) for name, plugin in status.plugins.items()},
-    }
+def _wait(request: Request) -> int:
+    """The seconds that the client waits for a change. Raises `HttpError`."""
+    for option in request.query.split("&"):
+        name, _, value = option.partition("=")
+        if name == "wait":
+            if not _WAIT.fullmatch(value):
+                raise HttpError(400, f"wait: found {value[:20]!a}, expected seconds")
+            return min(int(value), _MAX_WAIT) if request.method == "GET" else 0
+    return 0
 
 
-def _plugin(plugin: PluginStatus) -> dict[str, object]:
-    return {
-        "namespace": plugin.namespace,
-        "scan": {
-            "problem": plugin.scan.problem,
-            "scans": plugin.scan.count,
-            "failures": plugin.scan.failures,
-            "seconds": round(plugin.scan.seconds, 6),
-        },
-        "resources": {resource.name: _resource(resource) for resource in plugin.resources.values()},
-        "health": plugin.health,
-        "skipped": plugin.skipped,
-    }
+def _matches(known: str, etag: str) -> bool:
+    """Whether the field If-None-Match names this entity tag, plain or compressed."""
+    return known.strip() == "*" or not {etag, _gzip_tag(etag)}.isdisjoint(_TAG.findall(known))
 
 
-def _resource(resource: ResourceStatus) -> dict[str, object]:
-    return {
-        "stage": resource.stage,
-        "problem": resource.problem,
-        "devices": [
-            {
-                "id": device.id,
-                "unit": device.unit,
-                "health": device.health,
-                "reason": device.reason,
-                "numa": device.topology,
-                "attributes": device.attributes,
-            }
-            for device in resource.devices.values()
-        ],
-    }
+def _tag(etag: str) -> Mapping[str, str]:
+    return {"ETag": etag, "Vary": "Accept-Encoding", "Cache-Control": "no-cache"}
+
+
+def _gzip_tag(etag: str) -> str:
+    return f'{etag[:-1]}-gzip"'
+
+
+def _accepts_gzip(request: Request) -> bool:
+    found = _GZIP.search(request.fields.get("accept-encoding", ""))
+    return found is not None and (found[1] is None or found[1].strip("0.") != "")
+
+
+async def _encoded(response: Response, request: Request) -> Response:
+    """The response, compressed if the client accepts that."""
+    if not _accepts_gzip(request):
+        return Response(response.status, response.body, response.content_type, {"Vary": "Accept-Encoding"})
+    body = await _compressed(bytes(response.body))
+    fields = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+    return Response(response.status, body, response.content_type, fields)
+
+
+async def _compressed(body: bytes) -> bytes:
+    # Without the time: equal pages are equal bytes.
+    if len(body) <= _GZIP_INLINE:
+        return gzip.compress(body, _GZIP_LEVEL, mtime=0)
+    return await in_thread(lambda: gzip.compress(body, _GZIP_LEVEL, mtime=0))

@@ -26,7 +26,7 @@ from accelplane.readings.plan import DevicePlan
 log = logging.getLogger(__name__)
 
 _READ_TIMEOUT = 1.0
-_PLAN_TIMEOUT = 5.0
+_PLAN_TIMEOUT = 2.0
 _CLOSE_TIMEOUT = 0.5
 # Seconds until a device whose read has blocked is read again, by the number of times in a row.
 _STUCK_PAUSES = (60.0, 120.0, 240.0, 480.0, 600.0)
@@ -88,6 +88,7 @@ class Readings:
         self._outcomes: dict[str, Counter[str]] = {}
         self._denied: set[str] = set()
         self._planning: dict[str, asyncio.Future[Sequence[DevicePlan]]] = {}
+        self._plan_locks: dict[str, asyncio.Lock] = {}
         self._running: asyncio.Task[NodeReadings] | None = None
         self._last: tuple[float, NodeReadings] = (float("-inf"), NodeReadings())
 
@@ -99,6 +100,13 @@ class Readings:
             self._running = asyncio.create_task(self._read_all())
         # A caller that is cancelled does not end the reading of the others.
         return await asyncio.shield(self._running)
+
+    async def plans(self) -> Mapping[str, Sequence[DevicePlan]]:
+        """The plans of all plugins, without reading a device. Made again if the devices have changed."""
+        sources = self._sources()
+        named = [(name, *each) for name, each in sources.items() if each[0].overrides("readings")]
+        known = await asyncio.gather(*(self._planned(*each, exact=False) for each in named))
+        return {name: _plans(each) for (name, *_), each in zip(named, known, strict=True)}
 
     @property
     def blocked(self) -> Sequence[str]:
@@ -122,15 +130,13 @@ class Readings:
         readings = NodeReadings(
             devices,
             {name: dict(counts) for name, counts in self._outcomes.items()},
-            {name: [device.reader.plan for device in known.devices] for name, known in self._plugins.items()},
+            {name: _plans(known) for name, known in self._plugins.items()},
         )
         self._last = self._clock(), readings
         return readings
 
     async def _read_plugin(self, name: str, plugin: Plugin[Config], inventory: Inventory) -> list[DeviceReading]:
-        known = self._plugins.get(name)
-        if known is None or known.plugin is not plugin or known.inventory is not inventory:
-            known = await self._plan(name, plugin, inventory)
+        known = await self._planned(name, plugin, inventory, exact=True)
         now = self._clock()
         due = deque(device for device in known.devices if not device.blocked and device.stuck_until <= now)
         waiting = [device for device in known.devices if device not in due]
@@ -148,16 +154,28 @@ class Readings:
         self._count(name, readings)
         return readings
 
+    async def _planned(self, name: str, plugin: Plugin[Config], inventory: Inventory, *, exact: bool) -> _Plugin:
+        """The plugin with its plan: `exact` if it must be of this scan, and not of an earlier one with equal result."""
+        async with self._plan_locks.setdefault(name, asyncio.Lock()):
+            known = self._plugins.get(name)
+            if known is None or known.plugin is not plugin:
+                return await self._plan(name, plugin, inventory)
+            if known.inventory is inventory or (not exact and known.inventory == inventory):
+                return known
+            return await self._plan(name, plugin, inventory)
+
     async def _plan(self, name: str, plugin: Plugin[Config], inventory: Inventory) -> _Plugin:
         """The plugin with the devices of a new plan. Without one, as long as planning blocks, it has no devices."""
         known = self._plugins.get(name)
         earlier = {device.reader.plan.device: device for device in known.devices} if known else {}
         made = _Plugin(plugin, inventory)
         planning = self._planning.get(name)
+        patience = 0.0  # only the first page waits for a directory that blocks
         if planning is None:
             host = Host(self._root)
             planning = self._planning[name] = start_thread(lambda: list(plugin.readings(host, inventory)))
-        await asyncio.wait((planning,), timeout=_PLAN_TIMEOUT)
+            patience = _PLAN_TIMEOUT
+        await asyncio.wait((planning,), timeout=patience)
         if not planning.done():
             self._report(name, made, f"no plan within {_PLAN_TIMEOUT:g} s")
             return made
@@ -211,6 +229,10 @@ class Readings:
         if problem and problem != known.problem:
             log.warning("%s: readings are left out of the metrics page: %s", name, problem)
         known.problem = problem
+
+
+def _plans(known: _Plugin) -> Sequence[DevicePlan]:
+    return [device.reader.plan for device in known.devices]
 
 
 class _Current(NamedTuple):

@@ -180,6 +180,7 @@ class PluginRunner:
             self._departures = departures
             self.publisher.publish(listed)
             self._labels.publish(listed)
+        self.context.changed()
         if self.cdi.needs_prune and (self._prune is None or self._prune.done()):
             # In the background: it waits for the kubelet.
             self._prune = asyncio.create_task(self.cdi.prune())

@@ -1,6 +1,7 @@
 """The agent's settings."""
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -9,6 +10,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 _WAKING = ("auto", "always", "never")
+_HOLDERS = ("join", "attach", "off")
+_LABEL_PREFIX = re.compile(r"(?:[a-z][a-z_]{0,31})?")
 
 
 class ConfigurationError(Exception):
@@ -37,7 +40,7 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
         str, Meta(description="write node labels as files for node-feature-discovery into this directory")
     ] = ""
     http_address: Annotated[
-        str, Meta(description="serve /metrics, /healthz, /readyz and /status at this host:port")
+        str, Meta(description="serve /metrics, /healthz, /readyz, /status and /api/v1 at this host:port")
     ] = ""
     http_tls_dir: Annotated[
         str,
@@ -57,9 +60,29 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
         str,
         Meta(description="read files that power a sleeping device up: auto (while it is awake), always or never"),
     ] = "auto"
+    metrics_holders: Annotated[
+        str,
+        Meta(
+            description="containers that hold devices: join (metrics of their own), attach (also labels of samples of "
+            "devices with one holder) or off"
+        ),
+    ] = "join"
+    metrics_holder_labels: Annotated[
+        str,
+        Meta(description="prefix of the labels namespace, pod and container, for platforms that set these themselves"),
+    ] = ""
+    metrics_node_label: Annotated[
+        bool, Meta(description="add the label node, from the variable NODE_NAME, to all samples")
+    ] = False
+    metrics_max_samples: Annotated[
+        int, Meta(description="largest number of samples of a metrics page, 100 to 1000000")
+    ] = 10_000
     metrics_min_interval: Annotated[
         float, Meta(description="seconds for which a reading of the devices is used again, 0 to 60")
     ] = 1.0
+    metrics_clients: Annotated[
+        str, Meta(description="Unix socket of accelplane clients, for the GPU use of containers on the metrics page")
+    ] = ""
     health_interval: Annotated[
         float, Meta(description="seconds between health checks, 1 to 3600; 0: the interval of each plugin")
     ] = 0.0
@@ -82,13 +105,8 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown
         if not 0 <= settings.scan_grace <= 3600:
             raise ConfigurationError(f"{source}scan-grace: found {settings.scan_grace:g}, expected 0 to 3600 seconds")
         _check_pages(settings, source)
-        if settings.metrics_waking not in _WAKING:
-            found = settings.metrics_waking[:20]
-            raise ConfigurationError(f"{source}metrics-waking: found {found!a}, expected {', '.join(_WAKING)}")
-        if not 0 <= settings.metrics_min_interval <= 60:
-            found = f"{settings.metrics_min_interval:g}"
-            raise ConfigurationError(f"{source}metrics-min-interval: found {found}, expected 0 to 60 seconds")
-        names = ("root", "kubelet_dir", "cdi_dir", "nfd_dir", "http_tls_dir", "http_client_ca")
+        _check_metrics(settings, source)
+        names = ("root", "kubelet_dir", "cdi_dir", "nfd_dir", "http_tls_dir", "http_client_ca", "metrics_clients")
         paths = {name: getattr(settings, name) for name in names}
         for name, path in paths.items():
             if not path and name in ("root", "kubelet_dir", "cdi_dir"):
@@ -114,6 +132,27 @@ def _check_pages(settings: Settings, source: str) -> None:
         raise ConfigurationError(
             f"{source}http-authorized: found http-address {settings.http_address!a} without TLS, expected http-tls-dir "
             "or a loopback address: others on the network could read the tokens"
+        )
+
+
+def _check_metrics(settings: Settings, source: str) -> None:
+    """Raises `ConfigurationError` for an unknown word or a number out of range."""
+    for name, found, words in (
+        ("metrics-waking", settings.metrics_waking, _WAKING),
+        ("metrics-holders", settings.metrics_holders, _HOLDERS),
+    ):
+        if found not in words:
+            raise ConfigurationError(f"{source}{name}: found {found[:20]!a}, expected {', '.join(words)}")
+    if not 0 <= settings.metrics_min_interval <= 60:
+        found = f"{settings.metrics_min_interval:g}"
+        raise ConfigurationError(f"{source}metrics-min-interval: found {found}, expected 0 to 60 seconds")
+    if not 100 <= settings.metrics_max_samples <= 1_000_000:
+        found = settings.metrics_max_samples
+        raise ConfigurationError(f"{source}metrics-max-samples: found {found}, expected 100 to 1000000")
+    if not _LABEL_PREFIX.fullmatch(settings.metrics_holder_labels):
+        found = settings.metrics_holder_labels[:40]
+        raise ConfigurationError(
+            f"{source}metrics-holder-labels: found {found!a}, expected at most 32 lower-case letters and _"
         )
 
 

@@ -31,7 +31,7 @@ class ResourceCounters(Struct, frozen=True, kw_only=True):
 
     `registration_failures` is keyed by gRPC status code. `last_list_time` is a Unix time in seconds, 0 before the first
     list. `allocation_buckets` has one count for each of `kubelet.server.LATENCY_BOUNDS` and one for longer calls;
-    they are not cumulative.
+    they are not cumulative. `preferred_buckets` are those of calls of GetPreferredAllocation.
     """
 
     registrations: int = 0
@@ -42,6 +42,9 @@ class ResourceCounters(Struct, frozen=True, kw_only=True):
     allocation_failures: int = 0
     allocation_buckets: Sequence[int] = ()
     allocation_seconds_sum: float = 0.0
+    allocation_outcomes: Mapping[str, int] = {}
+    preferred_buckets: Sequence[int] = ()
+    preferred_seconds_sum: float = 0.0
 
 
 class ResourceStatus(Struct, frozen=True, kw_only=True):
@@ -89,6 +92,8 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
     """The whole agent. `config_problem` is why the configuration file was rejected, empty if it is in force.
 
     `uevents` counts the events of subsystems that plugins watch, and under "" the times that events were lost.
+    `recoveries` counts recoveries from PCIe errors by PCI address and outcome, `wedged` the times that a driver
+    declared the GPU at a PCI address wedged.
     """
 
     version: str
@@ -97,6 +102,8 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
     config_problem: str = ""
     plugins: Mapping[str, PluginStatus] = {}
     uevents: Mapping[str, int] = {}
+    recoveries: Mapping[tuple[str, str], int] = {}
+    wedged: Mapping[str, int] = {}
 
     @property
     def unhealthy(self) -> Iterator[str]:
@@ -116,3 +123,10 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
             for resource in plugin.resources.values():
                 if resource.stage != Stage.REGISTERED:
                     yield f"{resource.name}: {resource.stage}: {resource.problem or 'not yet registered'}"
+
+
+def allocations(status: NodeStatus) -> int:
+    """The number of Allocate calls that the kubelet has sent."""
+    return sum(
+        resource.counters.allocations for plugin in status.plugins.values() for resource in plugin.resources.values()
+    )

@@ -32,7 +32,9 @@ class _Watch(Struct):
 class Watcher:
     """Subscriptions by subscriber name: `directories` and `uevents` replace earlier ones of the same subscriber."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_uevent: Callable[[Uevent], None] = lambda _event: None) -> None:
+        """`on_uevent` is called for every uevent, before the subscribers."""
+        self._on_uevent = on_uevent
         self._inotify: Inotify | None = None
         self._uevents: UeventSocket | None = None
         self._directories: dict[str, _Watch] = {}
@@ -247,9 +249,11 @@ class Watcher:
             return
         for event in self._uevents.read():
             log.log(v(5), "uevent %s %s (%s)", event.action, event.devpath, event.subsystem)
-            self._dispatch(event)
+            self.dispatch(event)
 
-    def _dispatch(self, event: Uevent) -> None:
+    def dispatch(self, event: Uevent) -> None:
+        """Calls the subscribers of an event."""
+        self._on_uevent(event)
         overflow = event.action == "overflow"
         if overflow or any(event.subsystem in (subsystems or ()) for subsystems, _changed in self._listeners.values()):
             self.uevent_counts[event.subsystem] += 1

@@ -9,7 +9,7 @@ from accelplane.kube.events import Recorder
 from accelplane.onload.models import Onload
 from accelplane.onload.names import Names
 from accelplane.onload.nodes import Nodes
-from accelplane.onload.observed import NodeView
+from accelplane.onload.observed import Blocked, NodeView
 from accelplane.onload.resources import owner_of
 from accelplane.onload.steps import Action, Plan
 
@@ -34,14 +34,14 @@ class Actions:
         views: Sequence[NodeView],
         resource: CustomResource | None,
         onload: Onload | None = None,
-    ) -> tuple[tuple[str, ...], ApiError | None]:
+    ) -> tuple[tuple[Blocked, ...], ApiError | None]:
         """Performs actions: an error of one node does not affect the others.
 
         Returns the pods whose eviction a PodDisruptionBudget does not allow now, and the first error. The resource is
         None if it is gone; `onload` is only needed for probe pods.
         """
         by_name = {each.name: each for each in views}
-        blocked: list[str] = []
+        blocked: list[Blocked] = []
         failure: ApiError | None = None
         performed = 0
         for action in plan.actions:
@@ -60,8 +60,9 @@ class Actions:
 
     async def _perform(
         self, names: Names, action: Action, node: NodeView, resource: CustomResource | None, onload: Onload | None
-    ) -> Sequence[str]:
-        if node.probe != "none" and (action.removes_progress or action.step in _PROBE_ENDS):
+    ) -> Sequence[Blocked]:
+        ends = action.removes_progress or action.step in _PROBE_ENDS
+        if action.delete_probe or (node.probe != "none" and ends):
             await self._nodes.delete_probe(names, action.node)
         if action.create_probe and resource is not None and onload is not None:
             await self._nodes.create_probe(onload, owner_of(resource), action.node)

@@ -110,6 +110,19 @@ def too_long(names: Names) -> str:
     )
 
 
+def has_dots(names: Names) -> str:
+    """What is wrong with the characters of the name; empty if nothing is.
+
+    Admission only warns of it, as existing resources may have such names. The operator changes nothing for them.
+    """
+    if "." not in names.name:
+        return ""
+    return (
+        f"metadata.name is {names.name}, expected a name without dots: KMM and the operator find the namespace and the "
+        "name in labels by their dots; the resource has no effect; create one of another name"
+    )
+
+
 def owner_of_label(key: str) -> Names | None:
     """The Onload resource that a label of a node belongs to, by its key; None for labels of others.
 

@@ -16,13 +16,14 @@ from accelplane.kube.objects import Metadata, OwnerReference, Request
 from accelplane.onload import models
 from accelplane.onload.modules import names_of
 from accelplane.onload.names import RESOURCE, VERIFY_LABEL, Names
-from accelplane.onload.observed import NodeView, PodView, format_progress, view
+from accelplane.onload.observed import Blocked, NodeView, PodView, format_progress, view
 from accelplane.onload.resources import Eviction, Node, Pod, ProbePod, concerns_onload, node_only, pod_only
 from accelplane.onload.steps import Action, Role
 
 log = logging.getLogger(__name__)
 
 _NODE = "node"
+_MAX_BUDGET = 200  # characters of what the API server says about a PodDisruptionBudget
 
 
 class InUse(ApiError):
@@ -74,10 +75,10 @@ class Nodes:
         node_only(written)
         self._written[action.node] = (older, written)
 
-    async def evict(self, pods: Iterable[PodView]) -> list[str]:
+    async def evict(self, pods: Iterable[PodView]) -> list[Blocked]:
         """Asks for the eviction of pods. Returns those for which a PodDisruptionBudget does not allow it now."""
         results = await asyncio.gather(*(_evict(self._client, pod.key) for pod in pods))
-        return [blocked for blocked in results if blocked]
+        return [blocked for blocked in results if blocked is not None]
 
     async def delete(self, pods: Iterable[PodView]) -> None:
         """Deletes pods, unless others have their names by now."""
@@ -174,12 +175,14 @@ def _concerns(node: Node, names: Names, selector: Mapping[str, str] | None) -> b
     )
 
 
-async def _evict(client: Client, key: Request) -> str:
-    """Returns the name of the pod if its eviction is rejected now."""
+async def _evict(client: Client, key: Request) -> Blocked | None:
+    """Returns the pod if its eviction is rejected now."""
     try:
         await client.create(Eviction(metadata=Metadata(name=key.name, namespace=key.namespace)))
     except NotFound:
-        return ""
-    except TooManyRequests:
-        return str(key)
-    return ""
+        return None
+    except TooManyRequests as error:
+        # The API server names the budget in a cause.
+        budget = next((each.message for each in error.causes if each.reason == "DisruptionBudget"), "")
+        return Blocked(str(key), budget[:_MAX_BUDGET])
+    return None

@@ -8,7 +8,7 @@ restart of the operator at any point.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -50,7 +50,14 @@ class PodView(msgspec.Struct, frozen=True):
     revision: str | None = None
 
 
-Probe = Literal["none", "running", "succeeded", "failed"]
+class Blocked(NamedTuple):
+    """A pod (`namespace/name`) whose eviction the API server rejected, and what it says about the budget."""
+
+    pod: str
+    budget: str = ""
+
+
+Probe = Literal["none", "running", "succeeded", "failed", "terminating"]
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +152,8 @@ def _probe(pods: Sequence[Pod], names: Names) -> Probe:
     )
     if found is None:
         return "none"
+    if found.metadata.deletionTimestamp is not None and found.status.phase != "Succeeded":
+        return "terminating"
     match found.status.phase:
         case "Succeeded":
             return "succeeded"

@@ -32,7 +32,7 @@ from accelplane.onload.models import Onload, Revision, uses_kmm
 from accelplane.onload.names import FINALIZER, GROUP, MANAGED_BY, MANAGED_BY_LABEL, Names, owner_of_label
 from accelplane.onload.nodes import Nodes
 from accelplane.onload.observed import NodeView
-from accelplane.onload.requirements import overlaps, problem_of, target_of
+from accelplane.onload.requirements import overlaps, problem_of, target_of, unordered
 from accelplane.onload.resources import ONLOAD, DaemonSet, Node, Pod, concerns_onload, pod_state, read, relevant
 from accelplane.onload.revisions import Outcome, module_version, recorded, rollback, target
 from accelplane.onload.status import Observed, Problem
@@ -45,7 +45,6 @@ _DEBOUNCE = 0.2
 _AFTER_ACTION = 0.05
 _KMM_RETRY = 5.0
 _CONFLICT_RETRY = 60.0
-_FEW = 3
 
 
 class OnloadController:
@@ -142,7 +141,7 @@ class OnloadController:
             history=self._history(onload, history, plan, views),
             rolled_back=onload.spec.onload.version if back is not None else "",
             blocking=blocked,
-            problems=[*problems, *conflicts, *self._overlaps(onload)],
+            problems=[*problems, *conflicts, *unordered(names, goal, views), *self._overlaps(onload)],
         )
         await self._update_status(resource, onload, observed)
         self._warn(resource, onload, observed)
@@ -192,10 +191,13 @@ class OnloadController:
         """Releases all nodes of a resource that is being deleted, and then the resource."""
         if FINALIZER not in (resource.metadata.finalizers or ()):
             return None
-        plan, blocked = await self._release(resource, names)
-        if blocked:
-            note = f"a PodDisruptionBudget does not allow the eviction of {', '.join(blocked[:_FEW])}"
-            self._events.record(resource, "Warning", "EvictionBlocked", note)
+        observed, failure = await self._release(resource, names)
+        plan = observed.plan
+        if observed.blocking:
+            self._events.record(resource, "Warning", "EvictionBlocked", status.blocked_message(observed.blocking))
+        await self._report_deletion(resource, observed)
+        if failure is not None:
+            raise failure
         if plan.is_complete and not plan.actions:
             log.info("Onload %s: all nodes are released", request_of(resource))
             await remove_finalizer(self._client, resource, FINALIZER)
@@ -212,19 +214,28 @@ class OnloadController:
             log.info("Onload %s/%s is gone: releases its nodes", names.namespace, names.name)
         else:
             return None
-        plan, _ = await self._release(None, names)
-        return _result(plan)
-
-    async def _release(self, resource: CustomResource | None, names: Names) -> tuple[Plan, Sequence[str]]:
-        """One pass of releasing all nodes. Returns the plan, and the pods whose eviction is rejected."""
-        views = self._nodes.views(names, None)
-        plan = decide(Target(version="", deleting=True), views, self._clock())
-        blocked, failure = await self._actions.perform(names, plan, views, resource)
+        observed, failure = await self._release(None, names)
         if failure is not None:
             raise failure
-        return plan, blocked
+        return _result(observed.plan)
+
+    async def _release(self, resource: CustomResource | None, names: Names) -> tuple[Observed, ApiError | None]:
+        """One pass of releasing all nodes. Returns what was found, and the first error."""
+        views, goal = self._nodes.views(names, None), Target(version="", deleting=True)
+        plan = decide(goal, views, self._clock())
+        blocked, failure = await self._actions.perform(names, plan, views, resource)
+        return Observed(target=goal, plan=plan, nodes=views, blocking=blocked), failure
 
     # Reports
+
+    async def _report_deletion(self, resource: CustomResource, observed: Observed) -> None:
+        """Writes the status while nodes are released: it names the pods that delay the deletion."""
+        onload = _readable(resource)
+        if onload is None or observed.plan.is_complete:
+            return
+        history = onload.status.onload.history if onload.status else ()
+        goal = msgspec.structs.replace(observed.target, version=onload.spec.onload.version)
+        await self._update_status(resource, onload, msgspec.structs.replace(observed, target=goal, history=history))
 
     async def _report_problem(self, resource: CustomResource, onload: Onload, problem: Problem) -> None:
         self._events.record(resource, "Warning", problem.reason, problem.message)
@@ -279,7 +290,7 @@ def _readable(resource: CustomResource) -> Onload | None:
 
 def _result(plan: Plan) -> Result | None:
     """When to decide again: soon after an action, and at the next deadline."""
-    if any(action.patches or action.delete or action.create_probe for action in plan.actions):
+    if any(action.patches or action.delete or action.delete_probe for action in plan.actions):
         return Result(requeue_after=_AFTER_ACTION)
     if plan.actions:
         return Result(requeue_after=EVICTION_RETRY)

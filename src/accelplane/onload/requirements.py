@@ -3,16 +3,18 @@
 problem_of(onload)                  the first problem, if any
 target_of(onload, ...)              the target of its nodes
 overlaps(onload, others, nodes)     resources that select the same nodes
+unordered(names, target, nodes)     nodes whose modules are not loaded in their order
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from accelplane.kube.names import is_label_value
+from accelplane.kube.rules import broken_rules
 from accelplane.onload.children import Wanted
-from accelplane.onload.models import DEFAULT_NODE_TIMEOUT, Onload, UpgradeSpec, options_of, seconds, uses_kmm, uses_sfc
+from accelplane.onload.models import DEFAULT_NODE_TIMEOUT, Onload, UpgradeSpec, seconds, uses_kmm, uses_sfc
 from accelplane.onload.modules import names_of
-from accelplane.onload.names import too_long
+from accelplane.onload.names import Names, has_dots, too_long
 from accelplane.onload.observed import NodeView
+from accelplane.onload.rules import DEVICE_PLUGIN, SPEC, duration_errors
 from accelplane.onload.status import Problem
 from accelplane.onload.steps import Target
 
@@ -20,26 +22,16 @@ _NAMED = 3
 
 
 def problem_of(onload: Onload) -> Problem | None:
-    """What prevents that the resource is reconciled."""
+    """What prevents that the resource is reconciled: the rules of admission that have a reason."""
     spec, names = onload.spec, names_of(onload)
     if message := too_long(names):
         return Problem("NameTooLong", message)
-    if "." in names.name:
-        message = f"metadata.name is {names.name!a}, expected a name without dots, which KMM cannot use in labels"
-        return Problem("InvalidName", f"{message}; create a resource of another name")
-    if not spec.selector:
-        message = "spec.selector is empty, expected labels of nodes; write for example the label of the worker nodes"
-        return Problem("InvalidSelector", message)
-    if not spec.onload.version or not is_label_value(spec.onload.version):
-        message = f"spec.onload.version is {spec.onload.version!a}, expected a label value of 1 to 63 characters"
-        return Problem("InvalidVersion", f"{message}; use letters, digits, -, _ and .")
-    if uses_kmm(spec.onload) and not spec.onload.kernel_mappings:
-        message = "spec.onload.kernelMappings is empty, expected at least one mapping"
-        return Problem("InvalidSpec", f"{message}; add one, or set moduleManagement to External")
-    options = options_of(spec.device_plugin)
-    if options.set_preload and options.mount_onload:
-        return Problem("InvalidSpec", "SetPreload and MountOnload mutually exclusive; set one of them to false")
-    return _invalid_durations(spec.upgrade or UpgradeSpec())
+    if message := has_dots(names):
+        return Problem("InvalidName", message)
+    broken = (*broken_rules(spec, SPEC), *broken_rules(spec.device_plugin, DEVICE_PLUGIN))
+    found = [Problem(rule.reason, message) for rule, message in broken if rule.reason]
+    found += [Problem("InvalidSpec", message) for message in duration_errors(spec.upgrade)]
+    return found[0] if found else None
 
 
 def target_of(onload: Onload, made: Wanted, nodes: Sequence[NodeView], *, version: str, rolls_back: bool) -> Target:
@@ -83,15 +75,28 @@ def overlaps(onload: Onload, others: Iterable[Onload], nodes: Mapping[str, Mappi
     return found
 
 
+def unordered(names: Names, target: Target, nodes: Iterable[NodeView]) -> list[Problem]:
+    """Nodes on which KMM reports `onload` and not `sfc`: `onload` may use the kernel's own `sfc`.
+
+    KMM 1.1 starts both loaders at once after a reboot. The loader of `sfc` then cannot remove the kernel's own driver,
+    because `onload` uses it.
+    """
+    found = sorted(
+        node.name
+        for node in nodes
+        if node.selected and node.ready and node.gate is not None and target.kmm and target.sfc
+        if node.module == node.sfc == target.version and node.module_loaded and not node.sfc_loaded
+    )
+    if not found:
+        return []
+    message = (
+        f"{_listed(found)}: KMM reports the module onload and not sfc, expected both; after a reboot, KMM 1.1 may load "
+        "onload on the kernel's own sfc. Delete the pods that use Onload there, then remove the labels "
+        f"{names.module_label} and {names.sfc_label} of the node: the operator loads both modules in their order"
+    )
+    return [Problem("SfcNotLoaded", message)]
+
+
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{'node' if len(names) == 1 else 'nodes'} {', '.join(names[:_NAMED])}{more}"
-
-
-def _invalid_durations(upgrade: UpgradeSpec) -> Problem | None:
-    for field, value in (("nodeTimeout", upgrade.node_timeout), ("evictionTimeout", upgrade.eviction_timeout)):
-        try:
-            seconds(value or "1s")
-        except ValueError as error:
-            return Problem("InvalidSpec", f"spec.upgrade.{field} is {error}")
-    return None

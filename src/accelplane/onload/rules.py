@@ -1,19 +1,23 @@
 """Rules about the spec of an Onload resource, with one message each for admission and for the API server.
 
-    DEVICE_PLUGIN    about `spec.devicePlugin`
-    SPEC             about `spec`
+    DEVICE_PLUGIN            about `spec.devicePlugin`
+    SPEC                     about `spec`
+    duration_errors(upgrade) about the times of `spec.upgrade`
 
 The definition of the Go operator has one CEL rule, the first one here. The other rules with a CEL expression concern
 fields that the Go operator does not have, or specs that it accepts and cannot realize: without nodes, without kernel
 modules. All others are evaluated at admission only. A spec that works with the Go operator is never rejected by the API
 server itself.
+
+Rules with a reason also prevent that the operator realizes the resource, which may be stored without admission.
 """
 
 import re
+from collections.abc import Iterator
 
 from accelplane.kube.names import is_label_value
 from accelplane.kube.rules import Rule, is_set
-from accelplane.onload.models import DevicePluginSpec, Spec, uses_kmm
+from accelplane.onload.models import DevicePluginSpec, Spec, UpgradeSpec, seconds, uses_kmm
 
 _PULL_POLICIES = ("", "Always", "IfNotPresent", "Never")
 _EXPECTED_POLICY = "expected Always, IfNotPresent or Never; change it or remove it"
@@ -42,6 +46,7 @@ DEVICE_PLUGIN: tuple[Rule[DevicePluginSpec], ...] = (
         broken=lambda spec: bool(spec.set_preload and spec.mount_onload and spec.preload is not False),
         # The default of setPreload is true: preload false is what the author wrote.
         cel="!(self.setPreload && self.mountOnload) || (has(self.preload) && !self.preload)",
+        reason="InvalidSpec",
     ),
     Rule(
         message="devicePlugin.preload is true and setPreload is false, expected the same in both; remove preload",
@@ -67,12 +72,14 @@ SPEC: tuple[Rule[Spec], ...] = (
         message="selector is empty, expected labels of nodes; for all nodes write kubernetes.io/os: linux",
         broken=lambda spec: not spec.selector,
         cel="size(self.selector) > 0",
+        reason="InvalidSelector",
     ),
     Rule(
         message="onload.kernelMappings is empty, expected at least one mapping; add one, or set "
         "onload.moduleManagement to External if the modules are loaded by other means",
         broken=lambda spec: uses_kmm(spec.onload) and not spec.onload.kernel_mappings,
         cel="self.onload.moduleManagement == 'External' || size(self.onload.kernelMappings) > 0",
+        reason="InvalidSpec",
     ),
     Rule(
         message="onload.moduleManagement is External and onload.kernelMappings is set, expected one of them; remove "
@@ -84,6 +91,7 @@ SPEC: tuple[Rule[Spec], ...] = (
         message="onload.version is {onload.version}, expected a label value: at most 63 characters of A-Z, a-z, 0-9, "
         "-, _ and ., the first and last one a letter or a digit; change it",
         broken=lambda spec: not (spec.onload.version and is_label_value(spec.onload.version)),
+        reason="InvalidVersion",
     ),
     Rule(
         message="onload.userImage is empty, expected an image with the Onload userland; set it",
@@ -101,3 +109,15 @@ SPEC: tuple[Rule[Spec], ...] = (
         f"self.{_UNAVAILABLE}.matches('^{_PERCENTAGE}$'))",
     ),
 )
+
+
+def duration_errors(upgrade: UpgradeSpec | None) -> Iterator[str]:
+    """What is wrong with the times of `spec.upgrade`. A wrong one also prevents that the resource is realized."""
+    if upgrade is None:
+        return
+    for field, text in (("nodeTimeout", upgrade.node_timeout), ("evictionTimeout", upgrade.eviction_timeout)):
+        try:
+            if text is not None and seconds(text) <= 0:
+                yield f"upgrade.{field} is {text}, expected more than 0; remove it for the default"
+        except ValueError as error:
+            yield f"upgrade.{field} is {error}; change it"

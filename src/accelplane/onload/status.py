@@ -17,7 +17,7 @@ import msgspec
 
 from accelplane.kube.conditions import condition, with_transition_times
 from accelplane.onload.models import CurrentNode, DevicePluginStatus, Onload, OnloadStatus, Revision, Status
-from accelplane.onload.observed import NodeView
+from accelplane.onload.observed import Blocked, NodeView
 from accelplane.onload.resources import DaemonSetStatus
 from accelplane.onload.steps import NodeStep, Plan, Target
 
@@ -42,7 +42,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     daemonset: DaemonSetStatus | None = None
     history: tuple[Revision, ...] = ()
     rolled_back: str = ""
-    blocking: Sequence[str] = ()
+    blocking: Sequence[Blocked] = ()
     problems: Sequence[Problem] = ()
 
 
@@ -63,7 +63,7 @@ def status(onload: Onload, observed: Observed, now: str) -> Status:
             nodes_module_ready=sum(node.module_loaded for node in selected),
             nodes_upgraded=len(verified),
             current_nodes=tuple(_current(observed, steps))[:_MAX_CURRENT],
-            blocking_pods=tuple(sorted(observed.blocking)),
+            blocking_pods=tuple(sorted(each.pod for each in observed.blocking)),
             history=observed.history,
         ),
         device_plugin=DevicePluginStatus(desired=pods.desired_number_scheduled, ready=pods.number_ready),
@@ -84,6 +84,8 @@ class _Finding(NamedTuple):
 def _ready(observed: Observed, selected: int, verified: int) -> _Finding:
     if observed.problems and not observed.plan.steps:
         return _Finding(READY, False, *observed.problems[0])
+    if observed.target.deleting:
+        return _Finding(READY, False, "Deleting", "the resource is being deleted: its nodes are released")
     if not observed.plan.is_complete or verified < selected:
         waiting = next((step for step in observed.plan.steps if step.step not in {"Verified", "Removed"}), None)
         more = f"; {_waiting(waiting)}" if waiting is not None else ""
@@ -127,11 +129,15 @@ def problems(observed: Observed) -> list[Problem]:
         for step in observed.plan.overdue[:_NAMED]
     ]
     if observed.blocking:
-        pods = _listed(sorted(observed.blocking))
-        found.append(
-            Problem("EvictionBlocked", f"a PodDisruptionBudget does not allow the eviction of {pods}; delete the pods")
-        )
+        found.append(Problem("EvictionBlocked", blocked_message(observed.blocking)))
     return found
+
+
+def blocked_message(blocked: Sequence[Blocked]) -> str:
+    """Which pods cannot be evicted, why, and what to do."""
+    shown = [f"{each.pod} ({each.budget.rstrip('.')})" if each.budget else each.pod for each in sorted(blocked)]
+    pods = _listed(shown)
+    return f"a PodDisruptionBudget does not allow the eviction of {pods}; change the budget or delete the pods"
 
 
 def _is_labelled(target: Target, node: NodeView) -> bool:

@@ -27,6 +27,8 @@ from accelplane.onload.observed import NodeView, PodView, Progress
 READY_WAIT = 30
 # Pods and nodes are watched. This interval is for pods whose eviction was rejected.
 EVICTION_RETRY = 5.0
+# A probe pod that failed is created again so many seconds after it was created. This does not extend the time limit.
+PROBE_RETRY = 60.0
 
 Role = Literal["module", "sfc", "gate"]
 StepName = Literal[
@@ -87,6 +89,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     evict: tuple[PodView, ...] = ()
     delete: tuple[PodView, ...] = ()
     create_probe: bool = False
+    delete_probe: bool = False
     unloads: bool = False
 
     @property
@@ -305,14 +308,24 @@ class _Node:
         if not missing:
             if node.progress is None:
                 return NodeStep(node=node.name, step="Verified")
-            if self.target.probe and node.probe == "none":
-                action = Action(node=node.name, step="Verifying", message="a probe pod is created", create_probe=True)
-                return self._acting(action)
             if self.target.probe and node.probe != "succeeded":
-                return self._waiting("Verifying", f"the probe pod is {node.probe}")
+                return self._probing()
             action = self._patch("Verified", f"version {self.target.version} is verified", removes_progress=True)
             return self._acting(msgspec.structs.replace(action, progress=None))
         return self._waiting("Verifying", f"waits for {', '.join(missing)}")
+
+    def _probing(self) -> NodeStep:
+        """The probe pod has to succeed. The last step of the progress is its creation."""
+        if self.node.probe == "none":
+            action = self._patch("Verifying", "a probe pod is created", progress=self._progress())
+            return self._acting(msgspec.structs.replace(action, create_probe=True))
+        if self.node.probe != "failed":
+            return self._waiting("Verifying", f"the probe pod is {self.node.probe}")
+        if self._waited(PROBE_RETRY):
+            message = "the probe pod failed, so it is created again"
+            return self._acting(Action(node=self.node.name, step="Verifying", message=message, delete_probe=True))
+        step = self._waiting("Verifying", "the probe pod failed; it is created again a minute after its creation")
+        return msgspec.structs.replace(step, until=self._since() + PROBE_RETRY)
 
     def _unverified(self) -> list[str]:
         """What is missing until the node is verified, apart from the probe."""

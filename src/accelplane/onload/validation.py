@@ -16,9 +16,9 @@ import msgspec
 from accelplane.kube.names import is_dns_subdomain
 from accelplane.kube.rules import broken
 from accelplane.onload import rules
-from accelplane.onload.models import DevicePluginSpec, KernelMapping, Onload, Spec, options_of, seconds
+from accelplane.onload.models import DevicePluginSpec, KernelMapping, Onload, Spec, options_of
 from accelplane.onload.modules import names_of
-from accelplane.onload.names import Names, too_long
+from accelplane.onload.names import Names, has_dots, too_long
 from accelplane.onload.requirements import overlaps
 
 PREFIX = "invalid resource: "
@@ -85,20 +85,7 @@ def _errors(spec: Spec, own: Names) -> Iterator[str]:
             yield f"{field} is {name[:80]!a}, expected a name of a-z, 0-9, - and .; change it"
     if spec.image_pull_secret and not spec.image_pull_secret.name:
         yield "imagePullSecret.name is empty, expected the name of a Secret; set it or remove imagePullSecret"
-    if spec.upgrade:
-        for field, text in (
-            ("nodeTimeout", spec.upgrade.node_timeout),
-            ("evictionTimeout", spec.upgrade.eviction_timeout),
-        ):
-            yield from _duration_errors(f"upgrade.{field}", text)
-
-
-def _duration_errors(field: str, text: str | None) -> Iterator[str]:
-    try:
-        if text is not None and seconds(text) <= 0:
-            yield f"{field} is {text}, expected more than 0; remove it for the default"
-    except ValueError as error:
-        yield f"{field} is {error}; change it"
+    yield from rules.duration_errors(spec.upgrade)
 
 
 def _mapping_errors(mapping: KernelMapping, field: str) -> Iterator[str]:
@@ -172,8 +159,8 @@ def _is_below(path: str, directories: Iterable[str]) -> bool:
 
 def _warnings(onload: Onload, others: Iterable[Onload], nodes: Mapping[str, Labels]) -> Iterator[str]:
     spec, own = onload.spec, names_of(onload)
-    if "." in own.name:
-        yield f"metadata.name {own.name} has dots, which KMM cannot use in labels; create a resource of another name"
+    if warning := has_dots(own):
+        yield warning
     for place, mapping in enumerate(spec.onload.kernel_mappings):
         field = f"onload.kernelMappings[{place}]"
         last = re.sub(r"\$\{\w*\}", "x", mapping.kernel_module_image).rpartition("/")[2]

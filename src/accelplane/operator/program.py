@@ -5,6 +5,7 @@ Controllers run in the leader only. Every replica serves webhooks, probes and me
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -15,9 +16,10 @@ from accelplane.admission.sgx import SgxOptions
 from accelplane.http.servingtls import ServingTls, TlsSettings
 from accelplane.kube.admission import Hook
 from accelplane.kube.client import Client, ClientConfig
-from accelplane.kube.discovery import served_kinds
+from accelplane.kube.discovery import served_kinds, stop_when_served
 from accelplane.kube.leader import Election
 from accelplane.kube.manager import Manager
+from accelplane.kube.objects import Object
 from accelplane.kube.webhooks import Certificate, serve
 from accelplane.operator.controller import PluginController, controllers
 from accelplane.operator.resources import KINDS
@@ -47,8 +49,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     profiling: bool = False
 
 
-Extension = Callable[[Manager], Iterable[Hook]]
-"""Adds controllers to a manager, and returns their webhooks."""
+class Extension(msgspec.Struct, frozen=True):
+    """`add` adds controllers of `kinds` to a manager, and returns their webhooks."""
+
+    kinds: Sequence[type[Object]]
+    add: Callable[[Manager], Iterable[Hook]]
 
 
 async def run(options: Options, config: ClientConfig, extend: Extension | None = None) -> None:
@@ -64,9 +69,22 @@ async def run(options: Options, config: ClientConfig, extend: Extension | None =
         named = bool(names) and all(kind in served for kind in names)
         # If none is served, the definitions are probably applied later. Until then the readiness probe fails.
         chosen = msgspec.structs.replace(options, families=families or options.families)
-        await _manager(client, chosen, extend, named=named).run()
+        missing = await _missing(client, extend)
+        manager = _manager(client, chosen, None if missing else extend, named=named)
+        if missing:
+            # The other kinds do not wait for a kind of another product.
+            manager.add_runnable(partial(stop_when_served, client, missing, manager.stop))
+        await manager.run()
     finally:
         await client.close()
+
+
+async def _missing(client: Client, extend: Extension | None) -> list[type[Object]]:
+    """The kinds of the extension that are not served."""
+    if extend is None:
+        return []
+    served = await served_kinds(client, extend.kinds)
+    return [kind for kind in extend.kinds if kind not in served]
 
 
 def _manager(client: Client, options: Options, extend: Extension | None, *, named: bool) -> Manager:
@@ -82,7 +100,7 @@ def _manager(client: Client, options: Options, extend: Extension | None, *, name
         shutdown_delay=options.shutdown_delay,
     )
     made = controllers(manager, options.families, options.settings)
-    found = [*_hooks(manager, made, options, named=named), *(extend(manager) if extend is not None else ())]
+    found = [*_hooks(manager, made, options, named=named), *(extend.add(manager) if extend is not None else ())]
     serve(manager, found, options.certificate, tls, port=options.webhook_port)
     log.info("kinds: %s; DaemonSets in namespace %s", ", ".join(options.families), options.settings.namespace)
     return manager

@@ -45,6 +45,6 @@ class DlbPlugin(Plugin[Config]):
 
         for device in devices:
             name = device.id.rpartition("/")[2]
-            path = f"/sys/class/dlb2/{name}/device"
+            path = pci.canonical(host, f"/sys/class/dlb2/{name}/device")
             facts = {"driver": "dlb2", "function": device.resource}
             yield pci.plan(host, name, path, offload.dlb(host, path), facts, units=[device.unit])

@@ -97,15 +97,14 @@ class NpuPlugin(Plugin[NpuConfig]):
                 microseconds = int(host.text(f"{self._class}/{name}/device/npu_busy_time_us"))
             except (HostError, ValueError):
                 continue  # the file exists since Linux 6.11
-            yield Sample(
-                "npu_busy_seconds_total", "Time that the NPU spent executing jobs", {"device": name}, microseconds / 1e6
-            )
+            help_ = "Deprecated: use accelplane_npu_busy_seconds_total"
+            yield Sample("npu_busy_seconds_total", help_, {"device": name}, microseconds / 1e6)
 
     def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
         from accelplane.readings import npu, pci  # noqa: PLC0415 - memory of agents without pages
 
         for name, attributes in {device.unit: device.attributes for device in devices}.items():
-            path = f"{self._class}/{name}/device"
+            path = pci.canonical(host, f"{self._class}/{name}/device")
             yield pci.plan(host, name, path, npu.sources(host, path), attributes)
 
     def _accelerator(self, host: Host, name: str) -> Iterator[Device | Skipped]:

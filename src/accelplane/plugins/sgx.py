@@ -91,6 +91,12 @@ class SgxConfig(Config, frozen=True, kw_only=True):
                 raise ValueError(f"{option} is {getattr(self, name)}, expected {_MAX_LIMIT} or less")
 
 
+_EPC_METRICS = {
+    "accelplane_sgx_epc_bytes": "Enclave page cache that the kernel manages",
+    "sgx_epc_bytes": "Deprecated: use accelplane_sgx_epc_bytes",
+}
+
+
 class SgxPlugin(Plugin[SgxConfig]):
     """Publishes `sgx.intel.com/enclave` and `provision`; by option also `qe`, `registration` and `vepc`."""
 
@@ -146,10 +152,9 @@ class SgxPlugin(Plugin[SgxConfig]):
 
     def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
         sizes, _problems = numa_epc(host)
-        for node, size in sizes.items():
-            yield Sample(
-                "sgx_epc_bytes", "Enclave page cache that the kernel manages", {"numa_node": str(node)}, float(size)
-            )
+        for name, help_ in _EPC_METRICS.items():
+            for node, size in sizes.items():
+                yield Sample(name, help_, {"numa_node": str(node)}, float(size))
 
     def _skipped(self, path: str, fault: str, faults: Collection[str]) -> Skipped:
         if path != PROVISION or ENCLAVE in faults:

@@ -6,7 +6,8 @@ the function is bound once that write is settled.
 """
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from accelplane.host import Host, HostError, Unreadable
@@ -55,6 +56,12 @@ def vf_count_step(
 def missing_vfs(count: int, found: int) -> str:
     """The problem of a physical function whose virtual ones are not all in sysfs."""
     return f"sriov_numvfs is {count}, but sysfs shows {found} virtual functions"
+
+
+def vf_drivers(drivers: Iterable[str]) -> str:
+    """How many VFs each driver has, to show them."""
+    counts = Counter(driver or "no driver" for driver in drivers)
+    return ", ".join(f"{name} ({count})" for name, count in counts.items())
 
 
 def read_number(host: Host, path: str) -> int:

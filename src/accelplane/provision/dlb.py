@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from accelplane.host import Host, HostError, Missing, pci_address
 from accelplane.host.drivers import vf_address, vf_links
 from accelplane.provision import config as files
-from accelplane.provision.binding import missing_vfs, read_number, vf_count_step
+from accelplane.provision.binding import missing_vfs, read_number, vf_count_step, vf_drivers
 from accelplane.provision.config import ConfigError, shown
 from accelplane.provision.steps import Plan, Planner, Step
 
@@ -196,8 +196,7 @@ def _properties(pf: _Pf) -> dict[str, str]:
     if pf.total is not None:
         now["VFs"] = f"{pf.count} of {pf.total}"
     if pf.vfs:
-        drivers = [vf.driver or "no driver" for vf in pf.vfs]
-        now["VFs on"] = ", ".join(f"{name} ({drivers.count(name)})" for name in dict.fromkeys(drivers))
+        now["VFs on"] = vf_drivers(vf.driver for vf in pf.vfs)
         given = [_listed({name: value for name, value in vf.has.items() if value}) or "nothing" for vf in pf.vfs]
         now["VFs have"] = "; ".join(f"{one} ({given.count(one)})" for one in dict.fromkeys(given))
     return now

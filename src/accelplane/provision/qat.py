@@ -26,7 +26,7 @@ from accelplane.host.drivers import (
 from accelplane.host.pci import DEVICES
 from accelplane.plugins.qat.models import VENDOR, QatModel, model_of_pf
 from accelplane.provision import config as files
-from accelplane.provision.binding import bind_steps, missing_vfs, read_number, vf_count_step
+from accelplane.provision.binding import bind_steps, missing_vfs, read_number, vf_count_step, vf_drivers
 from accelplane.provision.config import ConfigError, shown
 from accelplane.provision.steps import Plan, Planner, Step
 
@@ -227,8 +227,7 @@ def _properties(pf: _Pf) -> dict[str, str]:
     if pf.total is not None:
         now["VFs"] = f"{pf.count} of {pf.total}"
     if pf.vfs:
-        drivers = [vf.driver or "no driver" for vf in pf.vfs]
-        now["VFs on"] = ", ".join(f"{name} ({drivers.count(name)})" for name in dict.fromkeys(drivers))
+        now["VFs on"] = vf_drivers(vf.driver for vf in pf.vfs)
     return now
 
 

@@ -30,6 +30,7 @@ LINK_MAX_SPEED = Family(
 )
 LINK_LANES = Family("accelplane_pci_link_lanes", "Current width of the PCIe link.")
 LINK_MAX_LANES = Family("accelplane_pci_link_max_lanes", "Largest width of the PCIe link.")
+PCI_RECOVERIES = Family("accelplane_pci_recoveries_total", "Recoveries from PCIe errors by outcome.", "counter")
 RUNTIME = Family(
     "accelplane_device_runtime_seconds_total",
     "Time in a runtime power state since the driver was bound.",
@@ -55,6 +56,7 @@ GPU_THROTTLED = Family(
     "1 while a GT runs slower than requested, by reason. Reasons that do not apply are absent.",
 )
 GPU_HEALTH = Family("accelplane_gpu_health", "1 for the health that the driver reports.")
+GPU_WEDGED = Family("accelplane_gpu_wedged_total", "Times that the driver declared the GPU wedged.", "counter")
 GPU_MEMORY = Family("accelplane_gpu_memory_size_bytes", "Size of the local memory of a GPU.")
 NPU_BUSY = Family("accelplane_npu_busy_seconds_total", "Time that the NPU executed jobs.", "counter")
 NPU_MEMORY = Family("accelplane_npu_memory_bytes", "Memory that the buffers of the NPU use.")
@@ -92,11 +94,25 @@ IDXD_QUEUE_ENTRIES = Family("accelplane_idxd_queue_entries", "Entries in the wor
 IDXD_QUEUE_SIZE = Family("accelplane_idxd_queue_size", "Largest number of entries of the work queue.")
 IDXD_QUEUE_CLIENTS = Family("accelplane_idxd_queue_clients", "Open user contexts of the work queue.")
 IDXD_QUEUE_ENABLED = Family("accelplane_idxd_queue_enabled", "1 while the work queue is enabled.")
+IDXD_FAULTS = Family(
+    "accelplane_idxd_completion_faults_total",
+    "Page faults at completion records of the files of a queue, since the agent reads them.",
+    "counter",
+)
 IDXD_ENGINES = Family("accelplane_idxd_engines", "Engines that belong to a group.")
 DLB_RESOURCES = Family("accelplane_dlb_resources", "Resources of the DLB device.")
 DLB_AVAILABLE = Family("accelplane_dlb_resources_available", "Resources of the DLB device that are free.")
 FPGA_ERRORS = Family("accelplane_fpga_error_flags", "Bits that are set in an error register.")
 FPGA_PORT_POWER = Family("accelplane_fpga_port_power_state", "Power state of a port: 0 normal, 1 AP1, 2 AP2, 6 AP6.")
+NIC_BYTES = Family("accelplane_nic_bytes_total", "Bytes of a network interface.", "counter")
+NIC_PACKETS = Family("accelplane_nic_packets_total", "Packets of a network interface.", "counter")
+NIC_ERRORS = Family("accelplane_nic_errors_total", "Packets with errors of a network interface.", "counter")
+NIC_DROPS = Family("accelplane_nic_drops_total", "Packets that a network interface dropped.", "counter")
+NIC_CARRIER_CHANGES = Family(
+    "accelplane_nic_carrier_changes_total",
+    "Times that a network interface got or lost its carrier.",
+    "counter",
+)
 
 FAMILIES = (
     INFO,
@@ -105,6 +121,7 @@ FAMILIES = (
     STUCK,
     PCI_ERRORS,
     PCI_ERROR_MESSAGES,
+    PCI_RECOVERIES,
     LINK_SPEED,
     LINK_MAX_SPEED,
     LINK_LANES,
@@ -124,6 +141,7 @@ FAMILIES = (
     GPU_IDLE,
     GPU_THROTTLED,
     GPU_HEALTH,
+    GPU_WEDGED,
     GPU_MEMORY,
     NPU_BUSY,
     NPU_MEMORY,
@@ -146,9 +164,15 @@ FAMILIES = (
     IDXD_QUEUE_SIZE,
     IDXD_QUEUE_CLIENTS,
     IDXD_QUEUE_ENABLED,
+    IDXD_FAULTS,
     IDXD_ENGINES,
     DLB_RESOURCES,
     DLB_AVAILABLE,
     FPGA_ERRORS,
     FPGA_PORT_POWER,
+    NIC_BYTES,
+    NIC_PACKETS,
+    NIC_ERRORS,
+    NIC_DROPS,
+    NIC_CARRIER_CHANGES,
 )

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from accelplane.host import Host, HostError
 from accelplane.readings import families, pci
@@ -12,6 +13,8 @@ _WORD = re.compile(r"[a-z]{1,20}", re.ASCII)
 _RESOURCE = re.compile(r"num_([a-z0-9_]{1,32})", re.ASCII)
 _ENGINE = re.compile(r"engine[0-9]{1,3}\.[0-9]{1,3}", re.ASCII)
 _ERROR_WORDS = 4
+_FILE = re.compile(r"file[0-9]{1,10}", re.ASCII)
+_FAULTS = {"cr_faults": "resolved", "cr_fault_failures": "failed"}
 _HEXADECIMAL = re.compile(r"(?:0x)?[0-9a-f]{1,16}", re.ASCII)
 
 
@@ -56,6 +59,28 @@ def _queue(host: Host, path: str, queue: str) -> Iterator[Source]:
             ("state", flag(families.IDXD_QUEUE_ENABLED, "enabled", extra)),
         ],
     )
+
+    # The character device of a user queue, with a directory for each open file (Linux 6.4).
+    cdev = next((name for name in sorted(pci.entries(host, path)) if name.endswith(f"!{queue}")), "")
+    if cdev:
+        directory = f"{path}/{cdev}"
+        yield Source(path=directory, parse=_nothing, members=partial(_open_files, directory, queue))
+
+
+def _open_files(directory: str, queue: str, names: Sequence[str]) -> Sequence[Source]:
+    return [
+        Source(
+            path=f"{directory}/{name}/{attribute}",
+            parse=scalar(families.IDXD_FAULTS, extra=labels(unit=queue, outcome=outcome)),
+            accumulates=True,
+        )
+        for name in sorted(filter(_FILE.fullmatch, names))
+        for attribute, outcome in _FAULTS.items()
+    ]
+
+
+def _nothing(_text: str) -> Sequence[Value]:
+    return ()
 
 
 def _word(host: Host, path: str) -> str:

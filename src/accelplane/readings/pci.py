@@ -21,6 +21,14 @@ def directory(bdf: str) -> str:
     return f"{_DIRECTORY}/{bdf}"
 
 
+def canonical(host: Host, path: str) -> str:
+    """The path without links, which is cheaper to read; the path itself if it cannot be resolved."""
+    try:
+        return host.resolve(path)
+    except HostError:
+        return path
+
+
 def plan(
     host: Host,
     device: str,

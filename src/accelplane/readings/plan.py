@@ -23,6 +23,10 @@ class Source(Struct, frozen=True, kw_only=True):
     `parse` and `follow` are pure functions: they are called only if the text differs from that of the last reading.
     `waking`: the driver powers the device up to answer. `wraps_after`: a counter of the device may wrap in more than
     this number of seconds without a reading. `follow` returns further sources that depend on the text.
+
+    With `members` the path is a directory, and `members` returns the sources of its entries, by their names, at each
+    reading. The value of a source that `accumulates` is the increase of its numbers, of all its paths together, since
+    the first reading: entries come and go, and a counter must not go down.
     """
 
     path: str
@@ -31,6 +35,8 @@ class Source(Struct, frozen=True, kw_only=True):
     limit: int = ATTRIBUTE_LIMIT
     wraps_after: float = 0.0
     follow: "Callable[[str], Sequence[Source]] | None" = None
+    members: "Callable[[Sequence[str]], Sequence[Source]] | None" = None
+    accumulates: bool = False
 
 
 class DevicePlan(Struct, frozen=True, kw_only=True):

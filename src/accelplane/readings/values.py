@@ -7,6 +7,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -51,6 +52,7 @@ def labels(**texts: str) -> str:
     return ",".join(f'{name}="{escape(text)}"' for name, text in texts.items())
 
 
+@lru_cache(maxsize=4096)
 def escape(text: str) -> str:
     """The text of a label: at most 128 bytes, without control characters, escaped as the text format says."""
     clean = "".join(character if character.isprintable() else "?" for character in text)

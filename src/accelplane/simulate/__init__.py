@@ -1,4 +1,4 @@
-"""Simulated hardware: the file trees, services and uevents of a node with accelerators.
+"""Simulated hardware: the file trees, the Level-Zero service and uevents of a node with accelerators.
 
 The emulated kernel is in `accelplane.simulate.kernel`. It is not part of the images for nodes.
 """

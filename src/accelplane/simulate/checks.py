@@ -2,6 +2,8 @@
 
 import re
 
+import msgspec
+
 MAX_INDEX = 1023
 MAX_NUMA_NODES = 512
 MAX_VFS = 127
@@ -29,3 +31,20 @@ def spelled(key: str, value: str | None, pattern: re.Pattern[str], example: str)
     if value is None or pattern.fullmatch(value):
         return None
     return f"{key} is {value[:80]!a}, expected the form {example}"
+
+
+class Described(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+    """A part of the description of a node."""
+
+
+class Placed(Described, frozen=True, kw_only=True):
+    """A PCI device in it, with an address and a NUMA node; the defaults follow from the number of the device."""
+
+    bdf: str | None = None
+    numa_node: int | None = None
+
+    def __post_init__(self) -> None:
+        check(
+            spelled("bdf", self.bdf, BDF, "0000:03:00.0"),
+            bounded("numa-node", self.numa_node, MAX_NUMA_NODES - 1, least=-1),
+        )

@@ -1,14 +1,15 @@
 """A simulated Level-Zero service for the GPU plugin: real gRPC, simulated readings.
 
-As with the real service (`proto/levelzero.proto`) calls never fail on the gRPC level; each response has an `error`,
-which is empty for success. Methods set the readings of each device and the faults of the service.
+It uses the reference implementation of gRPC, as the real service does (`proto/levelzero.proto`). Calls never fail on
+the gRPC level; each response has an `error`, which is empty for success. Methods set the readings of each device and
+the faults of the service.
 """
 
 import asyncio
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 import msgspec
@@ -16,7 +17,6 @@ from google.protobuf.message import Message
 
 from accelplane.sidecars import levelzero_pb2 as messages
 from accelplane.sidecars.zeapi import UNKNOWN, error_text
-from accelplane.simulate.service import SimulatedService
 
 _Request = TypeVar("_Request", bound=Message)
 
@@ -38,15 +38,16 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
 _NO_READINGS = Readings(overall=NO_TEMPERATURE, gpu=NO_TEMPERATURE, memory=NO_TEMPERATURE, memory_size=0)
 
 
-class LevelZeroService(SimulatedService):
-    """The service on a socket.
+class LevelZeroService:
+    """The service on a socket. It serves from `start` to `stop` or as a context manager and can be started again.
 
     It has the devices in `bdfs`, or every device that a call names if that is None. `indices` is the response to
     `GetIntelIndices`, `calls` counts the calls by method.
     """
 
     def __init__(self, socket: str | os.PathLike[str], bdfs: Iterable[str] | None = None) -> None:
-        super().__init__(socket)
+        self.socket = os.fspath(socket)
+        self._server: grpc.aio.Server | None = None
         self.indices: list[int] = [0]
         self.calls: Counter[str] = Counter()
         self._readings = {bdf: Readings() for bdf in bdfs or ()}
@@ -81,13 +82,33 @@ class LevelZeroService(SimulatedService):
         """Ends `hang` and sends the delayed responses."""
         self._responding.set()
 
-    def handlers(self) -> tuple[str, dict[str, Any]]:
-        return "Levelzero", {
+    async def start(self) -> None:
+        """Starts serving on the socket and creates its directory if necessary. Raises `RuntimeError` if it fails."""
+        os.makedirs(os.path.dirname(self.socket) or ".", exist_ok=True)
+        server = grpc.aio.server()
+        handlers = {
             "GetDeviceHealth": _unary(self._health, messages.DeviceId),
             "GetDeviceTemperature": _unary(self._temperature, messages.DeviceId),
             "GetIntelIndices": _unary(self._indices, messages.GetIntelIndicesMessage),
             "GetDeviceMemoryAmount": _unary(self._memory, messages.DeviceId),
         }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Levelzero", handlers),))
+        server.add_insecure_port(f"unix:{self.socket}")
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        """Aborts all calls and removes the socket. Does nothing if not started."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(None)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     async def _health(self, request: messages.DeviceId, _context: object) -> messages.DeviceHealth:
         readings, error = await self._respond("GetDeviceHealth", request.bdfAddress)
@@ -130,9 +151,7 @@ def _unary(
     handler: Callable[[_Request, object], Awaitable[Message]], request: type[_Request]
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     return grpc.unary_unary_rpc_method_handler(
-        handler, request_deserializer=request.FromString, response_serializer=_serialize
+        handler,
+        request_deserializer=request.FromString,
+        response_serializer=lambda message: message.SerializeToString(),
     )
-
-
-def _serialize(message: Message) -> bytes:
-    return message.SerializeToString()

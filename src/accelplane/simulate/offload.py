@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from accelplane.simulate.checks import BDF, MAX_INDEX, MAX_NUMA_NODES, MAX_VFS, bounded, check, spelled
+from accelplane.simulate.checks import MAX_INDEX, MAX_VFS, Described, Placed, bounded, check, spelled
 
 MAX_QUEUES = 8  # of one DSA or IAA device
 _SERVICES = re.compile(r"[a-z]+(;[a-z]+)*")
@@ -22,6 +22,7 @@ QatModel = Literal["4xxx", "401xx", "402xx", "420xx", "6xxx", "c6xx", "c3xxx", "
 DsaModel = Literal["0b25", "11fb", "1212"]
 IaaModel = Literal["0cfe", "1216"]
 VfDriver = Literal["kernel", "vfio-pci", "igb_uio", "none"]
+Family = Literal["qat", "dsa", "iaa", "dlb", "fpga", "nic"]
 
 
 class QatProduct(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,16 +41,16 @@ class QatProduct(msgspec.Struct, frozen=True, kw_only=True):
         return self.driver + "vf"
 
 
+def _qat_4xxx(device_id: str, vf_device_id: str) -> QatProduct:
+    return QatProduct(
+        device_id=device_id, vf_device_id=vf_device_id, driver="4xxx", module="qat_4xxx", generation=4, services=2
+    )
+
+
 QAT_PRODUCTS: Mapping[str, QatProduct] = {
-    "4xxx": QatProduct(
-        device_id="4940", vf_device_id="4941", driver="4xxx", module="qat_4xxx", generation=4, services=2
-    ),
-    "401xx": QatProduct(
-        device_id="4942", vf_device_id="4943", driver="4xxx", module="qat_4xxx", generation=4, services=2
-    ),
-    "402xx": QatProduct(
-        device_id="4944", vf_device_id="4945", driver="4xxx", module="qat_4xxx", generation=4, services=2
-    ),
+    "4xxx": _qat_4xxx("4940", "4941"),
+    "401xx": _qat_4xxx("4942", "4943"),
+    "402xx": _qat_4xxx("4944", "4945"),
     "420xx": QatProduct(
         device_id="4946", vf_device_id="4947", driver="420xx", module="qat_420xx", generation=4, services=2
     ),
@@ -66,7 +67,7 @@ QAT_PRODUCTS: Mapping[str, QatProduct] = {
 }
 
 
-class QatSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class QatSpec(Placed, frozen=True, kw_only=True):
     """One QAT physical function.
 
     `vfs` is the number of enabled VFs, `vf_driver` their driver: the kernel's, another one, or none. The default of
@@ -75,8 +76,6 @@ class QatSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_
     """
 
     model: QatModel = "4xxx"
-    bdf: str | None = None
-    numa_node: int | None = None
     services: str | None = None
     state: Literal["up", "down"] = "up"
     vfs: int = 0
@@ -86,9 +85,8 @@ class QatSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_
     auto_reset: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(
-            spelled("bdf", self.bdf, BDF, "0000:6b:00.0"),
-            bounded("numa-node", self.numa_node, MAX_NUMA_NODES - 1, least=-1),
             spelled("services", self.services, _SERVICES, "sym;asym"),
             bounded("vfs", self.vfs, MAX_VFS),
             bounded("total-vfs", self.total_vfs, MAX_VFS, least=self.vfs),
@@ -104,7 +102,7 @@ class QatSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_
         return self.product.total_vfs if self.total_vfs is None and not self.vfs else self.total_vfs or self.vfs
 
 
-class QueueSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class QueueSpec(Described, frozen=True, kw_only=True):
     """One configured work queue, in the group of the same number with the engine of the same number."""
 
     type: Literal["user", "kernel"] = "user"
@@ -117,10 +115,8 @@ class QueueSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbi
         check(spelled("name", self.name, _NAME, "app00"), bounded("size", self.size, 128, least=1))
 
 
-class _IdxdSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class _IdxdSpec(Placed, frozen=True, kw_only=True):
     index: int | None = None
-    bdf: str | None = None
-    numa_node: int | None = None
     queues: Sequence[QueueSpec] = ()
     driver: Literal["idxd", "vfio-pci", "none"] = "idxd"
     max_queues: int = MAX_QUEUES
@@ -129,10 +125,9 @@ class _IdxdSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbi
     driver_name_file: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(
             bounded("index", self.index, MAX_INDEX),
-            spelled("bdf", self.bdf, BDF, "0000:6a:01.0"),
-            bounded("numa-node", self.numa_node, MAX_NUMA_NODES - 1, least=-1),
             bounded("max-queues", self.max_queues, 128, least=1),
             bounded("max-groups", self.max_groups, 128, least=1),
             bounded("max-engines", self.max_engines, 128, least=1),
@@ -140,7 +135,7 @@ class _IdxdSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbi
         )
 
 
-class DsaSpec(_IdxdSpec, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class DsaSpec(_IdxdSpec, frozen=True, kw_only=True):
     """One DSA. `index` is the number in `dsaN`, default the lowest free one. `queues` are configured.
 
     Without `driver_name_file`, queues have the attributes of kernels before 6.7.
@@ -149,31 +144,28 @@ class DsaSpec(_IdxdSpec, frozen=True, kw_only=True, rename="kebab", forbid_unkno
     model: DsaModel = "0b25"
 
 
-class IaaSpec(_IdxdSpec, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class IaaSpec(_IdxdSpec, frozen=True, kw_only=True):
     """One IAA. `index` is the number in `iaxN`. DSAs and IAAs share one sequence of numbers."""
 
     model: IaaModel = "0cfe"
 
 
-class DlbSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class DlbSpec(Placed, frozen=True, kw_only=True):
     """One DLB physical function with `vfs` enabled VFs. VFs have device nodes once they have resources."""
 
-    bdf: str | None = None
-    numa_node: int | None = None
     vfs: int = 0
     total_vfs: int = 16
     provisioned: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(
-            spelled("bdf", self.bdf, BDF, "0000:72:00.0"),
-            bounded("numa-node", self.numa_node, MAX_NUMA_NODES - 1, least=-1),
             bounded("vfs", self.vfs, self.total_vfs),
             bounded("total-vfs", self.total_vfs, 16),
         )
 
 
-class SgxSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class SgxSpec(Described, frozen=True, kw_only=True):
     """SGX of the machine. `epc` is in bytes per NUMA node. Without `loaded` the driver has failed to start."""
 
     epc: int = 64 * 1024**2
@@ -184,24 +176,21 @@ class SgxSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_
         check(bounded("epc", self.epc, 2**63 - 1))
 
 
-class FpgaSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class FpgaSpec(Placed, frozen=True, kw_only=True):
     """One FPGA card with one port per entry of `afus`, programmed with that AFU. `interface` is the interface ID.
 
     The last `vfs` ports belong to VFs. Programming takes `seconds`.
     """
 
     driver: Literal["dfl", "opae"] = "dfl"
-    bdf: str | None = None
-    numa_node: int | None = None
     interface: str = "69528db6eb31577a8c3668f9faa081f6"
     afus: Sequence[str] = ("d8424dc4a4a3c413f89e433683f9040b",)
     vfs: int = 0
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(
-            spelled("bdf", self.bdf, BDF, "0000:63:00.0"),
-            bounded("numa-node", self.numa_node, MAX_NUMA_NODES - 1, least=-1),
             spelled("interface", self.interface, _FPGA_ID, "69528db6eb31577a8c3668f9faa081f6"),
             *(spelled("afus", afu, _FPGA_ID, "d8424dc4a4a3c413f89e433683f9040b") for afu in self.afus),
             bounded("number of afus", len(self.afus), 16, least=1),
@@ -210,29 +199,26 @@ class FpgaSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid
         )
 
 
-class NicSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class NicSpec(Placed, frozen=True, kw_only=True):
     """One Solarflare NIC with one port. The default of `interface` is `sfcN` with the lowest free number."""
 
     model: Literal["0a03", "0b03"] = "0b03"
-    bdf: str | None = None
-    numa_node: int | None = None
     interface: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(
-            spelled("bdf", self.bdf, BDF, "0000:64:00.0"),
-            bounded("numa-node", self.numa_node, MAX_NUMA_NODES - 1, least=-1),
             spelled("interface", self.interface, _INTERFACE, "ens1f0"),
         )
 
 
-class OnloadSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class OnloadSpec(Described, frozen=True, kw_only=True):
     """Onload can be loaded on the machine. With `loaded` its modules are loaded at boot."""
 
     loaded: bool = True
 
 
-def offload_address(kind: Literal["qat", "dsa", "iaa", "dlb", "fpga", "nic"], index: int, numa_nodes: int) -> str:
+def offload_address(family: Family, index: int, numa_nodes: int) -> str:
     """Returns the default PCI address of a device. As on real processors, one device of each kind forms a group.
 
     Each group has four buses, from 60 on even NUMA nodes and from e0 on odd ones.
@@ -247,5 +233,5 @@ def offload_address(kind: Literal["qat", "dsa", "iaa", "dlb", "fpga", "nic"], in
         "dlb": (2, "00.0"),
         "fpga": (3, "00.0"),
         "nic": (3, "10.0"),
-    }[kind]
+    }[family]
     return f"{domain:04x}:{0x60 + 0x80 * (numa_node % 2) + 4 * place + bus:02x}:{function}"

@@ -18,12 +18,12 @@ import signal
 import socket
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, NoReturn
 
 from accelplane.simulate.kernel.fpga import LAYOUTS
-from accelplane.simulate.kernel.ioctls import Call, Known, call
+from accelplane.simulate.kernel.ioctls import Call, Known, ProcessMemory, call, connected
 
 
 class SeccompUnavailable(Exception):
@@ -72,8 +72,7 @@ def run(command: Sequence[str], sockets: str, environment: Mapping[str, str] | N
     machine = _MACHINES.get(platform.machine())
     if machine is None:
         raise SeccompUnavailable(f"machine {platform.machine()}: expected one of {', '.join(_MACHINES)}")
-    with socket.socket(socket.AF_UNIX) as reached:
-        reached.connect(sockets)
+    connected(sockets).close()
     install = _installer(machine)
     ours, theirs = socket.socketpair()
     child = os.fork()
@@ -210,49 +209,6 @@ class _Notice(NamedTuple):
     arguments: Sequence[int]
 
 
-class _ProcessMemory:
-    """The memory of a process that waits. Once it has been killed, its number may be another's: that is looked at."""
-
-    def __init__(self, listener: int, notice: _Notice) -> None:
-        self._path = f"/proc/{notice.pid}/mem"
-        self._listener = listener
-        self._id = struct.pack("<Q", notice.id)
-
-    def read(self, address: int, length: int) -> bytes:
-        try:
-            with open(self._path, "rb", buffering=0) as memory:
-                fcntl.ioctl(self._listener, _VALID, self._id)
-                pieces = bytearray()
-                while len(pieces) < length:
-                    piece = os.pread(memory.fileno(), length - len(pieces), address + len(pieces))
-                    if not piece:
-                        break
-                    pieces += piece
-                return bytes(pieces)
-        except (OSError, OverflowError):
-            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT)) from None
-
-    def write(self, address: int, data: bytes) -> None:
-        try:
-            with open(self._path, "r+b", buffering=0) as memory:
-                fcntl.ioctl(self._listener, _VALID, self._id)
-                os.pwrite(memory.fileno(), data, address)
-        except (OSError, OverflowError):
-            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT)) from None
-
-    def text(self, address: int) -> str:
-        """The text up to its zero byte, as far as it can be a path. Raises `OSError` EFAULT."""
-        found = b""
-        while len(found) < _LONGEST_PATH:
-            # A page at a time: the next one may not be there.
-            piece = self.read(address + len(found), 4096 - (address + len(found)) % 4096)
-            before, zero, _ = piece.partition(b"\0")
-            found += before
-            if zero or not piece:
-                break
-        return os.fsdecode(found)
-
-
 class _Supervisor:
     def __init__(self, machine: _Machine, listener: int, sockets: str) -> None:
         self._machine = machine
@@ -296,13 +252,13 @@ class _Supervisor:
         at, path, flags = notice.arguments[:3]
         if notice.number == self._machine.open:
             at, path, flags = _AT_FDCWD, *notice.arguments[:2]
-        elif notice.number == _OPENAT2:  # a structure, and the flags are its first field
-            try:
-                flags = int.from_bytes(self._memory(notice).read(flags, 8), "little")
-            except OSError:
-                self._say(notice, go_on=True)
-                return
-        node = self._node(notice, at, path)
+        try:
+            with self._memory(notice) as memory:
+                if notice.number == _OPENAT2:  # a structure, and the flags are its first field
+                    flags = int.from_bytes(memory.read(flags, 8), "little")
+                node = self._node(notice, memory, at, path)
+        except OSError:
+            node = None
         if node is None:
             self._say(notice, go_on=True)
             return
@@ -315,21 +271,15 @@ class _Supervisor:
         finally:
             os.close(descriptor)
 
-    def _node(self, notice: _Notice, at: int, address: int) -> str | None:
-        """The emulated node that the call opens, if it is one."""
-        try:
-            path = self._memory(notice).text(address)
-        except OSError:
-            return None
+    def _node(self, notice: _Notice, memory: ProcessMemory, at: int, address: int) -> str | None:
+        """The emulated node that the call opens, if it is one. Raises `OSError`."""
+        path = _text(memory, address)
         if not path.startswith("/"):
             at = at & 0xFFFFFFFF
             where = "cwd" if at == _AT_FDCWD & 0xFFFFFFFF else f"fd/{at}"
-            try:
-                path = f"{os.readlink(f'/proc/{notice.pid}/{where}')}/{path}"
-            except OSError:
-                return None
+            path = f"{os.readlink(f'/proc/{notice.pid}/{where}')}/{path}"
         found = _NODE.fullmatch(os.path.normpath(path))
-        return found[1] if found and self._ask(Known(found[1]), self._memory(notice)) == (1, 0) else None
+        return found[1] if found and call(self._sockets, Known(found[1]), memory) else None
 
     def _ioctl(self, notice: _Notice) -> None:
         descriptor, request, argument = notice.arguments[:3]
@@ -341,23 +291,37 @@ class _Supervisor:
         if found is None:
             self._say(notice, go_on=True)
             return
-        asked = Call(found[1], request & 0xFFFFFFFF, argument)
-        value, number = self._ask(asked, self._memory(notice))
-        self._say(notice, value, number)
-
-    def _memory(self, notice: _Notice) -> _ProcessMemory:
-        return _ProcessMemory(self._listener, notice)
-
-    def _ask(self, request: Call | Known, memory: _ProcessMemory) -> tuple[int, int]:
-        """What the emulated kernel returns, and the errno."""
         try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.connect(self._sockets)
-                return call(connection, request, memory), 0
+            with self._memory(notice) as memory:
+                value = call(self._sockets, Call(found[1], request & 0xFFFFFFFF, argument), memory)
         except OSError as error:
-            return 0, error.errno or errno.EIO
+            self._say(notice, number=error.errno or errno.EIO)
+        else:
+            self._say(notice, value)
+
+    @contextmanager
+    def _memory(self, notice: _Notice) -> Generator[ProcessMemory]:
+        """The memory of the process that waits. Once it has been killed, its number may be another's."""
+        descriptor = os.open(f"/proc/{notice.pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(self._listener, _VALID, struct.pack("<Q", notice.id))
+            yield ProcessMemory(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _say(self, notice: _Notice, value: int = 0, number: int = 0, *, go_on: bool = False) -> None:
         answer = _ANSWER.pack(notice.id, value, -number, _CONTINUE if go_on else 0)
         with suppress(OSError):  # it was killed meanwhile
             fcntl.ioctl(self._listener, _SEND, answer)
+
+
+def _text(memory: ProcessMemory, address: int) -> str:
+    """The text up to its zero byte, as far as it can be a path. Raises `OSError` EFAULT."""
+    found = b""
+    while len(found) < _LONGEST_PATH:
+        # A page at a time: the next one may not be there.
+        before, zero, _ = memory.read(address + len(found), 4096 - (address + len(found)) % 4096).partition(b"\0")
+        found += before
+        if zero:
+            break
+    return os.fsdecode(found)

@@ -12,22 +12,18 @@ from typing import Literal, Self
 import msgspec
 
 from accelplane.simulate.checks import (
-    BDF,
     MAX_INDEX,
     MAX_NUMA_NODES,
     MAX_VFS,
     PCI_CLASS,
     PCI_ID,
+    Described,
+    Placed,
     bounded,
     check,
     spelled,
 )
-from accelplane.simulate.description import (
-    Description,
-    DescriptionError,
-    read_description,
-    read_limited,
-)
+from accelplane.simulate.description import Description, DescriptionError, read_description, read_limited
 from accelplane.simulate.offload import DlbSpec, DsaSpec, FpgaSpec, IaaSpec, NicSpec, OnloadSpec, QatSpec, SgxSpec
 
 MAX_TILES = 64
@@ -48,7 +44,7 @@ ARC_B580 = Model("0xe20b", "0x030000")
 LUNAR_LAKE_NPU = Model("0x643e", "0x120000")
 
 
-class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class GpuSpec(Placed, frozen=True, kw_only=True):
     """One GPU. `index` is the number in `cardN`, default the lowest free one.
 
     `vfs` is the number of enabled VFs, each of them a card. `memory` is in bytes per tile, 0 for an integrated GPU.
@@ -59,8 +55,6 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_
     index: int | None = None
     device_id: str | None = None
     pci_class: str | None = None
-    bdf: str | None = None
-    numa_node: int | None = None
     vfs: int = 0
     tiles: int = 1
     memory: int = 16 * 1024**3
@@ -69,12 +63,11 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_
     connectors: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(
             bounded("index", self.index, MAX_INDEX),
             spelled("device-id", self.device_id, PCI_ID, "0x56c0"),
             spelled("pci-class", self.pci_class, PCI_CLASS, "0x030000"),
-            spelled("bdf", self.bdf, BDF, "0000:03:00.0"),
-            bounded("numa-node", self.numa_node, MAX_NUMA_NODES - 1, least=-1),
             bounded("vfs", self.vfs, MAX_VFS),
             bounded("tiles", self.tiles, MAX_TILES, least=1),
             bounded("memory", self.memory, 2**63 - 1),
@@ -95,21 +88,18 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_
         return ("DP-1",) if self.model.pci_class.startswith("0x0300") else ()
 
 
-class NpuSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class NpuSpec(Placed, frozen=True, kw_only=True):
     """One NPU. `index` is the number in `accelN`, default the lowest free one."""
 
     driver: Literal["intel_vpu"] = "intel_vpu"
     index: int | None = None
     device_id: str | None = None
-    bdf: str | None = None
-    numa_node: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(
             bounded("index", self.index, MAX_INDEX),
             spelled("device-id", self.device_id, PCI_ID, "0x643e"),
-            spelled("bdf", self.bdf, BDF, "0000:00:0b.0"),
-            bounded("numa-node", self.numa_node, MAX_NUMA_NODES - 1, least=-1),
         )
 
     @property
@@ -117,7 +107,7 @@ class NpuSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_
         return Model(self.device_id or LUNAR_LAKE_NPU.device_id, LUNAR_LAKE_NPU.pci_class)
 
 
-class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class NodeSpec(Described, frozen=True, kw_only=True):
     """A node. Devices without a NUMA node are distributed over `numa_nodes`; 0 means a machine without NUMA.
 
     `iommu`: `scalable` allows user queues and VFs, `legacy` only VFs, `off` neither. `loaded` lists additional drivers.

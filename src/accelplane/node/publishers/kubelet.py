@@ -117,7 +117,9 @@ class KubeletPublisher:
             lambda: self.inventory.resources.get(resource, {}),
         )
         try:
-            server = ResourceServer(name, directory, plugin.socket_name(resource), allocator)
+            server = ResourceServer(
+                name, directory, plugin.socket_name(resource), allocator, changed=self._context.changed
+            )
         except SocketPathError as error:
             log.error("%s: cannot be served: %s", name, error)
             self._unservable(error)
@@ -172,5 +174,8 @@ def _status(server: ResourceServer, devices: Mapping[str, Device]) -> ResourceSt
             allocation_failures=counters.allocation_failures,
             allocation_buckets=tuple(counters.allocation_buckets),
             allocation_seconds_sum=counters.allocation_seconds_sum,
+            allocation_outcomes=dict(counters.allocation_outcomes),
+            preferred_buckets=tuple(counters.preferred_buckets),
+            preferred_seconds_sum=counters.preferred_seconds_sum,
         ),
     )

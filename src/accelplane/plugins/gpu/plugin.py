@@ -9,8 +9,10 @@ from msgspec.structs import replace
 
 from accelplane.devices import Allocation, Device, HealthPolicy, Resource, Skipped, Verdict
 from accelplane.host import Host
+from accelplane.host.blocking import in_thread
 from accelplane.plugins.base import HealthSource, NodePods, Plugin, PodAllocator, Watch
 from accelplane.plugins.gpu.config import GpuConfig
+from accelplane.plugins.gpu.driverhealth import reports_health, verdicts
 from accelplane.plugins.gpu.scan import AFFINITY_MASK, CDI_KIND, MONITORING_ID, Scope, scan, wsl_devices
 from accelplane.plugins.policies import preferred
 
@@ -40,6 +42,7 @@ class GpuPlugin(Plugin[GpuConfig]):
                 self._wsl = health.LevelZeroSource(self.config)
             else:
                 self._health = health.health_source(self.config)
+        self._driver_reports = False  # whether the last scan found a driver that reports the health of its card
         self._labels: ResourceLabels | None = None
         self._indices: Sequence[int] = ()
         self._tiles_per_card = 0
@@ -56,7 +59,12 @@ class GpuPlugin(Plugin[GpuConfig]):
         )
 
     def scan(self, host: Host) -> Iterable[Device | Resource | Skipped]:
-        return wsl_devices(self._indices, self.config) if self.config.wsl else scan(host, self._scope)
+        if self.config.wsl:
+            return wsl_devices(self._indices, self.config)
+        found = list(scan(host, self._scope))
+        cards = {item.unit for item in found if isinstance(item, Device)}
+        self._driver_reports = any(reports_health(host, self._scope.places.drm, card) for card in cards)
+        return found
 
     async def refresh(self, host: Host) -> None:
         if self._wsl is not None:
@@ -77,7 +85,7 @@ class GpuPlugin(Plugin[GpuConfig]):
 
     def overrides(self, hook: str) -> bool:
         wanted = {
-            "health": self._health is not None,
+            "health": self._health is not None or self._driver_reports,
             "prepare": self._labels is not None,
             "labels": self._labels is not None,
             "pod_allocator": self.config.resource_manager,
@@ -85,7 +93,13 @@ class GpuPlugin(Plugin[GpuConfig]):
         return super().overrides(hook) and wanted.get(hook, True)
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
-        return {} if self._health is None else await self._health.verdicts(host, devices)
+        found = dict(await self._health.verdicts(host, devices)) if self._health is not None else {}
+        if self._driver_reports:
+            drm, cards = self._scope.places.drm, [device.unit for device in devices]
+            for card, verdict in (await in_thread(lambda: verdicts(host, drm, cards))).items():
+                if verdict.answer == "bad" or card not in found:
+                    found[card] = verdict
+        return found
 
     @property
     def health_policy(self) -> HealthPolicy:
@@ -130,6 +144,6 @@ class GpuPlugin(Plugin[GpuConfig]):
 
         cards = {device.unit: device.attributes for device in devices if device.unit != MONITORING_ID}
         for name, attributes in cards.items():
-            card = f"{self._scope.places.drm}/{name}"
-            path = f"{card}/device"
+            card = pci.canonical(host, f"{self._scope.places.drm}/{name}")
+            path = pci.canonical(host, f"{card}/device")
             yield pci.plan(host, name, path, gpu.sources(host, card, path), attributes)

@@ -29,6 +29,11 @@ def find_nics(host: Host) -> list[Nic]:
     return _interfaces(host) or _functions(host)
 
 
+def find_functions(host: Host) -> list[str]:
+    """The directories of the PCI functions with a driver for NICs, in the order of their addresses."""
+    return [path for path, _ in _bound(host)]
+
+
 def numa_nodes(nics: list[Nic]) -> tuple[int, ...] | None:
     """The NUMA nodes in the order of the NICs; None if no NIC has one."""
     return tuple(dict.fromkeys(nic.numa_node for nic in nics if nic.numa_node >= 0)) or None
@@ -48,7 +53,11 @@ def _interfaces(host: Host) -> list[Nic]:
 
 
 def _functions(host: Host) -> list[Nic]:
-    found: list[Nic] = []
+    return [Nic(address, _numa_node(host, path)) for path, address in _bound(host)]
+
+
+def _bound(host: Host) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
     for function in host.pci_devices(VENDOR):
         if not function.cls.startswith(_NETWORK_CONTROLLER):
             continue
@@ -58,7 +67,7 @@ def _functions(host: Host) -> list[Nic]:
             continue  # no driver
         # A function that a virtual machine or DPDK uses is bound to another driver.
         if driver.startswith(_DRIVERS):
-            found.append(Nic(function.address, _numa_node(host, function.path)))
+            found.append((function.path, function.address))
     return found
 
 

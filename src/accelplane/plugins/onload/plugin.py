@@ -6,15 +6,20 @@ have the same health. It is part of the scan, because all of its causes are file
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from msgspec.structs import replace
 
 from accelplane.devices import HEALTHY, UNHEALTHY, Allocation, Device, Resource, Skipped
 from accelplane.host import Host, HostError
 from accelplane.plugins.base import Plugin, ScanError, Watch
 from accelplane.plugins.onload import userland
 from accelplane.plugins.onload.config import OnloadConfig, joined
-from accelplane.plugins.onload.nics import find_nics, numa_nodes
+from accelplane.plugins.onload.nics import find_functions, find_nics, numa_nodes
+
+if TYPE_CHECKING:
+    from accelplane.readings import DevicePlan
 
 NAMESPACE = "amd.com"
 RESOURCE = "onload"
@@ -72,6 +77,17 @@ class OnloadPlugin(Plugin[OnloadConfig]):
             raise ScanError(problem)
         mounts = userland.mounts(host, self.config)
         return Allocation(nodes=userland.NODES, mounts=mounts, envs=userland.environment(self.config))
+
+    def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
+        """Sensors of all NICs. Devices stand for all of them: only a single NIC is the device of the unit."""
+        from accelplane.readings import nic, pci  # noqa: PLC0415 - memory of agents without pages
+
+        units = {device.unit for device in devices}
+        functions = find_functions(host) if units else []
+        for path in functions:
+            name = path.rpartition("/")[2]
+            plan = pci.plan(host, name, path, nic.sources(host, path), {"driver": "sfc", "kind": "nic"})
+            yield replace(plan, units=tuple(units) if len(functions) == 1 else ())
 
     def explain(self, host: Host) -> Mapping[str, object]:
         return {

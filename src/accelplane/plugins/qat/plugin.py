@@ -88,8 +88,9 @@ class QatPlugin(Plugin[QatConfig]):
             path = pci.directory(unit)
             if not host.exists(path):
                 continue  # virtual functions in a virtual machine: their device is not visible
+            path = pci.canonical(host, path)
             try:
-                tables = debugfs(host, Pf(unit, path))
+                tables = debugfs(host, Pf(unit, pci.directory(unit)))
             except HostError:
                 tables = ""
             facts = {"driver": attributes.get("model", ""), "function": "pf"}

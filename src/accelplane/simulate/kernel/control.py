@@ -15,21 +15,13 @@ import msgspec
 
 from accelplane.simulate.journal import TreeError
 from accelplane.simulate.kernel.fpga import Outcome
-from accelplane.simulate.kernel.hardware import Loadable, Spec
+from accelplane.simulate.kernel.hardware import SPECS, Loadable
 from accelplane.simulate.kernel.kernel import Kernel
 from accelplane.simulate.kernel.model import Attribute, oserror
-from accelplane.simulate.offload import DlbSpec, DsaSpec, FpgaSpec, IaaSpec, NicSpec, QatSpec
+from accelplane.simulate.offload import Family
 
 CONTROL = "/control"
 _NOTHING = msgspec.Raw(b"{}")
-_SPECS: dict[str, type[Spec]] = {
-    "qat": QatSpec,
-    "dsa": DsaSpec,
-    "iaa": IaaSpec,
-    "dlb": DlbSpec,
-    "fpga": FpgaSpec,
-    "nic": NicSpec,
-}
 
 
 class _Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag=str.lower, forbid_unknown_fields=True):
@@ -98,7 +90,7 @@ class Fpga(_Command, frozen=True, kw_only=True):
 class Plug(_Command, frozen=True, kw_only=True):
     """See `Kernel.plug`; the answer is the address."""
 
-    family: Literal["qat", "dsa", "iaa", "dlb", "fpga", "nic"]
+    family: Family
     spec: msgspec.Raw = _NOTHING
 
 
@@ -177,7 +169,7 @@ def obey(kernel: Kernel, text: str) -> str:
         case Qat() | Fpga() as what:
             _befall(kernel, what)
         case Plug(family=family, spec=spec):
-            return kernel.plug(msgspec.json.decode(spec, type=_SPECS[family]))
+            return kernel.plug(msgspec.json.decode(spec, type=SPECS[family]))
         case Unplug(bdf=bdf):
             kernel.unplug(bdf)
         case Load() | Unload() | Stack() as what:

@@ -7,6 +7,7 @@ udev's rule that makes `/dev/char/M:m`.
 import errno
 import posixpath
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Generic, NamedTuple, TypeVar
 
 from accelplane.simulate.journal import Numbers
@@ -226,20 +227,13 @@ class Bus(Generic[D]):
     def attach(self, device: D) -> None:
         """The first driver that takes the device has it; that a driver refuses is no error."""
         for driver in list(self.drivers.values()):
-            if not device.bound_to and driver.matches(device):
-                try:
-                    self.probe(driver, device)
-                except OSError:
-                    continue
+            self._offer(driver, device)
 
     def attach_all(self, driver: Driver[D]) -> None:
         """The driver is tried on every device that has none."""
         for device in list(self.devices.values()):
-            if self.autoprobe and not device.bound_to and driver.matches(device):
-                try:
-                    self.probe(driver, device)
-                except OSError:
-                    continue
+            if self.autoprobe:
+                self._offer(driver, device)
 
     def probe(self, driver: Driver[D], device: D) -> None:
         """Binds the device to the driver. Raises `OSError` EBUSY when it has one, or the driver's own."""
@@ -266,6 +260,11 @@ class Bus(Generic[D]):
         driver.release(device)
         self._unlink(device)
         self._tell("unbind", device)
+
+    def _offer(self, driver: Driver[D], device: D) -> None:
+        if not device.bound_to and driver.matches(device):
+            with suppress(OSError):
+                self.probe(driver, device)
 
     def _unlink(self, device: D) -> None:
         self.core.tree.remove(f"{self.path}/drivers/{device.bound_to}/{device.name}")

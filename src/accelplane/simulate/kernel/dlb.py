@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from accelplane.simulate.journal import Numbers
 from accelplane.simulate.kernel.model import Attribute, oserror
-from accelplane.simulate.kernel.numbers import number
+from accelplane.simulate.kernel.numbers import lowest_free, number
 from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
 
 TOTAL = {
@@ -52,9 +52,7 @@ class DlbDriver(PciDriver):
         return None if found is None else f"dlb{found}"
 
     def probe(self, device: PciFunction) -> None:
-        taken = set(self._numbers.values())
-        index = next(number for number in range(len(taken) + 1) if number not in taken)
-        self._numbers[device.name] = index
+        index = self._numbers[device.name] = lowest_free(self._numbers.values())
         path = f"{device.path}/dlb2/dlb{index}"
         self.core.add_class_device(path, "dlb2", Numbers(_MAJOR, index), f"dlb{index}", parent=device.path)
         if device.physfn is None:

@@ -23,6 +23,7 @@ from accelplane.simulate.kernel.vfio import IgbUio, VfioPci
 from accelplane.simulate.offload import (
     DlbSpec,
     DsaSpec,
+    Family,
     FpgaSpec,
     IaaSpec,
     NicSpec,
@@ -35,7 +36,14 @@ from accelplane.simulate.specs import Model, NodeSpec
 
 Spec = QatSpec | DsaSpec | IaaSpec | DlbSpec | FpgaSpec | NicSpec
 Loadable = Literal["vfio-pci", "igb_uio", "sgx", "sfc", "onload"]
-_Kind = Literal["qat", "dsa", "iaa", "dlb", "fpga", "nic"]
+SPECS: Mapping[Family, type[Spec]] = {
+    "qat": QatSpec,
+    "dsa": DsaSpec,
+    "iaa": IaaSpec,
+    "dlb": DlbSpec,
+    "fpga": FpgaSpec,
+    "nic": NicSpec,
+}
 _CO_PROCESSOR, _SYSTEM_PERIPHERAL, _ACCELERATOR = "0x0b4000", "0x088000", "0x120000"
 _ETHERNET = "0x020000"
 _MAX_PLACES = 1024
@@ -86,7 +94,8 @@ class Hardware:
 
         Raises `TreeError`.
         """
-        places = (offload_address(_kind(spec), index, self.numa_nodes) for index in range(_MAX_PLACES))
+        family: Family = next(family for family, described in SPECS.items() if isinstance(spec, described))
+        places = (offload_address(family, index, self.numa_nodes) for index in range(_MAX_PLACES))
         bdf = spec.bdf or next((place for place in places if place not in self.pci.devices), None)
         if bdf is None or bdf in self.pci.devices:
             raise TreeError(f"{bdf or 'every place'}: is taken already")
@@ -255,32 +264,20 @@ class Hardware:
 
 def _placed(spec: NodeSpec) -> Mapping[str, tuple[Spec, int]]:
     """Address, description and NUMA node of every device."""
-    kinds: Sequence[tuple[_Kind, Sequence[Spec]]] = (
-        ("qat", spec.qats),
-        ("dsa", spec.dsas),
-        ("iaa", spec.iaas),
-        ("dlb", spec.dlbs),
-        ("fpga", spec.fpgas),
-        ("nic", spec.nics),
-    )
+    lists: Mapping[Family, Sequence[Spec]] = {
+        "qat": spec.qats,
+        "dsa": spec.dsas,
+        "iaa": spec.iaas,
+        "dlb": spec.dlbs,
+        "fpga": spec.fpgas,
+        "nic": spec.nics,
+    }
     devices: dict[str, tuple[Spec, int]] = {}
-    for kind, specs in kinds:
+    for family, specs in lists.items():
         for index, one in enumerate(specs):
-            bdf = one.bdf or offload_address(kind, index, spec.numa_nodes)
+            bdf = one.bdf or offload_address(family, index, spec.numa_nodes)
             if bdf in devices:
                 raise TreeError(f"{bdf}: two devices of the description have this address")
             dealt = index % spec.numa_nodes if spec.numa_nodes else -1
             devices[bdf] = one, dealt if one.numa_node is None else one.numa_node
     return devices
-
-
-def _kind(spec: Spec) -> _Kind:
-    if isinstance(spec, QatSpec):
-        return "qat"
-    if isinstance(spec, DlbSpec):
-        return "dlb"
-    if isinstance(spec, FpgaSpec):
-        return "fpga"
-    if isinstance(spec, NicSpec):
-        return "nic"
-    return "dsa" if isinstance(spec, DsaSpec) else "iaa"

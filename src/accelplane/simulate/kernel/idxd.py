@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from accelplane.simulate.journal import Numbers
 from accelplane.simulate.kernel.core import Bus, Core, Device, Driver
 from accelplane.simulate.kernel.model import oserror
+from accelplane.simulate.kernel.numbers import lowest_free
 from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
 from accelplane.simulate.kernel.queues import MAJORS, VERSIONS, IdxdDevice, WorkQueue
 from accelplane.simulate.offload import DsaSpec, IaaSpec
@@ -126,9 +127,8 @@ class QueueDriver(Driver[Device]):
 
     def _add_node(self, queue: WorkQueue) -> None:
         kind = queue.device.kind
-        taken = self._minors[kind]
-        queue.minor = next(number for number in range(len(taken) + 1) if number not in taken)
-        taken.add(queue.minor)
+        queue.minor = lowest_free(self._minors[kind])
+        self._minors[kind].add(queue.minor)
         numbers = Numbers(MAJORS[kind], queue.minor)
         self.core.add_class_device(_node_path(queue), "dsa", numbers, f"{kind}/{queue.name}", bus=True)
 
@@ -166,7 +166,7 @@ class IdxdDriver(PciDriver):
         index = spec.index
         if index is None or index in taken:
             reserved = taken | {other.index for other in self._specs.values() if other.index is not None}
-            index = next(number for number in range(len(reserved) + 1) if number not in reserved)
+            index = lowest_free(reserved)
         idxd = IdxdDevice(self.core, device, spec, index, sva=self.bus.iommu.mode == "scalable")
         self.devices[device.name] = idxd
         idxd.show()

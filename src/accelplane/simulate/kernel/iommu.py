@@ -6,6 +6,7 @@ Facts: drivers/iommu/iommu.c (groups have the lowest free number), Documentation
 from typing import Literal
 
 from accelplane.simulate.kernel.core import Core, Device
+from accelplane.simulate.kernel.numbers import lowest_free
 
 _UNIT = "/sys/devices/virtual/iommu/dmar0"
 
@@ -47,13 +48,11 @@ class Iommu:
 
     def join_new_group(self, function: Device, attributes: dict[str, str]) -> int:
         """A group of its own, with these files."""
-        taken = set(self._groups.values())
-        group = next(number for number in range(len(taken) + 1) if number not in taken)
+        group = self._groups[function.name] = lowest_free(self._groups.values())
         path = f"/sys/kernel/iommu_groups/{group}"
         self.core.tree.directory(path, dict(attributes))
         self.core.tree.link(f"{path}/devices/{function.name}", function.path)
         self.core.tree.link(f"{function.path}/iommu_group", path)
-        self._groups[function.name] = group
         return group
 
     def leave_group(self, function: Device) -> None:

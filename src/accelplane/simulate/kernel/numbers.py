@@ -1,6 +1,7 @@
 """Text that was written to an attribute, read as the kernel's kstrto functions read it (lib/kstrtox.c)."""
 
 import errno
+from collections.abc import Collection
 
 from accelplane.simulate.kernel.model import oserror
 
@@ -20,6 +21,11 @@ def number(text: str, *, base: int = 0, least: int = 0, most: int = 2**64 - 1) -
     if not least <= value <= most:
         raise oserror(errno.ERANGE)
     return value
+
+
+def lowest_free(taken: Collection[int]) -> int:
+    """The lowest number from 0 that is not taken."""
+    return next(index for index in range(len(taken) + 1) if index not in taken)
 
 
 def boolean(text: str) -> bool:

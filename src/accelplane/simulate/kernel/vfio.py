@@ -11,6 +11,7 @@ import errno
 
 from accelplane.simulate.journal import Numbers
 from accelplane.simulate.kernel.model import oserror
+from accelplane.simulate.kernel.numbers import lowest_free
 from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
 
 # Older QAT generations, and the DSA and IAA of the first processors that had them.
@@ -65,9 +66,7 @@ class VfioPci(PciDriver):
                 raise oserror(errno.EINVAL, device.path)
             group = self.bus.iommu.join_new_group(device, {"name": "vfio-noiommu"})
             self._without_iommu.add(device.name)
-        taken = set(self._numbers.values())
-        number = next(number for number in range(len(taken) + 1) if number not in taken)
-        self._numbers[device.name] = number
+        number = self._numbers[device.name] = lowest_free(self._numbers.values())
         self.core.add_class_device(
             f"/sys/devices/virtual/vfio/{self._group_name(device)}",
             "vfio",
@@ -122,9 +121,7 @@ class IgbUio(PciDriver):
         self.core.remove_module(self.module)
 
     def probe(self, device: PciFunction) -> None:
-        taken = set(self._numbers.values())
-        number = next(number for number in range(len(taken) + 1) if number not in taken)
-        self._numbers[device.name] = number
+        number = self._numbers[device.name] = lowest_free(self._numbers.values())
         path = f"{device.path}/uio/uio{number}"
         self.core.add_class_device(path, "uio", Numbers(243, number), f"uio{number}", parent=device.path)
         self.core.tree.directory(path, {"name": "igb_uio", "version": "0.1"})

@@ -1,0 +1,318 @@
+"""Makes a release: all files in one directory, signed, and optionally pushed to a registry."""
+
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric import ec
+from packaging.requirements import Requirement
+
+from release import artefacts, changelog, commands, git, images, oci, provenance, sbom, signing, version
+from release.errors import ReleaseError
+from release.images import Images
+from release.olm.products import PRODUCTS
+from release.registry import Registry
+
+SUMS, KEY = "SHA256SUMS", "release.pub"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to release. `prebuilt` has images that are built already; `draft` allows changes that are not committed.
+
+    `push` pushes to `registry`. `trees` limits the rendered manifests.
+    """
+
+    root: Path
+    out: Path
+    version: str
+    key: Path
+    registry: str = images.DEFAULT_REGISTRY
+    push: bool = False
+    plain_http: bool = False
+    ca_file: str = ""
+    prebuilt: Path | None = None
+    platforms: str = ""
+    draft: bool = False
+    trees: tuple[str, ...] = ()
+
+
+Say = Callable[[str], None]
+
+
+def make(plan: Plan, say: Say) -> None:
+    """Makes a release. Raises `ReleaseError` before anything is written if the sources are not ready."""
+    notes = check_sources(plan)
+    key = signing.load(plan.key)
+    started = _now()
+    plan.out.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(prefix="release-") as scratch:
+        work = Path(scratch)
+        built = _images(plan, work, say)
+        listed = images.load(built / "images.json")
+        if listed.version != plan.version:
+            raise ReleaseError(f"{built}/images.json: found version {listed.version}, expected {plan.version}")
+        say("wheel and source distribution")
+        _python_packages(plan, work)
+        say("images, manifests, charts and bundles")
+        artefacts.merge_images(built, plan.out / "images", listed, plan.registry)
+        artefacts.write_json(plan.out / "images.json", artefacts.images_json(listed))
+        references = artefacts.image_references(listed, plan.registry)
+        (plan.out / "images.txt").write_text("".join(f"{each}\n" for each in references))
+        deploy = work / "deploy"
+        artefacts.pinned_tree(plan.root / "deploy", deploy, listed, plan.registry)
+        artefacts.write_manifests(deploy, plan.out / "manifests", plan.trees or artefacts.trees(deploy))
+        _deploy_archive(plan, deploy)
+        charts = artefacts.write_charts(deploy, plan.out / "charts", plan.version)
+        bundles = _bundles(plan)
+        say("bills of materials")
+        _boms(plan, built, listed)
+        (plan.out / "CHANGELOG.md").write_text(notes)
+        _facts(plan, charts, bundles)
+        say("offline archive")
+        offline(plan, key, work)
+        say("provenance and signatures")
+        _sign(plan, key, listed, started)
+    if plan.push:
+        push(plan, key, listed, say)
+
+
+def check_sources(plan: Plan) -> str:
+    """The text of the changelog for the version. Raises `ReleaseError` if the sources are not ready for the release."""
+    if not version.SEMANTIC.fullmatch(plan.version):
+        raise ReleaseError(f"version: found {plan.version!a}, expected a semantic version such as 1.2.0, without v")
+    if (found := version.current(plan.root)) != plan.version:
+        raise ReleaseError(f"version: found {found} in the source tree, expected {plan.version}; run make version")
+    if plan.out.exists():
+        raise ReleaseError(f"{plan.out}: exists already; remove it, or choose another directory")
+    text = (plan.root / "CHANGELOG.md").read_text()
+    notes = changelog.section(text, plan.version)
+    if plan.draft:
+        return notes
+    if changes := git.changes(plan.root):
+        raise ReleaseError(f"the clone has {len(changes)} changes, such as {changes[0]!a}; commit them, or set DRAFT=1")
+    if not changelog.is_dated(text, plan.version):
+        raise ReleaseError(
+            f"CHANGELOG.md: found no date in ## [{plan.version}]; write it as 2030-01-02, or set DRAFT=1"
+        )
+    return notes
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _run(command: list[str | Path], cwd: Path, environment: Mapping[str, str] | None = None) -> None:
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **(environment or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, check=False, umask=0o022,
+    )  # fmt: skip
+    if done.returncode:
+        words = " ".join(map(str, command))
+        raise ReleaseError(f"{words}: failed with status {done.returncode}:\n{done.stdout[-4000:]}")
+
+
+def _images(plan: Plan, work: Path, say: Say) -> Path:
+    if plan.prebuilt:
+        return plan.prebuilt
+    say("building images")
+    target = work / "images"
+    platforms = [f"PLATFORMS={plan.platforms}"] if plan.platforms else []
+    # The variables of this make are not those of the other one.
+    _run(["env", "-u", "MAKEFLAGS", "-u", "MAKEOVERRIDES", "make", "images", f"OUT={target}", *platforms], plan.root)
+    return target
+
+
+def _python_packages(plan: Plan, work: Path) -> None:
+    """Builds from a copy, because builds write into the tree."""
+    copy = work / "source"
+    copy.mkdir()
+    for name in ("src", "LICENSE", "README.md", "pyproject.toml"):
+        source = plan.root / name
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        if source.is_dir():
+            shutil.copytree(source, copy / name, ignore=ignored)
+        else:
+            shutil.copy(source, copy / name)
+    # The umask of the clone must not decide the modes in the wheel.
+    for path in (copy, *copy.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    environment = {"SOURCE_DATE_EPOCH": str(commands.epoch(plan.root))}
+    built = work / "python"
+    _run([sys.executable, "-m", "build", "--quiet", "--no-isolation", "--outdir", built, copy], work, environment)
+    for file in built.iterdir():
+        if file.name.endswith(".tar.gz"):
+            _normalize(file)
+        shutil.copy(file, plan.out / file.name)
+
+
+def _normalize(archive: Path) -> None:
+    """Removes times and owners from a source distribution."""
+    found: dict[str, bytes] = {}
+    with tarfile.open(archive, "r:gz") as tar:
+        for member in tar:
+            if member.isfile() and (stream := tar.extractfile(member)):
+                found[member.name] = stream.read()
+    archive.write_bytes(oci.compressed(oci.archive(found)))
+
+
+def _deploy_archive(plan: Plan, deploy: Path) -> None:
+    prefix = f"accelplane-{plan.version}-deploy"
+    found = {
+        f"{prefix}/{file.relative_to(deploy)}": file.read_bytes()
+        for file in sorted(deploy.rglob("*"))
+        if file.is_file()
+    }
+    (plan.out / f"{prefix}.tar.gz").write_bytes(oci.compressed(oci.archive(found)))
+
+
+def _bundles(plan: Plan) -> dict[str, str]:
+    """Writes bundles, their images and the catalog, and returns the digests of the images by name."""
+    out = plan.out / "olm"
+    choices = commands.Choices(
+        root=plan.root, out=out, registry=plan.registry, list_of_images=plan.out / "images.json",
+        repository=git.origin(plan.root) if not plan.draft else "",
+    )  # fmt: skip
+    commands.make_bundles(choices)
+    commands.make_catalog(choices)
+    layouts = {f"{package}-bundle": out / f"{package}-bundle" for package in PRODUCTS}
+    layouts["accelplane-catalog"] = out / "catalog-image"
+    return {name: oci.root(layout).digest for name, layout in layouts.items()}
+
+
+def olm_layout(out: Path, name: str) -> Path:
+    """The layout of the image of a bundle or the catalog."""
+    return out / "olm" / ("catalog-image" if name == "accelplane-catalog" else name)
+
+
+def _boms(plan: Plan, built: Path, listed: Images) -> None:
+    created = commands.created(plan.root)
+    known: dict[str, list[sbom.Package]] = {}
+    for image in listed.images:
+        purl = f"pkg:oci/{image.name}@{image.digest.replace(':', '%3A')}?repository_url={plan.registry}/{image.name}"
+        subject = sbom.Subject(image.name, plan.version, purl, image.digest, created)
+        layout = built / image.name
+        sbom.write(plan.out / "sbom", subject, sbom.of_image(layout, oci.root(layout), known))
+    (wheel,) = plan.out.glob("*.whl")
+    subject = sbom.Subject(
+        "python-accelplane", plan.version, f"pkg:pypi/accelplane@{plan.version}", oci.file_digest(wheel), created
+    )
+    lock = (plan.root / "constraints.txt").read_text()
+    sbom.write(plan.out / "sbom", subject, sbom.of_lock(lock, dependencies(plan.root)))
+
+
+def dependencies(root: Path) -> set[str]:
+    """All distributions that the package requires, with the extras of users."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [Requirement(text) for text in (*project["dependencies"], *extras["operator"], *extras["simulate"])]
+    installed = {_normalized(each.name): each.requires or [] for each in metadata.distributions() if each.name}
+    required = {
+        name: [
+            _normalized(each.name)
+            for each in map(Requirement, texts)
+            if each.marker is None or each.marker.evaluate({"extra": ""})
+        ]
+        for name, texts in installed.items()
+    }
+    return sbom.closure([_normalized(each.name) for each in wanted], required)
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _facts(plan: Plan, charts: Mapping[str, str], bundles: Mapping[str, str]) -> None:
+    facts = {
+        "version": plan.version,
+        "commit": git.commit(plan.root),
+        "created": commands.created(plan.root),
+        "registry": plan.registry,
+        "draft": plan.draft,
+        "charts": charts,
+        "olm": bundles,
+    }
+    artefacts.write_json(plan.out / "release.json", facts)
+
+
+def offline(plan: Plan, key: ec.EllipticCurvePrivateKey, work: Path) -> None:
+    """Writes the offline archive: images, charts, manifests and the installer, with checksums of their own."""
+    name = f"accelplane-{plan.version}-offline"
+    tree = work / name
+    tree.mkdir()
+    for each in ("images", "charts", "manifests"):
+        shutil.copytree(plan.out / each, tree / each)
+    for each in ("images.json", "images.txt", "release.json", "CHANGELOG.md"):
+        shutil.copy(plan.out / each, tree / each)
+    for each in ("install.py", "registry.py"):
+        shutil.copy(Path(__file__).parent / each, tree / each)
+    sums = artefacts.checksums(tree)
+    (tree / SUMS).write_text(sums)
+    (tree / f"{SUMS}.der").write_bytes(base64.b64decode(signing.sign(key, sums.encode())))
+    with tarfile.open(plan.out / f"{name}.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        for file in sorted(path for path in tree.rglob("*") if path.is_file()):
+            member = tarfile.TarInfo(f"{name}/{file.relative_to(tree)}")
+            member.size = file.stat().st_size
+            member.mode = 0o755 if file.name == "install.py" else 0o644
+            member.mtime = commands.epoch(plan.root)
+            with file.open("rb") as stream:
+                tar.addfile(member, stream)
+
+
+def _sign(plan: Plan, key: ec.EllipticCurvePrivateKey, listed: Images, started: str) -> None:
+    platforms = tuple(sorted({platform for image in listed.images for platform in image.platforms}))
+    build = provenance.Build(
+        version=plan.version,
+        registry=plan.registry,
+        platforms=platforms,
+        builder=os.environ.get("RELEASE_BUILDER", "urn:accelplane:local-build"),
+        started=started,
+        finished=_now(),
+    )
+    statement = provenance.statement(plan.root, subjects(plan.out), build)
+    (plan.out / "provenance.json").write_bytes(statement)
+    (plan.out / "provenance.dsse.json").write_bytes(signing.envelope(key, statement))
+    (plan.out / KEY).write_bytes(signing.public_text(key))
+    sums = artefacts.checksums(plan.out)
+    (plan.out / SUMS).write_text(sums)
+    (plan.out / f"{SUMS}.sig").write_text(signing.sign(key, sums.encode()))
+
+
+def subjects(out: Path) -> dict[str, str]:
+    """The results that provenance is about, with their digests: files, images, charts and bundles."""
+    facts = json.loads((out / "release.json").read_text())
+    listed = images.load(out / "images.json")
+    files = [file for pattern in ("*.whl", "*.tar.gz", "*.tar", "charts/*.tgz") for file in out.glob(pattern)]
+    return {
+        **{str(file.relative_to(out)): oci.file_digest(file) for file in files},
+        **{f"{facts['registry']}/{name}": digest for name, digest in listed.digests.items()},
+        **{f"{facts['registry']}/charts/{name}": digest for name, digest in facts["charts"].items()},
+        **{f"{facts['registry']}/{name}": digest for name, digest in facts["olm"].items()},
+    }
+
+
+def push(plan: Plan, key: ec.EllipticCurvePrivateKey, listed: Images, say: Say) -> None:
+    """Pushes images, charts, bundles and the catalog, each with its signature."""
+    registry = Registry(plan.registry, plain_http=plan.plain_http, ca_file=plan.ca_file)
+    facts = json.loads((plan.out / "release.json").read_text())
+    wanted = [(name, plan.out / "images", digest) for name, digest in listed.digests.items()]
+    wanted += [(f"charts/{name}", plan.out / "charts/oci", digest) for name, digest in facts["charts"].items()]
+    wanted += [(name, olm_layout(plan.out, name), digest) for name, digest in facts["olm"].items()]
+    for name, layout, digest in wanted:
+        say(f"pushing {plan.registry}/{name}:{plan.version}")
+        content = json.loads(oci.blob(layout, digest).read_bytes())
+        registry.push(name, layout, {"digest": digest, "mediaType": content["mediaType"]}, [plan.version])
+        with tempfile.TemporaryDirectory() as scratch:
+            signature = signing.write_signature_image(Path(scratch), key, f"{plan.registry}/{name}", digest)
+            registry.push(name, Path(scratch), signature, [signing.signature_tag(digest)])

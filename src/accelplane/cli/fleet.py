@@ -1,0 +1,172 @@
+"""`accelplane fleet`: the page of a cluster's accelerators, and `accelplane fleet demo` with a simulated cluster."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from accelplane.cli import logflags
+from accelplane.cli.clusterprogram import Values, run_in_cluster
+from accelplane.cli.goflags import Flag, parse_or_exit, with_defaults
+
+if TYPE_CHECKING:
+    from accelplane.fleet.options import FleetOptions, PageOptions
+
+PROGRAM = "accelplane fleet"
+DEMO = "accelplane fleet demo"
+_MAX_NODES = 10_000
+
+FLAGS = (
+    Flag("address", "127.0.0.1:8080", "address of the pages without TLS and without authorization, as host:port; 0 "
+         "disables it"),
+    Flag("secure-address", "", "address of the pages with TLS for authorized users, such as :8443"),
+    Flag("tls-dir", "", "directory of tls.crt and tls.key for -secure-address; changes are loaded without a restart"),
+    Flag("audience", "accelplane-fleet", "audiences of accepted tokens, separated by commas; empty: that of the API "
+         "server", repeated=True),
+    Flag("requestheader-client-ca", "", "file of the authority (PEM) whose clients may name the user in the header "
+         "fields X-Remote-User and X-Remote-Group"),
+    Flag("requestheader-allowed-names", "", "common names of these clients, separated by commas; empty: all",
+         repeated=True),
+    Flag("health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0 disables them"),
+    Flag("grafana-url", "", "address of a dashboard for a device, with {node}, {plugin} and {device} as placeholders"),
+    Flag("pods", "waiting", "watched pods: waiting, or all for clusters where agents have no pages"),
+    Flag("quotas", True, "show what ResourceQuotas leave, if they may be read"),
+    Flag("events", False, "write an Event when a device becomes unhealthy and when it has recovered"),
+    Flag("agent-namespaces", "", "namespaces of the agents, separated by commas; empty: all", repeated=True),
+    Flag("agent-ca", "", "file of the authority (PEM) of the agents' certificates; empty: agents are read without TLS"),
+    Flag("agent-server-name", "accelplane-agent", "name in the agents' certificates"),
+    Flag("agent-token", "", "file of the token that is sent to agents; needs -agent-ca"),
+    Flag("resource-prefixes", "", "prefixes of resources of other plugins, such as example.com/, separated by commas",
+         repeated=True),
+    Flag("kubeconfig", "", "kubeconfig file, only required outside a cluster"),
+    *logflags.FLAGS,
+)  # fmt: skip
+
+DEMO_FLAGS = (
+    Flag("address", "127.0.0.1:0", "address of the pages as host:port; with port 0 the kernel selects one"),
+    Flag("nodes", 200, "number of simulated nodes", unsigned=True),
+    Flag("changes", 3, "changed devices in each second", unsigned=True),
+)
+
+
+def main(words: Sequence[str]) -> int:
+    """Entry point of the command. Returns 1 for a fatal error and 2 for a wrong flag."""
+    if words[:1] == ["demo"]:
+        return _demo(words[1:])
+    return run_in_cluster(PROGRAM, FLAGS, words, _run, lenient=False)
+
+
+async def _run(values: Values) -> None:
+    from accelplane.fleet.program import run  # noqa: PLC0415 - after the flags are checked
+    from accelplane.kube.client import load_config  # noqa: PLC0415 - as above
+
+    chosen = fleet_options(values), page_options(values)
+    await run(*chosen, load_config(str(values["kubeconfig"])))
+
+
+def fleet_options(values: Values) -> "FleetOptions":
+    """The options of watches and agents. Raises `ValueError` naming the wrong flag."""
+    from accelplane.fleet.options import FleetOptions  # noqa: PLC0415
+
+    pods = str(values["pods"])
+    if pods not in ("waiting", "all"):
+        raise ValueError(f"-pods: {pods!a}: expected waiting or all")
+    if values["agent-token"] and not values["agent-ca"]:
+        raise ValueError("-agent-token: found no -agent-ca; a token is sent to verified agents only")
+    prefixes = _words(values, "resource-prefixes")
+    for prefix in prefixes:
+        if not prefix.endswith("/"):
+            raise ValueError(f"-resource-prefixes: {prefix!a}: expected a domain and /, such as example.com/")
+    return FleetOptions(
+        pods="all" if pods == "all" else "waiting",
+        quotas=bool(values["quotas"]),
+        events=bool(values["events"]),
+        agent_namespaces=_words(values, "agent-namespaces"),
+        agent_ca=str(values["agent-ca"]),
+        agent_server_name=str(values["agent-server-name"]),
+        agent_token=str(values["agent-token"]),
+        resource_prefixes=prefixes,
+    )
+
+
+def page_options(values: Values) -> "PageOptions":
+    """The options of listeners and pages. Raises `ValueError` naming the wrong flag."""
+    from accelplane.fleet.options import PageOptions  # noqa: PLC0415
+
+    secure, directory = _address(values, "secure-address"), str(values["tls-dir"])
+    if bool(secure) != bool(directory):
+        raise ValueError("-secure-address and -tls-dir: found one of them, expected both or none")
+    plain = _address(values, "address")
+    if not plain and not secure:
+        raise ValueError("-address: found no address of pages, expected -address or -secure-address")
+    grafana = str(values["grafana-url"])
+    if grafana and not grafana.startswith(("https://", "http://")):
+        raise ValueError(f"-grafana-url: {grafana!a}: expected https://…")
+    if values["requestheader-client-ca"] and not secure:
+        raise ValueError("-requestheader-client-ca: found no -secure-address; header fields need TLS")
+    return PageOptions(
+        address=plain,
+        secure_address=secure,
+        health_address=_address(values, "health-probe-bind-address"),
+        tls_directory=directory,
+        audiences=_words(values, "audience"),
+        proxy_ca=str(values["requestheader-client-ca"]),
+        proxy_names=_words(values, "requestheader-allowed-names"),
+        grafana_url=grafana,
+    )
+
+
+def _address(values: Values, name: str) -> str:
+    """Raises `ValueError`."""
+    from accelplane.http.server import split_address  # noqa: PLC0415
+
+    address = str(values[name])
+    if address in ("", "0"):
+        return ""
+    try:
+        split_address(address)
+    except ValueError as error:
+        raise ValueError(f"-{name}: {error}") from None
+    return address
+
+
+def _words(values: Values, name: str) -> tuple[str, ...]:
+    return tuple(word for each in str(values[name]).split(",") if (word := each.strip()))
+
+
+def _demo(words: Sequence[str]) -> int:
+    values = with_defaults(DEMO_FLAGS, parse_or_exit(DEMO, DEMO_FLAGS, words), {})
+    nodes = int(values["nodes"])
+    if not 1 <= nodes <= _MAX_NODES:
+        sys.stderr.write(f"{DEMO}: -nodes: {nodes}: expected a number from 1 to {_MAX_NODES}\n")
+        return 2
+    try:
+        asyncio.run(_run_demo(str(values["address"]), nodes, int(values["changes"])))
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"{DEMO}: {error}\n")
+        return 1
+    return 0
+
+
+async def _run_demo(address: str, nodes: int, changes: int) -> None:
+    """Serves a simulated fleet until SIGINT or SIGTERM. Raises `OSError` and `ValueError`."""
+    from accelplane.fleet.serve import listen, open_gate  # noqa: PLC0415
+    from accelplane.fleet.simulated import SimulatedFleet  # noqa: PLC0415
+    from accelplane.fleet.web.site import Screens  # noqa: PLC0415
+
+    view = SimulatedFleet(nodes)
+    screens = Screens(view)
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    async with listen(screens, open_gate(address), address) as port:
+        host = address.rpartition(":")[0] or "127.0.0.1"
+        print(f"A simulated fleet of {nodes} nodes: http://{host}:{port}/  (Ctrl-C ends it)", flush=True)
+        running = asyncio.create_task(view.run(changes=changes), name="changes")
+        try:
+            await ended.wait()
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await screens.live.close()

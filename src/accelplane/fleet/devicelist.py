@@ -1,0 +1,129 @@
+"""The devices of a cluster as JSON: `/api/v1/devices` of the fleet page, read by `accelplane inspect --fleet`."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from .model import Cluster, Node, Unit
+
+# 5,000 nodes with 8 devices are about 20 MB.
+MAX_BYTES = 128 * 1024 * 1024
+PATH = "/api/v1/devices"
+HIDDEN = "hidden"
+
+_Count = Annotated[int, Meta(ge=0)]
+State = Literal["healthy", "suspect", "unhealthy", "recovering", "unknown"]
+
+
+class HolderItem(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A container that holds IDs of a device. Names are `hidden` from a viewer without the right to get the pod."""
+
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+    count: _Count
+    since: float = 0.0
+
+
+class DeviceItem(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A unit of a node. `ids` has the number of IDs by resource, times are Unix times, 0 if not known."""
+
+    node: str
+    plugin: str
+    unit: str
+    device: str = ""
+    bdf: str = ""
+    model: str = ""
+    numa: int | None = None
+    state: State = "healthy"
+    reason: str = ""
+    text: str = ""
+    state_since: float = 0.0
+    current: bool = True
+    ids: Mapping[str, _Count] = {}
+    holders: tuple[HolderItem, ...] = ()
+
+
+class NodeProblem(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A node whose devices are not known, or not the current ones."""
+
+    node: str
+    problem: str
+
+
+class DeviceList(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The devices of all nodes, and the nodes without current ones. `problem` is that of the API server."""
+
+    api_version: Literal["accelplane/v1"] = "accelplane/v1"
+    kind: Literal["DeviceList"] = "DeviceList"
+    generation: int = 0
+    problem: str = ""
+    devices: tuple[DeviceItem, ...] = ()
+    problems: tuple[NodeProblem, ...] = ()
+
+
+def device_list(cluster: Cluster, visible: Callable[[str], bool], *, node: str = "") -> DeviceList:
+    """The devices of one node or all. `visible` tells whether names in a namespace may be shown."""
+    nodes = [each for name, each in sorted(cluster.nodes.items()) if node in ("", name)]
+    return DeviceList(
+        generation=cluster.generation,
+        problem=cluster.problem,
+        devices=tuple(item for each in nodes for item in _devices(each, visible)),
+        problems=tuple(
+            NodeProblem(node=each.name, problem=problem) for each in nodes for problem in node_problems(each)
+        ),
+    )
+
+
+def decode(content: bytes) -> DeviceList:
+    """Raises `ValueError` for a text that is not a list of devices."""
+    try:
+        return msgspec.json.decode(content, type=DeviceList)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"not a list of devices: {error}") from None
+
+
+def node_problems(node: Node) -> Iterator[str]:
+    """Why the devices of a node are not known, or may be outdated."""
+    if not node.agents:
+        yield "no agent with pages"
+    for agent in node.agents:
+        if agent.state != "connected":
+            yield f"agent {agent.pod}: {agent.state}" + (f": {agent.problem}" if agent.problem else "")
+
+
+def _devices(node: Node, visible: Callable[[str], bool]) -> Iterator[DeviceItem]:
+    current = all(agent.state == "connected" for agent in node.agents)
+    for unit in sorted(node.units, key=lambda unit: (unit.plugin, unit.unit)):
+        yield DeviceItem(
+            node=node.name,
+            plugin=unit.plugin,
+            unit=unit.unit,
+            device=unit.device,
+            bdf=unit.bdf,
+            model=unit.model,
+            numa=unit.numa,
+            state=unit.phase if unit.known else "unknown",
+            reason=unit.reason,
+            text=unit.text,
+            state_since=unit.since,
+            current=current,
+            ids=dict(unit.ids),
+            holders=tuple(_holders(unit, visible)),
+        )
+
+
+def _holders(unit: Unit, visible: Callable[[str], bool]) -> Iterator[HolderItem]:
+    for holder in unit.holders:
+        shown = visible(holder.namespace)
+        yield HolderItem(
+            namespace=holder.namespace if shown else HIDDEN,
+            pod=holder.pod if shown else HIDDEN,
+            container=holder.container if shown else HIDDEN,
+            resource=holder.resource,
+            count=holder.count,
+            since=holder.since,
+        )

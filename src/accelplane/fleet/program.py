@@ -1,0 +1,93 @@
+"""The fleet server as a program: watches, agents, pages, probes and metrics. It has no leader and writes no objects."""
+
+import logging
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from accelplane.http.servingtls import ServingTls, TlsSettings
+from accelplane.kube.client import Client, ClientConfig
+from accelplane.kube.manager import OFF, Manager
+
+from .fleet import Fleet
+from .options import FleetOptions, PageOptions
+from .serve import listen, open_gate
+from .web.access import Access
+from .web.gate import ProxyHeaders, SecureGate
+from .web.site import Screens, SiteOptions
+
+log = logging.getLogger(__name__)
+
+FIELD_MANAGER = "accelplane-fleet"
+
+
+async def run(options: FleetOptions, pages: PageOptions, config: ClientConfig) -> None:
+    """Runs the server until SIGTERM or SIGINT.
+
+    Raises `OSError` for an address that cannot be used, `CertificateError`, and the error of any part that fails.
+    """
+    client = Client(config, field_manager=FIELD_MANAGER)
+    try:
+        fleet = Fleet(client, options)
+        screens = Screens(fleet, SiteOptions(grafana_url=pages.grafana_url))
+        manager = Manager(client, health_address=pages.health_address or OFF, metrics_address=OFF, shutdown_delay=0.0)
+        manager.add_runnable(fleet.run)
+        manager.add_readyz_check("fleet", lambda: fleet.synced)
+        manager.add_context(serving(client, screens, pages))
+        await manager.run()
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def serving(client: Client, screens: Screens, pages: PageOptions) -> AsyncGenerator[dict[str, int]]:
+    """Serves the pages at their addresses; yields the ports. Raises `OSError` and `CertificateError`."""
+    registry = client.metrics.registry
+    ports: dict[str, int] = {}
+    viewers = _Viewers(screens)
+    async with AsyncExitStack() as stack:
+        registry.register(viewers)
+        stack.callback(registry.unregister, viewers)
+        stack.push_async_callback(screens.live.close)
+        if pages.address:
+            listening = listen(screens, open_gate(pages.address), pages.address, metrics=lambda: _metrics(registry))
+            ports["plain"] = await _enter(stack, listening, pages.address)
+        if pages.secure_address:
+            gate = SecureGate(
+                Access(client.server, pages.audiences),
+                screens.assets.links,
+                proxies=ProxyHeaders(bool(pages.proxy_ca), pages.proxy_names),
+            )
+            tls = ServingTls(
+                TlsSettings(allow_tls13=pages.allow_tls13, client_authority=pages.proxy_ca, client_optional=True)
+            )
+            tls.follow(pages.tls_directory)
+            listening = listen(screens, gate, pages.secure_address, tls=tls.context, metrics=lambda: _metrics(registry))
+            ports["secure"] = await _enter(stack, listening, pages.secure_address)
+        yield ports
+
+
+async def _enter(stack: AsyncExitStack, listening: AbstractAsyncContextManager[int], address: str) -> int:
+    """Raises `OSError` with the address."""
+    try:
+        port = await stack.enter_async_context(listening)
+    except OSError as error:
+        raise OSError(error.errno, f"pages at {address}: {error.strerror or error}") from error
+    log.info("pages at port %d", port)
+    return port
+
+
+def _metrics(registry: CollectorRegistry) -> bytes:
+    return generate_latest(registry)
+
+
+class _Viewers(Collector):
+    def __init__(self, screens: Screens) -> None:
+        self._screens = screens
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        viewers = self._screens.live.viewers
+        yield GaugeMetricFamily("accelplane_fleet_viewers", "Open pages that get updates", value=viewers)

@@ -1,0 +1,270 @@
+"""A fleet that does not exist: a `FleetView` whose devices fail, recover, and change hands, for demos and tests."""
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from .model import (
+    Agent,
+    Change,
+    Cluster,
+    DeviceReadings,
+    Holder,
+    Node,
+    NodeReadings,
+    Quota,
+    Resource,
+    Skipped,
+    Unit,
+    Value,
+    Waiting,
+)
+from .usage import Usage
+
+_HISTORY = 32
+_FAULTS = (
+    ("temperature", "the package has 103 °C, the limit is 100 °C"),
+    ("memory", "2 uncorrectable errors of the memory since the last reset"),
+    ("heartbeat", "the firmware has not answered the heartbeat for 12 s"),
+    ("wedged", "the driver declared the device wedged"),
+    ("pci-recovery", "the PCI bus is resetting the device"),
+)
+_TEAMS = ("vision", "speech", "video", "search", "billing", "genomics", "weather", "ci")
+
+
+class Kind(Struct, frozen=True):
+    """Nodes of a kind: so many of 20, each with so many devices with IDs of a resource."""
+
+    name: str
+    share: int
+    plugin: str
+    resource: str
+    model: str
+    devices: int
+    ids: int
+    unit: str
+
+
+_KINDS = (
+    Kind("gpu", 8, "gpu", "gpu.intel.com/i915", "Data Center GPU Flex 170", 8, 4, "card{}"),
+    Kind("max", 3, "gpu", "gpu.intel.com/xe", "Data Center GPU Max 1550", 4, 1, "card{}"),
+    Kind("crypto", 4, "qat", "qat.intel.com/cy", "QuickAssist 4xxx", 4, 16, "0000:6{}:00.0"),
+    Kind("data", 3, "dsa", "dsa.intel.com/wq-user-dedicated", "Data Streaming Accelerator", 8, 1, "wq{}.0"),
+    Kind("trade", 2, "onload", "amd.com/onload", "X2522", 2, 10, "eth{}"),
+)
+
+
+class SimulatedFleet:
+    """So many nodes, the same ones for each `seed`. `change` makes something happen, `run` does it every second."""
+
+    def __init__(self, nodes: int = 200, *, seed: int = 7, now: float | None = None) -> None:
+        self._random = random.Random(seed)  # noqa: S311 - no secret
+        self._now = time.time() if now is None else now
+        started = self._now
+        made = [self._node(index) for index in range(nodes)]
+        found = {node.name: node for node in made}
+        self._usage = Usage(started)
+        self._usage.update({}, found, started)
+        self._cluster = Cluster(int(started * 1000), started, started, found, self._waiting(), self._quotas(), "", {})
+        self._published = asyncio.Event()
+
+    # FleetView
+
+    def cluster(self) -> Cluster:
+        """The current snapshot."""
+        return self._cluster
+
+    async def changed(self, after: int) -> int:
+        """Waits until the generation is greater than `after`, and returns it."""
+        while self._cluster.generation <= after:
+            await self._published.wait()
+        return self._cluster.generation
+
+    async def holders(self, node: str) -> tuple[Holder, ...]:
+        """What a node without an agent holds."""
+        found = self._cluster.nodes.get(node)
+        return tuple(self._holder(each.name, 1) for each in found.resources) if found is not None else ()
+
+    async def readings(self, node: str) -> NodeReadings:
+        """Current values that change with the time."""
+        found = self._cluster.nodes.get(node)
+        now = time.time()
+        if found is None or not found.units:
+            return NodeReadings(now, problem="no agent answers on this node")
+        return NodeReadings(now, tuple(_readings(unit, now + index) for index, unit in enumerate(found.units)))
+
+    # Changes
+
+    async def run(self, *, changes: int = 3, interval: float = 1.0) -> None:
+        """Makes changes until cancelled."""
+        while True:
+            await asyncio.sleep(interval)
+            self.change(changes)
+
+    def change(self, changes: int = 1) -> None:
+        """Changes some nodes, and now and then the waiting pods."""
+        self._now = time.time()
+        names = self._random.sample(sorted(self._cluster.nodes), min(changes, len(self._cluster.nodes)))
+        self.replace(*(self._changed(self._cluster.nodes[name]) for name in names))
+
+    def replace(self, *nodes: Node, waiting: tuple[Waiting, ...] | None = None, problem: str | None = None) -> None:
+        """Makes the next snapshot with these nodes in place of those of the same names."""
+        known = self._cluster
+        changed = {**known.nodes, **{node.name: node for node in nodes}}
+        now = max(self._now, known.time)
+        self._usage.update(known.nodes, changed, now)
+        self._cluster = msgspec.structs.replace(
+            known,
+            generation=known.generation + 1,
+            time=now,
+            nodes=changed,
+            waiting=known.waiting if waiting is None else waiting,
+            problem=known.problem if problem is None else problem,
+            held_seconds=self._usage.seconds(now),
+        )
+        published, self._published = self._published, asyncio.Event()
+        published.set()
+
+    def _changed(self, node: Node) -> Node:
+        if not node.units:
+            return node
+        index = self._random.randrange(len(node.units))
+        units = list(node.units)
+        units[index] = self._next(units[index])
+        return msgspec.structs.replace(node, units=tuple(units), resources=_counted(node.resources, units))
+
+    def _next(self, unit: Unit) -> Unit:
+        if unit.phase == "unhealthy":
+            return self._in_phase(unit, "recovering")
+        if unit.phase in ("recovering", "suspect"):
+            return self._in_phase(unit, "healthy")
+        if self._random.random() < 0.08:
+            return self._in_phase(unit, self._random.choice(("unhealthy", "suspect")))
+        return msgspec.structs.replace(unit, holders=self._holders(unit.ids), idle_since=0.0)
+
+    def _in_phase(self, unit: Unit, phase: str) -> Unit:
+        reason, text = ("", "") if phase == "healthy" else self._random.choice(_FAULTS)
+        # The phase is checked as that of an agent is.
+        change = msgspec.convert({"time": self._now, "phase": phase, "reason": reason, "text": text}, Change)
+        history = (*unit.history, change)[-_HISTORY:]
+        return msgspec.structs.replace(
+            unit, phase=change.phase, reason=reason, text=text, since=self._now, history=history
+        )
+
+    # Beginning
+
+    def _node(self, index: int) -> Node:
+        number, kind = index % 20, _KINDS[0]
+        for kind in _KINDS:
+            if number < kind.share:
+                break
+            number -= kind.share
+        name = f"{kind.name}-{index:04}.example.com"
+        labels = {"kubernetes.io/hostname": name, "topology.kubernetes.io/zone": f"zone-{'abc'[index % 3]}"}
+        if index % 23 == 19:
+            total = kind.devices * kind.ids
+            bare = Resource(kind.resource, capacity=total, allocatable=total)
+            return Node(name, labels, resources=(bare,))
+        units = [self._unit(kind, each) for each in range(kind.devices)]
+        total = kind.devices * kind.ids
+        resource = Resource(kind.resource, capacity=total, allocatable=total, stage="registered")
+        failed = index % 61 == 13
+        if failed:
+            resource = msgspec.structs.replace(
+                resource, stage="failed", problem="the kubelet rejected the registration: version not supported"
+            )
+        stale = index % 53 == 31
+        agent = Agent(
+            f"accelplane/accelplane-node-{index:05x}", "accelplane node", "1.0.0", "stale" if stale else "connected",
+            "no answer in 5 s" if stale else "", self._now - (140 if stale else 2), "podresources", 1.0,
+        )  # fmt: skip
+        skipped = (
+            Skipped(kind.plugin, "card9", "the driver vfio-pci is bound; expected i915 or xe"),
+        ) if index % 31 == 5 else ()  # fmt: skip
+        return Node(
+            name=name, labels=labels, cordoned=index % 37 == 3, ready=index % 97 != 60, agents=(agent,),
+            resources=_counted((resource,), units), units=tuple(units), skipped=skipped,
+        )  # fmt: skip
+
+    def _unit(self, kind: Kind, number: int) -> Unit:
+        unit = Unit(
+            plugin=kind.plugin, unit=kind.unit.format(number), device=kind.unit.format(number),
+            bdf=f"0000:{0x18 + number * 0x11:02x}:00.0", model=kind.model, numa=number % 2,
+            since=self._now - self._random.uniform(3600, 900_000), ids={kind.resource: kind.ids},
+        )  # fmt: skip
+        if self._random.random() < 0.012:
+            unit = self._in_phase(unit, "unhealthy")
+        elif self._random.random() < 0.006:
+            unit = self._in_phase(unit, "suspect")
+        holders = self._holders(unit.ids)
+        idle = self._now - 5400 if holders and self._random.random() < 0.06 else 0.0
+        known = self._random.random() > 0.004
+        return msgspec.structs.replace(unit, holders=holders, idle_since=idle, known=known)
+
+    def _holders(self, ids: Mapping[str, int]) -> tuple[Holder, ...]:
+        holders: list[Holder] = []
+        for resource, count in ids.items():
+            left = count if self._random.random() < 0.72 else 0
+            while left > 0 and len(holders) < 4:
+                taken = self._random.randint(1, left)
+                holders.append(self._holder(resource, taken))
+                left -= taken
+                if self._random.random() < 0.4:
+                    break
+        return tuple(holders)
+
+    def _holder(self, resource: str, count: int) -> Holder:
+        team = self._random.choice(_TEAMS)
+        pod = f"{self._random.choice(('train', 'serve', 'encode', 'batch'))}-{self._random.randrange(16**5):05x}"
+        return Holder(team, pod, "main", resource, count, self._now - self._random.uniform(60, 80_000))
+
+    def _waiting(self) -> tuple[Waiting, ...]:
+        message = "0/200 nodes are available: 200 Insufficient {}. preemption: 0/200 nodes are available."
+        asked = (
+            ("vision", "train-large-0", 900.0, {"gpu.intel.com/i915": 40}, ()),
+            ("genomics", "align-7f", 3600.0, {"gpu.intel.com/xe": 8}, ()),
+            ("ci", "nightly-gated", 240.0, {"qat.intel.com/cy": 2}, ("example.com/budget",)),
+            ("search", "reindex-0", 75.0, {"gpu.intel.com/i915": 2, "dsa.intel.com/wq-user-dedicated": 1}, ()),
+        )
+        return tuple(
+            Waiting(team, name, self._now - age, requests, message.format(next(iter(requests))), gates)
+            for team, name, age, requests, gates in asked
+        )
+
+    def _quotas(self) -> tuple[Quota, ...]:
+        return (Quota("vision", "accelerators", "gpu.intel.com/i915", 64, 51),)
+
+
+def _counted(resources: Sequence[Resource], units: Sequence[Unit]) -> tuple[Resource, ...]:
+    """The resources with the numbers of their devices."""
+    counted: list[Resource] = []
+    for each in resources:
+        mine = [unit for unit in units if each.name in unit.ids]
+        healthy = sum(unit.ids[each.name] for unit in mine if unit.phase in ("healthy", "suspect"))
+        held = sum(holder.count for unit in mine for holder in unit.holders if holder.resource == each.name)
+        ids = sum(unit.ids[each.name] for unit in mine)
+        counted.append(msgspec.structs.replace(each, ids=ids, healthy=healthy, allocated=held))
+    return tuple(counted)
+
+
+def _readings(unit: Unit, now: float) -> DeviceReadings:
+    """Current values of a device; those without a holder are asleep."""
+    if not unit.holders:
+        return DeviceReadings(unit.plugin, unit.device, unit.bdf, awake=False, outcomes={"asleep": 6})
+    wave = math.sin(now / 9)
+    package = {"sensor": "package"}
+    values = (
+        Value("accelplane_device_temperature_celsius", package, round(66 + 8 * wave, 1)),
+        Value("accelplane_device_temperature_limit_celsius", {**package, "limit": "critical"}, 100),
+        Value("accelplane_device_power_watts", package, round(105 + 30 * wave)),
+        Value("accelplane_device_power_limit_watts", {**package, "limit": "sustained"}, 150),
+        Value("accelplane_gpu_frequency_hertz", {"gt": "gt0", "kind": "actual"}, round(1500 + 400 * wave) * 1e6),
+        Value("accelplane_pci_link_transfers_per_second", {}, 16e9),
+        Value("accelplane_pci_link_lanes", {}, 16),
+    )
+    return DeviceReadings(unit.plugin, unit.device, unit.bdf, values=values, outcomes={"ok": 7, "denied": 1})

@@ -1,0 +1,270 @@
+"""Who may open the page: everyone on the loopback interface, or users with a token or a session.
+
+Users are authenticated by a bearer token, by a session that began with a token in a form, or by the header fields of a
+proxy with a client certificate. They need the right to `get` the path `/fleet`.
+"""
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Protocol
+from urllib.parse import unquote_plus
+
+from msgspec import Struct
+
+from accelplane.apiserver.authorized import PageAccess, UserInfo
+from accelplane.http.messages import HttpError, Request, Response
+
+from .access import ALL_PODS, METRICS, PAGE, Access, Viewer
+from .html import element
+from .page import Assets, plain_document
+from .query import fields_of, link
+from .screens import PATHS
+from .security import page_response, redirect
+from .sessions import COOKIE, FailureLimit, Sessions, cookie_of
+
+_MAX_TOKEN = 16 * 1024
+_MAX_NAME = 1024
+_MAX_GROUPS = 64
+
+
+class Gate(Protocol):
+    """Decides about requests of one listener."""
+
+    @property
+    def access(self) -> Access | None:
+        """The rights of viewers; None where everything is shown."""
+        ...
+
+    async def admit(self, request: Request, *, page: bool = True) -> Viewer | Response:
+        """The viewer, or the response to one who is not admitted. Raises `HttpError`."""
+        ...
+
+    async def admit_scraper(self, request: Request) -> None:
+        """Raises `HttpError` for one who may not read the metrics."""
+        ...
+
+    async def still_admitted(self, viewer: Viewer, *, everything: bool) -> bool:
+        """Whether a viewer may go on reading updates, with all names if these were shown."""
+        ...
+
+    async def sign_in(self, request: Request) -> Response:
+        """Begins a session with the token of a form. Raises `HttpError`."""
+        ...
+
+    async def sign_out(self, request: Request) -> Response:
+        """Ends a session. Raises `HttpError`."""
+        ...
+
+
+class OpenGate:
+    """Admits everyone. With `loopback_only`, the address in the URL has to be one of the own machine.
+
+    Without this, a page of another site could read the answers under a name of its own that leads to 127.0.0.1.
+    """
+
+    def __init__(self, *, loopback_only: bool) -> None:
+        self._loopback_only = loopback_only
+
+    @property
+    def access(self) -> Access | None:
+        return None
+
+    async def admit(self, request: Request, *, page: bool = True) -> Viewer | Response:
+        if self._loopback_only and not is_loopback(request.fields.get("host", "")):
+            raise HttpError(421, "expected the address localhost or 127.0.0.1; use the secure address for other names")
+        return Viewer()
+
+    async def admit_scraper(self, request: Request) -> None:
+        await self.admit(request)
+
+    async def still_admitted(self, viewer: Viewer, *, everything: bool) -> bool:
+        return True
+
+    async def sign_in(self, request: Request) -> Response:
+        return redirect("./")
+
+    async def sign_out(self, request: Request) -> Response:
+        return redirect("./")
+
+
+class ProxyHeaders(Struct, frozen=True):
+    """Whether proxies with a client certificate name the user, and which common names they may have (empty: all)."""
+
+    allowed: bool = False
+    names: tuple[str, ...] = ()
+
+
+class SecureGate:
+    """Admits users whom the API server authorizes."""
+
+    def __init__(
+        self,
+        access: Access,
+        assets: Assets,
+        *,
+        proxies: ProxyHeaders = ProxyHeaders(),  # noqa: B008 - a frozen value
+        sessions: Sessions | None = None,
+        failures: FailureLimit | None = None,
+    ) -> None:
+        self._access = access
+        self._assets = assets
+        self._proxies = proxies
+        self._sessions = sessions or Sessions()
+        self._failures = failures or FailureLimit()
+
+    @property
+    def access(self) -> Access | None:
+        return self._access
+
+    async def admit(self, request: Request, *, page: bool = True) -> Viewer | Response:
+        viewer = await self._authenticate(request)
+        if viewer is None:
+            if page and not request.authorization:
+                return self._form(401, "", _next(request))
+            raise HttpError(401, "expected a valid token in the header Authorization: Bearer TOKEN, or a session")
+        await self._authorize(viewer, PAGE)
+        return viewer
+
+    async def admit_scraper(self, request: Request) -> None:
+        viewer = await self._authenticate(request)
+        if viewer is None:
+            raise HttpError(401, "expected a valid token in the header Authorization: Bearer TOKEN")
+        await self._authorize(viewer, METRICS)
+
+    async def still_admitted(self, viewer: Viewer, *, everything: bool) -> bool:
+        user = viewer.user
+        try:
+            if user is None or (viewer.session and await self._session_user(viewer.session) is None):
+                return False
+            allowed = await self._access.allowed(user, PAGE)
+            return allowed and (not everything or await self._access.allowed(user, ALL_PODS))
+        except HttpError:
+            return False
+
+    async def sign_in(self, request: Request) -> Response:
+        _check_origin(request)
+        fields = _form_fields(request)
+        token, target = fields.get("token", "").strip(), _target(fields.get("next", ""))
+        if self._failures.exceeded(request.source):
+            return self._form(429, "Too many wrong tokens; try again in a minute.", target)
+        user = await self._access.user_of(token) if token else None
+        if user is None:
+            self._failures.add(request.source)
+            return self._form(401, "This token is not valid here, or it has expired.", target)
+        await self._authorize(Viewer(user), PAGE)
+        identifier, seconds = self._sessions.create(token, user)
+        return redirect(target, {"Set-Cookie": cookie_of(identifier, seconds)})
+
+    async def sign_out(self, request: Request) -> Response:
+        _check_origin(request)
+        self._sessions.remove(_cookie(request))
+        return redirect("./", {"Set-Cookie": cookie_of("", 0)})
+
+    async def _authenticate(self, request: Request) -> Viewer | None:
+        """Raises `HttpError`."""
+        scheme, _, token = request.authorization.partition(" ")
+        if request.authorization:
+            valid = scheme.lower() == "bearer" and 0 < len(token.strip()) <= _MAX_TOKEN
+            user = await self._access.user_of(token.strip()) if valid else None
+            return Viewer(user) if user is not None else None
+        name = request.certificate_name
+        if self._proxies.allowed and name and (not self._proxies.names or name in self._proxies.names):
+            user = _proxy_user(request)
+            if user is not None:
+                return Viewer(user)
+        identifier = _cookie(request)
+        user = await self._session_user(identifier) if identifier else None
+        return Viewer(user, identifier) if user is not None else None
+
+    async def _session_user(self, identifier: str) -> UserInfo | None:
+        """Raises `HttpError`."""
+        token = self._sessions.token(identifier)
+        user = await self._access.user_of(token) if token else None
+        if token and user is None:
+            self._sessions.remove(identifier)
+        return user
+
+    async def _authorize(self, viewer: Viewer, access: PageAccess) -> None:
+        """Raises `HttpError`."""
+        if viewer.user is None or not await self._access.allowed(viewer.user, access):
+            raise HttpError(403, f"{viewer.name} may not {access.verb} {access.path}; see the role of viewers")
+
+    def _form(self, status: int, problem: str, target: str) -> Response:
+        content = (
+            element("p", "Paste a token of this cluster, for example of this command:"),
+            element(
+                "pre",
+                element(
+                    "code", "kubectl create token accelplane-fleet-viewer --duration 8h --audience accelplane-fleet"
+                ),
+                tabindex="0",
+                aria_label="Command",
+            ),
+            element(
+                "form",
+                element("input", type="hidden", name="next", value=target),
+                element(
+                    "label",
+                    "Token ",
+                    element("input", type="password", name="token", required=True, autocomplete="off", maxlength=8192,
+                            aria_describedby="problem" if problem else None),
+                ),
+                element("button", "Sign in", type="submit"),
+                method="post",
+                action="login",
+                class_="filters",
+            ),
+        )  # fmt: skip
+        notice = (element("p", problem, id="problem", role="alert", class_="notice"),) if problem else ()
+        return page_response(status, plain_document("Sign in", (*notice, *content), self._assets))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the value of a Host field is a name or an address of the own machine."""
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    name = name.removeprefix("[").removesuffix("]")
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_origin(request: Request) -> None:
+    """Raises `HttpError` for a form of another site."""
+    if request.fields.get("origin") != f"https://{request.fields.get('host', '')}":
+        raise HttpError(403, "expected a form of this site")
+
+
+def _form_fields(request: Request) -> Mapping[str, str]:
+    text = bytes(request.body).decode("ascii", "replace")
+    pairs = (pair.partition("=")[::2] for pair in text.split("&")[:8])
+    return {name: unquote_plus(value)[:_MAX_TOKEN] for name, value in pairs}
+
+
+def _target(text: str) -> str:
+    """A relative address of a screen; the first screen for any other text."""
+    path, _, query = text.partition("?")
+    name = PATHS.get(f"/{path.removeprefix('./')}")
+    if name is None or name == "overview":
+        return "./"
+    found = dict(fields_of(query))
+    return link(path, None, **found)
+
+
+def _next(request: Request) -> str:
+    return _target(f"{request.path[1:]}?{request.query}")
+
+
+def _cookie(request: Request) -> str:
+    pairs = (pair.strip().partition("=") for pair in request.fields.get("cookie", "").split(";")[:64])
+    return next((value for name, _, value in pairs if name == COOKIE), "")
+
+
+def _proxy_user(request: Request) -> UserInfo | None:
+    user = request.fields.get("x-remote-user", "")
+    groups = [group for each in request.fields.get("x-remote-group", "").split(",") if (group := each.strip())]
+    if not user or "," in user or len(user) > _MAX_NAME or len(groups) > _MAX_GROUPS:
+        return None
+    return UserInfo(username=user, groups=groups)

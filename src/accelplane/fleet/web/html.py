@@ -1,0 +1,105 @@
+"""HTML as a tree of elements.
+
+One tree is rendered to text, where every text and attribute is escaped, or sent to the script of the page as JSON,
+which creates elements and text nodes of it. So nothing that a cluster says can become markup.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+
+_VOID = frozenset(("br", "hr", "input", "link", "meta"))
+_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
+# The children of an element with this attribute have a key each, and are updated while the page is open.
+LIVE = "data-live"
+KEY = "data-key"
+
+
+class Element(Struct, frozen=True):
+    """An element. An attribute without a value has an empty text."""
+
+    tag: str
+    attributes: Mapping[str, str]
+    children: tuple["Element | str", ...] = ()
+
+
+def element(tag: str, *children: "Element | str | None", **attributes: "str | int | bool | None") -> Element:
+    """Makes an element. Children that are None are left out, as are attributes that are None or False.
+
+    In names of attributes `_` stands for `-`, and a `_` at the end is removed.
+    """
+    given = {
+        name.rstrip("_").replace("_", "-"): "" if value is True else str(value)
+        for name, value in attributes.items()
+        if value is not None and value is not False
+    }
+    return Element(tag, given, tuple(child for child in children if child is not None))
+
+
+def live(container: Element, name: str) -> Element:
+    """The container as a block of this name, whose children have keys."""
+    return Element(container.tag, {**container.attributes, LIVE: name}, container.children)
+
+
+def keyed(child: Element, key: str) -> Element:
+    """An element of a block."""
+    return Element(child.tag, {**child.attributes, KEY: key}, child.children)
+
+
+def escape(text: str) -> str:
+    """Text for an element or for an attribute in double quotes. Lone surrogates become `?`."""
+    escaped = text.translate(_ESCAPES)
+    return escaped if escaped.isascii() else escaped.encode("utf-8", "replace").decode()
+
+
+def render(tree: "Element | str") -> str:
+    """The text of a tree."""
+    parts: list[str] = []
+    _render(tree, parts)
+    return "".join(parts)
+
+
+def as_json(tree: "Element | str") -> object:
+    """A tree for the script: a text, or a list of tag, attributes and children."""
+    if isinstance(tree, str):
+        return tree.encode("utf-8", "replace").decode()
+    return [tree.tag, tree.attributes, *(as_json(child) for child in tree.children)]
+
+
+def count(tree: "Element | str") -> int:
+    """The number of elements."""
+    return 0 if isinstance(tree, str) else 1 + sum(count(child) for child in tree.children)
+
+
+def blocks(tree: "Element | str") -> Mapping[str, Mapping[str, Element]]:
+    """The children of all live elements by name and key, in their order."""
+    return {
+        block.attributes[LIVE]: {
+            child.attributes.get(KEY, ""): child for child in block.children if isinstance(child, Element)
+        }
+        for block in _live_elements(tree)
+    }
+
+
+def _live_elements(tree: "Element | str") -> Iterator[Element]:
+    if isinstance(tree, str):
+        return
+    if LIVE in tree.attributes:
+        yield tree
+        return
+    for child in tree.children:
+        yield from _live_elements(child)
+
+
+def _render(tree: "Element | str", parts: list[str]) -> None:
+    if isinstance(tree, str):
+        parts.append(escape(tree))
+        return
+    parts.append(f"<{tree.tag}")
+    parts.extend(f' {name}="{escape(value)}"' if value else f" {name}" for name, value in tree.attributes.items())
+    parts.append(">")
+    if tree.tag in _VOID:
+        return
+    for child in tree.children:
+        _render(child, parts)
+    parts.append(f"</{tree.tag}>")

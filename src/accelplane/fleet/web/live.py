@@ -1,0 +1,341 @@
+"""Updates of open pages as server-sent events.
+
+All viewers of a screen with the same filters and rights share a channel: the screen is made once for all of them, at
+most every half second, and only what differs is sent. `overview` events have the numbers of the cluster and the first
+screen, at most one a second; `rows` events have all else. A client that has missed something, or that is too slow, gets
+`reload`: it has to fetch the page again.
+"""
+
+import asyncio
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+
+import msgspec
+from msgspec import Struct
+
+from accelplane.http.messages import HttpError
+from accelplane.kube.tasks import cancel
+
+from ..view import FleetView
+from .html import Element, as_json
+from .page import ScreenName, announcement
+from .query import Query
+from .summaries import Totals
+
+Blocks = Mapping[str, Mapping[str, Element]]
+
+RELOAD = b"event: reload\ndata: {}\n\n"
+_KEEPALIVE = b": keepalive\n\n"
+_BEGIN = b"retry: 3000\n\n"
+_MAX_KNOWN = 512
+_HEADER_BLOCKS = ("summary", "notices")
+
+
+class Content(Struct, frozen=True):
+    """A screen at one moment: its blocks and the numbers of the cluster."""
+
+    generation: int
+    blocks: Blocks
+    totals: Totals
+
+
+Digests = Mapping[str, Mapping[str, int]]
+"""Hashes of the elements of a screen, by block and key: enough to know what differs from it."""
+
+
+def digests(blocks: Blocks) -> Digests:
+    """The hashes of the elements of a screen."""
+    return {
+        name: {key: hash(msgspec.json.encode(as_json(each))) for key, each in rows.items()}
+        for name, rows in blocks.items()
+    }
+
+
+class Subject(Struct, frozen=True):
+    """What a channel shows. `rights` identifies viewers who see the same names; `refresh` is for current values."""
+
+    screen: ScreenName
+    query: Query
+    rights: str
+    refresh: float = 0.0
+
+
+Make = Callable[[], Awaitable[Content]]
+
+
+class LiveLimits(Struct, frozen=True, kw_only=True):
+    """Limits of updates; times are seconds. A screen takes at most one `share`th of the processor's time."""
+
+    viewers: int = 200
+    queued: int = 64 * 1024
+    rows: float = 0.5
+    overview: float = 1.0
+    keepalive: float = 15.0
+    check: float = 60.0
+    share: int = 20
+
+
+class Live:
+    """The open event streams."""
+
+    def __init__(
+        self,
+        view: FleetView,
+        limits: LiveLimits = LiveLimits(),  # noqa: B008 - a frozen value
+    ) -> None:
+        self._view = view
+        self.limits = limits
+        self._channels: dict[Subject, _Channel] = {}
+        self._known = _Known()
+        self.viewers = 0
+
+    def remember(self, subject: Subject, content: Content) -> None:
+        """Notes what a page shows, so that its updates begin with what has changed since."""
+        self._known.add(subject, content.generation, digests(content.blocks))
+
+    def subscribe(
+        self, subject: Subject, make: Make, seen: int | None, still_admitted: Callable[[], Awaitable[bool]]
+    ) -> AsyncGenerator[bytes, None]:
+        """The events since the generation that the client has seen. Raises `HttpError` with too many viewers.
+
+        `make` makes the content of the screen. Viewers for whom it would differ need another subject.
+        """
+        if self.viewers >= self.limits.viewers:
+            raise HttpError(503, f"expected at most {self.limits.viewers} viewers; the page can be refreshed")
+        return self._events(subject, make, seen, still_admitted)
+
+    async def close(self) -> None:
+        """Ends all channels."""
+        channels = list(self._channels.values())
+        self._channels.clear()
+        await cancel(*(channel.task for channel in channels if channel.task is not None))
+
+    async def _events(
+        self, subject: Subject, make: Make, seen: int | None, still_admitted: Callable[[], Awaitable[bool]]
+    ) -> AsyncGenerator[bytes, None]:
+        subscriber = _Subscriber(self.limits.queued)
+        self.viewers += 1
+        try:
+            yield _BEGIN
+            cluster = self._view.cluster()
+            # Generations of an earlier process, or of another one, say nothing here.
+            if seen is not None and not int(cluster.started * 1000) <= seen <= cluster.generation:
+                subscriber.reload()
+            self._join(subject, make, subscriber, seen)
+            async for event in self._queued(subscriber, still_admitted):
+                yield event
+        finally:
+            self.viewers -= 1
+            await self._leave(subject, subscriber)
+
+    async def _queued(
+        self, subscriber: "_Subscriber", still_admitted: Callable[[], Awaitable[bool]]
+    ) -> AsyncGenerator[bytes, None]:
+        loop = asyncio.get_running_loop()
+        checked = loop.time()
+        while True:
+            try:
+                async with asyncio.timeout(self.limits.keepalive):
+                    event = await subscriber.next()
+            except TimeoutError:
+                event = _KEEPALIVE
+            if loop.time() - checked >= self.limits.check:
+                checked = loop.time()
+                if not await still_admitted():
+                    yield RELOAD
+                    return
+            yield event
+
+    def _join(self, subject: Subject, make: Make, subscriber: "_Subscriber", seen: int | None) -> None:
+        channel = self._channels.get(subject)
+        if channel is None:
+            channel = self._channels[subject] = _Channel(self._view, make, subject, self._known, self.limits)
+            channel.start()
+        channel.add(subscriber, seen)
+
+    async def _leave(self, subject: Subject, subscriber: "_Subscriber") -> None:
+        channel = self._channels.get(subject)
+        if channel is not None and not channel.remove(subscriber):
+            del self._channels[subject]
+            if channel.task is not None:
+                await cancel(channel.task)
+
+
+class _Known:
+    """What clients have seen: the digests of screens by generation, the latest ones."""
+
+    def __init__(self) -> None:
+        self._digests: OrderedDict[tuple[Subject, int], Digests] = OrderedDict()
+
+    def add(self, subject: Subject, generation: int, found: Digests) -> None:
+        self._digests[subject, generation] = found
+        self._digests.move_to_end((subject, generation))
+        if len(self._digests) > _MAX_KNOWN:
+            self._digests.popitem(last=False)
+
+    def get(self, subject: Subject, generation: int | None) -> Digests:
+        """The digests, none if they are not known."""
+        return self._digests.get((subject, generation), {}) if generation is not None else {}
+
+
+class _Subscriber:
+    """The events that a client has not taken yet, within a limit of their size."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._events: deque[bytes] = deque()
+        self._size = 0
+        self._filled = asyncio.Event()
+
+    def put(self, event: bytes) -> None:
+        """Adds an event. If the limit is exceeded, the client gets `reload` in place of all of them."""
+        if self._events and self._events[-1] is RELOAD:
+            return
+        if self._size + len(event) > self._limit:
+            self.reload()
+            return
+        self._events.append(event)
+        self._size += len(event)
+        self._filled.set()
+
+    def reload(self) -> None:
+        self._events.clear()
+        self._events.append(RELOAD)
+        self._size = len(RELOAD)
+        self._filled.set()
+
+    async def next(self) -> bytes:
+        """Waits for an event and removes it."""
+        await self._filled.wait()
+        event = self._events.popleft()
+        self._size -= len(event)
+        if not self._events:
+            self._filled.clear()
+        return event
+
+
+class _Channel:
+    """A screen that is kept current for its subscribers."""
+
+    def __init__(self, view: FleetView, make: Make, subject: Subject, known: _Known, limits: LiveLimits) -> None:
+        self._view = view
+        self._make = make
+        self._subject = subject
+        self._known = known
+        self._limits = limits
+        self._subscribers: dict[_Subscriber, int | None] = {}
+        self._joined: list[_Subscriber] = []
+        self._sent: dict[str, Mapping[str, int]] = {}
+        self._content: Content | None = None
+        self._said: Totals | None = None
+        self._overview_due = 0.0
+        self._pending = False
+        self.task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self.task = asyncio.create_task(self._run(), name=f"updates of {self._subject.screen}")
+
+    def add(self, subscriber: _Subscriber, seen: int | None) -> None:
+        """Adds a subscriber, which gets what has changed since the generation that it has seen."""
+        self._subscribers[subscriber] = seen
+        if self._content is None:
+            self._joined.append(subscriber)
+        else:
+            self._send_missed(subscriber, self._content, seen)
+
+    def remove(self, subscriber: _Subscriber) -> bool:
+        """Removes a subscriber. Returns whether there are others."""
+        self._subscribers.pop(subscriber, None)
+        return bool(self._subscribers)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        seen = -1
+        while True:
+            await self._wait(seen)
+            started = loop.time()
+            try:
+                content = await self._make()
+            except HttpError:
+                # The API server does not decide what may be seen: clients fetch the page, which says so.
+                for subscriber in self._subscribers:
+                    subscriber.reload()
+            else:
+                self._publish(content, loop.time())
+                seen = content.generation
+            cost = loop.time() - started
+            overview = self._subject.screen == "overview"
+            interval = self._limits.overview if overview else self._limits.rows
+            await asyncio.sleep(max(interval, cost * self._limits.share))
+
+    async def _wait(self, seen: int) -> None:
+        """Waits for a change, or until something is due without one."""
+        timeouts = [self._subject.refresh] if self._subject.refresh else []
+        if self._pending:
+            timeouts.append(max(0.0, self._overview_due - asyncio.get_running_loop().time()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(timeouts) if timeouts else None):
+                await self._view.changed(seen)
+
+    def _publish(self, content: Content, now: float) -> None:
+        first, self._content = self._content is None, content
+        current = digests(content.blocks)
+        if first:
+            self._sent = dict(current)
+            self._said = content.totals
+            self._known.add(self._subject, content.generation, current)
+            for subscriber in self._joined:
+                if subscriber in self._subscribers:
+                    self._send_missed(subscriber, content, self._subscribers[subscriber])
+            self._joined.clear()
+            return
+        overview, rows = self._split(current)
+        events = [self._event("rows", content, rows, "")] if rows else []
+        self._pending = bool(overview) and now < self._overview_due
+        if overview and not self._pending:
+            said = announcement(self._said, content.totals) if self._said is not None else ""
+            self._said = content.totals
+            self._overview_due = now + self._limits.overview
+            events.append(self._event("overview", content, overview, said))
+        if events:
+            self._known.add(self._subject, content.generation, dict(self._sent))
+        for each in events:
+            for subscriber in self._subscribers:
+                subscriber.put(each)
+
+    def _split(self, blocks: Digests) -> tuple[Digests, Digests]:
+        """The blocks that differ from what was sent: those of `overview` events and the others."""
+        changed = {name: rows for name, rows in blocks.items() if rows != self._sent.get(name)}
+        whole = self._subject.screen == "overview"
+        overview = {name: rows for name, rows in changed.items() if whole or name in _HEADER_BLOCKS}
+        return overview, {name: rows for name, rows in changed.items() if name not in overview}
+
+    def _event(self, kind: str, content: Content, blocks: Digests, said: str) -> bytes:
+        data = {name: difference(self._sent.get(name, {}), rows, content.blocks[name]) for name, rows in blocks.items()}
+        self._sent |= blocks
+        return event(kind, content.generation, data, said)
+
+    def _send_missed(self, subscriber: _Subscriber, content: Content, seen: int | None) -> None:
+        if seen == content.generation:
+            return
+        known, current = self._known.get(self._subject, seen), digests(content.blocks)
+        data = {
+            name: difference(known.get(name, {}), rows, content.blocks[name])
+            for name, rows in current.items()
+            if rows != known.get(name)
+        }
+        if data:
+            subscriber.put(event("rows", content.generation, data))
+
+
+def event(kind: str, generation: int, blocks: Mapping[str, object], said: str = "") -> bytes:
+    """An event with changed blocks."""
+    data = msgspec.json.encode({"blocks": blocks, "say": said})
+    return b"id: %d\nevent: %b\ndata: %b\n\n" % (generation, kind.encode(), data)
+
+
+def difference(old: Mapping[str, int], new: Mapping[str, int], elements: Mapping[str, Element]) -> Mapping[str, object]:
+    """What changes a block: its new and changed elements, and the order of the keys if that differs."""
+    changed = {key: as_json(elements[key]) for key, found in new.items() if found != old.get(key)}
+    return {"set": changed} if list(old) == list(new) else {"set": changed, "order": list(new)}

@@ -1,0 +1,183 @@
+"""One node: its resources, devices, agents, and hardware that is not used."""
+
+from collections.abc import Sequence
+
+from ..arithmetic import allocation
+from ..model import Agent, Holder, Node, Resource, Unit
+from .html import Element, element
+from .page import Context, Page, badge, counted, device_link, facts, moment, number, numeric, pod_name, row, table
+from .query import PlaceQuery
+from .summaries import REGISTERED
+
+_MAX_UNITS = 200
+_MAX_NAMES = 4
+
+
+def screen(context: Context, query: PlaceQuery) -> Page:
+    """The node of the query."""
+    node = context.cluster.nodes.get(query.node)
+    if node is None:
+        return Page(title=f"Node {query.node}", content=(missing(f"The node {query.node!a}"),), found=False)
+    return Page(
+        title=f"Node {node.name}",
+        content=(_facts(node), _agents(node), _resources(node), _devices(context, node), *_others(context, node)),
+    )
+
+
+def missing(subject: str) -> Element:
+    """What is shown in place of something that does not exist."""
+    text = f"{subject} is not known: it does not exist, or has neither a resource of the plugins nor an agent. "
+    return element("p", text, element("a", "See all nodes", href="nodes"), ".")
+
+
+def _facts(node: Node) -> Element:
+    return facts(
+        "Node",
+        (
+            ("Ready", "yes" if node.ready else "no"),
+            ("Scheduling", "disabled (cordoned)" if node.cordoned else "enabled"),
+            ("Numbers", "of the agents" if node.units else "of the API server; the devices are not known"),
+        ),
+        block="node",
+    )
+
+
+def _agents(node: Node) -> Element:
+    headers = ("Pod", "Program", "Version", "State", "Last answer", "Holders")
+    return element(
+        "section",
+        element("h2", "Agents"),
+        table(
+            "Agents", headers, [_agent(each) for each in node.agents], block="agents",
+            empty="No agent with pages runs on this node. The numbers are those of the API server.",
+        ),
+    )  # fmt: skip
+
+
+def _agent(agent: Agent) -> Element:
+    source = f"from {agent.holders_source}" if agent.holders_source else "not known"
+    age = f", {agent.holders_age:.0f} s old when it was sent" if agent.holders_source else ""
+    state = f"{agent.state}: {agent.problem}" if agent.problem else agent.state
+    return row(
+        agent.pod,
+        agent.name,
+        agent.version,
+        element("td", state, class_="bad" if agent.state in ("stale", "invalid") else None),
+        moment(agent.answered),
+        source + age,
+        head=agent.pod,
+    )
+
+
+def _resources(node: Node) -> Element:
+    numbers = (numeric(name) for name in ("IDs", "Healthy", "Held", "Free", "Allocatable"))
+    headers = ("Resource", "Stage", *numbers, "Problem")
+    rows = [_resource(node, each) for each in node.resources]
+    return element(
+        "section",
+        element("h2", "Resources"),
+        table("Resources", headers, rows, block="resources", empty="The node has no resource of the plugins."),
+    )
+
+
+def _resource(node: Node, each: Resource) -> Element:
+    numbers = allocation(node, each)
+    failed = each.stage not in ("", REGISTERED)
+    return row(
+        each.name,
+        element("td", each.stage or "no agent", class_="bad" if failed else None),
+        number(numbers.ids),
+        number(numbers.healthy),
+        number(numbers.allocated) if numbers.known else "not known",
+        number(numbers.free) if numbers.known else "not known",
+        number(each.allocatable),
+        each.problem,
+        head=each.name,
+    )
+
+
+def _devices(context: Context, node: Node) -> Element:
+    headers = ("Device", "Plugin", "Model", "PCI address", "NUMA", "State", "Since", "IDs", "Holders")
+    rows = [_device(context, node, each) for each in node.units[:_MAX_UNITS]]
+    rest = len(node.units) - len(rows)
+    return element(
+        "section",
+        element("h2", "Devices"),
+        table("Devices", headers, rows, block="devices", empty="No agent reports the devices of this node."),
+        element("p", f"{counted(rest, 'device')} more are not shown; use the filters of the list of nodes.")
+        if rest > 0
+        else None,
+    )
+
+
+def _device(context: Context, node: Node, unit: Unit) -> Element:
+    ids = sum(unit.ids.values())
+    held = sum(holder.count for holder in unit.holders)
+    reason = f" ({unit.reason})" if unit.reason and unit.phase != "healthy" else ""
+    return row(
+        f"{unit.plugin} {unit.unit}",
+        unit.plugin,
+        unit.model or "-",
+        unit.bdf or "-",
+        "-" if unit.numa is None or unit.numa < 0 else str(unit.numa),
+        element("td", badge(unit), reason),
+        element("td", moment(unit.since)),
+        f"{held} of {ids} held",
+        element("td", *_names(context, unit.holders)),
+        head=element("a", unit.unit, href=device_link(node.name, unit)),
+    )
+
+
+def _names(context: Context, holders: Sequence[Holder]) -> list["Element | str"]:
+    pods = dict.fromkeys((holder.namespace, holder.pod) for holder in holders)
+    names: list[Element | str] = []
+    for namespace, pod in list(pods)[:_MAX_NAMES]:
+        names += [*([", "] if names else []), pod_name(context, namespace, pod)]
+    if len(pods) > _MAX_NAMES:
+        names.append(f" and {len(pods) - _MAX_NAMES} more")
+    return names or ["-"]
+
+
+def holder_row(context: Context, holder: Holder) -> Element:
+    """A row of a table of holders."""
+    shown = context.visible(holder.namespace)
+    return row(
+        f"{holder.namespace}/{holder.pod}/{holder.container}/{holder.resource}" if shown else "",
+        holder.container if shown else "hidden",
+        holder.resource,
+        number(holder.count),
+        element("td", moment(holder.since)),
+        head=pod_name(context, holder.namespace, holder.pod),
+    )
+
+
+HOLDER_HEADERS = ("Pod", "Container", "Resource", numeric("IDs"), "Since")
+
+
+def _others(context: Context, node: Node) -> list[Element]:
+    others: list[Element] = []
+    if not node.units:
+        rows = numbered([holder_row(context, each) for each in (context.holders or ())[:_MAX_UNITS]])
+        empty = f"Not known: {context.holders_problem}" if context.holders is None else "No container requests any."
+        made = table("Containers that request resources", HOLDER_HEADERS, rows, block="holders", empty=empty)
+        note = "From the pods of the API server: what they request, not which devices they have."
+        others.append(element("section", element("h2", "Holders"), element("p", note), made))
+    if node.skipped:
+        rows = [
+            row(f"{each.plugin} {each.subject}", each.plugin, each.reason, head=each.subject)
+            for each in node.skipped[:_MAX_UNITS]
+        ]
+        made = table("Hardware that is not advertised", ("Hardware", "Plugin", "Why"), rows, block="skipped", empty="")
+        others.append(element("section", element("h2", "Hardware that is not advertised"), made))
+    labels = ", ".join(f"{name}={value}" for name, value in sorted(node.labels.items())[:100])
+    if labels:
+        others.append(element("details", element("summary", "Labels"), element("p", labels, class_="long")))
+    return others
+
+
+def numbered(rows: Sequence[Element]) -> list[Element]:
+    """The rows with keys that are different also where names are hidden."""
+    return [
+        Element(each.tag, {**each.attributes, "data-key": f"{index} {each.attributes['data-key']}"}, each.children)
+        for index, each in enumerate(rows)
+    ]

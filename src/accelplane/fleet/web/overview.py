@@ -1,0 +1,95 @@
+"""The first screen: what there is of each resource, and what is wrong."""
+
+import heapq
+from collections.abc import Iterator
+
+from ..arithmetic import Overview, overview
+from .html import Element, element, keyed
+from .page import Context, Page, counted, moment, node_link, number, numeric, row, table
+from .query import ListQuery, NodesQuery, PlaceQuery, link
+from .summaries import Problem
+
+_MAX_PROBLEMS = 12
+_NUMBERS = (
+    "Nodes", "Devices", "IDs", "Held IDs", "Free IDs", "Unhealthy", "Unhealthy and held", "Unknown", "Idle",
+)  # fmt: skip
+_HEADERS = ("Resource", "Family", *(numeric(name) for name in _NUMBERS), "Remarks")
+
+
+def screen(context: Context, _query: ListQuery) -> Page:
+    """The overview."""
+    return Page(title="Overview", content=(_problems(context), _resources(context)))
+
+
+def _problems(context: Context) -> Element:
+    summaries = context.summaries.values()
+    total = sum(len(each.problems) for each in summaries)
+    first = heapq.nsmallest(
+        _MAX_PROBLEMS, (problem for each in summaries for problem in each.problems), key=lambda each: each.rank
+    )
+    rows = [_problem(index, each) for index, each in enumerate(first)]
+    made = table("Problems", ("Node", "Problem", "Since"), rows, block="problems", empty="No problem is known.")
+    more = link("nodes", NodesQuery())
+    rest = f"The {_MAX_PROBLEMS} most urgent of {counted(total, 'problem')}; "
+    return element(
+        "section",
+        element("h2", "Problems"),
+        made,
+        element("p", rest, element("a", "see the nodes with problems first", href=more), ".")
+        if total > _MAX_PROBLEMS
+        else None,
+    )
+
+
+def _problem(_index: int, problem: Problem) -> Element:
+    text: Element | str = problem.text
+    if problem.unit:
+        place = PlaceQuery(node=problem.node, plugin=problem.plugin, unit=problem.unit)
+        text = element("a", problem.text, href=link("device", place))
+    key = f"{problem.node} {problem.plugin} {problem.unit} {problem.rank} {problem.text if not problem.unit else ''}"
+    kind = "urgent" if problem.rank == 0 else "bad" if problem.rank < 4 else "minor"
+    return row(key, element("td", text, class_=kind), moment(problem.since), head=node_link(problem.node))
+
+
+def _resources(context: Context) -> Element:
+    rows = [_resource(each) for each in overview(context.cluster)]
+    return element(
+        "section",
+        element("h2", "Resources"),
+        table("Resources", _HEADERS, rows, block="resources", empty="No node has a resource of the plugins."),
+    )
+
+
+def _resource(each: Overview) -> Element:
+    family = each.family
+
+    def of(state: str) -> str:
+        return link("nodes", NodesQuery(family=family, state=state))
+
+    return keyed(
+        element(
+            "tr",
+            element("th", each.resource, scope="row"),
+            element("td", element("a", family, href=of(""))),
+            number(each.nodes, of("")),
+            number(each.units, of("")),
+            number(each.ids),
+            number(each.allocated, of("held")),
+            number(each.free),
+            number(each.unhealthy, of("unhealthy"), alert=True),
+            number(each.affected, of("unhealthy"), alert=True),
+            number(each.unknown, of("unknown")),
+            number(each.idle, of("idle")),
+            element("td", " ".join(_remarks(each)), class_="long"),
+        ),
+        each.resource,
+    )
+
+
+def _remarks(each: Overview) -> Iterator[str]:
+    if each.unregistered:
+        yield f"Not registered on {counted(each.unregistered, 'node')}."
+    if each.unanswered:
+        yield f"The agents of {counted(each.unanswered, 'node')} do not answer."
+    if each.estimated:
+        yield f"The allocation on {counted(each.estimated, 'node')} is not known."

@@ -1,0 +1,360 @@
+"""What all screens have in common: their context, the frame around them, and how facts are shown."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from accelplane import __version__
+
+from ..model import Cluster, Holder, NodeReadings, Unit
+from .html import Element, count, element, keyed, live, render
+from .query import ListQuery, NodesQuery, PlaceQuery, Query, link
+from .summaries import State, Summary, Totals, held_share, state_of, totals
+
+ScreenName = Literal["overview", "nodes", "node", "device", "waiting", "namespaces"]
+
+HIDDEN = "hidden"
+ROWS = 100
+MAX_ELEMENTS = 2000
+"""Elements of the rows of one page: the document of a screen has at most 2,500."""
+
+_NAVIGATION: tuple[tuple[ScreenName, str, str], ...] = (
+    ("overview", "./", "Overview"),
+    ("nodes", "nodes", "Nodes"),
+    ("waiting", "waiting", "Waiting pods"),
+    ("namespaces", "namespaces", "Namespaces"),
+)
+_LETTERS: Mapping[State, str] = {"healthy": "H", "suspect": "S", "unhealthy": "U", "recovering": "R", "unknown": "?"}
+
+
+class Context(Struct, frozen=True, kw_only=True):
+    """What a screen is made of. `visible` says whether the viewer may see the names of pods in a namespace.
+
+    `readings` and `holders` are those of the node of the screen; `holders` is None if they are not known.
+    """
+
+    cluster: Cluster
+    summaries: Mapping[str, Summary]
+    visible: Callable[[str], bool]
+    now: float
+    grafana_url: str = ""
+    readings: NodeReadings | None = None
+    holders: tuple[Holder, ...] | None = None
+    holders_problem: str = ""
+
+
+class Page(Struct, frozen=True, kw_only=True):
+    """A screen: its title and what it shows."""
+
+    title: str
+    content: tuple[Element, ...]
+    found: bool = True
+
+
+class Assets(Struct, frozen=True):
+    """The relative addresses of style sheet and script."""
+
+    style: str
+    script: str
+
+
+class Frame(Struct, frozen=True, kw_only=True):
+    """What surrounds a screen. `events` is the address of its updates; `user` has a name if there is a session."""
+
+    assets: Assets
+    screen: ScreenName
+    query: Query
+    user: str = ""
+
+
+def document(page: Page, frame: Frame, context: Context) -> str:
+    """The HTML of a page."""
+    main = element(
+        "main",
+        element("h1", page.title, id="title", tabindex="-1"),
+        *page.content,
+        id="main",
+    )
+    controls = element(
+        "p",
+        element("a", "Refresh", href=link(_PATHS[frame.screen], frame.query), class_="refresh"),
+        element("button", "Pause updates", type="button", id="pause", hidden=True),
+        element("span", "", id="connection"),
+        class_="controls",
+    )
+    body = element(
+        "body",
+        element("a", "Skip to the content", href="#title", class_="skip"),
+        _header(frame),
+        element("div", *header_blocks(context), class_="state"),
+        controls,
+        main,
+        element("p", "", id="announcement", role="status", aria_live="polite", class_="unseen"),
+        element("footer", element("p", f"Accelplane {__version__}. Times are UTC.")),
+        data_generation=context.cluster.generation,
+        data_events=events_link(frame),
+    )
+    return "<!DOCTYPE html>\n" + render(element("html", _head(page.title, frame.assets), body, lang="en")) + "\n"
+
+
+def plain_document(title: str, content: Sequence[Element], assets: Assets) -> str:
+    """The HTML of a page without navigation and updates: errors, and the form to sign in."""
+    main = element("main", element("h1", title, id="title"), *content, id="main")
+    head = _head(title, assets, script=False)
+    return "<!DOCTYPE html>\n" + render(element("html", head, element("body", main, class_="plain"), lang="en")) + "\n"
+
+
+def events_link(frame: Frame) -> str:
+    """The address of the updates of a screen."""
+    return link("api/v1/events", frame.query, screen=frame.screen)
+
+
+def header_blocks(context: Context) -> tuple[Element, ...]:
+    """The blocks above every screen: the numbers of the cluster, and what is wrong with the data."""
+    found = totals(context.cluster, context.summaries)
+    summary = element("ul", *_summary(found), class_="numbers", aria_label="The cluster in numbers")
+    problem = context.cluster.problem
+    notices = [keyed(element("p", f"This may be old: {problem}", class_="notice"), "problem")] if problem else []
+    return live(summary, "summary"), live(element("div", *notices), "notices")
+
+
+def announcement(old: Totals, new: Totals) -> str:
+    """What assistive technology says about a change, empty without one worth it."""
+    if old.unhealthy != new.unhealthy:
+        return f"{counted(new.unhealthy, 'device')} unhealthy, {old.unhealthy} before."
+    if old.waiting != new.waiting:
+        return f"{counted(new.waiting, 'pod')} waiting, {old.waiting} before."
+    return ""
+
+
+# Facts
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 node`, `2 nodes`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def moment(time: float) -> "Element | str":
+    """A time; the script adds how long ago that was."""
+    if time <= 0:
+        return "-"
+    try:
+        at = datetime.fromtimestamp(time, UTC)
+    except (OverflowError, ValueError, OSError):
+        return "-"
+    return element("time", f"{at:%Y-%m-%d %H:%M:%S}", datetime=f"{at:%Y-%m-%dT%H:%M:%SZ}")
+
+
+def badge(unit: Unit) -> Element:
+    """The state of a device in words, with its shape."""
+    state = state_of(unit)
+    mark = element("span", _LETTERS[state], class_=f"mark {state}", aria_hidden="true")
+    return element("span", mark, f" {state}", class_="badge")
+
+
+def cell(node: str, unit: Unit) -> Element:
+    """A device in the list of nodes: shape and letter are its state, the filled part is held."""
+    state, held = state_of(unit), held_share(unit)
+    quarter = 0 if not held else max(1, round(held * 4))
+    words = f"{unit.plugin} {unit.unit}: {state}, " + (
+        "free" if not held else "held" if quarter == 4 else f"about {quarter * 25} % held"
+    )
+    return element(
+        "a",
+        _LETTERS[state],
+        href=device_link(node, unit),
+        class_=f"cell {state} f{quarter}",
+        aria_label=words + (", idle" if unit.holders and unit.idle_since else ""),
+        title=words,
+    )
+
+
+def device_link(node: str, unit: Unit) -> str:
+    """The address of a device."""
+    return link("device", PlaceQuery(node=node, plugin=unit.plugin, unit=unit.unit))
+
+
+def node_link(node: str) -> Element:
+    """A link to a node."""
+    return element("a", node, href=link("node", PlaceQuery(node=node)))
+
+
+def namespace_name(context: Context, namespace: str) -> Element:
+    """The name of a namespace if it may be seen, with a link to the devices that it holds."""
+    if not namespace:
+        return element("span", "unknown")
+    if not context.visible(namespace):
+        return element("span", HIDDEN, class_="hidden-name")
+    return element("a", namespace, href=link("nodes", holder=f"{namespace}/"))
+
+
+def pod_name(context: Context, namespace: str, pod: str) -> Element:
+    """A pod if it may be seen, with a link to its devices."""
+    if not pod:
+        return element("span", "unknown")
+    if not context.visible(namespace):
+        return element("span", HIDDEN, class_="hidden-name")
+    name = f"{namespace}/{pod}"
+    return element("a", name, href=link("nodes", holder=name))
+
+
+# Tables
+
+
+def table(
+    caption: str, headers: Sequence["Element | str"], rows: Sequence[Element], *, block: str, empty: str
+) -> Element:
+    """A table with a row of headers. Its rows are a live block."""
+    heads = (header if isinstance(header, Element) else element("th", header, scope="col") for header in headers)
+    body = rows or [keyed(element("tr", element("td", empty, colspan=len(headers), class_="empty")), "")]
+    made = element(
+        "table",
+        element("caption", caption),
+        element("thead", element("tr", *heads)),
+        live(element("tbody", *body), block),
+    )
+    # Wide tables scroll on their own; the region can be focused, so that the keyboard scrolls it.
+    return element("div", made, class_="scroll", role="region", aria_label=caption, tabindex="0")
+
+
+def numeric(text: str) -> Element:
+    """The header of a column of numbers."""
+    return element("th", text, scope="col", class_="number")
+
+
+def row(key: str, *cells: "Element | str | None", head: "Element | str") -> Element:
+    """A row of a table. Its first cell is a header."""
+    rest = (each if isinstance(each, Element) and each.tag == "td" else element("td", each) for each in cells)
+    return keyed(element("tr", element("th", head, scope="row"), *rest), key)
+
+
+def number(value: int, href: str = "", *, alert: bool = False) -> Element:
+    """A cell with a number, which links to what is counted."""
+    text = f"{value:,}"
+    shown = element("a", text, href=href) if href and value else text
+    return element("td", shown, class_="number alert" if alert and value else "number")
+
+
+def facts(caption: str, pairs: Sequence[tuple[str, "Element | str"]], *, block: str) -> Element:
+    """A list of facts; those without a text are left out."""
+    shown = (
+        keyed(element("div", element("dt", name), element("dd", value)), name) for name, value in pairs if value != ""
+    )
+    return element("section", element("h2", caption), live(element("dl", *shown, class_="facts"), block))
+
+
+def pages(page: str, query: NodesQuery | ListQuery, *, shown: int, following: int, total: int, noun: str) -> Element:
+    """Which part of a list is shown, with links to the parts before and after it."""
+    start = query.start
+    if start and start >= total:
+        text = f"Found {counted(total, noun)}; none after {start:,}."
+    else:
+        text = f"{start + 1:,} to {start + shown:,} of {counted(total, noun)}." if total else f"Found no {noun}."
+    first = msgspec.structs.replace(query, start=0)
+    following_link = link(page, msgspec.structs.replace(query, start=following))
+    made = element(
+        "nav",
+        element("span", text),
+        element("a", "First", href=link(page, first)) if start else None,
+        element("a", "Next", href=following_link, rel="next") if following < total else None,
+        aria_label=f"Parts of the list of {noun}s",
+        class_="pages",
+    )
+    return live(element("div", keyed(made, "pages")), "pages")
+
+
+def part(rows: Sequence[Element]) -> Sequence[Element]:
+    """As many rows as one page may have, by their number and by the number of their elements."""
+    shown: list[Element] = []
+    elements = 0
+    for each in rows[:ROWS]:
+        elements += count(each)
+        if elements > MAX_ELEMENTS and shown:
+            break
+        shown.append(each)
+    return shown
+
+
+def search_form(page: str, query: ListQuery, label: str) -> Element:
+    """A form that filters a list by a text."""
+    return element(
+        "form",
+        element("label", f"{label} ", element("input", type="search", name="text", value=query.text, maxlength=253)),
+        element("button", "Apply", type="submit"),
+        method="get",
+        action=page,
+        role="search",
+        class_="filters",
+    )
+
+
+_PATHS: Mapping[ScreenName, str] = {
+    "overview": "./",
+    "nodes": "nodes",
+    "node": "node",
+    "device": "device",
+    "waiting": "waiting",
+    "namespaces": "namespaces",
+}
+
+
+def _head(title: str, assets: Assets, *, script: bool = True) -> Element:
+    return element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", f"{title} · Accelplane"),
+        element("link", rel="icon", href="data:,"),
+        element("link", rel="stylesheet", href=assets.style),
+        element("script", type="module", src=assets.script) if script else None,
+    )
+
+
+def _header(frame: Frame) -> Element:
+    items = (
+        element("li", element("a", text, href=path, aria_current="page" if name == frame.screen else None))
+        for name, path, text in _NAVIGATION
+    )
+    session = None
+    if frame.user:
+        session = element(
+            "form",
+            element("span", f"{frame.user} "),
+            element("button", "Sign out", type="submit"),
+            method="post",
+            action="logout",
+            class_="session",
+        )
+    return element(
+        "header",
+        element("span", "Accelplane", class_="product"),
+        element("nav", element("ul", *items), aria_label="Screens"),
+        session,
+    )
+
+
+def _summary(found: Totals) -> list[Element]:
+    parts = (
+        ("nodes", found.nodes, "nodes", "nodes", False),
+        ("devices", found.devices, "devices", "nodes", False),
+        ("held", found.held, "held", "nodes?state=held", False),
+        ("unhealthy", found.unhealthy, "unhealthy", "nodes?state=unhealthy", True),
+        ("silent", found.silent, "agents not answering", "nodes?state=unanswered", True),
+        ("waiting", found.waiting, "waiting pods", "waiting", False),
+    )
+    return [
+        keyed(
+            element(
+                "li",
+                element("a", element("b", f"{value:,}"), f" {text}", href=href),
+                class_="alert" if alert and value else None,
+            ),
+            key,
+        )
+        for key, value, text, href, alert in parts
+    ]

@@ -1,0 +1,107 @@
+"""Sessions of browsers: tokens that stay at the server, under random identifiers in cookies."""
+
+import base64
+import hashlib
+import secrets
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from accelplane.apiserver.authorized import UserInfo
+
+COOKIE = "__Secure-accelplane-fleet"
+
+_MAX_AGE = 12 * 3600.0
+_MAX_SESSIONS = 1024
+_MAX_ADDRESSES = 4096
+
+
+class _Session(Struct):
+    token: str
+    user: UserInfo
+    expires: float
+
+
+class _Claims(Struct):
+    exp: float = 0.0
+
+
+class Sessions:
+    """Tokens by the hash of a session's identifier, for at most 12 hours and the life of the token.
+
+    With more than 1,024 sessions the oldest one ends.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
+
+    def create(self, token: str, user: UserInfo) -> tuple[str, int]:
+        """Begins a session. Returns its identifier and its seconds."""
+        identifier = secrets.token_urlsafe(32)
+        now = self._clock()
+        expires = min(now + _MAX_AGE, expiry(token) or now + _MAX_AGE)
+        self._sessions[_key(identifier)] = _Session(token, user, expires)
+        if len(self._sessions) > _MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+        return identifier, max(0, int(expires - now))
+
+    def token(self, identifier: str) -> str:
+        """The token of a session, empty if it does not exist or has expired."""
+        found = self._sessions.get(_key(identifier))
+        if found is None:
+            return ""
+        if found.expires <= self._clock():
+            self.remove(identifier)
+            return ""
+        return found.token
+
+    def remove(self, identifier: str) -> None:
+        """Ends a session."""
+        self._sessions.pop(_key(identifier), None)
+
+
+class FailureLimit:
+    """Counts failures by client address: at most `limit` within `period` seconds."""
+
+    def __init__(self, limit: int = 5, period: float = 60.0, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = limit
+        self._period = period
+        self._clock = clock
+        self._failures: OrderedDict[bytes, deque[float]] = OrderedDict()
+
+    def add(self, source: bytes) -> None:
+        """Counts a failure."""
+        times = self._failures.setdefault(source, deque(maxlen=self._limit))
+        times.append(self._clock())
+        self._failures.move_to_end(source)
+        if len(self._failures) > _MAX_ADDRESSES:
+            self._failures.popitem(last=False)
+
+    def exceeded(self, source: bytes) -> bool:
+        """Whether an address has had so many failures that it has to wait."""
+        times = self._failures.get(source) or deque[float]()
+        return len(times) >= self._limit and times[0] > self._clock() - self._period
+
+
+def cookie_of(identifier: str, seconds: int) -> str:
+    """A cookie for the path of the form, which may be below a prefix; it is removed without an identifier."""
+    return f"{COOKIE}={identifier}; Max-Age={seconds}; HttpOnly; Secure; SameSite=Strict"
+
+
+def expiry(token: str) -> float:
+    """When a token says that it expires, 0 if it does not say it. It is not verified: the API server does that."""
+    parts = token.split(".")
+    if len(parts) != 3:
+        return 0.0
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)), type=_Claims).exp
+    except (ValueError, msgspec.MsgspecError, RecursionError):
+        return 0.0
+
+
+def _key(identifier: str) -> bytes:
+    return hashlib.sha256(identifier.encode("utf-8", "replace")).digest()

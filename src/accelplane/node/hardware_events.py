@@ -1,0 +1,88 @@
+"""What the kernel's uevents say about devices: recoveries from PCIe errors, and GPUs that are wedged.
+
+The kernel sends `ERROR_EVENT` for PCI functions (drivers/pci/pci-driver.c, pci_uevent_ers) and `WEDGED` for DRM devices
+(Documentation/gpu/drm-uapi, device wedging, Linux 6.15). A GPU that is wedged and a function whose recovery failed are
+unhealthy until the driver is bound again.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from accelplane.devices import Verdict
+from accelplane.host import Uevent, pci_address
+
+_RECOVERIES = {
+    "BEGIN_RECOVERY": "began",
+    "SUCCESSFUL_RECOVERY": "succeeded",
+    "FAILED_RECOVERY": "failed",
+}
+_REBOUND = ("bind", "unbind", "remove")
+_MAX_FUNCTIONS = 4096
+_MAX_WORD = 40
+
+Key = TypeVar("Key")
+
+
+class HardwareEvents:
+    """Counts events by PCI address, and keeps the verdicts that they imply.
+
+    `changed` is called when a verdict comes or goes.
+    """
+
+    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+        # By PCI address and outcome.
+        self.recoveries: Counter[tuple[str, str]] = Counter()
+        self.wedged: Counter[str] = Counter()
+        self._verdicts: dict[str, Verdict] = {}
+        self._changed = changed
+
+    @property
+    def verdicts(self) -> Mapping[str, Verdict]:
+        """Bad verdicts by PCI address."""
+        return self._verdicts
+
+    def record(self, event: Uevent) -> None:
+        """Records an event of the kernel."""
+        if event.subsystem == "pci":
+            self._record_pci(event)
+        elif event.subsystem == "drm" and "WEDGED" in event.fields:
+            self._record_wedged(event)
+
+    def _record_pci(self, event: Uevent) -> None:
+        address = event.devpath.rpartition("/")[2]
+        if not pci_address(address):
+            return
+        outcome = _RECOVERIES.get(event.fields.get("ERROR_EVENT", ""), "")
+        if outcome:
+            self._count(self.recoveries, (address, outcome))
+        if outcome == "failed":
+            self._set(address, Verdict("bad", "recovery from a PCIe error failed; see the kernel log", "pci-recovery"))
+        elif event.action in _REBOUND:
+            self._clear(address)
+        elif outcome == "succeeded":
+            self._clear(address, cause="pci-recovery")
+
+    def _record_wedged(self, event: Uevent) -> None:
+        address = next((part for part in reversed(event.devpath.split("/")) if pci_address(part)), "")
+        methods = event.fields["WEDGED"]
+        if not address or methods == "none":
+            return
+        self._count(self.wedged, address)
+        shown = ascii(methods[:_MAX_WORD])
+        self._set(address, Verdict("bad", f"the driver declared the device wedged, recovery by {shown}", "wedged"))
+
+    def _count(self, counts: "Counter[Key]", key: "Key") -> None:
+        if key in counts or len(counts) < _MAX_FUNCTIONS:
+            counts[key] += 1
+
+    def _set(self, address: str, verdict: Verdict) -> None:
+        if address in self._verdicts or len(self._verdicts) < _MAX_FUNCTIONS:
+            self._verdicts[address] = verdict
+            self._changed()
+
+    def _clear(self, address: str, cause: str = "") -> None:
+        known = self._verdicts.get(address)
+        if known is not None and cause in ("", known.cause):
+            del self._verdicts[address]
+            self._changed()

@@ -1,0 +1,310 @@
+"""The content of `/api/v1/inventory`: what the node has, who holds it, and how it is.
+
+The format is a contract with `accelplane fleet` and other programs: version 1, with the limits below. Everything here
+is a pure function of the agent's state.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import Struct, UnsetType
+from msgspec.structs import replace
+
+from accelplane.devices import Device, Phase
+from accelplane.node.advertised import DEPARTED
+from accelplane.node.holders import Holders, key_of
+from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, UnitHealth
+from accelplane.readings import DevicePlan
+
+VERSION = 1
+MAX_BYTES = 2 * 1024 * 1024
+
+_MAX_NAME = 253
+_MAX_TEXT = 2048
+_MAX_PLUGINS = 64
+_MAX_RESOURCES = 256
+_MAX_SKIPPED = 1024
+_MAX_UNITS = 8192
+_MAX_UNIT_HOLDERS = 4096
+_MAX_HOLDERS = 16_384
+# The number of history entries of each unit: fewer if the answer would be too large.
+_HISTORIES = (32, 8, 1, 0)
+
+Source = Literal["podresources", "checkpoint", "none"]
+Plans = Mapping[str, Sequence[DevicePlan]]
+# By plugin and unit the Unix time since which the unit, which a container holds, has not been used.
+IdleSince = Mapping[tuple[str, str], float]
+
+
+class InventoryHolder(Struct, frozen=True):
+    """A container with IDs of a unit. `since` is a Unix time, 0 if unknown."""
+
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+    count: int
+    since: float
+
+
+class InventoryChange(Struct, frozen=True):
+    """A unit entered a phase at a Unix time."""
+
+    time: float
+    phase: str
+    reason: str
+    text: str
+
+
+class InventoryUnit(Struct, frozen=True, kw_only=True):
+    """A physical device or a part of it. `ids` has the number of IDs by resource; `since` is a Unix time, 0 if unknown.
+
+    `known` is false while the source of the health does not answer.
+    """
+
+    unit: str
+    device: str = ""
+    bdf: str = ""
+    model: str = ""
+    numa: int | None = None
+    phase: str
+    known: bool = True
+    reason: str = ""
+    text: str = ""
+    since: float = 0.0
+    idle_since: float = 0.0
+    ids: Mapping[str, int]
+    holders: Sequence[InventoryHolder] = ()
+    history: Sequence[InventoryChange] = ()
+
+
+class InventoryResource(Struct, frozen=True):
+    name: str
+    stage: str
+    problem: str
+    ids: int
+    healthy: int
+    allocated: int
+
+
+class InventorySkipped(Struct, frozen=True):
+    subject: str
+    reason: str
+
+
+class InventoryPlugin(Struct, frozen=True):
+    name: str
+    resources: Sequence[InventoryResource]
+    units: Sequence[InventoryUnit]
+    skipped: Sequence[InventorySkipped]
+
+
+class HoldersSource(Struct, frozen=True):
+    """Where the holders come from, and the age of that answer in seconds when this generation was made."""
+
+    source: Source
+    age: float | None
+
+
+class Inventory(Struct, frozen=True):
+    """The document. `generation` changes with everything but the age of the holders."""
+
+    version: int
+    node: str
+    agent: str
+    versions: Mapping[str, str]
+    generation: str
+    plugins: Sequence[InventoryPlugin]
+    holders: HoldersSource
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """What an inventory is made of."""
+
+    status: NodeStatus
+    holders: Holders
+    plans: Plans = {}
+    idle_since: IdleSince = {}
+
+
+def inventory_plugins(facts: Facts) -> list[InventoryPlugin]:
+    """All plugins within the limits of numbers and texts."""
+    held = _held(facts)
+    totals = _allocated(facts.holders)
+    places = {(plugin, unit): plan for plugin, plans in facts.plans.items() for plan in plans for unit in plan.units}
+    room = _MAX_UNITS
+    plugins: list[InventoryPlugin] = []
+    for plugin in list(facts.status.plugins.values())[:_MAX_PLUGINS]:
+        units: list[InventoryUnit] = []
+        for name, devices in list(_units(plugin).items())[:room]:
+            key = (plugin.name, name)
+            unit = _unit(name, devices, plugin.health.get(name), places.get(key))
+            idle_since = facts.idle_since.get(key, 0.0)
+            units.append(replace(unit, holders=held.get(key, ()), idle_since=idle_since))
+        room -= len(units)
+        plugins.append(
+            InventoryPlugin(
+                _name(plugin.name),
+                [_resource(each, totals) for each in list(plugin.resources.values())[:_MAX_RESOURCES]],
+                units,
+                [InventorySkipped(_name(each.subject), _text(each.reason)) for each in plugin.skipped[:_MAX_SKIPPED]],
+            )
+        )
+    return plugins
+
+
+def document(plugins: Sequence[InventoryPlugin], identity: Inventory) -> bytes:
+    """The JSON of the inventory, at most `MAX_BYTES`. `identity` has everything but the plugins.
+
+    Too large an inventory loses history first, then units.
+    """
+    for length in _HISTORIES:
+        shorter = [_with_units(each, [_shortened(unit, length) for unit in each.units]) for each in plugins]
+        encoded = _encoded(identity, shorter)
+        if len(encoded) <= MAX_BYTES:
+            return encoded
+        plugins = shorter
+    while True:
+        plugins = [_with_units(each, each.units[: len(each.units) // 2]) for each in plugins]
+        encoded = _encoded(identity, plugins if any(each.units for each in plugins) else ())
+        if len(encoded) <= MAX_BYTES:
+            return encoded
+
+
+def state_of(plugins: Sequence[InventoryPlugin], source: Source) -> bytes:
+    """Equal for equal inventories with holders of the same source, whatever their age."""
+    return msgspec.json.encode((plugins, source))
+
+
+def _encoded(identity: Inventory, plugins: Sequence[InventoryPlugin]) -> bytes:
+    return msgspec.json.encode(replace(identity, plugins=plugins))
+
+
+def _with_units(plugin: InventoryPlugin, units: Sequence[InventoryUnit]) -> InventoryPlugin:
+    return InventoryPlugin(plugin.name, plugin.resources, units, plugin.skipped)
+
+
+def _shortened(unit: InventoryUnit, length: int) -> InventoryUnit:
+    excess = len(unit.history) - length
+    return replace(unit, history=unit.history[excess:]) if excess > 0 else unit
+
+
+def _units(plugin: PluginStatus) -> dict[str, list[tuple[str, Device]]]:
+    """The devices of each unit, each with its qualified resource."""
+    units: dict[str, list[tuple[str, Device]]] = {}
+    for resource in plugin.resources.values():
+        for device in resource.devices.values():
+            units.setdefault(device.unit, []).append((resource.name, device))
+    return units
+
+
+def _unit(
+    name: str, devices: Sequence[tuple[str, Device]], health: UnitHealth | None, plan: DevicePlan | None
+) -> InventoryUnit:
+    """The unit without its holders, with its whole history."""
+    ids: dict[str, int] = {}
+    for resource, _device in devices:
+        ids[_name(resource)] = ids.get(_name(resource), 0) + 1
+    phase, reason, text = _phase(health, [device for _, device in devices])
+    changes = health.changes if health is not None else ()
+    unknown = health.unknown if health is not None else ""
+    return InventoryUnit(
+        unit=_name(name),
+        device=_name(plan.device) if plan is not None else "",
+        bdf=_name(plan.bdf) if plan is not None else "",
+        model=_name(plan.facts.get("model", "")) if plan is not None else "",
+        numa=_numa(devices[0][1]),
+        phase=phase,
+        known=not unknown,
+        reason=reason,
+        text=_text(text or unknown),
+        since=changes[-1].time if changes and changes[-1].phase.value == phase else 0.0,
+        ids=ids,
+        history=[
+            InventoryChange(
+                each.time, each.phase.value, "" if each.phase is Phase.HEALTHY else each.cause, _text(each.reason)
+            )
+            for each in changes
+        ],
+    )
+
+
+def _phase(health: UnitHealth | None, devices: Sequence[Device]) -> tuple[str, str, str]:
+    """Phase, kind of reason and reason of a unit: that of its health source, or of its devices as listed."""
+    if health is not None and health.phase is not Phase.HEALTHY:
+        return health.phase.value, health.cause, health.reason
+    unhealthy = next((device for device in devices if not device.healthy), None)
+    if unhealthy is None:
+        return Phase.HEALTHY.value, "", ""
+    if unhealthy.reason == DEPARTED:
+        return Phase.UNHEALTHY.value, "gone", unhealthy.reason
+    cause = "scan" if unhealthy.reason.startswith("scan fails") else "other"
+    return Phase.UNHEALTHY.value, cause, unhealthy.reason
+
+
+def _numa(device: Device) -> int | None:
+    """The NUMA node if there is exactly one."""
+    if device.topology is None or isinstance(device.topology, UnsetType) or len(device.topology) != 1:
+        return None
+    return device.topology[0] if 0 <= device.topology[0] <= 65_536 else None
+
+
+def _resource(resource: ResourceStatus, totals: Mapping[str, int]) -> InventoryResource:
+    return InventoryResource(
+        _name(resource.name),
+        resource.stage.value,
+        _text(resource.problem),
+        len(resource.devices),
+        sum(device.healthy for device in resource.devices.values()),
+        totals.get(resource.name, 0),
+    )
+
+
+def _allocated(holders: Holders) -> dict[str, int]:
+    """The number of IDs that containers hold, by resource."""
+    totals: dict[str, int] = {}
+    for row in holders.rows:
+        totals[row.resource] = totals.get(row.resource, 0) + len(row.device_ids)
+    return totals
+
+
+def _held(facts: Facts) -> dict[tuple[str, str], list[InventoryHolder]]:
+    """The holders of each plugin and unit. IDs that are not listed have no unit and are left out."""
+    places = {
+        resource.name: (plugin.name, resource.devices)
+        for plugin in facts.status.plugins.values()
+        for resource in plugin.resources.values()
+    }
+    held: dict[tuple[str, str], list[InventoryHolder]] = {}
+    room = _MAX_HOLDERS
+    for row in facts.holders.rows:
+        plugin, devices = places.get(row.resource, ("", {}))
+        counts: dict[str, int] = {}
+        for id_ in row.device_ids:
+            if id_ in devices:
+                counts[devices[id_].unit] = counts.get(devices[id_].unit, 0) + 1
+        for unit, count in counts.items():
+            known = held.setdefault((plugin, unit), [])
+            if room > 0 and len(known) < _MAX_UNIT_HOLDERS:
+                room -= 1
+                since = facts.holders.since.get(key_of(row), 0.0)
+                known.append(
+                    InventoryHolder(
+                        _name(row.namespace), _name(row.pod), _name(row.container), _name(row.resource), count, since
+                    )
+                )
+    return held
+
+
+def _name(text: str) -> str:
+    return _clipped(text, _MAX_NAME)
+
+
+def _text(text: str) -> str:
+    return _clipped(text, _MAX_TEXT)
+
+
+def _clipped(text: str, limit: int) -> str:
+    """The text without lone surrogates, which JSON cannot hold."""
+    return text[:limit] if text.isascii() else text[:limit].encode(errors="replace").decode()

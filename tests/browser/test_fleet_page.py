@@ -1,0 +1,271 @@
+"""The fleet page as an administrator uses it, in Chromium."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from accelplane.fleet.model import Change, Node, Unit, Waiting
+
+from .accessibility import CHECKS
+from .conftest import PrefixProxy, Served
+
+pytestmark = pytest.mark.browser
+
+SCREENS = ("", "nodes", "waiting", "namespaces")
+I915 = "gpu.intel.com/i915"
+
+
+class Tab:
+    """A page of the browser with what it has reported and requested."""
+
+    def __init__(self, context: Any) -> None:
+        self.page = context.new_page()
+        self.problems: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.problems.append(message.text))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+
+
+@pytest.fixture
+def tab_of(browser: Any) -> Iterator[Callable[..., Tab]]:
+    contexts: list[Any] = []
+
+    def make(**options: Any) -> Tab:
+        contexts.append(browser.new_context(**({"viewport": {"width": 1280, "height": 800}} | options)))
+        return Tab(contexts[-1])
+
+    yield make
+    for context in contexts:
+        context.close()
+
+
+def held_node(served: Served) -> tuple[Node, Unit]:
+    """A node and a device of it that is healthy and held."""
+    for node in served.view.cluster().nodes.values():
+        for unit in node.units:
+            if unit.phase == "healthy" and unit.known and unit.holders and node.name.startswith("gpu"):
+                return node, unit
+    raise AssertionError("no held device")
+
+
+def replace_unit(served: Served, node: Node, changed: Unit) -> None:
+    current = served.view.cluster().nodes[node.name]
+    units = tuple(changed if each.unit == changed.unit else each for each in current.units)
+    served.call(lambda: served.view.replace(msgspec.structs.replace(current, units=units)))
+
+
+def fail(served: Served, node: Node, unit: Unit) -> Unit:
+    change = Change(1764000000, "unhealthy", "wedged", "the driver declared the device wedged")
+    failed = msgspec.structs.replace(
+        unit, phase="unhealthy", reason="wedged", text=change.text, since=1764000000, history=(change,)
+    )
+    replace_unit(served, node, failed)
+    return failed
+
+
+def live(tab: Tab) -> None:
+    """Waits until the page gets updates."""
+    tab.page.locator("#connection", has_text="live").wait_for(timeout=60_000)
+
+
+def test_an_administrator_finds_the_unhealthy_device_and_its_pod(served: Served, tab_of: Callable[..., Tab]) -> None:
+    node, unit = held_node(served)
+    tab = tab_of()
+    tab.page.goto(served.url)
+    live(tab)
+    fail(served, node, unit)
+    problem = tab.page.get_by_role("link", name=re.compile(f"{unit.unit} is unhealthy \\(wedged\\), held by"))
+    row = tab.page.get_by_role("row").filter(has_text=node.name).filter(has=problem)
+    row.get_by_role("link", name=re.compile("wedged")).click(timeout=60_000)
+    assert tab.page.locator("h1").text_content() == f"Device {unit.unit} on {node.name}"
+    text = tab.page.locator("main").text_content()
+    holder = unit.holders[0]
+    assert "the driver declared the device wedged" in text
+    assert f"{holder.namespace}/{holder.pod}" in text
+    assert f"kubectl -n {holder.namespace} describe pod {holder.pod}" in text
+    live(tab)
+    replace_unit(served, node, unit)
+    tab.page.locator(".badge", has_text=re.compile("^H healthy$")).wait_for(timeout=60_000)
+    assert tab.problems == []
+
+
+def test_an_administrator_reads_why_a_pod_waits(served: Served, tab_of: Callable[..., Tab]) -> None:
+    tab = tab_of()
+    tab.page.goto(f"{served.url}waiting?text=train-large")
+    row = tab.page.get_by_role("row").filter(has_text="vision/train-large-0")
+    text = row.text_content()
+    assert f"Asks for 40 of {I915}." in text
+    assert "at most" in text
+    assert "The quota of the namespace leaves 13." in text
+    assert f"Insufficient {I915}" in text
+    live(tab)
+    pod = Waiting("vision", "train-large-1", 1764000000, {I915: 1}, "no message")
+    before = served.view.cluster().waiting
+    served.call(lambda: served.view.replace(waiting=(*before, pod)))
+    tab.page.get_by_role("row").filter(has_text="train-large-1").wait_for(timeout=60_000)
+    served.call(lambda: served.view.replace(waiting=before))
+    tab.page.get_by_role("row").filter(has_text="train-large-1").wait_for(state="detached", timeout=60_000)
+    assert tab.problems == []
+
+
+def test_filters_are_in_the_address_and_narrow_the_list(served: Served, tab_of: Callable[..., Tab]) -> None:
+    tab = tab_of()
+    tab.page.goto(f"{served.url}nodes")
+    tab.page.get_by_label("Family").select_option("qat")
+    tab.page.get_by_label("Order").select_option("name")
+    tab.page.get_by_role("button", name="Apply").click()
+    assert tab.page.url.endswith("nodes?family=qat&sort=name")
+    heads = tab.page.locator("tbody th").all_text_contents()
+    assert heads == sorted(heads)
+    assert heads
+    assert all(each.startswith("crypto") for each in heads)
+    assert tab.page.get_by_label("Family").input_value() == "qat"
+    assert tab.page.locator("th[aria-sort=ascending]").text_content() == "Node"
+
+
+def test_everything_can_be_reached_with_the_keyboard(served: Served, tab_of: Callable[..., Tab]) -> None:
+    node, unit = held_node(served)
+    fail(served, node, unit)
+    tab = tab_of()
+    tab.page.goto(served.url)
+    tab.page.keyboard.press("Tab")
+    assert tab.page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    tab.page.keyboard.press("Enter")
+    assert tab.page.evaluate("document.activeElement.id") == "title"
+    for _ in range(60):
+        tab.page.keyboard.press("Tab")
+        focused = tab.page.evaluate(
+            """() => {
+              const style = getComputedStyle(document.activeElement);
+              return [document.activeElement.textContent, style.outlineStyle, parseFloat(style.outlineWidth)];
+            }"""
+        )
+        assert focused[1] == "solid"
+        assert focused[2] >= 2, f"the focus of {focused[0]!r} is visible"
+        if focused[0].startswith(f"gpu {unit.unit} is unhealthy (wedged)"):
+            break
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_url("**/device?**")
+    replace_unit(served, node, unit)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_screen_follows_the_rules_of_accessibility(
+    served: Served, tab_of: Callable[..., Tab], scheme: str
+) -> None:
+    node, unit = held_node(served)
+    fail(served, node, unit)
+    tab = tab_of(color_scheme=scheme)
+    place = f"node={node.name}"
+    paths = (*SCREENS, "nodes?labels=zone+in", f"node?{place}", f"device?{place}&plugin=gpu&unit={unit.unit}")
+    for path in paths:
+        tab.page.goto(served.url + path)
+        live(tab)
+        assert tab.page.evaluate(CHECKS) == [], path
+    colour = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(int(part) for part in re.findall(r"\d+", colour)[:3]) > 384) is (scheme == "light")
+    assert tab.problems == []
+    replace_unit(served, node, unit)
+
+
+@pytest.mark.parametrize("width", [320, 380])
+def test_a_phone_shows_every_screen_without_scrolling_sideways(
+    served: Served, tab_of: Callable[..., Tab], width: int
+) -> None:
+    node, unit = held_node(served)
+    tab = tab_of(viewport={"width": width, "height": 700}, has_touch=True)
+    for path in (*SCREENS, f"node?node={node.name}", f"device?node={node.name}&plugin=gpu&unit={unit.unit}"):
+        tab.page.goto(served.url + path)
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, path
+        box = tab.page.locator("h1").bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+    tab.page.goto(f"{served.url}nodes")
+    tab.page.locator("a.cell").first.tap()
+    tab.page.wait_for_url("**/device?**")
+
+
+def test_pages_are_complete_without_script(served: Served, tab_of: Callable[..., Tab]) -> None:
+    with_script, without = tab_of(), tab_of(java_script_enabled=False)
+    for path in SCREENS:
+        for tab in (with_script, without):
+            tab.page.goto(served.url + path)
+        live(with_script)
+        rows = [tab.page.locator("tbody th").all_text_contents() for tab in (with_script, without)]
+        assert rows[0] == rows[1] != []
+    without.page.get_by_role("link", name="Refresh").click()
+    assert without.page.locator("h1").text_content() == "Namespaces"
+    assert without.page.get_by_role("button", name="Pause updates").count() == 0
+
+
+def test_nothing_is_loaded_from_elsewhere_and_the_policy_is_never_violated(
+    served: Served, tab_of: Callable[..., Tab]
+) -> None:
+    tab = tab_of()
+    tab.page.add_init_script(
+        "addEventListener('securitypolicyviolation', (event) => console.error('violation', event.violatedDirective))"
+    )
+    for path in SCREENS:
+        tab.page.goto(served.url + path)
+        live(tab)
+    assert tab.problems == []
+    assert all(each.startswith(served.url) for each in tab.requests if not each.startswith("data:"))
+    first = [each for each in tab.requests if "assets/" in each]
+    assert len({each.rpartition("/")[2] for each in first}) == 2
+    tab.page.evaluate("document.body.append(Object.assign(document.createElement('script'), {textContent: 'x'}))")
+    assert any("violation" in each or "Content Security Policy" in each for each in tab.problems)
+
+
+def test_a_row_that_is_read_does_not_change_and_focus_stays(served: Served, tab_of: Callable[..., Tab]) -> None:
+    node, unit = held_node(served)
+    tab = tab_of()
+    tab.page.goto(f"{served.url}nodes?sort=name&text={node.name}")
+    live(tab)
+    cell = tab.page.get_by_role("link", name=re.compile(f"^gpu {unit.unit}: healthy"))
+    cell.focus()
+    failed = fail(served, node, unit)
+    tab.page.locator(".numbers .alert", has_text="unhealthy").wait_for(timeout=60_000)
+    assert cell.evaluate("(element) => element === document.activeElement")
+    assert failed.phase == "unhealthy"
+    cell.evaluate("(element) => element.blur()")
+    tab.page.get_by_role("link", name=re.compile(f"^gpu {unit.unit}: unhealthy")).wait_for(timeout=60_000)
+    replace_unit(served, node, unit)
+
+
+def test_updates_can_be_paused_and_begin_paused_with_reduced_motion(served: Served, tab_of: Callable[..., Tab]) -> None:
+    node, unit = held_node(served)
+    tab = tab_of(reduced_motion="reduce")
+    tab.page.goto(f"{served.url}nodes?text={node.name}")
+    assert tab.page.locator("#connection").text_content() == "Updates are paused."
+    tab.page.get_by_role("button", name="Resume updates").click()
+    live(tab)
+    tab.page.get_by_role("button", name="Pause updates").click()
+    fail(served, node, unit)
+    healthy = tab.page.get_by_role("link", name=re.compile(f"^gpu {unit.unit}: healthy"))
+    assert healthy.count() == 1
+    tab.page.get_by_role("button", name="Resume updates").click()
+    tab.page.get_by_role("link", name=re.compile(f"^gpu {unit.unit}: unhealthy")).wait_for(timeout=60_000)
+    replace_unit(served, node, unit)
+
+
+def test_links_and_updates_work_below_a_path_prefix(
+    served: Served, prefixed: tuple[str, PrefixProxy], tab_of: Callable[..., Tab]
+) -> None:
+    url, proxy = prefixed
+    tab = tab_of()
+    tab.page.goto(url)
+    live(tab)
+    tab.page.get_by_role("link", name="Nodes", exact=True).click()
+    live(tab)
+    tab.page.locator("a.cell").first.click()
+    live(tab)
+    tab.page.get_by_role("link", name="Overview").click()
+    live(tab)
+    assert tab.page.url == url
+    assert all(path.startswith("/tools/fleet/") for path in proxy.paths)
+    assert any(path.endswith("/api/v1/events") for path in proxy.paths)
+    assert tab.problems == []

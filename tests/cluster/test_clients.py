@@ -1,0 +1,140 @@
+"""The overlay `clients` on a real kubelet: cgroups, mounts, checkpoint and rights are real, GPU files are texts.
+
+`accelplane clients` reads a directory with the same processes, whose cgroups and mounts are links to the real ones, and
+whose GPU files are written by the test: no driver here has such statistics.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from drmclients import i915
+from manifests import overlay
+from prometheus_client.parser import text_string_to_metric_families
+
+from .cluster import Cluster, Node
+from .machine import wait_until
+from .objects import Object, pod
+from .product_image import ORGANISATION, TAG
+
+pytestmark = pytest.mark.cluster
+
+I915 = "gpu.intel.com/i915"
+PROC = "/var/lib/gpu-processes"
+PYTHON = "/usr/bin/python3.11"
+# An ordinary directory stands for /proc; its links lead to the real one.
+READER = f"""
+apiVersion: apps/v1
+kind: DaemonSet
+metadata:
+  name: accelplane-clients
+spec:
+  template:
+    spec:
+      containers:
+      - name: accelplane-clients
+        args: [clients, --socket=/run/accelplane-clients/clients.sock, --proc={PROC}]
+        volumeMounts:
+        - {{name: test, mountPath: {PROC}, readOnly: true}}
+      volumes:
+      - name: test
+        hostPath: {{path: {PROC}}}
+"""
+
+
+class World:
+    """The agent with the process beside it, and the directory with GPU files."""
+
+    def __init__(self, cluster: Cluster, node: Node, namespace: str) -> None:
+        self.cluster = cluster
+        self.node = node
+        self.namespace = namespace
+        self.proc = node.path(PROC)
+
+    def run(self, described: Object) -> None:
+        self.cluster.apply(described)
+        self.cluster.wait_pod(described["metadata"]["name"], namespace=self.namespace)
+
+    def process(self, name: str, container: str = "main") -> int:
+        """The number of a container's first process on the node."""
+        statuses = (self.cluster.pod(name, self.namespace) or {})["status"]["containerStatuses"]
+        (id_,) = (each["containerID"].removeprefix("containerd://") for each in statuses if each["name"] == container)
+        tasks = [line.split() for line in self.node.run("ctr", "-n=k8s.io", "tasks", "list").stdout.splitlines()]
+        (process,) = (number for task, number, *_ in tasks if task == id_)
+        return int(process)
+
+    def open_gpu(self, process: int, text: str) -> None:
+        """Gives a process a GPU file."""
+        directory = self.proc / str(process)
+        if not directory.exists():
+            (directory / "fdinfo").mkdir(parents=True)
+            for name in ("cgroup", "mountinfo"):
+                (directory / name).symlink_to(f"/proc/{process}/{name}")
+        (directory / "fdinfo/5").write_text(text)
+
+    def python(self, app: str, code: str) -> str:
+        """The output of a program in the container of a DaemonSet."""
+        words = (f"daemonset/{app}", "-n", self.namespace, "--", PYTHON, "-c", code)
+        return self.cluster.kubectl("exec", *words)
+
+    def busy(self) -> Mapping[tuple[str, str, str], float]:
+        """The busy seconds by pod, container and device, without those that are 0."""
+        page = self.python(
+            "accelplane-node",
+            "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9400/metrics').read().decode())",
+        )
+        return {
+            (sample.labels["pod"], sample.labels["container"], sample.labels["device"]): sample.value
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if sample.name == "accelplane_container_gpu_busy_seconds_total"
+            and sample.labels["namespace"] == self.namespace
+            and sample.value
+        }
+
+    def bdf(self, name: str, container: str) -> str:
+        """The PCI address of the GPU that a container got."""
+        words = ("exec", name, "-n", self.namespace, "-c", container, "--", "ls", "/dev/dri/by-path")
+        return self.cluster.kubectl(*words).split()[0].removeprefix("pci-").removesuffix("-card")
+
+
+@pytest.fixture
+def world(image: None, cluster: Cluster, node: Node, namespace: str, tmp_path: Path) -> Iterator[World]:
+    made = World(cluster, node, namespace)
+    made.proc.mkdir(parents=True)
+    images = [{"name": "accelplane/accelplane", "newName": f"{ORGANISATION}/accelplane", "newTag": TAG}]
+    tree, patches = ["deploy/accelplane_node/overlays/clients"], [{"patch": READER}]
+    cluster.apply(*overlay(tmp_path, resources=tree, namespace=namespace, images=images, patches=patches))
+    wait_until(lambda: node.allocatable(I915) == 2, "both cards", 60)
+    yield made
+    cluster.kubectl("delete", "daemonset", "--all", "-n", namespace, "--wait")
+    cluster.kubectl("delete", "pods", "--all", "-n", namespace, "--force", "--grace-period=0", "--wait")
+    wait_until(lambda: not node.allocatable(I915), "the end of the cards")
+    shutil.rmtree(made.proc)
+
+
+def test_the_page_has_the_use_of_each_container_under_its_name(world: World) -> None:
+    described = pod("two", namespace=world.namespace, resources={I915: "1"})
+    (first,) = described["spec"]["containers"]
+    # Another user's process, whose /proc/<pid>/fd the reader may not list.
+    user = {"runAsUser": 1000, "runAsGroup": 1000}
+    described["spec"]["containers"] = [{**first, "name": "a"}, {**first, "name": "b", "securityContext": user}]
+    world.run(described)
+    world.run(pod("none", namespace=world.namespace))
+    for number, container in enumerate(("a", "b")):
+        text = i915(number, bdf=world.bdf("two", container), render=(number + 1) * 10**9)
+        world.open_gpu(world.process("two", container), text)
+    world.open_gpu(world.process("none"), i915(7, bdf=world.bdf("two", "a"), render=10**9))
+    wait_until(lambda: len(world.busy()) == 2, "the use of both containers", 60)
+    seconds = {(name, container): value for (name, container, _device), value in world.busy().items()}
+    assert seconds == {("two", "a"): 1.0, ("two", "b"): 2.0}
+    assert len({device for _pod, _container, device in world.busy()}) == 2
+    # The real directory of the process of another user is readable, with no more than the rights of the manifest.
+    files = f"import os; print(os.listdir('/proc/{world.process('two', 'b')}/fdinfo'))"
+    assert "'0'" in world.python("accelplane-clients", files)
+    assert "cannot be read" not in world.cluster.kubectl("logs", "daemonset/accelplane-clients", "-n", world.namespace)
+    world.cluster.kubectl("delete", "pod", "two", "-n", world.namespace, "--force", "--grace-period=0", "--wait")
+    wait_until(lambda: not world.busy(), "no use after the end of the pod", 60)

@@ -1,0 +1,190 @@
+"""The fleet page with the rights of its manifests: a real API server and scheduler, a process of the command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from fleetagents import I915, AgentDouble, unit
+from fleetpages import Caller
+from manifests import DEPLOY, render
+from waiting import until
+
+from .cluster import Cluster
+from .machine import wait_until
+from .pki import Authority
+from .test_fleet import gpu_pod, place_agent
+
+pytestmark = pytest.mark.cluster
+
+SPACE = "accelplane-fleet"
+SERVER = Authority("servers")
+# What every authenticated account may do: to ask about itself.
+OF_EVERYONE = {"selfsubjectreviews.authentication.k8s.io", "selfsubjectaccessreviews.authorization.k8s.io",
+               "selfsubjectrulesreviews.authorization.k8s.io"}  # fmt: skip
+
+
+class Page(NamedTuple):
+    """The cluster and the page at its two addresses."""
+
+    cluster: Cluster
+    plain: Caller
+    secure: int
+
+    def caller(self, token: str) -> Caller:
+        context = ssl.create_default_context(cadata=SERVER.credentials.certificate.decode())
+        return Caller(self.secure, context, authorization=f"Bearer {token}")
+
+    def token(self, account: str, *options: str) -> str:
+        return self.cluster.kubectl("create", "token", account, f"--namespace={SPACE}", *options).strip()
+
+
+@pytest.fixture(scope="module")
+def page(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    directory = tmp_path_factory.mktemp("fleet")
+    with Cluster.running([]) as cluster:
+        cluster.add_pretended_nodes(2, resources={I915: "1"})
+        objects = render(DEPLOY / "fleet/overlays/secure")
+        cluster.apply(*(each for each in objects if each["kind"] == "Namespace"))
+        cluster.apply(*(each for each in objects if each["kind"] not in ("Namespace", "Deployment", "Service")))
+        viewer = f"--serviceaccount={SPACE}:reader"
+        cluster.kubectl("create", "serviceaccount", "reader", f"--namespace={SPACE}")
+        cluster.kubectl("create", "clusterrolebinding", "reader", "--clusterrole=accelplane-fleet-viewer", viewer)
+        cluster.kubectl("create", "rolebinding", "reader", "--clusterrole=view", viewer, "--namespace=default")
+        with _process(cluster, directory) as (plain, secure):
+            yield Page(cluster, Caller(plain), secure)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+class _process:  # noqa: N801 - a context manager
+    """The command with the token of its account and the arguments of the manifest."""
+
+    def __init__(self, cluster: Cluster, directory: Path) -> None:
+        credentials = SERVER.server("127.0.0.1", "127.0.0.1")
+        (directory / "tls.crt").write_bytes(credentials.certificate)
+        (directory / "tls.key").write_bytes(credentials.key)
+        (directory / "ca.crt").write_bytes(cluster.authority)
+        token = cluster.kubectl("create", "token", "accelplane-fleet", f"--namespace={SPACE}").strip()
+        where = {"server": cluster.server, "certificate-authority": str(directory / "ca.crt")}
+        config = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": where}], "users": [{"name": "u", "user": {"token": token}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        }  # fmt: skip
+        (directory / "kubeconfig").write_text(json.dumps(config))
+        self._plain, self._secure, health = _free_port(), _free_port(), _free_port()
+        words = [
+            f"-kubeconfig={directory / 'kubeconfig'}", f"-address=127.0.0.1:{self._plain}",
+            f"-secure-address=127.0.0.1:{self._secure}", f"-tls-dir={directory}",
+            f"-health-probe-bind-address=127.0.0.1:{health}",
+        ]  # fmt: skip
+        self._log = (directory / "log").open("wb")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "accelplane", "fleet", *words], stderr=self._log, env=os.environ
+        )
+        self._health = Caller(health)
+
+    def __enter__(self) -> tuple[int, int]:
+        wait_until(lambda: asyncio.run(self._ready()), "the fleet: ready")
+        return self._plain, self._secure
+
+    def __exit__(self, *error: object) -> None:
+        self._process.terminate()
+        try:
+            assert self._process.wait(60) == 0
+        finally:
+            self._process.kill()
+            self._log.close()
+
+    async def _ready(self) -> bool:
+        try:
+            return (await self._health.get("/readyz")).status == 200
+        except OSError:
+            return False
+
+
+async def test_a_device_that_becomes_unhealthy_changes_the_open_page(page: Page) -> None:
+    async with AgentDouble("kwok-0").serving() as agent:
+        agent.units = [unit("card0", "healthy", ("default/job",))]
+        place_agent(page.cluster, agent.pod("agent"))
+
+        async def shown() -> bool:
+            return "card0" in (await page.plain.get("/nodes")).text
+
+        await until(shown, 60)
+        text = (await page.plain.get("/nodes?sort=name")).text
+        assert "no agent; numbers from the API server: 1 gpu.intel.com/i915" in text
+        generation = re.findall(r'data-generation="(\d+)"', text)[0]
+        async with page.plain.events(f"screen=nodes&sort=name&generation={generation}") as events:
+            agent.units = [unit("card0", "unhealthy", ("default/job",), reason="temperature")]
+            agent.change()
+            while True:
+                rows = (await events.of_kind("rows")).data["blocks"].get("rows", {})
+                if "card0 is unhealthy (temperature)" in json.dumps(rows):
+                    break
+        device = (await page.plain.get("/device?node=kwok-0&plugin=gpu&unit=card0")).text
+        assert "default/job" in device
+        assert "temperature" in device
+        page.cluster.kubectl("delete", "pod", "agent", "--namespace=accelplane", "--force", "--grace-period=0")
+
+
+async def test_a_waiting_pod_is_explained_and_its_name_is_shown_to_those_who_may_see_it(page: Page) -> None:
+    page.cluster.apply(gpu_pod("large", 2))
+
+    async def explained() -> bool:
+        return "Insufficient gpu.intel.com/i915" in (await page.plain.get("/waiting")).text
+
+    await until(explained, 60)
+    text = (await page.plain.get("/waiting")).text
+    assert "default/large" in text
+    assert "Asks for 2 of gpu.intel.com/i915." in text
+    stranger = page.token("accelplane-fleet-viewer", "--audience=accelplane-fleet")
+    hidden = await page.caller(stranger).get("/waiting")
+    assert hidden.status == 200
+    assert ">hidden<" in hidden.text
+    assert "large" not in hidden.text
+    assert "Asks for 2 of gpu.intel.com/i915." in hidden.text
+    reader = page.token("reader", "--audience=accelplane-fleet")
+    assert "default/large" in (await page.caller(reader).get("/waiting")).text
+    page.cluster.kubectl("delete", "pod", "large", "--wait=false")
+
+
+async def test_only_tokens_of_viewers_for_this_audience_open_the_page(page: Page) -> None:
+    assert (await page.caller("junk").get("/")).status == 401
+    assert (await page.caller(page.token("reader")).get("/")).status == 401
+    stranger = page.token("default", "--audience=accelplane-fleet")
+    assert (await page.caller(stranger).get("/")).status == 403
+    reader = page.caller(page.token("reader", "--audience=accelplane-fleet"))
+    assert (await reader.get("/")).status == 200
+    assert (await reader.get("/metrics")).status == 403
+
+
+def test_the_account_may_do_nothing_else(page: Page) -> None:
+    account = f"system:serviceaccount:{SPACE}:accelplane-fleet"
+    lines = page.cluster.kubectl("auth", "can-i", "--list", f"--as={account}", "--as-group=system:serviceaccounts",
+                                 "--as-group=system:authenticated").splitlines()[1:]  # fmt: skip
+    rights = {
+        line.split()[0]: line.rpartition("[")[2].rstrip("]").split()
+        for line in lines
+        if not line.startswith(" ") and line.split()[0] not in OF_EVERYONE
+    }
+    assert rights == {
+        "nodes": ["list", "watch"],
+        "pods": ["list", "watch"],
+        "tokenreviews.authentication.k8s.io": ["create"],
+        "subjectaccessreviews.authorization.k8s.io": ["create"],
+    }

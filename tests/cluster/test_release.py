@@ -1,0 +1,214 @@
+"""A release with a real registry, verified by cosign and Helm, and installed on a cluster without any registry."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from manifests import kubectl
+from releases import VERSION, write_images
+
+from release import artefacts, build, images, oci, signing, verify
+from release.errors import ReleaseError
+
+from .build import tool
+from .cluster import Cluster, Node
+from .machine import REPOSITORY, wait_until
+
+pytestmark = pytest.mark.cluster
+
+REQUIRED = os.environ.get("ACCELPLANE_RELEASE") == "required"
+NAME = f"accelplane-{VERSION}"
+# No node can reach it: its images must be those of the archive.
+OFFLINE_REGISTRY = "registry.invalid/accelplane"
+RESOURCE = "gpu.intel.com/i915"
+
+
+def program(name: str) -> Path:
+    """A program of `make tools`. Skips the test if it is not built, or fails it with ACCELPLANE_RELEASE=required."""
+    if (found := tool(name)).exists():
+        return found
+    message = f"{name} is not built: make tools TOOLS={name}"
+    if REQUIRED:
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a registry with a free port."""
+    directory = tmp_path_factory.mktemp("registry")
+    log = directory / "log"
+    configuration = {
+        "version": "0.1",
+        "storage": {"filesystem": {"rootdirectory": str(directory / "data")}},
+        "http": {"addr": "127.0.0.1:0"},
+        "log": {"formatter": "json"},
+    }
+    (directory / "config.yml").write_text(json.dumps(configuration))
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            [program("registry"), "serve", directory / "config.yml"], stdout=output, stderr=output
+        ) as process,
+    ):
+        try:
+            yield _address(log)
+        finally:
+            process.terminate()
+
+
+def _address(log: Path) -> str:
+    def find() -> str:
+        for line in log.read_text().splitlines():
+            message = str(json.loads(line).get("msg")) if line.startswith("{") else ""
+            if message.startswith("listening on "):
+                return message.removeprefix("listening on ").rstrip(", tls")
+        return ""
+
+    wait_until(find, "the registry")
+    with urlopen(f"http://{find()}/v2/", timeout=60) as answer:
+        assert answer.status == 200
+    return find()
+
+
+@pytest.fixture(scope="module")
+def released(registry: str, tmp_path_factory: pytest.TempPathFactory) -> build.Plan:
+    """A release with small images, in a directory and in the registry."""
+    root = tmp_path_factory.mktemp("release")
+    return make(root, f"{registry}/accelplane", push=True)
+
+
+def make(root: Path, address: str, *, push: bool = False, trees: tuple[str, ...] = ("gpu_plugin",)) -> build.Plan:
+    os.environ.setdefault("KUBECTL", kubectl())
+    if not (root / "images").exists():
+        write_images(root / "images")
+    signing.generate(root / "key")
+    plan = build.Plan(
+        root=REPOSITORY, out=root / "out", version=VERSION, key=root / "key", registry=address, push=push,
+        prebuilt=root / "images", draft=True, trees=trees,
+    )  # fmt: skip
+    build.make(plan, lambda _: None)
+    return plan
+
+
+def key_of(plan: build.Plan) -> Path:
+    return plan.key.with_name("key.pub")
+
+
+def test_all_checks_pass_with_a_real_registry(released: build.Plan) -> None:
+    release = verify.Release(out=released.out, key=key_of(released), registry=released.registry)
+    found = list(verify.verify(release))
+    assert [(each.name, each.problem) for each in found if each.problem] == []
+    assert [each.name for each in found] == list(verify.CHECKS)
+
+
+def cosign(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([program("cosign"), *map(str, words)], capture_output=True, text=True, check=False)
+
+
+def test_cosign_accepts_the_signatures(released: build.Plan, tmp_path: Path) -> None:
+    out, offline = released.out, ("--insecure-ignore-tlog", "--key")
+    signing.generate(tmp_path / "other")
+    for key, accepted in ((key_of(released), True), (tmp_path / "other.pub", False)):
+        file = cosign("verify-blob", *offline, key, "--signature", out / "SHA256SUMS.sig", out / "SHA256SUMS")
+        assert (file.returncode == 0) == accepted, file.stderr
+        for name in ("accelplane", "charts/accelplane", "onload-operator-bundle"):
+            reference = f"{released.registry}/{name}:{VERSION}"
+            image = cosign("verify", "--allow-http-registry", *offline, key, reference)
+            assert (image.returncode == 0) == accepted, image.stderr
+        statement = ("--type", "slsaprovenance1", "--signature", out / "provenance.dsse.json")
+        wheel = cosign("verify-blob-attestation", *offline, key, *statement, out / f"{NAME}-py3-none-any.whl")
+        assert (wheel.returncode == 0) == accepted, wheel.stderr
+    other = cosign("verify-blob-attestation", *offline, key_of(released), *statement, out / "CHANGELOG.md")
+    assert other.returncode != 0
+
+
+def test_helm_pulls_the_charts(released: build.Plan, tmp_path: Path) -> None:
+    chart = f"oci://{released.registry}/charts/accelplane"
+    command = [program("helm"), "pull", "--plain-http", chart, "--version", VERSION, "--destination", tmp_path]
+    homes = {f"HELM_{name}_HOME": str(tmp_path / name) for name in ("CACHE", "CONFIG", "DATA")}
+    subprocess.run(command, env={**os.environ, **homes}, check=True, capture_output=True)
+    pulled = tmp_path / f"accelplane-{VERSION}.tgz"
+    assert pulled.read_bytes() == (released.out / f"charts/accelplane-{VERSION}.tgz").read_bytes()
+
+
+def test_another_image_under_the_tag_is_found(registry: str, tmp_path: Path) -> None:
+    plan = make(tmp_path, f"{registry}/tampered", push=True)
+    other = {**images.load(plan.out / "images.json").digests}["accelplane"]
+    layout = plan.out / "images"
+    content = json.loads(oci.blob(layout, other).read_bytes())
+    client = build.Registry(plan.registry)
+    client.push("intel-gpu-plugin", layout, {"digest": other, "mediaType": content["mediaType"]}, [VERSION])
+    release = verify.Release(out=plan.out, key=key_of(plan), registry=plan.registry)
+    with pytest.raises(ReleaseError, match=f"intel-gpu-plugin:{VERSION}: found {other}, expected"):
+        verify.registry_digests(release)
+    # The signature belongs to the digest, not to the tag.
+    assert cosign("verify", "--allow-http-registry", "--insecure-ignore-tlog", "--key", key_of(plan),
+                  f"{plan.registry}/intel-gpu-plugin:{VERSION}").returncode != 0  # fmt: skip
+
+
+# Installation without network.
+
+
+@pytest.fixture
+def offline(tmp_path: Path) -> Path:
+    """The unpacked archive of a release with the real image of the GPU plugin."""
+    target = tmp_path / "real"
+    words = [f"OUT={target}", "PLATFORMS=linux/amd64", "IMAGES=intel-gpu-plugin"]
+    done = subprocess.run(["make", "images", *words], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if done.returncode:
+        if REQUIRED:
+            pytest.fail(done.stderr)
+        pytest.skip(f"make images: {done.stderr.strip().splitlines()[-1]}")
+    listed = write_images(tmp_path / "images")
+    shutil.rmtree(tmp_path / "images/intel-gpu-plugin")
+    shutil.move(target / "intel-gpu-plugin", tmp_path / "images/intel-gpu-plugin")
+    real = images.load(target / "images.json").images[0]
+    others = tuple(each for each in listed.images if each.name != real.name)
+    written = artefacts.images_json(images.Images(VERSION, (real, *others)))
+    artefacts.write_json(tmp_path / "images/images.json", written)
+    plan = make(tmp_path, OFFLINE_REGISTRY)
+    with tarfile.open(plan.out / f"{NAME}-offline.tar") as tar:
+        tar.extractall(tmp_path, filter="data")
+    return tmp_path / f"{NAME}-offline"
+
+
+@pytest.fixture
+def install(offline: Path, cluster: Cluster, node: Node, namespace: str) -> Iterator[Callable[..., str]]:
+    """Runs the installer, with ctr of the node and kubectl of the cluster."""
+
+    def run(*words: str | Path) -> str:
+        command = [sys.executable, "-I", offline / "install.py", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=node.environment())
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    yield run
+    cluster.kubectl("delete", "daemonset", "--all", "-n", namespace, "--wait")
+    wait_until(lambda: not node.allocatable(RESOURCE), "the end of the cards")
+
+
+def test_the_archive_installs_without_registry(
+    install: Callable[..., str], offline: Path, cluster: Cluster, node: Node, namespace: str
+) -> None:
+    assert "are unchanged" in install("verify", "--key", offline.parent / "key.pub")
+    ctr = node.enter([cluster.assets.program("ctr")])
+    install("load", "--ctr", shlex.join(map(str, ctr)))
+    program = [cluster.assets.program("kubectl"), f"--kubeconfig={cluster.kubeconfig}", f"--namespace={namespace}"]
+    install("apply", "--kubectl", shlex.join(map(str, program)), "gpu_plugin")
+    wait_until(lambda: node.allocatable(RESOURCE) == 2, "both cards", 60)
+    pods = cluster.get(f"/api/v1/namespaces/{namespace}/pods")
+    assert pods
+    (pod,) = pods["items"]
+    digest = images.load(offline / "images.json").digests["intel-gpu-plugin"]
+    assert pod["spec"]["containers"][0]["image"] == f"{OFFLINE_REGISTRY}/intel-gpu-plugin:{VERSION}@{digest}"

@@ -1,0 +1,397 @@
+"""`accelplane clients` on its socket, and the GPU use of containers on the agent's page."""
+
+import asyncio
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+from conftest import Start
+from drmclients import BDF, OTHER_POD, POD, i915, process, xe
+from kubelets import Kubelet
+from processes import Process, called
+from prometheus_client.parser import text_string_to_metric_families
+from trees import gpu_card, write
+from waiting import until
+
+from accelplane.cli import clients as command
+from accelplane.clients.messages import MAX_BYTES, Report
+from accelplane.clients.query import ClientsError, request_report
+from accelplane.clients.service import ClientsService, serving
+from accelplane.clients.walk import Limits
+from accelplane.kubelet import checkpoint
+from accelplane.node import metrics
+from accelplane.node.agent import Agent
+from accelplane.node.observer import Observer
+from accelplane.plugins.gpu import GpuConfig, GpuPlugin
+
+I915 = "gpu.intel.com/i915"
+PLENTY = Limits(cpu=60.0)
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    return tmp_path / "proc"
+
+
+@pytest.fixture
+def path(directory: str) -> str:
+    return f"{directory}/clients.sock"
+
+
+@pytest.fixture
+async def service(proc: Path, path: str) -> AsyncIterator[ClientsService]:
+    """A service without a minimum interval, on its socket."""
+    proc.mkdir()
+    made = ClientsService(str(proc), limits=PLENTY, min_interval=0.0, walk_timeout=30.0)
+    async with serving(path, made):
+        yield made
+
+
+def seconds(report: Report) -> dict[tuple[str, str], Mapping[str, float]]:
+    return {(use.name, device.bdf): device.busy_seconds for use in report.containers for device in use.devices}
+
+
+# On the socket.
+
+
+async def test_a_report_has_the_use_by_the_requested_pods(service: ClientsService, path: str, proc: Path) -> None:
+    process(proc, 10, i915(1, render=10**9), i915(2, render=10**9), xe(3, bdf="0000:04:00.0"))
+    process(proc, 11, i915(4, render=5 * 10**9), name="side", container="cd" * 32)
+    process(proc, 12, i915(5, render=10**9), pod=OTHER_POD)
+    report = await request_report(path, (POD,))
+    assert seconds(report) == {
+        ("main", BDF): pytest.approx({"render": 2.0, "copy": 0.0, "video": 0.0}),
+        ("main", "0000:04:00.0"): {"ccs": 0.0},
+        ("side", BDF): pytest.approx({"render": 5.0, "copy": 0.0, "video": 0.0}),
+    }
+    assert {use.pod for use in report.containers} == {POD}
+    assert (report.incomplete, report.processes) == (False, 3)
+    assert (await request_report(path, ())).containers == ()
+
+
+async def test_only_the_owner_may_use_the_socket_which_replaces_an_earlier_one(directory: str, path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as earlier:
+        earlier.bind(path)
+    service = ClientsService(directory)
+    async with serving(path, service):
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        assert (await request_report(path, ())).containers == ()
+    assert os.listdir(directory) == []
+
+
+async def test_a_service_does_not_remove_the_socket_of_its_successor(directory: str, path: str) -> None:
+    async with serving(path, ClientsService(directory)):
+        successor = serving(path, ClientsService(directory))
+        await successor.__aenter__()
+    assert (await request_report(path, ())).containers == ()
+    await successor.__aexit__(None, None, None)
+    assert os.listdir(directory) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0\0",
+        b"\xff\xff\xff\xff",
+        b"\0\0\0\5junk!",
+        (MAX_BYTES + 1).to_bytes(4, "big"),
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
+)
+async def test_a_client_that_sends_no_request_gets_no_report(
+    service: ClientsService, path: str, proc: Path, content: bytes
+) -> None:
+    process(proc, 10, i915(1))
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(content)
+    writer.write_eof()
+    async with asyncio.timeout(30):
+        assert await reader.read() == b""
+    writer.close()
+    assert len((await request_report(path, (POD,))).containers) == 1
+
+
+async def test_connections_beyond_the_limit_are_closed(service: ClientsService, path: str) -> None:
+    idle = [await asyncio.open_unix_connection(path) for _ in range(12)]
+    closed = [asyncio.create_task(reader.read()) for reader, _writer in idle]
+    await until(lambda: sum(task.done() for task in closed) >= 4)
+    for _reader, writer in idle:
+        writer.close()
+    await asyncio.wait(closed)
+
+    async def answered() -> bool:
+        try:
+            return (await request_report(path, ())).containers == ()
+        except ClientsError:
+            return False
+
+    await until(answered)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"", "connection closed after 0 bytes"),
+        (b"\0\0\0\x09{}", "connection closed after 2 bytes"),
+        (b"\0\0\0\2[]", "invalid report"),
+        (b"\x7f\0\0\0", "expected at most 262144"),
+        (None, "no report within 0.3 s"),
+    ],
+)
+async def test_a_peer_that_sends_no_report_is_an_error(path: str, answer: bytes | None, message: str) -> None:
+    released = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1000)
+        if answer is None:
+            await released.wait()
+        else:
+            writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_unix_server(serve, path)
+    with pytest.raises(ClientsError, match=f"{path}: .*{message}"):
+        await request_report(path, (POD,), limit=0.3 if answer is None else 30.0)
+    released.set()
+    server.close()
+
+
+async def test_without_a_service_there_is_an_error(path: str) -> None:
+    with pytest.raises(ClientsError, match=f"{path}: No such file"):
+        await request_report(path, (POD,))
+
+
+# Walks of the service.
+
+
+async def test_reports_within_the_interval_share_a_walk_unless_a_pod_is_new(proc: Path) -> None:
+    now = [100.0]
+    service = ClientsService(str(proc), limits=PLENTY, min_interval=1.0, clock=lambda: now[0])
+    first = process(proc, 10, i915(1, render=10**9))
+    process(proc, 11, i915(2, render=10**9), pod=OTHER_POD)
+    assert seconds(await service.report([POD]))["main", BDF]["render"] == 1.0
+    write(first / "fdinfo/5", i915(1, render=2 * 10**9))
+    assert seconds(await service.report([POD]))["main", BDF]["render"] == 1.0
+    assert len((await service.report([POD, OTHER_POD])).containers) == 2
+    assert seconds(await service.report([POD]))["main", BDF]["render"] == 2.0
+    write(first / "fdinfo/5", i915(1, render=3 * 10**9))
+    now[0] += 1
+    assert seconds(await service.report([POD]))["main", BDF]["render"] == 3.0
+
+
+async def test_a_pod_that_nobody_requests_for_an_hour_is_forgotten(proc: Path) -> None:
+    now = [100.0]
+    service = ClientsService(str(proc), limits=PLENTY, min_interval=1.0, clock=lambda: now[0])
+    gone = process(proc, 10, i915(1, render=10**9), i915(2, render=10**9))
+    await service.report([POD])
+    (gone / "fdinfo/6").unlink()
+    now[0] += 3000
+    assert seconds(await service.report([POD]))["main", BDF]["render"] == 2.0
+    now[0] += 3000
+    await service.report([OTHER_POD])
+    now[0] += 601
+    await service.report([OTHER_POD])
+    assert seconds(await service.report([POD]))["main", BDF]["render"] == 1.0
+
+
+async def test_a_process_that_blocks_its_reader_is_left_out(proc: Path, caplog: pytest.LogCaptureFixture) -> None:
+    now = [100.0]
+    service = ClientsService(str(proc), limits=PLENTY, min_interval=0.0, walk_timeout=0.5, clock=lambda: now[0])
+    process(proc, 10, i915(1, render=10**9))
+    process(proc, 11, i915(2, render=10**9), container="cd" * 32, name="b")
+    file = proc / "11/fdinfo/5"
+    file.unlink()
+    os.mkfifo(file)  # opening it blocks until somebody writes
+    report = await service.report([POD])
+    assert (report.incomplete, service.blocked) == (True, [11])
+    assert seconds(report)["main", BDF]["render"] == 1.0
+    write(proc / "10/fdinfo/5", i915(1, render=2 * 10**9))
+    report = await service.report([POD])
+    assert (report.incomplete, seconds(report).keys()) == (True, {("main", BDF)})
+    assert seconds(report)["main", BDF]["render"] == 2.0
+    assert "files of process 11: a read takes longer than 0.5 s" in caplog.text
+    file.write_text("")
+    await until(lambda: not service.blocked)
+    file.unlink()
+    write(file, i915(2, render=10**9))
+    assert (await service.report([POD])).incomplete  # for a minute
+    now[0] += 61
+    report = await service.report([POD])
+    assert (report.incomplete, seconds(report).keys()) == (False, {("main", BDF), ("b", BDF)})
+    await service.close()
+
+
+async def test_after_four_blocked_readers_no_walk_is_started(proc: Path) -> None:
+    service = ClientsService(str(proc), limits=PLENTY, min_interval=0.0, walk_timeout=0.2, clock=lambda: 100.0)
+    process(proc, 10, i915(1, render=10**9))
+    await service.report([POD])
+    files = [process(proc, pid) / "fdinfo/9" for pid in range(11, 15)]
+    for file in files:
+        os.mkfifo(file)
+    for _ in files:
+        assert (await service.report([POD])).incomplete
+    assert sorted(service.blocked) == [11, 12, 13, 14]
+    write(proc / "10/fdinfo/5", i915(1, render=2 * 10**9))
+    report = await service.report([POD])
+    assert (report.incomplete, seconds(report)["main", BDF]["render"]) == (True, 1.0)
+    for file in files:
+        file.write_text("")
+    await until(lambda: not service.blocked)
+    assert seconds(await service.report([POD]))["main", BDF]["render"] == 2.0
+
+
+async def test_processes_that_may_not_be_read_are_logged_once(
+    proc: Path, path: str, tmp_path: Path, directory: str
+) -> None:
+    process(proc, 10, i915(1))
+    (proc / "10/fdinfo").chmod(0)
+    log = tmp_path / "log"
+    running = Process("accelplane", "clients", f"-socket={path}", f"-proc={proc}", log=log, powerless=True)
+    try:
+        await until(lambda: os.path.exists(path), 60)
+        for _ in range(2):
+            assert (await request_report(path, (POD,))).containers == ()
+        await running.said("1 processes of pods cannot be read: permission denied; add the capability SYS_PTRACE")
+        assert await running.terminate() == 0
+    finally:
+        running.kill()
+        (proc / "10/fdinfo").chmod(0o700)
+    assert log.read_text().count("cannot be read") == 1
+    assert os.listdir(directory) == []
+
+
+def test_without_a_directory_for_the_socket_the_command_fails(tmp_path: Path) -> None:
+    for words, message in (
+        ([f"-socket={tmp_path}/missing/s"], f"{tmp_path}/missing/s: No such file or directory"),
+        ([f"-proc={tmp_path}/missing"], f"-proc: {tmp_path}/missing: not a directory"),
+        ([f"-socket={tmp_path}/{'x' * 100}"], "expected at most 103"),
+    ):
+        done = called(command.main, *words)
+        assert done.returncode == 1
+        assert message in done.stderr
+
+
+# On the page of the agent.
+
+
+class World:
+    """An agent with two GPUs, and processes of its pods."""
+
+    def __init__(self, agent: Agent, kubelet: Kubelet, proc: Path, directory: str) -> None:
+        self.agent = agent
+        self.observer = Observer(agent)
+        self.kubelet = kubelet
+        self.proc = proc
+        self.uids: set[str] = set()
+        self._directory = f"{directory}/device-plugins"
+
+    async def run_pod(self, name: str, pid: int, *files: str, container: str = "main") -> str:
+        """Runs a pod with one GPU, whose process has these files. Returns its UID."""
+        await self.kubelet.run_pod(name, {I915: 1})
+        uid = ""
+
+        def known() -> bool:
+            nonlocal uid
+            found = checkpoint.read_checkpoint(self._directory)
+            new = {each.pod_uid for each in found.holdings} - self.uids if found else set[str]()
+            uid = next(iter(new), "")
+            return bool(uid)
+
+        await until(known, 60)
+        self.uids.add(uid)
+        process(self.proc, pid, *files, pod=uid, container=f"{pid:064x}", name=container)
+        return uid
+
+    async def page(self) -> str:
+        return metrics.page(self.agent.status(), await self.observer.contents()).decode()
+
+    async def busy(self) -> dict[tuple[str, ...], float]:
+        """The busy seconds by pod, container, device and engine, without those that are 0."""
+        return {
+            tuple(labels[name] for name in ("namespace", "pod", "container", "device", "bdf", "engine")): value
+            for labels, value in samples(await self.page(), "accelplane_container_gpu_busy_seconds_total")
+            if value
+        }
+
+
+def samples(page: str, name: str) -> list[tuple[Mapping[str, str], float]]:
+    return [
+        (sample.labels, sample.value)
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == name
+    ]
+
+
+@pytest.fixture
+async def world(
+    start_agent: Start, kubelet: Kubelet, tmp_path: Path, path: str, directory: str
+) -> AsyncIterator[World]:
+    proc = tmp_path / "proc"
+    for index in (0, 1):
+        gpu_card(tmp_path, index)
+    agent = await start_agent({"metrics_clients": path}, gpu=GpuPlugin(GpuConfig()))
+    await kubelet.until(lambda resources: I915 in resources)
+    proc.mkdir()
+    made = World(agent, kubelet, proc, directory)
+    yield made
+    await made.observer.close()
+
+
+async def test_the_page_has_the_use_of_gpus_by_containers_under_their_names(
+    world: World, proc: Path, path: str
+) -> None:
+    await world.run_pod("a", 10, i915(1, render=10**9, memory=4))
+    await world.run_pod("b", 11, i915(2, copy=2 * 10**9))
+    process(proc, 12, i915(3, render=9 * 10**9))  # a pod without GPU
+    async with serving(path, ClientsService(str(proc), limits=PLENTY, min_interval=0.0, walk_timeout=30.0)):
+        assert await world.busy() == {
+            ("default", "a", "main", "card0", BDF, "render"): 1.0,
+            ("default", "b", "main", "card0", BDF, "copy"): 2.0,
+        }
+        page = await world.page()
+    sizes = {
+        (labels["pod"], labels["region"], labels["kind"]): value
+        for labels, value in samples(page, "accelplane_container_gpu_memory_bytes")
+    }
+    assert sizes["a", "local0", "resident"] == 4096
+    assert sizes["a", "local0", "total"] == 8192
+    assert samples(page, "accelplane_clients_requests_total") == [({"outcome": "ok"}, 2.0)]
+
+
+async def test_without_an_answer_the_page_has_no_use_and_counts_errors(
+    world: World, proc: Path, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.run_pod("a", 10, i915(1, render=10**9))
+    for count in (1.0, 2.0):
+        page = await world.page()
+        assert samples(page, "accelplane_clients_requests_total") == [({"outcome": "error"}, count)]
+        assert samples(page, "accelplane_container_gpu_busy_seconds_total") == []
+        assert samples(page, "accelplane_container_devices") != []
+    assert caplog.text.count("the GPU use of containers is missing") == 1
+    async with serving(path, ClientsService(str(proc), limits=PLENTY, walk_timeout=30.0)):
+        assert len(await world.busy()) == 1
+
+
+async def test_without_pods_that_hold_gpus_nothing_is_requested(world: World) -> None:
+    page = await world.page()
+    assert samples(page, "accelplane_clients_requests_total") == []
+
+
+async def test_devices_of_other_drivers_are_left_out(world: World, proc: Path, path: str) -> None:
+    await world.run_pod("a", 10, i915(1, render=10**9), i915(2, bdf="0000:00:0b.0", render=10**9))
+    async with serving(path, ClientsService(str(proc), limits=PLENTY, walk_timeout=30.0)):
+        assert {key[4] for key in await world.busy()} == {BDF}
+
+
+async def test_a_container_without_a_known_name_has_that_of_the_only_holder(
+    world: World, proc: Path, path: str
+) -> None:
+    await world.run_pod("a", 10, i915(1, render=10**9))
+    (proc / "10/mountinfo").unlink()
+    async with serving(path, ClientsService(str(proc), limits=PLENTY, walk_timeout=30.0)):
+        assert [key[1:3] for key in await world.busy()] == [("a", "main")]

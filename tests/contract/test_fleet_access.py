@@ -1,0 +1,336 @@
+"""The secure listener of the fleet page: tokens, sessions, proxies, and names that may not be seen."""
+
+import base64
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from urllib.parse import urlencode
+
+import msgspec
+import pytest
+from cluster.pki import Authority
+from fleetpages import Answer, Caller, Reviews
+from waiting import until
+
+from accelplane.apiserver.authorized import UserInfo
+from accelplane.fleet.devicelist import decode
+from accelplane.fleet.options import PageOptions
+from accelplane.fleet.program import serving
+from accelplane.fleet.serve import listen
+from accelplane.fleet.simulated import SimulatedFleet
+from accelplane.fleet.web.access import Access
+from accelplane.fleet.web.gate import SecureGate
+from accelplane.fleet.web.live import LiveLimits
+from accelplane.fleet.web.sessions import FailureLimit, Sessions, expiry
+from accelplane.fleet.web.site import Screens, SiteOptions
+
+SERVER = Authority("servers")
+PROXIES = Authority("proxies")
+LIMITS = LiveLimits(rows=0.01, overview=0.01, keepalive=0.05, share=1, check=0.05)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class World:
+    """The secure listener with a scripted API server."""
+
+    def __init__(self, directory: Path) -> None:
+        self.reviews = Reviews()
+        self.view = SimulatedFleet(40, now=1764000000)
+        self.screens = Screens(self.view, SiteOptions(limits=LIMITS))
+        self.clock = Clock()
+        self.directory = directory
+        self._stack = AsyncExitStack()
+        self.port = 0
+
+    async def start(self) -> None:
+        credentials = SERVER.server("127.0.0.1", "127.0.0.1")
+        (self.directory / "tls.crt").write_bytes(credentials.certificate)
+        (self.directory / "tls.key").write_bytes(credentials.key)
+        (self.directory / "proxies.crt").write_bytes(PROXIES.credentials.certificate)
+        client = await self._stack.enter_async_context(self.reviews.serving())
+        pages = PageOptions(
+            address="", secure_address="127.0.0.1:0", tls_directory=str(self.directory),
+            proxy_ca=str(self.directory / "proxies.crt"), proxy_names=("front-proxy",),
+        )  # fmt: skip
+        self.port = (await self._stack.enter_async_context(serving(client, self.screens, pages)))["secure"]
+        # A listener with a clock of its own, for what changes with time.
+        self.sessions = Sessions(clock=self.clock)
+        gate = SecureGate(
+            Access(client.server, ("accelplane-fleet",), clock=self.clock),
+            self.screens.assets.links,
+            sessions=self.sessions,
+            failures=FailureLimit(clock=self.clock),
+        )
+        self.timed = Caller(await self._stack.enter_async_context(listen(self.screens, gate, "127.0.0.1:0")))
+
+    async def stop(self) -> None:
+        await self.screens.live.close()
+        await self._stack.aclose()
+
+    def caller(self, identity: str = "", *, authority: Authority = PROXIES, **fields: str) -> Caller:
+        context = ssl.create_default_context(cadata=SERVER.credentials.certificate.decode())
+        if identity:
+            credentials = authority.client(identity)
+            (self.directory / "c.crt").write_bytes(credentials.certificate)
+            (self.directory / "c.key").write_bytes(credentials.key)
+            context.load_cert_chain(self.directory / "c.crt", self.directory / "c.key")
+        return Caller(self.port, context, **fields)
+
+    def user(self, name: str, *rights: str) -> str:
+        """Makes a user known, with the right to open the page. Returns the token."""
+        self.reviews.users[f"token-of-{name}"] = name
+        self.reviews.allow(name, "get /fleet", *rights)
+        return f"token-of-{name}"
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    made = World(tmp_path)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def sign_in(caller: Caller, token: str, target: str = "", **fields: str) -> Answer:
+    origin = {"origin": f"https://127.0.0.1:{caller.port}"} | fields
+    return await caller.send("POST", "/login", urlencode({"token": token, "next": target}).encode(), **origin)
+
+
+def cookie_in(answer: Answer) -> str:
+    return answer.fields["set-cookie"].partition(";")[0]
+
+
+async def test_a_bearer_token_with_the_right_opens_the_page(world: World) -> None:
+    caller = world.caller(authorization=f"Bearer {world.user('ann', 'list pods')}")
+    assert (await caller.get("/nodes")).status == 200
+    assert world.reviews.asked == ["token accelplane-fleet", "ann get /fleet", "ann list pods"]
+    for _ in range(20):
+        assert (await caller.get("/namespaces")).status == 200
+    assert len(world.reviews.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "status"),
+    [("Bearer unknown", 401), ("Bearer ", 401), ("Basic YTpi", 401), ("Bearer token-of-eve", 403)],
+)
+async def test_other_credentials_open_nothing(world: World, field: str, status: int) -> None:
+    world.reviews.users["token-of-eve"] = "eve"
+    caller = world.caller(authorization=field)
+    for path in ("/", "/api/v1/events?screen=nodes", "/metrics"):
+        found = await caller.get(path)
+        assert found.status == status
+        assert b"example.com" not in found.body
+    assert ("www-authenticate" in (await caller.get("/")).fields) is (status == 401)
+
+
+async def test_without_the_api_server_nothing_is_shown(world: World) -> None:
+    caller = world.caller(authorization=f"Bearer {world.user('ann')}")
+    world.reviews.fails = True
+    found = await caller.get("/")
+    assert found.status == 503
+    world.reviews.fails = False
+    assert (await caller.get("/")).status == 200
+
+
+async def test_metrics_need_their_own_right(world: World) -> None:
+    ann, scraper = world.user("ann"), world.user("scraper", "get /metrics")
+    assert (await world.caller(authorization=f"Bearer {ann}").get("/metrics")).status == 403
+    found = await world.caller(authorization=f"Bearer {scraper}").get("/metrics")
+    assert "accelplane_fleet_viewers 0.0" in found.text
+
+
+async def test_assets_need_no_token(world: World) -> None:
+    assert (await world.caller().get(f"/{world.screens.assets.links.style}")).status == 200
+
+
+async def test_names_are_shown_only_in_namespaces_whose_pods_the_viewer_may_get(world: World) -> None:
+    nodes = world.view.cluster().nodes.values()
+    node = max(nodes, key=lambda each: len({h.namespace for unit in each.units for h in unit.holders}))
+    holders = {holder.namespace: holder.pod for unit in node.units for holder in unit.holders}
+    first, *others = sorted(holders)
+    token = world.user("ann", f"get pods {first}")
+    caller = world.caller(authorization=f"Bearer {token}")
+    page = await caller.get(f"/node?node={node.name}")
+    assert f"{first}/{holders[first]}" in page.text
+    assert "hidden" in page.text
+    assert not [name for name in others if f"{name}/{holders[name]}" in page.text]
+    assert (await caller.get("/namespaces")).text.count(">hidden<") > 0
+    everything = world.caller(authorization=f"Bearer {world.user('bob', 'list pods')}")
+    assert ">hidden<" not in (await everything.get("/namespaces")).text
+
+
+async def test_the_list_of_devices_hides_the_same_names(world: World) -> None:
+    nodes = world.view.cluster().nodes.values()
+    holders = {holder.namespace for node in nodes for unit in node.units for holder in unit.holders}
+    first = min(holders)
+    assert len(holders) > 1
+    assert (await world.caller().get("/api/v1/devices")).status == 401
+    caller = world.caller(authorization=f"Bearer {world.user('ann', f'get pods {first}')}")
+    listed = decode((await caller.get("/api/v1/devices")).body)
+    assert {holder.namespace for device in listed.devices for holder in device.holders} == {first, "hidden"}
+    everything = world.caller(authorization=f"Bearer {world.user('bob', 'list pods')}")
+    listed = decode((await everything.get("/api/v1/devices")).body)
+    assert {holder.namespace for device in listed.devices for holder in device.holders} == holders
+
+
+async def test_a_new_right_is_effective_after_a_minute(world: World) -> None:
+    caller = world.timed
+    token = {"authorization": f"Bearer {world.user('ann')}"}
+    assert "hidden" in (await caller.get("/waiting", **token)).text
+    world.reviews.allow("ann", "get pods vision")
+    assert "vision/train-large-0" not in (await caller.get("/waiting", **token)).text
+    world.clock.now += 61
+    shown = (await caller.get("/waiting", **token)).text
+    assert "vision/train-large-0" in shown
+    assert "hidden" in shown
+    world.reviews.rights.discard(("ann", "get /fleet"))
+    world.clock.now += 61
+    assert (await caller.get("/waiting", **token)).status == 403
+
+
+async def test_updates_hide_the_same_names(world: World) -> None:
+    token = {"authorization": f"Bearer {world.user('ann', 'get pods vision')}"}
+    async with world.caller(**token).events("screen=waiting") as events:
+        rows = (await events.of_kind("rows")).data["blocks"]["rows"]["order"]
+    assert "vision/train-large-0" in rows
+    assert [each.split()[0] for each in rows if "/" not in each] == ["hidden"] * 3
+
+
+async def test_a_stream_ends_when_the_right_is_revoked(world: World) -> None:
+    token = {"authorization": f"Bearer {world.user('ann', 'list pods')}"}
+    async with world.timed.events("screen=waiting", **token) as events:
+        await events.of_kind("comment")
+        world.reviews.rights.discard(("ann", "list pods"))
+        world.clock.now += 61
+        await events.of_kind("reload")
+    await until(lambda: world.screens.live.viewers == 0)
+
+
+# Sessions
+
+
+async def test_a_browser_without_a_session_gets_a_form(world: World) -> None:
+    found = await world.caller().get("/nodes?state=held")
+    assert found.status == 401
+    assert 'action="login"' in found.text
+    assert 'value="nodes?state=held"' in found.text
+    assert "kubectl create token accelplane-fleet-viewer --duration 8h --audience accelplane-fleet" in found.text
+    assert (await world.caller().get("/api/v1/events?screen=nodes")).fields["content-type"].startswith("text/plain")
+
+
+async def test_a_token_in_the_form_begins_a_session_and_sign_out_ends_it(world: World) -> None:
+    caller = world.caller()
+    answer = await sign_in(caller, world.user("ann", "list pods"), "nodes?state=held")
+    assert (answer.status, answer.fields["location"]) == (303, "nodes?state=held")
+    attributes = answer.fields["set-cookie"].split("; ")[1:]
+    assert {"HttpOnly", "Secure", "SameSite=Strict"} <= set(attributes)
+    cookie = {"cookie": f"other=1; {cookie_in(answer)}"}
+    page = await caller.get("/", **cookie)
+    assert page.status == 200
+    assert "ann " in page.text
+    assert "token-of-ann" not in page.text + str(answer.fields)
+    origin = {"origin": f"https://127.0.0.1:{caller.port}"}
+    assert (await caller.send("POST", "/logout", **cookie)).status == 403, "another site cannot end a session"
+    assert (await caller.send("POST", "/logout", **cookie, **origin)).status == 303
+    assert (await caller.get("/", **cookie)).status == 401
+
+
+@pytest.mark.parametrize("target", ["https://evil.example.com", "//evil.example.com", "/\\evil", "x", "login", "../x"])
+async def test_a_session_leads_only_to_pages_of_this_site(world: World, target: str) -> None:
+    answer = await sign_in(world.caller(), world.user("ann"), target)
+    assert answer.fields["location"] == "./"
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example.com", "null", "http://127.0.0.1", ""])
+async def test_a_form_of_another_site_is_rejected(world: World, origin: str) -> None:
+    answer = await sign_in(world.caller(), world.user("ann"), origin=origin)
+    assert answer.status == 403
+    assert "set-cookie" not in answer.fields
+
+
+async def test_a_session_needs_the_right_too(world: World) -> None:
+    world.reviews.users["t"] = "eve"
+    assert (await sign_in(world.caller(), "t")).status == 403
+
+
+@pytest.mark.parametrize("cookie", ["__Secure-accelplane-fleet=x", "__Secure-accelplane-fleet=", "a=b;;=", "\xe9=1"])
+async def test_unknown_cookies_are_no_session(world: World, cookie: str) -> None:
+    await sign_in(world.caller(), world.user("ann"))
+    assert (await world.caller().get("/", cookie=cookie)).status == 401
+
+
+async def test_wrong_tokens_are_limited_by_address(world: World) -> None:
+    caller, token = world.timed, world.user("ann")
+    assert [(await sign_in(caller, f"wrong-{each}")).status for each in range(5)] == [401] * 5
+    assert (await sign_in(caller, token)).status == 429
+    asked = len(world.reviews.asked)
+    assert (await sign_in(caller, "wrong")).status == 429
+    assert len(world.reviews.asked) == asked
+    world.clock.now += 61
+    assert (await sign_in(caller, token)).status == 303
+
+
+async def test_a_session_ends_with_its_token(world: World) -> None:
+    caller = world.timed
+    cookie = {"cookie": cookie_in(await sign_in(caller, world.user("ann")))}
+    assert (await caller.get("/", **cookie)).status == 200
+    world.reviews.users.clear()
+    assert (await caller.get("/", **cookie)).status == 200
+    world.clock.now += 61
+    assert (await caller.get("/", **cookie)).status == 401
+
+
+def test_a_session_lasts_at_most_twelve_hours_and_as_long_as_the_token_says() -> None:
+    clock = Clock()
+    sessions = Sessions(clock=clock)
+    user = UserInfo("ann")
+    claims = msgspec.json.encode({"exp": 1060})
+
+    token = f"h.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.s"
+    short, seconds = sessions.create(token, user)
+    long, others = sessions.create("opaque", user)
+    assert (seconds, others) == (60, 43200)
+    assert (sessions.token(short), sessions.token(long)) == (token, "opaque")
+    clock.now += 60
+    assert (sessions.token(short), sessions.token(long)) == ("", "opaque")
+    clock.now += 43200
+    assert sessions.token(long) == ""
+
+
+def test_the_oldest_session_ends_if_there_are_too_many() -> None:
+    sessions = Sessions(clock=Clock())
+    first, *others = [sessions.create("t", UserInfo("ann"))[0] for _ in range(1025)]
+    assert sessions.token(first) == ""
+    assert sessions.token(others[0]) == "t"
+    assert len(set(others)) == 1024
+
+
+@pytest.mark.parametrize("token", ["", "a.b.c", "a.e30.c", "..", "a.!!.c", "a.bnVsbA.c", "a.W10.c"])
+def test_a_token_without_a_readable_expiry_has_none(token: str) -> None:
+    assert expiry(token) == 0.0
+
+
+# Proxies
+
+
+async def test_a_proxy_with_a_certificate_names_the_user(world: World) -> None:
+    world.user("ann", "list pods")
+    fields = {"x_remote_user": "ann", "x_remote_group": "g"}
+    assert (await world.caller("front-proxy").get("/", **fields)).status == 200
+    assert (await world.caller("front-proxy").get("/")).status == 401
+    assert (await world.caller("front-proxy").get("/", x_remote_user="eve")).status == 403
+
+
+async def test_header_fields_of_others_name_nobody(world: World) -> None:
+    world.user("ann", "list pods")
+    assert (await world.caller().get("/", x_remote_user="ann")).status == 401
+    assert (await world.caller("other-name").get("/", x_remote_user="ann")).status == 401
+    with pytest.raises((ssl.SSLError, ConnectionError, EOFError)):
+        await world.caller("front-proxy", authority=Authority("strangers")).get("/", x_remote_user="ann")

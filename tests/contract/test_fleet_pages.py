@@ -1,0 +1,226 @@
+"""The fleet page over real sockets: routes, header fields, live updates."""
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator
+from typing import Self
+
+import msgspec
+import pytest
+from fleetpages import Caller, head_of
+from waiting import until
+
+from accelplane.fleet.model import Node, Waiting
+from accelplane.fleet.serve import listen, open_gate
+from accelplane.fleet.simulated import SimulatedFleet
+from accelplane.fleet.web.gate import is_loopback
+from accelplane.fleet.web.live import LiveLimits
+from accelplane.fleet.web.site import Screens, SiteOptions
+
+LIMITS = LiveLimits(rows=0.01, overview=0.01, keepalive=0.05, share=1)
+
+
+class World:
+    """A simulated fleet, its screens, and a client."""
+
+    def __init__(self, limits: LiveLimits = LIMITS, nodes: int = 30) -> None:
+        self.view = SimulatedFleet(nodes, now=1764000000)
+        self.screens = Screens(self.view, SiteOptions(limits=limits))
+        self.caller = Caller(0)
+
+    async def __aenter__(self) -> Self:
+        self._listening = listen(self.screens, open_gate("127.0.0.1:0"), "127.0.0.1:0", metrics=lambda: b"up 1\n")
+        self.caller = Caller(await self._listening.__aenter__())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.screens.live.close()
+        await self._listening.__aexit__(None, None, None)
+
+    def fail(self, number: int = 0) -> Node:
+        """Makes a device of a node unhealthy."""
+        node = [each for each in self.view.cluster().nodes.values() if each.units][number]
+        unit = msgspec.structs.replace(node.units[0], phase="unhealthy", reason="bus")
+        node = msgspec.structs.replace(node, units=(unit, *node.units[1:]))
+        self.view.replace(node)
+        return node
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with World() as made:
+        yield made
+
+
+@pytest.mark.parametrize("path", ["/", "/nodes", "/nodes?sort=free&start=20", "/waiting", "/namespaces"])
+async def test_pages_are_complete_and_protected(world: World, path: str) -> None:
+    found = await world.caller.get(path)
+    assert found.status == 200
+    assert found.text.startswith("<!DOCTYPE html>")
+    assert found.text.endswith("</html>\n")
+    assert found.fields["content-type"] == "text/html; charset=utf-8"
+    assert found.fields["content-security-policy"] == (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    )
+    assert found.fields["x-content-type-options"] == "nosniff"
+    assert found.fields["referrer-policy"] == "no-referrer"
+    assert found.fields["cache-control"] == "no-store"
+
+
+async def test_pages_are_compressed_if_the_client_accepts_it(world: World) -> None:
+    packed = await world.caller.get("/nodes", accept_encoding="br, gzip;q=0.5")
+    assert packed.fields["content-encoding"] == "gzip"
+    assert gzip.decompress(packed.body) == (await world.caller.get("/nodes", accept_encoding="gzip;q=0")).body
+    assert "content-encoding" not in (await world.caller.get("/missing", accept_encoding="gzip")).fields
+
+
+async def test_assets_have_a_hash_in_their_names_and_are_cached(world: World) -> None:
+    links = world.screens.assets.links
+    for name, kind, limit in ((links.style, "text/css", 15_000), (links.script, "text/javascript", 40_000)):
+        assert f'"{name}"' in (await world.caller.get("/")).text
+        found = await world.caller.get(f"/{name}")
+        assert (found.status, found.fields["content-type"]) == (200, f"{kind}; charset=utf-8")
+        assert "immutable" in found.fields["cache-control"]
+        assert 1000 < len(found.body) <= limit
+        packed = await world.caller.get(f"/{name}", accept_encoding="gzip")
+        assert gzip.decompress(packed.body) == found.body
+    assert (await world.caller.get("/assets/fleet.js")).status == 404
+    assert (await world.caller.get("/assets/../site.py")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/missing", 404), ("GET", "/node?node=none", 404), ("GET", "/device?node=none", 404),
+        ("POST", "/nodes", 405), ("PUT", "/", 405), ("HEAD", "/", 200), ("GET", "/metrics", 200),
+        ("GET", "/api/v1/events?screen=none", 400), ("GET", "/login", 303), ("POST", "/logout", 303),
+    ],
+)  # fmt: skip
+async def test_other_requests_have_their_status(world: World, method: str, path: str, status: int) -> None:
+    assert (await world.caller.send(method, path)).status == status
+
+
+async def test_a_name_that_leads_to_the_loopback_interface_is_rejected(world: World) -> None:
+    for path in ("/", "/api/v1/events?screen=nodes", "/metrics"):
+        found = await world.caller.get(path, host="attacker.example.com:8080")
+        assert found.status == 421
+    assert (await world.caller.get("/", host="localhost:9")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("localhost", True), ("localhost:1", True), ("127.0.0.1:8080", True), ("[::1]:8080", True), ("[::1]", True),
+        ("10.0.0.1:8080", False), ("localhost.example.com", False), ("", False), ("[::1", False),
+    ],
+)  # fmt: skip
+def test_names_of_the_own_machine(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+# Updates
+
+
+async def test_a_change_of_a_device_is_sent_as_its_row(world: World) -> None:
+    generation = world.view.cluster().generation
+    async with world.caller.events(f"screen=nodes&sort=name&generation={generation}") as events:
+        assert events.fields["content-type"] == "text/event-stream; charset=utf-8"
+        assert "content-length" not in events.fields
+        await until(lambda: world.screens.live.viewers == 1)
+        node = world.fail()
+        rows = await events.of_kind("rows")
+        assert list(rows.data["blocks"]) == ["rows"]
+        assert list(rows.data["blocks"]["rows"]["set"]) == [node.name]
+        assert "order" not in rows.data["blocks"]["rows"]
+        assert rows.id == str(world.view.cluster().generation)
+        overview = await events.of_kind("overview")
+        assert list(overview.data["blocks"]["summary"]["set"]) == ["unhealthy"]
+        assert overview.data["say"].endswith("before.")
+    await until(lambda: world.screens.live.viewers == 0)
+
+
+async def test_the_overview_is_updated_by_overview_events(world: World) -> None:
+    generation = world.view.cluster().generation
+    async with world.caller.events(f"screen=overview&generation={generation}") as events:
+        await until(lambda: world.screens.live.viewers == 1)
+        await events.of_kind("comment")
+        world.fail()
+        changed = await events.of_kind("overview")
+        assert {"problems", "resources"} <= set(changed.data["blocks"])
+
+
+async def test_waiting_pods_and_the_api_servers_problem_are_updated(world: World) -> None:
+    async with world.caller.events(f"screen=waiting&generation={world.view.cluster().generation}") as events:
+        await events.of_kind("comment")
+        world.view.replace(waiting=(Waiting("team", "new", 5, {"gpu.intel.com/i915": 1}),), problem="no answer")
+        rows = await events.of_kind("rows")
+        assert rows.data["blocks"]["rows"]["order"] == ["team/new"]
+        overview = await events.of_kind("overview")
+        assert list(overview.data["blocks"]["notices"]["set"]) == ["problem"]
+
+
+async def test_current_values_of_a_device_are_updated_without_a_change_of_the_cluster() -> None:
+    async with World() as world:
+        node = next(each for each in world.view.cluster().nodes.values() if each.units and each.units[0].holders)
+        unit = node.units[0]
+        query = f"node={node.name}&plugin={unit.plugin}&unit={unit.unit}"
+        page = await world.caller.get(f"/device?{query}")
+        assert "temperature" in page.text
+        async with world.caller.events(f"screen=device&{query}") as events:
+            while True:
+                found = await events.of_kind("rows")
+                if "readings" in found.data["blocks"] and "order" not in found.data["blocks"]["readings"]:
+                    break
+
+
+async def test_a_client_that_returns_gets_what_it_has_missed(world: World) -> None:
+    page = await world.caller.get("/nodes?sort=name")
+    generation = page.text.partition('data-generation="')[2].partition('"')[0]
+    node = world.fail()
+    async with world.caller.events("screen=nodes&sort=name", last_event_id=generation) as events:
+        rows = await events.of_kind("rows")
+    assert list(rows.data["blocks"]["rows"]["set"]) == [node.name]
+    async with world.caller.events("screen=nodes&sort=name", last_event_id=rows.id) as events:
+        assert (await events.next()).kind == "comment"
+
+
+@pytest.mark.parametrize("generation", ["1", "9" * 18])
+async def test_a_client_of_another_server_has_to_reload(world: World, generation: str) -> None:
+    async with world.caller.events(f"screen=nodes&generation={generation}") as events:
+        assert (await events.next()).kind == "reload"
+
+
+async def test_viewers_above_the_limit_are_rejected_and_slots_are_freed() -> None:
+    async with World(msgspec.structs.replace(LIMITS, viewers=2)) as world:
+        async with world.caller.events("screen=waiting"), world.caller.events("screen=nodes"):
+            await until(lambda: world.screens.live.viewers == 2)
+            async with world.caller.events("screen=overview") as third:
+                assert third.status == 503
+            assert (await world.caller.get("/")).status == 200
+        await until(lambda: world.screens.live.viewers == 0)
+        async with world.caller.events("screen=overview") as again:
+            assert again.status == 200
+
+
+async def test_a_viewer_that_does_not_read_gets_reload_and_holds_little_memory() -> None:
+    async with World(msgspec.structs.replace(LIMITS, queued=4096), nodes=60) as world:
+        generation = world.view.cluster().generation
+        async with world.caller.events(f"screen=nodes&sort=name&generation={generation}") as slow:
+            await until(lambda: world.screens.live.viewers == 1)
+            # More than the socket's buffers take.
+            kinds = set[str]()
+            for _ in range(200):
+                world.view.change(60)
+                await asyncio.sleep(0.002)
+            while "reload" not in kinds:
+                kinds.add((await slow.next()).kind)
+
+
+async def test_open_streams_end_when_the_server_stops() -> None:
+    async with World() as world:
+        reader, writer = await world.caller.open("GET", "/api/v1/events?screen=nodes")
+        assert (await head_of(reader))[0] == 200
+    async with asyncio.timeout(60):
+        await reader.read()
+    writer.close()

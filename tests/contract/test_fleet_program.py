@@ -1,0 +1,95 @@
+"""The fleet server as a program, with the double of the API server."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from cluster.pki import Authority
+from fleetagents import AgentDouble, node
+from fleetpages import Caller
+from kubeapi import KubeApi, kube_api
+from waiting import until
+
+from accelplane.fleet.options import FleetOptions, PageOptions
+from accelplane.fleet.program import run
+from accelplane.http.servingtls import CertificateError
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+@asynccontextmanager
+async def program(api: KubeApi, pages: PageOptions) -> AsyncIterator["asyncio.Task[None]"]:
+    running = asyncio.create_task(run(FleetOptions(), pages, api.config))
+    try:
+        yield running
+    finally:
+        if not running.done():
+            os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(60):
+            await running
+
+
+async def test_the_program_serves_pages_probes_and_metrics_until_it_is_terminated() -> None:
+    pages = PageOptions(address=f"127.0.0.1:{free_port()}", health_address=f"127.0.0.1:{free_port()}")
+    caller = Caller(int(pages.address.rpartition(":")[2]))
+    health = Caller(int(pages.health_address.rpartition(":")[2]))
+    async with kube_api() as api, AgentDouble("n1").serving() as agent:
+        api.put("nodes", node("n1"))
+        api.put("nodes", node("bare", 3))
+        api.put("pods", agent.pod())
+        async with program(api, pages):
+
+            async def ready() -> bool:
+                try:
+                    return (await health.get("/readyz")).status == 200
+                except OSError:
+                    return False
+
+            async def connected() -> bool:
+                return "card1" in (await caller.get("/node?node=n1")).text
+
+            await until(ready, 60)
+            await until(connected, 60)
+            assert (await health.get("/healthz")).status == 200
+            bare = (await caller.get("/node?node=bare")).text
+            assert "No agent with pages runs on this node" in bare
+            assert "No container requests any." in bare
+            metrics = (await caller.get("/metrics")).text
+            for expected in (
+                'accelplane_fleet_nodes{state="connected"} 1.0', 'accelplane_fleet_nodes{state="no_agent"} 1.0',
+                'accelplane_fleet_agents{state="connected"} 1.0', "accelplane_fleet_viewers 0.0",
+                "accelplane_fleet_generation ", "accelplane_fleet_inventory_seconds_count",
+                "accelplane_fleet_inventory_bytes_sum", "rest_client_requests_total",
+            ):  # fmt: skip
+                assert expected in metrics
+        with pytest.raises(OSError, match="Connect call failed"):
+            await caller.get("/")
+
+
+async def test_a_port_in_use_is_reported_with_its_address(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        async with kube_api() as api:
+            with pytest.raises(OSError, match=f"pages at {address}: "):
+                await run(FleetOptions(), PageOptions(address=address, health_address=""), api.config)
+
+
+async def test_a_certificate_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
+    pages = PageOptions(address="", secure_address="127.0.0.1:0", health_address="", tls_directory=str(tmp_path))
+    async with kube_api() as api:
+        with pytest.raises(CertificateError, match=r"tls\.crt"):
+            await run(FleetOptions(), pages, api.config)
+        credentials = Authority("a").server("x")
+        (tmp_path / "tls.crt").write_bytes(credentials.certificate)
+        (tmp_path / "tls.key").write_bytes(credentials.key)
+        async with program(api, pages) as running:
+            await asyncio.sleep(0)
+            assert not running.done()

@@ -1,0 +1,78 @@
+"""Which held units are used, from two readings."""
+
+import pytest
+
+from accelplane.node.activity import Activity
+from accelplane.node.device_reader import DeviceReading
+from accelplane.node.readings import NodeReadings
+from accelplane.readings import Family, Value
+from accelplane.readings.families import (
+    GPU_IDLE,
+    IDXD_QUEUE_CLIENTS,
+    IDXD_QUEUE_ENTRIES,
+    NPU_BUSY,
+    QAT_REQUESTS,
+    TEMPERATURE,
+)
+
+U = ("p", "u")
+
+
+def reading(*values: Value, units: tuple[str, ...] = ("u",), asleep: bool = False) -> NodeReadings:
+    outcomes = {"asleep": 1} if asleep else {"ok": 1}
+    return NodeReadings([DeviceReading({}, outcomes, plugin="p", device="d", units=units, values=values)])
+
+
+@pytest.mark.parametrize(
+    ("family", "before", "after", "idle"),
+    [
+        (GPU_IDLE, 0, 10, 10), (GPU_IDLE, 0, 9.9, 10), (GPU_IDLE, 0, 9.7, 0), (GPU_IDLE, 50, 0, 10),
+        (NPU_BUSY, 5, 5, 10), (NPU_BUSY, 5, 6, 0), (NPU_BUSY, 5, 1, 10),
+        (QAT_REQUESTS, 5, 5, 10), (QAT_REQUESTS, 5, 6, 0),
+    ],
+)  # fmt: skip
+def test_a_unit_is_idle_while_its_counter_says_so(family: Family, before: float, after: float, idle: float) -> None:
+    activity = Activity()
+    activity.update(reading(Value(family, "", before)), {U}, 100.0)
+    activity.update(reading(Value(family, "", after)), {U}, 110.0)
+    assert activity.idle_seconds(110.0) == {U: idle}
+
+
+@pytest.mark.parametrize("family", [IDXD_QUEUE_CLIENTS, IDXD_QUEUE_ENTRIES])
+def test_a_queue_is_idle_without_clients_and_entries(family: Family) -> None:
+    activity = Activity()
+    held = {("p", "wq0.0"), ("p", "wq0.1")}
+    values = [Value(family, f'unit="wq0.{n}",mode="shared"', n) for n in (0, 1)]
+    for now in (100.0, 110.0):
+        activity.update(reading(*values, units=("wq0.0", "wq0.1")), held, now)
+    assert activity.idle_seconds(110.0) == {("p", "wq0.0"): 10, ("p", "wq0.1"): 0}
+
+
+def test_units_without_holder_or_signal_are_absent_and_the_time_begins_with_the_holder() -> None:
+    activity = Activity()
+    activity.update(reading(Value(NPU_BUSY, "", 5)), set(), 100.0)
+    assert not activity.idle_seconds(100.0)
+    activity.update(reading(Value(NPU_BUSY, "", 5)), {U}, 200.0)
+    activity.update(reading(Value(NPU_BUSY, "", 5)), {U}, 230.0)
+    assert activity.idle_seconds(230.0) == {U: 30}
+    activity.update(reading(Value(TEMPERATURE, "", 40)), set(), 240.0)
+    activity.update(reading(Value(TEMPERATURE, "", 40)), {U}, 250.0)
+    assert not activity.idle_seconds(250.0)
+
+
+def test_a_sleeping_gpu_stays_idle_and_repeated_counters_are_no_activity() -> None:
+    activity = Activity()
+    activity.update(reading(Value(GPU_IDLE, "", 10)), {U}, 100.0)
+    activity.update(reading(Value(GPU_IDLE, "", 10), asleep=True), {U}, 110.0)
+    activity.update(reading(Value(GPU_IDLE, "", 30)), {U}, 120.0)
+    assert activity.idle_seconds(120.0) == {U: 20}
+
+
+def test_only_long_pauses_are_part_of_the_inventory() -> None:
+    activity = Activity()
+    for now in (100.0, 110.0):
+        activity.update(reading(Value(NPU_BUSY, "", 5)), {U}, now)
+    assert not activity.idle_since(699.0)
+    first = activity.idle_since(700.0)
+    assert first.keys() == {U}
+    assert activity.idle_since(1300.5) == first

@@ -1,0 +1,85 @@
+"""The flags of `accelplane fleet`, and its demo."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from accelplane.cli.fleet import FLAGS, fleet_options, main, page_options
+from accelplane.cli.goflags import Value, parse, with_defaults
+from accelplane.fleet.options import FleetOptions, PageOptions
+
+
+def values(*words: str) -> dict[str, Value]:
+    given, rest = parse(FLAGS, words)
+    assert rest == []
+    return dict(with_defaults(FLAGS, given, {}))
+
+
+def test_the_defaults_are_the_documented_ones() -> None:
+    assert fleet_options(values()) == FleetOptions()
+    assert page_options(values()) == PageOptions()
+
+
+def test_flags_become_options() -> None:
+    given = values(
+        "-pods=all", "-quotas=false", "-events", "-agent-namespaces=a, b", "-agent-ca=ca", "-agent-server-name=s",
+        "-agent-token=t", "-resource-prefixes=example.com/", "-address=0", "-secure-address=:8443", "-tls-dir=d",
+        "-audience=x,y", "-requestheader-client-ca=p", "-requestheader-allowed-names=front",
+        "-health-probe-bind-address=0", "-grafana-url=https://g/{node}",
+    )  # fmt: skip
+    assert fleet_options(given) == FleetOptions(
+        pods="all", quotas=False, events=True, agent_namespaces=("a", "b"), agent_ca="ca", agent_server_name="s",
+        agent_token="t", resource_prefixes=("example.com/",),  # noqa: S106 - a file
+    )  # fmt: skip
+    assert page_options(given) == PageOptions(
+        address="", secure_address=":8443", health_address="", tls_directory="d", audiences=("x", "y"),
+        proxy_ca="p", proxy_names=("front",), grafana_url="https://g/{node}",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-pods=some"], "-pods: 'some': expected waiting or all"),
+        (["-agent-token=t"], "-agent-token: found no -agent-ca"),
+        (["-resource-prefixes=example.com"], "-resource-prefixes: 'example.com': expected a domain and /"),
+        (["-secure-address=:8443"], "-secure-address and -tls-dir: found one of them"),
+        (["-tls-dir=d"], "-secure-address and -tls-dir: found one of them"),
+        (["-address=0"], "-address: found no address of pages"),
+        (["-address=8080"], "-address: address '8080': expected host:port"),
+        (["-grafana-url=javascript:x"], "-grafana-url: 'javascript:x': expected https://"),
+        (["-requestheader-client-ca=f"], "-requestheader-client-ca: found no -secure-address"),
+    ],
+)
+def test_wrong_values_name_their_flag(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        _ = fleet_options(values(*words)), page_options(values(*words))
+
+
+def test_the_demo_rejects_numbers_of_nodes_that_it_cannot_show(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "-nodes=0"]) == 2
+    assert "-nodes: 0: expected a number from 1 to 10000" in capsys.readouterr().err
+    assert main(["demo", "-nodes=3", "-address=nowhere"]) == 1
+
+
+def test_the_demo_serves_the_page_until_it_is_interrupted() -> None:
+    command = [sys.executable, "-m", "accelplane", "fleet", "demo", "-nodes=20"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        address = re.search(r"http://127\.0\.0\.1:\d+/", line)
+        assert address, line
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(address[0], timeout=60) as page:
+            assert b"<b>20</b> nodes" in page.read()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,545 @@
+"""The screens of the fleet page as functions of a snapshot and a query."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelplane.fleet.model import (
+    Agent,
+    Change,
+    Cluster,
+    DeviceReadings,
+    Holder,
+    Node,
+    NodeReadings,
+    Quota,
+    Resource,
+    Skipped,
+    Unit,
+    Value,
+    Waiting,
+)
+from accelplane.fleet.simulated import SimulatedFleet
+from accelplane.fleet.web.html import Element, as_json, blocks, count, element, render
+from accelplane.fleet.web.live import difference, digests
+from accelplane.fleet.web.page import Assets, Context, Frame, Page, ScreenName, document
+from accelplane.fleet.web.query import (
+    ListQuery,
+    NodesQuery,
+    PlaceQuery,
+    Query,
+    SelectorError,
+    Term,
+    fields_of,
+    link,
+    list_query,
+    nodes_query,
+    place_query,
+    selector_terms,
+)
+from accelplane.fleet.web.screens import SCREENS
+from accelplane.fleet.web.summaries import Summaries, summarize
+
+I915 = "gpu.intel.com/i915"
+ALL: Callable[[str], bool] = lambda _namespace: True  # noqa: E731
+ASSETS = Assets("assets/s.css", "assets/s.js")
+
+
+class Parsed(HTMLParser):
+    """The tags and texts of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "input", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+def unit(name: str = "card0", **changes: Any) -> Unit:
+    return msgspec.structs.replace(
+        Unit("gpu", name, name, "0000:03:00.0", "Flex 170", 0, ids={I915: 2}, since=1764000000), **changes
+    )
+
+
+def node(name: str = "n1", *units: Unit, **changes: Any) -> Node:
+    ids = sum(each.ids.get(I915, 0) for each in units)
+    held = sum(holder.count for each in units for holder in each.holders)
+    resource = Resource(I915, ids, ids, ids, ids, held, "registered")
+    agent = Agent("accelplane/a", "accelplane node", "1.0.0", "connected", holders_source="podresources")
+    made = Node(name, {"zone": "a"}, agents=(agent,), resources=(resource,), units=units)
+    return msgspec.structs.replace(made, **changes)
+
+
+def holder(namespace: str = "team", pod: str = "p", number: int = 1) -> Holder:
+    return Holder(namespace, pod, "main", I915, number, 1764000000)
+
+
+def cluster(*nodes: Node, **changes: Any) -> Cluster:
+    return msgspec.structs.replace(Cluster(7, 100.0, 50.0, {each.name: each for each in nodes}), **changes)
+
+
+def page(
+    name: ScreenName, found: Cluster, query: Query | None = None, visible: Callable[[str], bool] = ALL, **more: Any
+) -> Page:
+    context = Context(cluster=found, summaries=Summaries().of(found), visible=visible, now=160.0, **more)
+    return SCREENS[name].make(context, query if query is not None else SCREENS[name].read({}))
+
+
+def html(
+    name: ScreenName, found: Cluster, query: Query | None = None, visible: Callable[[str], bool] = ALL, **more: Any
+) -> str:
+    context = Context(cluster=found, summaries=Summaries().of(found), visible=visible, now=160.0, **more)
+    query = query if query is not None else SCREENS[name].read({})
+    return document(SCREENS[name].make(context, query), Frame(assets=ASSETS, screen=name, query=query), context)
+
+
+def text(name: ScreenName, found: Cluster, query: Query | None = None, **more: Any) -> str:
+    return Parsed(html(name, found, query, **more)).text
+
+
+def names_of(found: Page, block: str = "rows") -> list[str]:
+    return list(blocks(element("div", *found.content))[block])
+
+
+# HTML
+
+
+@given(st.text(), st.text())
+def test_texts_and_attributes_never_become_markup(content: str, value: str) -> None:
+    parsed = Parsed(render(element("p", content, title=value)))
+    printable = content.encode("utf-8", "replace").decode()
+    assert [tag for tag, _ in parsed.tags] == ["p"]
+    # The parser of HTML normalizes line ends and NUL.
+    assert parsed.text.replace("\r", "") == printable.replace("\r", "") or "\0" in content
+    assert set(parsed.tags[0][1]) == {"title"}
+
+
+def test_elements_are_sent_as_lists_and_counted() -> None:
+    tree = element("ul", element("li", "a", class_="x", hidden=True), None, "b", id=None)
+    assert as_json(tree) == ["ul", {}, ["li", {"class": "x", "hidden": ""}, "a"], "b"]
+    assert count(tree) == 2
+    assert render(tree) == '<ul><li class="x" hidden>a</li>b</ul>'
+
+
+def test_changes_of_a_block_are_its_changed_rows_and_their_order() -> None:
+    def rows(*names: str) -> dict[str, Element]:
+        return {each[0]: element("tr", each) for each in names}
+
+    def changed(old: dict[str, Element], new: dict[str, Element]) -> Any:
+        return difference(digests({"b": old})["b"], digests({"b": new})["b"], new)
+
+    assert changed(rows("a1", "b1"), rows("a1", "b2")) == {"set": {"b": ["tr", {}, "b2"]}}
+    assert changed(rows("a1", "b1"), rows("b1")) == {"set": {}, "order": ["b"]}
+    assert changed({}, rows("a1")) == {"set": {"a": ["tr", {}, "a1"]}, "order": ["a"]}
+
+
+# Queries
+
+
+@given(st.text(max_size=6000))
+def test_any_query_is_read_and_its_link_is_read_alike(query: str) -> None:
+    fields = fields_of(query)
+    found = nodes_query(fields)
+    again = nodes_query(fields_of(link("nodes", found).partition("?")[2]))
+    assert again == found
+    assert all(len(value) <= 253 for value in fields.values())
+    assert place_query(fields).node == fields.get("node", "")
+
+
+@pytest.mark.parametrize("start", ["-1", "x", "1e3", "٣", "9" * 20])
+def test_a_start_that_is_no_number_is_the_first(start: str) -> None:
+    assert list_query({"start": start}).start == 0
+    assert list_query({"start": "100"}).start == 100
+
+
+def test_links_have_only_what_differs_from_the_default() -> None:
+    assert link("nodes", NodesQuery()) == "nodes"
+    assert link("nodes", NodesQuery(state="idle", start=100)) == "nodes?state=idle&start=100"
+    assert link("device", PlaceQuery(node="n", plugin="p", unit="a b&c")) == "device?node=n&plugin=p&unit=a%20b%26c"
+
+
+@pytest.mark.parametrize(
+    ("selector", "labels", "matches"),
+    [
+        ("", {}, True),
+        ("zone=a", {"zone": "a"}, True),
+        ("zone==a", {"zone": "b"}, False),
+        ("zone!=a", {}, True),
+        ("zone, !test", {"zone": "x"}, True),
+        ("zone, !test", {"zone": "x", "test": ""}, False),
+        ("example.com/a-b=c_d.e", {"example.com/a-b": "c_d.e"}, True),
+    ],
+)
+def test_label_selectors_match_as_kubectl_does(selector: str, labels: dict[str, str], matches: bool) -> None:
+    assert all(term.matches(labels) for term in selector_terms(selector)) is matches
+
+
+@pytest.mark.parametrize("selector", ["zone in (a)", "=a", "a=b c", ",".join("abcdefghijklmnopq")])
+def test_other_selectors_are_reported(selector: str) -> None:
+    with pytest.raises(SelectorError, match="labels: found"):
+        selector_terms(selector)
+    assert Parsed(html("nodes", cluster(node()), NodesQuery(labels=selector))).text.count("labels: found") == 1
+
+
+def test_terms_are_values() -> None:
+    assert selector_terms("a!=b") == (Term("a", "b", negated=True),)
+
+
+# Screens
+
+
+HOSTILE = ("<script>alert(1)</script>", '" onload="x', "'><img src=x>", "\u202ertl", "a\nb", "\ud800", "x" * 300)
+
+
+@pytest.mark.parametrize("name", list(SCREENS))
+@pytest.mark.parametrize("bad", HOSTILE)
+def test_hostile_names_add_no_element_and_no_attribute(name: ScreenName, bad: str) -> None:
+    def build(word: str) -> Cluster:
+        held = Holder(word, word, word, word, 1, 5)
+        units = (
+            unit(
+                word, plugin=word, device=word, bdf=word, model=word, reason=word, text=word, phase="unhealthy",
+                holders=(held,), history=(Change(5, "unhealthy", word, word),), ids={word: 1},
+            ),
+        )  # fmt: skip
+        return cluster(
+            Node(
+                word, {word: word}, agents=(Agent(word, word, word, "invalid", word, holders_source=word),),
+                resources=(Resource(word, 1, 1, 1, 1, 1, "failed", word),), units=units,
+                skipped=(Skipped(word, word, word),),
+            ),
+            waiting=(Waiting(word, word, 5, {word: 1}, word, (word,)),),
+            quotas=(Quota(word, word, word, 1, 1),), problem=word,
+        )  # fmt: skip
+
+    def shape(word: str) -> list[tuple[str, set[str]]]:
+        query: Query = SCREENS[name].read({"node": word, "plugin": word, "unit": word})
+        readings = NodeReadings(5, (DeviceReadings(word, word, values=(Value(word, {word: word}, 1.0),)),))
+        parsed = Parsed(html(name, build(word), query, readings=readings, grafana_url="https://g/{device}"))
+        assert not parsed.open
+        for tag, attributes in parsed.tags:
+            for attribute, value in attributes.items():
+                if attribute in ("href", "action", "src"):
+                    allowed = ("https://g/", "data:,")
+                    assert value is not None
+                    assert ":" not in value.partition("?")[0] or value.startswith(allowed), (tag, value)
+        return [(tag, set(attributes)) for tag, attributes in parsed.tags]
+
+    assert shape(bad) == shape("plain")
+
+
+@pytest.mark.parametrize("name", list(SCREENS))
+def test_pages_have_headers_labels_and_landmarks(name: ScreenName) -> None:
+    fleet = SimulatedFleet(60, now=1764000000).cluster()
+    first = next(each for each in fleet.nodes.values() if each.units)
+    query = SCREENS[name].read({"node": first.name, "plugin": first.units[0].plugin, "unit": first.units[0].unit})
+    parsed = Parsed(html(name, fleet, query))
+    tags = [tag for tag, _ in parsed.tags]
+    assert not parsed.open
+    assert (tags.count("h1"), tags.count("main"), tags.count("title")) == (1, 1, 1)
+    assert tags.count("table") == tags.count("caption")
+    assert all("scope" in attributes for tag, attributes in parsed.tags if tag == "th")
+    assert all(
+        "style" not in attributes and not any(a.startswith("on") for a in attributes) for _, attributes in parsed.tags
+    )
+    links = [str(attributes["href"]) for tag, attributes in parsed.tags if tag == "a"]
+    assert links, "a page leads on"
+    assert not [each for each in links if each.startswith("/") or "//" in each]
+    headings = [int(tag[1]) for tag in tags if tag in ("h1", "h2", "h3")]
+    assert all(after - before <= 1 for before, after in itertools.pairwise(headings))
+
+
+@pytest.mark.parametrize("name", list(SCREENS))
+def test_an_empty_cluster_is_shown(name: ScreenName) -> None:
+    found = page(name, cluster())
+    assert found.found is (name not in ("node", "device"))
+
+
+def test_the_overview_lists_held_unhealthy_devices_first() -> None:
+    found = cluster(
+        node("a", unit("card0", phase="unhealthy", reason="bus")),
+        node("b", unit("card1", phase="unhealthy", reason="wedged", holders=(holder(),))),
+        node("c", unit("card2")),
+    )
+    first, second = names_of(page("overview", found), "problems")
+    assert (first.split()[:3], second.split()[:3]) == (["b", "gpu", "card1"], ["a", "gpu", "card0"])
+    shown = text("overview", found)
+    assert "gpu card1 is unhealthy (wedged), held by 1 container" in shown
+    assert "2 unhealthy" in shown
+
+
+def test_the_overview_shows_silent_agents_and_failed_registrations() -> None:
+    stale = Agent("accelplane/x", "accelplane node", "1", "stale", "no answer in 5 s", 40)
+    failed = Resource(I915, 2, 2, 2, 2, 0, "failed", "version not supported")
+    found = cluster(
+        node("a", unit(), agents=(stale,)), node("b", unit(), resources=(failed,)), node("c", ready=False), problem="x"
+    )
+    shown = text("overview", found)
+    assert "agent accelplane/x is not answering: no answer in 5 s" in shown
+    assert f"{I915} is not registered at the kubelet (failed): version not supported" in shown
+    assert "the node is not ready" in shown
+    assert "This may be old: x" in shown
+
+
+FLEET = cluster(
+    node("a", unit("card0", phase="unhealthy", reason="bus", model="Max 1550")),
+    node("b", unit("card0", holders=(holder("team", "train"),), idle_since=90), unit("card1"), labels={"zone": "b"}),
+    node("c", unit("wq0.1", plugin="dsa", ids={"dsa.intel.com/wq": 1}, known=False), cordoned=True),
+    Node("d", resources=(Resource(I915, 3, 3),)),
+    Node("e", agents=(Agent("n/e", "accelplane node", "", "stale"),), resources=(Resource(I915, 1, 1),), ready=False),
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        (NodesQuery(), ["a", "e", "b", "c", "d"]),
+        (NodesQuery(sort="name"), ["a", "b", "c", "d", "e"]),
+        (NodesQuery(sort="free"), ["b", "d", "a", "c", "e"]),
+        (NodesQuery(family="dsa"), ["c"]),
+        (NodesQuery(state="unhealthy"), ["a"]),
+        (NodesQuery(state="unknown"), ["c"]),
+        (NodesQuery(state="held"), ["b"]),
+        (NodesQuery(state="unheld", family="gpu"), ["a", "b"]),
+        (NodesQuery(state="idle"), ["b"]),
+        (NodesQuery(state="no-agent"), ["d"]),
+        (NodesQuery(state="unanswered"), ["e"]),
+        (NodesQuery(state="cordoned"), ["c"]),
+        (NodesQuery(state="not-ready"), ["e"]),
+        (NodesQuery(model="Max 1550"), ["a"]),
+        (NodesQuery(labels="zone=b"), ["b"]),
+        (NodesQuery(holder="TEAM/tr"), ["b"]),
+        (NodesQuery(text="0000:03"), ["a", "b", "c"]),
+        (NodesQuery(text="wq0"), ["c"]),
+        (NodesQuery(text="nothing"), [""]),
+        (NodesQuery(sort="name", start=3), ["d", "e"]),
+    ],
+)
+def test_filters_and_orders_of_nodes(query: NodesQuery, expected: list[str]) -> None:
+    assert names_of(page("nodes", FLEET, query)) == expected
+
+
+def test_cells_say_state_and_held_share() -> None:
+    found = cluster(
+        node("a", unit("card0", holders=(holder(),)), unit("card1", phase="suspect"), unit("card2", known=False))
+    )
+    cells = [
+        attributes for tag, attributes in Parsed(html("nodes", found)).tags if "cell" in str(attributes.get("class"))
+    ]
+    assert [(each["class"], each["aria-label"]) for each in cells if "href" in each] == [
+        ("cell healthy f2", "gpu card0: healthy, about 50 % held"),
+        ("cell suspect f0", "gpu card1: suspect, free"),
+        ("cell unknown f0", "gpu card2: unknown, free"),
+    ]
+
+
+def test_a_page_has_at_most_2500_elements_and_leads_to_the_rest() -> None:
+    many = cluster(*(node(f"n{index:04}", *(unit(f"card{card}") for card in range(70))) for index in range(300)))
+    query, seen = NodesQuery(sort="name"), list[str]()
+    while True:
+        text_ = html("nodes", many, query)
+        assert len(Parsed(text_).tags) <= 2500
+        rows = names_of(page("nodes", many, query))
+        seen += rows
+        following = next((a["href"] for tag, a in Parsed(text_).tags if a.get("rel") == "next"), None)
+        if following is None:
+            break
+        query = nodes_query(fields_of(str(following).partition("?")[2]))
+    assert seen == sorted(many.nodes)
+
+
+def test_a_node_shows_resources_devices_skipped_hardware_and_agents() -> None:
+    found = cluster(
+        node("a", unit("card0", holders=(holder(),)), skipped=(Skipped("gpu", "card9", "no driver"),), cordoned=True)
+    )
+    shown = text("node", found, PlaceQuery(node="a"))
+    for expected in ("team/p", "card9", "no driver", "accelplane/a", "podresources", "cordoned", "1 of 2 held", I915):
+        assert expected in shown
+
+
+def test_a_node_without_agent_shows_holders_of_the_api_server_or_why_they_are_missing() -> None:
+    query = PlaceQuery(node="d")
+    shown = text("node", FLEET, query, holders=(holder("ns", "pod1"),))
+    assert "ns/pod1" in shown
+    assert "No agent with pages runs on this node" in shown
+    assert "Not known: forbidden" in text("node", FLEET, query, holders_problem="forbidden")
+
+
+def test_a_device_shows_state_history_values_and_how_to_go_on() -> None:
+    history = (Change(1764000000, "suspect", "bus", "AER"), Change(1764000060, "unhealthy", "bus", "link down"))
+    found = cluster(
+        node("a", unit(phase="unhealthy", reason="bus", text="link down", holders=(holder(),), history=history))
+    )
+    values = (
+        Value("accelplane_device_temperature_celsius", {"sensor": "vram", "plugin": "gpu"}, 71.5),
+        Value("accelplane_device_temperature_limit_celsius", {"sensor": "vram", "limit": "critical"}, 100.0),
+        Value("accelplane_gpu_frequency_hertz", {"kind": "actual"}, 1.55e9),
+    )
+    readings = NodeReadings(5, (DeviceReadings("gpu", "card0", values=values, outcomes={"ok": 3, "denied": 2}),))
+    query = PlaceQuery(node="a", plugin="gpu", unit="card0")
+    shown = text("device", found, query, readings=readings, grafana_url="https://g.example.com/?v={device}&n={node}")
+    for expected in (
+        "71.5 °C",
+        "critical 100 °C",
+        "1.55 GHz",
+        "2 denied",
+        "link down",
+        "kubectl -n team describe pod p",
+    ):
+        assert expected in shown
+    assert "https://g.example.com/?v=card0&amp;n=a" in html(
+        "device", found, query, grafana_url="https://g.example.com/?v={device}&n={node}"
+    )
+    assert names_of(page("device", found, query), "history") == ["1 1764000060", "0 1764000000"]
+
+
+@pytest.mark.parametrize(
+    ("readings", "expected"),
+    [
+        (None, "No reading: they were not requested."),
+        (NodeReadings(5, problem="no answer"), "No reading: no answer."),
+        (NodeReadings(5), "No reading: the agent has none of this device."),
+        (NodeReadings(5, (DeviceReadings("gpu", "card0", awake=False),)), "No reading: the device is asleep."),
+        (NodeReadings(5, (DeviceReadings("gpu", "card0", stuck=True),)), "No reading: the device does not answer."),
+        (NodeReadings(5, (DeviceReadings("gpu", "card0"),)), "No reading: the driver provides none."),
+    ],
+)
+def test_missing_values_have_a_cause(readings: NodeReadings | None, expected: str) -> None:
+    query = PlaceQuery(node="a", plugin="gpu", unit="card0")
+    assert expected in text("device", cluster(node("a", unit())), query, readings=readings)
+
+
+def test_waiting_pods_are_explained_in_numbers() -> None:
+    found = cluster(
+        node("a", unit(holders=(holder(number=1),))),
+        node("b", unit(holders=(holder(number=1),))),
+        waiting=(Waiting("team", "big", 100, {I915: 2}, "0/2 nodes are available", ("gate",)),),
+        quotas=(Quota("team", "q", I915, 4, 1),),
+    )
+    shown = text("waiting", found)
+    for expected in (
+        "team/big", "0/2 nodes are available", "Scheduling gates: gate", "Asks for 2 of gpu.intel.com/i915.",
+        "2 free in the cluster, at most 1 on one node", "The quota of the namespace leaves 3.",
+    ):  # fmt: skip
+        assert expected in shown
+    assert names_of(page("waiting", found, ListQuery(text="big"))) == ["team/big"]
+    assert names_of(page("waiting", found, ListQuery(text="other"))) == [""]
+
+
+def test_namespaces_are_listed_by_what_they_hold() -> None:
+    found = cluster(
+        node("a", unit("card0", holders=(holder("small"),)), unit("card1", holders=(holder("large", number=2),))),
+        held_seconds={("small", I915): 7200.0},
+    )
+    assert names_of(page("namespaces", found)) == [f"large {I915}", f"small {I915}"]
+    shown = text("namespaces", found)
+    assert "50.0%" in shown
+    assert "2.0" in shown
+
+
+@pytest.mark.parametrize("name", list(SCREENS))
+def test_names_that_may_not_be_seen_are_nowhere_on_a_page(name: ScreenName) -> None:
+    space = "secretspace"
+    held = Holder(space, "secretpod", "secretmain", I915, 1, 5)
+    found = cluster(
+        node("a", unit(holders=(held, holder("open", "openpod")))),
+        Node("bare", resources=(Resource(I915, 1, 1),)),
+        waiting=(
+            Waiting(space, "secretpod", 5, {I915: 1}, 'secret "secretpod" not found', ("secretgate",)),
+            Waiting("open", "openpod", 5, {I915: 1}, "Insufficient"),
+        ),
+        held_seconds={(space, I915): 5.0},
+    )
+    for fields in ({"node": "a", "plugin": "gpu", "unit": "card0"}, {"node": "bare"}, {"text": "zzz", "holder": "zzz"}):
+        query = SCREENS[name].read(fields)
+        shown = html(name, found, query, visible=lambda each: each == "open", holders=(held,))
+        assert "secret" not in shown
+    if name != "overview":
+        assert "hidden" in html(
+            name, found, SCREENS[name].read({"node": "a", "plugin": "gpu", "unit": "card0"}),
+            visible=lambda _space: False, holders=(held,),
+        ) or name == "nodes"  # fmt: skip
+
+
+def test_filters_do_not_reveal_hidden_holders() -> None:
+    found = cluster(node("a", unit(holders=(holder("secret", "pod"),))))
+    hidden: Callable[[str], bool] = lambda _space: False  # noqa: E731
+    assert names_of(page("nodes", found, NodesQuery(holder="secret"), hidden)) == [""]
+    assert names_of(page("namespaces", found, ListQuery(text="secret"), hidden)) == [""]
+
+
+# Summaries
+
+
+def test_only_changed_nodes_are_summarized_again() -> None:
+    summaries = Summaries()
+    first = summaries.of(cluster(node("a", unit()), node("b", unit())))
+    changed = node("b", unit(phase="unhealthy"))
+    second = summaries.of(cluster(first["a"].node, changed))
+    assert second["a"] is first["a"]
+    assert (second["b"].unhealthy, second["b"].rank) == (1, 1)
+
+
+def test_nodes_that_take_no_pods_have_nothing_free() -> None:
+    assert [summarize(node("a", unit(), **more)).free for more in ({}, {"cordoned": True}, {"ready": False})] == [
+        2,
+        0,
+        0,
+    ]
+
+
+# The simulated fleet
+
+
+def simulated() -> Iterator[SimulatedFleet]:
+    for seed in (1, 2):
+        yield SimulatedFleet(60, seed=seed, now=1764000000)
+
+
+def test_the_simulated_fleet_is_reproducible_and_its_numbers_agree() -> None:
+    for fleet in simulated():
+        found = fleet.cluster()
+        again = SimulatedFleet(60, seed=1, now=1764000000).cluster()
+        assert (found == again) is (
+            fleet.cluster().nodes["gpu-0000.example.com"] == again.nodes["gpu-0000.example.com"]
+        )
+        for each in found.nodes.values():
+            for resource in each.resources:
+                assert resource.allocated <= resource.ids
+
+
+async def test_the_simulated_fleet_changes() -> None:
+    fleet = SimulatedFleet(30, now=1764000000)
+    before = fleet.cluster()
+    waiting = asyncio.create_task(fleet.changed(before.generation))
+    await asyncio.sleep(0)
+    fleet.change(30)
+    assert await waiting == before.generation + 1
+    changed = [name for name, each in fleet.cluster().nodes.items() if each is not before.nodes[name]]
+    assert changed
+    assert (await fleet.readings(changed[0])).devices
+    assert (await fleet.readings("none")).problem == "no agent answers on this node"

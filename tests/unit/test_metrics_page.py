@@ -1,0 +1,212 @@
+"""The metrics page: limits, labels of holders and of the node, and text that a strict reader accepts."""
+
+from collections.abc import Iterable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textformat import Family, parse
+
+from accelplane.devices import Device, Inventory
+from accelplane.host import Host
+from accelplane.kubelet.podresources import Holder
+from accelplane.kubelet.server import Stage
+from accelplane.node.device_reader import DeviceReader
+from accelplane.node.holders import Holders
+from accelplane.node.measurements import Measurements
+from accelplane.node.metrics import Contents, MetricsPage, PageOptions
+from accelplane.node.readings import NodeReadings
+from accelplane.node.settings import ConfigurationError, Settings
+from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
+from accelplane.plugins import Plugin, Sample
+from accelplane.plugins.base import Config
+from accelplane.readings import DevicePlan, Source
+from accelplane.readings.families import TEMPERATURE
+from accelplane.readings.values import scalar
+
+RESOURCE = "x.example.com/r"
+
+
+def node(units: int = 2, shares: int = 2, **counts: object) -> NodeStatus:
+    devices = {
+        f"u{unit}-{share}": Device(resource="r", id=f"u{unit}-{share}", unit=f"u{unit}")
+        for unit in range(units)
+        for share in range(shares)
+    }
+    resource = ResourceStatus(name=RESOURCE, stage=Stage.REGISTERED, devices=devices)
+    plugin = PluginStatus(name="p", namespace="x.example.com", resources={"r": resource})
+    return NodeStatus(version="1", root="/", kubelet_dir="/k", plugins={"p": plugin}, **counts)  # type: ignore[arg-type]
+
+
+def readings(units: int = 2) -> NodeReadings:
+    """One temperature of each unit."""
+    source = Source(path="/proc/sys/kernel/pid_max", parse=scalar(TEMPERATURE, extra='sensor="s"'))
+    plans = [
+        DevicePlan(device=f"d{unit}", units=(f"u{unit}",), bdf=f"0000:{unit:02x}:00.0", sources=(source,))
+        for unit in range(units)
+    ]
+    found = [DeviceReader("p", plan).read(Host(), "auto", 0.0, held=True) for plan in plans]
+    return NodeReadings(found, {"p": {"ok": 1}}, {"p": plans})
+
+
+def holding(*rows: tuple[str, str]) -> Holders:
+    """Pods, each with the IDs that it holds, separated by blanks."""
+    found = [Holder("n", pod, "c", RESOURCE, tuple(ids.split())) for pod, ids in rows]
+    return Holders(found, "podresources", since={("n", pod, "c", RESOURCE): 5.0 for pod, _ in rows})
+
+
+def render(options: PageOptions, contents: Contents, status: NodeStatus | None = None) -> dict[str, Family]:
+    return parse(MetricsPage(options).render(status or node(), contents))
+
+
+SHARED = holding(("a", "u0-0"), ("b", "u0-1"), ("c", "u1-0 u1-1"))
+
+
+@pytest.mark.parametrize("prefix", ["", "holder_"])
+def test_attach_adds_the_pod_to_samples_of_devices_with_one_holder(prefix: str) -> None:
+    contents = Contents(readings=readings(), holders=SHARED)
+    for mode in ("join", "attach", "off"):
+        found = render(PageOptions(holders=mode, holder_labels=prefix), contents)
+        temperatures = {each.labels["device"]: each.labels for each in found[TEMPERATURE.name].samples}
+        pods = {device: labels.get(f"{prefix}pod") for device, labels in temperatures.items()}
+        assert pods == {"d0": None, "d1": "c" if mode == "attach" else None}
+        assert all("pod" not in each.labels for each in found["accelplane_device_info"].samples)
+        assert ("accelplane_container_devices" in found) == (mode != "off")
+        if mode != "off":
+            held = found["accelplane_container_devices"].samples
+            assert {(each.labels[f"{prefix}pod"], each.labels["unit"], each.value) for each in held} == {
+                ("a", "u0", 1), ("b", "u0", 1), ("c", "u1", 2),
+            }  # fmt: skip
+            since = found["accelplane_container_held_since_timestamp_seconds"].samples
+            assert {each.labels[f"{prefix}namespace"] for each in since} == {"n"}
+
+
+def test_the_node_label_is_on_every_sample() -> None:
+    found = render(PageOptions(node='n"1'), Contents(readings=readings(), holders=SHARED))
+    assert {each.labels.get("node") for family in found.values() for each in family.samples} == {'n"1'}
+
+
+def test_events_are_shown_for_the_device_that_they_are_about() -> None:
+    counts = {"recoveries": {("0000:01:00.0", "failed"): 2}, "wedged": {"0000:00:00.0": 1}}
+    found = render(PageOptions(), Contents(readings=readings()), node(**counts))
+    [recovery] = found["accelplane_pci_recoveries_total"].samples
+    assert (recovery.labels["device"], recovery.labels["outcome"], recovery.value) == ("d1", "failed", 2)
+    [wedged] = found["accelplane_gpu_wedged_total"].samples
+    assert (wedged.labels, wedged.value) == ({"plugin": "p", "device": "d0", "bdf": "0000:00:00.0"}, 1)
+
+
+def test_a_page_over_the_limit_loses_whole_families_the_last_ones_first() -> None:
+    samples = [Sample(name, "h", {"i": str(i)}, i) for name in ("first_x", "last_x") for i in range(150)]
+    contents = Contents(samples=samples, readings=readings(), holders=SHARED, dropped={("p", "invalid-name"): 4})
+    page = MetricsPage(PageOptions(max_samples=250))
+    for times in (1, 2):
+        found = parse(page.render(node(), contents))
+        assert len(found["first_x"].samples) == 150
+        assert "last_x" not in found
+        assert "accelplane_container_devices" in found
+        dropped = {(each.labels["plugin"], each.labels["cause"]): each.value for each in found[DROPPED].samples}
+        assert dropped == {("", "limit"): 150 * times, ("p", "invalid-name"): 4}
+    found = render(PageOptions(max_samples=100), contents)
+    assert "first_x" not in found
+    many = Contents(readings=readings(200))
+    found = render(PageOptions(max_samples=350), many, node(200))
+    assert TEMPERATURE.name not in found
+    assert {each.labels["plugin"] for each in found[DROPPED].samples} == {"p"}
+    assert sum(len(family.samples) for family in found.values()) <= 350 + 1
+
+
+DROPPED = "accelplane_samples_dropped_total"
+
+
+class Third(Plugin[Config]):
+    """Measures what a test sets."""
+
+    namespace = "x.example.com"
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        super().__init__()
+        self.samples = samples
+
+    def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
+        yield from self.samples
+
+
+def endless() -> Iterator[Sample]:
+    while True:
+        yield Sample("third_x", "h", {}, 1)
+
+
+@pytest.mark.parametrize(
+    ("samples", "kept", "dropped"),
+    [
+        ([Sample("third_x", "h", {"i": str(i)}, i) for i in range(20_000)], 0, {"limit": 20_000}),
+        ([Sample(f"third_{n}", "h", {"i": str(i)}, i) for n in "ab" for i in range(1500)], 1500, {"limit": 1500}),
+        ([Sample("accelplane_devices", "h", {}, 1)], 0, {"invalid-name": 1}),
+        ([Sample("process_cpu_seconds_total", "h", {}, 1)], 0, {"invalid-name": 1}),
+        ([Sample("accelplane_sgx_epc_bytes", "h", {}, 1)], 1, {}),
+        ([Sample("third x", "h", {}, 1)], 0, {"invalid-name": 1}),
+        ([Sample("third_x", "h", {"a-b": ""}, 1)], 0, {"invalid-name": 1}),
+        ([Sample("third_x", "h", {}, "1")], 0, {"invalid-value": 1}),  # type: ignore[arg-type]
+        (endless(), 0, {"limit": 20_001}),
+    ],
+    ids=["many", "families", "ours", "process", "sgx", "name", "label", "value", "endless"],
+)
+async def test_measurements_of_a_plugin_are_limited_and_valid(
+    samples: Iterable[Sample], kept: int, dropped: dict[str, int]
+) -> None:
+    plugin = Third(samples)
+    measurements = Measurements(lambda: {"third": (plugin, Inventory())}, "/")
+    try:
+        found = await measurements.take()
+    finally:
+        await measurements.close()
+    assert len(found) == kept
+    assert dict(measurements.dropped) == {("third", cause): count for cause, count in dropped.items()}
+    contents = Contents(samples=found, dropped=measurements.dropped)
+    assert sum(len(family.samples) for name, family in render(PageOptions(), contents).items() if "third" in name) in (
+        kept,
+        0,
+    )
+
+
+def test_equal_samples_are_shown_once() -> None:
+    samples = [Sample("third_x", "h", {"a": "1"}, value) for value in (1, 2)]
+    [sample] = render(PageOptions(), Contents(samples=samples))["third_x"].samples
+    assert sample.value == 1
+
+
+def test_equal_states_give_equal_pages() -> None:
+    contents = Contents(readings=readings(), holders=SHARED)
+    pages = [MetricsPage().render(node(), contents) for _ in range(2)]
+    first, second = ([line for line in page.split(b"\n") if b"process_" not in line] for page in pages)
+    assert first == second
+
+
+TEXTS = st.text(max_size=300) | st.sampled_from(['a"b', "a\\", "a\nb", "\ud800", "\u202ex", "x" * 300])
+
+
+@pytest.mark.untraced
+@given(TEXTS, TEXTS, TEXTS, st.sampled_from(["join", "attach"]))
+def test_names_of_pods_cannot_break_the_page(pod: str, container: str, sample: str, mode: str) -> None:
+    rows = [Holder(pod, pod, container, RESOURCE, ("u0-0",)), Holder("n", f"{pod}2", container, RESOURCE, ("u1-0",))]
+    samples = [Sample("third_x", sample, {"a": sample}, 1.0)]
+    contents = Contents(readings=readings(), holders=Holders(rows[:1], "podresources"), samples=samples)
+    found = render(PageOptions(holders=mode, node=pod[:20]), contents)
+    assert len(found["accelplane_container_devices"].samples) == 1
+    assert len(found["third_x"].samples) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"metrics-holders": "all"}, "metrics-holders: found 'all', expected join, attach, off"),
+        ({"metrics-waking": "no"}, "metrics-waking: found 'no', expected auto, always, never"),
+        ({"metrics-max-samples": 99}, "metrics-max-samples: found 99, expected 100 to 1000000"),
+        ({"metrics-min-interval": 61.0}, "metrics-min-interval: found 61, expected 0 to 60 seconds"),
+        ({"metrics-holder-labels": "A-"}, "metrics-holder-labels: found 'A-', expected at most 32 lower-case"),
+    ],
+)
+def test_invalid_options_of_metrics_are_rejected(options: dict[str, object], problem: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        Settings.of(options, "-")
+    assert problem in str(error.value)

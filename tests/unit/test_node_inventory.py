@@ -1,0 +1,176 @@
+"""The document of `/api/v1/inventory`, as `accelplane fleet` decodes it."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelplane.devices import Device, Phase, Skipped
+from accelplane.fleet.inventory import decode_inventory
+from accelplane.kubelet.podresources import Holder
+from accelplane.kubelet.server import Stage
+from accelplane.node.advertised import DEPARTED
+from accelplane.node.health_history import HealthChange
+from accelplane.node.holders import Holders
+from accelplane.node.inventory import (
+    MAX_BYTES,
+    VERSION,
+    Facts,
+    HoldersSource,
+    Inventory,
+    document,
+    inventory_plugins,
+    state_of,
+)
+from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus, UnitHealth
+from accelplane.readings import DevicePlan
+
+IDENTITY = Inventory(
+    version=VERSION, node="n", agent="a", versions={"accelplane": "1"}, generation="1.2", plugins=(),
+    holders=HoldersSource("none", None),
+)  # fmt: skip
+
+
+def facts(
+    *devices: Device,
+    health: dict[str, UnitHealth] | None = None,
+    holders: Holders | None = None,
+    skipped: tuple[Skipped, ...] = (),
+    problem: str = "",
+) -> Facts:
+    resources: dict[str, dict[str, Device]] = {}
+    for device in devices:
+        resources.setdefault(device.resource, {})[device.id] = device
+    plugin = PluginStatus(
+        name="p",
+        namespace="x.example.com",
+        resources={
+            name: ResourceStatus(name=f"x.example.com/{name}", stage=Stage.SERVING, problem=problem, devices=found)
+            for name, found in resources.items()
+        },
+        health=health or {},
+        skipped=skipped,
+    )
+    status = NodeStatus(version="1", root="/", kubelet_dir="/k", plugins={"p": plugin})
+    return Facts(status=status, holders=holders or Holders())
+
+
+def made(found: Facts) -> bytes:
+    return document(inventory_plugins(found), IDENTITY)
+
+
+@pytest.mark.parametrize(
+    ("device", "health", "expected"),
+    [
+        (Device(resource="r", id="a"), None, ("healthy", True, "", "")),
+        (Device(resource="r", id="a", health="Unhealthy", reason=DEPARTED), None,
+         ("unhealthy", True, "gone", DEPARTED)),
+        (Device(resource="r", id="a", health="Unhealthy", reason="scan fails: x"), None,
+         ("unhealthy", True, "scan", "scan fails: x")),
+        (Device(resource="r", id="a", health="Unhealthy", reason="disabled"), None,
+         ("unhealthy", True, "other", "disabled")),
+        (Device(resource="r", id="a"), UnitHealth(phase=Phase.SUSPECT, cause="memory", reason="slow"),
+         ("suspect", True, "memory", "slow")),
+        (Device(resource="r", id="a"), UnitHealth(phase=Phase.HEALTHY, unknown="no answer"),
+         ("healthy", False, "", "no answer")),
+        (Device(resource="r", id="a", health="Unhealthy", reason=DEPARTED), UnitHealth(phase=Phase.HEALTHY),
+         ("unhealthy", True, "gone", DEPARTED)),
+    ],
+)  # fmt: skip
+def test_the_phase_of_a_unit_is_that_of_its_health_source_or_of_its_devices(
+    device: Device, health: UnitHealth | None, expected: tuple[str, bool, str, str]
+) -> None:
+    [unit] = decode_inventory(made(facts(device, health={"a": health} if health else {}))).units
+    assert (unit.phase, unit.known, unit.reason, unit.text) == expected
+
+
+def test_a_unit_has_the_ids_of_all_its_resources_and_the_holders_of_each() -> None:
+    found = facts(
+        Device(resource="r", id="a-0", unit="a"),
+        Device(resource="r", id="a-1", unit="a"),
+        Device(resource="monitoring", id="all", unit="a"),
+        holders=Holders(
+            [
+                Holder("n", "p", "c", "x.example.com/r", ("a-0", "a-1", "unlisted")),
+                Holder("n", "p", "c", "x.example.com/monitoring", ("all",)),
+                Holder("n", "p", "c", "other.example.com/r", ("a-0",)),
+            ],
+            "podresources",
+            since={("n", "p", "c", "x.example.com/r"): 5.0},
+        ),
+    )
+    decoded = decode_inventory(made(found))
+    [unit] = decoded.units
+    assert unit.ids == {"x.example.com/r": 2, "x.example.com/monitoring": 1}
+    assert [(each.resource, each.count, each.since) for each in unit.holders] == [
+        ("x.example.com/r", 2, 5.0),
+        ("x.example.com/monitoring", 1, 0.0),
+    ]
+    assert {each.name: each.allocated for each in decoded.resources} == {
+        "x.example.com/r": 3,
+        "x.example.com/monitoring": 1,
+    }
+
+
+def test_the_state_does_not_depend_on_the_age_of_the_holders_and_depends_on_their_source() -> None:
+    rows = [Holder("n", "p", "c", "x.example.com/r", ("a",))]
+    device = Device(resource="r", id="a")
+    old, new = (facts(device, holders=Holders(rows, "podresources", began)) for began in (1.0, 50.0))
+    checkpoint = facts(device, holders=Holders(rows, "checkpoint", 50.0))
+    first, second, third = (state_of(inventory_plugins(each), each.holders.source) for each in (old, new, checkpoint))
+    assert first == second != third
+
+
+def test_too_large_an_inventory_loses_history_and_then_units() -> None:
+    change = HealthChange(1.0, Phase.UNHEALTHY, "bus", "x" * 2048)
+    devices = [Device(resource="r", id=f"d{number}") for number in range(2000)]
+    few, many = (
+        facts(*devices[:count], health={
+            device.unit: UnitHealth(phase=Phase.UNHEALTHY, reason="y" * text, changes=[change] * 32)
+            for device in devices[:count]
+        })
+        for count, text in ((100, 1), (2000, 5000))
+    )  # fmt: skip
+    for found, lengths, units in ((few, {8}, 100), (many, {0}, None)):
+        body = made(found)
+        decoded = decode_inventory(body)
+        assert len(body) <= MAX_BYTES
+        assert {len(unit.history) for unit in decoded.units} == lengths
+        assert units is None or len(decoded.units) == units
+        assert decoded.units
+        assert decoded.resources[0].ids == (units or 2000)
+
+
+def test_long_lists_of_holders_and_skipped_hardware_are_cut() -> None:
+    rows = [Holder("n", f"p{number}", "c", "x.example.com/r", ("a",)) for number in range(20_000)]
+    skipped = tuple(Skipped(f"s{number}", "r") for number in range(2000))
+    body = made(facts(Device(resource="r", id="a"), holders=Holders(rows), skipped=skipped))
+    decoded = decode_inventory(body)
+    assert len(decoded.units[0].holders) == 4096
+    assert len(decoded.skipped) == 1024
+
+
+names = st.text(max_size=400) | st.sampled_from(["a", "\ud800", "</script>", "a\x00b", "\u202ex"])
+
+
+@pytest.mark.untraced
+@given(names, names, names, st.sampled_from(Phase), st.lists(st.integers() | st.none(), max_size=3))
+def test_any_text_gives_an_inventory_that_the_fleet_decodes(
+    id_: str, reason: str, fact: str, phase: Phase, topology: list[int | None]
+) -> None:
+    device = Device(
+        resource="r", id=id_, health="Unhealthy", reason=reason, topology=tuple(each or 0 for each in topology)
+    )
+    rows = [Holder(fact, fact, reason, "x.example.com/r", (id_,))]
+    found = facts(
+        device,
+        health={device.unit: UnitHealth(phase=phase, reason=reason, changes=[HealthChange(1.0, phase, "bus", reason)])},
+        holders=Holders(rows, "podresources"),
+        skipped=(Skipped(id_, reason),),
+        problem=reason,
+    )
+    plan = DevicePlan(device=fact, units=(device.unit,), bdf=fact, facts={"model": fact})
+    body = made(msgspec.structs.replace(found, plans={"p": [plan]}))
+    decoded = decode_inventory(body)
+    assert decoded.units[0].phase == ("unhealthy" if phase is Phase.HEALTHY else phase)
+    assert len(decoded.units[0].holders) == 1

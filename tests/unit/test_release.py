@@ -1,0 +1,506 @@
+"""Releases with small images: what they contain, and that every change of them is found."""
+
+import base64
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import ociregistry
+import pytest
+import yaml
+from manifests import REPOSITORY, kubectl
+from releases import METADATA, STATUS, VERSION, names, write_images
+
+from release import artefacts, build, git, oci, sbom, signing, verify
+from release.errors import ReleaseError
+from release.kustomize import load_yaml
+from release.registry import Registry, RegistryError
+
+REGISTRY = "registry.example:5000/accelplane"
+TREES = ("gpu_plugin", "operator/default", "onload/config/default")
+NAME = f"accelplane-{VERSION}"
+
+
+def plan(root: Path, out: Path, **fields: object) -> build.Plan:
+    settings = {"version": VERSION, "registry": REGISTRY, "prebuilt": root / "images", "draft": True, "trees": TREES}
+    return build.Plan(root=REPOSITORY, out=out, key=root / "key", **{**settings, **fields})  # pyright: ignore
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with images, a key, and the release `out`."""
+    root = tmp_path_factory.mktemp("release")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECTL", kubectl())
+        patch.setenv("SOURCE_DATE_EPOCH", "1893553445")
+        write_images(root / "images")
+        signing.generate(root / "key")
+        build.make(plan(root, root / "out"), lambda _: None)
+    return root
+
+
+@pytest.fixture
+def copy(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made / "out", tmp_path / "out")
+    return tmp_path / "out"
+
+
+def failures(out: Path, key: Path, **fields: object) -> dict[str, str]:
+    found = verify.verify(verify.Release(out=out, key=key, **fields))  # pyright: ignore
+    return {each.name: each.problem for each in found if each.problem}
+
+
+def test_a_release_passes_all_checks(made: Path) -> None:
+    found = list(verify.verify(verify.Release(out=made / "out", key=made / "key.pub")))
+    assert [(each.name, each.problem) for each in found if each.problem] == []
+    assert [each.name for each in found] == list(verify.CHECKS)[:-2]
+
+
+def test_a_release_has_all_files(made: Path) -> None:
+    assert {file.name for file in (made / "out").iterdir()} == {
+        *("CHANGELOG.md", "SHA256SUMS", "SHA256SUMS.sig", "release.pub", "release.json", "images.json", "images.txt"),
+        *("provenance.json", "provenance.dsse.json", "images", "charts", "manifests", "olm", "sbom"),
+        *(f"{NAME}-py3-none-any.whl", f"{NAME}.tar.gz", f"{NAME}-deploy.tar.gz", f"{NAME}-offline.tar"),
+    }
+    assert {f"{name}:{VERSION}" for name in names()} == {
+        line.removeprefix(f"{REGISTRY}/").partition("@")[0] for line in (made / "out/images.txt").read_text().split()
+    }
+
+
+def test_manifests_name_images_by_digest(made: Path) -> None:
+    (daemonset,) = yaml.safe_load_all((made / "out/manifests/gpu_plugin.yaml").read_text())
+    digest = oci.root(made / "images/intel-gpu-plugin").digest
+    image = daemonset["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert image == f"{REGISTRY}/intel-gpu-plugin:{VERSION}@{digest}"
+
+
+def test_charts_have_the_registry(made: Path) -> None:
+    with tarfile.open(made / f"out/charts/accelplane-{VERSION}.tgz") as tar:
+        values = tar.extractfile("accelplane/values.yaml")
+        assert values
+        assert load_yaml(values.read().decode())["agent"]["image"]["hub"] == REGISTRY
+        assert "accelplane/charts/intel-device-plugins-operator/Chart.yaml" in tar.getnames()
+
+
+def test_two_releases_differ_only_in_times_and_signatures(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECTL", kubectl())
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1893553445")
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    before = os.umask(0o077)
+    try:
+        build.make(plan(made, tmp_path / "again"), lambda _: None)
+    finally:
+        os.umask(before)
+    first, second = ((each / "SHA256SUMS").read_text().splitlines() for each in (made / "out", tmp_path / "again"))
+    different = {line.split("  ")[1] for line in set(first) ^ set(second)}
+    # The offline archive has a signature, and ECDSA signatures are random.
+    assert different == {"provenance.json", "provenance.dsse.json", f"{NAME}-offline.tar"}
+
+
+# What verify-release finds.
+
+
+def sign_again(out: Path, made: Path) -> None:
+    sums = out / "SHA256SUMS"
+    for file in (sums, out / "SHA256SUMS.sig"):
+        file.unlink()
+    text = artefacts.checksums(out)
+    sums.write_text(text)
+    (out / "SHA256SUMS.sig").write_text(signing.sign(signing.load(made / "key"), text.encode()))
+
+
+@pytest.mark.parametrize(
+    "name", [f"{NAME}-py3-none-any.whl", "manifests/gpu_plugin.yaml", f"charts/accelplane-{VERSION}.tgz", "images.txt"]
+)
+def test_a_changed_file_is_found(name: str, copy: Path, made: Path) -> None:
+    with (copy / name).open("ab") as stream:
+        stream.write(b" ")
+    assert failures(copy, made / "key.pub")["checksums"] == f"{name}: found other content than that of SHA256SUMS"
+
+
+def test_missing_and_additional_files_are_found(copy: Path, made: Path) -> None:
+    (copy / "other").write_text("")
+    assert failures(copy, made / "key.pub") == {"checksums": "other: found in the directory or in SHA256SUMS only"}
+    (copy / "other").unlink()
+    (copy / "CHANGELOG.md").unlink()
+    assert "CHANGELOG.md: found in" in failures(copy, made / "key.pub")["checksums"]
+
+
+def test_a_release_with_another_key_is_rejected_at_once(copy: Path, made: Path, tmp_path: Path) -> None:
+    signing.generate(tmp_path / "other")
+    expected = {"signature": "SHA256SUMS: the signature does not fit to the content and the key"}
+    assert failures(copy, tmp_path / "other.pub") == expected
+    # The public key in the release is not trusted.
+    shutil.copy(tmp_path / "other.pub", copy / "release.pub")
+    text = artefacts.checksums(copy)
+    (copy / "SHA256SUMS").write_text(text)
+    (copy / "SHA256SUMS.sig").write_text(signing.sign(signing.load(tmp_path / "other"), text.encode()))
+    assert failures(copy, made / "key.pub") == expected
+
+
+def _replace(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def apply(out: Path) -> None:
+        text = (out / name).read_text()
+        assert old in text
+        (out / name).write_text(text.replace(old, new))
+
+    return apply
+
+
+def _blob(out: Path) -> None:
+    file = max((out / "images/blobs/sha256").iterdir(), key=lambda each: each.stat().st_size)
+    file.write_bytes(file.read_bytes() + b"x")
+
+
+def _offline(out: Path) -> None:
+    file = out / f"{NAME}-offline.tar"
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"spec:", b"spec :", 1))
+
+
+OTHER = f"sha256:{'0' * 64}"
+SIGNED_CHANGES: dict[str, tuple[Callable[[Path], None], set[str]]] = {
+    "image": (_blob, {"images"}),
+    "list": (_replace("images.txt", "intel-gpu-plugin", "intel-gpu-other"), {"images"}),
+    "unused blob": (lambda out: (out / "images/blobs/sha256/x").write_text(""), {"images"}),
+    "manifest": (_replace("manifests/gpu_plugin.yaml", "@sha256:", "@sha256:0"), {"manifests"}),
+    "manifest by tag": (_replace("manifests/gpu_plugin.yaml", f":{VERSION}@sha256", ":latest@sha256"), {"manifests"}),
+    "chart": (lambda out: shutil.copy(out / f"charts/intel-device-plugins-sgx-{VERSION}.tgz",
+                                      out / f"charts/intel-device-plugins-gpu-{VERSION}.tgz"),
+              {"charts", "provenance"}),
+    "bundle": (_replace("olm/onload-operator/manifests/onload-operator.clusterserviceversion.yaml",
+                        "onload-device-plugin@sha256:", "onload-device-plugin@sha256:0"), {"bundles"}),
+    "catalog": (_replace("olm/catalog/onload-operator/catalog.yaml", "onload-operator-bundle@sha256:",
+                         "onload-operator-bundle@sha256:0"), {"bundles"}),
+    "bill of materials": (_replace("sbom/accelplane.spdx.json", "msgspec@0.20.0", "msgspec@0.20.1"),
+                          {"bills of materials"}),
+    "digest of a bill": (_replace("sbom/accelplane.cdx.json", '"content": "', '"content": "0'),
+                         {"bills of materials"}),
+    "provenance": (_replace("provenance.json", "gitCommit", "gitcommit"), {"provenance"}),
+    "commit": (_replace("release.json", '"commit": "', '"commit": "0'), {"provenance", "offline archive"}),
+    "offline archive": (_offline, {"provenance", "offline archive"}),
+    "wheel": (lambda out: (out / f"{NAME}-py3-none-any.whl").write_bytes(b"x"),
+              {"python packages", "provenance", "bills of materials"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "expected"), SIGNED_CHANGES.values(), ids=list(SIGNED_CHANGES))
+def test_a_signed_release_with_contradictions_is_found(
+    change: Callable[[Path], None], expected: set[str], copy: Path, made: Path
+) -> None:
+    change(copy)
+    sign_again(copy, made)
+    found = failures(copy, made / "key.pub")
+    assert expected <= set(found), found
+    assert set(found) <= expected | {"offline archive"}
+
+
+# Sources.
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    root = tmp_path / "clone"
+    (root / "src/accelplane").mkdir(parents=True)
+    (root / "src/accelplane/__init__.py").write_text(f'__version__ = "{VERSION}"\n')
+    (root / "CHANGELOG.md").write_text(f"## [{VERSION}] - 2030-01-02\n\n- a\n")
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for words in (["init", "-q"], ["add", "-A"], [*author, "commit", "-qm", "a"]):
+        subprocess.run(["git", *words], cwd=root, check=True, capture_output=True)
+    return root
+
+
+def test_sources_of_a_release_are_clean_dated_and_described(clone: Path, tmp_path: Path) -> None:
+    def check(**fields: object) -> str:
+        settings = {"version": VERSION, "out": tmp_path / "out", **fields}
+        return build.check_sources(build.Plan(root=clone, key=tmp_path / "key", **settings))  # pyright: ignore
+
+    assert check() == "- a\n"
+    with pytest.raises(ReleaseError, match=r"found '1\.0', expected a semantic version"):
+        check(version="1.0")
+    with pytest.raises(ReleaseError, match="run make version"):
+        check(version="9.9.9")
+    with pytest.raises(ReleaseError, match="exists already"):
+        check(out=clone)
+    (clone / "new").write_text("")
+    with pytest.raises(ReleaseError, match=r"has 1 changes, such as '\?\? new'"):
+        check()
+    assert check(draft=True) == "- a\n"
+    (clone / "new").unlink()
+    (clone / "CHANGELOG.md").write_text(f"## [{VERSION}] - unreleased\n\n- a\n")
+    with pytest.raises(ReleaseError, match="has 1 changes"):
+        check()
+    subprocess.run(["git", "update-index", "--assume-unchanged", "CHANGELOG.md"], cwd=clone, check=True)
+    with pytest.raises(ReleaseError, match="found no date"):
+        check()
+
+
+def test_addresses_of_repositories_have_no_credentials(clone: Path) -> None:
+    assert git.origin(clone) == ""
+    address = "https://user:secret@git.example/a.git"
+    subprocess.run(["git", "remote", "add", "origin", address], cwd=clone, check=True)
+    assert git.origin(clone) == "https://git.example/a.git"
+
+
+def test_images_that_differ_from_their_list_are_an_error(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "images", tmp_path / "images")
+    listed = artefacts.Images(VERSION, ())
+    write_images(tmp_path / "images", ("accelplane",))
+    shutil.copy(made / "images/images.json", tmp_path / "images/images.json")
+    file = oci.blob(tmp_path / "images/accelplane", oci.root(tmp_path / "images/accelplane").digest)
+    file.write_bytes(file.read_bytes() + b" ")
+    with pytest.raises(ReleaseError, match="found other content"):
+        oci.verify(tmp_path / "images/accelplane")
+    assert listed.digests == {}
+
+
+# Bills of materials.
+
+
+def layer(files: dict[str, str]) -> bytes:
+    return oci.compressed(oci.archive({name: text.encode() for name, text in files.items()}))
+
+
+def test_packages_of_images_are_found(tmp_path: Path) -> None:
+    removed = STATUS.replace("libc6", "gone").replace("install ok installed", "deinstall ok config-files")
+    several = f"{STATUS}\n{removed}\n{STATUS.replace('libc6', 'libz').replace('2.36-9', '1:1.2+b1')}"
+    content = {"var/lib/dpkg/status": several, "usr/lib/python3/x-1.dist-info/METADATA": METADATA, "etc/status": "x"}
+    oci.put(tmp_path, layer(content), oci.LAYER)
+    image = {"schemaVersion": 2, "layers": [oci.put(tmp_path, layer(content), oci.LAYER).json]}
+    found = sbom.of_image(tmp_path, oci.put(tmp_path, oci.encoded(image), oci.MANIFEST), {})
+    assert [each.purl for each in found] == [
+        "pkg:deb/debian/libc6@2.36-9?arch=amd64",
+        "pkg:deb/debian/libz@1%3A1.2%2Bb1?arch=amd64",
+        "pkg:pypi/msgspec@0.20.0",
+    ]
+    assert found[2].license == "BSD-3-Clause"
+
+
+def test_a_layer_that_is_no_archive_is_an_error(tmp_path: Path) -> None:
+    image = {"schemaVersion": 2, "layers": [oci.put(tmp_path, b"x", oci.LAYER).json]}
+    with pytest.raises(ReleaseError, match="expected a layer as a compressed tar archive"):
+        sbom.of_image(tmp_path, oci.put(tmp_path, oci.encoded(image), oci.MANIFEST), {})
+
+
+def test_the_wheel_lists_pinned_dependencies(made: Path) -> None:
+    document = json.loads((made / "out/sbom/python-accelplane.cdx.json").read_text())
+    found = {each["name"] for each in document["components"]}
+    assert {"msgspec", "cryptography", "cffi", "grpcio"} <= found
+    assert not found & {"pytest", "ruff", "pyright"}
+    with pytest.raises(ReleaseError, match="found no pin of other; run make lock"):
+        sbom.of_lock((REPOSITORY / "constraints.txt").read_text(), ["other"])
+
+
+def test_documents_have_the_fields_of_their_formats(made: Path) -> None:
+    spdx = json.loads((made / "out/sbom/intel-gpu-plugin.spdx.json").read_text())
+    identities = {each["SPDXID"] for each in spdx["packages"]} | {"SPDXRef-DOCUMENT"}
+    for each in spdx["relationships"]:
+        assert {each["spdxElementId"], each["relatedSpdxElement"]} <= identities
+    assert (spdx["spdxVersion"], spdx["dataLicense"]) == ("SPDX-2.3", "CC0-1.0")
+    assert spdx["creationInfo"]["created"] == "2030-01-02T03:04:05Z"
+    cyclonedx = json.loads((made / "out/sbom/intel-gpu-plugin.cdx.json").read_text())
+    assert (cyclonedx["bomFormat"], cyclonedx["specVersion"]) == ("CycloneDX", "1.6")
+    references = [each["bom-ref"] for each in cyclonedx["components"]]
+    assert len(references) == len(set(references)) == 2
+    assert cyclonedx["dependencies"][0]["dependsOn"] == references
+
+
+# Keys and signatures.
+
+
+def test_keys_can_be_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(signing.PASSWORD, "secret")
+    signing.generate(tmp_path / "key")
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    assert b"ENCRYPTED" in (tmp_path / "key").read_bytes()
+    signature = signing.sign(signing.load(tmp_path / "key"), b"x")
+    signing.verify(signing.load_public(tmp_path / "key.pub"), b"x", signature, "x")
+    with pytest.raises(ReleaseError, match="the signature does not fit"):
+        signing.verify(signing.load_public(tmp_path / "key.pub"), b"y", signature, "x")
+    monkeypatch.setenv(signing.PASSWORD, "other")
+    with pytest.raises(ReleaseError, match="expected a PEM key"):
+        signing.load(tmp_path / "key")
+    with pytest.raises(FileExistsError):
+        signing.generate(tmp_path / "key")
+
+
+def test_openssl_accepts_the_signatures(made: Path, tmp_path: Path) -> None:
+    if not shutil.which("openssl"):
+        pytest.skip("no openssl to verify signatures with")
+    (tmp_path / "sig").write_bytes(base64.b64decode((made / "out/SHA256SUMS.sig").read_text()))
+    command = ["openssl", "dgst", "-sha256", "-verify", made / "key.pub", "-signature", tmp_path / "sig"]
+    subprocess.run([*command, made / "out/SHA256SUMS"], check=True, capture_output=True)
+
+
+def test_an_envelope_with_another_payload_is_rejected(made: Path) -> None:
+    key = signing.load(made / "key")
+    envelope = json.loads(signing.envelope(key, b"{}"))
+    public = signing.load_public(made / "key.pub")
+    assert signing.opened(public, json.dumps(envelope).encode(), "x") == b"{}"
+    for change in ({"payload": base64.b64encode(b"[]").decode()}, {"payloadType": "text/plain"}, {"signatures": []}):
+        with pytest.raises(ReleaseError):
+            signing.opened(public, json.dumps(envelope | change).encode(), "x")
+
+
+# Registries.
+
+
+@pytest.mark.parametrize("credentials", ["", "basic", "bearer"])
+def test_a_release_is_pushed_and_verified(credentials: str, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGISTRY_USER", "user")
+    monkeypatch.setenv("REGISTRY_PASSWORD", "secret")
+    listed = artefacts.Images(VERSION, build.images.load(made / "out/images.json").images[:2])
+    with ociregistry.serving(credentials) as state:
+        address = f"{state.address}/accelplane"
+        pushed = plan(made, made / "out", registry=address)
+        build.push(pushed, signing.load(made / "key"), listed, lambda _: None)
+        image = listed.images[0]
+        assert state.digest(f"accelplane/{image.name}", VERSION) == image.digest
+        registry = Registry(address)
+        signature = json.loads(registry.manifest(image.name, signing.signature_tag(image.digest))[0])
+        content = registry.blob(image.name, signature["layers"][0]["digest"])
+        assert content == signing.payload(f"{address}/{image.name}", image.digest)
+        chart = json.loads(registry.manifest("charts/accelplane", VERSION)[0])
+        assert chart["layers"][0]["digest"] == oci.file_digest(made / f"out/charts/accelplane-{VERSION}.tgz")
+        uploads = state.uploads
+        build.push(pushed, signing.load(made / "key"), listed, lambda _: None)
+        # Only the signatures, which are random, are new.
+        assert state.uploads - uploads <= 2 * (len(listed.images) + 13)
+    if credentials == "bearer":
+        assert "repository:accelplane/accelplane:pull,push" in state.scopes
+
+
+def test_a_changed_registry_is_found(made: Path, tmp_path: Path) -> None:
+    with ociregistry.serving() as state:
+        address = f"{state.address}/accelplane"
+        out = tmp_path / "out"
+        shutil.copytree(made / "out", out)
+        for name in ("release.json", "images.txt"):
+            (out / name).write_text((out / name).read_text().replace(REGISTRY, address))
+        listed = build.images.load(out / "images.json")
+        build.push(plan(made, out, registry=address), signing.load(made / "key"), listed, lambda _: None)
+        release = verify.Release(out=out, key=made / "key.pub", registry=address)
+        assert verify.registry_digests(release).startswith(f"{len(listed.images) + 13} artefacts")
+        assert verify.registry_signatures(release) == f"{len(listed.images) + 13} signatures"
+        state.manifests["accelplane/accelplane", VERSION] = state.manifests["accelplane/intel-gpu-plugin", VERSION]
+        with pytest.raises(ReleaseError, match=f"accelplane:{VERSION}: found sha256"):
+            verify.registry_digests(release)
+        tag = signing.signature_tag(dict(listed.digests)["intel-gpu-plugin"])
+        other = signing.signature_tag(dict(listed.digests)["accelplane"])
+        state.manifests["accelplane/intel-gpu-plugin", tag] = state.manifests["accelplane/accelplane", other]
+        with pytest.raises(ReleaseError, match="signature of intel-gpu-plugin: found"):
+            verify.registry_signatures(release)
+        layer = max(state.blobs, key=lambda each: len(state.blobs[each]))
+        state.blobs[layer] += b"x"
+        with pytest.raises(RegistryError, match="found content with another digest"):
+            Registry(address).blob("x", layer)
+
+
+def test_errors_of_registries_name_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REGISTRY_USER", raising=False)
+    with ociregistry.serving("basic") as state, pytest.raises(RegistryError, match="set REGISTRY_USER"):
+        Registry(state.address).manifest("x", "1")
+    with (
+        ociregistry.serving() as state,
+        pytest.raises(RegistryError, match=f"GET {state.address}/v2/x/manifests/1: .* 404"),
+    ):
+        Registry(state.address).manifest("x", "1")
+    with pytest.raises(RegistryError, match=f"GET http://{state.address}/v2/x/manifests/1: "):
+        Registry(state.address).manifest("x", "1")
+
+
+# The offline archive.
+
+
+@pytest.fixture
+def unpacked(made: Path, tmp_path: Path) -> Path:
+    with tarfile.open(made / f"out/{NAME}-offline.tar") as tar:
+        tar.extractall(tmp_path, filter="data")
+    return tmp_path / f"{NAME}-offline"
+
+
+def install(directory: Path, *words: object, status: int = 0) -> str:
+    command = [sys.executable, "-I", directory / "install.py", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+    assert done.returncode == status, done.stderr
+    return done.stderr if status else done.stdout
+
+
+def test_the_installer_verifies_files_and_signature(unpacked: Path, made: Path, tmp_path: Path) -> None:
+    assert "are unchanged" in install(unpacked, "verify", "--key", made / "key.pub")
+    signing.generate(tmp_path / "other")
+    assert "does not fit" in install(unpacked, "verify", "--key", tmp_path / "other.pub", status=1)
+    (unpacked / "manifests/gpu_plugin.yaml").write_text("x")
+    assert "gpu_plugin.yaml: found other content" in install(unpacked, "verify", status=1)
+    (unpacked / "manifests/gpu_plugin.yaml").unlink()
+    assert "gpu_plugin.yaml: not found" in install(unpacked, "verify", status=1)
+    (unpacked / "new").write_text("")
+    assert "new: not in SHA256SUMS" in install(unpacked, "verify", status=1)
+
+
+def test_the_installer_imports_images_under_tags_and_digests(unpacked: Path, made: Path, tmp_path: Path) -> None:
+    program = tmp_path / "ctr"
+    program.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/words\nexec cat >{tmp_path}/imported.tar\n')
+    program.chmod(0o755)
+    install(unpacked, "load", "--ctr", f"{program} --address /run/x.sock")
+    assert (tmp_path / "words").read_text() == "--address /run/x.sock --namespace k8s.io images import -\n"
+    with tarfile.open(tmp_path / "imported.tar") as tar:
+        index = tar.extractfile("index.json")
+        assert index
+        entries = json.loads(index.read())["manifests"]
+        blobs = {name.removeprefix("blobs/sha256/") for name in tar.getnames()}
+    found = {each["annotations"]["io.containerd.image.name"]: each["digest"] for each in entries}
+    digest = oci.root(made / "images/accelplane").digest
+    assert found[f"{REGISTRY}/accelplane:{VERSION}"] == found[f"{REGISTRY}/accelplane@{digest}"] == digest
+    assert {digest.removeprefix("sha256:") for digest in found.values()} <= blobs
+    program.write_text("#!/bin/sh\nexit 3\n")
+    assert "failed with status 3" in install(unpacked, "load", "--ctr", program, status=1)
+    assert "set --ctr" in install(unpacked, "load", "--ctr", tmp_path / "no", status=1)
+
+
+def test_the_installer_pushes_to_a_registry_and_changes_manifests(unpacked: Path, made: Path, tmp_path: Path) -> None:
+    with ociregistry.serving() as state:
+        printed = install(unpacked, "push", f"{state.address}/mirror").splitlines()
+    assert f"{state.address}/mirror/accelplane:{VERSION}" in printed
+    assert len(printed) == len(names()) + 10
+    assert state.digest("mirror/accelplane", VERSION) == oci.root(made / "images/accelplane").digest
+    assert ("mirror/charts/accelplane", VERSION) in state.manifests
+    assert set(install(unpacked, "list").split()) == set(TREES)
+    program = tmp_path / "kubectl"
+    program.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/words\nexec cat >{tmp_path}/applied.yaml\n')
+    program.chmod(0o755)
+    install(unpacked, "apply", "--kubectl", program, "--registry", "mirror.example/x", "operator/default")
+    assert (tmp_path / "words").read_text() == "apply --server-side --filename -\n"
+    applied = (tmp_path / "applied.yaml").read_text()
+    assert REGISTRY not in applied
+    (deployment,) = [each for each in yaml.load_all(applied, yaml.CSafeLoader) if each["kind"] == "Deployment"]
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"].startswith("mirror.example/x/intel-deviceplugin-operator:")
+    assert "--image-vendor=mirror.example/x" in container["args"]
+    assert install(unpacked, "show", "gpu_plugin") == (made / "out/manifests/gpu_plugin.yaml").read_text()
+    assert "expected one of: gpu_plugin, onload" in install(unpacked, "show", "x", status=1)
+
+
+def test_all_trees_for_users_are_rendered() -> None:
+    found = artefacts.trees(REPOSITORY / "deploy")
+    assert {"accelplane_node", "gpu_plugin", "sgx_plugin/base", "operator/default", "onload/config/default"} <= set(
+        found
+    )
+    assert len(found) > 40
+    assert not [each for each in found if each.startswith(("nfd", "components", "operator/base"))]
+
+
+def test_archives_are_reproducible() -> None:
+    files = {"b/c": b"1", "a": b"2"}
+    first, second = (oci.compressed(oci.archive(dict(items))) for items in (files.items(), reversed(files.items())))
+    assert first == second
+    with tarfile.open(fileobj=io.BytesIO(first)) as tar:
+        assert tar.getnames() == ["a", "b", "b/c"]
