@@ -45,9 +45,18 @@ class Demo(NamedTuple):
     summary: str
     entrypoint: tuple[str, ...] = ()
     files: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    # What Debian's alternatives would link.
+    links: tuple[tuple[str, str], ...] = ()
 
 
 _DPDK = ("librte-bus-pci25", "librte-bus-vdev25", "librte-mempool-ring25")
+# Libraries of dpdk-test.
+_DPDK_TEST = (
+    "acl", "argparse", "bitratestats", "bpf", "cfgfile", "cmdline", "compressdev", "crypto-scheduler", "dispatcher",
+    "distributor", "dmadev", "efd", "eventdev", "fib", "graph", "ipsec", "latencystats", "lpm", "member", "metrics",
+    "net-bond", "net-null", "net-ring", "pcapng", "pdcp", "pdump", "pipeline", "port", "power", "rawdev", "reorder",
+    "rib", "sched", "stack", "table", "timer",
+)  # fmt: skip
 DEMOS = (
     Demo(
         name="intel-opencl-icd",
@@ -61,8 +70,9 @@ DEMOS = (
         name="accel-config-demo",
         tag="devel",
         release="trixie",
-        packages=(*_SHELL, "accel-config", "accel-config-test", "bash"),
+        packages=(*_SHELL, "accel-config", "accel-config-test", "bash", "findutils", "mawk"),
         summary="Tests of work queues of DSA and IAA",
+        links=(("usr/bin/awk", "mawk"),),
     ),
     Demo(
         name="crypto-perf",
@@ -72,6 +82,14 @@ DEMOS = (
         summary="DPDK's benchmarks of encryption and compression with QAT",
         entrypoint=("run-dpdk-test",),
         files=(("dpdk-dev", ("usr/bin/dpdk-test-crypto-perf", "usr/bin/dpdk-test-compress-perf")),),
+    ),
+    Demo(
+        name="dsa-dpdk-dmadevtest",
+        tag="devel",
+        release="trixie",
+        packages=(*_SHELL, *_DPDK, *(f"librte-{name}25" for name in _DPDK_TEST), "librte-dma-idxd25"),
+        summary="DPDK's tests of DMA devices on work queues of DSA",
+        files=(("dpdk-dev", ("usr/bin/dpdk-test",)),),
     ),
     Demo(
         name="openssl-qat-engine",
@@ -117,6 +135,8 @@ def build_root(demo: Demo, root: Path, cache: Path) -> None:
     _delete_unwanted(root)
     if (DIRECTORY / demo.name).is_dir():
         shutil.copytree(DIRECTORY / demo.name, root, dirs_exist_ok=True)
+    for link, target in demo.links:
+        (root / link).symlink_to(target)
     check_libraries(root, ARCHITECTURE)
 
 

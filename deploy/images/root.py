@@ -28,6 +28,7 @@ import os
 import shutil
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -270,7 +271,9 @@ class Recipe:
                 f"accelplane{f'[{extra}]' if extra else ''} @ {wheel.as_uri()} --hash=sha256:{_sha256(wheel)}\n"
             )
             locked = ("--constraint", constraints, "--requirement", wanted)
-            metadata = constraints.read_bytes() + (self.sources / "pyproject.toml").read_bytes()
+            project = tomllib.loads((self.sources / "pyproject.toml").read_text())["project"]
+            dependencies = repr((self._platform(), project["dependencies"], project["optional-dependencies"]))
+            metadata = constraints.read_bytes() + dependencies.encode()
             kept = self._wheels(
                 f"{extra or 'product'}-{self.architecture}", metadata, (*self._platform(), *locked), tools
             )
@@ -306,7 +309,7 @@ class Recipe:
 
     def _wheels(self, name: str, metadata: bytes, arguments: tuple[str | Path, ...], env: dict[str, str]) -> Path:
         """The directory of the cache with the wheels that the arguments name. Downloads them unless it exists."""
-        digest = hashlib.sha256(Path(__file__).read_bytes() + metadata).hexdigest()[:16]
+        digest = hashlib.sha256(metadata).hexdigest()[:16]
         directory = self.cache / "wheels" / f"{name}-{digest}"
         if not directory.exists():
             directory.parent.mkdir(parents=True, exist_ok=True)

@@ -156,3 +156,17 @@ def test_images_for_arm64_start(images: Path, tmp_path: Path) -> None:
         output = done.stdout + done.stderr
         assert expected in output
         assert done.returncode in (status, 0), output
+
+
+def test_a_demo_without_its_device_fails(tmp_path: Path) -> None:
+    script = REPOSITORY / "deploy/images/demo_images.py"
+    command = [sys.executable, script, "build", tmp_path / "out", "--images", "accel-config-demo"]
+    subprocess.run(command, check=True, capture_output=True)
+    (tar,) = layers(tmp_path / "out/accel-config-demo", "amd64")
+    with tarfile.open(fileobj=io.BytesIO(tar)) as layer:
+        layer.extractall(tmp_path / "root", filter="tar")
+    test = "cd /usr/libexec/accel-config/test && ./dsa_user_test_runner.sh --skip-config"
+    words = ["/usr/sbin/chroot", tmp_path / "root", "/bin/bash", "-c", test]
+    done = subprocess.run(words, env={"PATH": "/usr/bin"}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (77, "No SVM support")
+    assert "command not found" not in done.stderr
