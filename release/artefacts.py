@@ -82,12 +82,11 @@ def merge_images(source: Path, target: Path, images: Images, registry: str) -> N
         for digest in sorted(oci.verify(layout)):
             if not oci.blob(target, digest).exists():
                 shutil.copyfile(oci.blob(layout, digest), oci.blob(target, digest))
-        for name in (image.name, *image.aliases):
-            for reference in (f"{registry}/{name}:{images.version}", f"{registry}/{name}@{image.digest}"):
-                annotations = {CONTAINERD_NAME: reference}
-                if "@" not in reference:
-                    annotations[oci.REF_NAME] = f"{name}:{images.version}"
-                entries.append(descriptor.json | {"annotations": annotations})
+        for reference in (f"{registry}/{image.name}:{images.version}", f"{registry}/{image.name}@{image.digest}"):
+            annotations = {CONTAINERD_NAME: reference}
+            if "@" not in reference:
+                annotations[oci.REF_NAME] = f"{image.name}:{images.version}"
+            entries.append(descriptor.json | {"annotations": annotations})
     oci.write_index(target, entries)
 
 

@@ -14,7 +14,7 @@ _NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 
 
 class Image(msgspec.Struct, frozen=True):
-    """An image: the digest of its index, its platforms, its compressed size in bytes, and other names for it."""
+    """An image: the digest of its index, its platforms, its compressed size in bytes, and the images it replaces."""
 
     name: str
     digest: str
@@ -31,8 +31,8 @@ class Images(msgspec.Struct, frozen=True):
 
     @property
     def digests(self) -> dict[str, str]:
-        """The digests of all names, aliases included."""
-        return {name: image.digest for image in self.images for name in (image.name, *image.aliases)}
+        """The digests of all images by name."""
+        return {image.name: image.digest for image in self.images}
 
 
 class References(msgspec.Struct, frozen=True):
@@ -58,9 +58,8 @@ def load(file: Path) -> Images:
     except (OSError, msgspec.DecodeError) as error:
         raise ReleaseError(f"{file}: {error}; run make images to write it") from error
     for image in found.images:
-        for name in (image.name, *image.aliases):
-            if not _NAME.fullmatch(name):
-                raise ReleaseError(f"{file}: found the image name {name!a}, expected lower case letters and -")
+        if not _NAME.fullmatch(image.name):
+            raise ReleaseError(f"{file}: found the image name {image.name!a}, expected lower case letters and -")
         if not _DIGEST.fullmatch(image.digest):
             raise ReleaseError(f"{file}: image {image.name}: found digest {image.digest!a}, expected sha256:…")
     if not found.images:
