@@ -169,7 +169,8 @@ def test_in_wsl_the_gpus_of_the_service_are_allocatable_and_a_pod_gets_the_devic
             cluster.apply(pod(name, namespace=namespace, resources={DXG: "1"}))
         for name in ("first", "second"):
             cluster.wait_pod(name, namespace=namespace)
-        masks = [exec_in(cluster, namespace, name, "printenv", "ZE_AFFINITY_MASK") for name in ("first", "second")]
+        echo = ("sh", "-c", "echo $ZE_AFFINITY_MASK")
+        masks = [exec_in(cluster, namespace, name, *echo) for name in ("first", "second")]
         assert sorted(masks) == ["0\n", "2\n"]
         assert exec_in(cluster, namespace, "first", "cat", "/usr/lib/wsl/lib/libdxcore.so") == "a library of Windows\n"
         assert exec_in(cluster, namespace, "first", "sh", "-c", "test -c /dev/dxg && echo there") == "there\n"
