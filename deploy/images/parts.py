@@ -61,6 +61,8 @@ class Parts:
         self.directory.mkdir(parents=True, exist_ok=True)
         with (self.cache / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            for unfinished in self.directory.glob(".making-*"):
+                shutil.rmtree(unfinished)
             yield
 
     def part(self, name: str, architecture: str) -> Path:
