@@ -19,7 +19,7 @@ CONTAINERD_NAME = "io.containerd.image.name"
 
 # The trees that users apply. Others are parts of these.
 _TREES = (
-    *("accelplane_node", "accelplane_node/overlays/*", "labels", "labels/overlays/*"),
+    *("accelplane_node", "accelplane_node/overlays/*", "labels", "labels/overlays/*", "fleet", "fleet/overlays/*"),
     *("*_plugin", "sgx_plugin/base", "*_plugin/overlays/*"),
     *("operator/default", "operator/device/*", "operator/overlays/*"),
     *("*_admissionwebhook/default", "*_admissionwebhook/overlays/*", "onload/config/default*"),

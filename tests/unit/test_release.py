@@ -491,9 +491,14 @@ def test_the_installer_pushes_to_a_registry_and_changes_manifests(unpacked: Path
 
 def test_all_trees_for_users_are_rendered() -> None:
     found = artefacts.trees(REPOSITORY / "deploy")
-    assert {"accelplane_node", "gpu_plugin", "sgx_plugin/base", "operator/default", "onload/config/default"} <= set(
-        found
-    )
+    assert {
+        "accelplane_node",
+        "fleet",
+        "gpu_plugin",
+        "sgx_plugin/base",
+        "operator/default",
+        "onload/config/default",
+    } <= set(found)
     assert len(found) > 40
     assert not [each for each in found if each.startswith(("nfd", "components", "operator/base"))]
 
