@@ -248,6 +248,20 @@ async def test_a_session_leads_only_to_pages_of_this_site(world: World, target: 
     assert answer.fields["location"] == "./"
 
 
+@pytest.mark.parametrize(
+    ("query", "kept"),
+    [("page=1&query=2", ""), ("a%0d%0aX-Injected:%201=b&state=held", "?state=held"), ("%0a=1&start=7", "?start=7")],
+)
+async def test_only_fields_of_the_screen_are_kept_for_the_time_after_sign_in(
+    world: World, query: str, kept: str
+) -> None:
+    found = await world.caller().get(f"/nodes?{query}")
+    assert (found.status, f'value="nodes{kept}"' in found.text) == (401, True)
+    answer = await sign_in(world.caller(), world.user("ann"), f"nodes?{query}")
+    assert (answer.status, answer.fields["location"]) == (303, f"nodes{kept}")
+    assert "x-injected" not in answer.fields
+
+
 @pytest.mark.parametrize("origin", ["https://evil.example.com", "null", "http://127.0.0.1", ""])
 async def test_a_form_of_another_site_is_rejected(world: World, origin: str) -> None:
     answer = await sign_in(world.caller(), world.user("ann"), origin=origin)

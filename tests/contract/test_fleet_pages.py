@@ -66,7 +66,7 @@ async def test_pages_are_complete_and_protected(world: World, path: str) -> None
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     )
     assert found.fields["x-content-type-options"] == "nosniff"
-    assert found.fields["referrer-policy"] == "no-referrer"
+    assert found.fields["referrer-policy"] == "same-origin"
     assert found.fields["cache-control"] == "no-store"
 
 

@@ -18,7 +18,7 @@ from .access import ALL_PODS, METRICS, PAGE, Access, Viewer
 from .html import element
 from .page import Assets, plain_document
 from .query import fields_of, link
-from .screens import PATHS
+from .screens import PATHS, SCREENS
 from .security import page_response, redirect
 from .sessions import COOKIE, FailureLimit, Sessions, cookie_of
 
@@ -249,8 +249,8 @@ def _target(text: str) -> str:
     name = PATHS.get(f"/{path.removeprefix('./')}")
     if name is None or name == "overview":
         return "./"
-    found = dict(fields_of(query))
-    return link(path, None, **found)
+    # Only the fields of the screen are kept: names of others would get into the header field Location as they are.
+    return link(name, SCREENS[name].read(fields_of(query)))
 
 
 def _next(request: Request) -> str:

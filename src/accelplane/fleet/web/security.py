@@ -15,7 +15,8 @@ _POLICY = (
 FIELDS: Mapping[str, str] = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    # With no-referrer, browsers send `Origin: null` with forms, which sign-in and sign-out reject.
+    "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
 _MIN_COMPRESSED = 1024
