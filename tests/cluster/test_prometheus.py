@@ -257,11 +257,10 @@ def test_holders_are_the_pods_of_users(world: World) -> None:
     wait_until(lambda: held() == expected, "both pods hold a device")
     (labels,) = (labels for labels, _ in world.prometheus.query('accelplane_container_devices{plugin="gpu"}'))
     assert (labels["namespace"], labels["device"], labels["unit"]) == (NAMESPACE, labels["unit"], labels["device"])
-    (record,) = world.prometheus.query(f'accelplane:namespace_devices:sum{{resource="{I915}"}}')
-    assert record == (
-        {"__name__": "accelplane:namespace_devices:sum", "namespace": NAMESPACE, "resource": I915},
-        1.0,
-    )
+    query = f'accelplane:namespace_devices:sum{{resource="{I915}"}}'
+    labels = {"__name__": "accelplane:namespace_devices:sum", "namespace": NAMESPACE, "resource": I915}
+    # Rules are evaluated after the scrapes.
+    wait_until(lambda: world.prometheus.query(query) == [(labels, 1.0)], "the record has the device")
 
 
 def test_prometheus_rejects_no_sample_and_promtool_accepts_the_pages(world: World) -> None:
