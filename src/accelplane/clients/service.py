@@ -27,7 +27,7 @@ _MAX_BLOCKED = 4
 _MIN_INTERVAL = 1.0
 _WALK_TIMEOUT = 1.2
 _BLOCKED_PAUSE = 60.0
-# A pod that nobody has requested for this time is forgotten, with its sums.
+# A pod that no client has requested for this time is forgotten, with its sums.
 _POD_LIFETIME = 3600.0
 _MAX_PODS = 4096
 

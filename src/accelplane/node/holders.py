@@ -23,7 +23,7 @@ _MAX_AGE = 10.0
 # How long the last answer is shown while the kubelet does not answer.
 _GRACE = 60.0
 # How long a page waits for the kubelet.
-_PATIENCE = 2.0
+_READ_TIMEOUT = 2.0
 
 
 Key = tuple[str, str, str, str]  # namespace, pod, container, resource
@@ -81,7 +81,7 @@ class HolderReader:
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._update(count, allocatable=allocatable))
         # A caller that is cancelled does not end the reading of the others.
-        await asyncio.wait((self._running,), timeout=_PATIENCE)
+        await asyncio.wait((self._running,), timeout=_READ_TIMEOUT)
         if self._running.done():
             self._running.result()
         elif self._last.source == "podresources" and self._age() >= _GRACE:
