@@ -51,7 +51,7 @@ class World:
 @asynccontextmanager
 async def feeding(world: World) -> AsyncIterator[InventoryFeed]:
     feed = InventoryFeed(
-        world.status, world.changes, cast(HolderReader, world), cast(Readings, world),
+        world.status, world.changes, cast("HolderReader", world), cast("Readings", world),
         program="p", node="n", clock=world.clock,
     )  # fmt: skip
     try:

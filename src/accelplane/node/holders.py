@@ -60,6 +60,8 @@ class HolderReader:
         self._running: asyncio.Task[None] | None = None
         self._last = Holders()
         self._counted = -1
+        # When the numbers of allocatable IDs were requested last.
+        self._allocatable_began = float("-inf")
         self.requests: Counter[tuple[str, str]] = Counter()
 
     @property
@@ -76,7 +78,8 @@ class HolderReader:
         if self._off:
             return self._last
         count = self._allocations()
-        if self._counted == count and self._last.source != "none" and self._age() < max_age:
+        allocatable_age = self._clock() - self._allocatable_began if allocatable else 0.0
+        if self._counted == count and self._last.source != "none" and max(self._age(), allocatable_age) < max_age:
             return self._last
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._update(count, allocatable=allocatable))
@@ -103,6 +106,8 @@ class HolderReader:
         return self._clock() - self._last.began
 
     async def _read(self, began: float, *, allocatable: bool) -> Holders:
+        if allocatable:
+            self._allocatable_began = began
         try:
             rows = await podresources.list_pods(self._socket)
         except podresources.PodResourcesError:
