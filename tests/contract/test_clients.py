@@ -1,6 +1,7 @@
 """`accelplane clients` on its socket, and the GPU use of containers on the agent's page."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import stat
@@ -242,6 +243,33 @@ async def test_after_four_blocked_readers_no_walk_is_started(proc: Path) -> None
         file.write_text("")
     await until(lambda: not service.blocked)
     assert seconds(await service.report([POD]))["main", BDF]["render"] == 2.0
+
+
+async def test_a_blocked_reader_of_a_cancelled_request_is_left_out_until_it_ends(proc: Path) -> None:
+    service = ClientsService(str(proc), limits=PLENTY, min_interval=0.0, walk_timeout=60.0)
+    process(proc, 10, i915(1, render=10**9))
+    file = process(proc, 11) / "fdinfo/9"
+    os.mkfifo(file)
+    request = asyncio.create_task(service.report([POD]))
+    writers: list[int] = []
+
+    def reads() -> bool:
+        with contextlib.suppress(OSError):  # no process reads the file
+            writers.append(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(writers)
+
+    await until(reads, 60)
+    request.cancel()
+    await asyncio.wait((request,))
+    assert service.blocked == [11]
+    async with asyncio.timeout(30):
+        report = await service.report([POD])
+    assert (report.incomplete, seconds(report)["main", BDF]["render"]) == (True, 1.0)
+    os.close(writers.pop())
+    await until(lambda: not service.blocked)
+    file.unlink()
+    assert not (await service.report([POD])).incomplete
+    await service.close()
 
 
 async def test_processes_that_may_not_be_read_are_logged_once(

@@ -115,6 +115,23 @@ async def test_holders_are_read_again_after_an_allocation_or_ten_seconds(start_a
         await until(released)
 
 
+async def test_a_read_without_allocatable_ids_does_not_delay_those_of_the_next_one(
+    start_agent: Start, kubelet: Kubelet
+) -> None:
+    agent, now = await start_agent(meters=Meters()), [100.0]
+    await kubelet.until(lambda resources: resources.get(METERS) == (4, 4))
+    async with reading(agent, now) as reader:
+        assert (await reader.read(allocatable=False)).allocatable == {}
+        assert (await reader.read()).allocatable[METERS] == 4
+        now[0] += 9
+        await reader.read(max_age=0.0, allocatable=False)
+        now[0] += 2
+        await reader.read()
+        assert reader.requests["GetAllocatableResources", "ok"] == 2
+        await reader.read()
+        assert reader.requests["GetAllocatableResources", "ok"] == 2
+
+
 @embedded_only("the real kubelet has no socket while it is killed, too, but takes seconds to start")
 async def test_the_last_answer_is_used_for_a_minute_and_then_the_checkpoint(
     start_agent: Start, kubelet: Embedded

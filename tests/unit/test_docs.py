@@ -27,12 +27,14 @@ from accelplane.cli import onloadoperator as onload_command
 from accelplane.cli import operator as operator_command
 from accelplane.cli.commands import accelplane as accelplane_command
 from accelplane.cli.goflags import Flag, flags_of, parse
+from accelplane.clients.messages import ContainerUse, DeviceUse, Report
 from accelplane.devices import Device, DeviceNode, Phase
 from accelplane.host import Host
 from accelplane.kubelet.podresources import Holder
 from accelplane.kubelet.server import LATENCY_BOUNDS
 from accelplane.node import config as configuration
 from accelplane.node import metrics
+from accelplane.node.clients import ClientUse, NamedPod
 from accelplane.node.holders import Holders
 from accelplane.node.page_counts import PageCounts
 from accelplane.node.plugins import installed
@@ -47,6 +49,7 @@ from accelplane.plugins.onload import OnloadConfig
 from accelplane.plugins.policies import POLICIES, preferred
 from accelplane.plugins.qat import QatConfig
 from accelplane.plugins.sgx import SgxConfig, SgxPlugin
+from accelplane.readings import DevicePlan
 from accelplane.readings.families import FAMILIES
 
 ROOT = Path(__file__).parents[2]
@@ -284,6 +287,14 @@ def _host_with_epc(root: Path) -> Host:
     return Host(root)
 
 
+def _client_use() -> ClientUse:
+    device = DeviceUse(
+        bdf="0000:03:00.0", driver="xe", clients=1, busy_seconds={"ccs": 1.0}, memory_bytes={"vram0": {"total": 1}}
+    )
+    report = Report(containers=(ContainerUse(pod="uid", name="c", devices=(device,)),))
+    return ClientUse(report, {"uid": NamedPod("n", "p", frozenset(("c",)))}, {"ok": 1})
+
+
 def test_the_metrics_table_lists_every_metric(tmp_path: Path) -> None:
     status = NodeStatus(version="", root="/", kubelet_dir="")
     readings = NodeReadings(outcomes={"gpu": {"ok": 1}})
@@ -308,6 +319,7 @@ def test_the_metrics_table_lists_every_metric(tmp_path: Path) -> None:
     contents = metrics.Contents(
         readings=readings,
         holders=holders,
+        container_use=_client_use().families({"gpu": [DevicePlan(device="card0", bdf="0000:03:00.0", units=())]}),
         requests={("List", "ok"): 1},
         idle={("p", "u"): 1.0},
         lag=0.0,

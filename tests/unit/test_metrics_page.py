@@ -89,10 +89,31 @@ def test_the_node_label_is_on_every_sample() -> None:
 def test_events_are_shown_for_the_device_that_they_are_about() -> None:
     counts = {"recoveries": {("0000:01:00.0", "failed"): 2}, "wedged": {"0000:00:00.0": 1}}
     found = render(PageOptions(), Contents(readings=readings()), node(**counts))
-    [recovery] = found["accelplane_pci_recoveries_total"].samples
-    assert (recovery.labels["device"], recovery.labels["outcome"], recovery.value) == ("d1", "failed", 2)
+    recoveries = {
+        (each.labels["device"], each.labels["outcome"]): each.value
+        for each in found["accelplane_pci_recoveries_total"].samples
+    }
+    assert recoveries == {
+        ("d0", "began"): 0, ("d0", "succeeded"): 0, ("d0", "failed"): 0,
+        ("d1", "began"): 0, ("d1", "succeeded"): 0, ("d1", "failed"): 2,
+    }  # fmt: skip
     [wedged] = found["accelplane_gpu_wedged_total"].samples
     assert (wedged.labels, wedged.value) == ({"plugin": "p", "device": "d0", "bdf": "0000:00:00.0"}, 1)
+
+
+def test_gpus_that_were_never_wedged_have_a_count_of_zero() -> None:
+    found = readings()
+    gpus = NodeReadings(found.devices, found.outcomes, {"gpu": found.plans["p"]})
+    samples = render(PageOptions(), Contents(readings=gpus))["accelplane_gpu_wedged_total"].samples
+    assert {each.labels["device"]: each.value for each in samples} == {"d0": 0, "d1": 0}
+
+
+def test_pods_whose_names_differ_beyond_the_length_of_a_label_are_one_sample() -> None:
+    names = ("p" * 200 + "a", "p" * 200 + "b")
+    holders = holding((names[0], "u0-0"), (names[1], "u0-1"))
+    found = render(PageOptions(), Contents(readings=readings(), holders=holders))
+    for name in ("accelplane_container_devices", "accelplane_container_held_since_timestamp_seconds"):
+        assert [each.labels["pod"] for each in found[name].samples] == ["p" * 128]
 
 
 def test_a_page_over_the_limit_loses_whole_families_the_last_ones_first() -> None:

@@ -177,8 +177,8 @@ class Authorized:
 
 async def review_token(server: ApiServer, token: str, audiences: Sequence[str] = ()) -> UserInfo | None:
     """The user of a token, None if it is not valid for one of the audiences. Raises `ApiError`."""
-    asked = _review("authentication.k8s.io/v1", "TokenReview", TokenSpec(token, audiences))
-    found = (await server.post(_TOKEN_REVIEWS, asked, TokenReview)).status or TokenStatus()
+    request = _review("authentication.k8s.io/v1", "TokenReview", TokenSpec(token, audiences))
+    found = (await server.post(_TOKEN_REVIEWS, request, TokenReview)).status or TokenStatus()
     # A server that does not know audiences returns none.
     accepted = not audiences or bool(set(found.audiences or ()) & set(audiences))
     return found.user if found.authenticated and found.user.username and accepted else None
@@ -188,8 +188,8 @@ async def review_access(server: ApiServer, user: UserInfo, access: PageAccess | 
     """Whether a user may do this. Raises `ApiError`."""
     page, resource = (access, None) if isinstance(access, PageAccess) else (None, access)
     spec = AccessSpec(user.username, user.uid, user.groups, user.extra, page, resource)
-    asked = _review("authorization.k8s.io/v1", "SubjectAccessReview", spec)
-    reviewed = await server.post(_ACCESS_REVIEWS, asked, SubjectAccessReview)
+    request = _review("authorization.k8s.io/v1", "SubjectAccessReview", spec)
+    reviewed = await server.post(_ACCESS_REVIEWS, request, SubjectAccessReview)
     return (reviewed.status or AccessStatus()).allowed
 
 

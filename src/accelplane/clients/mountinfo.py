@@ -11,7 +11,7 @@ _FILE = re.compile(r"(?:.*/)?pods/([0-9a-f-]{32,36})/containers/([a-z0-9](?:[a-z
 
 
 def container_name(text: str, pod: str) -> str:
-    """The container of the pod with UID `pod` that has these mounts, empty if no mount tells."""
+    """The container of the pod with UID `pod` that has these mounts, empty if no mount has it."""
     for line in text.split("\n"):
         fields = line.split(" ", _ROOT + 1)
         match = _FILE.fullmatch(fields[_ROOT]) if len(fields) > _ROOT else None

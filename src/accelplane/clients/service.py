@@ -27,7 +27,7 @@ _MAX_BLOCKED = 4
 _MIN_INTERVAL = 1.0
 _WALK_TIMEOUT = 1.2
 _BLOCKED_PAUSE = 60.0
-# A pod that nobody has requested for this time is forgotten, with its sums.
+# A pod that no client has requested for this time is forgotten, with its sums.
 _POD_LIFETIME = 3600.0
 _MAX_PODS = 4096
 
@@ -106,7 +106,13 @@ class ClientsService:
         first, after, skip = self._usage.pids, self._after, frozenset(self._blocked)
         running = start_thread(lambda: current.run(pods, first, after, skip))
         running.add_done_callback(retrieve_exception)
-        await asyncio.wait((running,), timeout=self._walk_timeout)
+        try:
+            await asyncio.wait((running,), timeout=self._walk_timeout)
+        except asyncio.CancelledError:
+            # The thread may block: it counts until it ends, and the next walk leaves its process out until then.
+            current.abandoned = True
+            self._blocked[current.reading] = _Blocked(running, now)
+            raise
         if running.done():
             running.result()
         else:

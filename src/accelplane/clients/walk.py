@@ -21,7 +21,7 @@ _FDINFO_LIMIT = 8 * 1024
 _MOUNTINFO_LIMIT = 256 * 1024
 _MOUNTINFO_PARTS = 256  # procfs returns about a page at once
 _MAX_NAMES = 4096
-_CPU_CHECK = 32  # descriptors between two looks at the processor time
+_CPU_CHECK = 32  # descriptors between two checks of the processor time
 
 
 class Limits(Struct, frozen=True, kw_only=True):

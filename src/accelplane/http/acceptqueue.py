@@ -1,8 +1,8 @@
 """Accepted sockets without a connection object: clients that wait for a place among the connections.
 
-The kernel's queue is first in, first out: a client waits until the server has accepted all before it, and those who
-attack a server are before it. From this queue the server selects. A waiting socket has no TLS session, so it takes a
-quarter of the memory of a connection.
+The kernel's queue is first in, first out: a client waits until the server has accepted all before it, which may be
+those of an attacker. From this queue the server selects. A waiting socket has no TLS session, so it takes a quarter of
+the memory of a connection.
 """
 
 import fcntl

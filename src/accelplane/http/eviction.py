@@ -9,8 +9,7 @@ Three rules protect the API server's connections:
 - Usually a connection is closed after `stall` at the earliest: a busy API server needs seconds between connect and
   request. But while it is busy with many connections, some of them always continue. So if half of the possible
   connections are silent for `attack_evidence`, and none that had no request sent anything in this time, this is an
-  attack.
-  Then `attack_stall` is the minimum for addresses with many connections, so that clients behind them do not wait.
+  attack. Then `attack_stall` is the minimum for addresses with many connections: clients behind them need not wait.
 """
 
 import math

@@ -70,7 +70,7 @@ PAGE_LIMITS = HttpLimits(
 
 
 class Request(Struct, frozen=True):
-    """A request; `path` is without its query. `fields` are those that the server was told to keep, in lower case.
+    """A request; `path` is without its query. `fields` are those that the server is configured to keep, in lower case.
 
     `source` identifies the client's address, and `certificate_name` is the common name of a verified client
     certificate; it is `-` for one without a name.

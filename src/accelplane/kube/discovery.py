@@ -25,7 +25,7 @@ async def served_kinds(client: Client, kinds: Sequence[type[Object]]) -> list[ty
 async def stop_when_served(
     client: Client, kinds: Sequence[type[Object]], stop: Callable[[], None], *, interval: float = 60.0
 ) -> NoReturn:
-    """Asks for `kinds`, which are not served, until one is; then calls `stop` once. Runs until it is cancelled.
+    """Lists `kinds`, which are not served, until one is; then calls `stop` once. Runs until it is cancelled.
 
     A program that was started before a kind was defined manages it after its restart.
     """

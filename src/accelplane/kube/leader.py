@@ -198,7 +198,7 @@ class LeaderElector:
         return True
 
     async def _renew_written(self, lease: Lease) -> bool:
-        """Renews the Lease without reading it, which is possible while nobody else writes it. As in client-go."""
+        """Renews the Lease without reading it, which is possible while no other process writes it. As in client-go."""
         self._written = None
         spec = lease.spec = self._spec(lease.spec or LeaseSpec())
         try:

@@ -1,4 +1,7 @@
-"""Wakes all tasks that wait for a change. A notification is not stored: check the state first, then wait."""
+"""Wakes all tasks that wait for a change.
+
+A notification is not stored: check the state first, or whether `count` has changed, and then wait.
+"""
 
 import asyncio
 
@@ -10,8 +13,10 @@ class Notifier:
 
     def __init__(self) -> None:
         self._waiters: set[asyncio.Future[None]] = set()
+        self.count = 0
 
     def notify_all(self) -> None:
+        self.count += 1
         for future in self._waiters:
             if not future.done():
                 future.set_result(None)

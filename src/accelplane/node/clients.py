@@ -166,7 +166,7 @@ def sums(
 
 
 def _container(use: ContainerUse, pod: NamedPod) -> str:
-    """The container's name: if the mounts of its processes do not tell, the only one that holds GPUs, or none."""
+    """The container's name: if the mounts of its processes do not show it, the only one that holds GPUs, or none."""
     if use.name or len(pod.containers) != 1:
         return use.name
     return next(iter(pod.containers))

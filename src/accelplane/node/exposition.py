@@ -26,17 +26,21 @@ class Family:
         if not _METRIC_NAME.fullmatch(name):
             raise ValueError(f"metric name {name!a}: expected letters, digits, _ and :, and no digit first")
         self.name = name
+        self._series: set[str] = set()
         self._lines = [f"# HELP {name} {description.translate(_HELP)}", f"# TYPE {name} {kind}"]
 
     def add(self, value: float, labels: Mapping[str, str] | None = None, suffix: str = "") -> None:
-        """Adds a sample. Raises `ValueError` if the name of a label is invalid."""
+        """Adds a sample, unless one has the same labels, which are cut. Raises `ValueError` for invalid names."""
         pairs: list[str] = []
         for name, text in sorted((labels or {}).items()):
             if not _LABEL_NAME.fullmatch(name):
                 raise ValueError(f"label {name!a} of metric {self.name}: expected letters, digits and _")
             pairs.append(f'{name}="{escape(text)}"')
         selector = f"{{{','.join(pairs)}}}" if pairs else ""
-        self._lines.append(f"{self.name}{suffix}{selector} {_number(value)}")
+        series = f"{self.name}{suffix}{selector}"
+        if series not in self._series:
+            self._series.add(series)
+            self._lines.append(f"{series} {_number(value)}")
 
     def add_lines(self, lines: Iterable[str]) -> None:
         """Adds samples that are rendered already."""

@@ -17,6 +17,7 @@ _RECOVERIES = {
     "SUCCESSFUL_RECOVERY": "succeeded",
     "FAILED_RECOVERY": "failed",
 }
+OUTCOMES = tuple(_RECOVERIES.values())
 _REBOUND = ("bind", "unbind", "remove")
 _MAX_FUNCTIONS = 4096
 _MAX_WORD = 40

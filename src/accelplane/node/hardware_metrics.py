@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from accelplane.node.device_reader import DeviceReading
 from accelplane.node.exposition import Family
+from accelplane.node.hardware_events import OUTCOMES
 from accelplane.node.holders import Holders, counts_by_unit
 from accelplane.node.readings import NodeReadings
 from accelplane.node.status import NodeStatus
@@ -145,16 +146,14 @@ def _attached(reading: DeviceReading, lines: Iterable[str], attached: Mapping[tu
 
 
 def _events(status: NodeStatus, plans: Mapping[str, Sequence[DevicePlan]]) -> Iterator[tuple[ReadingFamily, str]]:
-    """The counters of uevents of devices that had some."""
-    if not status.recoveries and not status.wedged:
-        return
+    """The counters of uevents, with 0 for devices without an event: `increase()` then has the first one."""
     for plugin, plan in ((plugin, plan) for plugin, found in plans.items() for plan in found if plan.bdf):
         device = labels(plugin=plugin, device=plan.device, bdf=plan.bdf)
-        for (address, outcome), count in sorted(status.recoveries.items()):
-            if address == plan.bdf:
-                yield PCI_RECOVERIES, f"{PCI_RECOVERIES.name}{{{device},{labels(outcome=outcome)}}} {count}"
-        if plan.bdf in status.wedged:
-            yield GPU_WEDGED, f"{GPU_WEDGED.name}{{{device}}} {status.wedged[plan.bdf]}"
+        for outcome in OUTCOMES:
+            count = status.recoveries.get((plan.bdf, outcome), 0)
+            yield PCI_RECOVERIES, f'{PCI_RECOVERIES.name}{{{device},outcome="{outcome}"}} {count}'
+        if plugin == "gpu" or plan.bdf in status.wedged:
+            yield GPU_WEDGED, f"{GPU_WEDGED.name}{{{device}}} {status.wedged.get(plan.bdf, 0)}"
 
 
 def _since(holders: Holders, resources: Collection[str], prefix: str) -> Family:

@@ -23,7 +23,7 @@ _MAX_AGE = 10.0
 # How long the last answer is shown while the kubelet does not answer.
 _GRACE = 60.0
 # How long a page waits for the kubelet.
-_PATIENCE = 2.0
+_READ_TIMEOUT = 2.0
 
 
 Key = tuple[str, str, str, str]  # namespace, pod, container, resource
@@ -60,6 +60,8 @@ class HolderReader:
         self._running: asyncio.Task[None] | None = None
         self._last = Holders()
         self._counted = -1
+        # When the numbers of allocatable IDs were requested last.
+        self._allocatable_began = float("-inf")
         self.requests: Counter[tuple[str, str]] = Counter()
 
     @property
@@ -76,12 +78,13 @@ class HolderReader:
         if self._off:
             return self._last
         count = self._allocations()
-        if self._counted == count and self._last.source != "none" and self._age() < max_age:
+        allocatable_age = self._clock() - self._allocatable_began if allocatable else 0.0
+        if self._counted == count and self._last.source != "none" and max(self._age(), allocatable_age) < max_age:
             return self._last
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._update(count, allocatable=allocatable))
         # A caller that is cancelled does not end the reading of the others.
-        await asyncio.wait((self._running,), timeout=_PATIENCE)
+        await asyncio.wait((self._running,), timeout=_READ_TIMEOUT)
         if self._running.done():
             self._running.result()
         elif self._last.source == "podresources" and self._age() >= _GRACE:
@@ -103,6 +106,8 @@ class HolderReader:
         return self._clock() - self._last.began
 
     async def _read(self, began: float, *, allocatable: bool) -> Holders:
+        if allocatable:
+            self._allocatable_began = began
         try:
             rows = await podresources.list_pods(self._socket)
         except podresources.PodResourcesError:

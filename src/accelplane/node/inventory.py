@@ -1,4 +1,4 @@
-"""The content of `/api/v1/inventory`: what the node has, who holds it, and how it is.
+"""The content of `/api/v1/inventory`: devices, their holders and their health.
 
 The format is a contract with `accelplane fleet` and other programs: version 1, with the limits below. Everything here
 is a pure function of the agent's state.

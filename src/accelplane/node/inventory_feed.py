@@ -13,7 +13,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from accelplane.kubelet.notifier import Notifier
-from accelplane.node.holders import HolderReader
+from accelplane.node.holders import HolderReader, Holders
 from accelplane.node.inventory import (
     VERSION,
     Facts,
@@ -70,11 +70,16 @@ class InventoryFeed:
         self._started = f"{int(time.time()):x}.{secrets.token_hex(4)}"
         self._counter = 0
         self._state = b""
+        # What the last update has used: the number of notifications, idle times and holders.
+        self._seen = -1
         self._shown_idle: IdleSince = {}
+        self._shown_holders = Holders()
         self._current: Generation | None = None
         self._waiting = 0
         self._advanced = Notifier()
         self._follower: asyncio.Task[None] | None = None
+        # Also those that are cancelled and have not ended.
+        self._followers: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()
 
     async def current(self) -> Generation:
@@ -90,12 +95,11 @@ class InventoryFeed:
             return None
         self._waiting += 1
         try:
-            if self._follower is None or self._follower.done():
-                self._follower = asyncio.create_task(self._follow())
+            follower = self._running_follower()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    while self._current is None or self._current.etag == known:
-                        await self._wait_for_follower(self._follower)
+                    while (self._current is None or self._current.etag == known) and not follower.cancelled():
+                        await self._wait_for_follower(follower)
             return self._current if self._current is not None and self._current.etag != known else None
         finally:
             self._waiting -= 1
@@ -103,10 +107,19 @@ class InventoryFeed:
                 self._follower.cancel()
 
     async def close(self) -> None:
-        """Ends the task. Readers that wait get their answer at the end of their time."""
-        if self._follower is not None:
-            self._follower.cancel()
-            await asyncio.wait((self._follower,))
+        """Ends the task. Readers that wait get None."""
+        for follower in self._followers:
+            follower.cancel()
+        if self._followers:
+            await asyncio.wait(self._followers)
+
+    def _running_follower(self) -> "asyncio.Task[None]":
+        """The task that follows the changes: a new one if the last one has ended or is ending."""
+        if self._follower is None or self._follower.done() or self._follower.cancelling():
+            self._follower = asyncio.create_task(self._follow())
+            self._followers.add(self._follower)
+            self._follower.add_done_callback(self._followers.discard)
+        return self._follower
 
     async def _wait_for_follower(self, follower: "asyncio.Task[None]") -> None:
         """Returns at the next generation. Raises what has ended the follower."""
@@ -115,7 +128,7 @@ class InventoryFeed:
             await asyncio.wait((advanced, follower), return_when=asyncio.FIRST_COMPLETED)
         finally:
             advanced.cancel()
-        if follower.done():
+        if follower.done() and not follower.cancelled():
             follower.result()
 
     async def _follow(self) -> None:
@@ -123,32 +136,35 @@ class InventoryFeed:
         allocated = allocations(self._status())
         due = self._clock() + _HOLDERS_INTERVAL
         while True:
-            changed = await self._changes.wait(max(0.0, due - self._clock()))
-            if changed:
+            # Notifications while this task did not wait are in the count.
+            if self._changes.count != self._seen or await self._changes.wait(max(0.0, due - self._clock())):
                 await asyncio.sleep(_DEBOUNCE)
             now = self._clock()
             if (count := allocations(self._status())) != allocated:
                 allocated = count
                 due = min(due, now + _AFTER_ALLOCATION)
             if now >= due:
-                before = self._followed_state()
                 await self._holders.read(max_age=0.0, allocatable=False)
-                changed = changed or self._followed_state() != before
                 due = now + _HOLDERS_INTERVAL
-            if changed or self._idle_since() != self._shown_idle:
+            if self._is_outdated():
                 await self._update()
 
-    def _followed_state(self) -> object:
-        """What a reading of the holders may change."""
-        holders = self._holders.last
-        return holders.source, holders.rows
+    def _is_outdated(self) -> bool:
+        """Whether something has changed since the last update."""
+        holders, shown = self._holders.last, self._shown_holders
+        return (
+            self._changes.count != self._seen
+            or (holders.source, holders.rows) != (shown.source, shown.rows)
+            or self._idle_since() != self._shown_idle
+        )
 
     async def _update(self) -> Generation:
         """The present generation: a new one if the inventory has changed."""
         async with self._lock:
             plans = await self._readings.plans()
             facts = Facts(status=self._status(), holders=self._holders.last, plans=plans, idle_since=self._idle_since())
-            self._shown_idle = facts.idle_since
+            self._seen = self._changes.count
+            self._shown_idle, self._shown_holders = facts.idle_since, facts.holders
             plugins = inventory_plugins(facts)
             state = state_of(plugins, facts.holders.source)
             if self._current is not None and state == self._state:

@@ -120,7 +120,7 @@ def families(samples: Iterable[Sample]) -> list[Family]:
 
 def _measure(plugin: Plugin[Config], host: Host, inventory: Inventory) -> _Measured:
     try:
-        # One more than the limit of what is looked at: a plugin may yield without end.
+        # One more than the limit of what is examined: a plugin may yield without end.
         found = list(itertools.islice(plugin.measure(host, inventory), _MAX_EXAMINED + 1))
         samples = msgspec.convert(msgspec.to_builtins(found), list[Sample])
     except msgspec.ValidationError as error:

@@ -170,12 +170,12 @@ class Readings:
         earlier = {device.reader.plan.device: device for device in known.devices} if known else {}
         made = _Plugin(plugin, inventory)
         planning = self._planning.get(name)
-        patience = 0.0  # only the first page waits for a directory that blocks
+        limit = 0.0  # only the first page waits for a directory that blocks
         if planning is None:
             host = Host(self._root)
             planning = self._planning[name] = start_thread(lambda: list(plugin.readings(host, inventory)))
-            patience = _PLAN_TIMEOUT
-        await asyncio.wait((planning,), timeout=patience)
+            limit = _PLAN_TIMEOUT
+        await asyncio.wait((planning,), timeout=limit)
         if not planning.done():
             self._report(name, made, f"no plan within {_PLAN_TIMEOUT:g} s")
             return made
@@ -201,7 +201,7 @@ class Readings:
         """Waits for a thread that reads devices. Returns the device whose read blocks, if there is one."""
         running = start_thread(work.run)
         while not running.done():
-            await asyncio.wait((running,), timeout=work.patience(self._read_timeout))
+            await asyncio.wait((running,), timeout=work.time_limit(self._read_timeout))
             if not running.done() and (stuck := work.abandon(self._read_timeout)) is not None:
                 return stuck
         running.result()
@@ -274,7 +274,7 @@ class _Work:
                 if reading is not None:
                     self.results[id(device)] = reading
 
-    def patience(self, timeout: float) -> float:
+    def time_limit(self, timeout: float) -> float:
         """Seconds until the current read has taken `timeout`."""
         current = self._current
         return timeout if current is None else max(0.0, current.since + timeout - time.monotonic())

@@ -76,7 +76,7 @@ class Nodes:
         self._written[action.node] = (older, written)
 
     async def evict(self, pods: Iterable[PodView]) -> list[Blocked]:
-        """Asks for the eviction of pods. Returns those for which a PodDisruptionBudget does not allow it now."""
+        """Requests the eviction of pods. Returns those for which a PodDisruptionBudget does not allow it now."""
         results = await asyncio.gather(*(_evict(self._client, pod.key) for pod in pods))
         return [blocked for blocked in results if blocked is not None]
 

@@ -1,7 +1,7 @@
 """Sources of Solarflare NICs: sensors, and the statistics of network interfaces.
 
 sysfs shows the interfaces of the network namespace in which it was mounted: statistics need that of the host. The
-sensors need none. The firmware is asked for a sensor once a second at most, and has no value (`EBUSY`) now and then.
+sensors need none. The driver queries the firmware once a second at most; sometimes a sensor has no value (`EBUSY`).
 """
 
 import re

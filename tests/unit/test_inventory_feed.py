@@ -1,0 +1,107 @@
+"""The generations of the inventory for readers that wait."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import cast
+
+from waiting import until
+
+from accelplane.kubelet.notifier import Notifier
+from accelplane.node.holders import HolderReader, Holders
+from accelplane.node.inventory_feed import InventoryFeed
+from accelplane.node.readings import Readings
+from accelplane.node.status import NodeStatus, PluginStatus, ScanStatus
+from accelplane.readings import DevicePlan
+
+
+class World:
+    """An agent whose plugins, holders and plans the test sets."""
+
+    def __init__(self) -> None:
+        self.changes = Notifier()
+        self.names: list[str] = []
+        self.last = Holders()
+        self.now, self.step = 100.0, 0.0
+        self.reads = 0
+        self.blocked = asyncio.Event()
+        self.blocked.set()
+
+    def status(self) -> NodeStatus:
+        plugins = {name: PluginStatus(name=name, namespace="x", scan=ScanStatus()) for name in self.names}
+        return NodeStatus(version="1", root="/", kubelet_dir="/k", plugins=plugins)
+
+    def clock(self) -> float:
+        self.now += self.step
+        return self.now
+
+    def add(self, name: str) -> None:
+        self.names.append(name)
+        self.changes.notify_all()
+
+    async def read(self, max_age: float = 10.0, *, allocatable: bool = True) -> Holders:
+        self.reads += not allocatable
+        await self.blocked.wait()
+        return self.last
+
+    async def plans(self) -> Mapping[str, Sequence[DevicePlan]]:
+        return {}
+
+
+@asynccontextmanager
+async def feeding(world: World) -> AsyncIterator[InventoryFeed]:
+    feed = InventoryFeed(
+        world.status, world.changes, cast("HolderReader", world), cast("Readings", world),
+        program="p", node="n", clock=world.clock,
+    )  # fmt: skip
+    try:
+        yield feed
+    finally:
+        world.blocked.set()
+        await feed.close()
+
+
+async def test_a_reader_that_comes_in_the_step_in_which_the_last_one_leaves_gets_the_next_generation() -> None:
+    world = World()
+    async with feeding(world) as feed:
+        known = (await feed.current()).etag
+        first, second = feed.next(known, 50.0), feed.next(known, 50.0)
+        leaving = asyncio.create_task(first)
+        await asyncio.sleep(0.01)
+        leaving.cancel()
+        coming = asyncio.create_task(second)  # its first step is right after the cancellation of the other reader
+        await asyncio.sleep(0.01)
+        world.add("gpu")
+        assert await coming is not None
+
+
+async def test_a_change_while_the_holders_are_read_is_a_new_generation() -> None:
+    world = World()
+    async with feeding(world) as feed:
+        known = (await feed.current()).etag
+        world.blocked.clear()
+        world.step = 31.0  # the holders are due at once
+        waiting = asyncio.create_task(feed.next(known, 50.0))
+        await until(lambda: world.reads == 1)
+        world.step = 0.0
+        world.add("gpu")
+        world.blocked.set()
+        assert await waiting is not None
+
+
+async def test_a_change_between_the_request_and_the_wait_is_a_new_generation() -> None:
+    world = World()
+    async with feeding(world) as feed:
+        known = (await feed.current()).etag
+        waiting = asyncio.create_task(feed.next(known, 50.0))
+        world.add("gpu")
+        assert await waiting is not None
+
+
+async def test_readers_that_wait_at_the_end_get_no_generation() -> None:
+    world = World()
+    async with feeding(world) as feed:
+        known = (await feed.current()).etag
+        waiting = [asyncio.create_task(feed.next(known, 50.0)) for _ in range(2)]
+        await asyncio.sleep(0.01)
+    assert await asyncio.gather(*waiting) == [None, None]
