@@ -146,6 +146,17 @@ async def test_metrics_need_their_own_right(world: World) -> None:
     assert "accelplane_fleet_viewers 0.0" in found.text
 
 
+async def test_a_token_for_the_api_server_reads_the_metrics_but_opens_no_page(world: World) -> None:
+    token = world.user("prometheus", "get /metrics", "list pods")
+    world.reviews.own.add(token)
+    caller = world.caller(authorization=f"Bearer {token}")
+    assert "accelplane_fleet_viewers 0.0" in (await caller.get("/metrics")).text
+    assert [(await caller.get(path)).status for path in ("/", "/api/v1/devices", "/nodes")] == [401] * 3
+    other = world.user("eve")
+    world.reviews.own.add(other)
+    assert (await world.caller(authorization=f"Bearer {other}").get("/metrics")).status == 403
+
+
 async def test_assets_need_no_token(world: World) -> None:
     assert (await world.caller().get(f"/{world.screens.assets.links.style}")).status == 200
 
