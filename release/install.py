@@ -18,9 +18,11 @@ import sys
 import tarfile
 from pathlib import Path
 
+# Compiled modules would be files that are not in SHA256SUMS.
+sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from registry import Registry, RegistryError
+from registry import Registry, RegistryError  # noqa: E402 - without a compiled module
 
 HERE = Path(__file__).resolve().parent
 
@@ -45,9 +47,7 @@ def verify(key):
         print("No --key is given: the signature is not verified", file=sys.stderr)
     expected = dict(reversed(line.split("  ", 1)) for line in sums.read_text().splitlines())
     own = {"SHA256SUMS", "SHA256SUMS.der"}
-    found = {
-        str(file.relative_to(HERE)) for file in HERE.rglob("*") if file.is_file() and "__pycache__" not in file.parts
-    }
+    found = {str(file.relative_to(HERE)) for file in HERE.rglob("*") if file.is_file()}
     for name in sorted(found - own - set(expected)):
         raise InstallError(f"{name}: not in SHA256SUMS; unpack the archive again")
     for name, digest in expected.items():

@@ -127,6 +127,9 @@ class Registry:
         self, method: str, url: str, name: str, headers: Mapping[str, str], body: Any
     ) -> tuple[int, dict[str, str], bytes]:
         parts = urlsplit(urljoin(self.base, url))
+        if parts.scheme != "https" and self.base.startswith("https:"):
+            # The answer to an upload or a redirect: tokens and contents would be sent in plain text.
+            raise RegistryError(f"{self.host}: found the address {parts.scheme}://{parts.netloc}, expected https")
         same = parts.netloc == urlsplit(self.base).netloc
         authorization = {"Authorization": self._authorization[name]} if same and name in self._authorization else {}
         connect = http.client.HTTPConnection

@@ -112,10 +112,14 @@ Rights = Callable[[str, str], bool]
 
 
 class Reviews:
-    """The API server as far as it reviews: `users` by token, `rights` by user and what is asked for."""
+    """The API server as far as it reviews: `users` by token, `rights` by user and what is asked for.
+
+    The tokens in `own` are valid for the audience of the API server only, other ones for all audiences.
+    """
 
     def __init__(self) -> None:
         self.users: dict[str, str] = {}
+        self.own: set[str] = set()
         self.rights: set[tuple[str, str]] = set()
         self.fails = False
         self.asked: list[str] = []
@@ -127,7 +131,8 @@ class Reviews:
         spec = msgspec.json.decode(request.body)["spec"]
         if request.path.endswith("/tokenreviews"):
             self.asked.append(f"token {','.join(spec.get('audiences', ()))}")
-            user = self.users.get(spec["token"])
+            valid = not spec.get("audiences") or spec["token"] not in self.own
+            user = self.users.get(spec["token"]) if valid else None
             status: dict[str, Any] = {"authenticated": user is not None}
             if user is not None:
                 status |= {"user": {"username": user, "groups": ["g"]}, "audiences": spec.get("audiences")}

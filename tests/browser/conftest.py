@@ -5,10 +5,15 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from cluster.pki import Authority
+from fleetpages import Reviews
 
+from accelplane.fleet.options import PageOptions
+from accelplane.fleet.program import serving
 from accelplane.fleet.serve import listen, open_gate
 from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.site import Screens
@@ -60,6 +65,33 @@ class Served:
             self._ready.set_result(f"http://127.0.0.1:{port}/")
             await self._ended.wait()
             await screens.live.close()
+
+
+class SecureServed(Served):
+    """The secure listener with a scripted API server, which `reviews` is."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._directory = directory
+        self.reviews = Reviews()
+
+    async def _serve(self) -> None:
+        credentials = Authority("servers").server("localhost", "127.0.0.1")
+        (self._directory / "tls.crt").write_bytes(credentials.certificate)
+        (self._directory / "tls.key").write_bytes(credentials.key)
+        pages = PageOptions(address="", secure_address="127.0.0.1:0", tls_directory=str(self._directory))
+        async with (
+            self.reviews.serving() as client,
+            serving(client, Screens(self.view), pages) as ports,
+        ):
+            self._ready.set_result(f"https://127.0.0.1:{ports['secure']}/")
+            await self._ended.wait()
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[SecureServed]:
+    with SecureServed(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from accelplane.fleet.model import Change, Node, Unit, Waiting
 
 from .accessibility import CHECKS
-from .conftest import PrefixProxy, Served
+from .conftest import PrefixProxy, SecureServed, Served
 
 pytestmark = pytest.mark.browser
 
@@ -91,6 +91,21 @@ def test_an_administrator_finds_the_unhealthy_device_and_its_pod(served: Served,
     replace_unit(served, node, unit)
     tab.page.locator(".badge", has_text=re.compile("^H healthy$")).wait_for(timeout=60_000)
     assert tab.problems == []
+
+
+def test_a_user_signs_in_with_a_token_gets_updates_and_signs_out(
+    secured: SecureServed, tab_of: Callable[..., Tab]
+) -> None:
+    secured.reviews.users["token-of-ann"] = "ann"
+    secured.reviews.allow("ann", "get /fleet", "list pods")
+    tab = tab_of(ignore_https_errors=True)
+    tab.page.goto(f"{secured.url}nodes?state=held")
+    tab.page.get_by_label("Token").fill("token-of-ann")
+    tab.page.get_by_role("button", name="Sign in").click()
+    tab.page.wait_for_url(f"{secured.url}nodes?state=held", timeout=60_000)
+    live(tab)
+    tab.page.get_by_role("button", name="Sign out").click()
+    tab.page.get_by_label("Token").wait_for(timeout=60_000)
 
 
 def test_an_administrator_reads_why_a_pod_waits(served: Served, tab_of: Callable[..., Tab]) -> None:

@@ -1,5 +1,6 @@
 """The secure listener of the fleet page: tokens, sessions, proxies, and names that may not be seen."""
 
+import asyncio
 import base64
 import ssl
 from collections.abc import AsyncIterator
@@ -13,7 +14,6 @@ from cluster.pki import Authority
 from fleetpages import Answer, Caller, Reviews
 from waiting import until
 
-from accelplane.apiserver.authorized import UserInfo
 from accelplane.fleet.devicelist import decode
 from accelplane.fleet.options import PageOptions
 from accelplane.fleet.program import serving
@@ -144,6 +144,17 @@ async def test_metrics_need_their_own_right(world: World) -> None:
     assert (await world.caller(authorization=f"Bearer {ann}").get("/metrics")).status == 403
     found = await world.caller(authorization=f"Bearer {scraper}").get("/metrics")
     assert "accelplane_fleet_viewers 0.0" in found.text
+
+
+async def test_a_token_for_the_api_server_reads_the_metrics_but_opens_no_page(world: World) -> None:
+    token = world.user("prometheus", "get /metrics", "list pods")
+    world.reviews.own.add(token)
+    caller = world.caller(authorization=f"Bearer {token}")
+    assert "accelplane_fleet_viewers 0.0" in (await caller.get("/metrics")).text
+    assert [(await caller.get(path)).status for path in ("/", "/api/v1/devices", "/nodes")] == [401] * 3
+    other = world.user("eve")
+    world.reviews.own.add(other)
+    assert (await world.caller(authorization=f"Bearer {other}").get("/metrics")).status == 403
 
 
 async def test_assets_need_no_token(world: World) -> None:
@@ -291,6 +302,31 @@ async def test_wrong_tokens_are_limited_by_address(world: World) -> None:
     assert (await sign_in(caller, token)).status == 303
 
 
+async def test_wrong_tokens_at_the_same_time_are_limited_together(world: World) -> None:
+    answers = await asyncio.gather(*(sign_in(world.timed, f"wrong-{each}") for each in range(20)))
+    assert sorted(answer.status for answer in answers) == [401] * 5 + [429] * 15
+    assert len(world.reviews.asked) == 5
+
+
+async def test_valid_tokens_and_failed_reviews_do_not_count_as_wrong_tokens(world: World) -> None:
+    caller, token = world.timed, world.user("ann")
+    world.reviews.fails = True
+    assert [(await sign_in(caller, token)).status for _ in range(6)] == [503] * 6
+    world.reviews.fails = False
+    assert [(await sign_in(caller, token)).status for _ in range(6)] == [303] * 6
+
+
+async def test_invalid_tokens_do_not_displace_valid_ones(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelplane.fleet.web.access._MAX_CACHED", 4)
+    token = world.user("ann", "list pods")
+    assert (await world.timed.get("/nodes", authorization=f"Bearer {token}")).status == 200
+    for each in range(8):
+        assert (await world.timed.get("/nodes", authorization=f"Bearer wrong-{each}")).status == 401
+    asked = len(world.reviews.asked)
+    assert (await world.timed.get("/nodes", authorization=f"Bearer {token}")).status == 200
+    assert len(world.reviews.asked) == asked
+
+
 async def test_a_session_ends_with_its_token(world: World) -> None:
     caller = world.timed
     cookie = {"cookie": cookie_in(await sign_in(caller, world.user("ann")))}
@@ -304,12 +340,11 @@ async def test_a_session_ends_with_its_token(world: World) -> None:
 def test_a_session_lasts_at_most_twelve_hours_and_as_long_as_the_token_says() -> None:
     clock = Clock()
     sessions = Sessions(clock=clock)
-    user = UserInfo("ann")
     claims = msgspec.json.encode({"exp": 1060})
 
     token = f"h.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.s"
-    short, seconds = sessions.create(token, user)
-    long, others = sessions.create("opaque", user)
+    short, seconds = sessions.create(token)
+    long, others = sessions.create("opaque")
     assert (seconds, others) == (60, 43200)
     assert (sessions.token(short), sessions.token(long)) == (token, "opaque")
     clock.now += 60
@@ -320,7 +355,7 @@ def test_a_session_lasts_at_most_twelve_hours_and_as_long_as_the_token_says() ->
 
 def test_the_oldest_session_ends_if_there_are_too_many() -> None:
     sessions = Sessions(clock=Clock())
-    first, *others = [sessions.create("t", UserInfo("ann"))[0] for _ in range(1025)]
+    first, *others = [sessions.create("t")[0] for _ in range(1025)]
     assert sessions.token(first) == ""
     assert sessions.token(others[0]) == "t"
     assert len(set(others)) == 1024

@@ -269,6 +269,28 @@ def test_the_monitor_of_the_operator_selects_its_metrics_service() -> None:
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
 
 
+@pytest.mark.parametrize("tree", ["secure", "secure-with-certmanager"])
+def test_the_monitor_of_the_fleet_selects_its_service(tree: str) -> None:
+    objects = render(DEPLOY / "fleet/overlays" / tree)
+    (monitor,) = (
+        each for each in by_kind(render(MONITORING / "base"), "ServiceMonitor")
+        if each["metadata"]["name"] == "accelplane-fleet"
+    )  # fmt: skip
+    (service,), (deployment,) = by_kind(objects, "Service"), by_kind(objects, "Deployment")
+    labels = monitor["spec"]["selector"]["matchLabels"]
+    assert len(labels) == 2
+    assert labels.items() <= service["metadata"]["labels"].items()
+    assert monitor["spec"]["namespaceSelector"]["matchNames"] == [service["metadata"]["namespace"]]
+    pod = deployment["spec"]["template"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert "https" in {each["name"] for each in pod["spec"]["containers"][0]["ports"]}
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    jobs = {each["job_name"]: each for each in yaml.safe_load(SCRAPE.read_text())["scrape_configs"]}
+    (discovery,) = jobs["accelplane-fleet"]["kubernetes_sd_configs"]
+    assert dict(each.split("=") for each in discovery["selectors"][0]["label"].split(",")) == labels
+
+
 def test_the_plain_overlay_needs_no_definitions() -> None:
     objects = render(MONITORING / "overlays/plain")
     assert {each["kind"] for each in objects} == {"ConfigMap"}

@@ -404,6 +404,43 @@ def test_a_changed_registry_is_found(made: Path, tmp_path: Path) -> None:
             Registry(address).blob("x", layer)
 
 
+@pytest.mark.parametrize("location", ["http://r.example/v2/x/blobs/uploads/1", "http://other.example/1"])
+def test_a_registry_with_tls_cannot_lead_to_plain_text(
+    location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+
+    class Connection:
+        """Answers 404 to HEAD, and to POST with the location of the upload."""
+
+        def __init__(self, scheme: str) -> None:
+            self._scheme = scheme
+            self.status = 0
+
+        def request(self, method: str, *_: object, **__: object) -> None:
+            sent.append(f"{self._scheme} {method}")
+            self.status = {"HEAD": 404, "POST": 202}.get(method, 201)
+
+        def getresponse(self) -> "Connection":
+            return self
+
+        def getheaders(self) -> list[tuple[str, str]]:
+            return [("Location", location)]
+
+        def read(self, *_: int) -> bytes:
+            return b""
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("http.client.HTTPSConnection", lambda *_, **__: Connection("https"))
+    monkeypatch.setattr("http.client.HTTPConnection", lambda *_, **__: Connection("http"))
+    descriptor = oci.put(tmp_path, oci.encoded({"layers": [oci.put(tmp_path, b"x", "text/plain").json]}), oci.MANIFEST)
+    with pytest.raises(RegistryError, match=r"r\.example: found the address http://\S+, expected https"):
+        Registry("r.example").push("x", tmp_path, descriptor.json, [])
+    assert sent == ["https HEAD", "https POST"]
+
+
 def test_errors_of_registries_name_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REGISTRY_USER", raising=False)
     with ociregistry.serving("basic") as state, pytest.raises(RegistryError, match="set REGISTRY_USER"):

@@ -59,6 +59,7 @@ async def serving(client: Client, screens: Screens, pages: PageOptions) -> Async
             gate = SecureGate(
                 Access(client.server, pages.audiences),
                 screens.assets.links,
+                scrapers=Access(client.server) if pages.audiences else None,
                 proxies=ProxyHeaders(bool(pages.proxy_ca), pages.proxy_names),
             )
             tls = ServingTls(

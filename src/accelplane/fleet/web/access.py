@@ -61,23 +61,30 @@ class Access:
         self._server = server
         self._audiences = audiences
         self._clock = clock
-        self._users: OrderedDict[bytes, tuple[float, UserInfo | None]] = OrderedDict()
+        # Anyone can send invalid tokens. They must not displace valid ones, nor delay reviews of rights.
+        self._users: OrderedDict[bytes, tuple[float, UserInfo]] = OrderedDict()
+        self._invalid: OrderedDict[bytes, tuple[float, None]] = OrderedDict()
         self._decisions: OrderedDict[bytes, tuple[float, bool]] = OrderedDict()
-        self._turn = asyncio.Semaphore(_AT_ONCE)
+        self._token_turn = asyncio.Semaphore(_AT_ONCE)
+        self._access_turn = asyncio.Semaphore(_AT_ONCE)
 
     async def user_of(self, token: str) -> UserInfo | None:
         """The user of a token, None if it is not valid. Raises `HttpError` if the API server does not answer."""
         # Tokens are not stored, only their hashes.
         key = hashlib.sha256(token.encode("utf-8", "replace")).digest()
-        until, user = self._users.get(key, (0.0, None))
+        until, user = self._users.get(key) or self._invalid.get(key) or (0.0, None)
         if until > self._clock():
             return user
         try:
-            async with asyncio.timeout(_TIMEOUT), self._turn:
+            async with asyncio.timeout(_TIMEOUT), self._token_turn:
                 user = await review_token(self._server, token, self._audiences)
         except (ApiError, TimeoutError) as error:
             raise _unanswered(error) from None
-        _store(self._users, key, (self._clock() + (_TTL if user is not None else _DENY_TTL), user))
+        self._users.pop(key, None)
+        if user is not None:
+            _store(self._users, key, (self._clock() + _TTL, user))
+        else:
+            _store(self._invalid, key, (self._clock() + _DENY_TTL, None))
         return user
 
     async def allowed(self, user: UserInfo, access: PageAccess | ResourceAccess) -> bool:
@@ -86,7 +93,7 @@ class Access:
         if known is not None:
             return known
         try:
-            async with asyncio.timeout(_TIMEOUT), self._turn:
+            async with asyncio.timeout(_TIMEOUT), self._access_turn:
                 found = await review_access(self._server, user, access)
         except (ApiError, TimeoutError) as error:
             raise _unanswered(error) from None

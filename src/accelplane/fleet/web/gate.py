@@ -95,19 +95,25 @@ class ProxyHeaders(Struct, frozen=True):
 
 
 class SecureGate:
-    """Admits users whom the API server authorizes."""
+    """Admits users whom the API server authorizes.
+
+    `scrapers` reviews tokens of scrapers that are not valid for users: Prometheus sends that of its account, whose
+    audience is the API server.
+    """
 
     def __init__(
         self,
         access: Access,
         assets: Assets,
         *,
+        scrapers: Access | None = None,
         proxies: ProxyHeaders = ProxyHeaders(),  # noqa: B008 - a frozen value
         sessions: Sessions | None = None,
         failures: FailureLimit | None = None,
     ) -> None:
         self._access = access
         self._assets = assets
+        self._scrapers = scrapers
         self._proxies = proxies
         self._sessions = sessions or Sessions()
         self._failures = failures or FailureLimit()
@@ -127,6 +133,10 @@ class SecureGate:
 
     async def admit_scraper(self, request: Request) -> None:
         viewer = await self._authenticate(request)
+        token = _bearer_token(request)
+        if viewer is None and token and self._scrapers is not None:
+            user = await self._scrapers.user_of(token)
+            viewer = Viewer(user) if user is not None else None
         if viewer is None:
             raise HttpError(401, "expected a valid token in the header Authorization: Bearer TOKEN")
         await self._authorize(viewer, METRICS)
@@ -147,12 +157,18 @@ class SecureGate:
         token, target = fields.get("token", "").strip(), _target(fields.get("next", ""))
         if self._failures.exceeded(request.source):
             return self._form(429, "Too many wrong tokens; try again in a minute.", target)
-        user = await self._access.user_of(token) if token else None
+        # Counted before the review: forms that are sent at the same time must not exceed the limit together.
+        self._failures.add(request.source)
+        try:
+            user = await self._access.user_of(token) if token else None
+        except HttpError:
+            self._failures.withdraw(request.source)
+            raise
         if user is None:
-            self._failures.add(request.source)
             return self._form(401, "This token is not valid here, or it has expired.", target)
+        self._failures.withdraw(request.source)
         await self._authorize(Viewer(user), PAGE)
-        identifier, seconds = self._sessions.create(token, user)
+        identifier, seconds = self._sessions.create(token)
         return redirect(target, {"Set-Cookie": cookie_of(identifier, seconds)})
 
     async def sign_out(self, request: Request) -> Response:
@@ -162,10 +178,9 @@ class SecureGate:
 
     async def _authenticate(self, request: Request) -> Viewer | None:
         """Raises `HttpError`."""
-        scheme, _, token = request.authorization.partition(" ")
         if request.authorization:
-            valid = scheme.lower() == "bearer" and 0 < len(token.strip()) <= _MAX_TOKEN
-            user = await self._access.user_of(token.strip()) if valid else None
+            token = _bearer_token(request)
+            user = await self._access.user_of(token) if token else None
             return Viewer(user) if user is not None else None
         name = request.certificate_name
         if self._proxies.allowed and name and (not self._proxies.names or name in self._proxies.names):
@@ -229,6 +244,12 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def _bearer_token(request: Request) -> str:
+    scheme, _, rest = request.authorization.partition(" ")
+    token = rest.strip()
+    return token if scheme.lower() == "bearer" and len(token) <= _MAX_TOKEN else ""
 
 
 def _check_origin(request: Request) -> None:

@@ -261,15 +261,14 @@ class _Channel:
             seen = self._view.cluster().generation
             try:
                 content = await self._make()
+                self._publish(content, loop.time())
+                seen = content.generation
             except HttpError:
                 # The API server does not decide what may be seen: clients fetch the page, which says so.
                 self._reload_all()
             except Exception:
                 log.exception("updates of %s: internal error", self._subject.screen)
                 self._reload_all()
-            else:
-                self._publish(content, loop.time())
-                seen = content.generation
             cost = loop.time() - started
             overview = self._subject.screen == "overview"
             interval = self._limits.overview if overview else self._limits.rows

@@ -10,8 +10,6 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from accelplane.apiserver.authorized import UserInfo
-
 COOKIE = "__Secure-accelplane-fleet"
 
 _MAX_AGE = 12 * 3600.0
@@ -21,7 +19,6 @@ _MAX_ADDRESSES = 4096
 
 class _Session(Struct):
     token: str
-    user: UserInfo
     expires: float
 
 
@@ -39,12 +36,12 @@ class Sessions:
         self._clock = clock
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
 
-    def create(self, token: str, user: UserInfo) -> tuple[str, int]:
+    def create(self, token: str) -> tuple[str, int]:
         """Begins a session. Returns its identifier and its seconds."""
         identifier = secrets.token_urlsafe(32)
         now = self._clock()
         expires = min(now + _MAX_AGE, expiry(token) or now + _MAX_AGE)
-        self._sessions[_key(identifier)] = _Session(token, user, expires)
+        self._sessions[_key(identifier)] = _Session(token, expires)
         if len(self._sessions) > _MAX_SESSIONS:
             self._sessions.popitem(last=False)
         return identifier, max(0, int(expires - now))
@@ -80,6 +77,12 @@ class FailureLimit:
         self._failures.move_to_end(source)
         if len(self._failures) > _MAX_ADDRESSES:
             self._failures.popitem(last=False)
+
+    def withdraw(self, source: bytes) -> None:
+        """Withdraws the last counted failure, which was none."""
+        times = self._failures.get(source)
+        if times:
+            times.pop()
 
     def exceeded(self, source: bytes) -> bool:
         """Whether an address has had so many failures that it has to wait."""
