@@ -143,6 +143,16 @@ wheel: $(ready)
 	$(PY) -m build --quiet --wheel --no-isolation --outdir dist .
 	rm -rf build
 
+## docs: build the documentation site of this version into dist/docs. OUT=DIR REPOSITORY=URL (for links to files)
+docs: $(extra)
+	NO_MKDOCS_2_WARNING=true $(PY) -m website "$(or $(OUT),dist/docs)" $(if $(REPOSITORY),--repository "$(REPOSITORY)")
+
+## docs-check: build the documentation site into a temporary directory: broken links and missing pages are errors
+docs-check: $(extra)
+	made=$$(mktemp -d)
+	trap 'rm -rf "$$made"' EXIT
+	$(MAKE) docs OUT="$$made"
+
 ## images: build OCI image layouts for amd64 and arm64 into dist/images, without an engine. OUT=, PLATFORMS=, IMAGES= (names)
 images: $(ready)
 	$(PY) deploy/images/images.py $(or $(OUT),dist/images) $(if $(PLATFORMS),--platforms $(PLATFORMS)) $(if $(IMAGES),--images $(IMAGES))

@@ -84,6 +84,8 @@ def test_wedged_and_failed_devices_are_unhealthy_until_they_are_rebound(director
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "[('card0', None, 1.0)]",
-        "[('accel0', 'began', 1.0), ('accel0', 'failed', 1.0), ('accel0', 'succeeded', 0.0), "
-        "('card0', 'began', 0.0), ('card0', 'failed', 0.0), ('card0', 'succeeded', 0.0)]",
+        (
+            "[('accel0', 'began', 1.0), ('accel0', 'failed', 1.0), ('accel0', 'succeeded', 0.0), "
+            "('card0', 'began', 0.0), ('card0', 'failed', 0.0), ('card0', 'succeeded', 0.0)]"
+        ),
     ]

@@ -27,19 +27,10 @@ from accelplane.cli import onloadoperator as onload_command
 from accelplane.cli import operator as operator_command
 from accelplane.cli.commands import accelplane as accelplane_command
 from accelplane.cli.goflags import Flag, flags_of, parse
-from accelplane.clients.messages import ContainerUse, DeviceUse, Report
-from accelplane.devices import Device, DeviceNode, Phase
+from accelplane.devices import Device, DeviceNode
 from accelplane.host import Host
-from accelplane.kubelet.podresources import Holder
-from accelplane.kubelet.server import LATENCY_BOUNDS
 from accelplane.node import config as configuration
-from accelplane.node import metrics
-from accelplane.node.clients import ClientUse, NamedPod
-from accelplane.node.holders import Holders
-from accelplane.node.page_counts import PageCounts
 from accelplane.node.plugins import installed
-from accelplane.node.readings import NodeReadings
-from accelplane.node.status import NodeStatus, PluginStatus, ResourceCounters, ResourceStatus, UnitHealth
 from accelplane.plugins import Plugin
 from accelplane.plugins.fpga.config import FpgaConfig
 from accelplane.plugins.gpu import GpuConfig
@@ -48,9 +39,9 @@ from accelplane.plugins.npu import NpuConfig
 from accelplane.plugins.onload import OnloadConfig
 from accelplane.plugins.policies import POLICIES, preferred
 from accelplane.plugins.qat import QatConfig
-from accelplane.plugins.sgx import SgxConfig, SgxPlugin
-from accelplane.readings import DevicePlan
+from accelplane.plugins.sgx import SgxConfig
 from accelplane.readings.families import FAMILIES
+from website.agentmetrics import agent_families
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -280,57 +271,8 @@ def test_the_configuration_file_table_lists_every_key() -> None:
     assert listed == {field.encode_name for field in msgspec.structs.fields(configuration.AgentConfig)}
 
 
-def _host_with_epc(root: Path) -> Host:
-    directory = root / "sys/devices/system/node/node0/x86"
-    directory.mkdir(parents=True)
-    (directory / "sgx_total_bytes").write_text("4096")
-    return Host(root)
-
-
-def _client_use() -> ClientUse:
-    device = DeviceUse(
-        bdf="0000:03:00.0", driver="xe", clients=1, busy_seconds={"ccs": 1.0}, memory_bytes={"vram0": {"total": 1}}
-    )
-    report = Report(containers=(ContainerUse(pod="uid", name="c", devices=(device,)),))
-    return ClientUse(report, {"uid": NamedPod("n", "p", frozenset(("c",)))}, {"ok": 1})
-
-
-def test_the_metrics_table_lists_every_metric(tmp_path: Path) -> None:
-    status = NodeStatus(version="", root="/", kubelet_dir="")
-    readings = NodeReadings(outcomes={"gpu": {"ok": 1}})
-    counters = ResourceCounters(preferred_buckets=(1,) + (0,) * len(LATENCY_BOUNDS), allocation_outcomes={"ok": 1})
-    plugin = PluginStatus(
-        name="p",
-        namespace="n",
-        resources={"r": ResourceStatus(name="n/r", counters=counters)},
-        health={"u": UnitHealth(phase=Phase.UNHEALTHY)},
-        failures={"other": 1},
-    )
-    status = msgspec.structs.replace(status, plugins={"p": plugin}, uevents={"": 1, "pci": 1})
-    holders = Holders(
-        [Holder("n", "p", "c", "n/r", ("x",))],
-        "podresources",
-        since={("n", "p", "c", "n/r"): 1.0},
-        allocatable={"n/r": 1},
-    )
-    counts = PageCounts()
-    counts.record("metrics", 0.1)
-    counts.answered("metrics", 200)
-    contents = metrics.Contents(
-        readings=readings,
-        holders=holders,
-        container_use=_client_use().families({"gpu": [DevicePlan(device="card0", bdf="0000:03:00.0", units=())]}),
-        requests={("List", "ok"): 1},
-        idle={("p", "u"): 1.0},
-        lag=0.0,
-        dropped={("p", "limit"): 1},
-        samples=list(SgxPlugin().measure(_host_with_epc(tmp_path), ())),
-    )
-    names = set(
-        re.findall(
-            r"^# TYPE (accelplane_\w+)", metrics.page(status, contents, counts.families()).decode(), re.MULTILINE
-        )
-    )
+def test_the_metrics_table_lists_every_metric() -> None:
+    names = {name for name, _type, _help in agent_families()}
     listed = {
         row[0].strip("`") for row in rows(section(METRICS, "Metrics of the agent")) if row[0].startswith("`accelplane_")
     }

@@ -32,7 +32,7 @@ FLAGS = (
     *logflags.FLAGS,
 )
 
-_NODE_FLAGS = (
+NODE_FLAGS = (
     Flag("plugins", "", "comma-separated plugins to run; all installed ones if empty"),
     Flag("config", "", "YAML file with the plugins' options, read again when it changes"),
     Flag("labels", "off", "labels for the node's hardware: off, nfd (a file in -nfd-dir) or node (on the Node object)"),
@@ -44,7 +44,7 @@ PluginT = TypeVar("PluginT", bound=Plugin[Config])
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """`accelplane node`: all installed plugins, or those given by -plugins."""
-    flags = (*_NODE_FLAGS, *FLAGS)
+    flags = (*NODE_FLAGS, *FLAGS)
     given = parse_or_exit("accelplane node", flags, sys.argv[2:] if arguments is None else arguments)
     path = str(given.get("config", ""))
     named = [name.strip() for name in str(given.get("plugins", "")).split(",") if name.strip()]
