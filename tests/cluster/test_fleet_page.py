@@ -61,6 +61,11 @@ def page(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) ->
         cluster.kubectl("create", "serviceaccount", "reader", f"--namespace={SPACE}")
         cluster.kubectl("create", "clusterrolebinding", "reader", "--clusterrole=accelplane-fleet-viewer", viewer)
         cluster.kubectl("create", "rolebinding", "reader", "--clusterrole=view", viewer, "--namespace=default")
+        scraper = f"--serviceaccount={SPACE}:scraper"
+        cluster.kubectl("create", "serviceaccount", "scraper", f"--namespace={SPACE}")
+        cluster.kubectl(
+            "create", "clusterrolebinding", "scraper", "--clusterrole=accelplane-fleet-metrics-reader", scraper
+        )
         with _process(cluster, directory) as (plain, secure):
             yield Page(cluster, Caller(plain), secure)
 
@@ -171,6 +176,13 @@ async def test_only_tokens_of_viewers_for_this_audience_open_the_page(page: Page
     reader = page.caller(page.token("reader", "--audience=accelplane-fleet"))
     assert (await reader.get("/")).status == 200
     assert (await reader.get("/metrics")).status == 403
+
+
+async def test_a_scraper_reads_the_metrics_with_the_token_of_its_account(page: Page) -> None:
+    scraper = page.caller(page.token("scraper"))
+    assert "accelplane_fleet_nodes" in (await scraper.get("/metrics")).text
+    assert (await scraper.get("/")).status == 401
+    assert (await page.caller(page.token("reader")).get("/metrics")).status == 403
 
 
 def test_the_account_may_do_nothing_else(page: Page) -> None:

@@ -14,7 +14,7 @@ from accelplane.fleet.model import Node, Waiting
 from accelplane.fleet.serve import listen, open_gate
 from accelplane.fleet.simulated import SimulatedFleet
 from accelplane.fleet.web.gate import is_loopback
-from accelplane.fleet.web.live import Content, Live, LiveLimits, Subject
+from accelplane.fleet.web.live import RELOAD, Content, Live, LiveLimits, Subject
 from accelplane.fleet.web.query import NodesQuery
 from accelplane.fleet.web.site import Screens, SiteOptions
 from accelplane.http.messages import HttpError
@@ -212,9 +212,13 @@ async def test_a_viewer_that_does_not_read_gets_reload_and_holds_little_memory()
             await until(lambda: world.screens.live.viewers == 1)
             # More than the socket's buffers take.
             kinds = set[str]()
-            for _ in range(200):
-                world.view.change(60)
-                await asyncio.sleep(0.002)
+            (channel,) = world.screens.live._channels.values()
+            (subscriber,) = channel._subscribers
+            async with asyncio.timeout(60):
+                while RELOAD not in subscriber._events:
+                    world.view.change(60)
+                    await asyncio.sleep(0.002)
+                    assert subscriber._size <= 4096
             while "reload" not in kinds:
                 kinds.add((await slow.next()).kind)
 

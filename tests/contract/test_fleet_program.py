@@ -4,10 +4,12 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from cluster.pki import Authority
 from fleetagents import AgentDouble, node
@@ -87,9 +89,20 @@ async def test_a_certificate_that_cannot_be_used_is_reported(tmp_path: Path) -> 
     async with kube_api() as api:
         with pytest.raises(CertificateError, match=r"tls\.crt"):
             await run(FleetOptions(), pages, api.config)
-        credentials = Authority("a").server("x")
+        authority = Authority("a")
+        credentials = authority.server("x")
         (tmp_path / "tls.crt").write_bytes(credentials.certificate)
         (tmp_path / "tls.key").write_bytes(credentials.key)
-        async with program(api, pages) as running:
-            await asyncio.sleep(0)
-            assert not running.done()
+        port = free_port()
+        context = ssl.create_default_context(cadata=authority.credentials.certificate.decode())
+
+        async def accepts() -> bool:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="x")
+            except ConnectionError:
+                return False
+            writer.close()
+            return True
+
+        async with program(api, msgspec.structs.replace(pages, secure_address=f"127.0.0.1:{port}")):
+            await until(accepts, 60)

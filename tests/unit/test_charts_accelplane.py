@@ -24,6 +24,7 @@ COMPONENTS = {
         "sgx_admissionwebhook/overlays/default-with-own-certificates", "intelsgxwebhook-system", "sgx-webhook",
     ),
     "fpgaWebhook": ("fpga_admissionwebhook/default", "intelfpgawebhook-system", "fpga-webhook"),
+    "fleet": ("fleet", "accelplane-fleet", ""),
 }  # fmt: skip
 WORKLOADS = {
     "agent": "accelplane",
@@ -31,6 +32,7 @@ WORKLOADS = {
     "onload": "onload-operator",
     "sgxWebhook": "intel-sgx-admissionwebhook",
     "fpgaWebhook": "intel-fpga-admissionwebhook",
+    "fleet": "accelplane-fleet",
 }
 
 
@@ -56,7 +58,8 @@ def kustomized(name: str) -> list[Object]:
     tree, namespace, label = COMPONENTS[name]
     text = json.dumps([each for each in render(DEPLOY / tree) if each["kind"] != "Namespace"])
     if namespace:
-        text = text.replace(f'"{namespace}"', f'"{NAMESPACE}"')
+        # Some objects have the name of the namespace.
+        text = text.replace(f'"namespace": "{namespace}"', f'"namespace": "{NAMESPACE}"')
     objects = json.loads(text.replace('"controller-manager"', f'"{label}"') if label else text)
     for each in objects:
         if each["kind"] == "CustomResourceDefinition":
@@ -65,7 +68,7 @@ def kustomized(name: str) -> list[Object]:
             pod = each["spec"]["template"]["spec"]
             # The kustomization removes the items of these lists, not the lists.
             for owner, key in ((pod, "volumes"), (pod["containers"][0], "volumeMounts")):
-                assert owner.pop(key) == []
+                assert owner.pop(key, []) == []
         if name == "agent":
             each["metadata"]["namespace"] = NAMESPACE
     return objects
@@ -85,6 +88,20 @@ def test_a_component_renders_the_objects_of_its_kustomization(name: str) -> None
         assert found[key] == each, key
 
 
+def test_the_fleet_page_with_a_secret_is_that_of_the_overlay_with_tls() -> None:
+    text = json.dumps([each for each in render(DEPLOY / "fleet/overlays/secure") if each["kind"] != "Namespace"])
+    wanted = by_name(json.loads(text.replace('"namespace": "accelplane-fleet"', f'"namespace": "{NAMESPACE}"')))
+    found = by_name(component("fleet", fleet={"tlsSecret": "accelplane-fleet-tls"}))
+    assert {*found} == {*wanted}
+    for key, each in wanted.items():
+        assert found[key] == each, key
+
+
+def test_options_of_the_fleet_page_follow_those_of_the_chart() -> None:
+    (container,) = workload("fleet", fleet={"args": ["-pods=all"]})["containers"]
+    assert container["args"] == ["-address=127.0.0.1:8080", "-health-probe-bind-address=:8081", "-pods=all"]
+
+
 def test_the_agent_is_the_default() -> None:
     assert template(CHART, NAMESPACE) == component("agent")
 
@@ -95,11 +112,11 @@ def test_the_operator_is_that_of_its_own_chart() -> None:
 
 
 def test_services_of_components_in_one_namespace_select_different_pods() -> None:
-    names = {"operator": True, "onload": True, "agent": True, "labels": True}
-    objects = template(CHART, NAMESPACE, components=names)
+    names = {"operator": True, "onload": True, "agent": True, "labels": True, "fleet": True}
+    objects = template(CHART, NAMESPACE, components=names, fleet={"tlsSecret": "tls"})
     objects += template(CHART, NAMESPACE, components={"sgxWebhook": True, "fpgaWebhook": True})
     pods = [each["spec"]["template"]["metadata"]["labels"] for each in objects if each["kind"] == "Deployment"]
-    assert len(pods) == 4
+    assert len(pods) == 5
     for service in (each for each in objects if each["kind"] == "Service"):
         selector = service["spec"]["selector"].items()
         assert sum(selector <= labels.items() for labels in pods) == 1, service["metadata"]["name"]
@@ -173,6 +190,7 @@ def test_definitions_can_be_installed_by_other_means() -> None:
         ({"components": {"agnet": True}}, "agnet"),
         ({"agent": {"kubeletDirectory": "kubelet"}}, "kubeletDirectory"),
         ({"labels": {"image": {"tga": "1"}}}, "tga"),
+        ({"fleet": {"tlsSecrets": "x"}}, "tlsSecrets"),
         ({"operator": {"enabled": True}}, "enabled"),
     ],
 )

@@ -38,6 +38,16 @@ def test_the_agent_has_pages_as_with_the_component_of_the_tree(tmp_path: Path) -
     assert by_name(rendered())["DaemonSet", "accelplane-node"] == in_order(wanted)
 
 
+def test_the_monitor_of_the_fleet_looks_in_the_namespace_of_the_release_if_the_fleet_is_there() -> None:
+    components = {"monitoring": True, "fleet": True}
+    objects = by_name(template(CHART, NAMESPACE, components=components, fleet={"tlsSecret": "tls"}))
+    monitor = objects["ServiceMonitor", "accelplane-fleet"]["spec"]
+    service = objects["Service", "accelplane-fleet"]
+    assert monitor["namespaceSelector"] == {"matchNames": [NAMESPACE]}
+    assert service["metadata"]["namespace"] == NAMESPACE
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+
+
 def test_pages_stay_off_without_the_component() -> None:
     (daemonset,) = template(CHART, NAMESPACE)
     assert "http-address" not in json.dumps(daemonset)
