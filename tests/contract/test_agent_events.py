@@ -52,7 +52,8 @@ async def main():
 
     async def samples(name):
         found = parse(page.render(agent.status(), await observer.contents()))
-        return sorted((each.labels["device"], each.labels.get("outcome"), each.value) for each in found[name].samples)
+        return sorted((each.labels["device"], each.labels.get("outcome"), each.value) for each in found[name].samples
+            if each.labels.get("outcome") != "succeeded")
 
     await until(lambda: [len(runner.publisher.served) for runner in agent.runners.values()] == [1, 1], 30)
     forge(GPU)
@@ -84,8 +85,5 @@ def test_wedged_and_failed_devices_are_unhealthy_until_they_are_rebound(director
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "[('card0', None, 1.0)]",
-        (
-            "[('accel0', 'began', 1.0), ('accel0', 'failed', 1.0), ('accel0', 'succeeded', 0.0), "
-            "('card0', 'began', 0.0), ('card0', 'failed', 0.0), ('card0', 'succeeded', 0.0)]"
-        ),
+        "[('accel0', 'began', 1.0), ('accel0', 'failed', 1.0), ('card0', 'began', 0.0), ('card0', 'failed', 0.0)]",
     ]

@@ -94,6 +94,28 @@ def test_invalid_completion_faults_are_counted_and_not_added(tmp_path: Path) -> 
     assert queue.read() == (0, 1)
 
 
+def test_completion_faults_are_not_counted_again_after_a_reading_that_fails(tmp_path: Path) -> None:
+    queue = Faults(tmp_path)
+    queue.set(file0=(3, 1))
+    assert queue.read() == (3, 1)
+    away = queue.directory.with_name("away")
+    queue.directory.rename(away)  # the directory cannot be listed
+    assert queue.read() == (3, 1)
+    away.rename(queue.directory)
+    assert queue.read() == (3, 1)
+    for text in ("many\n", ""):
+        build(queue.directory, {"file0/cr_faults": text})
+        assert queue.read() == (3, 1)
+    queue.set(file0=(4, 1))
+    assert queue.read() == (4, 1)
+    file = queue.directory / "file0/cr_faults"
+    file.unlink()
+    file.mkdir()  # reading it fails
+    assert queue.read() == (4, 1)
+    queue.set(file0=(6, 1))
+    assert queue.read() == (6, 1)
+
+
 NIC_FILES = {
     f"{NIC}/vendor": "0x1924\n", f"{NIC}/device": "0x0b03\n", f"{NIC}/class": "0x020000\n",
     f"{NIC}/hwmon/hwmon3/name": "sfc\n", f"{NIC}/hwmon/hwmon3/temp1_input": "51000\n",

@@ -1,7 +1,6 @@
 """`accelplane fleet`: the page of a cluster's accelerators, and `accelplane fleet demo` with a simulated cluster."""
 
 import asyncio
-import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING
 from accelplane.cli import logflags
 from accelplane.cli.clusterprogram import Values, run_in_cluster
 from accelplane.cli.goflags import Flag, parse_or_exit, with_defaults
+from accelplane.cli.untilsignal import until_signal
 
 if TYPE_CHECKING:
     from accelplane.fleet.options import FleetOptions, PageOptions
@@ -157,16 +157,14 @@ async def _run_demo(address: str, nodes: int, changes: int) -> None:
 
     view = SimulatedFleet(nodes)
     screens = Screens(view)
-    ended, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ended.set)
-    async with listen(screens, open_gate(address), address) as port:
-        host = address.rpartition(":")[0] or "127.0.0.1"
-        print(f"A simulated fleet of {nodes} nodes: http://{host}:{port}/  (Ctrl-C ends it)", flush=True)
-        running = asyncio.create_task(view.run(changes=changes), name="changes")
-        try:
-            await ended.wait()
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            await screens.live.close()
+
+    async def serve() -> None:
+        async with listen(screens, open_gate(address), address) as port:
+            host = address.rpartition(":")[0] or "127.0.0.1"
+            print(f"A simulated fleet of {nodes} nodes: http://{host}:{port}/  (Ctrl-C ends it)", flush=True)
+            try:
+                await view.run(changes=changes)
+            finally:
+                await screens.live.close()
+
+    await until_signal(serve())

@@ -120,16 +120,23 @@ class DeviceReader:
         while pending:
             now = pending.pop(0)
             if now.members is not None:
-                pending += now.members(_names(host, now.path))[:_MAX_FOLLOWING]
+                names = _names(host, now.path)
+                if names is None:
+                    self._increases.keep(f"{now.path}/")
+                else:
+                    pending += now.members(names)[:_MAX_FOLLOWING]
                 continue
             text = self._text(host, now, outcomes, denied)
             if text is None:
+                self._increases.keep(now.path)
                 continue
             known = self._parsed.get(now.path)
             if known is None or known.text != text:
                 known = self._parsed[now.path] = _parsed(now, text)
-            if now.accumulates:
+            if now.accumulates and known.valid:
                 self._increases.add(now.path, known.values)
+            elif now.accumulates:
+                self._increases.keep(now.path)
             else:
                 values += known.values
             outcomes["ok" if known.valid else "invalid"] += 1
@@ -211,6 +218,10 @@ class _Increases:
             self._totals[key] = self._totals.get(key, 0.0) + (value - known if value >= known else value)
         self._seen[path] = now
 
+    def keep(self, prefix: str) -> None:
+        """Keeps what is known of files that exist and cannot be read now: they are not counted again."""
+        self._seen.update({path: known for path, known in self._last.items() if path.startswith(prefix)})
+
     def totals(self) -> Sequence[Value]:
         """The increases since the first reading. Ends a reading: files that it had not are forgotten."""
         self._last, self._seen = self._seen, {}
@@ -248,11 +259,12 @@ def _content(host: Host, source: Source) -> bytes:
         raise host_error(source.path, error) from None
 
 
-def _names(host: Host, path: str) -> Sequence[str]:
+def _names(host: Host, path: str) -> Sequence[str] | None:
+    """None if the directory cannot be listed."""
     try:
         return host.names(path)
     except HostError:
-        return ()
+        return None
 
 
 def _power_status(host: Host, plan: DevicePlan) -> str:

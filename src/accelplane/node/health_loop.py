@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from accelplane.devices import Inventory, Verdict
 from accelplane.host import Host
-from accelplane.host.blocking import in_thread
+from accelplane.host.blocking import SerialThread
 from accelplane.kubelet.notifier import coalesced_deadline
 from accelplane.node.context import PluginContext
 from accelplane.node.health import HealthTracker
@@ -34,6 +34,9 @@ class HealthLoop:
         self._requested = asyncio.Event()
         # The PCI addresses of the units of an inventory, read when there is an event.
         self._addresses: tuple[Inventory, Mapping[str, str]] | None = None
+        self._problem = ""
+        # Reads the addresses; the owner waits for it at its end.
+        self.thread = SerialThread()
 
     def request(self) -> None:
         """Requests a check of all devices. A request during a check causes another one."""
@@ -75,21 +78,35 @@ class HealthLoop:
 
     async def _reported(self, inventory: Inventory) -> Mapping[str, Verdict]:
         """The verdicts that events imply, by unit."""
-        plugin, root = self._context.plugin, self._context.settings.root
+        plugin = self._context.plugin
         verdicts = dict(self._context.events.verdicts)
         if not verdicts or not plugin.overrides("readings"):
             return {}
-        if self._addresses is None or self._addresses[0] is not inventory:
-            try:
-                async with asyncio.timeout(_ADDRESSES_TIMEOUT):
-                    found = await in_thread(lambda: _addresses(plugin, Host(root), inventory))
-            except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
-                log.warning(
-                    "%s: the devices of events are unknown: %s", self._context.name, str(error) or type(error).__name__
-                )
-                return {}
-            self._addresses = inventory, found
-        return {unit: verdicts[address] for unit, address in self._addresses[1].items() if address in verdicts}
+        addresses = await self._read_addresses(plugin, inventory)
+        return {unit: verdicts[address] for unit, address in addresses.items() if address in verdicts}
+
+    async def _read_addresses(self, plugin: Plugin[Config], inventory: Inventory) -> Mapping[str, str]:
+        """The PCI address of each unit: the earlier ones while the files of a device block, maybe of a wedged one."""
+        earlier = self._addresses
+        if earlier is not None and earlier[0] is inventory:
+            return earlier[1]
+        root = self._context.settings.root
+        try:
+            async with asyncio.timeout(_ADDRESSES_TIMEOUT):
+                found = await self.thread.run(lambda: _addresses(plugin, Host(root), inventory))
+        except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
+            problem = str(error) or type(error).__name__
+            self._report(f"no answer within {_ADDRESSES_TIMEOUT:g} s" if isinstance(error, TimeoutError) else problem)
+            return {} if earlier is None else earlier[1]
+        self._report("")
+        self._addresses = inventory, found
+        return found
+
+    def _report(self, problem: str) -> None:
+        """Logs each problem once."""
+        if problem and problem != self._problem:
+            log.warning("%s: the devices of events are unknown: %s", self._context.name, problem)
+        self._problem = problem
 
     async def _wait_for_request(self) -> None:
         plugin = self._context.plugin
