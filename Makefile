@@ -41,7 +41,7 @@ test: $(ready)
 coverage:
 	$(MAKE) test ARGS="--cov --cov-report term-missing:skip-covered --cov-fail-under 90 $(ARGS)"
 
-## test-browser: test the fleet page in Chromium (Debian's package chromium). ARGS=… are passed to pytest
+## test-browser: test the fleet page and the documentation site in Chromium (Debian's package chromium). ARGS=… are passed to pytest
 test-browser: $(extra)
 	$(PY) -m pytest --tb native -m browser $(or $(ARGS),tests/browser)
 
