@@ -66,7 +66,7 @@ class DeviceList(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def device_list(cluster: Cluster, visible: Callable[[str], bool], *, node: str = "") -> DeviceList:
-    """The devices of one node or all. `visible` tells whether names in a namespace may be shown."""
+    """The devices of one node or all. `visible` returns whether names in a namespace may be shown."""
     nodes = [each for name, each in sorted(cluster.nodes.items()) if node in ("", name)]
     return DeviceList(
         generation=cluster.generation,

@@ -95,7 +95,7 @@ class ProxyHeaders(Struct, frozen=True):
 
 
 class SecureGate:
-    """Admits users whom the API server authorizes.
+    """Admits users that the API server authorizes.
 
     `scrapers` reviews tokens of scrapers that are not valid for users: Prometheus sends that of its account, whose
     audience is the API server.

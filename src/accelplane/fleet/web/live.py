@@ -102,7 +102,7 @@ class Live:
     ) -> AsyncGenerator[bytes, None]:
         """The events since the generation that the client has seen. Raises `HttpError` with too many viewers.
 
-        `make` makes the content of the screen. Viewers for whom it would differ need another subject.
+        `make` makes the content of the screen. Viewers with other rights need another subject.
         """
         if self.viewers >= self.limits.viewers:
             raise HttpError(503, f"expected at most {self.limits.viewers} viewers; the page can be refreshed")
