@@ -138,7 +138,7 @@ def commands(root: Path) -> Iterator[str]:
     )
     scripts: Mapping[str, str] = tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"]
     own = {flag.name for flag in logflags.FLAGS}
-    yield from ("## Logging flags", "", "All commands with flags in the style of Go have these flags.", "")
+    yield from ("## Logging flags", "", "Programs that run until they are stopped have these flags for their log.", "")
     yield from _flags(logflags.FLAGS, set())
     yield from (
         "## Flags of node commands",
@@ -208,8 +208,10 @@ def _click_commands(command: click.Command, path: str) -> Iterator[str]:
 
 def metrics() -> Iterator[str]:
     """Yields the lines of the page of metrics."""
-    yield from ("# Metrics in the code", "", "Every metric with its type and help text, from the code.", "")
-    yield from ("[Metrics](../metrics.md) explains labels and use.", "", "## Agent", "")
+    yield from ("# Metrics in the code", "", "Type and help text of metrics, from the code.", "")
+    yield from ("[Metrics](../metrics.md) explains labels and use.", "")
+    yield from ("[Fleet page](../fleet.md#metrics) has those of the fleet.", "")
+    yield from ("## Agent", "")
     yield from _table(
         ("Metric", "Type", "Help"), *((f"`{n}`", kind, _prose(text)) for n, kind, text in agent_families())
     )
