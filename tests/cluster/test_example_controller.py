@@ -40,7 +40,7 @@ asyncio.run(manager.run())
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster(cluster_is_possible: None) -> Iterator[Cluster]:
     with Cluster.running([]) as running:
         running.add_pretended_nodes(3, labels=LABELS)
