@@ -206,7 +206,7 @@ async def test_a_process_that_blocks_its_reader_is_left_out(proc: Path, caplog: 
     process(proc, 11, i915(2, render=10**9), container="cd" * 32, name="b")
     file = proc / "11/fdinfo/5"
     file.unlink()
-    os.mkfifo(file)  # opening it blocks until somebody writes
+    os.mkfifo(file)  # opening it blocks until a writer opens it
     report = await service.report([POD])
     assert (report.incomplete, service.blocked) == (True, [11])
     assert seconds(report)["main", BDF]["render"] == 1.0
