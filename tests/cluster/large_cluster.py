@@ -77,7 +77,7 @@ def samples(cluster: Cluster) -> dict[str, dict[str, Any]]:
 
 
 def is_reported(resource: Mapping[str, Any], nodes: int) -> bool:
-    """Whether the status of a resource reports this number of nodes with its plugin, and only the condition Available."""
+    """Whether the status of a resource reports `nodes` nodes with its plugin, and only the condition Available."""
     status = resource.get("status", {})
     counts = (status.get("desiredNumberScheduled"), status.get("numberReady"), len(status.get("nodeNames") or ()))
     generation = resource["metadata"]["generation"]

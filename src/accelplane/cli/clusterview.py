@@ -316,6 +316,6 @@ def _number(value: int | None) -> str:
     return UNKNOWN if value is None else str(value)
 
 
-def _chosen(resource: str, wanted: str) -> bool:
-    """Whether a resource is the wanted one, or begins with it."""
-    return resource.startswith(wanted)
+def _chosen(resource: str, prefix: str) -> bool:
+    """Whether a resource starts with `prefix`."""
+    return resource.startswith(prefix)

@@ -196,10 +196,10 @@ def _go_text(value: Value) -> str:
 def _configured(
     given: Mapping[str, Value], config: configuration.AgentConfig, path: str, named: Sequence[str]
 ) -> tuple[Settings, Plugins]:
-    wanted = named or config.enabled
-    types = installed(wanted)
+    plugin_names = named or config.enabled
+    types = installed(plugin_names)
     if config.plugins:
-        configuration.check_names(config, types if wanted is None else installed(), path)
+        configuration.check_names(config, types if plugin_names is None else installed(), path)
     return _settings(given, config.settings), configuration.plugins(config, types, path)
 
 

@@ -91,12 +91,12 @@ def _by_affinity(
     aligned: list[str] = []
     unaligned: list[str] = []
     unplaced: list[str] = []
-    wanted = {node for node in range(affinity.bit_length()) if affinity >> node & 1}
+    affinity_nodes = {node for node in range(affinity.bit_length()) if affinity >> node & 1}
     for key in available:
         nodes = devices[key].nodes
         if not nodes:
             unplaced.append(key)
-        elif wanted.isdisjoint(nodes):
+        elif affinity_nodes.isdisjoint(nodes):
             unaligned.append(key)
         else:
             aligned.append(key)
