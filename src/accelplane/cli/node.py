@@ -135,7 +135,7 @@ async def _serve(agent: Agent) -> None:
     loop = asyncio.get_running_loop()
     for number in signals.ENDING:
         loop.add_signal_handler(number, agent.stop)
-    # Imported objects live as long as the process: the garbage collector need not visit them.
+    # Imported objects are permanent: the garbage collector can skip them.
     gc.collect()
     gc.freeze()
     # Limits how long an answer to the kubelet waits while a scan runs in a thread.

@@ -227,7 +227,7 @@ class Watcher:
                 continue
             for path in tuple(self._by_number.get(event.watch, ())):
                 touched.update(self._concerned(event, self._directories[path].interests))
-                if event.gone or not event.name:
+                if event.removed or not event.name:
                     # The directory itself was removed or renamed: its path leads to another one, or does not exist.
                     self._unwatch(path)
         for subscriber in touched:
