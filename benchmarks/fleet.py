@@ -1,6 +1,6 @@
-"""The fleet with 5,000 nodes of 8 cards each: memory, processor time without changes and with 500 a second, and pages.
+"""The fleet with 5,000 nodes of 8 cards each: memory, processor time without changes and with 500 per second, pages.
 
-The API server is the test double; agents are in a process of their own and answer over the loopback interface.
+The API server is the test double. The agents are in a separate process and respond over the loopback interface.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from accelplane.fleet.web.gate import OpenGate
 from accelplane.fleet.web.site import Screens, Site
 from accelplane.http.messages import Request, Response
 from accelplane.kube.client import Client
-from benchmarks.figures import Figure, Outcome, Scale, percentile, single
+from benchmarks.figures import Figure, Result, Scale, percentile, single
 from benchmarks.process import cpu_seconds, memory_of
 
 _CONNECT_TIMEOUT = 600.0
@@ -28,7 +28,7 @@ _PAGE_BUDGETS = {"first page": 50.0, "100 nodes": 50.0}
 
 
 class Load(Struct, frozen=True):
-    """The nodes, the seconds without changes, and those with so many changes each."""
+    """The number of nodes, the seconds without changes, and the seconds with `changes` each."""
 
     nodes: int
     idle: int
@@ -36,14 +36,14 @@ class Load(Struct, frozen=True):
     changes: int
 
 
-def measure(scale: Scale) -> Outcome:
+def measure(scale: Scale) -> Result:
     nodes = scale.of(5000, 100)
     figures = asyncio.run(_measure(Load(nodes, scale.of(60, 2), scale.of(60, 2), min(nodes, _CHANGES))))
-    return Outcome(
+    return Result(
         figures=figures,
         notes=(
-            f"{nodes} nodes with 8 cards each, all held; agents and API server in another process",
-            "first change in the snapshot: since the agents were asked to change, all of a second together",
+            f"{nodes} nodes with 8 cards each, all allocated; agents and API server in another process",
+            "first change in the snapshot: from the command to the agents; the changes of a second are sent together",
         ),
     )
 
@@ -68,11 +68,11 @@ async def _measure_fleet(agents: Process, url: str, load: Load) -> tuple[Figure,
     running = asyncio.create_task(fleet.run())
     started = time.monotonic()
     async with asyncio.timeout(_CONNECT_TIMEOUT):
-        await _connected(fleet, load.nodes)
+        await _wait_until_connected(fleet, load.nodes)
     connecting = time.monotonic() - started
     memory, before = memory_of(own), cpu_seconds(own)
     await asyncio.sleep(load.idle)
-    quiet = (cpu_seconds(own) - before) * 60 / load.idle
+    idle_cpu = (cpu_seconds(own) - before) * 60 / load.idle
     before, delays = cpu_seconds(own), list[float]()
     for _ in range(load.seconds):
         start, generation = time.monotonic(), fleet.cluster().generation
@@ -88,8 +88,8 @@ async def _measure_fleet(agents: Process, url: str, load: Load) -> tuple[Figure,
     return (
         single("all agents connected", connecting, "s"),
         single("resident memory", memory.resident, "MiB", budget=200),
-        single("processor time, quiet, a minute", quiet, "s", budget=3),
-        single(f"processor time with {load.changes} changes a second", busy * 1000, "ms/s"),
+        single("processor time per minute, no changes", idle_cpu, "s", budget=3),
+        single(f"processor time with {load.changes} changes per second", busy * 1000, "ms/s"),
         percentile("first change in the snapshot", (delays,), 0.99, "ms", budget=3000),
         single("resident memory after changes and pages", memory_of(own).resident, "MiB", budget=200),
         *pages,
@@ -107,7 +107,7 @@ async def _measure_pages(fleet: Fleet) -> list[Figure]:
         times = list[float]()
         body: bytes | bytearray = b""
         for _ in range(10):
-            # The handler waits for nothing: this is the time to the first byte if nothing else runs.
+            # The handler does not wait: this is the time to the first byte if nothing else runs.
             start = time.thread_time()
             body = (await _get(site, path)).body
             times.append((time.thread_time() - start) * 1000)
@@ -126,7 +126,7 @@ async def _get(site: Site, path: str) -> Response:
     return answer if isinstance(answer, Response) else await answer
 
 
-async def _connected(fleet: Fleet, nodes: int) -> None:
+async def _wait_until_connected(fleet: Fleet, nodes: int) -> None:
     generation = -1
     while len(fleet.cluster().nodes) < nodes or not all(node.units for node in fleet.cluster().nodes.values()):
         generation = await fleet.changed(generation)

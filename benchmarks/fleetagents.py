@@ -1,7 +1,7 @@
-"""`python -m benchmarks.fleetagents NODES`: an API server's double and one agent per node, in a process of their own.
+"""`python -m benchmarks.fleetagents NODES`: an API server double and one agent per node.
 
 Prints the URL of the API server. For each line `COUNT` on standard input, COUNT agents change their inventory. All
-agents have the same address; an agent is a connection.
+agents have the same address. Each connection is one agent.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _WAIT = re.compile(rb"wait=(\d+)")
 
 
 class Agent(asyncio.Protocol):
-    """One agent: 8 cards, each held by a pod, with a short history."""
+    """One agent with 8 cards, each allocated to a pod, with a short history."""
 
     def __init__(self, agents: list["Agent"]) -> None:
         self._number = len(agents)

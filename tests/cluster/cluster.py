@@ -447,10 +447,10 @@ class Cluster:
         return node
 
     def start_kwok(self) -> None:
-        """Let kwok play the kubelet of every node that ``add_pretended_nodes`` adds."""
+        """Let kwok play the kubelet of every node that ``add_kwok_nodes`` adds."""
         self.kwok.start()
 
-    def add_pretended_nodes(
+    def add_kwok_nodes(
         self,
         count: int,
         *,
@@ -465,7 +465,7 @@ class Cluster:
         names = [f"{prefix}-{index}" for index in range(count)]
         with self.connection() as request:
             for name in names:
-                node = settings.pretended_node(name, resources or {}, labels or {})
+                node = settings.kwok_node(name, resources or {}, labels or {})
                 status, answer = request("POST", "/api/v1/nodes", node)
                 if status != http.HTTPStatus.CREATED:
                     raise ClusterError(f"node {name}: {answer}")

@@ -22,9 +22,9 @@ import yaml
 from accelplane.onload.names import RESOURCE, Names
 
 from .cluster import Cluster
-from .crowd import SILENCE
 from .kmm import Kmm
 from .kmm_decisions import DESIRED, LOADER, Generation, ModuleKey
+from .large_cluster import NODE_GRACE_PERIOD
 from .machine import REPOSITORY, wait_until
 from .objects import Object
 from .recording import Event, states
@@ -380,7 +380,7 @@ def _blocks_unload(pod: Object) -> bool:
 @contextmanager
 def running_lab(directory: Path, generation: Generation, *, nodes: int = 3) -> Iterator[Lab]:
     """A control plane with the operator's definitions and rights, KMM and kwok nodes, without an operator."""
-    with Cluster.running([], silence=SILENCE) as cluster:
+    with Cluster.running([], silence=NODE_GRACE_PERIOD) as cluster:
         cluster.create_namespace(NAMESPACE)
         install_definitions(cluster)
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "onload", "namespace": NAMESPACE}}
@@ -391,7 +391,7 @@ def running_lab(directory: Path, generation: Generation, *, nodes: int = 3) -> I
         kmm = Kmm(cluster, generation)
         kmm.install()
         cluster.start_kwok()
-        cluster.add_pretended_nodes(nodes, prefix="node", labels=SELECTOR)
+        cluster.add_kwok_nodes(nodes, prefix="node", labels=SELECTOR)
         yield Lab(cluster, kmm, directory)
 
 

@@ -297,7 +297,7 @@ def cni(pods: str) -> str:
     )
 
 
-def pretended_node(name: str, resources: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, object]:
+def kwok_node(name: str, resources: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, object]:
     """A node that only kwok keeps alive."""
     amounts = {"cpu": "32", "memory": "256Gi", "pods": "110", **resources}
     return {

@@ -43,7 +43,7 @@ asyncio.run(manager.run())
 @pytest.fixture
 def cluster(cluster_is_possible: None) -> Iterator[Cluster]:
     with Cluster.running([]) as running:
-        running.add_pretended_nodes(3, labels=LABELS)
+        running.add_kwok_nodes(3, labels=LABELS)
         yield running
 
 

@@ -53,7 +53,7 @@ class Page(NamedTuple):
 def page(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     directory = tmp_path_factory.mktemp("fleet")
     with Cluster.running([]) as cluster:
-        cluster.add_pretended_nodes(2, resources={I915: "1"})
+        cluster.add_kwok_nodes(2, resources={I915: "1"})
         objects = render(DEPLOY / "fleet/overlays/secure")
         cluster.apply(*(each for each in objects if each["kind"] == "Namespace"))
         cluster.apply(*(each for each in objects if each["kind"] not in ("Namespace", "Deployment", "Service")))

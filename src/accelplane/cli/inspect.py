@@ -1,6 +1,6 @@
 """`accelplane inspect`: the devices of this node, which of them are advertised, and which containers hold them.
 
-The devices come from a scan of its own, the rest from the kubelet: from its pod-resources socket or, if there is none,
+The devices come from a separate scan, the rest from the kubelet: from its pod-resources socket or, if there is none,
 from the device manager's checkpoint. It needs no running agent and does not affect one.
 """
 
@@ -70,7 +70,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole result; `source` is where the kubelet's part comes from."""
+    """The complete result; `source` is the source of the kubelet's part."""
 
     api_version: str = msgspec.field(default=API_VERSION, name="apiVersion")
     kind: str = KIND

@@ -163,14 +163,16 @@ class _Node:
         if time.monotonic() - self._scanned >= _RESCAN_INTERVAL:
             await self._scan()
         await self._holders.read()  # first: a device that a container holds may be read more often
-        taken = await self._readings.take()
+        snapshot = await self._readings.take()
         now = time.monotonic()
         plans = {
-            (escape(name), escape(plan.device)): (name, plan) for name, plans in taken.plans.items() for plan in plans
+            (escape(name), escape(plan.device)): (name, plan)
+            for name, plans in snapshot.plans.items()
+            for plan in plans
         }
         found: Found = {}
         self._stuck.clear()
-        for reading in taken.devices:
+        for reading in snapshot.devices:
             name, plan = plans[topreadings.identity(reading)]
             values = self._values((name, plan.device), reading, now)
             found[name, plan.device] = plan, values

@@ -1,4 +1,4 @@
-"""What the fleet server knows about a cluster, as immutable values.
+"""The state of a cluster in the fleet server, as immutable values.
 
 The sources (API server and agents) make a `Cluster`; screens and command-line views read it. Times are seconds since
 the epoch, counts are numbers of device IDs. An empty text means that the fact does not exist or is not known.
@@ -75,7 +75,7 @@ class Resource(Struct, frozen=True):
 
 
 class Agent(Struct, frozen=True):
-    """A pod of ours on a node that serves an inventory, and what is known of the connection to it.
+    """A pod of ours on a node that serves an inventory, and the state of the connection to it.
 
     `answered` is the time of its last answer when the node was composed: the age of the inventory of an agent that is
     not connected. The inventory of a connected agent is current.
@@ -120,7 +120,7 @@ class Waiting(Struct, frozen=True):
 
 
 class Quota(Struct, frozen=True):
-    """What a ResourceQuota leaves of a resource in a namespace."""
+    """The rest of a resource by a ResourceQuota of a namespace."""
 
     namespace: str
     name: str
@@ -164,7 +164,7 @@ class DeviceReadings(Struct, frozen=True):
 
 
 class NodeReadings(Struct, frozen=True):
-    """The current values of a node's devices. `problem` says why devices are missing."""
+    """The current values of a node's devices. `problem` is the reason if devices are missing."""
 
     time: float
     devices: tuple[DeviceReadings, ...] = ()

@@ -321,7 +321,7 @@ def _comments(text: str, settings: Settings) -> Iterator[_Found]:
 
 
 def _first_of_each_place(found: list[_Found]) -> list[_Found]:
-    """Without a second edit inside of a block that is edited as a whole."""
+    """Removes edits inside of a block that another edit replaces."""
     blocks = [
         each.replacement
         for each in found

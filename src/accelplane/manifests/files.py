@@ -54,7 +54,7 @@ def manifests(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def edits(paths: Sequence[Path], settings: Settings) -> tuple[list[FileEdit], list[Remaining]]:
-    """The edits of all manifests, and what they leave behind. Raises `EditError` with the name of the file."""
+    """The edits of all manifests, and the remaining references. Raises `EditError` with the name of the file."""
     changed: list[FileEdit] = []
     remaining: list[Remaining] = []
     for path in manifests(paths):

@@ -16,7 +16,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class EditError(ValueError):
-    """A text that cannot be edited. The message says what was found and what to do."""
+    """A text that cannot be edited. The message has the found value and the remedy."""
 
 
 class Replacement(msgspec.Struct, frozen=True, order=True):

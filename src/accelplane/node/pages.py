@@ -110,7 +110,7 @@ class _Pages:
         self._readers = readers
         self._page = metrics.MetricsPage(options)
         self._turns = asyncio.Semaphore(_MAX_CONCURRENT)
-        # The last inventory that a client wanted compressed.
+        # The last inventory that a client requested in compressed form.
         self._compressed: tuple[str, bytes] = ("", b"")
 
     def handle(self, request: Request) -> Response | PendingResponse:

@@ -37,7 +37,7 @@ _MAX_UNKNOWN = 100
 
 
 class Viewer(Struct, frozen=True):
-    """Who looks at a page. Without `user` there is no authorization, and everything is shown."""
+    """The viewer of a page. Without `user` there is no authorization, and everything is shown."""
 
     user: UserInfo | None = None
     session: str = ""
@@ -53,7 +53,7 @@ class Viewer(Struct, frozen=True):
 
 
 class Access:
-    """Asks the API server about tokens and rights, and caches what it says. Errors are not cached."""
+    """Checks tokens and rights with reviews of the API server, and caches the results. Errors are not cached."""
 
     def __init__(
         self, server: ApiServer, audiences: Sequence[str] = (), *, clock: Callable[[], float] = time.monotonic

@@ -1,4 +1,4 @@
-"""One device: facts, state, holders, current values, history, and how to go on."""
+"""One device: facts, state, holders, current values, history, and next steps."""
 
 import shlex
 from collections.abc import Mapping, Sequence

@@ -44,7 +44,7 @@ class Gate(Protocol):
         ...
 
     async def still_admitted(self, viewer: Viewer, *, everything: bool) -> bool:
-        """Whether a viewer may go on reading updates, with all names if these were shown."""
+        """Whether a viewer may continue to read updates, with all names if these were shown."""
         ...
 
     async def sign_in(self, request: Request) -> Response:
@@ -270,7 +270,7 @@ def _target(text: str) -> str:
     name = PATHS.get(f"/{path.removeprefix('./')}")
     if name is None or name == "overview":
         return "./"
-    # Only the fields of the screen are kept: names of others would get into the header field Location as they are.
+    # Only the fields of the screen remain: other names would enter the header field Location without escaping.
     return link(name, SCREENS[name].read(fields_of(query)))
 
 

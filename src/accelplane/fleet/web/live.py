@@ -56,7 +56,7 @@ def digests(blocks: Blocks) -> Digests:
 
 
 class Subject(Struct, frozen=True):
-    """What a channel shows. `rights` identifies viewers who see the same names; `refresh` is for current values."""
+    """The content of a channel. `rights` identifies viewers who see the same names; `refresh` is for current values."""
 
     screen: ScreenName
     query: Query
@@ -94,7 +94,7 @@ class Live:
         self.viewers = 0
 
     def remember(self, subject: Subject, content: Content) -> None:
-        """Notes what a page shows, so that its updates begin with what has changed since."""
+        """Records the content of a page, so that its updates begin with later changes."""
         self._known.add(subject, content.generation, digests(content.blocks))
 
     def subscribe(
@@ -122,7 +122,7 @@ class Live:
         try:
             yield _BEGIN
             cluster = self._view.cluster()
-            # Generations of an earlier process, or of another one, say nothing here.
+            # Generations of another process are not comparable.
             if seen is not None and not int(cluster.started * 1000) <= seen <= cluster.generation:
                 subscriber.reload()
             self._join(subject, make, subscriber, seen)
@@ -183,7 +183,7 @@ class _Known:
 
 
 class _Subscriber:
-    """The events that a client has not taken yet, within a limit of their size."""
+    """The events that were not sent to a client yet, with a limit of their size."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -219,7 +219,7 @@ class _Subscriber:
 
 
 class _Channel:
-    """A screen that is kept current for its subscribers."""
+    """A screen that is updated for its subscribers."""
 
     def __init__(self, view: FleetView, make: Make, subject: Subject, known: _Known, limits: LiveLimits) -> None:
         self._view = view
@@ -264,7 +264,7 @@ class _Channel:
                 self._publish(content, loop.time())
                 seen = content.generation
             except HttpError:
-                # The API server does not decide what may be seen: clients fetch the page, which says so.
+                # The rights are unknown without the API server: clients fetch the page, which shows the problem.
                 self._reload_all()
             except Exception:
                 log.exception("updates of %s: internal error", self._subject.screen)
@@ -314,7 +314,7 @@ class _Channel:
                 subscriber.put(each)
 
     def _split(self, blocks: Digests) -> tuple[Digests, Digests]:
-        """The blocks that differ from what was sent: those of `overview` events and the others."""
+        """The blocks that differ from the sent ones: those of `overview` events and the others."""
         changed = {name: rows for name, rows in blocks.items() if rows != self._sent.get(name)}
         whole = self._subject.screen == "overview"
         overview = {name: rows for name, rows in changed.items() if whole or name in _HEADER_BLOCKS}

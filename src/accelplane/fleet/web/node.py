@@ -25,7 +25,7 @@ def screen(context: Context, query: PlaceQuery) -> Page:
 
 
 def missing(subject: str) -> Element:
-    """What is shown in place of something that does not exist."""
+    """The content of a page for an object that does not exist."""
     text = f"{subject} is not known: it does not exist, or has neither a resource of the plugins nor an agent. "
     return element("p", text, element("a", "See all nodes", href="nodes"), ".")
 

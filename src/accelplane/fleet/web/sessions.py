@@ -85,7 +85,7 @@ class FailureLimit:
             times.pop()
 
     def exceeded(self, source: bytes) -> bool:
-        """Whether an address has had so many failures that it has to wait."""
+        """Whether an address is blocked because of too many failures."""
         times = self._failures.get(source) or deque[float]()
         return len(times) >= self._limit and times[0] > self._clock() - self._period
 
@@ -96,7 +96,7 @@ def cookie_of(identifier: str, seconds: int) -> str:
 
 
 def expiry(token: str) -> float:
-    """When a token says that it expires, 0 if it does not say it. It is not verified: the API server does that."""
+    """The expiry of a token, 0 without one. The token is not verified: the API server does that."""
     parts = token.split(".")
     if len(parts) != 3:
         return 0.0

@@ -20,7 +20,7 @@ _SILENT = ("stale", "invalid", "connecting")
 
 
 class Problem(Struct, frozen=True):
-    """Something that an administrator has to look at. The smallest `rank` is the most urgent."""
+    """A problem that needs an administrator. The smallest `rank` is the most urgent."""
 
     rank: int
     node: str
@@ -47,7 +47,7 @@ class Summary(Struct, frozen=True):
 
 
 class Totals(Struct, frozen=True):
-    """The numbers of the whole cluster."""
+    """The numbers of the cluster."""
 
     nodes: int = 0
     devices: int = 0
@@ -77,7 +77,7 @@ class Summaries:
 
 
 def totals(cluster: Cluster, summaries: Mapping[str, Summary]) -> Totals:
-    """The numbers of the whole cluster."""
+    """The numbers of the cluster."""
     each = summaries.values()
     return Totals(
         nodes=len(summaries),

@@ -1,4 +1,4 @@
-"""What a `FakeApiServer` does with each request but watches.
+"""The handlers of a `FakeApiServer` for all requests except watches.
 
 Facts: Kubernetes API concepts (verbs, patch types, dry run, finalizers, list chunks), API-initiated eviction.
 """
@@ -165,7 +165,7 @@ class Handlers:
             raise Failure(400, "the namespace of the object does not match the namespace of the request")
         made.pop("status", None)
         if resource.custom:
-            # Without a controller that observes it, a generation would make a DaemonSet look unready for ever.
+            # Without a controller that observes it, a generation would make a DaemonSet appear unready.
             metadata["generation"] = 1
         made = self._admit(made)
         return made if request.dry_run else self._storage.store(resource.plural, made)

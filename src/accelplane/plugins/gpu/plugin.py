@@ -84,13 +84,13 @@ class GpuPlugin(Plugin[GpuConfig]):
                 group.create_task(self._labels.follow_sizes(host.local(LEVELZERO_SOCKET), request_scan))
 
     def overrides(self, hook: str) -> bool:
-        wanted = {
+        desired = {
             "health": self._health is not None or self._driver_reports,
             "prepare": self._labels is not None,
             "labels": self._labels is not None,
             "pod_allocator": self.config.resource_manager,
         }
-        return super().overrides(hook) and wanted.get(hook, True)
+        return super().overrides(hook) and desired.get(hook, True)
 
     async def health(self, host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
         found = dict(await self._health.verdicts(host, devices)) if self._health is not None else {}
