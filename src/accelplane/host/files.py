@@ -34,6 +34,7 @@ _MAX_OPEN_DIRECTORIES = 64
 _OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIECE = ATTRIBUTE_LIMIT + 1  # a sysctl allocates as much memory as a read asks for
 _PROCESS_ROOT = re.compile(r"/proc/[0-9]+/root")
+_MOVED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # a component of a path may be another file than before
 _ABSENT = ""  # in the place of a link's text, which is never empty
 
 
@@ -109,6 +110,26 @@ class HostFiles:
             descriptor = self.open(path, os.O_RDONLY)
             try:
                 return _read(path, descriptor, limit)
+            finally:
+                os.close(descriptor)
+        except (OSError, ValueError) as error:
+            raise host_error(path, error) from None
+
+    def read_once(self, path: str, size: int) -> bytes:
+        """At most `size` bytes of the file, with one read(2). Raises `Missing` or `Unreadable`.
+
+        For repeated reads of known paths: what links lead to is not resolved again unless a path leads nowhere.
+        """
+        try:
+            try:
+                descriptor = self.open(path, os.O_RDONLY)
+            except OSError as error:
+                if not self._prefix or error.errno not in _MOVED:
+                    raise
+                self._forget()
+                descriptor = self.open(path, os.O_RDONLY)
+            try:
+                return os.read(descriptor, size)
             finally:
                 os.close(descriptor)
         except (OSError, ValueError) as error:
@@ -229,6 +250,10 @@ class HostFiles:
         """Remembers something odd for the log; the agent prints it once, not at every scan."""
         self.notes.append(text)
 
+    def close_directories(self) -> None:
+        """Closes the open directories. What links lead to stays known."""
+        self._directories.clear()
+
     def _forget(self) -> None:
         """Drops what is cached: a write moves links, and with them what they lead to."""
         self._links.clear()
@@ -258,6 +283,9 @@ class HostFiles:
 
     def _directory(self, canonical: str) -> _Directory:
         """The directory at a path without links, opened component by component. Raises `OSError` or `ValueError`."""
+        found = self._directories.get(canonical)
+        if found is not None:
+            return found
         names: list[str] = []
         while (found := self._directories.get(canonical)) is None and canonical:
             canonical, _, name = canonical.rpartition("/")
