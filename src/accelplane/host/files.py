@@ -32,6 +32,8 @@ DIRECTORY_LIMIT = 65_536
 _MAX_LINKS = 40  # as the kernel's own limit (path_resolution(7))
 _MAX_OPEN_DIRECTORIES = 64
 _OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_TO_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_NO_NAMES = ("", ".", "..")
 _PIECE = ATTRIBUTE_LIMIT + 1  # a sysctl allocates as much memory as a read asks for
 _PROCESS_ROOT = re.compile(r"/proc/[0-9]+/root")
 _MOVED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # a component of a path may be another file than before
@@ -69,6 +71,7 @@ class HostFiles:
         self._links: dict[str, str | None] = {}
         self._canonical: dict[str, str] = {}
         self._directories: dict[str, _Directory] = {}
+        self._recent: tuple[str, _Directory] | None = None  # of the last file that `read_once` has read
 
     def local(self, path: str) -> str:
         """The path of the host's `path` for this process, links resolved inside the root.
@@ -118,16 +121,10 @@ class HostFiles:
     def read_once(self, path: str, size: int) -> bytes:
         """At most `size` bytes of the file, with one read(2). Raises `Missing` or `Unreadable`.
 
-        For repeated reads of known paths: what links lead to is not resolved again unless a path leads nowhere.
+        For repeated reads of known paths: what links lead to is resolved again only after a path has led nowhere.
         """
         try:
-            try:
-                descriptor = self.open(path, os.O_RDONLY)
-            except OSError as error:
-                if not self._prefix or error.errno not in _MOVED:
-                    raise
-                self._forget()
-                descriptor = self.open(path, os.O_RDONLY)
+            descriptor = self._open_again(path) if self._prefix else os.open(path, _OPEN_TO_READ)
             try:
                 return os.read(descriptor, size)
             finally:
@@ -253,12 +250,13 @@ class HostFiles:
     def close_directories(self) -> None:
         """Closes the open directories. What links lead to stays known."""
         self._directories.clear()
+        self._recent = None
 
     def _forget(self) -> None:
         """Drops what is cached: a write moves links, and with them what they lead to."""
         self._links.clear()
         self._canonical.clear()
-        self._directories.clear()
+        self.close_directories()
 
     def _place(self, path: str) -> tuple[str, _Directory | None]:
         """The name of `path` in the open directory that contains it; the whole path and None below `/`.
@@ -269,7 +267,7 @@ class HostFiles:
         if not self._prefix:
             self.directories_read.add(directory or "/")
             return path, None
-        if name in ("", ".", ".."):
+        if name in _NO_NAMES:
             directory, _, name = self.resolve(path).rpartition("/")
         canonical = self._canonical_directory(directory)
         self.directories_read.add(canonical or "/")
@@ -362,6 +360,23 @@ class HostFiles:
                     target = target[len(self._prefix) :]  # as `ln -s $TREE/sys/devices/x` makes it
             pending.extend(reversed(target.split("/")))
         return done
+
+    def _open_again(self, path: str) -> int:
+        """As `open` to read, with what is known of the directory of the last file."""
+        directory, _, name = path.rpartition("/")
+        try:
+            recent = self._recent
+            if recent is None or recent[0] != directory:
+                place = self._place(path)[1]
+                if place is None or name in _NO_NAMES:
+                    return self.open(path, os.O_RDONLY)
+                recent = self._recent = directory, place
+            return os.open(name, _OPEN_TO_READ | os.O_NOFOLLOW, dir_fd=recent[1].descriptor)
+        except OSError as error:
+            if error.errno not in _MOVED:
+                raise
+        self._forget()
+        return self.open(path, os.O_RDONLY)
 
     def _open_to_write(self, path: str) -> int:
         flags = os.O_WRONLY | os.O_TRUNC

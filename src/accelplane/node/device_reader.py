@@ -45,7 +45,7 @@ class DeviceReader:
         self.plan = plan
         self.labels = labels(plugin=plugin, device=plan.device, **({"bdf": plan.bdf} if plan.bdf else {}))
         self._plugin = plugin
-        self._sources = list(plan.sources)
+        self._use(plan.sources)
         # By path the last text with its meaning: most files seldom change.
         self._parsed: dict[str, _Part] = {}
         # By path the parts of the last reading of waking sources.
@@ -57,6 +57,11 @@ class DeviceReader:
         self._last_energy: float | None = None
         self._gaps = 0
         self._increases = _Increases()
+
+    def _use(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self._wakes = any(source.waking for source in sources)
+        self._wraps_after = min((source.wraps_after for source in sources if source.wraps_after), default=0.0)
 
     def adopt(self, earlier: "DeviceReader") -> None:
         """Takes over what an earlier plan of the same device has read, so that counters do not step back."""
@@ -73,7 +78,7 @@ class DeviceReader:
         status = _power_status(host, self.plan)
         decision = "read" if self.plan.never_sleeps else self._decide(host, mode, status, now, held=held)
         parts: list[_Part] = []
-        for source in list(self._sources):
+        for source in self._sources:
             if source.waking and decision != "read":
                 outcomes["asleep"] += 1
                 parts += self._earlier(source, repeat=decision == "repeat")
@@ -82,7 +87,7 @@ class DeviceReader:
             parts += found
             if source.waking:
                 self._waking[source.path] = found
-        if decision == "read" and any(source.waking for source in self._sources):
+        if decision == "read" and self._wakes:
             self._last_waking = now
             self._count_gap(now)
         parts.append(self._own_part(status))
@@ -124,8 +129,20 @@ class DeviceReader:
     def _read_source(
         self, host: Host, source: Source, outcomes: Counter[str], denied: list[str]
     ) -> "Sequence[_Part]":
+        if source.members is not None or source.accumulates:
+            return self._read_all(host, [source], outcomes, denied)
+        part = self._read_file(host, source, outcomes, denied)
+        if part is None:
+            return ()
+        if not part.following:
+            return (part,)
+        return [part, *self._read_all(host, [*part.following], outcomes, denied)]
+
+    def _read_all(
+        self, host: Host, pending: list[Source], outcomes: Counter[str], denied: list[str]
+    ) -> "Sequence[_Part]":
+        """The parts of sources and of those that follow them; without those that accumulate."""
         parts: list[_Part] = []
-        pending = [source]
         while pending:
             now = pending.pop(0)
             if now.members is not None:
@@ -135,39 +152,39 @@ class DeviceReader:
                 else:
                     pending += now.members(names)[:_MAX_FOLLOWING]
                 continue
-            text = self._text(host, now, outcomes, denied)
-            if text is None:
+            part = self._read_file(host, now, outcomes, denied)
+            if part is None:
                 self._increases.keep(now.path)
                 continue
-            part = self._parsed.get(now.path)
-            if part is None or part.text != text:
-                part = self._parsed[now.path] = self._parse(now, text, part)
             if now.accumulates and part.valid:
                 self._increases.add(now.path, part.values)
             elif now.accumulates:
                 self._increases.keep(now.path)
             else:
                 parts.append(part)
-            outcomes["ok" if part.valid else "invalid"] += 1
             pending += part.following
         return parts
 
-    def _text(self, host: Host, source: Source, outcomes: Counter[str], denied: list[str]) -> bytes | None:
-        """The ASCII text of a file, None if it has none."""
+    def _read_file(self, host: Host, source: Source, outcomes: Counter[str], denied: list[str]) -> "_Part | None":
+        """What the file contains now, None if that is no ASCII text."""
         try:
-            data = host.read_once(source.path, source.limit + 1)
+            text = host.read_once(source.path, source.limit + 1)
         except HostError as error:
             outcome = "missing" if error.errno in _GONE else "denied" if error.errno in _DENIED else "error"
             outcomes[outcome] += 1
             if outcome == "denied":
                 denied.append(source.path)
             if outcome in ("missing", "denied") and source in self._sources:
-                self._sources.remove(source)
+                self._use([each for each in self._sources if each is not source])
             return None
-        if len(data) > source.limit or not data.isascii():
+        if len(text) > source.limit or not text.isascii():
             outcomes["invalid"] += 1
             return None
-        return data
+        part = self._parsed.get(source.path)
+        if part is None or part.text != text:
+            part = self._parsed[source.path] = self._parse(source, text, part)
+        outcomes["ok" if part.valid else "invalid"] += 1
+        return part
 
     def _parse(self, source: Source, text: bytes, earlier: "_Part | None") -> "_Part":
         content = text.decode("ascii")
@@ -201,17 +218,16 @@ class DeviceReader:
         values = [*self._increases.totals()]
         if status:
             values.append(Value(AWAKE, "", float(is_awake(status))))
-        if any(source.wraps_after for source in self._sources):
+        if self._wraps_after:
             values.append(Value(ENERGY_GAPS, "", self._gaps))
         if values != self._own.values:
             self._own = self._part(values, earlier=self._own)
         return self._own
 
     def _count_gap(self, now: float) -> None:
-        wraps_after = min((source.wraps_after for source in self._sources if source.wraps_after), default=0.0)
-        if not wraps_after:
+        if not self._wraps_after:
             return
-        if self._last_energy is not None and now - self._last_energy > wraps_after:
+        if self._last_energy is not None and now - self._last_energy > self._wraps_after:
             self._gaps += 1
         self._last_energy = now
 
