@@ -30,7 +30,7 @@ def measure(scale: Scale) -> Result:
         return Result(skipped=problem)
     count = scale.of(1000, 20)
     with tempfile.TemporaryDirectory() as directory, running_lab(Path(directory), 2, nodes=0) as lab:
-        figures = _measured(lab, Path(directory), count, scale.of(120, 10))
+        figures = _measure(lab, Path(directory), count, scale.of(120, 10))
     return Result(
         figures=figures,
         notes=(
@@ -40,7 +40,7 @@ def measure(scale: Scale) -> Result:
     )
 
 
-def _measured(lab: Lab, directory: Path, count: int, seconds: int) -> Sequence[Figure]:
+def _measure(lab: Lab, directory: Path, count: int, seconds: int) -> Sequence[Figure]:
     cluster = lab.cluster
     cluster.kubectl("apply", "--server-side", "--kustomize", CRD)
     cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "--filename", CRD / "bases")

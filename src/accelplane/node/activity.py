@@ -21,8 +21,8 @@ from accelplane.readings.values import labels
 
 # A GT that is busy for a smaller part of the time does housekeeping.
 _IDLE_SHARE = 0.98
-_RISING = (NPU_BUSY, QAT_REQUESTS)
-_QUEUE = (IDXD_QUEUE_CLIENTS, IDXD_QUEUE_ENTRIES)
+_QUEUE = frozenset((IDXD_QUEUE_CLIENTS, IDXD_QUEUE_ENTRIES))
+_SIGNALS = frozenset((GPU_IDLE, NPU_BUSY, QAT_REQUESTS, *_QUEUE))
 # Shorter pauses are no change of the inventory.
 _IDLE_STATE = 600.0
 
@@ -79,10 +79,12 @@ def signals(
     counters: dict[tuple[Family, str], float] = {}
     queues: dict[str, float] = {}
     for family, extra, value in values:
-        if family is GPU_IDLE or family in _RISING:
-            counters[family, extra] = counters.get((family, extra), 0.0) + value
-        elif family in _QUEUE:
+        if family not in _SIGNALS:
+            continue
+        if family in _QUEUE:
             queues[extra] = queues.get(extra, 0.0) + value
+        else:
+            counters[family, extra] = counters.get((family, extra), 0.0) + value
     names = list(units)
     if queues:
         active = {

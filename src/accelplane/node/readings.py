@@ -1,7 +1,8 @@
 """Reads the files of all devices for the metrics pages, when a page is requested and at no other time.
 
-A read of a driver's file may block. Each plugin's devices are read in a thread of their own. A device whose read takes
-longer than a second is abandoned together with the thread, and another thread goes on with the next device.
+A read of a driver's file may block. The devices of all plugins are read in one thread; if a read takes long, another
+thread goes on with the next plugin. A device whose read takes longer than a second is abandoned together with the
+thread, and another thread goes on with the next device.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from msgspec import Struct
 
 from accelplane.devices import Inventory
 from accelplane.host import Host
-from accelplane.host.blocking import start_thread
+from accelplane.host.blocking import ThreadQueue, start_thread
 from accelplane.node.device_reader import DeviceReader, DeviceReading
 from accelplane.node.measurements import Sources
 from accelplane.plugins import Plugin
@@ -53,9 +54,12 @@ class _Device:
 
 
 class _Plugin:
-    def __init__(self, plugin: Plugin[Config], inventory: Inventory) -> None:
+    """A plugin with its plan. `host` keeps what links lead to from one reading to the next."""
+
+    def __init__(self, plugin: Plugin[Config], inventory: Inventory, host: Host) -> None:
         self.plugin = plugin
         self.inventory = inventory
+        self.host = host
         self.devices: list[_Device] = []
         self.problem = ""
 
@@ -76,8 +80,11 @@ class Readings:
         min_interval: float = 1.0,
         read_timeout: float = _READ_TIMEOUT,
         clock: Callable[[], float] = time.monotonic,
+        queue: ThreadQueue | None = None,
     ) -> None:
+        """`queue` has the threads that read; others may use it too."""
         self._sources = sources
+        self._queue = queue or ThreadQueue()
         self._root = root
         self._held = held
         self._waking: str = waking
@@ -125,7 +132,14 @@ class Readings:
         sources = self._sources()
         for name in self._plugins.keys() - sources.keys():
             del self._plugins[name]
-        reads = [self._read_plugin(name, *each) for name, each in sources.items() if each[0].overrides("readings")]
+        held: dict[str, set[str]] = {}
+        for name, unit in self._held():
+            held.setdefault(name, set()).add(unit)
+        reads = [
+            self._read_plugin(name, *each, held.get(name, ()))
+            for name, each in sources.items()
+            if each[0].overrides("readings")
+        ]
         devices = [reading for part in await asyncio.gather(*reads) for reading in part]
         readings = NodeReadings(
             devices,
@@ -135,18 +149,20 @@ class Readings:
         self._last = self._clock(), readings
         return readings
 
-    async def _read_plugin(self, name: str, plugin: Plugin[Config], inventory: Inventory) -> list[DeviceReading]:
+    async def _read_plugin(
+        self, name: str, plugin: Plugin[Config], inventory: Inventory, held: Collection[str]
+    ) -> list[DeviceReading]:
         known = await self._planned(name, plugin, inventory, exact=True)
         now = self._clock()
         due = deque(device for device in known.devices if not device.blocked and device.stuck_until <= now)
         waiting = [device for device in known.devices if device not in due]
-        held = {unit for holder, unit in self._held() if holder == name}
         found = {id(device): device.reader.stuck() for device in waiting}
         while due:
-            work = _Work(due, Host(self._root), self._waking, now, held)
+            work = _Work(due, known.host, self._waking, now, held)
             stuck = await self._follow(work)
             found.update(work.results)
             if stuck is not None:
+                known.host = Host(self._root)  # the thread goes on to use the other one
                 found[id(stuck)] = stuck.reader.stuck()
                 self._record_stuck(name, stuck)
             self._report(name, known, work.problem)
@@ -168,7 +184,7 @@ class Readings:
         """The plugin with the devices of a new plan. Without one, as long as planning blocks, it has no devices."""
         known = self._plugins.get(name)
         earlier = {device.reader.plan.device: device for device in known.devices} if known else {}
-        made = _Plugin(plugin, inventory)
+        made = _Plugin(plugin, inventory, Host(self._root))
         planning = self._planning.get(name)
         limit = 0.0  # only the first page waits for a directory that blocks
         if planning is None:
@@ -199,7 +215,7 @@ class Readings:
 
     async def _follow(self, work: "_Work") -> _Device | None:
         """Waits for a thread that reads devices. Returns the device whose read blocks, if there is one."""
-        running = start_thread(work.run)
+        running = self._queue.submit(work.run)
         while not running.done():
             await asyncio.wait((running,), timeout=work.time_limit(self._read_timeout))
             if not running.done() and (stuck := work.abandon(self._read_timeout)) is not None:
@@ -256,7 +272,13 @@ class _Work:
         self._abandoned = False
 
     def run(self) -> None:
-        """The thread."""
+        """What the thread runs."""
+        try:
+            self._read_all()
+        finally:
+            self._host.close_directories()
+
+    def _read_all(self) -> None:
         while True:
             with self._lock:
                 if self._abandoned or not self._due:
