@@ -34,7 +34,10 @@ class Change(Struct, frozen=True):
 
 
 class Unit(Struct, frozen=True):
-    """A physical thing whose IDs an agent advertises. `ids` has the number of IDs per resource."""
+    """A physical thing whose IDs an agent advertises. `ids` has the number of IDs per resource.
+
+    A healthy unit with a `reason` has a warning, of which `text` tells more.
+    """
 
     plugin: str
     unit: str

@@ -60,7 +60,7 @@ class InventoryChange(Struct, frozen=True):
 class InventoryUnit(Struct, frozen=True, kw_only=True):
     """A physical device or a part of it. `ids` has the number of IDs by resource; `since` is a Unix time, 0 if unknown.
 
-    `known` is false while the source of the health does not answer.
+    `known` is false while the source of the health does not answer. A healthy unit with a `reason` has a warning.
     """
 
     unit: str
@@ -236,6 +236,8 @@ def _phase(health: UnitHealth | None, devices: Sequence[Device]) -> tuple[str, s
         return health.phase.value, health.cause, health.reason
     unhealthy = next((device for device in devices if not device.healthy), None)
     if unhealthy is None:
+        if health is not None and health.warning:
+            return Phase.HEALTHY.value, health.warning_cause, health.warning
         return Phase.HEALTHY.value, "", ""
     if unhealthy.reason == DEPARTED:
         return Phase.UNHEALTHY.value, "gone", unhealthy.reason

@@ -15,6 +15,8 @@ from accelplane.node.health_history import HealthChange, Recoveries
 class UnitHealth(Struct, frozen=True, kw_only=True):
     """Health of one physical unit. `unknown` is why the last check had no answer, empty if it had one.
 
+    `warning` is what the source says of a healthy unit, of the kind `warning_cause`; empty without a warning.
+
     `changes` are the last ones, oldest first. `unhealthy_seconds` is the time in phases other than healthy and suspect.
     """
 
@@ -22,6 +24,8 @@ class UnitHealth(Struct, frozen=True, kw_only=True):
     cause: Cause = "other"
     reason: str = ""
     unknown: str = ""
+    warning: str = ""
+    warning_cause: Cause = "other"
     changes: Sequence[HealthChange] = ()
     unhealthy_seconds: float = 0.0
 

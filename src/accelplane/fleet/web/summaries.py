@@ -163,6 +163,9 @@ _WORDS = {"stale": "not answering", "invalid": "answering wrongly", "connecting"
 
 def _unit_problems(node: Node, unit: Unit) -> Iterator[Problem]:
     if unit.phase == "healthy":
+        if unit.known and unit.reason:
+            text = f"{unit.plugin} {unit.unit} has a warning ({unit.reason})"
+            yield Problem(6, node.name, text, unit.plugin, unit.unit)
         return
     reason = unit.reason or "no reason given"
     rank = {"unhealthy": 0 if unit.holders else 1, "recovering": 5}.get(unit.phase, 6)
