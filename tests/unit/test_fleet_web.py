@@ -312,6 +312,12 @@ def test_a_warning_of_a_healthy_device_is_a_minor_problem() -> None:
     assert "Warning" not in text("device", found, PlaceQuery(node="b", plugin="gpu", unit="card1"))
 
 
+def test_a_holder_by_a_claim_is_marked() -> None:
+    found = cluster(node("a", unit("card0", holders=(Holder("team", "p", "main", "gpu.intel.com", 1, 5, "dra"),))))
+    shown = text("device", found, PlaceQuery(node="a", plugin="gpu", unit="card0"))
+    assert "gpu.intel.com (DRA)" in shown
+
+
 def test_the_overview_shows_silent_agents_and_failed_registrations() -> None:
     stale = Agent("accelplane/x", "accelplane node", "1", "stale", "no answer in 5 s", 40)
     failed = Resource(I915, 2, 2, 2, 2, 0, "failed", "version not supported")

@@ -134,3 +134,14 @@ def allocations(status: NodeStatus) -> int:
     return sum(
         resource.counters.allocations for plugin in status.plugins.values() for resource in plugin.resources.values()
     )
+
+
+def units_by_cdi(status: NodeStatus) -> dict[str, tuple[str, str]]:
+    """The plugin and unit of each CDI device."""
+    return {
+        device.cdi.qualified_name: (plugin.name, device.unit)
+        for plugin in status.plugins.values()
+        for resource in plugin.resources.values()
+        for device in resource.devices.values()
+        if device.cdi is not None
+    }

@@ -95,9 +95,14 @@ def state_of(unit: Unit) -> State:
 
 
 def held_share(unit: Unit) -> float:
-    """The part of a device's IDs that is held, from 0 to 1; with several resources that of the most used one."""
+    """The part of a device's IDs that is held, from 0 to 1; with several resources that of the most used one.
+
+    A claim has the whole device.
+    """
     if not unit.holders:
         return 0.0
+    if any(holder.via for holder in unit.holders):
+        return 1.0
     held: dict[str, int] = {}
     for holder in unit.holders:
         held[holder.resource] = held.get(holder.resource, 0) + holder.count
