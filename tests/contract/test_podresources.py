@@ -4,14 +4,14 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 from fake_plugin import FakePlugin, listing
+from podlists import answering, claim, pods_with_claim
 
 from accelplane.kubelet import podresources_v1_pb2 as pb
 from accelplane.kubelet.embedded import EmbeddedKubelet, Pod
@@ -71,20 +71,11 @@ async def test_one_pod_is_got_by_its_name_and_namespace(directory: str) -> None:
 
 
 async def test_devices_of_claims_are_listed_with_their_cdi_names(directory: str) -> None:
-    def claim(driver: str, device: str, *names: str) -> pb.ClaimResource:
-        cdi = [pb.CDIDevice(name=name) for name in names]
-        return pb.ClaimResource(driver_name=driver, pool_name="node-1", device_name=device, cdi_devices=cdi)
-
-    resources = [claim("gpu.intel.com", "card0", "intel.com/gpu=b", "intel.com/gpu=a"), claim("x.com", "y")]
-    dynamic = pb.DynamicResource(claim_name="c", claim_namespace="team", claim_resources=resources)
-    devices = [pb.ContainerDevices(resource_name=GADGET, device_ids=["d1"])]
-    containers = [
-        pb.ContainerResources(name="main", devices=devices, dynamic_resources=[dynamic]),
-        pb.ContainerResources(name="side", dynamic_resources=[dynamic]),
-    ]
-    pods = [pb.PodResources(name="pod", namespace="team", containers=containers)]
-    answer = pb.ListPodResourcesResponse(pod_resources=pods).SerializeToString()
-    async with listing_server(directory, answer) as path:
+    card = claim("gpu.intel.com", "card0", "intel.com/gpu=b", "intel.com/gpu=a")
+    answer = pods_with_claim(card, claim("x.com", "y"), containers=("main", "side"))
+    answer.pod_resources[0].containers[0].devices.add(resource_name=GADGET, device_ids=["d1"])
+    path = os.path.join(directory, "list.sock")
+    async with answering(path, List=answer.SerializeToString()):
         found = await list_holders(path)
         assert found.devices == await list_pods(path) == (Holder("team", "pod", "main", GADGET, ("d1",)),)
     names = ("intel.com/gpu=a", "intel.com/gpu=b")
@@ -115,28 +106,10 @@ async def test_a_socket_path_that_is_too_long_is_named_with_the_limit() -> None:
     ],
 )
 async def test_a_server_that_lies_is_an_error(directory: str, answer: bytes, problem: str) -> None:
-    async with listing_server(directory, answer) as path:
+    path = os.path.join(directory, "liar.sock")
+    async with answering(path, List=answer):
         with pytest.raises(PodResourcesError, match=f"{path}: {problem}"):
             await list_pods(path)
-
-
-@asynccontextmanager
-async def listing_server(directory: str, answer: bytes) -> AsyncIterator[str]:
-    """A server whose method List has this answer; yields its socket."""
-    path = os.path.join(directory, "list.sock")
-
-    async def give(_request: Any, _context: object) -> bytes:
-        return answer
-
-    server = grpc.aio.server(options=(("grpc.max_send_message_length", -1),))
-    handlers = {"List": grpc.unary_unary_rpc_method_handler(give)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("v1.PodResourcesLister", handlers),))
-    server.add_insecure_port(f"unix:{path}")
-    await server.start()
-    try:
-        yield path
-    finally:
-        await server.stop(None)
 
 
 async def ask(path: str, method: str, request: Any) -> bytes:
