@@ -97,6 +97,47 @@ def test_the_fleet_page_with_a_secret_is_that_of_the_overlay_with_tls() -> None:
         assert found[key] == each, key
 
 
+def test_the_policy_of_the_fleet_page_names_its_peers_and_can_be_left_out() -> None:
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}]
+    values = {"tlsSecret": "tls", "networkPolicy": {"from": peers}}
+    policy = by_name(component("fleet", fleet=values))["NetworkPolicy", "accelplane-fleet"]["spec"]
+    assert policy["ingress"] == [{"ports": [{"port": "probes"}]}, {"ports": [{"port": "https"}], "from": peers}]
+    pod = workload("fleet", fleet=values)
+    ports = {port["name"] for port in pod["containers"][0]["ports"]}
+    assert ports == {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
+    kinds = {each["kind"] for each in component("fleet", fleet={"networkPolicy": {"enabled": False}})}
+    assert "NetworkPolicy" not in kinds
+
+
+def test_the_use_of_gpus_by_containers_is_that_of_the_overlay() -> None:
+    components = {"agent": True, "clients": True}
+    found = by_name(template(CHART, NAMESPACE, components=components))
+    wanted = by_name(render(DEPLOY / "accelplane_node/overlays/clients"))
+    assert {*found} == {*wanted}
+    for key, each in wanted.items():
+        each["metadata"]["namespace"] = NAMESPACE
+        assert found[key] == in_order(each), key
+
+
+def test_the_use_of_gpus_by_containers_is_on_the_pages_of_monitoring_and_follows_the_agent() -> None:
+    agent = {"nodeSelector": {"zone": "a"}, "image": {"hub": "registry.example.com/x"}}
+    components = {"agent": True, "clients": True, "monitoring": True}
+    found = by_name(template(CHART, NAMESPACE, components=components, agent=agent, clients={"args": ["-v=2"]}))
+    pods = [found["DaemonSet", name]["spec"]["template"]["spec"] for name in ("accelplane-node", "accelplane-clients")]
+    node, clients = (pod["containers"][0] for pod in pods)
+    assert [each for each in node["args"] if "http-address" in each] == ["-http-address=:9400"]
+    assert clients["args"] == ["clients", "--socket=/run/accelplane-clients/clients.sock", "-v=2"]
+    assert node["image"] == clients["image"]
+    assert pods[0]["nodeSelector"] == pods[1]["nodeSelector"]
+    mounts = [mount["mountPath"] for mount in node["volumeMounts"]]
+    assert len(mounts) == len({*mounts})
+
+
+def test_the_use_of_gpus_by_containers_needs_the_agent() -> None:
+    message = rejected(CHART, components={"agent": False, "clients": True})
+    assert "components: found clients without agent, expected both" in message
+
+
 def test_options_of_the_fleet_page_follow_those_of_the_chart() -> None:
     (container,) = workload("fleet", fleet={"args": ["-pods=all"]})["containers"]
     assert container["args"] == ["-address=127.0.0.1:8080", "-health-probe-bind-address=:8081", "-pods=all"]
@@ -191,6 +232,8 @@ def test_definitions_can_be_installed_by_other_means() -> None:
         ({"agent": {"kubeletDirectory": "kubelet"}}, "kubeletDirectory"),
         ({"labels": {"image": {"tga": "1"}}}, "tga"),
         ({"fleet": {"tlsSecrets": "x"}}, "tlsSecrets"),
+        ({"fleet": {"networkPolicy": {"form": []}}}, "form"),
+        ({"clients": {"image": {}}}, "image"),
         ({"operator": {"enabled": True}}, "enabled"),
     ],
 )
