@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from buildroot import build_packages
 from containerfile import Image, read_images
+from contents import LEVELZERO_ARCHITECTURES, wanted_packages
 from debian import LOCK, PackageGoneError, RecipeError, fetch, newest, read_lock, select, write_lock
 from elf import check_libraries, needed
 from hypothesis import given
 from hypothesis import strategies as st
 from layout import Layer, LayoutWriter, write_tar
-from root import LEVELZERO_ARCHITECTURES, wanted_packages
 
 REPOSITORY = Path(__file__).parents[2]
 needs_apt = pytest.mark.skipif(not Path("/usr/lib/apt/apt-helper").exists(), reason="needs apt of Debian")
