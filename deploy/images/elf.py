@@ -30,7 +30,7 @@ def check_libraries(root: Path, architecture: str) -> None:
             )
         try:
             libraries = needed(data)
-        except (struct.error, ValueError) as error:
+        except (struct.error, ValueError, OverflowError) as error:
             raise RecipeError(f"{name}: found an invalid ELF file: {error}; is the package complete?") from error
         for library in libraries:
             if Path(library).name not in present:

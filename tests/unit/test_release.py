@@ -17,9 +17,10 @@ import yaml
 from manifests import REPOSITORY, kubectl
 from releases import METADATA, STATUS, VERSION, names, write_images
 
-from release import artefacts, build, git, oci, sbom, signing, verify
+from release import artefacts, build, git, images, oci, sbom, signing, verify
 from release.errors import ReleaseError
 from release.kustomize import load_yaml
+from release.push import Push, push
 from release.registry import Registry, RegistryError
 
 REGISTRY = "registry.example:5000/accelplane"
@@ -353,15 +354,30 @@ def test_an_envelope_with_another_payload_is_rejected(made: Path) -> None:
 # Registries.
 
 
+def moved(made: Path, tmp_path: Path, address: str, *, draft: bool = True) -> Path:
+    """A copy of the release whose registry has another address."""
+    out = tmp_path / "out"
+    shutil.copytree(made / "out", out)
+    for name in ("release.json", "images.txt"):
+        (out / name).write_text((out / name).read_text().replace(REGISTRY, address))
+    facts = json.loads((out / "release.json").read_text())
+    artefacts.write_json(out / "release.json", {**facts, "draft": draft})
+    return out
+
+
 @pytest.mark.parametrize("credentials", ["", "basic", "bearer"])
-def test_a_release_is_pushed_and_verified(credentials: str, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_is_pushed_and_verified(
+    credentials: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("REGISTRY_USER", "user")
     monkeypatch.setenv("REGISTRY_PASSWORD", "secret")
-    listed = artefacts.Images(VERSION, build.images.load(made / "out/images.json").images[:2])
     with ociregistry.serving(credentials) as state:
         address = f"{state.address}/accelplane"
-        pushed = plan(made, made / "out", registry=address)
-        build.push(pushed, signing.load(made / "key"), listed, lambda _: None)
+        out = moved(made, tmp_path, address)
+        listed = artefacts.Images(VERSION, images.load(out / "images.json").images[:2])
+        artefacts.write_json(out / "images.json", artefacts.images_json(listed))
+        settings = Push(out=out, key=made / "key")
+        push(settings, lambda _: None)
         image = listed.images[0]
         assert state.digest(f"accelplane/{image.name}", VERSION) == image.digest
         registry = Registry(address)
@@ -371,7 +387,7 @@ def test_a_release_is_pushed_and_verified(credentials: str, made: Path, monkeypa
         chart = json.loads(registry.manifest("charts/accelplane", VERSION)[0])
         assert chart["layers"][0]["digest"] == oci.file_digest(made / f"out/charts/accelplane-{VERSION}.tgz")
         uploads = state.uploads
-        build.push(pushed, signing.load(made / "key"), listed, lambda _: None)
+        push(settings, lambda _: None)
         # Only the signatures, which are random, are new.
         assert state.uploads - uploads <= 2 * (len(listed.images) + 13)
     if credentials == "bearer":
@@ -381,12 +397,9 @@ def test_a_release_is_pushed_and_verified(credentials: str, made: Path, monkeypa
 def test_a_changed_registry_is_found(made: Path, tmp_path: Path) -> None:
     with ociregistry.serving() as state:
         address = f"{state.address}/accelplane"
-        out = tmp_path / "out"
-        shutil.copytree(made / "out", out)
-        for name in ("release.json", "images.txt"):
-            (out / name).write_text((out / name).read_text().replace(REGISTRY, address))
-        listed = build.images.load(out / "images.json")
-        build.push(plan(made, out, registry=address), signing.load(made / "key"), listed, lambda _: None)
+        out = moved(made, tmp_path, address)
+        listed = images.load(out / "images.json")
+        push(Push(out=out, key=made / "key"), lambda _: None)
         release = verify.Release(out=out, key=made / "key.pub", registry=address)
         assert verify.registry_digests(release).startswith(f"{len(listed.images) + 13} artefacts")
         assert verify.registry_signatures(release) == f"{len(listed.images) + 13} signatures"
