@@ -632,3 +632,17 @@ def test_archives_are_reproducible() -> None:
     assert first == second
     with tarfile.open(fileobj=io.BytesIO(first)) as tar:
         assert tar.getnames() == ["a", "b", "b/c"]
+
+
+def test_bills_of_materials_follow_the_official_schemas(made: Path, tmp_path: Path) -> None:
+    python = REPOSITORY / ".venv/sbom/bin/python"
+    if not python.exists():
+        pytest.skip("no validators of bills of materials: make sbom-tools")
+    command = [python, REPOSITORY / "tests/sbomschemas.py"]
+    done = subprocess.run([*command, made / "out/sbom"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{2 * len(names()) + 2} documents, 0 problems\n"), done.stderr
+    for name, old, new in (("cdx", '"type": "container"', '"type": "box"'), ("spdx", "CC0-1.0", "MIT")):
+        text = (made / f"out/sbom/accelplane.{name}.json").read_text()
+        (tmp_path / f"x.{name}.json").write_text(text.replace(old, new))
+        wrong = subprocess.run([*command, tmp_path / f"x.{name}.json"], capture_output=True, text=True, check=False)
+        assert wrong.returncode == 1, wrong.stdout
