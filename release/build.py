@@ -119,8 +119,7 @@ def _write(plan: Plan, key: ec.EllipticCurvePrivateKey, notes: str, work: Path, 
 
 def check_sources(plan: Plan) -> str:
     """The text of the changelog for the version. Raises `ReleaseError` if the sources are not ready for the release."""
-    if not version.SEMANTIC.fullmatch(plan.version):
-        raise ReleaseError(f"version: found {plan.version!a}, expected a semantic version such as 1.2.0, without v")
+    version.check(plan.version)
     if (found := version.current(plan.root)) != plan.version:
         raise ReleaseError(f"version: found {found} in the source tree, expected {plan.version}; run make version")
     if not ADDRESS.fullmatch(plan.registry):

@@ -389,6 +389,12 @@ def test_a_version_that_is_not_semantic_is_an_error(wrong: str) -> None:
         list(version.change(ROOT, wrong))
 
 
+def test_a_version_must_be_one_of_python_too() -> None:
+    version.check("1.2.0-rc.1")
+    with pytest.raises(ReleaseError, match=r"found '1\.2\.0-nightly', expected a release such as 1\.2\.0"):
+        version.check("1.2.0-nightly")
+
+
 def test_images_of_kustomizations_are_listed() -> None:
     assert selected_images(KUSTOMIZATION, Settings()) == [
         (4, "accelplane/onload-operator:1.0.0"),
