@@ -111,9 +111,18 @@ release: $(ready)
 		$(if $(PUSH),--push) $(if $(IMAGES),--prebuilt "$(IMAGES)") $(if $(PLATFORMS),--platforms "$(PLATFORMS)") \
 		$(if $(DRAFT),--draft) $(if $(CA_FILE),--ca-file "$(CA_FILE)")
 
+## push-release: push a complete release to its registry, also to continue after an error: OUT=DIR KEY=FILE
+push-release: $(ready)
+	$(PY) -m release push "$(OUT)" --key "$(KEY)" $(if $(CA_FILE),--ca-file "$(CA_FILE)")
+
 ## verify-release: check a release as its users would: OUT=DIR KEY=FILE.pub [REGISTRY=…]
 verify-release: $(ready)
 	$(PY) -m release verify "$(OUT)" --key "$(KEY)" $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(CA_FILE),--ca-file "$(CA_FILE)")
+
+## sbom-tools: install the validators of bills of materials, which the tests use, into .venv/sbom
+sbom-tools: $(ready)
+	$(PY) -m venv --without-pip $(VENV)/sbom
+	$(PY) -m pip --python $(VENV)/sbom/bin/python install $(pip_options) $(locked_options) --requirement constraints-sbom.txt
 
 ## format: apply ruff fixes and formatting
 format: $(ready)
@@ -199,6 +208,8 @@ lock: $(VENV)/.pinned
 		--no-header --no-emit-index-url --no-emit-trusted-host --no-emit-find-links pyproject.toml)
 	"$${compile[@]}" --extra dev --extra operator --extra simulate --output-file constraints.txt
 	"$${compile[@]}" --extra browser --extra site --constraint constraints.txt --output-file constraints-extra.txt
+	printf '%s\n' 'cyclonedx-python-lib[json-validation]' spdx-tools | \
+		"$${compile[@]/pyproject.toml/-}" --output-file constraints-sbom.txt
 
 ## clean: remove all build results and .venv
 clean:

@@ -19,6 +19,8 @@ PODS = "10.244.0.0/16"
 API_PORT = 6443
 KUBELET_HEALTH_PORT = 10248
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+# Tests can write certs.d/HOST/hosts.toml, which containerd reads with each pull.
+REGISTRIES = "/etc/containerd/certs.d"
 PAUSE_IMAGE = "localhost/accelplane-test/pause:1"
 BUSYBOX_IMAGE = "localhost/accelplane-test/busybox:1"
 PKI = "/etc/kubernetes/pki"
@@ -193,6 +195,8 @@ state = "/run/containerd"
   snapshotter = "overlayfs"
   [plugins.'io.containerd.cri.v1.images'.pinned_images]
     sandbox = "{PAUSE_IMAGE}"
+  [plugins.'io.containerd.cri.v1.images'.registry]
+    config_path = "{REGISTRIES}"
 
 [plugins.'io.containerd.cri.v1.runtime']
   restrict_oom_score_adj = true
