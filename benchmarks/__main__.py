@@ -34,6 +34,7 @@ NAMES = (
     "operator",
     "fleet",
     "onload",
+    "helm",
 )
 _DEADLINE = 3600
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from charts import CHARTS, rejected, template
+from charts import CHARTS, hook_objects, rejected, template
 from manifests import DEPLOY, Object, in_order, own_image, render
 
 import accelplane
@@ -182,6 +182,41 @@ def test_definitions_can_be_installed_by_other_means() -> None:
     for name in ("onload", "fpgaWebhook"):
         kinds = {each["kind"] for each in component(name, crds={"install": False})}
         assert "CustomResourceDefinition" not in kinds
+
+
+# helm test
+
+
+def tested(objects: list[Object]) -> list[str]:
+    """The workloads that `helm test` waits for."""
+    (pod,) = (each for each in objects if each["kind"] == "Pod" and each["metadata"]["name"] == "release-test-workloads")
+    (container,) = pod["spec"]["containers"]
+    compile(container["command"][-1], "workloads", "exec")
+    namespace, *workloads = container["args"]
+    assert namespace == NAMESPACE
+    return workloads
+
+
+@pytest.mark.parametrize(
+    "names", [["agent"], ["agent", "operator", "labels", "onload", "fleet"], ["sgxWebhook", "fpgaWebhook"]]
+)
+def test_helm_test_waits_for_the_pods_of_all_components_and_may_read_only_them(names: list[str]) -> None:
+    components = {"agent": False} | dict.fromkeys(names, True)
+    workloads = {
+        f"{each['kind'].lower()}s/{each['metadata']['name']}"
+        for each in template(CHART, NAMESPACE, components=components)
+        if each["kind"] in ("DaemonSet", "Deployment")
+    }
+    objects = hook_objects(CHART, NAMESPACE, components=components)
+    assert {*tested(objects)} == workloads
+    (role,) = (each for each in objects if each["kind"] == "Role")
+    (rule,) = role["rules"]
+    assert rule["verbs"] == ["get"]
+    assert {*rule["resourceNames"]} == {each.partition("/")[2] for each in workloads}
+
+
+def test_helm_test_has_nothing_to_do_without_pods() -> None:
+    assert hook_objects(CHART, NAMESPACE, components={"agent": False, "nodeFeatureRules": True}) == []
 
 
 @pytest.mark.parametrize(

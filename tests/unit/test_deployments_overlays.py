@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from manifests import DEPLOY, Object, flag_values, overlay, render, trees
