@@ -1,6 +1,8 @@
 """The chart `accelplane` renders each component to the objects of its kustomization. `helm` renders it."""
 
 import json
+import runpy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -189,7 +191,9 @@ def test_definitions_can_be_installed_by_other_means() -> None:
 
 def tested(objects: list[Object]) -> list[str]:
     """The workloads that `helm test` waits for."""
-    (pod,) = (each for each in objects if each["kind"] == "Pod" and each["metadata"]["name"] == "release-test-workloads")
+    (pod,) = (
+        each for each in objects if each["kind"] == "Pod" and each["metadata"]["name"] == "release-test-workloads"
+    )
     (container,) = pod["spec"]["containers"]
     compile(container["command"][-1], "workloads", "exec")
     namespace, *workloads = container["args"]
@@ -213,6 +217,29 @@ def test_helm_test_waits_for_the_pods_of_all_components_and_may_read_only_them(n
     (rule,) = role["rules"]
     assert rule["verbs"] == ["get"]
     assert {*rule["resourceNames"]} == {each.partition("/")[2] for each in workloads}
+
+
+SHORTAGE: dict[str, Callable[[str, Object], str]] = runpy.run_path(str(CHARTS / CHART / "files/test-workloads.py"))
+PROCESSED: Object = {"metadata": {"generation": 2}}
+
+
+@pytest.mark.parametrize(
+    ("workload", "status", "words"),
+    [
+        ("daemonsets/a", {"desiredNumberScheduled": 2, "updatedNumberScheduled": 2, "numberReady": 2}, ""),
+        ("daemonsets/a", {"desiredNumberScheduled": 2, "updatedNumberScheduled": 1, "numberReady": 2}, "found 1 ready"),
+        ("daemonsets/a", {"desiredNumberScheduled": 2, "updatedNumberScheduled": 2}, "found 0 ready pods, expected 2"),
+        ("daemonsets/a", {"desiredNumberScheduled": 0}, "found no node"),
+        ("daemonsets/a", {"observedGeneration": 1, "desiredNumberScheduled": 1, "numberReady": 1}, "last change"),
+        ("deployments/a", {"updatedReplicas": 1, "readyReplicas": 1}, ""),
+        ("deployments/a", {"updatedReplicas": 1}, "found 0 ready pods, expected 1"),
+    ],
+)
+def test_helm_test_names_what_is_missing(workload: str, status: Object, words: str) -> None:
+    found = PROCESSED | {"spec": {"replicas": 1}, "status": {"observedGeneration": 2} | status}
+    text = SHORTAGE["shortage"](workload, found)
+    assert words in text
+    assert bool(text) == bool(words)
 
 
 def test_helm_test_has_nothing_to_do_without_pods() -> None:

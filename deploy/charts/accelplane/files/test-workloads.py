@@ -6,6 +6,7 @@ import os
 import ssl
 import sys
 import time
+from typing import Any
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 SECONDS = 120
@@ -26,7 +27,11 @@ def problem(namespace: str, workload: str) -> str:
         connection.close()
     if answer.status != 200:
         return f"found status {answer.status} of the API server, expected 200"
-    found = json.loads(text)
+    return shortage(workload, json.loads(text))
+
+
+def shortage(workload: str, found: dict[str, Any]) -> str:
+    """Why a workload with this content is not ready, or nothing."""
     status = found.get("status", {})
     if status.get("observedGeneration") != found["metadata"]["generation"]:
         return "the controller manager has not processed the last change"
@@ -49,7 +54,7 @@ def main() -> int:
         for workload in workloads:
             try:
                 problems[workload] = problem(namespace, workload)
-            except OSError as error:
+            except (OSError, http.client.HTTPException) as error:
                 problems[workload] = f"no answer of the API server: {error}"
         if not any(problems.values()) or time.monotonic() > deadline:
             break
@@ -59,4 +64,5 @@ def main() -> int:
     return 1 if any(problems.values()) else 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())
