@@ -6,8 +6,9 @@ pins every source) and the recipes of this file. A complete directory is never t
 rename, so that an interrupted build leaves no half of one.
 
 Other programs of the tests are compiled one module at a time, from the modules below ``tools/``: each has a directory
-of its own, named after the module and a hash of its files. Its ``go.mod`` names the packages in ``tool`` lines and may
-name build tags in a comment ``// tags: NAME…``.
+of its own, named after the module and a hash of its files. Its ``go.mod`` names the packages in ``tool`` lines. It may
+name build tags in a comment ``// tags: NAME…``, and in a comment ``// files: MODULE DIRECTORY…`` directories of a
+dependency that are copied beside the programs.
 ``python -m tests.cluster.build`` compiles those of `DEFAULT_TOOLS` too, ``python -m tests.cluster.build NAME…`` only
 the named ones.
 """
@@ -261,7 +262,22 @@ def _compile_tool(module: str, say: Callable[[str], None]) -> None:
         programs.mkdir()
         command = [go, "build", "-trimpath", f"-tags={tags}", "-ldflags=-s -w", "-o", programs, *packages]
         _run(command, cwd=TOOLS / module, env=_go_environment())
+        for dependency, directories in re.findall(r"^// files: (\S+) (.+)$", text, re.MULTILINE):
+            _copy_files(go, TOOLS / module, dependency, directories.split(), programs)
         programs.rename(target)
+
+
+def _copy_files(go: Path, module: Path, dependency: str, directories: Sequence[str], target: Path) -> None:
+    """Copies directories of a dependency, of the version that the module names."""
+    command = [go, "list", "-m", "-f", "{{.Dir}}", dependency]
+    done = subprocess.run(command, cwd=module, env=_go_environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ClusterError(f"{dependency}: no directory of the module\n{done.stderr}")
+    for directory in directories:
+        copy = shutil.copytree(Path(done.stdout.strip()) / directory, target / directory, copy_function=shutil.copyfile)
+        # Directories of the module cache are read-only.
+        for each in (copy, *(path for path in copy.rglob("*") if path.is_dir())):
+            each.chmod(0o755)
 
 
 def _go_environment() -> dict[str, str]:

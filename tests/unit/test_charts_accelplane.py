@@ -1,11 +1,13 @@
 """The chart `accelplane` renders each component to the objects of its kustomization. `helm` renders it."""
 
 import json
+import runpy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import yaml
-from charts import CHARTS, rejected, template
+from charts import CHARTS, hook_objects, rejected, template
 from manifests import DEPLOY, Object, in_order, own_image, render
 
 import accelplane
@@ -223,6 +225,66 @@ def test_definitions_can_be_installed_by_other_means() -> None:
     for name in ("onload", "fpgaWebhook"):
         kinds = {each["kind"] for each in component(name, crds={"install": False})}
         assert "CustomResourceDefinition" not in kinds
+
+
+# helm test
+
+
+def tested(objects: list[Object]) -> list[str]:
+    """The workloads that `helm test` waits for."""
+    (pod,) = (
+        each for each in objects if each["kind"] == "Pod" and each["metadata"]["name"] == "release-test-workloads"
+    )
+    (container,) = pod["spec"]["containers"]
+    compile(container["command"][-1], "workloads", "exec")
+    namespace, *workloads = container["args"]
+    assert namespace == NAMESPACE
+    return workloads
+
+
+@pytest.mark.parametrize(
+    "names", [["agent"], ["agent", "operator", "labels", "onload", "fleet"], ["sgxWebhook", "fpgaWebhook"]]
+)
+def test_helm_test_waits_for_the_pods_of_all_components_and_may_read_only_them(names: list[str]) -> None:
+    components = {"agent": False} | dict.fromkeys(names, True)
+    workloads = {
+        f"{each['kind'].lower()}s/{each['metadata']['name']}"
+        for each in template(CHART, NAMESPACE, components=components)
+        if each["kind"] in ("DaemonSet", "Deployment")
+    }
+    objects = hook_objects(CHART, NAMESPACE, components=components)
+    assert {*tested(objects)} == workloads
+    (role,) = (each for each in objects if each["kind"] == "Role")
+    (rule,) = role["rules"]
+    assert rule["verbs"] == ["get"]
+    assert {*rule["resourceNames"]} == {each.partition("/")[2] for each in workloads}
+
+
+SHORTAGE: dict[str, Callable[[str, Object], str]] = runpy.run_path(str(CHARTS / CHART / "files/test-workloads.py"))
+PROCESSED: Object = {"metadata": {"generation": 2}}
+
+
+@pytest.mark.parametrize(
+    ("workload", "status", "words"),
+    [
+        ("daemonsets/a", {"desiredNumberScheduled": 2, "updatedNumberScheduled": 2, "numberReady": 2}, ""),
+        ("daemonsets/a", {"desiredNumberScheduled": 2, "updatedNumberScheduled": 1, "numberReady": 2}, "found 1 ready"),
+        ("daemonsets/a", {"desiredNumberScheduled": 2, "updatedNumberScheduled": 2}, "found 0 ready pods, expected 2"),
+        ("daemonsets/a", {"desiredNumberScheduled": 0}, "found no node"),
+        ("daemonsets/a", {"observedGeneration": 1, "desiredNumberScheduled": 1, "numberReady": 1}, "last change"),
+        ("deployments/a", {"updatedReplicas": 1, "readyReplicas": 1}, ""),
+        ("deployments/a", {"updatedReplicas": 1}, "found 0 ready pods, expected 1"),
+    ],
+)
+def test_helm_test_names_what_is_missing(workload: str, status: Object, words: str) -> None:
+    found = PROCESSED | {"spec": {"replicas": 1}, "status": {"observedGeneration": 2} | status}
+    text = SHORTAGE["shortage"](workload, found)
+    assert words in text
+    assert bool(text) == bool(words)
+
+
+def test_helm_test_has_nothing_to_do_without_pods() -> None:
+    assert hook_objects(CHART, NAMESPACE, components={"agent": False, "nodeFeatureRules": True}) == []
 
 
 @pytest.mark.parametrize(

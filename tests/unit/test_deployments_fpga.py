@@ -185,7 +185,8 @@ WEBHOOK_TREES = {
     "webhook": [service(*PLACEHOLDERS), configuration(*PLACEHOLDERS)],
     "certmanager": certificate_request(*PLACEHOLDERS),
     "namespace": [namespace("system")],
-    ".": BASE,
+    # The original has the objects of base here.
+    ".": WITH_OWN_CERTIFICATE,
     "base": BASE,
     "default": WITH_OWN_CERTIFICATE,
     OWN_CERTIFICATES: WITH_OWN_CERTIFICATE,
