@@ -48,7 +48,7 @@ def trees() -> list[str]:
     """The paths of all trees below `deploy`, except components, and those of NFD and XPU Manager, which include
     another repository."""
     files = (file for file in DEPLOY.rglob("kustomization.yaml") if file.parent.parts[-2:] != ("nfd", "base"))
-    found = (file.parent for file in files if yaml.safe_load(file.read_text())["kind"] == "Kustomization")
+    found = (file.parent for file in files if yaml.load(file.read_text(), yaml.CSafeLoader)["kind"] == "Kustomization")
     paths = {str(directory.relative_to(DEPLOY)) for directory in found} - {"nfd"}
     return sorted(path for path in paths if not path.startswith("xpumanager_sidecar"))
 

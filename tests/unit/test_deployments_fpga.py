@@ -61,7 +61,7 @@ def definitions() -> list[Object]:
     """The CRDs of the operator's tree."""
     bases = DEPLOY / "operator/crd/bases"
     return [
-        yaml.safe_load((bases / f"fpga.intel.com_{kind}.yaml").read_text())
+        yaml.load((bases / f"fpga.intel.com_{kind}.yaml").read_text(), yaml.CSafeLoader)
         for kind in ("acceleratorfunctions", "fpgaregions")
     ]
 

@@ -340,7 +340,7 @@ def test_on_openshift_the_service_ca_issues_the_certificate() -> None:
 def test_on_openshift_the_overlay_of_the_user_sets_the_namespace(tmp_path: Path) -> None:
     overlay = os.path.relpath(TREE / OCP, tmp_path)
     (tmp_path / "kustomization.yaml").write_text(f"namespace: mine\nresources: [{overlay}]\n")
-    objects = list(yaml.safe_load_all(run_kubectl("kustomize", tmp_path)))
+    objects = list(yaml.load_all(run_kubectl("kustomize", tmp_path), yaml.CSafeLoader))
     assert {each["metadata"].get("namespace", "mine") for each in objects} == {"mine"}
     assert {subject["namespace"] for each in objects for subject in each.get("subjects", ())} == {"mine"}
     for each in objects:

@@ -69,7 +69,7 @@ def test_the_reference_lists_every_described_field_of_custom_resources() -> None
     text = reference.pages(ROOT)["reference/custom-resources.md"]
     for directory in reference.DEFINITIONS:
         for file in (ROOT / directory).glob("*.yaml"):
-            definition = yaml.safe_load(file.read_text())
+            definition = yaml.load(file.read_text(), yaml.CSafeLoader)
             if definition["kind"] != "CustomResourceDefinition":
                 continue
             described = _described_fields(definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
