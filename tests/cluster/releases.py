@@ -12,9 +12,10 @@ from charts import helm
 from .cluster import Cluster
 
 Helm = Callable[..., subprocess.CompletedProcess[str]]
-# What controllers and the kubelet write at any time, and what is created with every namespace.
+# What controllers and the kubelet write at any time, what is created with every namespace, and what the API server
+# creates for definitions.
 _VOLATILE = ("event/", "event.events.k8s.io/", "lease.coordination.k8s.io/node-", "configmap/kube-root-ca.crt",
-             "serviceaccount/default", "nodemetrics", "podmetrics")  # fmt: skip
+             "serviceaccount/default", "apiservice.")  # fmt: skip
 
 
 def runner(cluster: Cluster, namespace: str, directory: Path) -> Helm:

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +18,7 @@ import yaml
 from charts import CHARTS
 from customresources import resource
 
-from .cluster import Cluster, Node
-from .kmm_decisions import Generation
+from .cluster import Cluster, ClusterError, Node
 from .kmm_definitions import definitions
 from .machine import wait_until
 from .objects import Object
@@ -63,10 +63,12 @@ def place(image: None, cluster: Cluster, node: Node, namespace: str, tmp_path: P
     def remaining() -> set[str]:
         return all_objects(cluster, namespace) - before
 
-    wait_until(lambda: remaining() == made.left, f"nothing remains except {made.left}", 60, every=1,
-               hint=f"see kubectl --kubeconfig={cluster.kubeconfig} --namespace={namespace} get all")  # fmt: skip
-    if made.left:
-        cluster.kubectl("delete", f"--namespace={namespace}", "--ignore-not-found", *sorted(made.left))
+    with suppress(ClusterError):
+        wait_until(lambda: remaining() == made.left, "only the expected objects", 60, every=1)
+    found = remaining()
+    for each in found:
+        cluster.kubectl("delete", f"--namespace={namespace}", "--ignore-not-found", each)
+    assert found == made.left
 
 
 def foreign_definition(name: str, kind: str, version: str, scope: str) -> Object:
@@ -87,7 +89,7 @@ def foreign_definition(name: str, kind: str, version: str, scope: str) -> Object
 def foreign(cluster: Cluster) -> Iterator[None]:
     """The definitions of NFD, the Prometheus operator and Kernel Module Management."""
     objects = [foreign_definition(name, *fields) for name, fields in FOREIGN.items()]
-    objects += [each for each in definitions(Generation(2)) if each["kind"] == "CustomResourceDefinition"]
+    objects += [each for each in definitions(2) if each["kind"] == "CustomResourceDefinition"]
     with applied(cluster, objects):
         names = [each["metadata"]["name"] for each in objects]
         cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", *(f"crd/{name}" for name in names))
