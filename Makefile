@@ -188,9 +188,10 @@ kube: $(ready)
 tools: $(ready)
 	$(PY) -m tests.cluster.build $(TOOLS)
 
-## test-cluster: run the cluster tests, two files at a time; needs root. ARGS=… are passed to pytest
+## test-cluster: run the cluster tests, three files at a time on two cores; needs root. ARGS=… are passed to pytest
 test-cluster: kube
-	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m cluster $(ARGS)
+	$(PY) -m pytest --numprocesses "$$((($$(nproc) * 3 + 1) / 2))" --maxprocesses 6 --dist loadfile \
+		--no-loadscope-reorder -p tests.cluster.distribution -m cluster $(ARGS)
 
 ## cluster: start a real cluster with simulated GPUs and our images; needs root
 cluster: kube

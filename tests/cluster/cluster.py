@@ -214,6 +214,7 @@ class Cluster:
         self.path = ":".join([*map(str, places), *system])
         self._authority = Authority("accelplane test cluster")
         self._tls = ssl.create_default_context(cadata=self.authority.decode())
+        self._idle: list[http.client.HTTPSConnection] = []
         self.control = Machine(
             "control",
             self.directory / "control",
@@ -283,6 +284,8 @@ class Cluster:
     def stop(self) -> None:
         for machine in (*self.nodes.values(), self.control):
             machine.power_off()
+        while self._idle:
+            self._idle.pop().close()
 
     # Reaching it
 
@@ -332,32 +335,51 @@ class Cluster:
     def request(
         self, method: str, path: str, body: Object | None = None, *, content: str = "application/json"
     ) -> tuple[int, Any]:
-        """One request to the API server as administrator: status and decoded answer."""
+        """One request to the API server as administrator: status and decoded answer.
+
+        GET requests, which tests repeat 20 times a second, reuse connections. Other requests do not: if the server has
+        closed a connection, it is unknown whether it has received the request, so it must not be repeated.
+        """
+        if method == "GET":
+            return self._get(path)
         with self.connection() as request:
             return request(method, path, body, content=content)
 
     @contextmanager
     def connection(self, timeout: float = 10) -> Iterator[Callable[..., tuple[int, Any]]]:
         """What ``request`` is, for very many of them: they share a connection."""
-        connection = http.client.HTTPSConnection(
-            self.addresses.control, settings.API_PORT, context=self._tls, timeout=timeout
-        )
+        connection = self._connect(timeout)
 
         def request(
             method: str, path: str, body: Object | None = None, *, content: str = "application/json"
         ) -> tuple[int, Any]:
-            connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": content})
-            answer = connection.getresponse()
-            text = answer.read().decode()
-            try:
-                return answer.status, json.loads(text)
-            except ValueError:
-                return answer.status, text
+            return _exchange(connection, method, path, body, content)
 
         try:
             yield request
         finally:
             connection.close()
+
+    def _get(self, path: str) -> tuple[int, Any]:
+        while True:
+            try:
+                connection, reused = self._idle.pop(), True
+            except IndexError:
+                connection, reused = self._connect(), False
+            try:
+                answer = _exchange(connection, "GET", path)
+            except BaseException as error:
+                connection.close()
+                if reused and isinstance(error, (ConnectionError, ssl.SSLError)):
+                    continue
+                raise
+            self._idle.append(connection)
+            return answer
+
+    def _connect(self, timeout: float = 10) -> http.client.HTTPSConnection:
+        return http.client.HTTPSConnection(
+            self.addresses.control, settings.API_PORT, context=self._tls, timeout=timeout
+        )
 
     def get(self, path: str) -> Object | None:
         """An object or list at an API path; None where there is none, or no API server to ask."""
@@ -586,6 +608,22 @@ class Cluster:
         account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
         hint = f"log: {self.controller_manager.log}"
         wait_until(lambda: self.get(account), f"service account of namespace {namespace}", hint=hint)
+
+
+def _exchange(
+    connection: http.client.HTTPSConnection,
+    method: str,
+    path: str,
+    body: Object | None = None,
+    content: str = "application/json",
+) -> tuple[int, Any]:
+    connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": content})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    try:
+        return answer.status, json.loads(text)
+    except ValueError:
+        return answer.status, text
 
 
 def _write_etc(machine: Machine, files: Mapping[str, bytes]) -> None:
