@@ -252,7 +252,9 @@ def _compile_tool(module: str, say: Callable[[str], None]) -> None:
     packages = re.findall(r"^tool (\S+)$", text, re.MULTILINE)
     version = re.search(r"^go (\d+)\.(\d+)", text, re.MULTILINE)
     tags = " ".join(re.findall(r"^// tags: (.+)$", text, re.MULTILINE))
-    _get_debian_programs(re.findall(r"(\S+)=(\S+)", " ".join(re.findall(r"^// debian: (.+)$", text, re.MULTILINE))), say)
+    _get_debian_programs(
+        re.findall(r"(\S+)=(\S+)", " ".join(re.findall(r"^// debian: (.+)$", text, re.MULTILINE))), say
+    )
     assert packages, module
     assert version, module
     go = _go(say, (int(version[1]), int(version[2])))
@@ -276,13 +278,13 @@ def _module_directory(go: Path, module: Path, dependency: str) -> Path:
 
 
 def _get_debian_programs(programs: Sequence[tuple[str, str]], say: Callable[[str], None]) -> None:
-    missing = {program: package for program, package in programs if not shutil.which(program)}
-    if not missing:
+    packages = [package for program, package in programs if not shutil.which(program)]
+    if not packages:
         return
     if not _can_install():
-        raise ClusterError(f"not found: {', '.join(missing)}; on Debian run apt-get install {' '.join(missing.values())}")
-    say(f"getting Debian packages: {' '.join(missing.values())}")
-    _apt_install(list(missing.values()))
+        raise ClusterError(f"programs not found; install them (Debian: apt-get install {' '.join(packages)})")
+    say(f"getting Debian packages: {' '.join(packages)}")
+    _apt_install(packages)
 
 
 def _go_environment() -> dict[str, str]:

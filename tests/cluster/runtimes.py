@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .machine import Machine
 
 CRIO = "cri-o"
-_ARCHIVE = "/var/tmp/image.tar"  # noqa: S108  on a node
+_ARCHIVE = "/var/tmp/image.tar"
 _POLICY = "/etc/containers/policy.json"
 
 

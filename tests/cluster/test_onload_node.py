@@ -18,11 +18,11 @@ from accelplane.simulate import NicSpec, NodeSpec, OnloadSpec
 
 from .cluster import Cluster, Node, NodePlan
 from .conftest import running_cluster
+from .crictl import CRICTL, inspect, install_crictl
 from .emulated import EmulatedKernel, emulated, kernel_of
 from .machine import wait_until
 from .objects import Object, pod
 from .onload_userland import import_user_image, user_image
-from .crictl import CRICTL, inspect, install_crictl
 from .product_image import product_image
 
 pytestmark = pytest.mark.cluster
