@@ -6,9 +6,9 @@ pins every source) and the recipes of this file. A complete directory is never t
 rename, so that an interrupted build leaves no half of one.
 
 Other programs of the tests are compiled one module at a time, from the modules below ``tools/``: each has a directory
-of its own, named after the module and a hash of its files. Its ``go.mod`` names the packages in ``tool`` lines. Comments
-may name build tags (``// tags: NAME…``), Debian packages with programs (``// debian: PROGRAM=PACKAGE…``), and a directory
-of C sources of a module that become a program (``// c: PROGRAM MODULE DIRECTORY``).
+of its own, named after the module and a hash of its files. Its ``go.mod`` names the packages in ``tool`` lines. Its
+comments may name build tags (``// tags: NAME…``), a Debian package with a program (``// debian: PROGRAM PACKAGE``), and
+a directory of C sources of a module, which become a program (``// c: PROGRAM MODULE DIRECTORY``).
 ``python -m tests.cluster.build`` compiles those of `DEFAULT_TOOLS` too, ``python -m tests.cluster.build NAME…`` only
 the named ones.
 """
@@ -252,9 +252,7 @@ def _compile_tool(module: str, say: Callable[[str], None]) -> None:
     packages = re.findall(r"^tool (\S+)$", text, re.MULTILINE)
     version = re.search(r"^go (\d+)\.(\d+)", text, re.MULTILINE)
     tags = " ".join(re.findall(r"^// tags: (.+)$", text, re.MULTILINE))
-    _get_debian_programs(
-        re.findall(r"(\S+)=(\S+)", " ".join(re.findall(r"^// debian: (.+)$", text, re.MULTILINE))), say
-    )
+    _get_debian_programs(re.findall(r"^// debian: (\S+) (\S+)$", text, re.MULTILINE), say)
     assert packages, module
     assert version, module
     go = _go(say, (int(version[1]), int(version[2])))

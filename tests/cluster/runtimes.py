@@ -13,13 +13,10 @@ import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from . import settings
 from .build import Assets, ClusterError, tool
-
-if TYPE_CHECKING:
-    from .machine import Machine
+from .machine import Machine
 
 CRIO = "cri-o"
 _ARCHIVE = "/var/tmp/image.tar"
