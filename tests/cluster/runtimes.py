@@ -51,7 +51,7 @@ def crio() -> Runtime:
     if missing := [path for path in (programs / "crio", programs / "pinns", monitor) if not os.access(path, os.X_OK)]:
         raise ClusterError(f"CRI-O: not found: {', '.join(map(str, missing))}; run make tools TOOLS={CRIO}")
     return Runtime(
-        name="crio",
+        name=CRIO,
         command=["crio", "--config=/etc/crio/crio.conf", "--config-dir="],
         check=["crio", "status", f"--socket={settings.CRIO_SOCKET}", "info"],
         socket=settings.CRIO_SOCKET,
