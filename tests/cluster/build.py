@@ -6,9 +6,9 @@ pins every source) and the recipes of this file. A complete directory is never t
 rename, so that an interrupted build leaves no half of one.
 
 Other programs of the tests are compiled one module at a time, from the modules below ``tools/``: each has a directory
-of its own, named after the module and a hash of its files. Its ``go.mod`` names the packages in ``tool`` lines. It may
-have comments: build tags (``// tags: NAME…``), Debian packages with programs (``// debian: PROGRAM=PACKAGE…``), a
-directory of C sources of a dependency that become a program (``// c: PROGRAM MODULE DIRECTORY``), and directories of a
+of its own, named after the module and a hash of its files. Its ``go.mod`` names the packages in ``tool`` lines. Its
+comments may name build tags (``// tags: NAME…``), a Debian package with a program (``// debian: PROGRAM PACKAGE``), a
+directory of C sources of a dependency, which become a program (``// c: PROGRAM MODULE DIRECTORY``), and directories of a
 dependency that are copied beside the programs (``// files: MODULE DIRECTORY…``).
 ``python -m tests.cluster.build`` compiles those of `DEFAULT_TOOLS` too, ``python -m tests.cluster.build NAME…`` only
 the named ones.
@@ -253,9 +253,7 @@ def _compile_tool(module: str, say: Callable[[str], None]) -> None:
     packages = re.findall(r"^tool (\S+)$", text, re.MULTILINE)
     version = re.search(r"^go (\d+)\.(\d+)", text, re.MULTILINE)
     tags = " ".join(re.findall(r"^// tags: (.+)$", text, re.MULTILINE))
-    _get_debian_programs(
-        re.findall(r"(\S+)=(\S+)", " ".join(re.findall(r"^// debian: (.+)$", text, re.MULTILINE))), say
-    )
+    _get_debian_programs(re.findall(r"^// debian: (\S+) (\S+)$", text, re.MULTILINE), say)
     assert packages, module
     assert version, module
     go = _go(say, (int(version[1]), int(version[2])))
@@ -292,15 +290,13 @@ def _module_directory(go: Path, module: Path, dependency: str) -> Path:
 
 
 def _get_debian_programs(programs: Sequence[tuple[str, str]], say: Callable[[str], None]) -> None:
-    missing = {program: package for program, package in programs if not shutil.which(program)}
-    if not missing:
+    packages = [package for program, package in programs if not shutil.which(program)]
+    if not packages:
         return
     if not _can_install():
-        raise ClusterError(
-            f"not found: {', '.join(missing)}; on Debian run apt-get install {' '.join(missing.values())}"
-        )
-    say(f"getting Debian packages: {' '.join(missing.values())}")
-    _apt_install(list(missing.values()))
+        raise ClusterError(f"programs not found; install them (Debian: apt-get install {' '.join(packages)})")
+    say(f"getting Debian packages: {' '.join(packages)}")
+    _apt_install(packages)
 
 
 def _go_environment() -> dict[str, str]:

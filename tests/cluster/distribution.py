@@ -14,7 +14,9 @@ from xdist.scheduler import LoadFileScheduling
 
 _FAMILIES = "families families_agent provisioning operator_trees"
 _IMAGE = "renamed_trees webhook_trees gpu_levelzero gpu_labels gpu_base clients"
-_CLUSTER = "harness helm operator cli_cluster epc_and_labels operator_crds operator_daemonsets onload_crds deployments release"
+_CLUSTER = (
+    "harness helm operator cli_cluster epc_and_labels operator_crds operator_daemonsets onload_crds deployments release"
+)
 GROUPS = tuple(
     tuple(files.split())
     for files in (

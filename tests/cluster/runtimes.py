@@ -13,13 +13,10 @@ import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from . import settings
 from .build import Assets, ClusterError, tool
-
-if TYPE_CHECKING:
-    from .machine import Machine
+from .machine import Machine
 
 CRIO = "cri-o"
 _ARCHIVE = "/var/tmp/image.tar"
@@ -54,7 +51,7 @@ def crio() -> Runtime:
     if missing := [path for path in (programs / "crio", programs / "pinns", monitor) if not os.access(path, os.X_OK)]:
         raise ClusterError(f"CRI-O: not found: {', '.join(map(str, missing))}; run make tools TOOLS={CRIO}")
     return Runtime(
-        name="crio",
+        name=CRIO,
         command=["crio", "--config=/etc/crio/crio.conf", "--config-dir="],
         check=["crio", "status", f"--socket={settings.CRIO_SOCKET}", "info"],
         socket=settings.CRIO_SOCKET,

@@ -1,6 +1,6 @@
 """Nodes with CRI-O: GPUs, FPGAs and Onload, with the real CRI-O, conmon and crictl.
 
-`make tools TOOLS=cri-o` compiles CRI-O. The hardware is that of the tests with containerd.
+`make tools TOOLS="cri-o cri-tools"` compiles CRI-O and crictl. The hardware is that of the tests with containerd.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from manifests import render
 
 from accelplane.simulate import NodeSpec, OnloadSpec
 
-from .build import ClusterError
 from .cluster import Cluster, Node, NodePlan
 from .conftest import running_cluster, sample_gpus
-from .crictl import install_crictl
+from .crictl import install_crictl, require_crio
 from .emulated import emulated
 from .fpgas import NODES, ORCHESTRATED, PORT, REGION, TEAM, Fpga, Fpgas, Installation, asking
 from .machine import REPOSITORY, wait_until
@@ -42,15 +41,10 @@ HOOKS = Path("/etc/containers/oci/hooks.d/intel-fpga-crihook.json")
 @pytest.fixture(scope="module")
 def cluster(cluster_is_possible: None) -> Iterator[Cluster]:
     """A node with CRI-O, one GPU, one FPGA and one NIC. Skips without CRI-O; fails if it is required."""
-    try:
-        runtime = crio()
-    except ClusterError as error:
-        if os.environ.get("ACCELPLANE_CRIO") == "required":
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+    require_crio()
     kernel = emulated(NodeSpec(nics=[NIC], onload=OnloadSpec(), fpgas=[DFL]), openable=False)
     plan = NodePlan(
-        runtime=runtime,
+        runtime=crio(),
         hardware=[sample_gpus(1), kernel, install_crictl],
         kubelet={"nodeStatusUpdateFrequency": "200ms"},
         labels={"onload": "true", GATE: "1"},

@@ -18,7 +18,7 @@ from accelplane.simulate import NicSpec, NodeSpec, OnloadSpec
 
 from .cluster import Cluster, Node, NodePlan
 from .conftest import running_cluster
-from .crictl import CRICTL, inspect, install_crictl
+from .crictl import CRICTL, install_crictl, processes, require_crictl
 from .emulated import EmulatedKernel, emulated, kernel_of
 from .machine import wait_until
 from .objects import Object, pod
@@ -258,8 +258,7 @@ class OnloadNode:
         """An application creates a stack in its network namespace. Asserts where the kernel started the server."""
         self.run("application", stays=True)
         (status,) = (self.cluster.pod("application", NAMESPACE) or {})["status"]["containerStatuses"]
-        pid = inspect(self.node, container_id(status))["info"]["pid"]
-        namespace = f"/proc/{pid}/ns/net"
+        namespace = f"/proc/{processes(self.node, container_id(status))[0]}/ns/net"
         self.kernel.do("stack", network_namespace=namespace)
         expected = [_inode(self.node, namespace), "-K", "--daemonise", "--network-namespace-file", namespace]
         wait_until(
@@ -270,11 +269,8 @@ class OnloadNode:
         worker = container_id(self.status("onload-worker"))
         wait_until(lambda: self.last_call()["status"] == 0, "the end of crictl", hint=self.kernel.do("calls"))
         assert self.last_call()["argv"][:3] == [CRICTL, "exec", worker]
-        # The server runs in the container of the worker: it has its cgroup.
-        servers = self.node.run("pgrep", "-f", "onload_cp_server -K --daemonise --network").stdout.split()
-        cgroups = [self.node.path(f"/proc/{each}/cgroup").read_text() for each in servers]
-        assert cgroups
-        assert all(worker in each for each in cgroups)
+        commands = [self.node.path(f"/proc/{each}/cmdline").read_text() for each in processes(self.node, worker)]
+        assert any("\0--network-namespace-file\0" in each for each in commands)
 
     def last_call(self) -> Object:
         """The last program that the kernel has started."""
@@ -305,6 +301,13 @@ def test_a_pod_runs_with_the_library_preloaded(onload: OnloadNode) -> None:
 
 def test_the_kernel_starts_the_control_plane_in_the_container_of_the_worker(onload: OnloadNode) -> None:
     onload.check_control_plane()
+
+
+def test_the_kernel_starts_the_real_crictl(onload: OnloadNode) -> None:
+    """Without it, the other tests of this file use a script."""
+    require_crictl()
+    version = onload.node.run(CRICTL, "version").stdout
+    assert "RuntimeName:  containerd" in version
 
 
 def test_a_reloaded_module_is_healthy_again_and_has_the_parameters(onload: OnloadNode) -> None:

@@ -5,7 +5,7 @@ go 1.24.1
 // Without cgo: no library of the system is needed.
 // tags: containers_image_openpgp exclude_graphdriver_btrfs
 // c: pinns github.com/cri-o/cri-o pinns/src
-// debian: conmon=conmon
+// debian: conmon conmon
 
 tool github.com/cri-o/cri-o/cmd/crio
 
