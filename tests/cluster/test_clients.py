@@ -159,8 +159,13 @@ def shared(image: None, cluster: Cluster, node: Node, namespace: str, tmp_path: 
     overlay(tmp_path / "arguments", resources=["deploy/gpu_plugin"], patches=patches)
     components = ["deploy/monitoring/components/agent-pages"]
     cluster.apply(*overlay(tmp_path / "pages", resources=["../arguments"], components=components, namespace=namespace))
+    counters = [f"/sys/devices/pci0000:00/0000:00:{number:02x}.0/aer_dev_correctable" for number in (2, 3)]
+    for path in counters:
+        node.write(path, "RxErr 0\nTOTAL_ERR_COR 0\n")
     wait_until(lambda: node.allocatable(I915) == 6, "three IDs of both cards", 60)
     yield World(cluster, node, namespace)
+    for path in counters:
+        node.remove(path)
     cluster.kubectl("delete", "daemonset", "--all", "-n", namespace, "--wait")
     cluster.kubectl("delete", "pods", "--all", "-n", namespace, "--force", "--grace-period=0", "--wait")
     wait_until(lambda: not node.allocatable(I915), "the end of the cards")
@@ -185,7 +190,7 @@ def test_samples_of_a_shared_card_have_no_pod_and_those_of_a_single_holder_have_
         """The pods in the labels of the samples of each card."""
         found: dict[str, set[str]] = {}
         for name, labels, _ in page():
-            if name == "accelplane_device_awake":
+            if name == "accelplane_pci_errors_total":
                 found.setdefault(labels["device"], set()).add(labels.get("pod", ""))
         return found
 

@@ -181,20 +181,6 @@ def test_a_restartable_init_container_is_named_and_an_ordinary_one_is_not(world:
     wait_until(lambda: not held(), "no series after the end of the pod", 60)
 
 
-def test_two_hundred_pods_that_come_and_go_make_no_series_of_hardware(world: World) -> None:
-    """The pods wait for a volume, so the kubelet has admitted them and starts no container."""
-    before, seen = world.prometheus.series(HARDWARE), set[str]()
-    for group in ("first", "second"):
-        for number in range(100):
-            world.create(waiting_pod(f"{group}-{number}", group, 1))
-        wait_until(lambda: len(world.held(ENCLAVE)) == 100, f"{group}: all pods hold an ID", 90)
-        seen |= {name for name, _, _ in world.held(ENCLAVE)}
-        world.delete_pods(group)
-        wait_until(lambda: not world.held(ENCLAVE), f"{group}: no pod holds an ID", 90)
-    assert len(seen) == 200
-    assert world.prometheus.series(HARDWARE) == before
-
-
 def waiting_pod(name: str, label: str, count: int) -> Object:
     """A pod with enclaves that has no container, because its volume does not exist."""
     described = pod(name, namespace=NAMESPACE, resources={ENCLAVE: str(count)}, labels={"app": label})
@@ -290,6 +276,20 @@ def test_restarted_agents_continue_their_series_and_no_node_leaves_the_fleet_pag
     assert world.prometheus.series(HARDWARE) == before
     assert len(watching.seen) > 10
     assert {*watching.seen} == {frozenset(world.cluster.nodes)}
+
+
+def test_two_hundred_pods_that_come_and_go_make_no_series_of_hardware(world: World) -> None:
+    """The pods wait for a volume, so the kubelet has admitted them and starts no container."""
+    before, seen = world.prometheus.series(HARDWARE), set[str]()
+    for group in ("first", "second"):
+        for number in range(100):
+            world.create(waiting_pod(f"{group}-{number}", group, 1))
+        wait_until(lambda: len(world.held(ENCLAVE)) == 100, f"{group}: all pods hold an ID", 90)
+        seen |= {name for name, _, _ in world.held(ENCLAVE)}
+        world.delete_pods(group)
+        wait_until(lambda: not world.held(ENCLAVE), f"{group}: no pod holds an ID", 90)
+    assert len(seen) == 200
+    assert world.prometheus.series(HARDWARE) == before
 
 
 def definition(kind: str) -> Object:

@@ -196,7 +196,7 @@ class Readings:
         planning = self._planning.get(name)
         if planning is None:
             host = Host(self._root)
-            thread = start_thread(lambda: list(plugin.readings(host, inventory)))
+            thread: asyncio.Future[Sequence[DevicePlan]] = start_thread(lambda: list(plugin.readings(host, inventory)))
             planning = self._planning[name] = _Planning(thread, loop.time() + _PLAN_TIMEOUT)
         # Only the first pages wait for a directory that blocks. The client of the very first one may disconnect.
         await asyncio.wait((planning.result,), timeout=max(0.0, planning.until - loop.time()))
