@@ -1,7 +1,6 @@
 """The health loop of one plugin: checks devices at intervals and when requested, new ones before they are listed."""
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -35,6 +34,7 @@ class HealthLoop:
         # The PCI addresses of the units of an inventory, read when there is an event.
         self._addresses: tuple[Inventory, Mapping[str, str]] | None = None
         self._problem = ""
+        self._host: tuple[str, Host] | None = None  # of the root in the settings, which is resolved once
         # Reads the addresses; the owner waits for it at its end.
         self.thread = SerialThread()
 
@@ -51,7 +51,7 @@ class HealthLoop:
                 continue
             reported = await self._reported(inventory)
             states, unknown = dict(self.tracker.states), dict(self.tracker.unknown)
-            await self.tracker.check(plugin, Host(self._context.settings.root), inventory, reported=reported)
+            await self.tracker.check(plugin, self._fresh_host(), inventory, reported=reported)
             if self.tracker.states != states:
                 await self._publish()
             elif self.tracker.unknown != unknown:
@@ -69,8 +69,13 @@ class HealthLoop:
         new = [device for unit, device in units.items() if unit not in self.tracker.states]
         if new:
             reported = await self._reported(inventory)
-            host = Host(self._context.settings.root)
-            await self.tracker.check(plugin, host, new, _FIRST_CHECK_DEADLINE, reported=reported)
+            await self.tracker.check(plugin, self._fresh_host(), new, _FIRST_CHECK_DEADLINE, reported=reported)
+
+    def _fresh_host(self) -> Host:
+        root = self._context.settings.root
+        if self._host is None or self._host[0] != root:
+            self._host = root, Host(root)
+        return self._host[1].fresh()
 
     def _checks(self, plugin: Plugin[Config]) -> bool:
         """Whether there is a source of health, or a unit whose health an event has changed."""
@@ -118,9 +123,13 @@ class HealthLoop:
             seconds = self.tracker.next_check_in(interval)
             if seconds < math.inf:
                 deadline = coalesced_deadline(asyncio.get_running_loop().time(), seconds)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
-                await self._requested.wait()
+        # A timer that sets the event costs less than a timeout, which raises an exception at each interval.
+        timer = None if deadline is None else asyncio.get_running_loop().call_at(deadline, self._requested.set)
+        try:
+            await self._requested.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
 
 
 def _addresses(plugin: Plugin[Config], host: Host, inventory: Inventory) -> Mapping[str, str]:
