@@ -164,6 +164,16 @@ class SerialThread:
         running = self._running = start_thread(work)
         return await asyncio.shield(running)
 
+    def start(self, work: Callable[[], None]) -> "asyncio.Future[None]":
+        """Runs `work`, which raises nothing, without waiting for it. Call it only if no other function runs."""
+        running = self._running = start_thread(work)
+        return running
+
+    @property
+    def busy(self) -> bool:
+        """Whether a function runs."""
+        return self._running is not None and not self._running.done()
+
     async def wait_idle(self, owner: str, seconds: float = _END_TIMEOUT) -> bool:
         """Waits until no function runs, at most `seconds`; returns whether none runs. Logs for `owner` if one does."""
         if self._running is None or self._running.done():
