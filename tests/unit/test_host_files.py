@@ -440,9 +440,7 @@ class TestReadOnce:
         assert [host.read_once(name("file"), size) for size in (2, 100)] == [b"a\xff", b"a\xff\0\n"]
 
     @pytest.mark.parametrize("path", ["none", "file/below", "a\0b", "x" * 300, "directory", "directory/.."])
-    def test_of_an_invalid_path_raises_the_same_as_a_complete_read(
-        self, see: Seen, tmp_path: Path, path: str
-    ) -> None:
+    def test_of_an_invalid_path_raises_the_same_as_a_complete_read(self, see: Seen, tmp_path: Path, path: str) -> None:
         host, name = see
         write(tmp_path / "file", "")
         (tmp_path / "directory").mkdir()

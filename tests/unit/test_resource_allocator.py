@@ -56,7 +56,7 @@ class Meters(Plugin[Config]):
     ("changed", "problem"),
     [
         ({"m0": Device(resource="meter", id="m0")}, ""),
-        ({"m0": Device(resource="meter", id="m0", health=UNHEALTHY, reason="dented")}, r"unhealthy device 'm0 \(dented\)'"),
+        ({"m0": Device(resource="meter", id="m0", health=UNHEALTHY, reason="dented")}, r"unhealthy device 'm0 \(dent"),
         ({}, "unknown device 'm0'"),
     ],
 )

@@ -3,6 +3,7 @@
 import _thread
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 from waiting import until
@@ -13,7 +14,12 @@ from accelplane.host.blocking import ThreadQueue
 async def test_functions_run_one_after_the_other_in_one_thread_that_ends() -> None:
     threads, queue = _thread._count(), ThreadQueue(patience=60)
     order: list[int] = []
-    found = await asyncio.gather(*(queue.submit(lambda n=n: (order.append(n), threading.get_ident())[1]) for n in range(9)))
+
+    def work(number: int) -> int:
+        order.append(number)
+        return threading.get_ident()
+
+    found = await asyncio.gather(*(queue.submit(partial(work, number)) for number in range(9)))
     assert order == list(range(9))
     assert len(set(found)) == 1
     await until(lambda: _thread._count() == threads)
@@ -51,7 +57,10 @@ async def test_all_functions_may_block_at_the_same_time() -> None:
 async def test_exceptions_are_those_of_the_function_and_end_nothing_else() -> None:
     queue = ThreadQueue()
     found = await asyncio.gather(
-        queue.submit(lambda: 1 / 0), queue.submit(lambda: next(iter(()))), queue.submit(lambda: 5), return_exceptions=True
+        queue.submit(lambda: 1 / 0),
+        queue.submit(lambda: next(iter(()))),
+        queue.submit(lambda: 5),
+        return_exceptions=True,
     )
     assert [type(each) for each in found] == [ZeroDivisionError, RuntimeError, int]
 

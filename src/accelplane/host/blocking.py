@@ -108,11 +108,11 @@ class ThreadQueue:
 
     def _start_if_late(self, loop: asyncio.AbstractEventLoop) -> None:
         """Starts a thread if functions wait and all threads are in functions that take longer than `patience`."""
-        limit = time.monotonic() - self._patience
+        thread = _QueueThread(time.monotonic())
+        limit = thread.since - self._patience
         with self._lock:
-            late = bool(self._waiting) and all(thread.since <= limit for thread in self._threads)
+            late = bool(self._waiting) and all(each.since <= limit for each in self._threads)
             if late:
-                thread = _QueueThread(time.monotonic())
                 self._threads.add(thread)
         if late:
             _thread.start_new_thread(self._run, (thread, loop))

@@ -127,9 +127,7 @@ class DeviceReader:
                 found.append(self._part(counters))
         return found
 
-    def _read_source(
-        self, host: Host, source: Source, outcomes: Counter[str], denied: list[str]
-    ) -> "Sequence[_Part]":
+    def _read_source(self, host: Host, source: Source, outcomes: Counter[str], denied: list[str]) -> "Sequence[_Part]":
         if source.members is not None or source.accumulates:
             return self._read_all(host, [source], outcomes, denied)
         part = self._read_file(host, source, outcomes, denied)
