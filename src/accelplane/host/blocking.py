@@ -108,11 +108,11 @@ class ThreadQueue:
 
     def _start_if_late(self, loop: asyncio.AbstractEventLoop) -> None:
         """Starts a thread if functions wait and all threads are in functions that take longer than `patience`."""
-        limit = time.monotonic() - self._patience
+        thread = _QueueThread(time.monotonic())
+        limit = thread.since - self._patience
         with self._lock:
-            late = bool(self._waiting) and all(thread.since <= limit for thread in self._threads)
+            late = bool(self._waiting) and all(each.since <= limit for each in self._threads)
             if late:
-                thread = _QueueThread(time.monotonic())
                 self._threads.add(thread)
         if late:
             _thread.start_new_thread(self._run, (thread, loop))
@@ -163,6 +163,16 @@ class SerialThread:
             await asyncio.wait((self._running,))
         running = self._running = start_thread(work)
         return await asyncio.shield(running)
+
+    def start(self, work: Callable[[], None]) -> "asyncio.Future[None]":
+        """Runs `work`, which raises nothing, without waiting for it. Call it only if no other function runs."""
+        running = self._running = start_thread(work)
+        return running
+
+    @property
+    def busy(self) -> bool:
+        """Whether a function runs."""
+        return self._running is not None and not self._running.done()
 
     async def wait_idle(self, owner: str, seconds: float = _END_TIMEOUT) -> bool:
         """Waits until no function runs, at most `seconds`; returns whether none runs. Logs for `owner` if one does."""

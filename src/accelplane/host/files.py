@@ -20,7 +20,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from accelplane.host.errors import HostError, Missing, Unreadable, WriteError, host_error
 
@@ -65,9 +65,19 @@ class HostFiles:
     def __init__(self, root: str | os.PathLike[str] = "/") -> None:
         # realpath(3) of this link, which leads into another mount namespace, would be the root of this one.
         self.root = f"{root}/." if _PROCESS_ROOT.fullmatch(os.fspath(root)) else os.path.realpath(root)
+        self._prefix = "" if self.root == "/" else self.root
+        self._begin()
+
+    def fresh(self) -> Self:
+        """Another one below the same root, which knows nothing yet. Does not resolve the root again."""
+        made = object.__new__(type(self))
+        made.root, made._prefix = self.root, self._prefix
+        made._begin()
+        return made
+
+    def _begin(self) -> None:
         self.directories_read: set[str] = set()
         self.notes: list[str] = []
-        self._prefix = "" if self.root == "/" else self.root
         self._links: dict[str, str | None] = {}
         self._canonical: dict[str, str] = {}
         self._directories: dict[str, _Directory] = {}

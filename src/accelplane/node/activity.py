@@ -6,7 +6,8 @@ no such signal.
 """
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from accelplane.node.readings import NodeReadings
@@ -117,15 +118,18 @@ def signals(
             counters[family, extra] = counters.get((family, extra), 0.0) + value
     names = list(units)
     if queues:
-        active = {
-            unit: any(value > 0 for extra, value in queues.items() if extra.startswith(labels(unit=unit)))
-            for unit in names
-        }
-        return active, None
+        used = [extra for extra, value in queues.items() if value > 0]
+        return {unit: any(extra.startswith(prefix) for extra in used) for unit, prefix in _prefixes(tuple(names))}, None
     if not counters:
         return {}, None
     moved = before is not None and any(_moved(key, value, before, now) for key, value in counters.items())
     return dict.fromkeys(names, moved), Counters(now, counters)
+
+
+@lru_cache(maxsize=256)
+def _prefixes(units: tuple[str, ...]) -> Sequence[tuple[str, str]]:
+    """Each unit with the beginning of the labels of its samples."""
+    return [(unit, labels(unit=unit)) for unit in units]
 
 
 def _moved(key: tuple[Family, str], value: float, before: Counters, now: float) -> bool:

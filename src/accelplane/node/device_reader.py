@@ -4,6 +4,7 @@ import errno
 import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -97,7 +98,7 @@ class DeviceReader:
 
     def stuck(self) -> DeviceReading:
         """The reading while the device is not read because a read blocks."""
-        lines = {**self._identity_lines, **_by_family(self._part([Value(STUCK, "", 1.0)]).lines)}
+        lines = {**self._identity_lines, **_by_family([self._part([Value(STUCK, "", 1.0)])])}
         plan = self.plan
         return DeviceReading(lines, {"timeout": 1}, (), self._plugin, plan.device, plan.bdf, plan.units)
 
@@ -202,10 +203,11 @@ class DeviceReader:
         following: Sequence[Source] = (),
         earlier: "_Part | None" = None,
     ) -> "_Part":
-        keys = tuple([value[:2] for value in values])
-        if earlier is not None and keys == earlier.keys:
-            keys = earlier.keys  # comparing equal objects with themselves is fast
-        lines = [(value.family, self._line(*value)) for value in values]
+        if earlier is not None and len(values) == len(earlier.keys) and _have_keys(values, earlier.keys):
+            keys = earlier.keys
+        else:
+            keys = _shared(tuple([value[:2] for value in values]))
+        lines = tuple([self._line(*value) for value in values])
         return _Part(text=text, values=values, valid=valid, following=following, keys=keys, lines=lines)
 
     def _line(self, family: Family, extra: str, value: float) -> str:
@@ -239,8 +241,8 @@ class DeviceReader:
         if keys != last.keys:
             distinct = len({key for each in keys for key in each}) == sum(map(len, keys))
         values = [value for part in parts for value in part.values]
-        lines = [line for part in parts for line in part.lines] if distinct else self._part(_added(values)).lines
-        merged = self._merged = _Merged(parts, keys, {**self._identity_lines, **_by_family(lines)}, values, distinct)
+        shown = parts if distinct else [self._part(_added(values))]
+        merged = self._merged = _Merged(parts, keys, {**self._identity_lines, **_by_family(shown)}, values, distinct)
         return merged.lines, values
 
     def _identity(self) -> Lines:
@@ -281,14 +283,14 @@ class _Increases:
 
 
 class _Part(Struct, frozen=True):
-    """What the text of a source means: values, which samples they are, and their lines."""
+    """What the text of a source means: values, which samples they are (family and labels), and their lines."""
 
     text: bytes = b""
     values: Sequence[Value] = ()
     valid: bool = True
     following: Sequence[Source] = ()
     keys: Sequence[tuple[Family, str]] = ()
-    lines: Sequence[tuple[Family, str]] = ()
+    lines: Sequence[str] = ()
 
 
 class _Merged(Struct, frozen=True):
@@ -301,15 +303,26 @@ class _Merged(Struct, frozen=True):
     distinct: bool = True
 
 
-def _by_family(lines: Iterable[tuple[Family, str]]) -> Lines:
+def _by_family(parts: Iterable[_Part]) -> Lines:
     found: dict[Family, list[str]] = {}
-    for family, line in lines:
-        known = found.get(family)
-        if known is None:
-            found[family] = [line]
-        else:
-            known.append(line)
+    for part in parts:
+        for (family, _labels), line in zip(part.keys, part.lines, strict=True):
+            known = found.get(family)
+            if known is None:
+                found[family] = [line]
+            else:
+                known.append(line)
     return found
+
+
+@lru_cache(maxsize=1024)
+def _shared(keys: tuple[tuple[Family, str], ...]) -> Sequence[tuple[Family, str]]:
+    """The same object for equal keys: those of other devices, and of earlier readings, are often equal."""
+    return keys
+
+
+def _have_keys(values: Iterable[Value], keys: Iterable[tuple[Family, str]]) -> bool:
+    return all(value[:2] == key for value, key in zip(values, keys, strict=True))
 
 
 def _added(values: Iterable[Value]) -> Sequence[Value]:

@@ -41,6 +41,12 @@ class HealthTracker:
         # By unit the number of the check whose verdict was applied last, or the number at which the unit was added.
         self._applied: dict[str, int] = {}
 
+    @property
+    def all_healthy(self) -> bool:
+        """Whether there are units, all are healthy, and the last check of each had a result."""
+        healthy = all(state.phase is Phase.HEALTHY for state in self.states.values())
+        return bool(self.states) and healthy and not self.unknown
+
     def next_check_in(self, interval: float) -> float:
         """Seconds until the next check is due: sooner than `interval` if a state has to be confirmed."""
         now = time.monotonic()

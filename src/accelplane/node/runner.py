@@ -94,7 +94,7 @@ class PluginRunner:
             self._labels.close()
             await asyncio.gather(*tasks, return_exceptions=True)  # a background task may wait for a thread
             await self.cdi.close(remove=not self.context.settings.keep_cdi)
-            for thread in (self._thread, self._explain_thread, self.health.thread):
+            for thread in (self._thread, self._explain_thread, self.health.thread, self.health.watch_thread):
                 await thread.wait_idle(name)
 
     def request_check(self) -> None:
