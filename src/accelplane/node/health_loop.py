@@ -66,14 +66,9 @@ class HealthLoop:
             if not len(inventory) or not (self._checks(plugin) or self._context.events.verdicts):
                 continue
             reported = await self._reported(inventory)
-<<<<<<< HEAD
             states = dict(self.tracker.states)
             shown = dict(self.tracker.unknown), dict(self.tracker.warnings)
-            await self.tracker.check(plugin, Host(self._context.settings.root), inventory, reported=reported)
-=======
-            states, unknown = dict(self.tracker.states), dict(self.tracker.unknown)
             await self.tracker.check(plugin, self._fresh_host(), inventory, reported=reported)
->>>>>>> perf
             if self.tracker.states != states:
                 await self._publish()
             elif (self.tracker.unknown, self.tracker.warnings) != shown:
