@@ -71,9 +71,9 @@ class EmulatedKernel:
         """Let reads (``on="read"``) or writes fail, for ever or so many ``times``."""
         self.do("fail", path=str(path), errno=errno.errorcode[code], **more)
 
-    def mend(self, path: Argument | None = None) -> None:
+    def clear_faults(self, path: Argument | None = None) -> None:
         """End the faults of that path, or all."""
-        self.do("mend", path=path and str(path))
+        self.do("clear_faults", path=path and str(path))
 
     def hold(self, name: str) -> None:
         """Let somebody use a function, queue or node: ``0000:61:00.1``, ``wq0.0``, ``vfio/12``."""

@@ -184,7 +184,7 @@ def test_a_driver_that_does_not_answer_is_not_waited_for_without_end(fpga: Fpga)
             "hanging",
             "FPGA_AFU_1 in dfl-port.0: programming for this container took more than 3 s; check the kernel log",
         )
-    fpga.card(go_on=True)
+    fpga.card(resume=True)
     wait_until(lambda: not fpga.is_busy(), "the card: done", 60)
 
 
@@ -231,7 +231,7 @@ def test_a_hook_waits_for_whoever_programs_the_card(fpga: Fpga) -> None:
         wait_until(fpga.is_busy, "the card: being programmed", 60)
         fpga.cluster.apply(asking("patient", ORCHESTRATED[NLB3]))
         wait_until(fpga.hook_runs, "the hook: running", 60)
-        fpga.card(go_on=True)
+        fpga.card(resume=True)
         assert tool.wait(60) == 0
     assert fpga.ran("patient") == [NLB3, "/dev/dfl-port.0"]
 

@@ -92,7 +92,7 @@ async def test_a_port_keeps_its_resource_while_it_is_programmed_and_then_has_ano
         assert card.ports[0].disabled
         assert kubelet.resources() == {WITH_NLB0: (2, 2)}
     finally:
-        card.let_go.set()
+        card.resume.set()
         await asyncio.to_thread(programming.join)
     await kubelet.until(lambda resources: resources == {WITH_NLB0: (1, 1), WITH_NLB3: (1, 1)})
     container = await kubelet.run_pod("pod", {WITH_NLB3: 1})

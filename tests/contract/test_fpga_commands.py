@@ -15,7 +15,7 @@ from waiting import until
 
 from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.kernel.fpga import Outcome
-from accelplane.simulate.kernel.ioctls import answered
+from accelplane.simulate.kernel.ioctls import serve_ioctls
 from accelplane.simulate.offload import FpgaSpec
 from accelplane.simulate.specs import NodeSpec
 
@@ -98,10 +98,10 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
     kernel = Kernel(NodeSpec(fpgas=[getattr(request, "param", FpgaSpec())]))
     with mounted_for_test(kernel, tmp_path) as root:
         try:
-            with answered(kernel, str(tmp_path / "ioctls")):
+            with serve_ioctls(kernel, str(tmp_path / "ioctls")):
                 yield Node(kernel, root)
         finally:
-            kernel.fpga(CARD).let_go.set()
+            kernel.fpga(CARD).resume.set()
 
 
 TWO_PORTS = pytest.mark.parametrize("node", [FpgaSpec(afus=(NLB0, NLB0))], indirect=True, ids=["two-ports"])
@@ -181,7 +181,7 @@ class TestHook:
         await until(lambda: card.attempts == 1, 60)
         process.terminate()
         assert ended(process)[0] != 0
-        card.let_go.set()
+        card.resume.set()
         await until(lambda: not card.ports[0].disabled, 60)
         assert node.hook(NLB3) == (0, "", "")
         assert node.afus() == [NLB3]

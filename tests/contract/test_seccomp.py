@@ -12,7 +12,7 @@ from typing import IO
 import pytest
 
 from accelplane.simulate.kernel import Kernel
-from accelplane.simulate.kernel.ioctls import answered
+from accelplane.simulate.kernel.ioctls import serve_ioctls
 from accelplane.simulate.offload import FpgaSpec
 from accelplane.simulate.specs import NodeSpec
 
@@ -41,7 +41,7 @@ RUN = "import sys; from accelplane.simulate.seccomp import run; sys.exit(run(sys
 @pytest.fixture
 def kernel(tmp_path: Path) -> Iterator[Kernel]:
     kernel = Kernel(NodeSpec(fpgas=[FpgaSpec()]))
-    with answered(kernel, str(tmp_path / "ioctls")):
+    with serve_ioctls(kernel, str(tmp_path / "ioctls")):
         yield kernel
 
 
@@ -133,7 +133,7 @@ def test_a_command_does_not_outlive_a_supervisor_that_is_killed(kernel: Kernel, 
 def test_one_supervisor_in_another_is_told_of(kernel: Kernel, tmp_path: Path) -> None:
     ended = supervised(tmp_path, sys.executable, "-c", RUN, str(tmp_path / "ioctls"), "true")
     assert ended.returncode == 1
-    assert "SeccompUnavailable: seccomp: Device or resource busy; a supervisor has this process already" in ended.stderr
+    assert "SeccompUnavailable: seccomp: Device or resource busy; this process already has a supervisor" in ended.stderr
 
 
 def test_an_interrupt_from_the_terminal_comes_once(kernel: Kernel, tmp_path: Path) -> None:

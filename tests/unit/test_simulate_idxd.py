@@ -202,12 +202,12 @@ def test_an_enabled_queue_has_a_node_and_udevs_link() -> None:
 
 def test_while_udev_waits_the_link_is_missing() -> None:
     kernel = one()
-    kernel.let_udev_wait(wait=True)
+    kernel.pause_udev(wait=True)
     configure(kernel)
     assert enable(kernel) == (0, 0)
     assert kernel.list("/dev/dsa") == ["wq0.0"]
     links = kernel.list("/dev/char")
-    kernel.let_udev_wait(wait=False)
+    kernel.pause_udev(wait=False)
     assert len(kernel.list("/dev/char")) == len(links) + 1
 
 

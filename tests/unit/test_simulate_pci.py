@@ -246,7 +246,7 @@ def test_hardware_is_plugged_in_and_pulled_out_whoever_uses_it() -> None:
     assert kernel.list(DEVICES) == [second]
     with pytest.raises(TreeError, match="no PCI function"):
         kernel.unplug(first)
-    with pytest.raises(TreeError, match="is taken already"):
+    with pytest.raises(TreeError, match="already in use"):
         kernel.plug(DsaSpec(bdf=second))
     with pytest.raises(TreeError, match="no device, queue or node of that name"):
         kernel.hold(first)
@@ -256,8 +256,8 @@ def test_hardware_is_plugged_in_and_pulled_out_whoever_uses_it() -> None:
     ("spec", "message"),
     [
         (NodeSpec(qats=[QatSpec(bdf=QAT), QatSpec(bdf=QAT)]), "two devices of the description have this address"),
-        (NodeSpec(dsas=[DsaSpec(driver="vfio-pci")], iommu="off"), "cannot be as described"),
-        (NodeSpec(qats=[QatSpec(bdf="0000:61:1f.0", vfs=16)]), "cannot be as described"),
+        (NodeSpec(dsas=[DsaSpec(driver="vfio-pci")], iommu="off"), "cannot be set up as described"),
+        (NodeSpec(qats=[QatSpec(bdf="0000:61:1f.0", vfs=16)]), "cannot be set up as described"),
     ],
 )
 def test_what_cannot_be_is_refused(spec: NodeSpec, message: str) -> None:

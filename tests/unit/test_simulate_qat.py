@@ -157,13 +157,13 @@ def test_faults_come_as_often_as_they_are_asked_for() -> None:
         assert refusal(kernel, f"{PF}/virtfn1/driver_override", "x") == errno.EPERM
         assert refusal(kernel, f"{PF}/virtfn1/driver/unbind", "0000:61:00.2\n") == errno.EBUSY
     assert refusal(kernel, f"{PF}/virtfn0/driver/unbind", "0000:61:00.1\n") == 0
-    kernel.say(f"{PF}/qat/state", b"\xff\0", times=1)
+    kernel.set_content(f"{PF}/qat/state", b"\xff\0", times=1)
     kernel.fail(f"{PF}/qat/cfg_services", errno.EIO, on="read")
     assert kernel.read_bytes(f"{PF}/qat/state") == b"\xff\0"
     assert kernel.read_bytes(f"{PF}/qat/state") == b"up\n"
     with pytest.raises(OSError, match="Input/output error"):
         kernel.read(f"{PF}/qat/cfg_services")
-    kernel.mend()
+    kernel.clear_faults()
     assert kernel.read(f"{PF}/qat/cfg_services") == "sym;asym\n"
 
 
