@@ -34,6 +34,7 @@ NAMES = (
     "operator",
     "fleet",
     "onload",
+    "products",
 )
 _DEADLINE = 3600
 

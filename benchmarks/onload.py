@@ -17,7 +17,8 @@ from tests.cluster.machine import wait_until
 from tests.cluster.onload_lab import NEW, OLD, SELECTOR, Lab, onload, running_lab
 
 _TIMEOUT = 1500.0
-_IDLE = 30
+# Seconds until the events of the last changes, and the status updates that follow them, are over; seconds at rest.
+_SETTLE, _IDLE = 30, 60
 _SHARE = "10%"
 
 
@@ -50,9 +51,7 @@ def _measure(lab: Lab, count: int) -> Sequence[Figure]:
                 lab.upgrade(version)
             else:
                 lab.create(onload(version, upgrade={"maxUnavailable": _SHARE}))
-            wait_until(
-                lambda version=version: _is_complete(lab, version, count), f"{name}: complete", _TIMEOUT, every=1
-            )
+            wait_until(lambda version=version: is_complete(lab, version, count), f"{name}: complete", _TIMEOUT, every=1)
             requests = requests_of(host, port)
             requests.subtract(before)
             label = f"{count} nodes, {name}"
@@ -69,6 +68,7 @@ def _measure(lab: Lab, count: int) -> Sequence[Figure]:
 
 
 def _idle(process: int, host: str, port: int, count: int) -> Sequence[Figure]:
+    time.sleep(_SETTLE)
     cpu, before = cpu_seconds(process), requests_of(host, port).total()
     time.sleep(_IDLE)
     used, share = memory_of(process), 60 / _IDLE
@@ -82,7 +82,7 @@ def _idle(process: int, host: str, port: int, count: int) -> Sequence[Figure]:
     )
 
 
-def _is_complete(lab: Lab, version: str, count: int) -> bool:
+def is_complete(lab: Lab, version: str, count: int) -> bool:
     """Whether the status of the resource reports the version on all nodes."""
     found = lab.resource()
     status = found.get("status", {})

@@ -413,14 +413,18 @@ class Cluster:
     @contextmanager
     def namespace(self, name: str) -> Iterator[str]:
         """A Kubernetes namespace with its default service account; deleted at the end with what is in it."""
-        self.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-        self._wait_accepts_pods(name)
+        self.create_namespace(name)
         try:
             yield name
         finally:
             pods = f"/api/v1/namespaces/{name}/pods"
             self.request("DELETE", pods, {"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
             self.request("DELETE", f"/api/v1/namespaces/{name}")
+
+    def create_namespace(self, name: str) -> None:
+        """Create a namespace, and wait until its default service account exists."""
+        self.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        self._wait_accepts_pods(name)
 
     # Changing it
 

@@ -156,6 +156,8 @@ class HttpServer:
     @property
     def under_pressure(self) -> bool:
         """Whether clients wait for connections of busy clients. Then a connection is closed after its response."""
+        if not self._queue:
+            return False
         requested = sum(each.has_requested for each in self.connections)
         return 2 * requested > len(self.connections) and self._queue.has_data()
 
