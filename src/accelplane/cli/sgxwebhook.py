@@ -64,11 +64,8 @@ def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
         logflags.start(given, program.replace(" ", "-"))
         options = sgx_options(values)
         asyncio.run(_serve(values, options))
-    except (Fatal, CertificateError, ApiError, ValueError) as error:
-        log.critical("%s", error)
-        return 1
-    except OSError as error:
-        log.critical("%s%s", f"{error.filename}: " if error.filename else "", error.strerror or error)
+    except (Fatal, CertificateError, ApiError, ValueError, OSError) as error:
+        log.critical("%s", logflags.message_of(error))
         return 1
     return 0
 

@@ -125,7 +125,7 @@ class _Node:
         self._readings = Readings(
             lambda: self._inventories,
             settings.root,
-            held=lambda: _held_units(self._inventories, self._holders.last),
+            held=lambda: frozenset(_holders_by_unit(self._inventories, self._holders.last)),
             waking="always" if wake else "auto",
             min_interval=0.0,
         )
@@ -202,10 +202,6 @@ class _Node:
             else:
                 self._scan_problems.pop(name, None)
             self._inventories[name] = plugin, inventory
-
-
-def _held_units(inventories: Inventories, holders: Holders) -> frozenset[tuple[str, str]]:
-    return frozenset((name, unit) for name, unit in _holders_by_unit(inventories, holders))
 
 
 def _holders_by_unit(inventories: Inventories, holders: Holders) -> dict[tuple[str, str], list[str]]:

@@ -90,10 +90,7 @@ class Hardware:
                     self.load(module)
 
     def plug(self, spec: Spec) -> str:
-        """Adds a device at its address, by default the first free one; returns the address.
-
-        Raises `TreeError`.
-        """
+        """See `Kernel.plug`."""
         family: Family = next(family for family, described in SPECS.items() if isinstance(spec, described))
         places = (offload_address(family, index, self.numa_nodes) for index in range(_MAX_PLACES))
         bdf = spec.bdf or next((place for place in places if place not in self.pci.devices), None)

@@ -101,14 +101,11 @@ def parts(kernel: Kernel) -> list[str]:
     tree = kernel.tree
     with kernel.lock:
         shared = [path for path in _SHARED if path not in kernel.mounted_directories]
+        excluded = {*shared, "/sys/devices/system"}
         found = [f"{path}/{name}" for path in shared if tree.has(path) for name in tree.names(path)]
         nodes = [f"{_NODES}/{name}/x86" for name in (tree.names(_NODES) if tree.has(_NODES) else [])]
         others = (*nodes, *kernel.mounted_directories, "/sys/dev/char")
-        return [path for path in (*found, *others) if path not in shared and _is_emulated(path, kernel)]
-
-
-def _is_emulated(path: str, kernel: Kernel) -> bool:
-    return path != "/sys/devices/system" and kernel.tree.has(path)
+        return [path for path in (*found, *others) if path not in excluded and tree.has(path)]
 
 
 @contextmanager

@@ -57,15 +57,11 @@ def adopt_tree(tree: Tree, root: str | os.PathLike[str]) -> None:
             elif stat.S_ISDIR(status.st_mode):
                 tree.directory(place)
             elif path.startswith("/dev"):
-                device = stat.S_ISCHR(status.st_mode)
-                tree.put(place, DeviceNode(Numbers(*_numbers(status.st_rdev)) if device else Numbers(1, 3)))
+                device = status.st_rdev if stat.S_ISCHR(status.st_mode) else os.makedev(1, 3)
+                tree.put(place, DeviceNode(Numbers(os.major(device), os.minor(device))))
             elif not tree.has(place):
                 with open(local, encoding="utf-8", errors="surrogateescape") as file:
                     tree.put(place, _writable_attribute(file.read()))
-
-
-def _numbers(device: int) -> tuple[int, int]:
-    return os.major(device), os.minor(device)
 
 
 def _writable_attribute(text: str) -> Attribute:
