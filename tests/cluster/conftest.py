@@ -1,4 +1,4 @@
-"""Fixtures for tests that need a real cluster; where there can be none they are skipped, and say why."""
+"""Fixtures for tests that need a real cluster; they are skipped with the reason if none can be started."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _running: list[Cluster] = []
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """With a failed test, show what the kubelets and the API server were doing."""
+    """Add logs of the kubelets and the API server to the report of a failed test."""
     report = yield
     if report.failed and item.get_closest_marker("cluster"):
         for cluster in _running:
@@ -44,7 +44,7 @@ def running_cluster(*plans: NodePlan) -> Iterator[Cluster]:
 
 
 def sample_gpus(cards: int) -> Callable[[Node], None]:
-    """Hardware of a node: so many simulated GPUs."""
+    """Hardware of a node: ``count`` simulated GPUs."""
 
     def put_in(node: Node) -> None:
         with tempfile.TemporaryDirectory() as tree:
@@ -64,7 +64,7 @@ def cluster_is_possible() -> None:
 
 @pytest.fixture(scope="session")
 def cluster(cluster_is_possible: None) -> Iterator[Cluster]:
-    """One cluster with one node of two GPUs, for all tests that put back what they change."""
+    """One cluster with one node of two GPUs, for all tests that restore their changes."""
     with Cluster.running([NodePlan(hardware=[sample_gpus(2)])]) as running:
         _running.append(running)
         yield running
@@ -93,8 +93,8 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def shared_families(cluster_is_possible: None) -> Iterator[Families]:
-    """A cluster of its own, whose node has QAT, DSA, IAA, DLB and SGX and knows the product's images."""
-    # What a node has shows in its status, which is written as soon as there is news.
+    """A separate cluster, whose node has QAT, DSA, IAA, DLB and SGX and the product's images."""
+    # The node's status is written immediately after changes.
     plan = NodePlan(kubelet={"nodeStatusUpdateFrequency": "200ms"})
     with Cluster.running([plan]) as cluster, ExitStack() as undo:
         _running.append(cluster)
@@ -106,7 +106,7 @@ def shared_families(cluster_is_possible: None) -> Iterator[Families]:
 
 @pytest.fixture(scope="module")
 def installation(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """A control plane of a file's own for operators, whose two nodes are pretended."""
+    """A separate control plane for the operators of a test file, with two kwok nodes."""
     with installed(tmp_path_factory.mktemp("operators")) as made:
         _running.append(made.cluster)
         yield made

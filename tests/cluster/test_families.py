@@ -140,13 +140,13 @@ WANTS = {
 def held(deployed: Deployed) -> Mapping[str, Given]:
     """What the containers of one pod have that ask for this and that."""
     families = deployed.families
-    asking = pod("worker", "sleep", "1000000", namespace=NAMESPACE)
-    (container,) = asking["spec"]["containers"]
-    asking["spec"]["containers"] = [
+    requesting_pod = pod("worker", "sleep", "1000000", namespace=NAMESPACE)
+    (container,) = requesting_pod["spec"]["containers"]
+    requesting_pod["spec"]["containers"] = [
         {**container, "name": name, "resources": {"limits": {resource: str(count) for resource, count in each.items()}}}
         for name, each in WANTS.items()
     ]
-    families.cluster.apply(asking)
+    families.cluster.apply(requesting_pod)
     families.running("worker")
     return {name: families.given("worker", name) for name in WANTS}
 

@@ -11,7 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 from fake_plugin import FakePlugin, Refusal, listing
-from kubelets import Kubelet, PodRefused
+from kubelets import Kubelet, PodRejected
 
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 from accelplane.kubelet import podresources
@@ -53,7 +53,7 @@ def memory(kubelet: Kubelet) -> Checkpoint:
 
 async def problem(kubelet: Kubelet, wants: dict[str, int], name: str = "pod") -> str:
     """Why a pod was not admitted."""
-    with pytest.raises(PodRefused) as caught:
+    with pytest.raises(PodRejected) as caught:
         await kubelet.run_pod(name, wants)
     return str(caught.value)
 

@@ -175,7 +175,7 @@ async def quiet(api: KubeApi, many: int = 30) -> None:
 
 
 class Recorded:
-    """What a run without faults shows: the world that the deeds are done to, their end, and how many requests."""
+    """A run without faults: the initial state, the final state, and how many requests."""
 
     def __init__(self, prepared: KubeApi, end: Object, requests: int, watches: int) -> None:
         self.prepared = prepared

@@ -86,8 +86,8 @@ class HealthTracker:
         sequence = self._sequence
         try:
             async with asyncio.timeout(deadline):
-                found = await plugin.health(host, tuple(units.values())) if plugin.overrides("health") else {}
-                answers = msgspec.convert(found, dict[str, Verdict])
+                health = plugin.health(host, tuple(units.values())) if plugin.overrides("health") else None
+                answers = msgspec.convert({} if health is None else await health, dict[str, Verdict])
         except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
             timeout = isinstance(error, TimeoutError)
             problem = f"no answer within {deadline:g} s" if timeout else str(error) or type(error).__name__
