@@ -286,7 +286,7 @@ class TestStale:
         directory.remove({CARD.qualified_name: CARD.file_name})
         assert names(place) == []
         assert not directory.is_current(CARD)
-        assert caplog.messages == [f"removed {place}/{CARD.file_name}, its device is gone"]
+        assert caplog.messages == [f"removed {place}/{CARD.file_name} of a removed device"]
 
     def test_in_a_directory_that_is_not_there_are_none(self, directory: CdiDirectory) -> None:
         assert directory.stale(["a.com/gpu"], []) == {}
