@@ -13,7 +13,8 @@ import msgspec
 
 from accelplane.kube.objects import Request
 from accelplane.onload.observed import NodeView, PodView, Progress
-from accelplane.onload.steps import Action, Plan, Target, decide
+from accelplane.onload.plan import Action, Plan, Target
+from accelplane.onload.steps import decide
 
 PLUGIN = Request("plugin", "n")
 APP = Request("app", "default")

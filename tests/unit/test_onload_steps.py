@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from onloadcluster import Cluster, app_pod, plugin_pod, progress, working
 
 from accelplane.onload.observed import NodeView, format_progress, parse_progress
-from accelplane.onload.steps import READY_WAIT, Action, Target, decide
+from accelplane.onload.plan import Action, Target
+from accelplane.onload.steps import READY_WAIT, decide
 
 NEW, OLD = "8.2", "8.1"
 TARGET = Target(version=NEW, revision="r")

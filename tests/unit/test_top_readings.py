@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from trees import write
 
-from accelplane.cli.topreadings import Counters, Rates, counters, rates, values, device_value
+from accelplane.cli.topreadings import Counters, Rates, counters, device_value, rates, values
 from accelplane.host import Host
 from accelplane.node.device_reader import DeviceReader, DeviceReading
 from accelplane.readings import DevicePlan, families, gpu

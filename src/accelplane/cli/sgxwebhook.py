@@ -16,9 +16,10 @@ from accelplane.admission.sgx import SgxOptions, SocketVolume, mutator
 from accelplane.apiserver import SERVICE_ACCOUNT, ApiError, ApiServer
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit, with_defaults
+from accelplane.http.listening import split_address
 from accelplane.http.malloc import release_freed_memory
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
-from accelplane.http.server import HttpServer, split_address
+from accelplane.http.server import HttpServer
 from accelplane.http.servingtls import CertificateError, ServingTls, TlsSettings
 from accelplane.kube.admission import AdmissionServer
 

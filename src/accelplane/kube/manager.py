@@ -26,8 +26,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from accelplane.apiserver.authorized import Authorized
 from accelplane.http.connection import Handler, PendingResponse
+from accelplane.http.listening import split_address
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
-from accelplane.http.server import HttpServer, split_address
+from accelplane.http.server import HttpServer
 
 from .cache import Cache
 from .client import FENCE, Client, Selection, path_of

@@ -18,8 +18,8 @@ import msgspec
 from accelplane.kube.conditions import condition, with_transition_times
 from accelplane.onload.models import CurrentNode, DevicePluginStatus, Onload, OnloadStatus, Revision, Status
 from accelplane.onload.observed import Blocked, NodeView
+from accelplane.onload.plan import NodeStep, Plan, Target
 from accelplane.onload.resources import DaemonSetStatus
-from accelplane.onload.steps import NodeStep, Plan, Target
 
 READY, PROGRESSING, DEGRADED = "Ready", "Progressing", "Degraded"
 _NAMED = 3
