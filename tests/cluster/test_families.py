@@ -94,7 +94,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("family", SAID)
-def test_an_init_container_says_of_each_device_what_it_did(deployed: Deployed, family: str) -> None:
+def test_an_init_container_reports_its_result_for_each_device(deployed: Deployed, family: str) -> None:
     daemonset = deployed.daemonsets[family]
     ended = daemonset.init()
     assert ended
@@ -107,7 +107,7 @@ def test_the_node_has_what_the_devices_were_prepared_for_and_nothing_else(deploy
     assert deployed.families.allocatable() == EVERYTHING
 
 
-def test_epc_is_told_by_a_label_too(deployed: Deployed) -> None:
+def test_epc_is_also_published_as_a_label(deployed: Deployed) -> None:
     families = deployed.families
     node = families.cluster.get(f"/api/v1/nodes/{families.node.name}")
     assert node
@@ -188,7 +188,7 @@ def test_a_container_gets_sgx(held: Mapping[str, Given], name: str, node: str) -
     assert held[name] == Given(frozenset((node,)), {})
 
 
-def test_one_container_gets_several_resources_at_once(deployed: Deployed, held: Mapping[str, Given]) -> None:
+def test_one_container_gets_several_resources(deployed: Deployed, held: Mapping[str, Given]) -> None:
     families, given = deployed.families, held["several"]
     assert set(given.variables) == {"QAT0"}
     (queue,) = (node for node in given.nodes if node.startswith("/dev/dsa/"))

@@ -96,7 +96,7 @@ def opae(deployed: Fpgas) -> Fpga:
     return deployed.nodes[1]
 
 
-def test_the_function_that_a_pod_asks_for_by_name_is_programmed_before_it_starts(fpga: Fpga) -> None:
+def test_the_requested_function_is_programmed_before_the_pod_starts(fpga: Fpga) -> None:
     fpga.program(NLB0)
     fpga.install(NLB3)
     fpga.cluster.apply(requesting_pod("programmed", ORCHESTRATED[NLB3]))
@@ -238,7 +238,7 @@ def test_a_hook_waits_for_whoever_programs_the_card(fpga: Fpga) -> None:
     assert fpga.output_of("patient") == [NLB3, "/dev/dfl-port.0"]
 
 
-def test_a_function_that_is_programmed_by_somebody_is_offered_in_place_of_the_other(fpga: Fpga) -> None:
+def test_a_newly_programmed_function_replaces_the_former_resource(fpga: Fpga) -> None:
     fpga.program(NLB0)
     with fpga.mode("af", WITH[NLB0]):
         fpga.program(NLB3)
@@ -291,7 +291,7 @@ def test_a_pod_programs_its_region_itself(fpga: Fpga) -> None:
         assert fpga.output_of("developer") == ["/dev/dfl-fme.0", "/dev/dfl-port.0", NLB0, NLB3]
 
 
-def test_the_operator_is_the_webhook_and_brings_the_plugin_for_as_long_as_a_resource_asks_for_it(fpgas: Fpgas) -> None:
+def test_the_operator_serves_the_webhook_and_runs_the_plugin_while_a_resource_exists(fpgas: Fpgas) -> None:
     fpga, opae = fpgas.nodes
     fpga.cluster.kubectl("label", "node", "node-1", "intel.feature.node.kubernetes.io/fpga-arria10=true")
     objects = render(REPOSITORY / "deploy/operator/default")

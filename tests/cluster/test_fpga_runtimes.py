@@ -114,7 +114,7 @@ def test_a_pod_programs_its_region_itself(fpga: Fpga) -> None:
     assert fpga.output_of("developer") == ["/dev/dfl-fme.0", "/dev/dfl-port.0", NLB0, NLB3]
 
 
-def test_nobody_is_given_a_region_that_nobody_would_program_and_the_reason_is_told(regions: Fpga) -> None:
+def test_regions_without_a_programming_hook_are_not_allocated_and_the_reason_is_reported(regions: Fpga) -> None:
     regions.cluster.apply(requesting_pod("waits", ORCHESTRATED[NLB3]))
     pod = ("pod", "waits", f"--namespace={TEAM}")
     wanted = f"Insufficient {REGION}"

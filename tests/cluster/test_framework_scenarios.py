@@ -149,7 +149,7 @@ def setup(shared_setup: Setup) -> Iterator[Setup]:
 @pytest.mark.parametrize(
     ("policy", "spread"), [("balanced", ["card0", "card1", "card2"]), ("packed", ["card0", "card0", "card1"])]
 )
-def test_pods_share_cards_as_the_policy_says(setup: Setup, policy: str, spread: list[str]) -> None:
+def test_pods_share_cards_by_the_allocation_policy(setup: Setup, policy: str, spread: list[str]) -> None:
     setup.plugin("-shared-dev-num=2", f"-allocation-policy={policy}")
     setup.wait(I915, 2 * CARDS)
     # One after the other: what a policy does with the next pod depends on where the last one is.
@@ -226,7 +226,7 @@ asyncio.run(main())
 """
 
 
-def test_a_sick_card_keeps_its_pod_gets_no_other_and_recovers(setup: Setup) -> None:
+def test_an_unhealthy_card_keeps_its_pod_gets_no_new_one_and_recovers(setup: Setup) -> None:
     bdf = setup.hardware.device("card0").bdf
     service = setup.daemon("levelzero", sys.executable, "-c", SERVICE, LEVELZERO, bdf)
     wait_until(lambda: "serving" in service.tail(), "the Level-Zero service")
@@ -303,7 +303,7 @@ def test_pods_outlive_the_plugin_and_may_even_start_again_without_it(setup: Setu
     assert not set(setup.cards("late")) & set(cards)
 
 
-def test_a_restart_of_containerd_is_noticed_by_nobody(setup: Setup) -> None:
+def test_a_restart_of_containerd_does_not_affect_pods_and_agents(setup: Setup) -> None:
     setup.plugin("-cdi=all")
     setup.wait(I915, CARDS)
     setup.run("worker", {I915: 2}, restart="Always")

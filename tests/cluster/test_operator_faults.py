@@ -256,7 +256,7 @@ async def test_watches_that_fail_hide_nothing(setup: Setup, what: str) -> None:
         await ends_as_ever(setup, name)
 
 
-async def test_a_server_that_does_not_answer_is_asked_again(setup: Setup) -> None:
+async def test_a_request_without_response_is_retried(setup: Setup) -> None:
     name = "edited"
     await expected(setup, name)
     await prepare(setup, name)

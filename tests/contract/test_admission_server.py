@@ -161,7 +161,7 @@ def hook(
     return kind("/hook", dict[str, Any], decide)
 
 
-async def test_a_pod_that_asks_for_epc_gets_its_devices_and_keeps_what_nobody_here_knows() -> None:
+async def test_a_pod_that_requests_epc_gets_devices_and_keeps_unknown_fields() -> None:
     async with setup() as one:
         reply = await one.ask(post(review(), f"{PATH}?timeout=10s"))
     assert reply.status == 200
@@ -210,7 +210,7 @@ async def test_warnings_reach_the_user_and_are_no_longer_than_shown() -> None:
     assert all(len(text) <= 200 for text in response["warnings"])
 
 
-async def test_a_denial_is_no_longer_than_somebody_reads() -> None:
+async def test_denial_messages_have_a_length_limit() -> None:
     async with setup(hook(lambda _review, _object: deny("d" * 1_000_000))) as one:
         response = (await one.ask(post(review(), "/hook"))).response
     assert not response["allowed"]
@@ -237,7 +237,7 @@ async def test_a_disabled_kind_is_refused_with_a_word_on_why() -> None:
     assert (response["allowed"], response["status"]["message"]) == (False, "GPU is not enabled, see --devices")
 
 
-async def test_validators_say_yes_or_no_and_never_patch() -> None:
+async def test_validators_allow_or_deny_and_never_patch() -> None:
     def decide(_review: Review, found: dict[str, Any]) -> Decision:
         return Decision(patch=[Operation("add", "/x", 1)]) if "spec" in found else deny("no spec")
 
@@ -312,7 +312,7 @@ async def test_a_request_may_come_byte_by_byte() -> None:
         assert (await caller.reply()).response["allowed"]
 
 
-async def test_who_asks_before_sending_is_told_to_go_on() -> None:
+async def test_expect_100_continue_gets_a_continue_response() -> None:
     message = post(review(), PATH, "Expect: 100-continue")
     head, _, body = message.partition(b"\r\n\r\n")
     async with setup() as one:
@@ -414,7 +414,7 @@ async def test_a_client_that_reads_no_responses_is_disconnected() -> None:
         assert (await other.ask(post(review()))).status == 200
 
 
-async def test_stopping_lets_a_request_that_has_begun_end_and_closes_the_others() -> None:
+async def test_shutdown_completes_running_requests_and_closes_idle_connections() -> None:
     async with setup() as one:
         begun, idle = await one.caller(), await one.caller()
         assert (await begun.ask(post(review()))).status == 200

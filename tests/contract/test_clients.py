@@ -184,7 +184,7 @@ async def test_reports_within_the_interval_share_a_walk_unless_a_pod_is_new(proc
     assert seconds(await service.report([POD]))["main", BDF]["render"] == 3.0
 
 
-async def test_a_pod_that_nobody_requests_for_an_hour_is_forgotten(proc: Path) -> None:
+async def test_a_pod_without_requests_for_an_hour_is_forgotten(proc: Path) -> None:
     now = [100.0]
     service = ClientsService(str(proc), limits=PLENTY, min_interval=1.0, clock=lambda: now[0])
     gone = process(proc, 10, i915(1, render=10**9), i915(2, render=10**9))

@@ -337,7 +337,7 @@ async def test_a_session_ends_with_its_token(setup: Setup) -> None:
     assert (await caller.get("/", **cookie)).status == 401
 
 
-def test_a_session_lasts_at_most_twelve_hours_and_as_long_as_the_token_says() -> None:
+def test_a_session_expires_with_its_token_or_after_twelve_hours() -> None:
     clock = Clock()
     sessions = Sessions(clock=clock)
     claims = msgspec.json.encode({"exp": 1060})
@@ -377,7 +377,7 @@ async def test_a_proxy_with_a_certificate_names_the_user(setup: Setup) -> None:
     assert (await setup.caller("front-proxy").get("/", x_remote_user="eve")).status == 403
 
 
-async def test_header_fields_of_others_name_nobody(setup: Setup) -> None:
+async def test_user_header_fields_of_clients_are_ignored(setup: Setup) -> None:
     setup.user("ann", "list pods")
     assert (await setup.caller().get("/", x_remote_user="ann")).status == 401
     assert (await setup.caller("other-name").get("/", x_remote_user="ann")).status == 401

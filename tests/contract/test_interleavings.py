@@ -237,7 +237,7 @@ def test_a_recovering_unit_whose_source_does_not_answer_is_not_checked_continuou
     resting.check_rest()
 
 
-def test_a_stream_that_ends_while_register_is_unanswered_is_followed_by_a_registration_at_once(resting: Setup) -> None:
+def test_a_stream_that_ends_during_register_causes_immediate_registration(resting: Setup) -> None:
     resting.kubelet.ends_streams = 1
     resting.restart_kubelet()
     resting.advance(2)

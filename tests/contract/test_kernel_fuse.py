@@ -102,7 +102,7 @@ def test_files_look_as_in_sysfs(root: Path) -> None:
     assert os.statvfs(root / "sys").f_bsize == 4096
 
 
-def test_reading_again_asks_again_and_what_is_gone_says_so(root: Path, kernel: Kernel) -> None:
+def test_reads_are_not_cached_and_removed_files_return_enodev(root: Path, kernel: Kernel) -> None:
     with open(root / f"{QAT[1:]}/qat/state", "rb", buffering=0) as file:
         assert file.read() == b"up\n"
         kernel.write(f"{QAT}/qat/state", "down")
@@ -232,7 +232,7 @@ def test_a_shell_script_sets_up_a_work_queue(root: Path) -> None:
     assert str(root / "dev/dsa/wq0.1") in links
 
 
-def test_many_readers_and_a_writer_at_once_all_get_their_answers(root: Path) -> None:
+def test_concurrent_readers_and_a_writer_all_get_responses(root: Path) -> None:
     problems: list[BaseException] = []
 
     def look() -> None:

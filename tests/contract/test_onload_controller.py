@@ -164,7 +164,7 @@ async def test_labels_of_a_resource_that_went_while_no_operator_ran_are_removed(
     assert foreign.items() <= setup.labels("node-9").items()
 
 
-async def test_without_kmm_a_condition_says_so_until_it_is_installed(api: KubeApi) -> None:
+async def test_a_condition_reports_missing_kmm_until_it_is_installed(api: KubeApi) -> None:
     setup = Setup(api, kmm=False)
     setup.create()
     async with running(setup), operator(api):
@@ -224,7 +224,7 @@ async def test_modules_that_are_loaded_otherwise_need_no_kmm(api: KubeApi) -> No
         ("onload", {"upgrade__nodeTimeout": "soon"}, "InvalidSpec"),
     ],
 )
-async def test_a_resource_that_cannot_be_reconciled_says_why(
+async def test_a_resource_that_cannot_be_reconciled_has_a_condition_with_the_reason(
     api: KubeApi, name: str, paths: dict[str, Any], reason: str
 ) -> None:
     setup = Setup(api, names=NAMES._replace(name=name))
@@ -255,7 +255,7 @@ async def test_a_malformed_resource_keeps_its_objects_and_is_reported(api: KubeA
         assert api.get("modules", "onload-module", "default")
 
 
-async def test_two_resources_that_select_the_same_nodes_both_say_so(api: KubeApi) -> None:
+async def test_two_resources_that_select_the_same_nodes_both_report_it(api: KubeApi) -> None:
     setup = Setup(api, nodes=1)
     setup.create()
     other = Setup(api, nodes=0, names=NAMES._replace(name="other"))

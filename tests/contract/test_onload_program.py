@@ -54,7 +54,7 @@ async def test_it_elects_a_leader_manages_resources_and_ends_at_sigterm(api: Kub
     assert not (api.get("leases", "daabde26.amd.com", "system") or {})["spec"].get("holderIdentity")
 
 
-async def test_without_the_image_of_the_device_plugin_it_ends_at_once(api: KubeApi, start: Start) -> None:
+async def test_a_missing_device_plugin_image_ends_the_program(api: KubeApi, start: Start) -> None:
     process = start(image="")
     assert await process.exit_code() == 1
     assert "DEVICE_PLUGIN_IMG: is empty or not set" in process.log()

@@ -408,7 +408,7 @@ async def step(api: KubeApi, running: Operator, what: str, *how: Any) -> None:
 
 @settings(deadline=None, max_examples=examples(25))
 @given(st.lists(STEPS, min_size=3, max_size=12))
-def test_whatever_happens_there_is_in_the_end_what_the_last_edit_asked_for(steps: list[tuple[Any, ...]]) -> None:
+def test_after_any_fault_the_final_state_is_that_of_the_last_edit(steps: list[tuple[Any, ...]]) -> None:
     async def live() -> None:
         async with kube_api() as api:
             async with operator(api, "gpu", watch_timeouts=IMPATIENT) as running:

@@ -134,7 +134,9 @@ async def test_it_is_a_command_of_accelplane_too(certificates: Path, tmp_path: P
         (["-nonsense"], 2, "flag provided but not defined: -nonsense"),
     ],
 )
-def test_what_keeps_it_from_serving_is_said(certificates: Path, arguments: list[str], code: int, words: str) -> None:
+def test_errors_that_prevent_serving_are_reported(
+    certificates: Path, arguments: list[str], code: int, words: str
+) -> None:
     directory = certificates if arguments else certificates / "missing"
     ended = called(sgxwebhook.main, "-port=0", f"-cert-dir={directory}", *arguments)
     assert ended.returncode == code
@@ -256,7 +258,7 @@ async def test_a_write_between_reading_and_writing_is_noticed(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("status", ["403 Forbidden", "404 Not Found", "500 Internal Server Error"])
-async def test_an_api_that_says_no_is_tried_again_later(tmp_path: Path, status: str) -> None:
+async def test_a_rejected_request_is_retried_later(tmp_path: Path, status: str) -> None:
     setup = Api()
     setup.status = status
     async with serving(tmp_path, setup.answer()) as peer:

@@ -317,7 +317,7 @@ def test_unselected_nodes_are_released_one_at_a_time() -> None:
     assert [each.node for each in decide(TARGET, nodes, NOW).actions] == ["a"]
 
 
-def test_deletion_releases_all_nodes_at_once_also_held_and_paused_ones() -> None:
+def test_deletion_releases_all_nodes_simultaneously_also_held_and_paused_ones() -> None:
     target = Target(version="", deleting=True)
     nodes = [working("a", NEW, held=True, apps=(app_pod(),)), working("b", OLD), NodeView(name="c", gate=NEW)]
     assert [dict(each.labels) for each in decide(target, nodes, NOW).actions] == [{"gate": None}] * 3

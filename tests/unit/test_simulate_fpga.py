@@ -121,7 +121,7 @@ def test_wrong_structures_and_bitstreams_change_nothing(driver: str, wrong: dict
     assert port_at(kernel, "port.0") == NLB0
 
 
-def test_the_out_of_tree_driver_says_which_hardware_error_it_was() -> None:
+def test_the_out_of_tree_driver_returns_the_hardware_error() -> None:
     kernel = card("opae")
     memory = programming("opae", afu="0" * 32)
     assert call(kernel, "intel-fpga-fme.0", 0xB580, memory) == errno.EIO
@@ -151,7 +151,7 @@ def test_requests_that_the_node_does_not_know_are_refused(driver: str, node: str
         ("opae", struct.pack("<IIIIII", 24, 9, 9, 9, 9, 9), struct.pack("<IIIIII", 24, 0, 0, 2, 0, 0)),
     ],
 )
-def test_a_port_tells_of_its_regions(driver: str, given: bytes, expected: bytes) -> None:
+def test_port_region_info_returns_the_regions(driver: str, given: bytes, expected: bytes) -> None:
     kernel, node = card(driver), f"{PREFIX[driver]}port.0"
     memory = Memory(given)
     assert call(kernel, node, MAGIC[driver] | 0x41, memory) == 0
@@ -200,7 +200,7 @@ def test_released_ports_become_virtual_functions_and_come_back(driver: str) -> N
         ("other", 0, f"{int(NLB3, 16) ^ 1:032x}"),
     ],
 )
-def test_programming_ends_as_it_was_told_to_once(outcome: str, number: int, afu: str) -> None:
+def test_programming_has_the_injected_result_once(outcome: str, number: int, afu: str) -> None:
     kernel = card()
     assert execute(kernel, f'{{"do": "fpga", "bdf": "{CARD}", "outcomes": ["{outcome}"]}}') == "done"
     assert call(kernel, "dfl-fme.0", 0xB680, programming("dfl")) == number
@@ -224,7 +224,7 @@ async def test_while_a_port_is_programmed_its_function_is_busy_and_others_are_no
     assert port_at(kernel, "port.0") == NLB3
 
 
-def test_a_crashed_card_says_ones_everywhere() -> None:
+def test_ids_of_a_crashed_card_are_all_ones() -> None:
     kernel = card(afus=[NLB0])
     execute(kernel, f'{{"do": "fpga", "bdf": "{CARD}", "crash": true}}')
     assert port_at(kernel, "port.0") == "f" * 32

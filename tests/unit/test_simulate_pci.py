@@ -155,7 +155,7 @@ def test_vfio_refuses_some_devices(spec: NodeSpec, bdf: str, code: int) -> None:
     assert driver(kernel, bdf) == ("" if code else "vfio-pci")
 
 
-def test_without_an_iommu_the_group_says_so() -> None:
+def test_without_an_iommu_the_group_is_noiommu() -> None:
     spec = NodeSpec(dsas=[DsaSpec(driver="vfio-pci")], iommu="off", noiommu=True)
     kernel = Kernel(spec)
     assert kernel.read(f"{DEVICES}/0000:60:01.0/iommu_group/name") == "vfio-noiommu\n"
@@ -275,7 +275,7 @@ def _told(change: Callable[[Kernel], None]) -> list[tuple[str, str, str]]:
     return heard
 
 
-def test_every_change_is_told_as_a_uevent() -> None:
+def test_every_change_sends_a_uevent() -> None:
     path = f"/devices/pci0000:61/{VF}"
 
     def bind(kernel: Kernel) -> None:
