@@ -148,7 +148,7 @@ async def test_a_registration_that_breaks_a_rule_is_refused_and_recorded(
         assert kubelet.resources() == {}
 
 
-async def test_options_read_before_the_register_response_apply(kubelet: EmbeddedKubelet) -> None:
+async def test_options_of_the_call_override_the_announced_ones(kubelet: EmbeddedKubelet) -> None:
     answered = pb.DevicePluginOptions(pre_start_required=True)
     async with FakePlugin(kubelet.directory, options=PREFERS, GetDevicePluginOptions=lambda _: answered) as plugin:
         await plugin.register()
