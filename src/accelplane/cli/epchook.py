@@ -64,7 +64,7 @@ _NODE_FEATURES = "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/{}/nodefeatures"
 
 
 class Fatal(Exception):
-    """What ends the command with status 255."""
+    """An error that ends the command with status 255."""
 
 
 class _Identity(msgspec.Struct, frozen=True):
@@ -144,7 +144,7 @@ class Hook:
             await self._apply_node_feature()
 
     async def clean(self) -> None:
-        """Removes what `reconcile` and `publish` write. Raises `ApiError`, or `OSError`."""
+        """Removes the values written by `reconcile` and `publish`. Raises `ApiError`, or `OSError`."""
         if self._cleans_node and self.api is not None:
             await self._clean_node(self.api)
         if self.output == "feature-file" and self._file.remove():

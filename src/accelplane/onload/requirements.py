@@ -22,7 +22,7 @@ _NAMED = 3
 
 
 def problem_of(onload: Onload) -> Problem | None:
-    """What prevents that the resource is reconciled: the rules of admission that have a reason."""
+    """Problems that prevent reconciliation: broken admission rules that have a reason."""
     spec, names = onload.spec, names_of(onload)
     if message := too_long(names):
         return Problem("NameTooLong", message)

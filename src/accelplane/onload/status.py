@@ -134,7 +134,7 @@ def problems(observed: Observed) -> list[Problem]:
 
 
 def blocked_message(blocked: Sequence[Blocked]) -> str:
-    """Which pods cannot be evicted, why, and what to do."""
+    """The pods that cannot be evicted, with reason and remedy."""
     shown = [f"{each.pod} ({each.budget.rstrip('.')})" if each.budget else each.pod for each in sorted(blocked)]
     pods = _listed(shown)
     return f"a PodDisruptionBudget does not allow the eviction of {pods}; change the budget or delete the pods"

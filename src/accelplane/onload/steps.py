@@ -95,7 +95,7 @@ class _Node:
 
     def _must_be_taken_down(self) -> bool:
         node, target = self.node, self.target
-        # A gate without the label of the module: others removed that, so KMM unloads what applications may use.
+        # A gate without the module's label: others removed it, so KMM unloads a module that may be in use.
         gate_differs = node.gate is not None and (node.gate != target.version or (target.kmm and node.module is None))
         return self._module_differs() or self._sfc_differs() or gate_differs
 
@@ -230,7 +230,7 @@ class _Node:
         return msgspec.structs.replace(step, until=self._since() + PROBE_RETRY)
 
     def _unverified(self) -> list[str]:
-        """What is missing until the node is verified, apart from the probe."""
+        """The missing conditions of verification, apart from the probe."""
         node, target = self.node, self.target
         found: list[str] = []
         if not any(each.is_ready and not each.is_terminating for each in node.plugins):
@@ -329,7 +329,7 @@ def _pending(target: Target, *, failed: bool) -> str:
 
 
 def _is_taken_down(target: Target, node: NodeView, step: NodeStep) -> bool:
-    """Whether the operator made the node unavailable. Without an annotation the Go operator has begun with it."""
+    """Whether the operator made the node unavailable. Without an annotation, the Go operator has started the change."""
     if step.starts or (step.step in {"Verified", "Removed"} and node.progress is None):
         return False
     return node.progress.upgrade if node.progress is not None else _was_stopped(target, node)
