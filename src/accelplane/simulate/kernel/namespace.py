@@ -17,19 +17,7 @@ from accelplane.simulate.kernel.mounting import DeviceDirectory
 
 _NEW_MOUNTS = 0x00020000
 _PRIVATE, _RECURSIVE, _NO_SUID = 1 << 18, 1 << 14, 1 << 1
-_HOST_DEVICES: Sequence[str] = (
-    "null",
-    "zero",
-    "full",
-    "random",
-    "urandom",
-    "tty",
-    "pts",
-    "ptmx",
-    "shm",
-    "console",
-    "fuse",
-)
+_SHARED: Sequence[str] = ("null", "zero", "full", "random", "urandom", "tty", "pts", "ptmx", "shm", "console", "fuse")
 
 
 @contextmanager
@@ -51,7 +39,7 @@ def emulated_namespace(kernel: Kernel) -> Generator[str, None, None]:
         undo.enter_context(serve_fuse(kernel, mount_point))
         mount("accelplane", devices, "tmpfs", _NO_SUID, "mode=755")
         undo.callback(unmount, devices)
-        for name in _HOST_DEVICES:
+        for name in _SHARED:
             _bind_device(undo, f"/dev/{name}", f"{devices}/{name}")
         os.symlink("/proc/self/fd", f"{devices}/fd")
         undo.enter_context(serve_ioctls(kernel, sockets))
