@@ -1,7 +1,7 @@
-"""One operator process for both products, the Intel device plugins and Onload, with 1,000 nodes of kwok: its memory,
-and its processor time while nothing changes.
+"""One operator process for both products, the Intel device plugins and Onload, with 1,000 kwok nodes: memory and idle
+processor time.
 
-Nodes and pods are simulated; API server, controllers and scheduler are the real ones.
+Nodes and pods are simulated; API server, controllers and scheduler are real.
 """
 
 import tempfile
@@ -34,8 +34,8 @@ def measure(scale: Scale) -> Result:
     return Result(
         figures=figures,
         notes=(
-            "eight samples: GPUs on every node, and one other kind; Onload on every node, with a double of KMM 2",
-            "at rest: nothing changes in the cluster; kwok updates the status of a node every ten minutes",
+            "eight samples: GPUs on every node, and one other kind; Onload on every node, with a KMM 2 double",
+            "idle: no changes in the cluster; kwok updates the status of a node every ten minutes",
         ),
     )
 
@@ -58,7 +58,7 @@ def _measure(lab: Lab, directory: Path, count: int, seconds: int) -> Sequence[Fi
         large_cluster.wait_for_statuses(cluster, counts, _TIMEOUT)
         wait_until(lambda: is_complete(lab, OLD, count), "Onload: complete", _TIMEOUT, every=1)
         complete = single(f"{count} nodes: until both products are ready on all", time.monotonic() - started, "s")
-        return complete, *_at_rest(process, host, port, count, seconds)
+        return complete, *_idle(process, host, port, count, seconds)
 
 
 def _add_nodes(lab: Lab, count: int) -> dict[str, int]:
@@ -74,17 +74,17 @@ def _add_nodes(lab: Lab, count: int) -> dict[str, int]:
     return counts
 
 
-def _at_rest(process: int, host: str, port: int, count: int, seconds: int) -> Sequence[Figure]:
-    # Events of the last changes, and the status updates that follow them, are over by then.
+def _idle(process: int, host: str, port: int, count: int, seconds: int) -> Sequence[Figure]:
+    # Events of the last changes, and the resulting status updates, have ended by then.
     time.sleep(30)
     requests, cpu = large_cluster.requests_of(host, port).total(), cpu_seconds(process)
     time.sleep(seconds)
     used, share = memory_of(process), 60 / seconds
-    spent, sent = cpu_seconds(process) - cpu, large_cluster.requests_of(host, port).total() - requests
+    cpu_time, sent = cpu_seconds(process) - cpu, large_cluster.requests_of(host, port).total() - requests
     return (
         single(f"{count} nodes: resident", used.resident, "MiB", budget=80),
         single(f"{count} nodes: anonymous", used.anonymous, "MiB"),
-        single(f"{count} nodes: most resident so far", used.peak, "MiB"),
-        single(f"{count} nodes: processor time a minute, at rest", spent * share * 1e3, "ms", budget=200),
-        single(f"{count} nodes: requests a minute, at rest", sent * share, ""),
+        single(f"{count} nodes: peak resident", used.peak, "MiB"),
+        single(f"{count} nodes: processor time per minute, idle", cpu_time * share * 1e3, "ms", budget=200),
+        single(f"{count} nodes: requests per minute, idle", sent * share, ""),
     )

@@ -11,7 +11,7 @@ import time
 import urllib.request
 
 from benchmarks.agent import GPU, agent, free_port, gpu_npu_node
-from benchmarks.allocate import check, timed
+from benchmarks.allocate import check, measure_calls
 from benchmarks.figures import Result, Scale, percentile, single
 from benchmarks.raw_grpc_client import RawGrpcClient
 from benchmarks.reference_kubelet import ALLOCATE, ReferenceClient, ReferenceKubelet, allocate_request
@@ -35,7 +35,7 @@ def measure(scale: Scale) -> Result:
             check(GPU, once.call(request))
         data = request.SerializeToString()
         with RawGrpcClient(path, ALLOCATE) as client:
-            timed(lambda: client.call(data), _WARM_UP)
+            measure_calls(lambda: client.call(data), _WARM_UP)
             scans, cpu = _scans(address), running.cpu_seconds()
             storm = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.storm", f"{setup.root}/dev/dri"],
@@ -47,7 +47,7 @@ def measure(scale: Scale) -> Result:
             for number in range(1, _ROUNDS + 1):
                 times: list[float] = []
                 while time.monotonic() - start < seconds * number / _ROUNDS:
-                    times += timed(lambda: client.call(data), 1)
+                    times += measure_calls(lambda: client.call(data), 1)
                     time.sleep(0.002)  # a kubelet does not call back to back
                 rounds.append(times)
             files = int(storm.communicate()[0])

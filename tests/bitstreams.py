@@ -13,19 +13,19 @@ GBS_MAGIC = b"XeonFPGA\xb7GBSv001"
 
 
 def metadata(interface: object = INTERFACE, afu: object = NLB0, **more: object) -> bytes:
-    """The JSON of a GBS file; `more` stands beside the interface's id."""
+    """The JSON of a GBS file; `more` are further members of the object with the interface ID."""
     image = {"interface-uuid": interface, "accelerator-clusters": [{"accelerator-type-uuid": afu}], **more}
     return json.dumps({"version": 1, "platform-name": "", "afu-image": image}).encode()
 
 
 def gbs(text: bytes | None = None, raw: bytes = b"the bitstream", *, length: int | None = None) -> bytes:
-    """A GBS file of that metadata and bitstream; `length` is what it says of its metadata."""
+    """A GBS file of that metadata and bitstream; `length` is the stated length of the metadata."""
     text = metadata() if text is None else text
     return GBS_MAGIC + struct.pack("<I", len(text) if length is None else length) + text + raw
 
 
 def elf(sections: Mapping[str, bytes], *, bits: int = 64, order: str = "<", flags: int = 0, kind: int = 1) -> bytes:
-    """An ELF file of those sections, all of the flags and the kind given."""
+    """An ELF file with these sections, all with the given flags and kind."""
     names = b"\0" + b"".join(name.encode() + b"\0" for name in (*sections, ".shstrtab"))
     start = 64 if bits == 64 else 52
     bodies, entries = bytearray(), [(0,) * 10]

@@ -110,7 +110,7 @@ def _traced_if_wanted(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    # Its `inner_test` is called for each input. State machines have no such handle.
+    # Its `inner_test` is called for each input. State machines have none.
     handle = getattr(getattr(item, "obj", None), "hypothesis", None)
     if not FUZZ or handle is None:
         return (yield)

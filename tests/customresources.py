@@ -1,4 +1,4 @@
-"""Custom resources of the operator, as its users write them and as its functions take them."""
+"""Custom resources of the operator, as manifests and as decoded values."""
 
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,11 @@ def plugin(family: str, name: str = "mine", *, metadata: Object | None = None, *
 
 
 def sample(family: str) -> Object:
-    """The sample that comes with the manifests."""
+    """The sample of the deployment tree."""
     return yaml.safe_load((SAMPLES / f"deviceplugin_v1_{family}deviceplugin.yaml").read_text())
 
 
-# What the Go project's definitions accept, although its webhooks or its operator refuse most of it.
+# Specs that the Go project's definitions accept, although its webhooks or operator reject most of them.
 ACCEPTED_BY_THE_ORIGINAL: tuple[tuple[str, Object], ...] = (
     *((family, {}) for family in models.KINDS),
     *((family, {"image": "x"}) for family in models.KINDS),

@@ -1,4 +1,4 @@
-"""Doubles of agents: their pages over real sockets, and the pods that have them."""
+"""Doubles of agents: their pages over real sockets, and their pods."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ LABELS = {"app.kubernetes.io/part-of": "accelplane", "app.kubernetes.io/componen
 
 
 class AgentDouble:
-    """The pages of an agent. `answer`, if set, returns the whole response to a request instead."""
+    """The pages of an agent. `answer`, if set, returns the complete response to a request instead."""
 
     def __init__(self, node: str) -> None:
         self.node = node
@@ -42,7 +42,7 @@ class AgentDouble:
             task.cancel()
 
     def change(self) -> None:
-        """Answers those who wait: the inventory has changed."""
+        """Responds to waiting requests: the inventory has changed."""
         self.number += 1
         self._changed.set()
         self._changed = asyncio.Event()
@@ -137,7 +137,7 @@ def node(name: str, count: int = 2, **spec: Any) -> dict[str, Any]:
 
 
 def pod(name: str, count: int = 1, node: str = "", **status: Any) -> dict[str, Any]:
-    """A pod in the namespace `team` that asks for IDs of i915."""
+    """A pod in the namespace `team` that requests IDs of i915."""
     resources = {"limits": {I915: str(count)}, "requests": {I915: str(count)}}
     return {
         "metadata": {"name": name, "namespace": "team"},

@@ -120,7 +120,7 @@ Rights = Callable[[str, str], bool]
 
 
 class Reviews:
-    """The API server as far as it reviews: `users` by token, `rights` by user and what is asked for.
+    """The reviews of an API server: `users` by token, `rights` by user and request.
 
     The tokens in `own` are valid for the audience of the API server only, other ones for all audiences.
     """

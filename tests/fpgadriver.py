@@ -12,7 +12,7 @@ from trees import write
 
 
 class Driver:
-    """Of one card. `answers` are errors (errno) that come before it does what it is asked for."""
+    """The driver of one card. `answers` are errors (errno) of the first calls."""
 
     def __init__(self, card: Card, afu: str, answers: Iterable[int] = (), bitmap: int = 0) -> None:
         self.card = card
@@ -36,7 +36,7 @@ class Driver:
         return 0
 
     def program(self, name: str, argument: bytearray) -> None:
-        """What the ioctl of the FME does."""
+        """The ioctl of the FME."""
         argsz, flags, port, size, address = struct.unpack_from("<4IQ", argument)
         if argsz != len(argument) or len(argument) != (24 if self.card.family == "dfl" else 32) or flags:
             raise OSError(errno.EINVAL, "the structure")

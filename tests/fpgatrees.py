@@ -34,7 +34,7 @@ class Card(NamedTuple):
 
 
 def link(path: Path, target: Path) -> None:
-    """A link that may be there already."""
+    """Creates a link unless it exists."""
     if not path.is_symlink():
         new_link(path, target)
 

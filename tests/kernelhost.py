@@ -1,4 +1,4 @@
-"""A `Host` over the emulated kernel in memory: what provisioning reads and writes goes to a kernel that reacts.
+"""A `Host` over the emulated kernel in memory: reads and writes of provisioning go to an emulated kernel.
 
 `writes` logs what was written, `held` names the VFIO groups that somebody has open (`/dev/vfio/12`), `refused` has
 paths and texts that are refused once, with an errno. Nothing else of a host is there than what planners, the engine and
@@ -17,7 +17,7 @@ _MISSING = (errno.ENOENT, errno.ENODEV, errno.ENXIO)
 
 
 def snapshot(kernel: Kernel) -> dict[str, str]:
-    """All that the kernel's sysfs says of devices and drivers."""
+    """All sysfs attributes of devices and drivers."""
     found: dict[str, str] = {}
     for top in ("/sys/devices", "/sys/bus"):
         for path, entry in kernel.tree.walk(top):

@@ -1,11 +1,11 @@
-"""What tests of the emulated kernel ask it."""
+"""Queries of tests to the emulated kernel."""
 
 from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.kernel.model import Directory, Link
 
 
 def refusal(kernel: Kernel, path: str, text: str) -> int:
-    """The errno that a write gets, 0 when it is taken."""
+    """The errno of a write, 0 for success."""
     try:
         kernel.write(path, text)
     except OSError as error:
@@ -14,10 +14,10 @@ def refusal(kernel: Kernel, path: str, text: str) -> int:
 
 
 def dangling(kernel: Kernel) -> list[str]:
-    """The links that lead nowhere; there should never be one."""
+    """The dangling links, of which there should be none."""
     return [path for path, entry in kernel.tree.walk() if isinstance(entry, Link) and not kernel.exists(path)]
 
 
 def attributes(kernel: Kernel, below: str = "/sys") -> list[str]:
-    """Every file there is, by its one path without links."""
+    """All files by their path without links."""
     return [path for path, entry in kernel.tree.walk(below) if not isinstance(entry, Link | Directory)]

@@ -25,7 +25,7 @@ class Widget(GlobalResource, msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Config(NamespacedResource, msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What of a ConfigMap matters here."""
+    """The used fields of a ConfigMap."""
 
     _api_info: ClassVar[ApiInfo] = api("", "v1", "ConfigMap", "configmaps")
     metadata: Metadata

@@ -170,7 +170,7 @@ def plugin_daemonset(name: str, pod: Object, *, label: str = "") -> Object:
     }
 
 
-# Admission webhooks: the objects that the trees of the operator, of SGX and of FPGA have in common.
+# Admission webhooks: objects that the trees of operator, SGX and FPGA share.
 
 RBAC = "rbac.authorization.k8s.io"
 

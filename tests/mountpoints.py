@@ -14,7 +14,7 @@ from accelplane.simulate.kernel.mounting import mounted
 
 @contextmanager
 def mounted_for_test(kernel: Kernel, directory: Path) -> Iterator[Path]:
-    """The directory below which the kernel's /sys and /dev are; nothing is mounted there any more at the end."""
+    """The mount point of the kernel's /sys and /dev, which is unmounted at the end."""
     with ExitStack() as undo:
         try:
             root = undo.enter_context(mounted(kernel, directory))

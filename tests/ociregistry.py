@@ -14,7 +14,7 @@ TOKEN = "token-of-the-test"  # noqa: S105
 
 
 class State:
-    """What the registry has, and how it asks for credentials: not, `basic` or `bearer`."""
+    """The content of the registry, and its authentication: none, `basic` or `bearer`."""
 
     def __init__(self, credentials: str = "") -> None:
         self.credentials = credentials

@@ -13,7 +13,8 @@ import msgspec
 
 from accelplane.kube.objects import Request
 from accelplane.onload.observed import NodeView, PodView, Progress
-from accelplane.onload.steps import Action, Plan, Target, decide
+from accelplane.onload.plan import Action, Plan, Target
+from accelplane.onload.steps import decide
 
 PLUGIN = Request("plugin", "n")
 APP = Request("app", "default")
@@ -44,7 +45,7 @@ def working(name: str, version: str, *, sfc: bool = False, revision: str = "r", 
 
 
 class Cluster:
-    """Nodes, and what the controllers of the cluster do with them."""
+    """Nodes, and the reactions of the cluster's controllers."""
 
     def __init__(self, nodes: list[NodeView], *, revision: str = "r") -> None:
         self.nodes = {node.name: node for node in nodes}
@@ -64,7 +65,7 @@ class Cluster:
         self.nodes[name] = msgspec.structs.replace(self.nodes[name], **changes)
 
     def apply(self, action: Action) -> None:
-        """Performs an action, after checks of what must never happen."""
+        """Performs an action after checks for violations."""
         node = self.nodes[action.node]
         labels: Mapping[str, str | None] = action.labels
         for role in ("module", "sfc"):
@@ -117,7 +118,7 @@ class Cluster:
         )
 
     def _load(self, name: str) -> None:
-        """KMM: unloads what is not wanted or of another version, and loads what is wanted then."""
+        """KMM: unloads modules that are not desired or have another version, then loads the desired ones."""
         node = self.nodes[name]
         for role in ("module", "sfc"):
             wanted = getattr(node, role)

@@ -1,4 +1,4 @@
-"""Onload resources as users write them, and as the functions of the operator take them."""
+"""Onload resources as manifests and as decoded values."""
 
 import copy
 from typing import Any
@@ -23,7 +23,7 @@ SPEC: Object = {
     "selector": {"node-role.kubernetes.io/worker": ""},
     "serviceAccountName": "onload-operator-sa",
 }
-# What the API server adds to devicePlugin.
+# Defaults that the API server adds to devicePlugin.
 DEFAULTS: Object = {
     "maxPodsPerNode": 100,
     "setPreload": True,

@@ -26,12 +26,12 @@ from accelplane.operator.update import HASH_ANNOTATION, plan
 Object = dict[str, Any]
 
 NAMESPACE = "operated"
-# No pod is wanted where there are nodes: the images are nowhere.
+# No pods on nodes: the images do not exist.
 NOWHERE = {"example.com/nowhere": "true"}
 OVERRIDES = {"INTEL_DSA_PLUGIN_SHA": f"registry.example.com/intel-dsa-plugin@sha256:{'ab' * 32}"}
 SETTINGS = Settings(namespace=NAMESPACE, images=ImagePolicy(overrides=OVERRIDES))
 VERSION = "0.31.1"
-# The kinds that occur, and by plural what the end is about.
+# The kinds, and by plural the compared fields.
 FAMILIES = ("dsa", "gpu", "qat")
 JUDGED = (
     *(f"{family}deviceplugins" for family in FAMILIES),
@@ -40,7 +40,7 @@ JUDGED = (
     "clusterrolebindings",
 )
 _TRANSIENT = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink")
-# The hash is of all that is asked for, the owner's uid included.
+# The hash covers the complete spec, including the owner's UID.
 _COUNTING = ("deprecated.daemonset.template.generation", HASH_ANNOTATION)
 
 
@@ -61,7 +61,7 @@ class Remove:
 
 @dataclass(frozen=True)
 class Copy:
-    """Makes another of a DaemonSet that is there, as a bug or a person would: one too many."""
+    """Creates a duplicate of an existing DaemonSet."""
 
     name: str
     new: str
@@ -69,7 +69,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Drift:
-    """Changes a DaemonSet that is there to be what nobody asked for."""
+    """Changes an existing DaemonSet to an undesired state."""
 
     name: str
     args: Sequence[str]
@@ -80,7 +80,7 @@ Deed = Put | Remove | Copy | Drift
 
 @dataclass(frozen=True)
 class Scenario:
-    """`before` is settled when `deeds` begin, which come one right after the other."""
+    """`before` is reconciled before `deeds` are performed in sequence."""
 
     deeds: Sequence[Deed]
     before: Sequence[Put] = ()
@@ -93,7 +93,7 @@ class Scenario:
 
 
 def wanted(family: str, name: str = "mine", **spec: Any) -> Put:
-    """A custom resource with its plugin's image, for nodes that there are not."""
+    """A custom resource with its plugin's image, for nodes that do not exist."""
     own = {"image": f"intel/intel-{family}-plugin:{VERSION}", "nodeSelector": NOWHERE}
     return Put(f"{family}deviceplugins", resource(family, name, **own | spec))
 
@@ -106,7 +106,7 @@ def config(content: str) -> Put:
 
 
 def node(name: str, **labels: str) -> Put:
-    """A node to which pods do not go: it is there for its labels alone."""
+    """An unschedulable node with labels."""
     about = {"name": name, "labels": {"kubernetes.io/arch": "amd64", **labels}}
     taint = {"key": "example.com/nobody", "effect": "NoSchedule"}
     return Put("nodes", {"apiVersion": "v1", "kind": "Node", "metadata": about, "spec": {"taints": [taint]}})
@@ -159,7 +159,7 @@ SCENARIOS: Mapping[str, Scenario] = {
 
 
 def copied(daemonset: Object, new: str) -> Object:
-    """Another DaemonSet of the same owner, younger than the one there is."""
+    """A second, younger DaemonSet of the same owner."""
     made = copy.deepcopy(daemonset)
     made.pop("status", None)
     for field in _TRANSIENT:
@@ -169,7 +169,7 @@ def copied(daemonset: Object, new: str) -> Object:
 
 
 def end(objects: Mapping[str, Iterable[Object]]) -> Object:
-    """What there is, by plural and name, of objects by plural."""
+    """The objects by plural and name."""
     named = {
         each["metadata"]["uid"]: f"{plural}/{each['metadata']['name']}"
         for plural, things in objects.items()
@@ -183,7 +183,7 @@ def end(objects: Mapping[str, Iterable[Object]]) -> Object:
 
 
 def unfulfilled(objects: Mapping[str, Sequence[Object]]) -> str:
-    """What is not as the resources ask for, of all objects by plural; empty when everything is.
+    """The differences to the desired state of all objects by plural.
 
     Each has one DaemonSet, which needs no write, and a status that tells of it; there is none besides, and what GPU
     plugins share is there when it is needed.

@@ -75,5 +75,5 @@ def vf(
 
 
 def group(address: str) -> str:
-    """The node of the group that `vf` gives the function."""
+    """The device node of the function's VFIO group."""
     return f"/dev/vfio/{int(address.replace(':', '').replace('.', ''), 16)}"

@@ -1,4 +1,4 @@
-"""Waiting for what a test expects to become true, as soon as it does, but not for ever."""
+"""Waits for a condition with a timeout."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

@@ -39,7 +39,7 @@ _DEVICE_LINKS = {
     "ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2",
 }  # fmt: skip
 
-# These belong to the whole host. Those that the kubelet would set are shown to it as it wants them.
+# These are global on the host. Those that the kubelet would set are mounted with the expected values.
 _SYSCTLS = {
     "vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
     "kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",

@@ -7,9 +7,9 @@ rename, so that an interrupted build leaves no half of one.
 
 Other programs of the tests are compiled one module at a time, from the modules below ``tools/``: each has a directory
 of its own, named after the module and a hash of its files. Its ``go.mod`` names the packages in ``tool`` lines. Its
-comments may name build tags (``// tags: NAME…``), a Debian package with a program (``// debian: PROGRAM PACKAGE``), a
-directory of C sources of a dependency, which become a program (``// c: PROGRAM MODULE DIRECTORY``), and directories of a
-dependency that are copied beside the programs (``// files: MODULE DIRECTORY…``).
+comments may name build tags (``// tags: NAME…``), a Debian package with a program (``// debian: PROGRAM PACKAGE``),
+a directory of C sources of a dependency, which become a program (``// c: PROGRAM MODULE DIRECTORY``), and directories
+of a dependency that are copied beside the programs (``// files: MODULE DIRECTORY…``).
 ``python -m tests.cluster.build`` compiles those of `DEFAULT_TOOLS` too, ``python -m tests.cluster.build NAME…`` only
 the named ones.
 """
@@ -43,7 +43,7 @@ BUILD_COMMAND = "python -m tests.cluster.build"
 
 
 class ClusterError(Exception):
-    """A cluster cannot be built or run; the message says what was found and what to do."""
+    """A cluster cannot be built or run; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ SYSTEM_PROGRAMS = {
     "nsenter": "util-linux",
     "mount": "mount",
 }
-# Installing this one would start it as a service, so only its files are taken.
+# Installing this package would start a service, so only its files are extracted.
 UNPACK_ONLY = "etcd-server"
 # Nodes may run it instead of the containerd that is built here. A cluster can be without.
 OLD_CONTAINERD = "1.6"
@@ -133,7 +133,7 @@ class Assets:
 
     @property
     def old_containerd(self) -> Path:
-        """Where the programs of Debian's containerd are, if it could be had."""
+        """The directory of the programs of Debian's containerd, if available."""
         return self.directory / f"containerd-{OLD_CONTAINERD}/usr/bin"
 
     def find(self, name: str) -> Path | None:
@@ -149,7 +149,7 @@ class Assets:
         raise ClusterError(f"{name}: not found; {_how_to_get(name)}")
 
     def missing(self) -> list[str]:
-        """What a cluster would lack, each with the way to get it; empty when everything is there."""
+        """The missing programs of a cluster, each with its remedy; empty if complete."""
         if not self.directory.is_dir():
             return [f"no Kubernetes binaries in {self.directory}; run {BUILD_COMMAND}"]
         return [f"{name} not found; {_how_to_get(name)}" for name in SYSTEM_PROGRAMS if not self.find(name)]
@@ -199,7 +199,7 @@ def _digest(modules: Path, recipe: str) -> str:
 
 
 def build(say: Callable[[str], None] = print) -> Assets:
-    """Make the programs unless they are there, install missing system packages where that is possible."""
+    """Build missing programs, and install missing system packages if possible."""
     result = assets()
     cache_directory().mkdir(parents=True, exist_ok=True)
     with _only_builder():
@@ -215,7 +215,7 @@ def build(say: Callable[[str], None] = print) -> Assets:
 
 
 def build_tools(modules: Sequence[str], say: Callable[[str], None] = print) -> list[Path]:
-    """Compile the programs of these modules unless they are there; their directories."""
+    """Compile missing programs of these modules; returns their directories."""
     cache_directory().mkdir(parents=True, exist_ok=True)
     with _only_builder():
         for module in modules:

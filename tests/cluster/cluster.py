@@ -1,4 +1,4 @@
-"""A Kubernetes cluster of genuine programs on machines made of namespaces, and the faults a test can do to it.
+"""A Kubernetes cluster of real programs on machines made of namespaces, with fault injection.
 
 ``with Cluster.running(nodes=[NodePlan("node-1")]) as cluster`` gives one that is ready for pods and leaves nothing.
 One control machine runs etcd, the API server, the controllers and the scheduler, and is the switch of the cluster's
@@ -39,7 +39,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlan:
-    """What a node is: ``hardware`` is put in at every boot, ``kubelet`` are fields of its KubeletConfiguration."""
+    """The plan of a node: ``hardware`` is added at every boot, ``kubelet`` are fields of its KubeletConfiguration."""
 
     name: str = "node-1"
     runtime: Runtime = CONTAINERD
@@ -108,7 +108,7 @@ class Node(Machine):
         hardware.write(self, path, text)
 
     def remove(self, path: Argument) -> None:
-        """Take a file or a directory out of the node's /sys or /dev."""
+        """Remove a file or a directory of the node's /sys or /dev."""
         hardware.remove(self, path)
 
     # Life
@@ -133,7 +133,7 @@ class Node(Machine):
         self.kube_proxy.start()
 
     def reboot(self, *, wait: bool = True) -> None:
-        """Power off without warning and on again: /run, sockets and containers are gone, the disk is not."""
+        """Power the node off and on: /run, sockets and containers are lost, the disk is not."""
         self.power_off()
         self.boot()
         if wait:
@@ -143,7 +143,7 @@ class Node(Machine):
             self.wait_ready()
 
     def wait_ready(self, timeout: float = 60) -> None:
-        """Wait until the API says that the node is Ready."""
+        """Wait until the node is Ready in the API."""
 
         def ready() -> bool:
             if not self.kubelet.running:
@@ -159,22 +159,22 @@ class Node(Machine):
         return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
     def allocatable(self, resource: str) -> int | None:
-        """How many of a resource the API says the node has to give; None when it does not know the resource."""
+        """The allocatable number of a resource in the API; None for an unknown resource."""
         node = self.cluster.get(f"/api/v1/nodes/{self.name}")
         amount = node["status"].get("allocatable", {}).get(resource) if node else None
         return None if amount is None else int(amount)
 
     def disconnect(self) -> None:
-        """Pull the network cable; the machine itself goes on."""
+        """Disconnect the node's network; the machine continues to run."""
         self.run("ip", "link", "set", "eth0", "down")
 
     def connect(self) -> None:
-        """Put the network cable back."""
+        """Connect the node's network again."""
         self.run("ip", "link", "set", "eth0", "up")
         self.cluster.route(self)
 
     def import_image(self, archive: Path) -> None:
-        """Make the image in a docker or OCI archive known to the node, under the name the archive gives it."""
+        """Import the image of a docker or OCI archive into the node, under its name in the archive."""
         self.plan.runtime.import_image(self, self.cluster.assets, archive)
 
     def _runtime_answers(self) -> bool:
@@ -291,7 +291,7 @@ class Cluster:
 
     @property
     def kubeconfig(self) -> Path:
-        """For a user who may do everything."""
+        """The kubeconfig of the cluster administrator."""
         return self.directory / "kubeconfig"
 
     @property
@@ -308,11 +308,11 @@ class Cluster:
         return self._authority.server(name, *addresses)
 
     def user(self, name: str, *groups: str) -> str:
-        """A kubeconfig for this user, a member of these groups: what RBAC grants them, and no more."""
+        """A kubeconfig for this user, a member of these groups: with only the rights granted by RBAC."""
         return settings.kubeconfig(self.server, self.authority, self._authority.client(name, *groups))
 
     def kubectl(self, *arguments: Argument, text: str | None = None, check: bool = True) -> str:
-        """What kubectl prints, ``text`` being its standard input."""
+        """Run kubectl with the standard input ``text``; returns its output."""
         done = subprocess.run(
             [self.assets.program("kubectl"), *arguments],
             input=text or "",
@@ -328,7 +328,7 @@ class Cluster:
         return done.stdout
 
     def apply(self, *objects: Object) -> None:
-        """Server-side apply of objects given as they would be in YAML."""
+        """Server-side apply of objects."""
         document = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
         self.kubectl("apply", "--server-side", "--filename=-", text=json.dumps(document))
 
@@ -347,7 +347,7 @@ class Cluster:
 
     @contextmanager
     def connection(self, timeout: float = 10) -> Iterator[Callable[..., tuple[int, Any]]]:
-        """What ``request`` is, for very many of them: they share a connection."""
+        """A function like ``request`` whose calls share a connection."""
         connection = self._connect(timeout)
 
         def request(
@@ -382,7 +382,7 @@ class Cluster:
         )
 
     def get(self, path: str) -> Object | None:
-        """An object or list at an API path; None where there is none, or no API server to ask."""
+        """An object or list at an API path; None without one, or without an API server."""
         try:
             status, answer = self.request("GET", path)
         except OSError:
@@ -413,7 +413,7 @@ class Cluster:
 
     @contextmanager
     def namespace(self, name: str) -> Iterator[str]:
-        """A Kubernetes namespace with its default service account; deleted at the end with what is in it."""
+        """A Kubernetes namespace with its default service account; deleted at the end with its objects."""
         self.create_namespace(name)
         try:
             yield name
@@ -470,7 +470,7 @@ class Cluster:
                 status, answer = request("POST", "/api/v1/nodes", node)
                 if status != http.HTTPStatus.CREATED:
                     raise ClusterError(f"node {name}: {answer}")
-        # To tell of a thousand nodes is work for the API server, too.
+        # A list of a thousand nodes also costs time of the API server.
         every = max(0.5, count / 500)
         wait_until(lambda: self._ready_nodes() >= set(names), f"{count} pretended nodes: Ready", timeout, every=every)
         return names
@@ -494,7 +494,7 @@ class Cluster:
                 self.route(each)
 
     def route(self, node: Node) -> None:
-        """Tell a machine where the other nodes' pods are; the kernel forgets when a cable is pulled."""
+        """Set the machine's routes to the pods of other nodes; the kernel drops them on disconnect."""
         others = [other for other in self.nodes.values() if other is not node]
         self._in_network(
             node,

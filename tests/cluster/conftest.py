@@ -1,4 +1,4 @@
-"""Fixtures for tests that need a real cluster; where there can be none they are skipped, and say why."""
+"""Fixtures for tests that need a real cluster; they are skipped with the reason if none can be started."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """With a failed test, show what the kubelets and the API server were doing."""
+    """Add logs of the kubelets and the API server to the report of a failed test."""
     report = yield
     if report.failed and item.get_closest_marker("cluster"):
         for cluster in _running:
@@ -53,7 +53,7 @@ def running_cluster(*plans: NodePlan) -> Iterator[Cluster]:
 
 
 def sample_gpus(cards: int) -> Callable[[Node], None]:
-    """Hardware of a node: so many simulated GPUs."""
+    """Hardware of a node: ``count`` simulated GPUs."""
 
     def put_in(node: Node) -> None:
         with tempfile.TemporaryDirectory() as tree:
@@ -135,7 +135,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 
 @contextmanager
 def _running_families() -> Iterator[Families]:
-    # What a node has shows in its status, which is written as soon as there is news.
+    # The node's status is written immediately after changes.
     plan = NodePlan(kubelet={"nodeStatusUpdateFrequency": "200ms"})
     with running_cluster(plan) as cluster:
         cluster.import_image(product_image())
@@ -151,7 +151,7 @@ def shared_families(cluster_is_possible: None, shared_clusters: SharedClusters) 
 
 @pytest.fixture(scope="module")
 def installation(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """A control plane of a file's own for operators, whose two nodes are pretended."""
+    """A separate control plane for the operators of a test file, with two kwok nodes."""
     with installed(tmp_path_factory.mktemp("operators")) as made:
         _running.append(made.cluster)
         yield made

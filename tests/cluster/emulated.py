@@ -1,11 +1,10 @@
-"""The emulated kernel on a machine: what is no GPU or NPU, at the real paths, reacting to writes as Linux does.
+"""The emulated kernel on a machine: all devices except GPUs and NPUs, at the real paths.
 
     plan = NodePlan(hardware=[emulated(NodeSpec(qats=[QatSpec()]))])     # at every boot
     kernel = kernel_of(node)
     kernel.fail(f"{qat}/qat/state", errno.EIO, times=1)
 
-Its daemon is stopped and started like the machine's others; when it is gone, everything below its mounts answers
-ENOTCONN.
+Its daemon is stopped and started like the machine's others. Without it, accesses below its mounts fail with ENOTCONN.
 """
 
 from __future__ import annotations
@@ -40,18 +39,18 @@ _FAMILIES = {QatSpec: "qat", DsaSpec: "dsa", IaaSpec: "iaa", DlbSpec: "dlb", Fpg
 
 
 class EmulatedKernel:
-    """What a test asks of the emulated kernel of a machine. Paths are the machine's."""
+    """The interface of tests to the emulated kernel of a machine. Paths are the machine's."""
 
     def __init__(self, machine: Machine, daemon: Daemon) -> None:
         self.machine = machine
         self.daemon = daemon
 
     def read(self, path: Argument) -> str:
-        """What a process on the machine reads. Raises ``OSError``."""
+        """The content that a process on the machine reads. Raises ``OSError``."""
         return self.machine.path(path).read_bytes().decode(errors="surrogateescape")
 
     def write(self, path: Argument, text: str) -> None:
-        """What a process on the machine does with ``echo -n``. Raises ``OSError``."""
+        """Writes like ``echo -n`` on the machine. Raises ``OSError``."""
         descriptor = os.open(self.machine.path(path), os.O_WRONLY)
         try:
             os.write(descriptor, text.encode())
@@ -59,7 +58,7 @@ class EmulatedKernel:
             os.close(descriptor)
 
     def do(self, what: str, **more: object) -> str:
-        """A command of accelplane.simulate.kernel.control; what it says. Raises ``ClusterError`` with the reason."""
+        """Execute a command of the control file; return its result. Raises ``ClusterError``."""
         control = _WHOLE / "control"
         try:
             self.write(control, json.dumps({"do": what, **more}))
@@ -68,19 +67,19 @@ class EmulatedKernel:
         return self.read(control).strip()
 
     def fail(self, path: Argument, code: int, **more: object) -> None:
-        """Let reads (``on="read"``) or writes fail, for ever or so many ``times``."""
+        """Let reads (``on="read"``) or writes fail, always or ``times`` times."""
         self.do("fail", path=str(path), errno=errno.errorcode[code], **more)
 
-    def mend(self, path: Argument | None = None) -> None:
-        """End the faults of that path, or all."""
-        self.do("mend", path=path and str(path))
+    def clear_faults(self, path: Argument | None = None) -> None:
+        """Remove the faults of that path, or all."""
+        self.do("clear_faults", path=path and str(path))
 
     def hold(self, name: str) -> None:
-        """Let somebody use a function, queue or node: ``0000:61:00.1``, ``wq0.0``, ``vfio/12``."""
+        """Mark a function, queue or node as in use: ``0000:61:00.1``, ``wq0.0``, ``vfio/12``."""
         self.do("hold", name=name)
 
     def release(self, name: str) -> None:
-        """They are done."""
+        """Remove a user added by ``hold``."""
         self.do("release", name=name)
 
     def plug(self, spec: QatSpec | DsaSpec | IaaSpec | DlbSpec | FpgaSpec | NicSpec) -> str:
@@ -88,16 +87,16 @@ class EmulatedKernel:
         address = self.do("plug", family=_FAMILIES[type(spec)], spec=_without_nulls(spec))
         # New directories below /sys/devices are mounted after the answer.
         device = self.machine.path(f"/sys/bus/pci/devices/{address}")
-        wait_until((device / "vendor").exists, f"{device}: being there", every=0.01)
+        wait_until((device / "vendor").exists, f"{device}: exists", every=0.01)
         return address
 
     def unplug(self, address: str) -> None:
-        """Pull a device out, whoever uses it."""
+        """Unplug a device, also one in use."""
         self.do("unplug", bdf=address)
 
 
 def supervised(*command: Argument) -> list[Argument]:
-    """The command line that has the emulated kernel of the machine answer the command's ioctls."""
+    """The command line that runs a command with ioctls of the emulated kernel."""
     return [sys.executable, "-c", SUPERVISOR, IOCTLS, *command]
 
 
@@ -111,9 +110,9 @@ def emulated(description: NodeSpec, *, openable: bool = True) -> Callable[[Machi
 
 
 def emulated_kernel(machine: Machine, description: NodeSpec, *, openable: bool = True) -> EmulatedKernel:
-    """Start it on the machine; the files are there on return.
+    """Start the emulated kernel on the machine; the files exist on return.
 
-    Device nodes that are openable have the numbers of /dev/null, others those that sysfs tells, by which queues of DSA
+    Device nodes that are openable have the numbers of /dev/null, others those of sysfs, by which queues of DSA
     and IAA are looked up in /dev/char, and FPGAs by the hook.
     """
     with tempfile.TemporaryDirectory() as tree:
@@ -137,7 +136,7 @@ def emulated_kernel(machine: Machine, description: NodeSpec, *, openable: bool =
 
 
 def kernel_of(machine: Machine) -> EmulatedKernel:
-    """The one that the machine's plan put in."""
+    """The emulated kernel of the machine's plan."""
     if DAEMON not in machine.daemons:
         raise ClusterError(f"{machine.name}: has no emulated kernel")
     return EmulatedKernel(machine, machine.daemons[DAEMON])
@@ -151,7 +150,7 @@ def _text(path: Path) -> str:
 
 
 def _without_nulls(spec: msgspec.Struct) -> object:
-    """As it is written down: what is left out has its default, which null is not to every reader."""
+    """The specification as JSON without null members, which not every reader accepts."""
     given = msgspec.to_builtins(spec)
     return _cleaned(given)
 

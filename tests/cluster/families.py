@@ -1,8 +1,8 @@
-"""A node that has everything, and what tests of QAT, DSA, IAA, DLB and SGX do to it and see of it.
+"""A node with all families, for tests of QAT, DSA, IAA, DLB and SGX.
 
-The hardware is an emulated kernel at the machine's real paths. It is found as at the first boot: no virtual functions,
-no queues. `Families.reset` brings it back there by pulling everything out and plugging it in anew, so that one cluster
-serves all tests.
+The hardware is an emulated kernel at the machine's real paths. Its initial state is that of a boot: no virtual
+functions, no queues. `Families.reset` restores this state by unplugging and plugging in all devices, so that all tests
+share one cluster.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .emulated import emulated_kernel
 from .machine import REPOSITORY, wait_until
 from .objects import Object, pod
 
-# Where the originals' documents have users deploy to.
+# The namespace of the Go project's documentation.
 NAMESPACE = "inteldeviceplugins-system"
 DEPLOY = REPOSITORY / "deploy"
 MIB = 1024 * 1024
 EPC = 64 * MIB
 
-# Places as on real processors. Few virtual functions, for the tests' time.
+# Addresses as on real processors. Few virtual functions, to save time.
 QAT0, QAT1 = "0000:61:00.0", "0000:65:00.0"
 DSA0, IAA0 = "0000:60:01.0", "0000:60:02.0"
 DLB0, DLB1 = "0000:62:00.0", "0000:66:00.0"
@@ -58,23 +58,23 @@ NODE = NodeSpec(
 )
 Spec = QatSpec | DsaSpec | IaaSpec | DlbSpec
 
-# What every container has.
-_USUAL_NODES = re.compile(r"/dev/(null|zero|full|random|urandom|tty|console|ptmx|pts/.*)")
-_USUAL_VARIABLES = re.compile(r"(PATH|HOME|HOSTNAME|SHLVL|PWD|TERM|KUBERNETES_.*)=.*")
-_LOOK = "find /dev ! -type d ! -type l ! -path '/dev/shm/*' ! -path /dev/termination-log; echo; env"
+# Device nodes and variables of every container.
+_DEFAULT_NODES = re.compile(r"/dev/(null|zero|full|random|urandom|tty|console|ptmx|pts/.*)")
+_DEFAULT_VARIABLES = re.compile(r"(PATH|HOME|HOSTNAME|SHLVL|PWD|TERM|KUBERNETES_.*)=.*")
+_INSPECT = "find /dev ! -type d ! -type l ! -path '/dev/shm/*' ! -path /dev/termination-log; echo; env"
 _IDLE = ("sh", "-c", "trap exit TERM; sleep 1000000 & wait")
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a container sees beyond what every container does: device nodes, and variables."""
+    """The device nodes and variables of a container in addition to the default ones."""
 
     nodes: frozenset[str]
     variables: Mapping[str, str]
 
 
 class DaemonSet:
-    """The one pod that a DaemonSet has on a node."""
+    """A DaemonSet with one pod on a node."""
 
     def __init__(self, families: Families, name: str, namespace: str) -> None:
         self.families = families
@@ -91,13 +91,13 @@ class DaemonSet:
         return (self.cluster.get(path) or {"items": []})["items"]
 
     def pod(self, node: Node | None = None) -> Object | None:
-        """The one on the node that nobody is ending."""
+        """The pod on the node that is not being deleted."""
         name = (node or self.families.node).name
-        there = [each for each in self.pods if each["spec"].get("nodeName") == name]
-        return next((each for each in there if not each["metadata"].get("deletionTimestamp")), None)
+        current = [each for each in self.pods if each["spec"].get("nodeName") == name]
+        return next((each for each in current if not each["metadata"].get("deletionTimestamp")), None)
 
     def init(self, node: Node | None = None) -> Object | None:
-        """How the init container's last run ended."""
+        """The termination state of the init container's last run."""
         status = (self.pod(node) or {}).get("status", {})
         for each in status.get("initContainerStatuses", ()):
             for when in ("state", "lastState"):
@@ -125,7 +125,7 @@ class DaemonSet:
         return ended["exitCode"]
 
     def restart(self) -> DaemonSet:
-        """Another pod, whose init container runs again."""
+        """Replaces the pod, so that the init container runs again."""
         before = self.pod()
         assert before
         self._delete(before["metadata"]["name"])
@@ -135,15 +135,15 @@ class DaemonSet:
 
     @property
     def restarts(self) -> int:
-        there = self.pod()
-        assert there
-        return there["status"]["containerStatuses"][0]["restartCount"]
+        current = self.pod()
+        assert current
+        return current["status"]["containerStatuses"][0]["restartCount"]
 
     def memory(self, file: str) -> int:
         """A number in the container's memory cgroup."""
-        there = self.pod()
-        assert there
-        container = there["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
+        current = self.pod()
+        assert current
+        container = current["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
         top = Path("/sys/fs/cgroup/memory") / self.families.node.cgroup
         if not top.is_dir():
             pytest.skip("reads cgroups of version 1 only")
@@ -151,28 +151,28 @@ class DaemonSet:
         return int((group / file).read_text())
 
     def log(self, container: str = "", node: Node | None = None) -> str:
-        there = self.pod(node)
-        assert there, self
-        path = f"/api/v1/namespaces/{self.namespace}/pods/{there['metadata']['name']}/log"
-        said = ""
+        current = self.pod(node)
+        assert current, self
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{current['metadata']['name']}/log"
+        log_text = ""
 
-        def told() -> bool:
-            nonlocal said
+        def has_log() -> bool:
+            nonlocal log_text
             status, text = self.cluster.request("GET", f"{path}?container={container}" if container else path)
             assert status == http.HTTPStatus.OK, text
-            said = text if isinstance(text, str) else json.dumps(text)
-            # A container that is started again may be taken away together with its log just then.
-            return not said.startswith("unable to retrieve container logs")
+            log_text = text if isinstance(text, str) else json.dumps(text)
+            # The log of a restarted container may be removed at this time.
+            return not log_text.startswith("unable to retrieve container logs")
 
-        self._wait(told, f"the log of {container or 'its container'}", node)
-        return said
+        self._wait(has_log, f"the log of {container or 'its container'}", node)
+        return log_text
 
     def init_log(self, node: Node | None = None) -> str:
-        """Without its lines' ends, which are where a terminal's would be."""
-        there = self.pod(node)
-        assert there
-        self._wait(lambda: not self._init_runs(node), "its init container at rest", node)
-        return " ".join(self.log(there["spec"]["initContainers"][0]["name"], node).split())
+        """The log of the init container as one line."""
+        current = self.pod(node)
+        assert current
+        self._wait(lambda: not self._init_runs(node), "the end of its init container", node)
+        return " ".join(self.log(current["spec"]["initContainers"][0]["name"], node).split())
 
     def delete(self) -> None:
         path = f"/apis/apps/v1/namespaces/{self.namespace}/daemonsets/{self.name}"
@@ -191,13 +191,13 @@ class DaemonSet:
             wait_until(condition, f"{self}: {what}", 60)
         except ClusterError as error:
             words = ("-n", self.namespace, f"--selector=app={self.name}")
-            told = self.cluster.kubectl("describe", "pods", *words, check=False)
+            description = self.cluster.kubectl("describe", "pods", *words, check=False)
             logs = self.cluster.kubectl("logs", *words, "--all-containers", "--prefix", check=False)
-            raise ClusterError(f"{error}\n{told}\n{logs}") from None
+            raise ClusterError(f"{error}\n{description}\n{logs}") from None
 
 
 class Families:
-    """The node, its hardware, and what runs on it."""
+    """The node, its hardware and its workloads."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -209,7 +209,7 @@ class Families:
     # Hardware
 
     def boot(self, node: NodeSpec) -> None:
-        """Another machine in the place of the one that is; nothing may run on it."""
+        """Replaces the hardware of the node. No workload may run."""
         self.kernel.daemon.stop()
         self.kernel = emulated_kernel(self.node, node, openable=False)
 
@@ -234,25 +234,25 @@ class Families:
         return [each.name for each in ours if not (each / "physfn").exists()]
 
     def let_open(self, *paths: str) -> None:
-        """No driver of this computer answers for the nodes' numbers: those of /dev/null can be opened."""
+        """Gives device nodes the number of /dev/null: the host has no driver for their own numbers."""
         for path in paths:
             self.node.remove(path)
             self.node.mknod(path, 1, 3)
 
     def snapshot(self) -> dict[str, str]:
-        """What sysfs says of the devices and their drivers."""
+        """The sysfs attributes of the devices and their drivers."""
         found: dict[str, str] = {}
         for top in ("/sys/devices", "/sys/bus"):
             for each in self.node.path(top).iterdir():
                 if each.name.startswith("pci") or each.name == "dsa":
-                    found |= _picture(each, self.node.root)
+                    found |= _files_below(each, self.node.root)
         return found
 
     def names(self, directory: str) -> list[str]:
         return sorted(entry.name for entry in self.node.path(directory).iterdir())
 
     def leads_to(self, link: str) -> str:
-        """The last name of where a link of the node leads; empty where there is none."""
+        """The last part of a link's target; empty without a link."""
         try:
             return self.node.path(link).readlink().name
         except FileNotFoundError:
@@ -268,18 +268,18 @@ class Families:
     # DaemonSets
 
     def deploy(self, tree: str, *, config: Path | Object | None = None, namespace: str = NAMESPACE) -> list[DaemonSet]:
-        """`kubectl apply -k` of a tree below deploy/, as it is."""
+        """Applies a tree below deploy/ with kustomize."""
         if config is not None:
             self.configure(config)
         words = ["--namespace", namespace] if namespace == NAMESPACE else []
-        told = self.cluster.kubectl("apply", "--kustomize", DEPLOY / tree, *words)
-        names = re.findall(r"^daemonset\.apps/(\S+)", told, re.MULTILINE)
+        output = self.cluster.kubectl("apply", "--kustomize", DEPLOY / tree, *words)
+        names = re.findall(r"^daemonset\.apps/(\S+)", output, re.MULTILINE)
         made = [DaemonSet(self, name, namespace) for name in names]
         self.deployed += made
         return made
 
     def configure(self, config: Path | Object) -> None:
-        """A ConfigMap: the example beside a tree, or another."""
+        """Applies a ConfigMap: the example of a tree, or another one."""
         if isinstance(config, Path):
             self.cluster.kubectl("apply", "--filename", config)
         else:
@@ -287,22 +287,22 @@ class Families:
             self.configured.append(config["metadata"]["name"])
 
     def wait(self, wanted: Mapping[str, int], timeout: float = 60) -> None:
-        """Until the node has these numbers to give."""
+        """Waits until these numbers are allocatable."""
         seen: dict[str, int | None] = {}
 
-        def there() -> bool:
+        def is_allocatable() -> bool:
             now = self.allocatable()
             seen.update({name: now.get(name) for name in wanted})
             return all(now.get(name, 0) == number for name, number in wanted.items())
 
         try:
-            wait_until(there, f"allocatable {dict(wanted)}", timeout)
+            wait_until(is_allocatable, f"allocatable {dict(wanted)}", timeout)
         except ClusterError as error:
             logs = "".join(f"\n{each}:\n{each.log()[-3000:]}" for each in self.deployed if each.pod())
-            raise ClusterError(f"{error}; it is {seen}{logs}") from None
+            raise ClusterError(f"{error}; found {seen}{logs}") from None
 
     def allocatable(self) -> dict[str, int]:
-        """What the node has to give of all accelerators."""
+        """The allocatable accelerators of the node."""
         node = self.cluster.get(f"/api/v1/nodes/{self.node.name}") or {"status": {}}
         amounts = node["status"].get("allocatable", {})
         return {name: int(amount) for name, amount in amounts.items() if ".intel.com/" in name and amount != "0"}
@@ -310,7 +310,7 @@ class Families:
     # Pods
 
     def run(self, name: str, wants: Mapping[str, int], *, wait: bool = True, **more: Any) -> None:
-        """A pod of one container that asks for something."""
+        """Runs a pod of one container with these requests."""
         amounts = {resource: str(amount) for resource, amount in wants.items()}
         self.cluster.apply(pod(name, *_IDLE, namespace=NAMESPACE, resources=amounts, **more))
         if wait:
@@ -320,25 +320,25 @@ class Families:
         return self.cluster.wait_pod(name, namespace=NAMESPACE)
 
     def given(self, name: str, container: str = "main") -> Given:
-        """What a container has, seen by itself."""
-        words = ("exec", name, "-n", NAMESPACE, "-c", container, "--", "sh", "-c", _LOOK)
+        """The device nodes and variables inside a container."""
+        words = ("exec", name, "-n", NAMESPACE, "-c", container, "--", "sh", "-c", _INSPECT)
         seen: list[str] = []
 
         def look() -> bool:
-            # A kubelet that has just started has not heard of its pods yet.
+            # A kubelet that has just started does not know its pods yet.
             with suppress(ClusterError):
                 seen.append(self.cluster.kubectl(*words))
             return bool(seen)
 
-        wait_until(look, f"a look into the container {container} of pod {name}")
+        wait_until(look, f"exec in container {container} of pod {name}")
         nodes, variables = seen[0].split("\n\n")
         return Given(
-            frozenset(node for node in nodes.split() if not _USUAL_NODES.fullmatch(node)),
-            dict(line.split("=", 1) for line in variables.splitlines() if not _USUAL_VARIABLES.fullmatch(line)),
+            frozenset(node for node in nodes.split() if not _DEFAULT_NODES.fullmatch(node)),
+            dict(line.split("=", 1) for line in variables.splitlines() if not _DEFAULT_VARIABLES.fullmatch(line)),
         )
 
     def holdings(self, name: str) -> list[Holding]:
-        """What the kubelet remembers of a pod's devices."""
+        """The devices of a pod in the kubelet's checkpoint."""
         seen = self.cluster.pod(name, NAMESPACE)
         kept = read_checkpoint(str(self.node.path("/var/lib/kubelet/device-plugins")))
         assert seen
@@ -351,7 +351,7 @@ class Families:
         return f"{os.major(device)}:{os.minor(device)}"
 
     def life(self, name: str) -> tuple[str, int]:
-        """Which container a pod has, and how often it was started again."""
+        """The ID of a pod's container, and its restart count."""
         (status,) = self.running(name)["status"]["containerStatuses"]
         return status["containerID"], status["restartCount"]
 
@@ -364,7 +364,7 @@ class Families:
             wait_until(lambda name=name: not self.cluster.pod(name, NAMESPACE), f"end of pod {name}", 60)
 
     def tidy(self) -> None:
-        """Nothing runs any more, and the kubelet has nothing to give."""
+        """Deletes all workloads, and waits until no devices are allocatable."""
         for each in self.deployed:
             each.delete()
         listed = self.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods") or {"items": []}
@@ -391,7 +391,7 @@ def config_map(name: str, files: Mapping[str, str]) -> Object:
     }
 
 
-def _picture(top: Path, root: Path) -> dict[str, str]:
+def _files_below(top: Path, root: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in _walk(top):
         name = str(path.relative_to(root))

@@ -1,4 +1,4 @@
-"""A proxy on the way to a genuine API server, which does to requests what networks and busy servers do.
+"""A proxy in front of a real API server that injects faults of networks and busy servers.
 
 It speaks plain HTTP to its client and TLS to the server, sees each request whole before it forwards it, and each answer
 whole before it hands it on, but for watches: their lines go through as they come, and the watches of a moment can be
@@ -25,7 +25,7 @@ _REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "Inter
 
 
 class FaultyWay:
-    """The proxy. `asked` is every request that came, `faults` is what will happen to those that come."""
+    """The proxy. `asked` are the received requests, `faults` those for future requests."""
 
     def __init__(self, kubeconfig: Path) -> None:
         config = KubeConfig.from_file(kubeconfig).get()
@@ -67,7 +67,7 @@ class FaultyWay:
             writer.close()
 
     def mute_watches(self) -> None:
-        """Tells those who watch now nothing any more."""
+        """Stops sending events to the present watches."""
         self._watches = dict.fromkeys(self._watches, True)
 
     def say(self, line: bytes) -> None:
@@ -130,7 +130,7 @@ class FaultyWay:
             await self._upstream.send(request)
         fault.then()
         if fault.hang:
-            # Until who asked has had enough.
+            # Until the client closes the connection.
             await reader.read()
         if fault.hang or not fault.status:
             writer.transport.abort()
@@ -149,7 +149,7 @@ class FaultyWay:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
             self._watches[writer] = False
             telling = asyncio.create_task(self._tell(answer, writer))
-            # Who watches has nothing to say but that it has had enough.
+            # The only input of a watching client is the end of its connection.
             leaving = asyncio.create_task(reader.read())
             try:
                 await asyncio.wait((telling, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
-"""Nodes with FPGAs, and what users and administrators do there.
+"""Nodes with FPGAs, and actions of users and administrators.
 
-The cards are an emulated kernel's. Only processes that run under `simulate.seccomp` can reach that one, so on these
-nodes a script stands in front of the hook and starts it there.
+The cards are those of an emulated kernel. Only processes under `simulate.seccomp` can access them, so on these nodes a
+wrapper script starts the hook under it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MAPPINGS = REPOSITORY / "deploy/fpga_admissionwebhook/mappings-collection.yaml"
 TEAM = "team"
 
 SOFTWARE = Path(HOOK).parent
-# Where a node keeps the hook that the init container has installed, and what the script has it told.
-_GENUINE = SOFTWARE / "genuine"
+# The directory of the wrapped hook, and the file with additional flags of the hook.
+_WRAPPED_HOOKS = SOFTWARE / "genuine"
 _FLAGS = Path("/run/fpga-hook-flags")
 
 STORE = Path("/srv/intel.com/fpga")
@@ -51,7 +51,7 @@ PREPROGRAMMED = {NLB0: f"{CARDS}-nlb0-preprogrammed", NLB3: f"{CARDS}-nlb3-prepr
 
 
 class Installation(NamedTuple):
-    """Something that brings plugin and webhook: what is applied, and what the plugin's pods are called by `app`."""
+    """Manifests with plugin and webhook; `app` is the label of the plugin's pods."""
 
     namespace: str
     app: str
@@ -59,59 +59,59 @@ class Installation(NamedTuple):
 
 
 class Fpgas:
-    """The cluster, on which one installation is at a time."""
+    """The cluster with at most one installation at a time."""
 
     def __init__(self, cluster: Cluster, nodes: Sequence[Fpga]) -> None:
         self.cluster = cluster
         self.nodes = nodes
         self.installed: Installation | None = None
 
-    def install(self, wanted: Installation, offered: Mapping[str, Sequence[str]]) -> None:
-        """What documents say, from nothing until pods can have what the nodes offer."""
-        if self.installed == wanted:
+    def install(self, desired: Installation, offered: Mapping[str, Sequence[str]]) -> None:
+        """Replaces the installation, and waits until the resources are allocatable."""
+        if self.installed == desired:
             return
         self.uninstall()
-        self.apply(wanted, offered)
+        self.apply(desired, offered)
 
-    def apply(self, wanted: Installation, offered: Mapping[str, Sequence[str]]) -> None:
-        """The same, over what is there."""
-        self.installed = wanted
-        spaces = [each["metadata"]["name"] for each in wanted.objects if each["kind"] == "Namespace"]
-        wait_until(lambda: not any(map(self._is_ending, spaces)), f"{spaces}: gone after the former installation", 90)
-        self.cluster.kubectl("apply", "--filename=-", text=_list(wanted.objects))
+    def apply(self, desired: Installation, offered: Mapping[str, Sequence[str]]) -> None:
+        """Applies an installation over the present one."""
+        self.installed = desired
+        spaces = [each["metadata"]["name"] for each in desired.objects if each["kind"] == "Namespace"]
+        wait_until(lambda: not any(map(self._is_ending, spaces)), f"{spaces}: deleted with the former installation", 90)
+        self.cluster.kubectl("apply", "--filename=-", text=_list(desired.objects))
         self.cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
         self.cluster.kubectl("apply", f"--namespace={TEAM}", "--filename", MAPPINGS)
         for node in self.nodes:
             if node.node.name in offered:
-                node.wait_offered(*offered[node.node.name])
-                node.put_script()
-        hint = f"see kubectl describe pods -n {wanted.namespace}"
-        wait_until(lambda: self.asks() == REGION, "the webhook: asked about pods", 90, hint=hint)
+                node.wait_for_allocatable(*offered[node.node.name])
+                node.wrap_hook()
+        hint = f"see kubectl describe pods -n {desired.namespace}"
+        wait_until(lambda: self.admitted_resource() == REGION, "the webhook: mutates pods", 90, hint=hint)
 
     def uninstall(self) -> None:
-        """Takes everything away but the kinds, and the mappings with them."""
+        """Deletes everything except the definitions and mappings."""
         if self.installed is None:
             return
         gone = [each for each in self.installed.objects if each["kind"] != "CustomResourceDefinition"]
         self.cluster.kubectl("delete", "--ignore-not-found", "--wait=false", "--filename=-", text=_list(gone))
         namespace, app, _ = self.installed
         path = f"/api/v1/namespaces/{namespace}/pods?labelSelector=app%3D{app}"
-        wait_until(lambda: not (self.cluster.get(path) or {"items": ()})["items"], f"{app}: its pods to go", 60)
-        wait_until(lambda: self.asks() == ORCHESTRATED[NLB0], "the webhook: not asked any more", 60)
+        wait_until(lambda: not (self.cluster.get(path) or {"items": ()})["items"], f"{app}: deletion of its pods", 60)
+        wait_until(lambda: self.admitted_resource() == ORCHESTRATED[NLB0], "the webhook: no longer called", 60)
         for node in self.nodes:
-            node.wait_offered()
+            node.wait_for_allocatable()
         self.installed = None
 
     def delete_pods(self) -> None:
         """Deletes the pods of the team and waits for their end."""
         self.cluster.kubectl("delete", "pods", "--all", "--force", "--grace-period=0", f"--namespace={TEAM}")
 
-    def asks(self) -> str:
-        """What a pod asks for that asked for a name, when the API server is done with it; empty if it is refused."""
+    def admitted_resource(self) -> str:
+        """The admitted resource of a pod that requests a mapping's name; empty if the pod is rejected."""
         status, answer = self.cluster.request(
-            "POST", f"/api/v1/namespaces/{TEAM}/pods?dryRun=All", asking("asked", ORCHESTRATED[NLB0])
+            "POST", f"/api/v1/namespaces/{TEAM}/pods?dryRun=All", requesting_pod("asked", ORCHESTRATED[NLB0])
         )
-        # A webhook that has just begun does not know the names yet.
+        # A new webhook has not synced the mappings yet.
         if status in (http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.SERVICE_UNAVAILABLE):
             return ""
         assert status == http.HTTPStatus.CREATED, answer
@@ -124,7 +124,7 @@ class Fpgas:
 
 
 class Fpga:
-    """A node. What is said of a card or a port is said of the first one."""
+    """A node. Methods about a card or a port refer to the first one."""
 
     def __init__(self, cluster: Cluster, node: Node, card: FpgaSpec, port: str) -> None:
         self.cluster = cluster
@@ -134,50 +134,50 @@ class Fpga:
 
     # The cluster
 
-    def wait_offered(self, *resources: str) -> None:
-        """Until the node has one of each of these to give, and no other of FPGAs."""
+    def wait_for_allocatable(self, *resources: str) -> None:
+        """Waits until exactly these FPGA resources are allocatable, one of each."""
 
-        def so() -> bool:
+        def is_allocatable() -> bool:
             found = self.cluster.get(f"/api/v1/nodes/{self.node.name}") or {"status": {}}
             amounts = found["status"].get("allocatable", {})
             now = {name: amount for name, amount in amounts.items() if name.startswith("fpga.intel.com/")}
             return {name: amount for name, amount in now.items() if amount != "0"} == dict.fromkeys(resources, "1")
 
         try:
-            wait_until(so, f"{self.node.name}: to give: {', '.join(resources) or 'nothing'}", 90)
+            wait_until(is_allocatable, f"{self.node.name}: allocatable: {', '.join(resources) or 'nothing'}", 90)
         except ClusterError as error:
             label = "--selector=app=intel-fpga-plugin"
-            told = [self.cluster.kubectl("describe", "pods", "--all-namespaces", label, check=False)]
+            output = [self.cluster.kubectl("describe", "pods", "--all-namespaces", label, check=False)]
             for namespace in PLUGIN_NAMESPACES:
                 words = (f"--namespace={namespace}", label, "--all-containers", "--prefix")
-                told.append(self.cluster.kubectl("logs", *words, check=False))
-            raise ClusterError("\n".join([str(error), *told])) from None
+                output.append(self.cluster.kubectl("logs", *words, check=False))
+            raise ClusterError("\n".join([str(error), *output])) from None
 
     @contextmanager
     def mode(self, mode: str, *resources: str) -> Iterator[None]:
-        """What the administrator has written at the node."""
+        """Sets the mode annotation of the node."""
         annotation = "fpga.intel.com/device-plugin-mode"
         self.cluster.kubectl("annotate", "node", self.node.name, f"{annotation}={mode}")
         try:
-            self.wait_offered(*resources)
+            self.wait_for_allocatable(*resources)
             yield
         finally:
             self.cluster.kubectl("annotate", "node", self.node.name, f"{annotation}-")
-        self.wait_offered(f"fpga.intel.com/{region_type(self.spec.interface)}")
+        self.wait_for_allocatable(f"fpga.intel.com/{region_type(self.spec.interface)}")
 
     # The node
 
-    def put_script(self) -> None:
-        """Has the hook that is installed reach the emulated kernel."""
+    def wrap_hook(self) -> None:
+        """Wraps the installed hook so that it accesses the emulated kernel."""
         hook = self.node.path(HOOK)
         with hook.open("rb") as file:
             if file.read(2) == b"#!":
                 return
-        self.node.run("mkdir", "-p", _GENUINE)
-        # An installation that finds the same programs there links them.
-        self.node.run("rm", "-f", _GENUINE / Path(HOOK).name)
-        self.node.run("mv", HOOK, _GENUINE)
-        words = " ".join(f"'{word}'" for word in supervised(_GENUINE / Path(HOOK).name))
+        self.node.run("mkdir", "-p", _WRAPPED_HOOKS)
+        # An installation links existing programs with the same content.
+        self.node.run("rm", "-f", _WRAPPED_HOOKS / Path(HOOK).name)
+        self.node.run("mv", HOOK, _WRAPPED_HOOKS)
+        words = " ".join(f"'{word}'" for word in supervised(_WRAPPED_HOOKS / Path(HOOK).name))
         script = self.node.path(f"{HOOK}.script")
         script.write_text(f'#!/bin/sh\nexec {words} $(cat {_FLAGS} 2>/dev/null) "$@"\n')
         script.chmod(0o755)
@@ -185,7 +185,7 @@ class Fpga:
 
     @contextmanager
     def hook_flags(self, *flags: str) -> Iterator[None]:
-        """The hook is given these, as no runtime does."""
+        """Adds flags to the hook."""
         self.node.path(_FLAGS).write_text(" ".join(flags))
         try:
             yield
@@ -193,7 +193,7 @@ class Fpga:
             self.node.path(_FLAGS).unlink()
 
     def tool(self, *words: str | Path, text: str = "") -> str:
-        """What the tool on the host says."""
+        """The output of the tool on the host."""
         return self.node.run(*supervised(SOFTWARE / "fpga_tool", *words), text=text).stdout
 
     def write(self, path: str | Path, content: bytes) -> Path:
@@ -203,24 +203,24 @@ class Fpga:
         return Path(path)
 
     def copy(self, directory: Path, path: str) -> str:
-        """The directory, which pods cannot mount from where it is, at `path` of the node."""
+        """Copies a directory to `path` on the node, where pods can mount it."""
         shutil.copytree(directory, self.node.path(path), dirs_exist_ok=True)
         return path
 
     def install(self, afu: str, interface: str = "") -> None:
-        """The bitstream is in the host's store."""
+        """Installs a bitstream in the host's store."""
         path = self.write("/root/bitstream.gbs", bitstream(afu, interface or self.spec.interface))
         self.tool("-b", path, "-force", "install")
 
     def program(self, afu: str) -> None:
-        """The administrator programs the card."""
+        """Programs the card with the tool."""
         path = self.write("/root/bitstream.gbs", bitstream(afu, self.spec.interface))
         self.tool("-b", path, "-d", Path(self.port).name, "pr")
         assert self.afu == afu
 
     @contextmanager
     def tool_running(self, *words: str | Path) -> Iterator[subprocess.Popen[bytes]]:
-        """Meanwhile the tool runs on the host."""
+        """Runs the tool on the host during the block."""
         command = self.node.enter(supervised(SOFTWARE / "fpga_tool", *words))
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self.node.environment()) as process:
             try:
@@ -229,11 +229,11 @@ class Fpga:
                 process.kill()
 
     def card(self, **what: object) -> None:
-        """What becomes of attempts to program the card."""
+        """Sets the results of programming operations."""
         kernel_of(self.node).do("fpga", bdf=self.spec.bdf, **what)
 
     def power_cycle(self) -> None:
-        """The card is as at the first boot."""
+        """Resets the card to its state at boot."""
         kernel = kernel_of(self.node)
         assert self.spec.bdf
         kernel.unplug(self.spec.bdf)
@@ -245,11 +245,11 @@ class Fpga:
         except OSError as error:
             return error.errno == errno.EBUSY
 
-    def hook_runs(self) -> bool:
-        """Whether a hook of a container, in the node's namespaces, is there; it may wait."""
-        return bool(self.node.run("pgrep", "-f", f"^{_GENUINE}", check=False).stdout)
+    def is_hook_running(self) -> bool:
+        """Whether a hook of a container is running."""
+        return bool(self.node.run("pgrep", "-f", f"^{_WRAPPED_HOOKS}", check=False).stdout)
 
-    def empty_the_store(self) -> None:
+    def clear_store(self) -> None:
         self.node.run("rm", "-rf", STORE / self.spec.interface)
 
     @property
@@ -258,36 +258,36 @@ class Fpga:
 
     # Pods
 
-    def ran(self, name: str) -> list[str]:
-        """What the pod, which has come to its end, has printed."""
+    def output_of(self, name: str) -> list[str]:
+        """Waits for the end of a pod; returns the words of its output."""
         spec = self.cluster.wait_pod(name, "Succeeded", namespace=TEAM, timeout=90)["spec"]
-        # One by one: with --all-containers kubectl prints them in random order.
+        # One container at a time: with --all-containers kubectl prints them in random order.
         containers = [one["name"] for one in (*spec.get("initContainers", ()), *spec["containers"])]
         logs = [self.cluster.kubectl("logs", name, f"--namespace={TEAM}", f"--container={one}") for one in containers]
         return " ".join(logs).split()
 
-    def refused(self, name: str, words: str) -> None:
-        """The container was not started, and users are told why."""
+    def expect_start_error(self, name: str, words: str) -> None:
+        """Waits until the container has failed to start with an event of the hook."""
         seen = self.cluster.wait_pod(name, "Failed", namespace=TEAM, timeout=90)
         (status,) = seen["status"]["containerStatuses"]
         assert status["state"]["terminated"]["reason"] == "StartError", status
-        self.wait_for_statuses(name, words)
+        self.wait_for_event(name, words)
 
-    def wait_for_statuses(self, name: str, words: str) -> None:
-        """Until the pod's events say so in the hook's name."""
-        wanted = f"stderr: intel-fpga-crihook: {words}"
-        told = ""
+    def wait_for_event(self, name: str, words: str) -> None:
+        """Waits for an event of the pod with this message of the hook."""
+        desired = f"stderr: intel-fpga-crihook: {words}"
+        output = ""
 
-        def said() -> bool:
-            nonlocal told
-            told = self.cluster.kubectl("describe", "pod", name, f"--namespace={TEAM}")
-            _before, heading, events = told.partition("\nEvents:")
-            return bool(heading) and wanted in events
+        def has_event() -> bool:
+            nonlocal output
+            output = self.cluster.kubectl("describe", "pod", name, f"--namespace={TEAM}")
+            _before, heading, events = output.partition("\nEvents:")
+            return bool(heading) and desired in events
 
         try:
-            wait_until(said, f"events of {name} with: {wanted}", 60)
+            wait_until(has_event, f"events of {name} with: {desired}", 60)
         except ClusterError as error:
-            raise AssertionError(f"{error}\n{told}") from None
+            raise AssertionError(f"{error}\n{output}") from None
 
 
 def _list(objects: Sequence[Object]) -> str:
@@ -295,7 +295,7 @@ def _list(objects: Sequence[Object]) -> str:
 
 
 def plan(name: str, cards: NodeSpec) -> NodePlan:
-    """A node with these cards, which tells at once what it has to give."""
+    """A node with these cards, whose status is updated immediately."""
     fast = {"nodeStatusUpdateFrequency": "200ms"}
     return NodePlan(name=name, hardware=[emulated(cards, openable=False)], kubelet=fast)
 
@@ -304,7 +304,7 @@ def bitstream(afu: str, interface: str = INTERFACE) -> bytes:
     return gbs(metadata(interface, afu), bytes.fromhex(afu) + b"and the rest")
 
 
-def asking(name: str, resource: str, *command: str, **more: Any) -> Object:
-    """A pod that asks for one, and tells what it is given."""
+def requesting_pod(name: str, resource: str, *command: str, **more: Any) -> Object:
+    """A pod that requests one device and prints its device nodes."""
     words = command or ("sh", "-c", f"cat {PORT}/afu_id; {NODES}")
     return pod(name, *words, namespace=TEAM, resources={resource: "1"}, **more)

@@ -1,4 +1,4 @@
-"""Real nodes with simulated GPUs and the GPU plugin as a daemon: what tests of the kubelet's device manager share."""
+"""Real nodes with simulated GPUs and the GPU plugin as a daemon: shared by tests of the kubelet's device manager."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMESPACE = "default"
 PLUGIN = Path(sys.executable).with_name("intel_gpu_device_plugin")
 BY_PATH = "/dev/dri/by-path"
 MANIFESTS = "/etc/kubernetes/manifests"
-# A change of devices shows in the node's status at once; pods in files are for nodes without an API server.
+# Device changes are reported immediately in the node's status; static pods are for nodes without an API server.
 KUBELET = {"nodeStatusUpdateFrequency": "200ms", "staticPodPath": MANIFESTS}
 
 _PANIC = re.compile(r"^panic: |nil pointer dereference", re.MULTILINE)
@@ -40,7 +40,7 @@ class KubeletProcess:
         self._start = node.kubelet.log.stat().st_size if start is None else start
 
     def log(self) -> str:
-        """What the kubelet has logged since."""
+        """The kubelet's log since then."""
         with self._node.kubelet.log.open("rb") as log:
             log.seek(self._start)
             return log.read().decode(errors="replace")
@@ -152,7 +152,7 @@ class GpuNode:
         wait_until(lambda: self.counts(resource)[0] <= capacity, f"{self.node.name}: capacity at most {capacity}", 40)
 
     def holdings(self) -> Sequence[Holding]:
-        """What the kubelet's checkpoint says."""
+        """The content of the kubelet's checkpoint."""
         found = read_checkpoint(str(self.node.path("/var/lib/kubelet/device-plugins")))
         return found.holdings if found else ()
 
@@ -188,7 +188,7 @@ class GpuNode:
         )
 
     def container(self, name: str) -> tuple[str, int]:
-        """The id of a running pod's container and its restarts: unchanged as long as the pod comes to no harm."""
+        """The id of a running pod's container and its restarts: unchanged while the pod is not disturbed."""
         (status,) = self.cluster.wait_pod(name, namespace=NAMESPACE)["status"]["containerStatuses"]
         return status["containerID"], status["restartCount"]
 
@@ -222,7 +222,7 @@ class GpuNode:
         self.remove_manifests()
         if not self.node.kubelet.running:
             self.node.kubelet.start()
-        # Mirror pods go when their manifests have gone.
+        # Mirror pods are deleted with their manifests.
         self.delete(*(name for name, each in self.pods().items() if "ownerReferences" not in each["metadata"]))
         wait_until(lambda: not self.pods(), f"{self.node.name}: end of all pods", 60)
         self.node.remove(BY_PATH)

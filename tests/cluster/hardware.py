@@ -11,13 +11,13 @@ from pathlib import Path
 
 from .machine import BOOT, Argument, Machine
 
-# What a class or bus directory links to has to be there before the link is seen.
+# The target of a link in a class or bus directory must exist before the link.
 _ORDER = ("sys/devices", "sys/bus", "sys", "dev", "")
 _NULL = (1, 3)
 
 
 def copy_tree(machine: Machine, tree: Path, before: frozenset[Path] = frozenset()) -> frozenset[Path]:
-    """Bring the machine up to date with what is below ``tree`` (``sys/…``, ``dev/…``); return what it has of it.
+    """Copy the files below ``tree`` (``sys/…``, ``dev/…``) to the machine; return the copied paths.
 
     What is in ``before``, the answer of an earlier call, and no longer in the tree is taken out of the machine.
     Files with other content are overwritten. Where the tree reaches into a part that shows the host's own /sys, that
@@ -31,7 +31,7 @@ def copy_tree(machine: Machine, tree: Path, before: frozenset[Path] = frozenset(
 
 
 def _put_in(machine: Machine, source: Path, inside: Path) -> bool:
-    """False for a directory that was there already, and will be there when the tree is gone."""
+    """False for a directory that existed before and remains after the tree is removed."""
     details = source.lstat()
     if not stat.S_ISDIR(details.st_mode):
         _put_in_file(machine, source, inside, details)
@@ -77,7 +77,7 @@ def _take_out(machine: Machine, inside: Path) -> None:
         _writable(machine, inside).unlink(missing_ok=True)
     # From outside the machine's mount namespace the kernel lets one remove a mount point, and its mount with it.
     elif not target.is_mount():
-        # Others may have something in it.
+        # It may contain other files.
         with suppress(OSError):
             target.rmdir()
 
@@ -98,7 +98,7 @@ def write(machine: Machine, path: Argument, text: str) -> None:
 
 
 def remove(machine: Machine, path: Argument) -> None:
-    """Take away a file, a link, or a directory with everything in it; what is not there is no error."""
+    """Remove a file, a link, or a directory with its content; a missing one is ignored."""
     target = _writable(machine, Path(path))
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target)
@@ -155,7 +155,7 @@ def sample_gpu(tree: Path, *, first: int = 0, cards: int = 1) -> Path:
 
 
 def plug_sample_gpu(machine: Machine, tree: Path, *, cards: int = 1) -> None:
-    """Put the sample cards into the machine, with device nodes that can be opened."""
+    """Add the sample cards to the machine, with device nodes that can be opened."""
     copy_tree(machine, sample_gpu(tree, cards=cards))
     for card in range(cards):
         for name in (f"card{card}", f"renderD{128 + card}"):

@@ -21,7 +21,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig:
-    """What a container of the image runs when its pod says nothing else."""
+    """The default command of the image's containers."""
 
     entrypoint: Sequence[str] = ()
     command: Sequence[str] = ()
@@ -88,7 +88,7 @@ def image_from_program(archive: Path, name: str, program: Path, *, links: Sequen
 
 
 def busybox_image(archive: Path, name: str, busybox: Path) -> Path:
-    """A shell and the usual small tools, for pods that only have to look around or wait."""
+    """A shell and common tools, for pods that inspect their container or wait."""
     listed = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
     return image_from_program(archive, name, busybox, links=[tool for tool in listed if tool != busybox.name])
 

@@ -139,7 +139,7 @@ class Installation:
 
     @contextmanager
     def operator(self, *flags: str, name: str = "operator", place: int = 0, **environment: str) -> Iterator[Operator]:
-        """A ready operator; it must still be there when the block ends, and end in order."""
+        """A ready operator; it must still run at the end of the block, and exit with 0."""
         with self.process(*flags, name=name, place=place, **environment) as operator:
             operator.start()
             yield operator
@@ -148,8 +148,8 @@ class Installation:
 
     @contextmanager
     def process(self, *flags: str, name: str = "operator", place: int = 0, **environment: str) -> Iterator[Operator]:
-        """An operator to be started, which is gone when the block ends."""
-        # Below the ports that are given out, and no other cluster's.
+        """An operator that can be started, and is stopped at the end of the block."""
+        # Below the ephemeral ports, and unique per cluster.
         port = 20_000 + 20 * self.cluster.number + 2 * place
         operator = Operator(self, name, port, *flags, **environment)
         try:
@@ -160,7 +160,7 @@ class Installation:
     # Webhooks
 
     def hook(self, *operators: Operator) -> None:
-        """Has the API server ask these operators, and nobody else."""
+        """Configures the API server to call the webhooks of these operators only."""
         ports = [{"port": 443, "name": "", "protocol": "TCP"}]
         service = {"metadata": {"name": SERVICE, "namespace": NAMESPACE}, "spec": {"ports": ports}}
         self.cluster.apply({"apiVersion": "v1", "kind": "Service", **service})
@@ -197,11 +197,11 @@ class Installation:
             self._request("DELETE", f"{_HOOKS}/{kind}webhookconfigurations/{PREFIX}{kind}-webhook-configuration")
 
     def wait_hooked(self) -> None:
-        """Waits until the API server asks and trusts the answers: of both, as one learns of each by itself."""
+        """Waits until both webhooks are called and their certificates trusted; each is loaded independently."""
         wait_until(lambda: self.asked() == (True, True), "the webhooks: asked", 60)
 
     def asked(self) -> tuple[bool, bool]:
-        """Whether defaults are filled in, and whether what only the webhook knows to be wrong is refused."""
+        """Whether defaults are set, and whether an error that only the webhook detects is denied."""
         path = f"{_API}/npudeviceplugins?dryRun=All"
         code, made = self._request("POST", path, resource("npu", "asked", nodeSelector={"a": "b"}))
         defaulted = code == http.HTTPStatus.CREATED and "image" in made["spec"]
@@ -242,7 +242,7 @@ class Installation:
         return found
 
     def said(self, family: str, name: str, condition: str) -> Object:
-        """A condition about the resource as it is now; empty when there is none."""
+        """A condition of the current generation; empty without one."""
         found = self.resource(family, name)
         for each in found.get("status", {}).get("conditions", []):
             if each["type"] == condition and each["observedGeneration"] == found["metadata"]["generation"]:
@@ -263,17 +263,17 @@ class Installation:
     def daemonsets(self) -> list[Object]:
         code, found = self._request("GET", _DAEMONSETS)
         assert code == http.HTTPStatus.OK, found
-        # The items of a list do not say what they are.
+        # Items of a list have no kind.
         return [{"apiVersion": "apps/v1", "kind": "DaemonSet", **each} for each in found["items"]]
 
     def daemonset(self, family: str, name: str) -> Object:
-        """The DaemonSet of a resource, empty when there is none."""
+        """The DaemonSet of a resource, empty without one."""
         found = [each for each in self.daemonsets() if owner(each) == (family, name)]
         assert len(found) < 2, [each["metadata"]["name"] for each in found]
         return found[0] if found else {}
 
     def is_as_asked(self, family: str, name: str) -> bool:
-        """Whether the DaemonSet is the one that the resource asks for, and its status is of this generation."""
+        """Whether the DaemonSet matches the resource, and its status is of the current generation."""
         asked, there = self.resource(family, name), self.daemonset(family, name)
         if not there or asked.get("status", {}).get("observedGeneration") != asked["metadata"]["generation"]:
             return False
@@ -307,7 +307,7 @@ def owner(daemonset: Object) -> tuple[str, str]:
 
 @contextmanager
 def installed(directory: Path) -> Iterator[Installation]:
-    """A control plane with the operator's definitions and two pretended nodes."""
+    """A control plane with the operator's definitions and two kwok nodes."""
     with Cluster.running([]) as cluster, cluster.namespace(NAMESPACE):
         cluster.kubectl("apply", "--server-side", "--kustomize", CRD)
         cluster.add_kwok_nodes(2, labels={"kubernetes.io/arch": "amd64"})

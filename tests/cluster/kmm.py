@@ -75,13 +75,13 @@ class Kmm:
     # Knobs
 
     def set_knobs(self, **knobs: Any) -> None:
-        """Sets the fields of `Knobs`; those that are not given get their defaults."""
+        """Sets the fields of `Knobs`; others get their defaults."""
         data = {"knobs": msgspec.json.encode(Knobs(**knobs)).decode()}
         metadata = {"name": KNOBS.name, "namespace": KNOBS.namespace}
         self.cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
 
     def enable_webhook(self) -> None:
-        """Rejects what the webhook of KMM rejects, from the return on."""
+        """Enables the validation of KMM's webhook."""
         self.cluster.apply(*webhook(self.generation))
         self._wait_rejected(module("webhook-test", mappings=[{"containerImage": "i:1"}]))
 
@@ -91,7 +91,7 @@ class Kmm:
         self._wait_rejected(module("webhook-test"))
 
     def remove_webhooks(self) -> None:
-        """Accepts again everything that the definition accepts, from the return on."""
+        """Disables the validation of KMM's webhook."""
         for name in (POLICY, REJECT_ALL):
             for path in (f"{_POLICIES}/{name}", f"{_POLICIES.replace('policies', 'policybindings')}/{name}"):
                 self.cluster.request("DELETE", path)

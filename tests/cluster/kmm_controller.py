@@ -105,7 +105,7 @@ class Controller:
         return max(0.0, self._times.setdefault(key, now) + delay - now)
 
     def entry(self, module: Module, node: Node) -> Entry | None:
-        """What this node needs for a module; None if the module is not meant for it."""
+        """The configuration of a module for this node; None if it is not selected."""
         labels, container = node.metadata.labels or {}, module.spec.module_loader.container
         tainted = self.generation == 1 and any(taint.effect == "NoSchedule" for taint in node.spec.taints)
         if is_terminating(module) or tainted or not selects(module.spec.selector, labels):
@@ -203,7 +203,7 @@ class NodeReconciliation:
         return bool(pattern) and re.search(pattern, f"{self.name} {key.namespace}/{key.name} {version}") is not None
 
     def _over(self, what: str, delay: float) -> bool:
-        """Whether a delay is over that began with the first call for `what`."""
+        """Whether the delay since the first call for `what` has passed."""
         rest = self.controller.remaining(what, delay)
         if rest:
             self.delays.append(rest)
@@ -267,7 +267,7 @@ class NodeReconciliation:
         return self.node.status.node_info.boot_id
 
     async def _write_spec(self, config: NodeModulesConfig | None, spec: dict[ModuleKey, NodeModule]) -> bool:
-        """Whether the spec of the NodeModulesConfig had to be written."""
+        """Returns whether the spec of the NodeModulesConfig was written."""
         wanted = list(self._wanted(spec))
         if wanted == list(spec.values()):
             return False

@@ -73,7 +73,7 @@ class Modprobe(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """What a node needs to load a module: `config` of NodeModulesConfig."""
+    """The configuration to load a module on a node: `config` of NodeModulesConfig."""
 
     kernel_version: str
     container_image: str
@@ -162,7 +162,7 @@ def desired_entry(version: str, label: str, wanted: Entry, current: Entry | None
 def worker_action(
     spec: Entry | None, status: Entry | None, *, status_boot: str, boot: str
 ) -> WorkerAction | Literal["Forget"] | None:
-    """What a worker pod has to do for one module of a node. `Forget` removes a status from before a reboot."""
+    """The action of a worker pod for one module of a node. `Forget` removes a status from before a reboot."""
     if spec is None:
         if status is None:
             return None

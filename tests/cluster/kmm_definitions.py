@@ -1,4 +1,4 @@
-"""The API of Kernel Module Management: its kinds, and what its webhook rejects.
+"""The API of Kernel Module Management: its kinds, and the validation of its webhook.
 
 The schemas have the fields, defaults and rules that section 17 of the specification of the Onload operator lists. The
 webhook is a ValidatingAdmissionPolicy: the API server evaluates the same rules itself.
@@ -57,7 +57,7 @@ def definitions(generation: Generation) -> list[Object]:
 
 
 def webhook(generation: Generation) -> list[Object]:
-    """The admission policy that rejects what the webhook of KMM rejects."""
+    """The admission policy with the validation of KMM's webhook."""
     mappings = "object.spec.moduleLoader.container.kernelMappings"
     modprobe = "object.spec.moduleLoader.container.modprobe"
     # A regular expression that does not compile is an evaluation error, which rejects the request.

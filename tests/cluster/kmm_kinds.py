@@ -128,7 +128,7 @@ class ConfigMap(NamespacedResource, msgspec.Struct):
 
 
 class Knobs(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """What a test asks of the double. Patterns are searched in `NODE NAMESPACE/MODULE VERSION`. Times in seconds."""
+    """The settings of the double. Patterns are searched in `NODE NAMESPACE/MODULE VERSION`. Times in seconds."""
 
     build_delay: float = 0
     load_delay: float = 0

@@ -55,7 +55,7 @@ def loader_pod(
     hooks = {"postStart": _shell(load_script(entry)), "preStop": _shell(unload_script(entry))}
     container = _container(LOADER_ROLE, entry, host_paths)
     container |= {
-        # Ends on SIGTERM, without the whole grace period.
+        # Exits on SIGTERM, without the full grace period.
         "command": _shell("trap exit TERM; sleep infinity & wait"),
         "lifecycle": {name: {"exec": {"command": command}} for name, command in hooks.items()},
     }

@@ -151,7 +151,7 @@ class Root:
 
     @contextmanager
     def running(self, *arguments: str, **state: object) -> Iterator[Service]:
-        """The service with a driver that has this state. Its calls may take long, because the machine may be busy."""
+        """The service with a driver of this state. Its timeouts are long, because the machine may be busy."""
         write_state(self.state, state)
         socket = self.directory / "run/server.sock"
         command, environment = self.command("-v=4", "-call-timeout=20", *arguments)

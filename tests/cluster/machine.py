@@ -37,7 +37,7 @@ Argument = str | Path
 def wait_until(
     condition: Callable[[], object], what: str, timeout: float = 30, *, every: float = 0.05, hint: str = ""
 ) -> None:
-    """Return as soon as ``condition`` is true; raise a ClusterError saying ``what`` did not come about in time."""
+    """Return as soon as ``condition`` is true; raise a ClusterError naming ``what`` after the timeout."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
@@ -119,7 +119,7 @@ class Machine:
             raise ClusterError(f"{self.name}: did not boot\n{_tail(self.log('boot'))}")
 
     def power_off(self) -> None:
-        """End every process of the machine at once; mounts and network go with them, the disk stays."""
+        """Kill all processes of the machine; mounts and network are removed, the disk stays."""
         if self._first:
             if self._pid:
                 with suppress(ProcessLookupError):
@@ -135,7 +135,7 @@ class Machine:
         remove_cgroup(self.cgroup)
 
     def enter(self, command: Sequence[Argument]) -> list[str]:
-        """The command line that runs ``command`` in the machine; what it starts stays in the machine."""
+        """The command line that runs ``command`` in the machine's namespaces."""
         inside = ["nsenter", f"--target={self.pid}", "--mount", "--net", "--pid", "--uts", "--ipc", "--wd=/", "--"]
         return inside + [str(word) for word in command]
 
@@ -203,7 +203,7 @@ class Machine:
         return made[0]
 
     def uevent(self, action: str, device: Argument, subsystem: str, **properties: str) -> None:
-        """Have the kernel announce a device as if a driver had: listeners see sender port 0 and a SEQNUM.
+        """Send a uevent of a device as a driver does: with sender port 0 and a SEQNUM.
 
         ``device`` is its directory below /sys/devices, with or without the leading /sys.
         """
@@ -230,7 +230,7 @@ class Machine:
 
 
 class Daemon:
-    """A program that a machine keeps running until a test does something to it."""
+    """A program that runs on a machine until a test stops or kills it."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class Daemon:
         return f"{self.name} on {self.machine.name}"
 
     def start(self, *, wait: bool = True) -> None:
-        """Start it, and wait until it answers unless told not to."""
+        """Start it, and wait until it is ready, unless disabled."""
         if self.running:
             raise ClusterError(f"{self}: is running already")
         with self.log.open("ab") as log:
@@ -339,14 +339,14 @@ class Daemon:
 
 
 def shared_directories(more: Sequence[Path]) -> list[Path]:
-    """What of the host's file system a machine sees at the same place: this repository and its Python, read-only."""
+    """The read-only directories that a machine shares with the host: this repository and its Python."""
     wanted = {path.resolve() for path in (REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), *more)}
     outermost = [path for path in sorted(wanted) if not any(parent in wanted for parent in path.parents)]
     return [path for path in outermost if path != Path("/usr") and Path("/usr") not in path.parents]
 
 
 def make_cgroup(name: str) -> None:
-    """A cgroup of our own in every hierarchy, so that limits are real and everything can be found and removed."""
+    """A separate cgroup in every hierarchy, so that limits apply and all processes can be found and removed."""
     for hierarchy in _hierarchies():
         _delegate(hierarchy)
         group = hierarchy / name
@@ -406,7 +406,7 @@ def _kill_members(group: Path) -> None:
 
 
 def remove_disk(disk: Path) -> None:
-    """Delete a machine's disk; what its containers had mounted below it went with its namespaces."""
+    """Delete a machine's disk; mounts of containers below it ended with its namespaces."""
     wait_until(lambda: _removed(disk), f"{disk}: removal", 20, every=0.1)
 
 

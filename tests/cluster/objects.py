@@ -24,7 +24,7 @@ def pod(
     restart: str = "Never",
     **container: object,
 ) -> Object:
-    """A pod of one container that runs ``command`` (by default, sleeps) and leaves at once when told to.
+    """A pod of one container that runs ``command`` (by default, sleeps) and exits immediately on SIGTERM.
 
     ``resources`` are limits, ``host_paths`` are mounted at the same place, more keywords are fields of the
     container.

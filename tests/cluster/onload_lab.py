@@ -1,4 +1,4 @@
-"""An installation of the Onload operator on kwok nodes: its resources, operators as processes, and what must hold.
+"""An installation of the Onload operator on kwok nodes: its resources, operators as processes, and checks.
 
 `Lab.problems(version)` says what differs from a cluster in which the version is complete on all nodes. `violations`
 says what must never happen on the way there.
@@ -65,7 +65,7 @@ def user_image(version: str) -> str:
 
 
 def application(replicas: int, name: str = "app", *, budget: int | str | None = None) -> list[Object]:
-    """A Deployment whose pods use Onload, with a PodDisruptionBudget (`maxUnavailable`) if wanted."""
+    """A Deployment whose pods use Onload, with a PodDisruptionBudget (`maxUnavailable`) if set."""
     labels = {"app": name}
     container = {"name": "app", "image": "example.com/app", "resources": {"limits": {RESOURCE: "1"}}}
     spread = {
@@ -198,7 +198,7 @@ class Lab:
         return self.resource().get("status", {})
 
     def condition(self, kind: str) -> Object:
-        """A condition of the current generation; empty if there is none."""
+        """A condition of the current generation; empty without one."""
         found = self.resource()
         generation = found.get("metadata", {}).get("generation")
         for each in found.get("status", {}).get("conditions", []):
@@ -250,10 +250,10 @@ class Lab:
         found = self.cluster.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{name}") or {"status": {}}
         return found["status"].get("availableReplicas", 0)
 
-    # What must hold
+    # Checks
 
     def problems(self, version: str, *, sfc: bool = True, only: Sequence[str] = ()) -> list[str]:
-        """What differs from a cluster with the version on all nodes, or on those that are given."""
+        """The differences to a cluster with the version on all nodes, or on the given ones."""
         plugins, found = self.plugins(), list[str]()
         modules = [MODULE, SFC] if sfc else [MODULE]
         for name, node in self.nodes().items():
@@ -286,7 +286,7 @@ class Lab:
         return found
 
     def wait_complete(self, version: str, *, sfc: bool = True, timeout: float = 90) -> None:
-        """Waits until a version is complete, and the status says so."""
+        """Waits until the status reports a complete version."""
         self.wait(lambda: not self.problems(version, sfc=sfc), f"{version} on all nodes", timeout)
         self.wait_condition("Ready", "True")
 
@@ -299,7 +299,7 @@ class Lab:
             raise
 
     def clear(self) -> None:
-        """Deletes the resources and everything that they lead to. Needs a running operator."""
+        """Deletes the resources and their objects. Needs a running operator."""
         for each in self.items(self.path("")):
             self.delete(each["metadata"]["name"])
         for plural in ("apps/v1/deployments", "policy/v1/poddisruptionbudgets"):
@@ -340,7 +340,7 @@ def is_ready(pod: Object) -> bool:
 
 
 def violations(events: Sequence[Event], *, most: int = 1) -> list[str]:
-    """What must never happen: a module is unloaded under a pod, or more than `most` nodes are changed at a time.
+    """Violations: a module is unloaded under a pod, or more than `most` nodes are changed at a time.
 
     KMM unloads a module after the removal of its label. So the label is removed when no pod on the node uses Onload
     and no pod of the device plugin is there. The installation on a new node is no change.
@@ -396,7 +396,7 @@ def running_lab(directory: Path, generation: Generation, *, nodes: int = 3) -> I
 
 
 def install_definitions(cluster: Cluster) -> None:
-    """Applies what `deploy/onload` has, except for the operator itself."""
+    """Applies the tree `deploy/onload`, except for the operator itself."""
     documents = yaml.safe_load_all(cluster.kubectl("kustomize", TREE / "config" / "default"))
     cluster.apply(*(each for each in documents if each["kind"] != "Deployment"))
     cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd/onloads.onload.amd.com")

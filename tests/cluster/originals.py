@@ -1,4 +1,4 @@
-"""The FPGA manifests of the Go implementation, v0.31.1, as clusters have them: but for the images, nothing of ours.
+"""The FPGA manifests of the Go implementation, v0.31.1, unchanged except for the images.
 
 Rights, arguments, mounts and limits are the original's, and what cert-manager would have made is there. The webhook's
 account may do nothing but read the mappings: what the original may do beyond that, for leases, it does not have here.

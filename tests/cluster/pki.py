@@ -45,7 +45,7 @@ class Authority:
         return Credentials(self._certificate.public_bytes(Encoding.PEM), _private_pem(self._key))
 
     def client(self, user: str, *groups: str) -> Credentials:
-        """What the API server takes for this user, a member of these groups."""
+        """A client certificate of a user with these groups."""
         return self._issue(_subject(user, groups), [ExtendedKeyUsageOID.CLIENT_AUTH], ())
 
     def server(self, name: str, *addresses: str) -> Credentials:

@@ -42,7 +42,7 @@ _LAYERS = {"base": 0, "product": 0, "operator": 1, "fpga": 2, "shell": 3, "level
 
 
 def product_image() -> Path:
-    """An archive with every image, made unless it is there."""
+    """An archive with every image, built if missing."""
     directory = cache_directory() / "images"
     directory.mkdir(parents=True, exist_ok=True)
     with _alone(directory):
@@ -71,7 +71,7 @@ def unpack_image(name: str, target: Path) -> Path:
 
 
 def image_configs() -> dict[str, ImageConfig]:
-    """What the final stages of the Containerfile say: by image, where and what it starts, labels and layers."""
+    """The final stages of the Containerfile by image: entry point, labels and layers."""
     images = recipe("containerfile").read_images(TAG)
     return {
         f"{ORGANISATION}/{name}:{TAG}": ImageConfig(
@@ -119,7 +119,7 @@ def _parts(scratch: Path) -> dict[str, Path]:
 
 
 def _locked(scratch: Path, *command: str | Path) -> str:
-    """The output of a script of deploy/images. It is repeated with the present packages if locked ones are gone."""
+    """The output of a script of deploy/images. Repeated with current packages if locked ones are unavailable."""
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     if done.returncode == _EXIT_PACKAGE_GONE:
         print(f"{done.stderr.strip()}; the tests use the present packages", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A recording of what happens to nodes and pods, in the order of the API server.
+"""A recording of the events of nodes and pods, in the order of the API server.
 
     with recording(cluster) as events:
         ...

@@ -1,4 +1,4 @@
-"""What every program of a cluster is told: pure functions from a plan to configuration files and command lines.
+"""Configuration files and command lines of a cluster's programs, as pure functions of a plan.
 
 Differences from a production cluster are here and nowhere else; docs/cluster-harness.md lists them for users.
 """
@@ -29,7 +29,7 @@ PAUSE_IMAGE = "localhost/accelplane-test/pause:1"
 BUSYBOX_IMAGE = "localhost/accelplane-test/busybox:1"
 PKI = "/etc/kubernetes/pki"
 _SYS_OPTIONS = ("rbind", "ro", "nosuid", "noexec", "nodev")
-# Seconds after which a node that says nothing is lost: less than usual.
+# The node monitor grace period in seconds: shorter than the default.
 SILENCE = 12
 # With the default 20 requests a second the controllers alone take five seconds to start.
 _UNTHROTTLED = ("--kube-api-qps=500", "--kube-api-burst=1000")
@@ -56,12 +56,12 @@ class Addresses:
         return f"10.244.{position}.0/24"
 
     def hardware(self, position: int) -> str:
-        # The same address after a reboot, or the neighbours would keep talking to the old one for a while.
+        # The same address after a reboot, because neighbours cache the old one.
         return f"02:ac:ce:{self.number:02x}:00:{position:02x}"
 
 
 def kubeconfig(server: str, authority: bytes, user: Credentials) -> str:
-    """A kubeconfig with everything inside; JSON is YAML too."""
+    """A kubeconfig with embedded certificates, as JSON, which is valid YAML."""
     document = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -173,7 +173,7 @@ def kubelet_configuration(cgroup: str, overrides: Mapping[str, object]) -> str:
         "clusterDomain": "cluster.local",
         "clusterDNS": [DNS_SERVICE],
         "resolvConf": "/etc/resolv.conf",
-        # The disk is shared with everything else on this computer: how full it is says nothing about the node.
+        # The disk is shared with the computer: its usage is not that of the node.
         "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
@@ -220,7 +220,7 @@ state = "/run/containerd"
 
 
 def containerd_1(cni_directory: str) -> str:
-    """The same for its first generation, as far as it knows it: CDI is in 1.7 only, and off unless told."""
+    """The same for containerd 1: CDI exists in 1.7 only, and is disabled by default."""
     return f"""\
 version = 2
 root = "/var/lib/containerd"
@@ -257,7 +257,7 @@ def base_runtime_spec(default: str) -> str:
     for entry in spec["mounts"]:
         if entry["destination"] == "/sys":
             entry |= {"source": "/sys", "options": list(_SYS_OPTIONS)}
-    # Raising limits takes a capability that containers and sandboxes like this one often lack.
+    # Raising limits needs a capability that containers and sandboxes often lack.
     spec["process"]["rlimits"] = []
     return json.dumps(spec)
 
@@ -364,7 +364,7 @@ def cni(pods: str) -> str:
 
 
 def kwok_node(name: str, resources: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, object]:
-    """A node that only kwok keeps alive."""
+    """A node object managed by kwok."""
     amounts = {"cpu": "32", "memory": "256Gi", "pods": "110", **resources}
     return {
         "apiVersion": "v1",

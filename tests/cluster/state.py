@@ -1,4 +1,4 @@
-"""Which clusters there are on this computer, and the removal of one, whoever started it and however that ended.
+"""The clusters on this computer, and their removal, also after a crash of their owner.
 
 A cluster is a numbered directory; its number also names its network and its cgroups, so that the directory is
 enough to find everything else. An owned cluster holds a lock on its directory: without a holder it is a leftover.
@@ -25,7 +25,7 @@ _RECORD = "cluster.json"
 
 @dataclass
 class Claim:
-    """A cluster's directory, there since before anything else of it and until after everything else."""
+    """A cluster's directory, created first and removed last."""
 
     directory: Path
     name: str
@@ -46,7 +46,7 @@ class Claim:
         return cgroups_named(f"accelplane-{self.number}-")
 
     def machines(self) -> dict[str, int]:
-        """The machines that are on, by name, with the process that keeps each on."""
+        """The running machines by name, with the first process of each."""
         found: dict[str, int] = {}
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError, ValueError):
@@ -59,12 +59,12 @@ class Claim:
 
 
 def state_directory() -> Path:
-    """Disks and logs of clusters; wants a real file system (ext4, xfs, tmpfs), for the nodes have overlays on it."""
+    """Disks and logs of clusters; needs ext4, xfs or tmpfs, because nodes mount overlays on it."""
     return Path(os.environ.get("ACCELPLANE_CLUSTER_DIR") or "/var/tmp/accelplane-clusters").absolute()
 
 
 def clusters() -> list[Claim]:
-    """All there are, leftovers included."""
+    """All clusters, including leftovers."""
     found: list[Claim] = []
     for directory in sorted(path for path in state_directory().glob("[0-9]*") if path.is_dir()):
         try:
@@ -97,7 +97,7 @@ def claimed(name: str, *, owned: bool) -> Iterator[Claim]:
 
 
 def remove(claim: Claim) -> None:
-    """End the cluster's machines and delete what is not gone with them: network, cgroups and files."""
+    """End the cluster's machines and delete their network, cgroups and files."""
     _end(claim)
     with _alone():
         remove_disk(claim.directory)
@@ -110,7 +110,7 @@ def _end(claim: Claim) -> None:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     wait_until(lambda: not claim.machines(), f"{claim.directory}: end of all machines", every=0.02)
-    # It goes with the control machine's network, but only when the kernel finds the time.
+    # The kernel removes it asynchronously with the control machine's network.
     subprocess.run(["ip", "link", "delete", claim.host_port], capture_output=True, check=False)
     for name in claim.cgroups():
         remove_cgroup(name)
@@ -119,7 +119,7 @@ def _end(claim: Claim) -> None:
 def _claim(name: str, *, owned: bool) -> Claim:
     if not owned and find(name):
         raise ClusterError(f"a cluster named {name} is there already; take it down first, or choose another name")
-    # Numbers are taken in turns, so that what is left of one cluster is never mistaken for the next one's.
+    # Numbers are used in turns, so that leftovers of one cluster do not affect the next one.
     first = os.getpid()
     for number in ((first + step) % _MOST_CLUSTERS for step in range(_MOST_CLUSTERS)):
         claim = Claim(state_directory() / str(number), name, owned)
@@ -132,7 +132,7 @@ def _claim(name: str, *, owned: bool) -> Claim:
 
 
 def _is_free(claim: Claim) -> bool:
-    """Another state directory may have a cluster of this number, too."""
+    """Another state directory may have a cluster of this number."""
     network = Path("/sys/class/net") / claim.host_port
     return not (claim.directory.exists() or network.exists() or claim.cgroups())
 
@@ -157,7 +157,7 @@ def _is_held(directory: Path) -> bool:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Hold the one lock on the state directory, which the last cluster takes away with it."""
+    """Hold the lock of the state directory, which is removed with the last cluster."""
     while True:
         state_directory().mkdir(parents=True, exist_ok=True)
         lock = os.open(state_directory(), os.O_RDONLY)

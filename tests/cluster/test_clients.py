@@ -47,7 +47,7 @@ spec:
 """
 
 
-class World:
+class Setup:
     """The agent with the process beside it, and the directory with GPU files."""
 
     def __init__(self, cluster: Cluster, node: Node, namespace: str) -> None:
@@ -104,8 +104,8 @@ class World:
 
 
 @pytest.fixture
-def world(image: None, cluster: Cluster, node: Node, namespace: str, tmp_path: Path) -> Iterator[World]:
-    made = World(cluster, node, namespace)
+def setup(image: None, cluster: Cluster, node: Node, namespace: str, tmp_path: Path) -> Iterator[Setup]:
+    made = Setup(cluster, node, namespace)
     made.proc.mkdir(parents=True)
     images = [{"name": "accelplane/accelplane", "newName": f"{ORGANISATION}/accelplane", "newTag": TAG}]
     tree, patches = ["deploy/accelplane_node/overlays/clients"], [{"patch": READER}]
@@ -118,28 +118,28 @@ def world(image: None, cluster: Cluster, node: Node, namespace: str, tmp_path: P
     shutil.rmtree(made.proc)
 
 
-def test_the_page_has_the_use_of_each_container_under_its_name(world: World) -> None:
-    described = pod("two", namespace=world.namespace, resources={I915: "1"})
+def test_the_page_has_the_use_of_each_container_under_its_name(setup: Setup) -> None:
+    described = pod("two", namespace=setup.namespace, resources={I915: "1"})
     (first,) = described["spec"]["containers"]
     # Another user's process, whose /proc/<pid>/fd the reader may not list.
     user = {"runAsUser": 1000, "runAsGroup": 1000}
     described["spec"]["containers"] = [{**first, "name": "a"}, {**first, "name": "b", "securityContext": user}]
-    world.run(described)
-    world.run(pod("none", namespace=world.namespace))
+    setup.run(described)
+    setup.run(pod("none", namespace=setup.namespace))
     for number, container in enumerate(("a", "b")):
-        text = i915(number, bdf=world.bdf("two", container), render=(number + 1) * 10**9)
-        world.open_gpu(world.process("two", container), text)
-    world.open_gpu(world.process("none"), i915(7, bdf=world.bdf("two", "a"), render=10**9))
-    wait_until(lambda: len(world.busy()) == 2, "the use of both containers", 60)
-    seconds = {(name, container): value for (name, container, _device), value in world.busy().items()}
+        text = i915(number, bdf=setup.bdf("two", container), render=(number + 1) * 10**9)
+        setup.open_gpu(setup.process("two", container), text)
+    setup.open_gpu(setup.process("none"), i915(7, bdf=setup.bdf("two", "a"), render=10**9))
+    wait_until(lambda: len(setup.busy()) == 2, "the use of both containers", 60)
+    seconds = {(name, container): value for (name, container, _device), value in setup.busy().items()}
     assert seconds == {("two", "a"): 1.0, ("two", "b"): 2.0}
-    assert len({device for _pod, _container, device in world.busy()}) == 2
+    assert len({device for _pod, _container, device in setup.busy()}) == 2
     # The real directory of the process of another user is readable, with no more than the rights of the manifest.
-    files = f"import os; print(os.listdir('/proc/{world.process('two', 'b')}/fdinfo'))"
-    assert "'0'" in world.python("accelplane-clients", files)
-    assert "cannot be read" not in world.cluster.kubectl("logs", "daemonset/accelplane-clients", "-n", world.namespace)
-    world.cluster.kubectl("delete", "pod", "two", "-n", world.namespace, "--force", "--grace-period=0", "--wait")
-    wait_until(lambda: not world.busy(), "no use after the end of the pod", 60)
+    files = f"import os; print(os.listdir('/proc/{setup.process('two', 'b')}/fdinfo'))"
+    assert "'0'" in setup.python("accelplane-clients", files)
+    assert "cannot be read" not in setup.cluster.kubectl("logs", "daemonset/accelplane-clients", "-n", setup.namespace)
+    setup.cluster.kubectl("delete", "pod", "two", "-n", setup.namespace, "--force", "--grace-period=0", "--wait")
+    wait_until(lambda: not setup.busy(), "no use after the end of the pod", 60)
 
 
 def samples(page: str) -> list[tuple[str, Mapping[str, str], float]]:
@@ -148,7 +148,7 @@ def samples(page: str) -> list[tuple[str, Mapping[str, str], float]]:
 
 
 @pytest.fixture
-def shared(image: None, cluster: Cluster, node: Node, namespace: str, tmp_path: Path) -> Iterator[World]:
+def shared(image: None, cluster: Cluster, node: Node, namespace: str, tmp_path: Path) -> Iterator[Setup]:
     """The plugin with three IDs for each card, and pods as labels of the samples of cards."""
     arguments = ["-shared-dev-num=3", "-allocation-policy=packed", "-metrics-holders=attach"]
     patch = [{"op": "add", "path": "/spec/template/spec/containers/0/args", "value": arguments}]
@@ -163,7 +163,7 @@ def shared(image: None, cluster: Cluster, node: Node, namespace: str, tmp_path: 
     for path in counters:
         node.write(path, "RxErr 0\nTOTAL_ERR_COR 0\n")
     wait_until(lambda: node.allocatable(I915) == 6, "three IDs of both cards", 60)
-    yield World(cluster, node, namespace)
+    yield Setup(cluster, node, namespace)
     for path in counters:
         node.remove(path)
     cluster.kubectl("delete", "daemonset", "--all", "-n", namespace, "--wait")
@@ -171,7 +171,7 @@ def shared(image: None, cluster: Cluster, node: Node, namespace: str, tmp_path: 
     wait_until(lambda: not node.allocatable(I915), "the end of the cards")
 
 
-def test_samples_of_a_shared_card_have_no_pod_and_those_of_a_single_holder_have_it(shared: World) -> None:
+def test_samples_of_a_shared_card_have_no_pod_and_those_of_a_single_holder_have_it(shared: Setup) -> None:
     for name in ("a", "b", "c"):
         shared.run(pod(name, namespace=shared.namespace, resources={I915: "1"}))
 

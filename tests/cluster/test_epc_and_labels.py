@@ -195,7 +195,7 @@ def test_the_hook_registers_with_the_rights_that_its_manifest_gives(
     wait_until(lambda: node.allocatable(RESOURCE) is None, "the end of EPC")
 
 
-def test_the_daemon_puts_back_what_somebody_took_out(cluster: Cluster, labeller: str, run: Run, sgx: str) -> None:
+def test_the_daemon_restores_removed_resources_and_labels(cluster: Cluster, labeller: str, run: Run, sgx: str) -> None:
     program = run(labeller, "epchook", "-register", "-node-label", "-daemon", "-cleanup", sgx)
     wait_until(lambda: RESOURCE in capacity(cluster), "EPC", hint=str(program.log))
     take_out_epc(cluster)

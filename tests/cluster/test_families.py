@@ -94,7 +94,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("family", SAID)
-def test_an_init_container_says_of_each_device_what_it_did(deployed: Deployed, family: str) -> None:
+def test_an_init_container_reports_its_result_for_each_device(deployed: Deployed, family: str) -> None:
     daemonset = deployed.daemonsets[family]
     ended = daemonset.init()
     assert ended
@@ -107,7 +107,7 @@ def test_the_node_has_what_the_devices_were_prepared_for_and_nothing_else(deploy
     assert deployed.families.allocatable() == EVERYTHING
 
 
-def test_epc_is_told_by_a_label_too(deployed: Deployed) -> None:
+def test_epc_is_also_published_as_a_label(deployed: Deployed) -> None:
     families = deployed.families
     node = families.cluster.get(f"/api/v1/nodes/{families.node.name}")
     assert node
@@ -140,13 +140,13 @@ WANTS = {
 def held(deployed: Deployed) -> Mapping[str, Given]:
     """What the containers of one pod have that ask for this and that."""
     families = deployed.families
-    asking = pod("worker", "sleep", "1000000", namespace=NAMESPACE)
-    (container,) = asking["spec"]["containers"]
-    asking["spec"]["containers"] = [
+    requesting_pod = pod("worker", "sleep", "1000000", namespace=NAMESPACE)
+    (container,) = requesting_pod["spec"]["containers"]
+    requesting_pod["spec"]["containers"] = [
         {**container, "name": name, "resources": {"limits": {resource: str(count) for resource, count in each.items()}}}
         for name, each in WANTS.items()
     ]
-    families.cluster.apply(asking)
+    families.cluster.apply(requesting_pod)
     families.running("worker")
     return {name: families.given("worker", name) for name in WANTS}
 
@@ -188,7 +188,7 @@ def test_a_container_gets_sgx(held: Mapping[str, Given], name: str, node: str) -
     assert held[name] == Given(frozenset((node,)), {})
 
 
-def test_one_container_gets_several_resources_at_once(deployed: Deployed, held: Mapping[str, Given]) -> None:
+def test_one_container_gets_several_resources(deployed: Deployed, held: Mapping[str, Given]) -> None:
     families, given = deployed.families, held["several"]
     assert set(given.variables) == {"QAT0"}
     (queue,) = (node for node in given.nodes if node.startswith("/dev/dsa/"))

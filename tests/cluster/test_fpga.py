@@ -33,9 +33,9 @@ from .fpgas import (
     Fpga,
     Fpgas,
     Installation,
-    asking,
     bitstream,
     plan,
+    requesting_pod,
 )
 from .machine import REPOSITORY, wait_until
 from .objects import Object
@@ -96,19 +96,19 @@ def opae(deployed: Fpgas) -> Fpga:
     return deployed.nodes[1]
 
 
-def test_the_function_that_a_pod_asks_for_by_name_is_programmed_before_it_starts(fpga: Fpga) -> None:
+def test_the_requested_function_is_programmed_before_the_pod_starts(fpga: Fpga) -> None:
     fpga.program(NLB0)
     fpga.install(NLB3)
-    fpga.cluster.apply(asking("programmed", ORCHESTRATED[NLB3]))
-    assert fpga.ran("programmed") == [NLB3, "/dev/dfl-port.0"]
+    fpga.cluster.apply(requesting_pod("programmed", ORCHESTRATED[NLB3]))
+    assert fpga.output_of("programmed") == [NLB3, "/dev/dfl-port.0"]
     assert fpga.afu == NLB3
 
 
 def test_a_function_that_is_in_the_region_already_needs_no_bitstream(fpga: Fpga) -> None:
     fpga.program(NLB3)
-    fpga.empty_the_store()
-    fpga.cluster.apply(asking("there-already", ORCHESTRATED[NLB3]))
-    assert fpga.ran("there-already") == [NLB3, "/dev/dfl-port.0"]
+    fpga.clear_store()
+    fpga.cluster.apply(requesting_pod("there-already", ORCHESTRATED[NLB3]))
+    assert fpga.output_of("there-already") == [NLB3, "/dev/dfl-port.0"]
 
 
 PLACE = STORE / INTERFACE / f"{NLB0}.gbs"
@@ -129,23 +129,21 @@ WRONG = {
 def test_without_the_right_bitstream_the_container_does_not_start(fpga: Fpga, wrong: str) -> None:
     content, told = WRONG[wrong]
     fpga.program(NLB3)
-    fpga.empty_the_store()
+    fpga.clear_store()
     if content is not None:
         fpga.write(PLACE, content)
-    fpga.cluster.apply(asking(wrong, ORCHESTRATED[NLB0]))
-    fpga.refused(wrong, f"FPGA_AFU_1 in dfl-port.0: {told}")
+    fpga.cluster.apply(requesting_pod(wrong, ORCHESTRATED[NLB0]))
+    fpga.expect_start_error(wrong, f"FPGA_AFU_1 in dfl-port.0: {told}")
     assert fpga.afu == NLB3
 
 
 def test_the_container_starts_once_the_bitstream_is_installed(fpga: Fpga) -> None:
     fpga.program(NLB0)
-    fpga.empty_the_store()
-    fpga.cluster.apply(asking("tries-again", ORCHESTRATED[NLB3], restart="OnFailure"))
-    fpga.wait_for_statuses(
-        "tries-again", f"FPGA_AFU_1 in dfl-port.0: no bitstream for AFU {NLB3} in region {INTERFACE}"
-    )
+    fpga.clear_store()
+    fpga.cluster.apply(requesting_pod("tries-again", ORCHESTRATED[NLB3], restart="OnFailure"))
+    fpga.wait_for_event("tries-again", f"FPGA_AFU_1 in dfl-port.0: no bitstream for AFU {NLB3} in region {INTERFACE}")
     fpga.install(NLB3)
-    assert fpga.ran("tries-again") == [NLB3, "/dev/dfl-port.0"]
+    assert fpga.output_of("tries-again") == [NLB3, "/dev/dfl-port.0"]
 
 
 def test_when_the_card_refuses_to_be_programmed_the_container_does_not_start(fpga: Fpga) -> None:
@@ -153,25 +151,29 @@ def test_when_the_card_refuses_to_be_programmed_the_container_does_not_start(fpg
     fpga.install(NLB0)
     # Half of it is in the region then.
     fpga.card(outcomes=["half"])
-    fpga.cluster.apply(asking("refused", ORCHESTRATED[NLB0]))
-    fpga.refused("refused", "FPGA_AFU_1 in dfl-port.0: /dev/dfl-fme.0: programming failed: Input/output error (EIO)")
+    fpga.cluster.apply(requesting_pod("refused", ORCHESTRATED[NLB0]))
+    fpga.expect_start_error(
+        "refused", "FPGA_AFU_1 in dfl-port.0: /dev/dfl-fme.0: programming failed: Input/output error (EIO)"
+    )
     # Nothing stays behind: the next one can have it.
-    fpga.cluster.apply(asking("not-refused", ORCHESTRATED[NLB0]))
-    assert fpga.ran("not-refused") == [NLB0, "/dev/dfl-port.0"]
+    fpga.cluster.apply(requesting_pod("not-refused", ORCHESTRATED[NLB0]))
+    assert fpga.output_of("not-refused") == [NLB0, "/dev/dfl-port.0"]
 
 
 def test_a_card_that_crashes_is_not_offered_until_it_works_again(fpga: Fpga) -> None:
     fpga.program(NLB3)
     fpga.install(NLB0)
     fpga.card(outcomes=["crash"])
-    fpga.cluster.apply(asking("crashed", ORCHESTRATED[NLB0]))
-    fpga.refused("crashed", "FPGA_AFU_1 in dfl-port.0: /dev/dfl-fme.0: programming failed: Input/output error (EIO)")
-    fpga.wait_offered()
-    fpga.cluster.apply(asking("waits", ORCHESTRATED[NLB3]))
+    fpga.cluster.apply(requesting_pod("crashed", ORCHESTRATED[NLB0]))
+    fpga.expect_start_error(
+        "crashed", "FPGA_AFU_1 in dfl-port.0: /dev/dfl-fme.0: programming failed: Input/output error (EIO)"
+    )
+    fpga.wait_for_allocatable()
+    fpga.cluster.apply(requesting_pod("waits", ORCHESTRATED[NLB3]))
     fpga.install(NLB3)
     fpga.power_cycle()
-    assert fpga.ran("waits") == [NLB3, "/dev/dfl-port.0"]
-    fpga.wait_offered(REGION)
+    assert fpga.output_of("waits") == [NLB3, "/dev/dfl-port.0"]
+    fpga.wait_for_allocatable(REGION)
 
 
 def test_a_driver_that_does_not_answer_is_not_waited_for_without_end(fpga: Fpga) -> None:
@@ -179,12 +181,12 @@ def test_a_driver_that_does_not_answer_is_not_waited_for_without_end(fpga: Fpga)
     fpga.install(NLB3)
     fpga.card(outcomes=["hang"])
     with fpga.hook_flags("-timeout=3"):
-        fpga.cluster.apply(asking("hanging", ORCHESTRATED[NLB3]))
-        fpga.refused(
+        fpga.cluster.apply(requesting_pod("hanging", ORCHESTRATED[NLB3]))
+        fpga.expect_start_error(
             "hanging",
             "FPGA_AFU_1 in dfl-port.0: programming for this container took more than 3 s; check the kernel log",
         )
-    fpga.card(go_on=True)
+    fpga.card(resume=True)
     wait_until(lambda: not fpga.is_busy(), "the card: done", 60)
 
 
@@ -192,24 +194,24 @@ def test_init_containers_have_their_functions_before_the_others(fpga: Fpga) -> N
     fpga.program(NLB3)
     for afu in (NLB0, NLB3):
         fpga.install(afu)
-    wanted = asking("in-turn", ORCHESTRATED[NLB3])
-    (first,) = asking("first", ORCHESTRATED[NLB0])["spec"]["containers"]
+    wanted = requesting_pod("in-turn", ORCHESTRATED[NLB3])
+    (first,) = requesting_pod("first", ORCHESTRATED[NLB0])["spec"]["containers"]
     wanted["spec"]["initContainers"] = [{**first, "name": "first"}]
     fpga.cluster.apply(wanted)
-    assert fpga.ran("in-turn") == [NLB0, "/dev/dfl-port.0", NLB3, "/dev/dfl-port.0"]
+    assert fpga.output_of("in-turn") == [NLB0, "/dev/dfl-port.0", NLB3, "/dev/dfl-port.0"]
 
 
 def test_a_container_has_functions_in_the_regions_of_two_cards_of_the_other_driver(opae: Fpga) -> None:
     opae.install(NLB3)
     opae.install(NLB0, OTHER)
     look = f"cat {' '.join(f'{port}/afu_id' for port in OPAE_PORTS)}; find /dev -name 'intel-fpga-*' | sort"
-    wanted = asking("both", "fpga.intel.com/d5005-nlb3-orchestrated", "sh", "-c", look)
+    wanted = requesting_pod("both", "fpga.intel.com/d5005-nlb3-orchestrated", "sh", "-c", look)
     (container,) = wanted["spec"]["containers"]
     container["resources"]["limits"]["fpga.intel.com/arria10.dcp1.0-nlb0-orchestrated"] = "1"
     opae.cluster.apply(wanted)
     # The first card has another port, which nothing was asked for.
     ports = [f"/dev/intel-fpga-port.{number}" for number in range(3)]
-    assert opae.ran("both") == [NLB3, NLB0, NLB0, *ports]
+    assert opae.output_of("both") == [NLB3, NLB0, NLB0, *ports]
 
 
 def test_pods_that_race_for_a_region_have_it_one_after_the_other(fpga: Fpga) -> None:
@@ -218,8 +220,8 @@ def test_pods_that_race_for_a_region_have_it_one_after_the_other(fpga: Fpga) -> 
     look = f"cat {PORT}/afu_id"
     looks = ("sh", "-c", f"{look}; sleep 1; {look}")
     racers = {"race-0": NLB0, "race-3": NLB3}
-    fpga.cluster.apply(*(asking(name, ORCHESTRATED[afu], *looks) for name, afu in racers.items()))
-    assert {name: fpga.ran(name) for name in racers} == {name: [afu, afu] for name, afu in racers.items()}
+    fpga.cluster.apply(*(requesting_pod(name, ORCHESTRATED[afu], *looks) for name, afu in racers.items()))
+    assert {name: fpga.output_of(name) for name in racers} == {name: [afu, afu] for name, afu in racers.items()}
 
 
 def test_a_hook_waits_for_whoever_programs_the_card(fpga: Fpga) -> None:
@@ -229,27 +231,29 @@ def test_a_hook_waits_for_whoever_programs_the_card(fpga: Fpga) -> None:
     path = fpga.write("/root/other.gbs", bitstream(NLB0))
     with fpga.tool_running("-b", path, "-d", "dfl-port.0", "pr") as tool:
         wait_until(fpga.is_busy, "the card: being programmed", 60)
-        fpga.cluster.apply(asking("patient", ORCHESTRATED[NLB3]))
-        wait_until(fpga.hook_runs, "the hook: running", 60)
-        fpga.card(go_on=True)
+        fpga.cluster.apply(requesting_pod("patient", ORCHESTRATED[NLB3]))
+        wait_until(fpga.is_hook_running, "the hook: running", 60)
+        fpga.card(resume=True)
         assert tool.wait(60) == 0
-    assert fpga.ran("patient") == [NLB3, "/dev/dfl-port.0"]
+    assert fpga.output_of("patient") == [NLB3, "/dev/dfl-port.0"]
 
 
-def test_a_function_that_is_programmed_by_somebody_is_offered_in_place_of_the_other(fpga: Fpga) -> None:
+def test_a_newly_programmed_function_replaces_the_former_resource(fpga: Fpga) -> None:
     fpga.program(NLB0)
     with fpga.mode("af", WITH[NLB0]):
         fpga.program(NLB3)
-        fpga.wait_offered(WITH[NLB3])
-        fpga.cluster.apply(asking("preprogrammed", PREPROGRAMMED[NLB3]), asking("gone", PREPROGRAMMED[NLB0]))
-        assert fpga.ran("preprogrammed") == [NLB3, "/dev/dfl-port.0"]
+        fpga.wait_for_allocatable(WITH[NLB3])
+        fpga.cluster.apply(
+            requesting_pod("preprogrammed", PREPROGRAMMED[NLB3]), requesting_pod("gone", PREPROGRAMMED[NLB0])
+        )
+        assert fpga.output_of("preprogrammed") == [NLB3, "/dev/dfl-port.0"]
         # It waits until somebody programs that again.
         seen = fpga.cluster.pod("gone", TEAM)
         assert seen
         assert seen["status"]["phase"] == "Pending"
         fpga.program(NLB0)
-        assert fpga.ran("gone") == [NLB0, "/dev/dfl-port.0"]
-        fpga.wait_offered(WITH[NLB0])
+        assert fpga.output_of("gone") == [NLB0, "/dev/dfl-port.0"]
+        fpga.wait_for_allocatable(WITH[NLB0])
 
 
 # Supervision is for the emulated card's sake; the tool is the one that hosts have.
@@ -277,34 +281,34 @@ def developer(fpga: Fpga) -> Object:
         "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}},
     }
     words = ("python3.11", "-c", DEVELOPER, simulate, f"{PORT}/afu_id", IOCTLS, *tool)
-    return asking("developer", CARDS, *words, **more)
+    return requesting_pod("developer", CARDS, *words, **more)
 
 
 def test_a_pod_programs_its_region_itself(fpga: Fpga) -> None:
     fpga.program(NLB0)
     with fpga.mode("regiondevel", REGION):
         fpga.cluster.apply(developer(fpga))
-        assert fpga.ran("developer") == ["/dev/dfl-fme.0", "/dev/dfl-port.0", NLB0, NLB3]
+        assert fpga.output_of("developer") == ["/dev/dfl-fme.0", "/dev/dfl-port.0", NLB0, NLB3]
 
 
-def test_the_operator_is_the_webhook_and_brings_the_plugin_for_as_long_as_a_resource_asks_for_it(fpgas: Fpgas) -> None:
+def test_the_operator_serves_the_webhook_and_runs_the_plugin_while_a_resource_exists(fpgas: Fpgas) -> None:
     fpga, opae = fpgas.nodes
     fpga.cluster.kubectl("label", "node", "node-1", "intel.feature.node.kubernetes.io/fpga-arria10=true")
     objects = render(REPOSITORY / "deploy/operator/default")
     fpgas.install(Installation("inteldeviceplugins-system", "intel-fpga-plugin", objects), {})
     sample = REPOSITORY / "deploy/operator/samples/deviceplugin_v1_fpgadeviceplugin.yaml"
     fpga.cluster.kubectl("apply", "--filename", sample)
-    fpga.wait_offered(REGION)
-    fpga.put_script()
+    fpga.wait_for_allocatable(REGION)
+    fpga.wrap_hook()
     fpga.program(NLB0)
     fpga.install(NLB3)
-    fpga.cluster.apply(asking("operated", ORCHESTRATED[NLB3]))
-    assert fpga.ran("operated") == [NLB3, "/dev/dfl-port.0"]
+    fpga.cluster.apply(requesting_pod("operated", ORCHESTRATED[NLB3]))
+    assert fpga.output_of("operated") == [NLB3, "/dev/dfl-port.0"]
     # Which nodes have such cards is told by labels.
-    opae.wait_offered()
+    opae.wait_for_allocatable()
 
     fpga.cluster.kubectl("delete", "--filename", sample)
-    fpga.wait_offered()
+    fpga.wait_for_allocatable()
     gone = "/apis/apps/v1/namespaces/inteldeviceplugins-system/daemonsets"
     assert (fpga.cluster.get(gone) or {})["items"] == []
 
@@ -318,14 +322,14 @@ def test_with_the_originals_manifests_pods_have_their_functions(fpgas: Fpgas) ->
     }
     fpgas.install(made["af"], {"node-1": [WITH[fpga.afu]]})
     fpga.program(NLB0)
-    fpga.cluster.apply(asking("original-af", PREPROGRAMMED[NLB0]))
-    assert fpga.ran("original-af") == [NLB0, "/dev/dfl-port.0"]
+    fpga.cluster.apply(requesting_pod("original-af", PREPROGRAMMED[NLB0]))
+    assert fpga.output_of("original-af") == [NLB0, "/dev/dfl-port.0"]
     # As an administrator goes from one of the overlays to the other.
     fpgas.apply(made["region"], OFFERED)
     fpga.install(NLB3)
     fpga.node.run("ctr", "--namespace=k8s.io", "images", "tag", "--force", BUSYBOX_IMAGE, f"docker.io/{DEMO_IMAGE}")
     fpga.cluster.apply(demo())
-    fpga.ran("test-fpga-orchestrated")
+    fpga.output_of("test-fpga-orchestrated")
     assert fpga.afu == NLB3
     # It lives with the memory that it is given there.
     webhook = f"/api/v1/namespaces/{originals.NAMESPACE}/pods?labelSelector=control-plane%3Dcontroller-manager"

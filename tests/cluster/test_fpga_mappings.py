@@ -149,7 +149,9 @@ def original(file: Path) -> Object:
     return definition
 
 
-def test_what_an_older_installation_lacks_is_said_once_and_holds_nothing_up(team: Installation, tmp_path: Path) -> None:
+def test_missing_rights_of_an_older_installation_are_logged_once_and_do_not_block(
+    team: Installation, tmp_path: Path
+) -> None:
     rules = [{"apiGroups": ["fpga.intel.com"], "resources": [FUNCTIONS, REGIONS], "verbs": ["get", "list", "watch"]}]
     api = "rbac.authorization.k8s.io"
     subject = {"kind": "User", "name": "original", "apiGroup": api}

@@ -29,8 +29,8 @@ from .fpgas import (
     Fpga,
     Fpgas,
     Installation,
-    asking,
     plan,
+    requesting_pod,
 )
 from .machine import REPOSITORY, wait_until
 from .product_image import product_image
@@ -75,7 +75,7 @@ def regions(fpga: Fpga) -> Iterator[Fpga]:
     wait_until(lambda: fpga.node.allocatable(REGION) == 0, f"{REGION}: kept back", 60)
     yield fpga
     fpga.cluster.kubectl("annotate", "node", fpga.node.name, f"{annotation}-")
-    fpga.wait_offered(REGION)
+    fpga.wait_for_allocatable(REGION)
 
 
 @contextmanager
@@ -103,18 +103,18 @@ def test_a_function_that_was_programmed_before_is_given_to_a_pod(fpga: Fpga) -> 
     assert fpga.node.run("containerd", "--version").stdout.split()[2].startswith(f"{OLD_CONTAINERD}.")
     fpga.program(NLB3)
     with fpga.mode("af", WITH[NLB3]):
-        fpga.cluster.apply(asking("preprogrammed", PREPROGRAMMED[NLB3]))
-        assert fpga.ran("preprogrammed") == [NLB3, "/dev/dfl-port.0"]
+        fpga.cluster.apply(requesting_pod("preprogrammed", PREPROGRAMMED[NLB3]))
+        assert fpga.output_of("preprogrammed") == [NLB3, "/dev/dfl-port.0"]
 
 
 def test_a_pod_programs_its_region_itself(fpga: Fpga) -> None:
     fpga.program(NLB0)
     fpga.cluster.apply(developer(fpga))
-    assert fpga.ran("developer") == ["/dev/dfl-fme.0", "/dev/dfl-port.0", NLB0, NLB3]
+    assert fpga.output_of("developer") == ["/dev/dfl-fme.0", "/dev/dfl-port.0", NLB0, NLB3]
 
 
-def test_nobody_is_given_a_region_that_nobody_would_program_and_the_reason_is_told(regions: Fpga) -> None:
-    regions.cluster.apply(asking("waits", ORCHESTRATED[NLB3]))
+def test_regions_without_a_programming_hook_are_not_allocated_and_the_reason_is_reported(regions: Fpga) -> None:
+    regions.cluster.apply(requesting_pod("waits", ORCHESTRATED[NLB3]))
     pod = ("pod", "waits", f"--namespace={TEAM}")
     wanted = f"Insufficient {REGION}"
     wait_until(lambda: wanted in regions.cluster.kubectl("describe", *pod), "the pod: kept waiting", 60)
@@ -127,8 +127,8 @@ def test_nobody_is_given_a_region_that_nobody_would_program_and_the_reason_is_to
 def test_a_container_whose_runtime_passes_over_cdi_has_no_port(regions: Fpga) -> None:
     # Without a node to ask for, the plugin knows neither its runtime nor a mode.
     with plugin_told(regions, "-mode=region", "-cdi=only", "-node-name="):
-        regions.wait_offered(REGION)
+        regions.wait_for_allocatable(REGION)
         regions.program(NLB0)
         regions.install(NLB3)
-        regions.cluster.apply(asking("without", ORCHESTRATED[NLB3]))
-        assert regions.ran("without") == [NLB0]
+        regions.cluster.apply(requesting_pod("without", ORCHESTRATED[NLB3]))
+        assert regions.output_of("without") == [NLB0]

@@ -36,7 +36,7 @@ CARDS = 3
 QUICK = {"nodeStatusUpdateFrequency": "200ms"}
 
 
-class World:
+class Setup:
     """A node with three cards, the plugin as a daemon that a test starts, and pods that are gone with the test."""
 
     def __init__(self, cluster: Cluster, tree: Path) -> None:
@@ -127,20 +127,20 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def shared_world(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def shared_setup(cluster_is_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     with Cluster.running([NodePlan(kubelet=QUICK)]) as running:
         conftest._running.append(running)
-        yield World(running, tmp_path_factory.mktemp("cards"))
+        yield Setup(running, tmp_path_factory.mktemp("cards"))
         conftest._running.remove(running)
 
 
 @pytest.fixture
-def world(shared_world: World) -> Iterator[World]:
+def setup(shared_setup: Setup) -> Iterator[Setup]:
     name = f"test-{uuid.uuid4().hex[:8]}"
-    with shared_world.cluster.namespace(name):
-        shared_world.namespace = name
-        yield shared_world
-        shared_world.tidy()
+    with shared_setup.cluster.namespace(name):
+        shared_setup.namespace = name
+        yield shared_setup
+        shared_setup.tidy()
 
 
 # Choosing devices
@@ -149,65 +149,65 @@ def world(shared_world: World) -> Iterator[World]:
 @pytest.mark.parametrize(
     ("policy", "spread"), [("balanced", ["card0", "card1", "card2"]), ("packed", ["card0", "card0", "card1"])]
 )
-def test_pods_share_cards_as_the_policy_says(world: World, policy: str, spread: list[str]) -> None:
-    world.plugin("-shared-dev-num=2", f"-allocation-policy={policy}")
-    world.wait(I915, 2 * CARDS)
+def test_pods_share_cards_by_the_allocation_policy(setup: Setup, policy: str, spread: list[str]) -> None:
+    setup.plugin("-shared-dev-num=2", f"-allocation-policy={policy}")
+    setup.wait(I915, 2 * CARDS)
     # One after the other: what a policy does with the next pod depends on where the last one is.
     for name in ("first", "second", "third"):
-        world.run(name, {I915: 1})
-    assert sorted(card for name in ("first", "second", "third") for card in world.cards(name)) == spread
+        setup.run(name, {I915: 1})
+    assert sorted(card for name in ("first", "second", "third") for card in setup.cards(name)) == spread
     for name in ("fourth", "fifth", "sixth"):
-        world.ask(name, {I915: 1})
+        setup.ask(name, {I915: 1})
     for name in ("fourth", "fifth", "sixth"):
-        world.running(name)
+        setup.running(name)
     everywhere = [
-        card for name in ("first", "second", "third", "fourth", "fifth", "sixth") for card in world.cards(name)
+        card for name in ("first", "second", "third", "fourth", "fifth", "sixth") for card in setup.cards(name)
     ]
     assert sorted(everywhere) == ["card0", "card0", "card1", "card1", "card2", "card2"]
 
 
-def test_a_monitoring_pod_sees_every_card_beside_those_that_work_on_them(world: World) -> None:
-    world.plugin("-enable-monitoring")
-    world.wait(MONITORING, 1)
-    world.run("worker", {I915: CARDS})
-    world.run("monitor", {MONITORING: 1})
-    assert world.cards("monitor") == world.cards("worker") == ["card0", "card1", "card2"]
+def test_a_monitoring_pod_sees_every_card_beside_those_that_work_on_them(setup: Setup) -> None:
+    setup.plugin("-enable-monitoring")
+    setup.wait(MONITORING, 1)
+    setup.run("worker", {I915: CARDS})
+    setup.run("monitor", {MONITORING: 1})
+    assert setup.cards("monitor") == setup.cards("worker") == ["card0", "card1", "card2"]
 
 
 @pytest.mark.parametrize("mode", ["all", "only"])
-def test_devices_reach_the_container_by_their_cdi_names(world: World, mode: str) -> None:
-    world.plugin(f"-cdi={mode}")
-    world.wait(I915, CARDS)
-    world.run("worker", {I915: 1})
-    (holding,) = world.holdings()
-    (card,) = world.cards("worker")
+def test_devices_reach_the_container_by_their_cdi_names(setup: Setup, mode: str) -> None:
+    setup.plugin(f"-cdi={mode}")
+    setup.wait(I915, CARDS)
+    setup.run("worker", {I915: 1})
+    (holding,) = setup.holdings()
+    (card,) = setup.cards("worker")
     assert [device.name for device in holding.answer.cdi_devices] == [f"intel.cdi.k8s.io/gpu={card}"]
     assert bool(holding.answer.devices) == (mode == "all")
-    assert world.node.path(f"/run/cdi/intel.cdi.k8s.io-gpu-{card}.yaml").is_file()
+    assert setup.node.path(f"/run/cdi/intel.cdi.k8s.io-gpu-{card}.yaml").is_file()
     render = f"renderD{128 + int(card.removeprefix('card'))}"
-    assert world.see("worker", "ls", "/dev/dri").split() == ["by-path", card, render]
-    assert world.see("worker", "sh", "-c", f"ls /dev/dri/by-path; dd if=/dev/dri/{render} count=1 && echo opened")
+    assert setup.see("worker", "ls", "/dev/dri").split() == ["by-path", card, render]
+    assert setup.see("worker", "sh", "-c", f"ls /dev/dri/by-path; dd if=/dev/dri/{render} count=1 && echo opened")
 
 
 # Hardware
 
 
-def test_cards_come_and_go_and_no_pod_is_harmed(world: World) -> None:
-    world.plugin()
-    world.wait(I915, CARDS)
-    world.run("worker", {I915: 2}, restart="Always")
-    before = world.life("worker")
-    card = world.hardware.device(world.hardware.plug_gpu())
-    world.node.copy_tree(world.tree)
-    world.node.uevent("add", card.class_path, "drm")
-    world.wait(I915, CARDS + 1)
-    world.run("second", {I915: 2})
-    world.delete("second")
-    world.hardware.unplug(card.name)
-    world.node.copy_tree(world.tree)
-    world.node.uevent("remove", card.class_path, "drm")
-    world.wait(I915, CARDS)
-    assert world.life("worker") == before
+def test_cards_come_and_go_and_no_pod_is_harmed(setup: Setup) -> None:
+    setup.plugin()
+    setup.wait(I915, CARDS)
+    setup.run("worker", {I915: 2}, restart="Always")
+    before = setup.life("worker")
+    card = setup.hardware.device(setup.hardware.plug_gpu())
+    setup.node.copy_tree(setup.tree)
+    setup.node.uevent("add", card.class_path, "drm")
+    setup.wait(I915, CARDS + 1)
+    setup.run("second", {I915: 2})
+    setup.delete("second")
+    setup.hardware.unplug(card.name)
+    setup.node.copy_tree(setup.tree)
+    setup.node.uevent("remove", card.class_path, "drm")
+    setup.wait(I915, CARDS)
+    assert setup.life("worker") == before
 
 
 SERVICE = """
@@ -226,131 +226,131 @@ asyncio.run(main())
 """
 
 
-def test_a_sick_card_keeps_its_pod_gets_no_other_and_recovers(world: World) -> None:
-    bdf = world.hardware.device("card0").bdf
-    service = world.daemon("levelzero", sys.executable, "-c", SERVICE, LEVELZERO, bdf)
+def test_an_unhealthy_card_keeps_its_pod_gets_no_new_one_and_recovers(setup: Setup) -> None:
+    bdf = setup.hardware.device("card0").bdf
+    service = setup.daemon("levelzero", sys.executable, "-c", SERVICE, LEVELZERO, bdf)
     wait_until(lambda: "serving" in service.tail(), "the Level-Zero service")
-    world.plugin("-health-management", "-health-interval=1", "-allocation-policy=packed")
-    world.wait(I915, CARDS)
-    world.run("patient", {I915: 1}, restart="Always")
-    assert world.cards("patient") == ["card0"]
-    before = world.life("patient")
+    setup.plugin("-health-management", "-health-interval=1", "-allocation-policy=packed")
+    setup.wait(I915, CARDS)
+    setup.run("patient", {I915: 1}, restart="Always")
+    assert setup.cards("patient") == ["card0"]
+    before = setup.life("patient")
 
     service.kill(signal.SIGUSR1, wait=False)
-    world.wait(I915, CARDS - 1)
+    setup.wait(I915, CARDS - 1)
     # The scheduler takes what pods have from what is healthy, so a sick card that is held costs another one as well.
-    world.run("next", {I915: CARDS - 2})
-    world.ask("waiting", {I915: 1})
+    setup.run("next", {I915: CARDS - 2})
+    setup.ask("waiting", {I915: 1})
 
     def waits() -> bool:
-        seen = world.cluster.pod("waiting", world.namespace) or {"status": {}}
+        seen = setup.cluster.pod("waiting", setup.namespace) or {"status": {}}
         return any(each.get("reason") == "Unschedulable" for each in seen["status"].get("conditions", ()))
 
     wait_until(waits, "the pod that finds no card")
-    assert world.life("patient") == before
+    assert setup.life("patient") == before
     # A container that starts again gets what its pod holds, sick or not.
-    world.cluster.kill_container("patient", namespace=world.namespace)
-    wait_until(lambda: world.life("patient")[1] == 1, "the patient's second life")
-    assert world.cards("patient") == ["card0"]
+    setup.cluster.kill_container("patient", namespace=setup.namespace)
+    wait_until(lambda: setup.life("patient")[1] == 1, "the patient's second life")
+    assert setup.cards("patient") == ["card0"]
 
     service.kill(signal.SIGUSR2, wait=False)
-    world.wait(I915, CARDS)
-    world.running("waiting")
-    assert sorted(world.cards("next") + world.cards("waiting")) == ["card1", "card2"]
+    setup.wait(I915, CARDS)
+    setup.running("waiting")
+    assert sorted(setup.cards("next") + setup.cards("waiting")) == ["card1", "card2"]
 
 
 # Programs that end and come back
 
 
 @pytest.mark.parametrize("away", ["a moment", "until the node is not Ready"])
-def test_pods_outlive_the_kubelet_with_their_devices(world: World, away: str) -> None:
-    world.plugin("-enable-monitoring")
-    world.wait(I915, CARDS)
-    world.run("worker", {I915: 2}, restart="Always")
-    before = world.life("worker"), world.cards("worker")
-    known = world.node.kubelet.log.stat().st_size
-    world.node.kubelet.kill()
+def test_pods_outlive_the_kubelet_with_their_devices(setup: Setup, away: str) -> None:
+    setup.plugin("-enable-monitoring")
+    setup.wait(I915, CARDS)
+    setup.run("worker", {I915: 2}, restart="Always")
+    before = setup.life("worker"), setup.cards("worker")
+    known = setup.node.kubelet.log.stat().st_size
+    setup.node.kubelet.kill()
     if away != "a moment":
         # Nothing in the plugin or in the cluster depends on more than this until pods are evicted, five minutes later.
-        wait_until(lambda: not world.node.ready, "node-1: not Ready", 60)
-        world.ask("early", {I915: 1})
-    world.node.kubelet.start()
-    world.node.wait_ready()
-    _wait_registered(world.node, {I915: CARDS, MONITORING: 1}, known)
-    world.wait(I915, CARDS)
+        wait_until(lambda: not setup.node.ready, "node-1: not Ready", 60)
+        setup.ask("early", {I915: 1})
+    setup.node.kubelet.start()
+    setup.node.wait_ready()
+    _wait_registered(setup.node, {I915: CARDS, MONITORING: 1}, known)
+    setup.wait(I915, CARDS)
     if away == "a moment":
-        world.ask("early", {I915: 1})
-    world.running("early")
-    assert (world.life("worker"), world.cards("worker")) == before
-    assert not set(world.cards("early")) & set(before[1])
+        setup.ask("early", {I915: 1})
+    setup.running("early")
+    assert (setup.life("worker"), setup.cards("worker")) == before
+    assert not set(setup.cards("early")) & set(before[1])
 
 
-def test_pods_outlive_the_plugin_and_may_even_start_again_without_it(world: World) -> None:
-    plugin = world.plugin("-cdi=all")
-    world.wait(I915, CARDS)
-    world.run("worker", {I915: 2}, restart="Always")
-    cards = world.cards("worker")
+def test_pods_outlive_the_plugin_and_may_even_start_again_without_it(setup: Setup) -> None:
+    plugin = setup.plugin("-cdi=all")
+    setup.wait(I915, CARDS)
+    setup.run("worker", {I915: 2}, restart="Always")
+    cards = setup.cards("worker")
     plugin.kill()
-    world.wait(I915, 0)
-    assert world.life("worker")[1] == 0
-    world.cluster.kill_container("worker", namespace=world.namespace)
-    wait_until(lambda: world.life("worker")[1] == 1, "the worker's second life")
-    assert world.cards("worker") == cards
-    world.ask("late", {I915: 1})
+    setup.wait(I915, 0)
+    assert setup.life("worker")[1] == 0
+    setup.cluster.kill_container("worker", namespace=setup.namespace)
+    wait_until(lambda: setup.life("worker")[1] == 1, "the worker's second life")
+    assert setup.cards("worker") == cards
+    setup.ask("late", {I915: 1})
     plugin.start()
-    world.wait(I915, CARDS)
-    world.running("late")
-    assert not set(world.cards("late")) & set(cards)
+    setup.wait(I915, CARDS)
+    setup.running("late")
+    assert not set(setup.cards("late")) & set(cards)
 
 
-def test_a_restart_of_containerd_is_noticed_by_nobody(world: World) -> None:
-    world.plugin("-cdi=all")
-    world.wait(I915, CARDS)
-    world.run("worker", {I915: 2}, restart="Always")
-    before = world.life("worker")
-    world.node.runtime.kill()
-    world.node.runtime.start()
-    world.run("late", {I915: 1})
-    assert world.life("worker") == before
-    assert sorted(world.cards("worker") + world.cards("late")) == ["card0", "card1", "card2"]
+def test_a_restart_of_containerd_does_not_affect_pods_and_agents(setup: Setup) -> None:
+    setup.plugin("-cdi=all")
+    setup.wait(I915, CARDS)
+    setup.run("worker", {I915: 2}, restart="Always")
+    before = setup.life("worker")
+    setup.node.runtime.kill()
+    setup.node.runtime.start()
+    setup.run("late", {I915: 1})
+    assert setup.life("worker") == before
+    assert sorted(setup.cards("worker") + setup.cards("late")) == ["card0", "card1", "card2"]
 
 
 # A node that starts again
 
 
-def test_after_a_reboot_pods_come_back_with_their_devices_when_the_plugin_is_there_first(world: World) -> None:
-    plugin = world.plugin("-cdi=only")
-    world.wait(I915, CARDS)
-    world.run("worker", {I915: 2}, restart="Always")
-    cards = world.cards("worker")
-    world.node.hardware.append(start := lambda _: plugin.start())
+def test_after_a_reboot_pods_come_back_with_their_devices_when_the_plugin_is_there_first(setup: Setup) -> None:
+    plugin = setup.plugin("-cdi=only")
+    setup.wait(I915, CARDS)
+    setup.run("worker", {I915: 2}, restart="Always")
+    cards = setup.cards("worker")
+    setup.node.hardware.append(start := lambda _: plugin.start())
     try:
-        world.node.reboot()
+        setup.node.reboot()
     finally:
-        world.node.hardware.remove(start)
-    wait_until(lambda: world.life("worker")[1] == 1, "the worker's second life", 60)
-    assert world.cards("worker") == cards
-    world.wait(I915, CARDS)
+        setup.node.hardware.remove(start)
+    wait_until(lambda: setup.life("worker")[1] == 1, "the worker's second life", 60)
+    assert setup.cards("worker") == cards
+    setup.wait(I915, CARDS)
 
 
 def test_after_a_reboot_a_pod_that_was_bound_before_the_plugin_is_back_fails_and_its_replacement_waits(
-    world: World,
+    setup: Setup,
 ) -> None:
-    plugin = world.plugin()
-    world.wait(I915, CARDS)
-    world.cluster.apply(_deployment(world.namespace, {I915: "2"}))
-    wait_until(lambda: _phases(world) == ["Running"], "the deployment's pod")
-    (first,) = _pods(world)
-    world.node.reboot()
+    plugin = setup.plugin()
+    setup.wait(I915, CARDS)
+    setup.cluster.apply(_deployment(setup.namespace, {I915: "2"}))
+    wait_until(lambda: _phases(setup) == ["Running"], "the deployment's pod")
+    (first,) = _pods(setup)
+    setup.node.reboot()
 
-    wait_until(lambda: "Failed" in _phases(world), "the refusal of the pod", 60)
-    refused = world.cluster.pod(first["metadata"]["name"], world.namespace)
+    wait_until(lambda: "Failed" in _phases(setup), "the refusal of the pod", 60)
+    refused = setup.cluster.pod(first["metadata"]["name"], setup.namespace)
     assert refused
     assert refused["status"]["reason"] == "UnexpectedAdmissionError"
     assert "no healthy devices present" in refused["status"]["message"]
-    wait_until(lambda: _phases(world) == ["Failed", "Pending"], "the replacement that waits", 60)
+    wait_until(lambda: _phases(setup) == ["Failed", "Pending"], "the replacement that waits", 60)
     plugin.start()
-    wait_until(lambda: _phases(world) == ["Failed", "Running"], "the replacement", 60)
+    wait_until(lambda: _phases(setup) == ["Failed", "Running"], "the replacement", 60)
 
 
 def _deployment(namespace: str, limits: Mapping[str, str]) -> Object:
@@ -366,26 +366,26 @@ def _deployment(namespace: str, limits: Mapping[str, str]) -> Object:
     }
 
 
-def _pods(world: World) -> list[Object]:
-    return (world.cluster.get(f"/api/v1/namespaces/{world.namespace}/pods") or {"items": []})["items"]
+def _pods(setup: Setup) -> list[Object]:
+    return (setup.cluster.get(f"/api/v1/namespaces/{setup.namespace}/pods") or {"items": []})["items"]
 
 
-def _phases(world: World) -> list[str]:
-    return sorted(each["status"]["phase"] for each in _pods(world))
+def _phases(setup: Setup) -> list[str]:
+    return sorted(each["status"]["phase"] for each in _pods(setup))
 
 
 # Two for one name
 
 
-def test_a_second_plugin_of_the_same_name_waits_until_the_first_is_gone(world: World) -> None:
-    first = world.plugin()
-    world.wait(I915, CARDS)
-    second = world.plugin("-shared-dev-num=2", name="second-plugin")
+def test_a_second_plugin_of_the_same_name_waits_until_the_first_is_gone(setup: Setup) -> None:
+    first = setup.plugin()
+    setup.wait(I915, CARDS)
+    second = setup.plugin("-shared-dev-num=2", name="second-plugin")
     wait_until(lambda: "is in use by" in second.tail(1000), "second-plugin: to find the socket in use", 90)
-    world.run("worker", {I915: 1}, restart="Always")
+    setup.run("worker", {I915: 1}, restart="Always")
     first.stop()
-    world.wait(I915, 2 * CARDS, 90)
-    assert world.life("worker")[1] == 0
+    setup.wait(I915, 2 * CARDS, 90)
+    assert setup.life("worker")[1] == 0
     assert second.running
 
 
@@ -405,21 +405,21 @@ asyncio.run(main())
 """
 
 
-def test_a_stranger_that_takes_the_name_has_it_until_the_plugin_registers_again(world: World) -> None:
-    plugin = world.plugin()
-    world.wait(I915, CARDS)
-    world.run("worker", {I915: 1}, restart="Always")
-    before = world.life("worker")
+def test_a_stranger_that_takes_the_name_has_it_until_the_plugin_registers_again(setup: Setup) -> None:
+    plugin = setup.plugin()
+    setup.wait(I915, CARDS)
+    setup.run("worker", {I915: 1}, restart="Always")
+    before = setup.life("worker")
     contract = Path(__file__).parents[1] / "contract"
-    rival = world.daemon("rival", sys.executable, "-c", RIVAL, contract)
-    world.wait(I915, 7)
+    rival = setup.daemon("rival", sys.executable, "-c", RIVAL, contract)
+    setup.wait(I915, 7)
     # Kubelets know plugins by resource name only: the end of the stranger's stream takes the name from both.
     rival.kill()
-    world.wait(I915, 0)
+    setup.wait(I915, 0)
     plugin.restart()
-    world.wait(I915, CARDS)
-    world.run("late", {I915: 2})
-    assert world.life("worker") == before
+    setup.wait(I915, CARDS)
+    setup.run("late", {I915: 2})
+    assert setup.life("worker") == before
 
 
 # Endurance
@@ -427,34 +427,34 @@ def test_a_stranger_that_takes_the_name_has_it_until_the_plugin_registers_again(
 RESTARTS = 100
 
 
-def test_a_hundred_restarts_of_the_kubelet_lose_no_device_no_allocation_and_no_memory(world: World) -> None:
-    plugin = world.plugin("-enable-monitoring", "-shared-dev-num=2", "-cdi=all")
-    world.wait(I915, 2 * CARDS)
-    world.wait(MONITORING, 1)
-    world.run("worker", {I915: 3}, restart="Always")
-    world.run("monitor", {MONITORING: 1}, restart="Always")
-    before = [world.life(name) for name in ("worker", "monitor")]
-    held = {holding.resource: (holding.ids, holding.response) for holding in world.holdings()}
-    pods = {holding.pod_uid for holding in world.holdings()}
+def test_a_hundred_restarts_of_the_kubelet_lose_no_device_no_allocation_and_no_memory(setup: Setup) -> None:
+    plugin = setup.plugin("-enable-monitoring", "-shared-dev-num=2", "-cdi=all")
+    setup.wait(I915, 2 * CARDS)
+    setup.wait(MONITORING, 1)
+    setup.run("worker", {I915: 3}, restart="Always")
+    setup.run("monitor", {MONITORING: 1}, restart="Always")
+    before = [setup.life(name) for name in ("worker", "monitor")]
+    held = {holding.resource: (holding.ids, holding.response) for holding in setup.holdings()}
+    pods = {holding.pod_uid for holding in setup.holdings()}
     devices = {I915: 2 * CARDS, MONITORING: 1}
     pid, memory, seconds = plugin.pid, [_resident(plugin)], []
     for turn in range(RESTARTS):
         # Both ways in which a kubelet ends.
-        known = world.node.kubelet.log.stat().st_size
-        seconds.append(_restart(world.node, signal.SIGTERM if turn % 2 else signal.SIGKILL, devices))
-        now = [holding for holding in world.holdings() if holding.pod_uid in pods]
+        known = setup.node.kubelet.log.stat().st_size
+        seconds.append(_restart(setup.node, signal.SIGTERM if turn % 2 else signal.SIGKILL, devices))
+        now = [holding for holding in setup.holdings() if holding.pod_uid in pods]
         assert {holding.resource: (holding.ids, holding.response) for holding in now} == held, f"restart {turn + 1}"
         memory.append(_resident(plugin))
         if turn % 25 == 24:
             # This kubelet lives long enough to look at all pods again. Before it has heard of the API server's pods, it
             # counts the devices of those that have ended since its checkpoint as held.
-            _wait_pods_heard_of(world.node, known)
-            world.run("late", {I915: 3})
-            world.delete("late")
-    world.node.wait_ready()
-    world.wait(I915, 2 * CARDS)
-    world.wait(MONITORING, 1)
-    assert [world.life(name) for name in ("worker", "monitor")] == before
+            _wait_pods_heard_of(setup.node, known)
+            setup.run("late", {I915: 3})
+            setup.delete("late")
+    setup.node.wait_ready()
+    setup.wait(I915, 2 * CARDS)
+    setup.wait(MONITORING, 1)
+    assert [setup.life(name) for name in ("worker", "monitor")] == before
     assert plugin.pid == pid
     middle, longest = statistics.median(seconds) * 1000, max(seconds) * 1000
     print(

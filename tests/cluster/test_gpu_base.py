@@ -128,7 +128,7 @@ def test_a_pod_gets_one_card_and_its_links_and_nothing_of_the_other(plugin: Plug
     assert {place for _, place, _, options, *_ in mounts if "ro" in options.split(",")} >= links
 
 
-def test_what_a_cdi_file_says_reaches_the_container_through_containerd(plugin: Plugin) -> None:
+def test_containerd_applies_the_edits_of_a_cdi_file(plugin: Plugin) -> None:
     """Seen by a word that is only in the file, put there when the plugin can no longer put it right."""
     cluster, node, namespace = plugin.cluster, plugin.node, plugin.namespace
     cluster.apply(worker(namespace))

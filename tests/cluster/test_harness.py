@@ -346,7 +346,7 @@ def test_a_program_that_needs_a_loader_is_refused_as_an_image(tmp_path: Path) ->
         image_from_program(tmp_path / "image.tar", "localhost/broken:1", Path("/bin/sh").resolve())
 
 
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_programs_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root: without it, that is what is missing")
     monkeypatch.setenv("ACCELPLANE_KUBE_ASSETS", str(tmp_path))

@@ -146,7 +146,7 @@ def compact(cluster: Cluster) -> None:
     cluster.control.run(sys.executable, "-c", script)
 
 
-async def test_the_pages_program_does_what_the_page_says(api: Cluster) -> None:
+async def test_the_documented_example_behaves_as_described(api: Cluster) -> None:
     with program(api, "one") as process:
         await asyncio.to_thread(greet, api, "g", "you")
         await asyncio.to_thread(wait_text, api, "g", "Hello, you!")
@@ -222,7 +222,7 @@ async def test_caches_of_two_types_share_one_watch_of_metadata_only_if_both_read
         assert await client.delete(ConfigMap, "shared", NAMESPACE)
 
 
-async def test_requests_mean_to_the_real_server_what_the_double_says(api: Cluster) -> None:
+async def test_the_real_server_and_the_double_respond_equally(api: Cluster) -> None:
     async with connected(api) as client:
         made = await client.apply(text("t", a="1"))
         assert made.metadata
@@ -445,7 +445,7 @@ def rule(group: str, resource: str, *verbs: str) -> dict[str, Any]:
     return {"apiGroups": [group], "resources": [resource], "verbs": verbs}
 
 
-async def test_pages_are_for_those_whom_the_clusters_roles_let_read_them(api: Cluster) -> None:
+async def test_pages_are_served_to_clients_authorized_by_cluster_roles(api: Cluster) -> None:
     reader = account(api, "reader", {"nonResourceURLs": ["/metrics"], "verbs": ["get"]})
     other = account(api, "other")
     asker = account(

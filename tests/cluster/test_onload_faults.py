@@ -81,7 +81,7 @@ class Operator:
         await self._client.close()
 
 
-class World:
+class Setup:
     """An operator behind a proxy, and the other version than the one that the nodes have."""
 
     def __init__(self, lab: Lab, way: FaultyWay, operator: Operator) -> None:
@@ -109,7 +109,7 @@ class World:
 
 
 @asynccontextmanager
-async def world(lab: Lab, directory: Path) -> AsyncIterator[World]:
+async def setup(lab: Lab, directory: Path) -> AsyncIterator[Setup]:
     async with faulty_way(lab.cluster.kubeconfig) as way:
         config = json.loads(lab.cluster.kubeconfig.read_text())
         config["clusters"][0]["cluster"] = {"server": way.url}
@@ -119,7 +119,7 @@ async def world(lab: Lab, directory: Path) -> AsyncIterator[World]:
         operator = Operator(kubeconfig)
         await operator.start()
         try:
-            yield World(lab, way, operator)
+            yield Setup(lab, way, operator)
         finally:
             way.faults.clear()
             await operator.kill()
@@ -129,7 +129,7 @@ async def world(lab: Lab, directory: Path) -> AsyncIterator[World]:
 async def test_an_operator_that_is_killed_at_every_write_completes_the_upgrade(
     lab: Lab, tmp_path: Path, after: bool
 ) -> None:
-    async with world(lab, tmp_path) as here:
+    async with setup(lab, tmp_path) as here:
         fatal = asyncio.Event()
 
         async def kill_at_each_write() -> None:
@@ -155,7 +155,7 @@ async def test_an_operator_that_is_killed_at_every_write_completes_the_upgrade(
 
 @pytest.mark.parametrize("run", range(RUNS))
 async def test_faults_at_every_request_do_not_change_the_end(lab: Lab, tmp_path: Path, run: int) -> None:
-    async with world(lab, tmp_path) as here:
+    async with setup(lab, tmp_path) as here:
         hits: list[int] = []
 
         def arm(skip: int = RUNS - 1) -> None:
@@ -172,7 +172,7 @@ async def test_faults_at_every_request_do_not_change_the_end(lab: Lab, tmp_path:
 
 
 async def test_an_api_server_that_is_killed_during_an_upgrade_delays_it(lab: Lab, tmp_path: Path) -> None:
-    async with world(lab, tmp_path) as here:
+    async with setup(lab, tmp_path) as here:
 
         def restart() -> None:
             here.lab.cluster.apiserver.kill()

@@ -86,12 +86,12 @@ def asked_all_the_time(installation: Installation) -> Iterator[list[object]]:
         return asked
 
     with ThreadPoolExecutor() as pool:
-        asking = [pool.submit(ask) for _ in range(2)]
+        requesting_pod = [pool.submit(ask) for _ in range(2)]
         try:
             yield wrong
         finally:
             enough.set()
-        assert sum(each.result() for each in asking) > 50
+        assert sum(each.result() for each in requesting_pod) > 50
 
 
 def test_certificates_and_authorities_change_under_load_and_every_resource_is_admitted(

@@ -81,7 +81,7 @@ def test_what_was_applied_needs_no_second_write(
     assert (again.apply, again.differences) == (None, ())
 
 
-def test_what_is_no_longer_asked_for_goes_and_what_others_added_stays(cluster: Cluster, namespace: str) -> None:
+def test_fields_no_longer_desired_are_removed_and_fields_of_others_stay(cluster: Cluster, namespace: str) -> None:
     settings = Settings(namespace=namespace)
     before = render(plugin("gpu", **OWN["gpu"], **NOWHERE, **FOR_ALL), settings)
     there = applied(cluster, plan(before, []).apply or {})

@@ -82,7 +82,7 @@ WATCHES: dict[str, Callable[[FaultyWay], object]] = {
 }
 
 
-class World:
+class Setup:
     """What users see of the cluster, and the operator on its troubled way to it."""
 
     def __init__(self, troubled: Installation, way: FaultyWay, operator: Operator) -> None:
@@ -155,7 +155,7 @@ def _place(plural: str) -> str:
 
 
 @pytest.fixture
-async def world(installation: Installation, tmp_path: Path) -> AsyncIterator[World]:
+async def setup(installation: Installation, tmp_path: Path) -> AsyncIterator[Setup]:
     """An operator that reaches the API server by way of a proxy."""
     pair = Authority("tests").server("localhost", "localhost")
     (tmp_path / "tls.crt").write_bytes(pair.certificate)
@@ -168,7 +168,7 @@ async def world(installation: Installation, tmp_path: Path) -> AsyncIterator[Wor
         troubled.kubeconfig.write_text(json.dumps(config))
         flags = (f"-devices={','.join(FAMILIES)}", "-certificate-secret=", f"-cert-dir={tmp_path}")
         with troubled.process(*flags, **OVERRIDES) as operator:
-            made = World(troubled, way, operator)
+            made = Setup(troubled, way, operator)
             operator.begin()
             try:
                 yield made
@@ -181,114 +181,114 @@ async def world(installation: Installation, tmp_path: Path) -> AsyncIterator[Wor
             assert "Traceback" not in operator.text()
 
 
-async def settle(world: World, name: str) -> None:
+async def settle(setup: Setup, name: str) -> None:
     """Returns when everything is as the resources ask for."""
     with contextlib.suppress(TimeoutError):
-        await until(lambda: not world.missing(), 60)
-    assert not world.missing(), f"{name}:\n{world.operator.text()[-4000:]}"
+        await until(lambda: not setup.missing(), 60)
+    assert not setup.missing(), f"{name}:\n{setup.operator.text()[-4000:]}"
 
 
-async def prepare(world: World, name: str) -> None:
+async def prepare(setup: Setup, name: str) -> None:
     """Has there be what a scenario begins with, and nothing else."""
-    world.clear()
-    await until(lambda: not world.end(), 60)
+    setup.clear()
+    await until(lambda: not setup.end(), 60)
     for deed in SCENARIOS[name].before:
-        world.do(deed)
-    await settle(world, name)
+        setup.do(deed)
+    await settle(setup, name)
 
 
 _ends: dict[str, Object] = {}
 
 
-async def expected(world: World, name: str) -> Object:
+async def expected(setup: Setup, name: str) -> Object:
     """The end of a scenario without faults, which is what the resources ask for."""
     if name not in _ends:
-        await prepare(world, name)
+        await prepare(setup, name)
         for deed in SCENARIOS[name].deeds:
-            world.do(deed)
-        await settle(world, name)
-        _ends[name] = world.end()
+            setup.do(deed)
+        await settle(setup, name)
+        _ends[name] = setup.end()
     return _ends[name]
 
 
-async def ends_as_ever(world: World, name: str) -> None:
-    wanted = await expected(world, name)
+async def ends_as_ever(setup: Setup, name: str) -> None:
+    wanted = await expected(setup, name)
     with contextlib.suppress(TimeoutError):
-        await until(lambda: world.end() == wanted, 60)
-    assert not difference(world.end(), wanted), name
-    world.way.faults.clear()
+        await until(lambda: setup.end() == wanted, 60)
+    assert not difference(setup.end(), wanted), name
+    setup.way.faults.clear()
 
 
 @pytest.mark.parametrize("turn", range(len(FAULTS)))
-async def test_faults_at_every_other_request_change_nothing_in_the_end(world: World, turn: int) -> None:
+async def test_faults_at_every_other_request_change_nothing_in_the_end(setup: Setup, turn: int) -> None:
     faults = [FAULTS[(turn + index) % len(FAULTS)] for index in range(6)]
     for name, scenario in SCENARIOS.items():
-        await expected(world, name)
-        await prepare(world, name)
-        first, *_ = [world.way.fault(ANY, skip=1 if index else turn % 2, **each) for index, each in enumerate(faults)]
+        await expected(setup, name)
+        await prepare(setup, name)
+        first, *_ = [setup.way.fault(ANY, skip=1 if index else turn % 2, **each) for index, each in enumerate(faults)]
         for deed in scenario.deeds:
-            world.do(deed)
-        await ends_as_ever(world, name)
+            setup.do(deed)
+        await ends_as_ever(setup, name)
         assert not first.times, name
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
-async def test_an_operator_that_is_killed_at_a_write_goes_on_where_it_was(world: World, after: bool) -> None:
+async def test_an_operator_that_is_killed_at_a_write_goes_on_where_it_was(setup: Setup, after: bool) -> None:
     # What is before a write is after the one before it, but for the first.
     for name in SCENARIOS if after else ("created", "gone", "upgraded"):
-        await expected(world, name)
-        await prepare(world, name)
-        first, _ = (world.way.fault(WRITE, skip=skip, hang=True, after=after, then=world.revive) for skip in (after, 1))
+        await expected(setup, name)
+        await prepare(setup, name)
+        first, _ = (setup.way.fault(WRITE, skip=skip, hang=True, after=after, then=setup.revive) for skip in (after, 1))
         for deed in SCENARIOS[name].deeds:
-            world.do(deed)
-        await ends_as_ever(world, name)
+            setup.do(deed)
+        await ends_as_ever(setup, name)
         assert not first.times
 
 
 @pytest.mark.parametrize("what", WATCHES)
-async def test_watches_that_fail_hide_nothing(world: World, what: str) -> None:
+async def test_watches_that_fail_hide_nothing(setup: Setup, what: str) -> None:
     for name, scenario in SCENARIOS.items():
-        await expected(world, name)
-        await prepare(world, name)
+        await expected(setup, name)
+        await prepare(setup, name)
         for deed in scenario.deeds:
-            world.do(deed)
-        WATCHES[what](world.way)
-        await ends_as_ever(world, name)
+            setup.do(deed)
+        WATCHES[what](setup.way)
+        await ends_as_ever(setup, name)
 
 
-async def test_a_server_that_does_not_answer_is_asked_again(world: World) -> None:
+async def test_a_request_without_response_is_retried(setup: Setup) -> None:
     name = "edited"
-    await expected(world, name)
-    await prepare(world, name)
-    hanging = [world.way.fault(f"^PATCH .*/{kind}", hang=True) for kind in ("daemonsets", "gpudeviceplugins")]
+    await expected(setup, name)
+    await prepare(setup, name)
+    hanging = [setup.way.fault(f"^PATCH .*/{kind}", hang=True) for kind in ("daemonsets", "gpudeviceplugins")]
     for deed in SCENARIOS[name].deeds:
-        world.do(deed)
-    await ends_as_ever(world, name)
+        setup.do(deed)
+    await ends_as_ever(setup, name)
     assert not any(each.times for each in hanging)
 
 
-async def test_watches_that_go_silent_hide_nothing(world: World) -> None:
+async def test_watches_that_go_silent_hide_nothing(setup: Setup) -> None:
     name = "edited"
-    await expected(world, name)
-    await prepare(world, name)
-    world.operator.kill()
+    await expected(setup, name)
+    await prepare(setup, name)
+    setup.operator.kill()
     # As the command does it, but for its watch_timeouts.
-    client = Client(load_config(str(world.kubeconfig)), field_manager=MANAGER)
+    client = Client(load_config(str(setup.kubeconfig)), field_manager=MANAGER)
     watch_timeouts = WatchTimeouts(idle=2)
     manager = Manager(client, health_address=OFF, metrics_address=OFF, watch_timeouts=watch_timeouts)
     controllers(manager, FAMILIES, SETTINGS)
     watches = 3 * len(FAMILIES) + 1
     task = asyncio.create_task(manager.run())
     try:
-        await until(lambda: world.way.watches >= watches, 60)
-        world.way.mute_watches()
+        await until(lambda: setup.way.watches >= watches, 60)
+        setup.way.mute_watches()
         for deed in SCENARIOS[name].deeds:
-            world.do(deed)
-        await ends_as_ever(world, name)
+            setup.do(deed)
+        await ends_as_ever(setup, name)
         manager.stop()
         await task
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await client.close()
-        world.operator.begin()
+        setup.operator.begin()

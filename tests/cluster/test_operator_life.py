@@ -80,7 +80,7 @@ def test_pods_follow_the_content_of_their_config_map_and_outlive_it(installation
         assert installation.daemonset("dsa", "one")["spec"] == daemonset["spec"]
 
 
-def test_an_overlap_is_told_while_labels_of_a_node_make_it_one(installation: Installation, clean: None) -> None:
+def test_an_overlap_is_reported_while_node_labels_cause_it(installation: Installation, clean: None) -> None:
     installation.hook()
     with installation.operator() as operator:
         installation.hook(operator)

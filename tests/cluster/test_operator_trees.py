@@ -241,8 +241,8 @@ def test_an_invalid_resource_is_refused_by_the_webhook_or_the_definition(
 
 
 def test_pods_that_request_epc_get_the_enclave_device(installed: Cluster, namespace: str) -> None:
-    asking = pod("asking", namespace=namespace, resources={"sgx.intel.com/epc": "512Ki"})
-    status, answer = installed.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", asking)
+    requesting_pod = pod("asking", namespace=namespace, resources={"sgx.intel.com/epc": "512Ki"})
+    status, answer = installed.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", requesting_pod)
     assert status == 201, answer
     assert answer["spec"]["containers"][0]["resources"]["limits"]["sgx.intel.com/enclave"] == "1"
 
@@ -250,18 +250,18 @@ def test_pods_that_request_epc_get_the_enclave_device(installed: Cluster, namesp
 def test_pods_that_request_a_mapping_get_its_region(installed: Cluster, namespace: str) -> None:
     installed.kubectl("apply", f"--namespace={namespace}", "--filename", MAPPINGS)
     region = "fpga.intel.com/region-ce48969398f05f33946d560708be108a"
-    asking = pod("asking", namespace=namespace, resources={"fpga.intel.com/arria10.dcp1.0": "1"})
+    requesting_pod = pod("asking", namespace=namespace, resources={"fpga.intel.com/arria10.dcp1.0": "1"})
 
     def given() -> Any:
-        status, answer = installed.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", asking)
+        status, answer = installed.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", requesting_pod)
         return status == 201 and answer["spec"]["containers"][0]["resources"]["limits"]
 
     wait_until(lambda: given() == {region: "1"}, "the name to be known", 30)
 
 
 def test_the_account_of_the_resource_manager_is_created_and_deleted(installed: Cluster) -> None:
-    asking = resource("gpu", "managed", resourceManager=True, sharedDevNum=2, nodeSelector=NOWHERE)
-    installed.kubectl("apply", "--filename=-", text=json.dumps(asking))
+    requesting_pod = resource("gpu", "managed", resourceManager=True, sharedDevNum=2, nodeSelector=NOWHERE)
+    installed.kubectl("apply", "--filename=-", text=json.dumps(requesting_pod))
     wait_until(lambda: installed.get(BINDING) and installed.get(ACCOUNT), "account and binding", 60)
     installed.kubectl("delete", "gpudeviceplugin", "managed")
     wait_until(lambda: not (installed.get(BINDING) or installed.get(ACCOUNT)), "account and binding to go", 60)
@@ -269,9 +269,11 @@ def test_the_account_of_the_resource_manager_is_created_and_deleted(installed: C
 
 def test_a_provisioning_configuration_is_watched(installed: Cluster) -> None:
     image = "intel/intel-qat-initcontainer:0.31.1"
-    asking = resource("qat", "provisioned", provisioningConfig="qat-config", initImage=image, nodeSelector=NOWHERE)
-    asking["spec"]["kernelVfDrivers"] = ["4xxxvf"]
-    installed.kubectl("apply", "--filename=-", text=json.dumps(asking))
+    requesting_pod = resource(
+        "qat", "provisioned", provisioningConfig="qat-config", initImage=image, nodeSelector=NOWHERE
+    )
+    requesting_pod["spec"]["kernelVfDrivers"] = ["4xxxvf"]
+    installed.kubectl("apply", "--filename=-", text=json.dumps(requesting_pod))
     path = f"{API}/qatdeviceplugins/provisioned"
     wait_until(lambda: holds(installed.get(path), "ProvisioningConfigMissing"), "ProvisioningConfigMissing: True", 60)
     installed.kubectl("create", "configmap", "qat-config", f"--namespace={NAMESPACE}", "--from-literal=qat.conf=")
@@ -342,12 +344,12 @@ def test_overlaps_name_nodes_if_the_operator_may_list_nodes(installed: Cluster) 
     taint = {"key": "example.com/no-pods", "effect": "NoSchedule"}
     metadata = {"name": "shared", "labels": NOWHERE}
     node: Object = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": [taint]}}
-    asking = [resource("npu", name, nodeSelector=NOWHERE) for name in ("one", "two")]
+    requesting_pod = [resource("npu", name, nodeSelector=NOWHERE) for name in ("one", "two")]
     with applied(installed, [*render(OPERATOR / "overlays/node-overlaps"), node]):
         # The operator detects new rights within minutes, or at its start.
         installed.kubectl("rollout", "restart", f"--namespace={NAMESPACE}", f"deployment/{PREFIX}controller-manager")
         wait_for_it(installed)
-        with applied(installed, asking):
+        with applied(installed, requesting_pod):
             path = f"{API}/npudeviceplugins/one"
             wait_until(lambda: holds(installed.get(path), "NodeOverlap"), "NodeOverlap: True", 60)
             found: Any = installed.get(path)

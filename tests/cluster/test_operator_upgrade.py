@@ -59,7 +59,7 @@ def wait_running(installation: Installation, images: Object) -> None:
     ("upgrade", "asked", "run", "told"),
     [("spec", NEW, NEW, {}), ("daemonset", OLD, NEW, NEW), ("off", OLD, OLD, {})],
 )
-def test_older_images_of_resources_that_were_there_are_upgraded_where_the_flag_says(
+def test_older_images_of_existing_resources_are_upgraded_as_the_flag_selects(
     installation: Installation, upgrade: str, asked: Object, run: Object, told: Object
 ) -> None:
     installation.create(resource("qat", "one", **OLD))

@@ -276,7 +276,7 @@ def test_a_device_in_trouble_is_named_with_its_reason_and_the_others_are_done(fa
     families.wait({CY: 2 * VFS, DC: VFS, DSA: 8, VF: 1})
 
 
-def test_without_vfio_pci_it_is_said_what_to_load(families: Families) -> None:
+def test_a_missing_vfio_pci_is_reported_with_the_module_to_load(families: Families) -> None:
     families.kernel.do("unload", module="vfio-pci")
     qat = families.deploy(TREES["qat"])[0]
     dsa = families.deploy("dsa_plugin/overlays/dsa_vfio_initcontainer")[0]
@@ -287,7 +287,7 @@ def test_without_vfio_pci_it_is_said_what_to_load(families: Families) -> None:
     assert families.read(f"{DEVICES}/{QAT0}/sriov_numvfs") == "0"
 
 
-def test_a_dsa_that_vfio_pci_refuses_goes_back_and_the_reason_is_said(families: Families) -> None:
+def test_a_dsa_rejected_by_vfio_pci_is_rolled_back_with_the_reason(families: Families) -> None:
     families.reset([DsaSpec(bdf=DSA0), DsaSpec(bdf="0000:64:01.0", model="11fb")])
     (daemonset,) = families.deploy("dsa_plugin/overlays/dsa_vfio_initcontainer")
     said = failed(daemonset)
@@ -308,7 +308,7 @@ def test_a_bad_configuration_ends_it_before_anything_is_written(families: Famili
     assert families.snapshot() == before
 
 
-def test_without_an_iommu_it_is_said_what_is_missing(plain: Families) -> None:
+def test_a_missing_iommu_is_reported(plain: Families) -> None:
     qat = plain.deploy(TREES["qat"])[0]
     dsa = plain.deploy(TREES["dsa"], config=EXAMPLES["dsa"])[0]
     said = failed(qat)

@@ -30,8 +30,8 @@ def webhook(cluster: Cluster) -> Any:
 
 def is_mutated(cluster: Cluster, namespace: str) -> bool:
     """Whether the webhook adds the device to a pod that requests EPC."""
-    asking = pod("asking", namespace=namespace, resources=ASKS)
-    status, answer = cluster.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", asking)
+    requesting_pod = pod("asking", namespace=namespace, resources=ASKS)
+    status, answer = cluster.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", requesting_pod)
     assert status == 201, answer
     return "sgx.intel.com/enclave" in answer["spec"]["containers"][0]["resources"]["limits"]
 

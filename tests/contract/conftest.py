@@ -1,4 +1,4 @@
-"""The world of the contract tests: a kubelet's directory, kubelets, agents, processes."""
+"""Fixtures of the contract tests: a kubelet's directory, kubelets, agents, processes."""
 
 import asyncio
 import shutil
@@ -27,7 +27,7 @@ Run = Callable[..., Process]
 
 @pytest.fixture
 def directory() -> Iterator[str]:
-    """A kubelet's directory, whose socket paths are short enough wherever temporary files are."""
+    """A kubelet's directory, with short socket paths."""
     path = tempfile.mkdtemp(prefix="ak")
     yield path
     shutil.rmtree(path, ignore_errors=True)
@@ -35,7 +35,7 @@ def directory() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def real_node() -> Iterator["Node"]:
-    """One node for all tests with the real kubelet. Skips them where there can be none."""
+    """One node for all tests with the real kubelet. Skips the tests if it cannot be started."""
     from cluster.cluster import why_unavailable
     from real_kubelet import running_node
 
@@ -87,7 +87,7 @@ async def start_agent(directory: str, tmp_path: Path) -> AsyncIterator[Start]:
 
 @pytest.fixture
 def run(tmp_path: Path, directory: str) -> Iterator[Run]:
-    """`run("accelplane", "node", …)`: a process of its own, killed with the test if it still runs.
+    """`run("accelplane", "node", …)`: a separate process, killed at the end of the test.
 
     Every node command gets the test's directories.
     """

@@ -1,4 +1,4 @@
-"""The Registration service alone, for kubelets that do what no good kubelet does."""
+"""The Registration service of a misbehaving kubelet."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 
 
 class FakeKubelet:
-    """Accepts registrations, or refuses them with `refusal`; opens a stream only where `watches` says so.
+    """Accepts registrations, or rejects them with `refusal`; opens a stream only for resources in `watches`.
 
     With `cuts` it ends every stream after its first list.
     """

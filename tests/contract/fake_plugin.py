@@ -1,4 +1,4 @@
-"""A device plugin that does whatever a test tells it to: answer, answer slowly, refuse, lie, die."""
+"""A device plugin with configurable responses: delays, errors, invalid data, crashes."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ def listing(*devices: str | tuple[str, str] | tuple[str, str, Sequence[int]]) ->
 
 
 class FakePlugin:
-    """Serves `resource` at `<directory>/<endpoint>`; every request is kept in `requests[<method>]`.
+    """Serves `resource` at `<directory>/<endpoint>`; every request is recorded in `requests[<method>]`.
 
     Handlers given by method name answer in the place of the defaults: with a message, with bytes that are sent as they
     are, or by raising `Refusal`.
@@ -82,7 +82,7 @@ class FakePlugin:
         return self._server is not None
 
     async def die(self) -> None:
-        """Ends at once, cutting all streams."""
+        """Ends immediately and aborts all streams."""
         if self._server is not None:
             await self._server.stop(None)
             self._server = None

@@ -1,4 +1,4 @@
-"""Plugins for tests: small ones that show what tests want to see, and that fail as tests want them to."""
+"""Small plugins for tests with configurable devices and failures."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ def gadgets(*keys: str) -> list[Device]:
 
 
 class Table(Plugin[Config]):
-    """Finds what a test puts into `found`; raises it if it is an exception, calls it if it is a function."""
+    """Returns `found`; raises it if it is an exception, calls it if it is a function."""
 
     namespace = "example.com"
 
@@ -45,7 +45,7 @@ class Other(Table):
 
 
 class Shelf(Plugin[Config]):
-    """A device for each entry of `/dev/shelf`; the resource is what is in front of the dash in its name."""
+    """A device for each entry of `/dev/shelf`; the resource is the part of its name before the dash."""
 
     namespace = "shelf.example.com"
 

@@ -1,4 +1,4 @@
-"""An HTTP/2 peer that sends whatever a test wants, and tells what comes back as other people's code reads it.
+"""An HTTP/2 peer that sends any frames, and decodes responses with an independent implementation.
 
 Its frames are put together by hand, so that they may be wrong; hyperframe and hpack, not ours, read the answers.
 """
@@ -62,12 +62,12 @@ def block(**changes: str | None) -> bytes:
 
 
 def call(stream: int = 1, content: bytes = b"", **changes: str | None) -> bytes:
-    """A whole call: headers, and one message."""
+    """The frames of a call: headers and one message."""
     return frame(HEADERS, END_HEADERS, stream, block(**changes)) + frame(DATA, END_STREAM, stream, message(content))
 
 
 class Answer:
-    """What has come on one stream."""
+    """The received data of one stream."""
 
     def __init__(self) -> None:
         self.headers: dict[str, str] = {}
@@ -94,7 +94,7 @@ class Raw:
     @classmethod
     @contextlib.asynccontextmanager
     async def to(cls, path: str, *first: bytes) -> AsyncIterator[Self]:
-        """A client's end, which has said hello unless told what to say."""
+        """A client connection, which has sent the preface unless `hello` is given."""
         reader, writer = await asyncio.open_unix_connection(path)
         raw = cls(reader, writer)
         try:
@@ -134,14 +134,14 @@ class Raw:
         return found
 
     async def until(self, wanted: Callable[[Any], bool]) -> Any:
-        """The next frame that is `wanted`."""
+        """The next frame that matches `wanted`."""
         while (found := await self.next()) is not None:
             if wanted(found):
                 return found
         raise AssertionError(f"the connection ended after {self.seen}")
 
     async def got(self, stream: int, size: int) -> int:
-        """Waits for so much data; how much there is."""
+        """Waits for this amount of data; returns the received amount."""
         while len(self.answers[stream].data) < size:
             assert await self.next() is not None, f"the connection ended after {self.seen}"
         return len(self.answers[stream].data)
@@ -159,14 +159,14 @@ class Raw:
         return codes[-1] if codes else None
 
     async def answer(self, stream: int = 1) -> Answer:
-        """All that comes on a stream until its end."""
+        """The data of a stream until its end."""
         while not self.answers[stream].ended:
             assert await self.next() is not None, f"the connection ended after {self.seen}"
         return self.answers[stream]
 
 
 class Methods:
-    """A server of a few methods over `BytesValue`, and what became of their calls."""
+    """A server of a few methods over `BytesValue`, and the results of their calls."""
 
     def __init__(self) -> None:
         self.release = asyncio.Event()

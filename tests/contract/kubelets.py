@@ -1,4 +1,4 @@
-"""What the contract tests ask of a kubelet, so that the same tests can run against more than one."""
+"""The interface of contract tests to a kubelet, so that the same tests run against several kubelets."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
@@ -15,8 +15,8 @@ class Counts(NamedTuple):
     allocatable: int
 
 
-class PodRefused(Exception):
-    """A pod was not admitted, or its container does not start; the text is the reason and the kubelet's sentence."""
+class PodRejected(Exception):
+    """A pod was not admitted, or its container does not start; the message has reason and message of the kubelet."""
 
 
 class Kubelet(Protocol):
@@ -25,17 +25,17 @@ class Kubelet(Protocol):
     directory: str
 
     async def start(self) -> None:
-        """Comes up as at a boot, or after `kill`."""
+        """Starts, also after `kill`."""
         ...
 
     async def kill(self) -> None:
-        """Ends without a chance to clean up."""
+        """Ends without cleanup."""
         ...
 
     async def restart(self) -> None: ...
 
     def resources(self) -> Mapping[str, Counts]:
-        """What the node's status shows, without resources that have fallen to 0 of 0."""
+        """The resources in the node's status, without those of capacity 0."""
         ...
 
     async def until(self, condition: Callable[[Mapping[str, Counts]], bool], seconds: float = 10) -> None:
@@ -43,14 +43,14 @@ class Kubelet(Protocol):
         ...
 
     async def run_pod(self, name: str, wants: Mapping[str, int]) -> RunningContainer:
-        """Runs a pod of one container that asks for that. Raises `PodRefused`."""
+        """Runs a pod of one container with these requests. Raises `PodRejected`."""
         ...
 
     async def delete_pod(self, name: str) -> None: ...
 
 
 def embedded_only(reason: str) -> pytest.MarkDecorator:
-    """For a test that cannot be had from a real kubelet; `reason` says why."""
+    """Marks a test that cannot run with a real kubelet because of `reason`."""
     assert reason
     return pytest.mark.parametrize("idle_kubelet", ["embedded"], indirect=True)
 
@@ -85,9 +85,9 @@ class Embedded:
         try:
             pod = await self.inner.run_pod(Pod(name, containers={"main": wants}))
         except AdmissionError as error:
-            raise PodRefused(f"{error.reason}: {error.message}") from error
+            raise PodRejected(f"{error.reason}: {error.message}") from error
         except ContainerStartError as error:
-            raise PodRefused(str(error)) from error
+            raise PodRejected(str(error)) from error
         return pod.containers["main"]
 
     async def delete_pod(self, name: str) -> None:

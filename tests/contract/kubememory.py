@@ -79,7 +79,7 @@ class MemoryServer:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    # What the client has
+    # The state of the client
 
 
 class MemoryClient:

@@ -1,4 +1,4 @@
-"""A Node behind a server of real sockets: read, patched and watched, as far as those who keep one need it."""
+"""A Node served over real sockets: get, patch and watch."""
 
 import asyncio
 import contextlib
@@ -49,7 +49,7 @@ class NodeApi:
         await writer.drain()
 
     async def change(self, part: str, field: str, key: str, value: str | None) -> None:
-        """Somebody else sets, or takes out, a key of `metadata.labels` or `status.capacity`."""
+        """Sets or removes a key of `metadata.labels` or `status.capacity` as another client."""
         content = self.node[part].setdefault(field, {})
         content.pop(key, None)
         if value is not None:

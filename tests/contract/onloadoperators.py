@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from kubeapi import KubeApi
-from onloadworld import World
+from onloadsetup import Setup
 
 from accelplane.kube.client import Client
 from accelplane.kube.manager import OFF, Manager
@@ -35,13 +35,13 @@ async def operator(api: KubeApi, image: str = IMAGE, manager: str = "onload-oper
 
 
 @contextlib.asynccontextmanager
-async def running(world: World) -> AsyncIterator[None]:
+async def running(setup: Setup) -> AsyncIterator[None]:
     """The cluster reacts, and nothing that must not happen has happened in the end."""
-    task = asyncio.create_task(world.run())
+    task = asyncio.create_task(setup.run())
     try:
         yield
         assert not task.done(), task.result()
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    assert not world.violations
+    assert not setup.violations

@@ -1,4 +1,4 @@
-"""What the pages of an agent read, as values that a test sets."""
+"""The sources of an agent's pages, with values that a test sets."""
 
 from collections.abc import Sequence
 

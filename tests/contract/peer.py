@@ -1,4 +1,4 @@
-"""The kubelet's side of a plugin's socket, spoken by gRPC's reference implementation."""
+"""A kubelet's client of a plugin, with grpcio."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ class Peer:
         await self._channel.close()
 
     async def call(self, method: str, request: Any, response_type: Any, **more: Any) -> Any:
-        """One call; `request` is a message, or bytes that are sent as they are."""
+        """One call; `request` is a message, or bytes that are sent unchanged."""
         call = self._channel.unary_unary(
             method if method.startswith("/") else SERVICE + method,
             request_serializer=lambda data: data if isinstance(data, bytes) else data.SerializeToString(),
@@ -43,7 +43,7 @@ class Peer:
         return await self.call("GetDevicePluginOptions", pb.Empty(), pb.DevicePluginOptions)
 
     async def allocate(self, *containers: Sequence[str], **more: Any) -> Sequence[pb.ContainerAllocateResponse]:
-        """The answers for containers that get these ids each."""
+        """The responses for containers with these IDs."""
         request = pb.AllocateRequest(
             container_requests=[pb.ContainerAllocateRequest(devices_ids=ids) for ids in containers]
         )
@@ -60,7 +60,7 @@ class Peer:
         await self.call("PreStartContainer", request, pb.PreStartContainerResponse)
 
     def stream(self) -> Any:
-        """The call of `ListAndWatch` itself."""
+        """The call of `ListAndWatch`."""
         return self._channel.unary_stream(
             f"{SERVICE}ListAndWatch",
             request_serializer=pb.Empty.SerializeToString,
@@ -95,7 +95,7 @@ class Lists:
         return None if message is None else {device.ID: device.health for device in message.devices}
 
     async def until(self, wanted: Mapping[str, str]) -> None:
-        """Reads lists until one is `wanted`."""
+        """Reads lists until one matches `wanted`."""
         seen: list[Mapping[str, str] | None] = []
         while not seen or seen[-1] != wanted:
             seen.append(await self.next())

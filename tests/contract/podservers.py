@@ -79,7 +79,7 @@ class Servers:
 
     @property
     def paths(self) -> tuple[list[str], list[str]]:
-        """What the kubelet and the API server were asked for."""
+        """The requests to the kubelet and the API server."""
         return [each.path for each in self.kubelet.requests], [each.path for each in self.api.requests]
 
 

@@ -1,4 +1,4 @@
-"""Node commands: in processes of their own, as a DaemonSet runs them, or called in this process."""
+"""Node commands in separate processes, as in a DaemonSet, or called in this process."""
 
 import asyncio
 import contextlib
@@ -15,12 +15,12 @@ from waiting import until
 
 
 class Process:
-    """A running command. What it writes is in `log()`."""
+    """A running command. `log()` returns its output."""
 
     def __init__(
         self, command: str, *arguments: str, log: Path, env: Mapping[str, str] | None = None, powerless: bool = False
     ) -> None:
-        """`powerless`: what files' modes forbid is forbidden, also to root."""
+        """`powerless`: file permissions also apply to root."""
         without_capabilities = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"]
         wrapper = without_capabilities if powerless and os.geteuid() == 0 else []
         program = os.path.join(os.path.dirname(sys.executable), command)

@@ -1,4 +1,4 @@
-"""The real kubelet of a node of `tests/cluster`, with the interface that contract tests ask for.
+"""The real kubelet of a node of `tests/cluster`, with the interface of the contract tests.
 
 The agent under test stays in the test's process: `directory` is a link to the node's `/var/lib/kubelet`, which is a
 plain directory on this computer's disk, and a socket is reached by its inode whatever the namespaces. A link also
@@ -19,7 +19,7 @@ from typing import Any
 from cluster.cluster import Cluster, Node, NodePlan
 from cluster.machine import wait_until
 from cluster.objects import pod
-from kubelets import Counts, PodRefused
+from kubelets import Counts, PodRejected
 from waiting import until
 
 from accelplane.kubelet.checkpoint import read_checkpoint
@@ -28,7 +28,7 @@ from accelplane.kubelet.embedded import RunningContainer
 _KUBELET = Path("/var/lib/kubelet")
 _NULL = (1, 3)
 _REFUSALS = ("UnexpectedAdmissionError", "TopologyAffinityError")
-# What the plugins of the tests hand out has to be there, or no container that gets it would start.
+# Allocated device nodes must exist, otherwise containers fail to start.
 _DEVICES = [f"/dev/{name}" for name in ("a", "b", "c", "x", "y", "d0")]
 _DEVICES += ["/dev/sgx_enclave", "/dev/sgx_provision"]
 _DEVICES += ["/dev/onload", "/dev/onload_epoll", "/dev/sfc_char"]
@@ -52,7 +52,7 @@ def _put_in(node: Node) -> None:
         node.mknod(device, *_NULL)
     for file in _FILES:
         node.write(file, "")
-    # Where the tests' agents write their CDI files is where containerd looks for them.
+    # The agents' CDI directory is that of containerd.
     configuration = node.path("/etc/containerd/config.toml")
     configuration.write_text(configuration.read_text().replace('"/etc/cdi"', f'"{_KUBELET}/cdi"'))
 
@@ -122,7 +122,7 @@ class Real:
         )
 
     async def delete_pod(self, name: str) -> None:
-        # With a grace the pod stays in the API until its containers have ended, and its devices are free.
+        # With a grace period the pod exists until its containers have ended and its devices are free.
         await asyncio.to_thread(self.cluster.request, "DELETE", self._pods(name), {"gracePeriodSeconds": 1})
         await until(lambda: asyncio.to_thread(lambda: self.cluster.pod(name) is None), 60)
 
@@ -131,10 +131,10 @@ class Real:
         chosen = f"involvedObject.uid={uid},type=Warning"
         for event in (self.cluster.get(f"/api/v1/namespaces/default/events?fieldSelector={chosen}") or {})["items"]:
             if event["reason"] in _REFUSALS or event["reason"].startswith("OutOf"):
-                raise PodRefused(f"{event['reason']}: {event['message']}")
+                raise PodRejected(f"{event['reason']}: {event['message']}")
 
     def _start(self) -> None:
-        # The status outlives the kubelet that reported it: only what the new one says is to be seen.
+        # The status of the former kubelet remains: only that of the new one counts.
         self._forget_resources()
         self.node.kubelet.start()
         wait_until(lambda: _answers(f"{self.directory}/device-plugins/kubelet.sock"), "the kubelet's socket")
@@ -167,12 +167,12 @@ class Real:
 
 
 def _is_running(seen: dict[str, Any] | None) -> bool:
-    """Raises `PodRefused` when a container cannot be started."""
+    """Raises `PodRejected` when a container cannot be started."""
     status = (seen or {}).get("status", {})
     for container in status.get("containerStatuses", ()):
         waiting = container["state"].get("waiting") or {}
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-            raise PodRefused(f"{waiting['reason']}: {waiting.get('message')}")
+            raise PodRejected(f"{waiting['reason']}: {waiting.get('message')}")
     return status.get("phase") == "Running"
 
 

@@ -1,4 +1,4 @@
-"""An agent, its node and its kubelet on a `VirtualTimeLoop`: every interleaving is under a test's control."""
+"""An agent, its node and its kubelet on a `VirtualTimeLoop`: tests control every interleaving."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ LONG, NEVER = 40.0, 1e6
 class ScriptedKubelet:
     """A device manager: registration, lists, Allocate, and a checkpoint that it writes at each list.
 
-    `crashes` names what would crash a real kubelet (docs/kubelet-defects.md).
+    `crashes` are events that would crash a real kubelet (docs/kubelet-defects.md).
     """
 
     def __init__(self, directory: str) -> None:
@@ -41,7 +41,7 @@ class ScriptedKubelet:
         self.held: dict[str, set[str]] = {}
         self.crashes: list[str] = []
         self.records = True  # whether it writes its checkpoint
-        self.ends_streams = 0  # so many streams end after their first list, while Register is unanswered
+        self.ends_streams = 0  # the number of streams that end after their first list, while Register is unanswered
         self._unanswered: list[tuple[str, str]] = []
         self._streams: set[asyncio.Task[None]] = set()
         self._server: rpc.RpcServer | None = None
@@ -49,7 +49,7 @@ class ScriptedKubelet:
         self._stopped: set[str] = set()
 
     async def start(self) -> None:
-        """As a kubelet does it: deletes all sockets, then makes its own."""
+        """Deletes all sockets, then creates its own, as a kubelet does."""
         for name in os.listdir(self.directory):
             if name.endswith(".sock"):
                 os.unlink(os.path.join(self.directory, name))
@@ -69,7 +69,7 @@ class ScriptedKubelet:
         self._stopped.clear()
 
     async def allocate(self, resource: str, id_: str) -> None:
-        """Allocates one ID to a container, which keeps it until `release`."""
+        """Allocates one ID to a container, which holds it until `release`."""
         call = (resource, id_)
         self._unanswered.append(call)
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=[id_])])
@@ -117,7 +117,7 @@ class ScriptedKubelet:
                 self._stopped.add(resource)
 
     def list_at_rest(self, resource: str) -> dict[str, bool]:
-        """The list after five minutes, when the kubelet has removed the devices of a plugin that is gone."""
+        """The list after five minutes, when the kubelet has removed the devices of a stopped plugin."""
         return {} if resource in self._stopped else self.lists.get(resource, {})
 
     def _learn(self, resource: str, devices: dict[str, bool]) -> None:
@@ -154,13 +154,13 @@ class ShelfConfig(Config, frozen=True, kw_only=True):
 class Shelf(Plugin[ShelfConfig]):
     """A device for each entry of each directory below `/NAME`; the directory is the unit.
 
-    `bad` has the units that are unhealthy. `health` reads it at once and answers when the test says so.
+    `bad` has the units that are unhealthy. `health` reads it immediately and returns when the test completes the call.
     """
 
     config_type = ShelfConfig
     exclusive_namespace = True
 
-    def __init__(self, world: "World", name: str, config: ShelfConfig | None = None) -> None:
+    def __init__(self, setup: "Setup", name: str, config: ShelfConfig | None = None) -> None:
         super().__init__(config)
         self.namespace = f"{name}.example.com"
         self.name = name
@@ -169,7 +169,7 @@ class Shelf(Plugin[ShelfConfig]):
         self.policy = HealthPolicy(bad_verdicts=1, good_verdicts=1, interval=NEVER)
         self.answers = True
         self.checks = 0
-        self._world = world
+        self._setup = setup
 
     @property
     def health_policy(self) -> HealthPolicy:
@@ -182,7 +182,7 @@ class Shelf(Plugin[ShelfConfig]):
         return super().overrides(hook)
 
     def prepare(self, host: Host) -> None:
-        """Present so that scans change hardware: no two may run at once."""
+        """Overridden so that scans change hardware: they must not run concurrently."""
 
     def scan(self, host: Host) -> Iterable[Device]:
         shelf = f"/{self.name}"
@@ -198,19 +198,19 @@ class Shelf(Plugin[ShelfConfig]):
         self.checks += 1
         if not self.answers:
             raise ConnectionError("no answer")
-        verdicts = {unit: Verdict("bad" if unit in self._world.bad else "good") for unit in {d.unit for d in devices}}
-        await self._world.reply()
+        verdicts = {unit: Verdict("bad" if unit in self._setup.bad else "good") for unit in {d.unit for d in devices}}
+        await self._setup.reply()
         return verdicts
 
     async def background(self, host: Host, request_scan: Callable[[], None]) -> None:
-        self._world.notify.append(request_scan)
+        self._setup.notify.append(request_scan)
         try:
             await asyncio.Event().wait()
         finally:
-            self._world.notify.remove(request_scan)
+            self._setup.notify.remove(request_scan)
 
 
-class World:
+class Setup:
     """The node's files, its kubelet and an agent with the plugins `enabled`, on one loop."""
 
     def __init__(self) -> None:
@@ -265,7 +265,7 @@ class World:
             self.answer_health()
         self.loop.run(self.task)
 
-    # What happens on the node
+    # Events on the node
 
     def plug(self, name: str, unit: str, id_: str) -> None:
         path = self.root / name / unit
@@ -333,31 +333,31 @@ class World:
         self.loop.run(asyncio.sleep(seconds))
 
     def scans(self, name: str) -> int:
-        """How many scans of the plugin run in threads now."""
+        """The number of the plugin's scans running in threads."""
         scanning = [thread for thread in self.threads.running if "ScanLoop" in thread.work.__qualname__]
         plugins = [thread.work.__closure__[1].cell_contents for thread in scanning if thread.work.__closure__]
         return sum(getattr(plugin, "name", None) == name for plugin in plugins)
 
     def rest(self) -> None:
-        """Lets everything that is under way end."""
+        """Completes all running work."""
         self.threads.immediate = self.immediate_replies = True
         self.threads.deliver_all()
         while self.replies:
             self.answer_health()
-        if self.late:  # a source that answers again says so
+        if self.late:  # a source that recovers notifies
             self.late = False
             for notify in list(self.notify):
                 notify()
         self.advance(LONG)
 
     def hold(self) -> None:
-        """From now on threads and health sources wait for the test."""
+        """Lets threads and health sources wait for the test."""
         self.threads.immediate = self.immediate_replies = False
 
-    # What must be true
+    # Invariants
 
     def expected(self, name: str) -> dict[str, bool]:
-        """The list at rest: what is plugged, with its health, and what containers hold, as Unhealthy."""
+        """The list at rest: plugged devices with their health, and other held devices as Unhealthy."""
         found: dict[str, bool] = {}
         shelf = self.root / name
         for unit in sorted(os.listdir(shelf)) if shelf.exists() else ():
@@ -374,7 +374,7 @@ class World:
         assert len(self.notify) == len(self.enabled), "one background task for each plugin"
 
     def close(self) -> None:
-        """Stops the agent; nothing that it started may be left."""
+        """Stops the agent; no task, thread or subscription may remain."""
         try:
             self._stop_agent()
             self.loop.run(self.kubelet.stop())

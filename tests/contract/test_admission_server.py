@@ -119,7 +119,7 @@ def trusting(authority: Authority, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1
     return context
 
 
-class World:
+class Setup:
     """A server, and callers of it."""
 
     def __init__(self, server: AdmissionServer, port: int, *, secure: bool) -> None:
@@ -138,15 +138,15 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world(
+async def setup(
     *hooks: Hook, limits: HttpLimits | None = None, tls: ServingTls | None = None, secure: bool = True
-) -> AsyncGenerator[World]:
+) -> AsyncGenerator[Setup]:
     server = AdmissionServer(hooks or [mutator(SgxOptions())], {"/healthz": lambda: (200, "ok\n")}, limits)
     if tls is None:
         tls = ServingTls()
         tls.use(SERVER.certificate, SERVER.key)
     port = await server.start("127.0.0.1", 0, tls.context if secure else None)
-    made = World(server, port, secure=secure)
+    made = Setup(server, port, secure=secure)
     try:
         yield made
     finally:
@@ -161,8 +161,8 @@ def hook(
     return kind("/hook", dict[str, Any], decide)
 
 
-async def test_a_pod_that_asks_for_epc_gets_its_devices_and_keeps_what_nobody_here_knows() -> None:
-    async with world() as one:
+async def test_a_pod_that_requests_epc_gets_devices_and_keeps_unknown_fields() -> None:
+    async with setup() as one:
         reply = await one.ask(post(review(), f"{PATH}?timeout=10s"))
     assert reply.status == 200
     assert reply.fields["content-type"] == "application/json"
@@ -175,14 +175,14 @@ async def test_a_pod_that_asks_for_epc_gets_its_devices_and_keeps_what_nobody_he
 
 
 async def test_reviews_of_the_older_version_are_answered_in_it() -> None:
-    async with world() as one:
+    async with setup() as one:
         older = await one.ask(post(review().replace(b"k8s.io/v1", b"k8s.io/v1beta1")))
         newer = await one.ask(post(review()))
     assert json.loads(older.body) == {**json.loads(newer.body), "apiVersion": "admission.k8s.io/v1beta1"}
 
 
 async def test_what_needs_no_change_is_allowed_without_a_patch() -> None:
-    async with world() as one:
+    async with setup() as one:
         plain = await one.ask(post(review({"metadata": {}, "spec": {"containers": []}})))
         deleted = await one.ask(post(review(None, "DELETE")))
     for reply in (plain, deleted):
@@ -192,7 +192,7 @@ async def test_what_needs_no_change_is_allowed_without_a_patch() -> None:
 async def test_a_denial_and_an_object_that_is_none_are_answers_and_not_failures() -> None:
     broken = json.loads(json.dumps(POD))
     broken["spec"]["containers"][0]["resources"]["requests"] = {}
-    async with world() as one:
+    async with setup() as one:
         denied = await one.ask(post(review(broken)))
         unreadable = await one.ask(post(review({"metadata": {}, "spec": {"containers": 7}})))
     assert (denied.status, denied.response["allowed"]) == (200, False)
@@ -203,15 +203,15 @@ async def test_a_denial_and_an_object_that_is_none_are_answers_and_not_failures(
 
 async def test_warnings_reach_the_user_and_are_no_longer_than_shown() -> None:
     many = Decision(warnings=["w" * 1000] * 100)
-    async with world(hook(lambda _review, _object: many)) as one:
+    async with setup(hook(lambda _review, _object: many)) as one:
         response = (await one.ask(post(review(), "/hook"))).response
     assert response["allowed"]
     assert len(response["warnings"]) == 16
     assert all(len(text) <= 200 for text in response["warnings"])
 
 
-async def test_a_denial_is_no_longer_than_somebody_reads() -> None:
-    async with world(hook(lambda _review, _object: deny("d" * 1_000_000))) as one:
+async def test_denial_messages_have_a_length_limit() -> None:
+    async with setup(hook(lambda _review, _object: deny("d" * 1_000_000))) as one:
         response = (await one.ask(post(review(), "/hook"))).response
     assert not response["allowed"]
     assert len(response["status"]["message"]) <= 2048
@@ -224,7 +224,7 @@ async def test_what_is_being_deleted_may_lose_its_finalizers_whatever_is_wrong_w
     going = {"metadata": {"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["orphan"]}}
     gone = {"metadata": {**going["metadata"], "finalizers": []}}
     stays = {"metadata": {"name": "a", "finalizers": ["orphan"]}}
-    async with world(hook(lambda _review, _object: deny("no"), kind)) as one:
+    async with setup(hook(lambda _review, _object: deny("no"), kind)) as one:
         freed = await one.ask(post(review(gone, "UPDATE", oldObject=going), "/hook"))
         edited = await one.ask(post(review(gone, "UPDATE", oldObject=stays), "/hook"))
     assert freed.response["allowed"]
@@ -232,16 +232,16 @@ async def test_what_is_being_deleted_may_lose_its_finalizers_whatever_is_wrong_w
 
 
 async def test_a_disabled_kind_is_refused_with_a_word_on_why() -> None:
-    async with world(denying("/off", "GPU is not enabled, see --devices")) as one:
+    async with setup(denying("/off", "GPU is not enabled, see --devices")) as one:
         response = (await one.ask(post(review(), "/off"))).response
     assert (response["allowed"], response["status"]["message"]) == (False, "GPU is not enabled, see --devices")
 
 
-async def test_validators_say_yes_or_no_and_never_patch() -> None:
+async def test_validators_allow_or_deny_and_never_patch() -> None:
     def decide(_review: Review, found: dict[str, Any]) -> Decision:
         return Decision(patch=[Operation("add", "/x", 1)]) if "spec" in found else deny("no spec")
 
-    async with world(hook(decide, Validator)) as one:
+    async with setup(hook(decide, Validator)) as one:
         assert (await one.ask(post(review({}), "/hook"))).response["status"]["message"] == "no spec"
         assert (await one.ask(post(review(), "/hook"))).status == 500
 
@@ -273,13 +273,13 @@ async def test_validators_say_yes_or_no_and_never_patch() -> None:
     ],
 )  # fmt: skip
 async def test_what_is_no_review_is_refused_with_a_status_of_its_own(message: bytes, status: int) -> None:
-    async with world() as one:
+    async with setup() as one:
         assert (await one.ask(message)).status == status
         assert (await one.ask(post(review()))).response["allowed"]
 
 
 async def test_a_body_that_is_too_large_is_refused_while_it_still_comes() -> None:
-    async with world() as one:
+    async with setup() as one:
         caller = await one.caller()
         caller.writer.write(f"POST {PATH} HTTP/1.1\r\nContent-Length: 50000000\r\n\r\n".encode() + b"x" * 1_000_000)
         reply = await caller.reply()
@@ -290,12 +290,12 @@ async def test_a_body_that_is_too_large_is_refused_while_it_still_comes() -> Non
 
 async def test_an_object_of_the_greatest_size_is_reviewed() -> None:
     big = {**POD, "metadata": {"annotations": {"x": "y" * 2_900_000}}}
-    async with world() as one:
+    async with setup() as one:
         assert (await one.ask(post(review(big)))).response["allowed"]
 
 
 async def test_requests_on_one_connection_are_answered_in_their_order() -> None:
-    async with world() as one:
+    async with setup() as one:
         caller = await one.caller()
         many = [review(uid=f"u-{number}") for number in range(20)]
         caller.writer.write(b"".join(post(body) for body in many))
@@ -303,7 +303,7 @@ async def test_requests_on_one_connection_are_answered_in_their_order() -> None:
 
 
 async def test_a_request_may_come_byte_by_byte() -> None:
-    async with world(secure=False) as one:
+    async with setup(secure=False) as one:
         caller = await one.caller()
         for byte in post(review({"metadata": {}, "spec": {}})):
             caller.writer.write(bytes([byte]))
@@ -312,10 +312,10 @@ async def test_a_request_may_come_byte_by_byte() -> None:
         assert (await caller.reply()).response["allowed"]
 
 
-async def test_who_asks_before_sending_is_told_to_go_on() -> None:
+async def test_expect_100_continue_gets_a_continue_response() -> None:
     message = post(review(), PATH, "Expect: 100-continue")
     head, _, body = message.partition(b"\r\n\r\n")
-    async with world() as one:
+    async with setup() as one:
         caller = await one.caller()
         caller.writer.write(head + b"\r\n\r\n")
         assert await caller.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -324,7 +324,7 @@ async def test_who_asks_before_sending_is_told_to_go_on() -> None:
 
 @pytest.mark.parametrize("fields", [("Connection: close",), ("Connection: keep-alive, Close",)])
 async def test_a_connection_ends_when_its_caller_wants_that(fields: Sequence[str]) -> None:
-    async with world() as one:
+    async with setup() as one:
         caller = await one.caller()
         assert (await caller.ask(post(review(), PATH, *fields))).fields["connection"] == "close"
         assert await caller.ended()
@@ -336,7 +336,7 @@ QUICK = HttpLimits(request=0.2, idle=0.2, handshake=0.2, linger=0.1)
 @pytest.mark.parametrize("begun", [b"POST", post(review())[:-1], post(review()).partition(b"\r\n\r\n")[0]])
 @in_virtual_time(http_server, http_connection)
 async def test_an_incomplete_request_times_out_with_408(begun: bytes) -> None:
-    async with world(limits=QUICK) as one:
+    async with setup(limits=QUICK) as one:
         caller = await one.caller()
         assert (await caller.ask(begun)).status == 408
         assert await caller.ended()
@@ -344,7 +344,7 @@ async def test_an_incomplete_request_times_out_with_408(begun: bytes) -> None:
 
 @in_virtual_time(http_server, http_connection)
 async def test_single_bytes_do_not_extend_the_timeout() -> None:
-    async with world(limits=QUICK, secure=False) as one:
+    async with setup(limits=QUICK, secure=False) as one:
         caller = await one.caller()
 
         async def trickle() -> None:
@@ -361,7 +361,7 @@ async def test_single_bytes_do_not_extend_the_timeout() -> None:
 
 @in_virtual_time(http_server, http_connection)
 async def test_an_idle_connection_is_closed_without_a_response() -> None:
-    async with world(limits=QUICK) as one:
+    async with setup(limits=QUICK) as one:
         fresh, used = await one.caller(), await one.caller()
         assert (await used.ask(post(review()))).status == 200
         assert await fresh.ended()
@@ -369,7 +369,7 @@ async def test_an_idle_connection_is_closed_without_a_response() -> None:
 
 
 async def test_a_connection_without_handshake_is_closed() -> None:
-    async with world(limits=QUICK) as one:
+    async with setup(limits=QUICK) as one:
         reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
         async with asyncio.timeout(10):
             assert await reader.read() == b""
@@ -377,7 +377,7 @@ async def test_a_connection_without_handshake_is_closed() -> None:
 
 
 async def test_idle_connections_and_unfinished_handshakes_at_the_limit_do_not_block_reviews() -> None:
-    async with world(limits=HttpLimits(connections=2, stall=0.1)) as one:
+    async with setup(limits=HttpLimits(connections=2, stall=0.1)) as one:
         idle = await one.caller()
         assert (await idle.ask(post(review()))).status == 200
         silent = [await asyncio.open_connection("127.0.0.1", one.port) for _ in range(2)]
@@ -388,7 +388,7 @@ async def test_idle_connections_and_unfinished_handshakes_at_the_limit_do_not_bl
 
 
 async def test_a_close_notify_alert_is_answered() -> None:
-    async with world() as one:
+    async with setup() as one:
         caller = await one.caller()
         assert (await caller.ask(post(review()))).status == 200
         await caller.close()  # asyncio waits for the server's, and would complain of an end without one
@@ -397,7 +397,7 @@ async def test_a_close_notify_alert_is_answered() -> None:
 
 @in_virtual_time(http_server, http_connection)
 async def test_a_client_that_reads_no_responses_is_disconnected() -> None:
-    async with world(limits=QUICK, secure=False) as one:
+    async with setup(limits=QUICK, secure=False) as one:
         caller = await one.caller()
         caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
         message = post(review()) * 200
@@ -414,8 +414,8 @@ async def test_a_client_that_reads_no_responses_is_disconnected() -> None:
         assert (await other.ask(post(review()))).status == 200
 
 
-async def test_stopping_lets_a_request_that_has_begun_end_and_closes_the_others() -> None:
-    async with world() as one:
+async def test_shutdown_completes_running_requests_and_closes_idle_connections() -> None:
+    async with setup() as one:
         begun, idle = await one.caller(), await one.caller()
         assert (await begun.ask(post(review()))).status == 200
         assert (await idle.ask(post(review()))).status == 200
@@ -433,13 +433,13 @@ async def test_stopping_lets_a_request_that_has_begun_end_and_closes_the_others(
 
 
 async def test_pages_are_served_beside_the_webhooks() -> None:
-    async with world() as one:
+    async with setup() as one:
         reply = await one.ask(b"GET /healthz HTTP/1.1\r\n\r\n")
     assert (reply.status, reply.body, reply.fields["content-type"]) == (200, b"ok\n", "text/plain; charset=utf-8")
 
 
 async def test_reviews_are_counted_by_outcome() -> None:
-    async with world() as one:
+    async with setup() as one:
         for body in (review(), review(), review({"metadata": {}, "spec": {}}), review({}), b"junk"):
             await one.ask(post(body))
         await one.ask(post(review(), content_type="text/plain"))
@@ -466,7 +466,7 @@ async def test_the_webhook_that_the_page_shows_works() -> None:
 
 
 async def test_draining_closes_each_connection_after_its_next_review() -> None:
-    async with world(secure=False) as made:
+    async with setup(secure=False) as made:
         caller = await made.caller()
         assert (await caller.ask(post(review()))).status == 200
         made.server.drain()
@@ -484,7 +484,7 @@ def test_two_webhooks_do_not_share_a_path() -> None:
 
 
 async def test_one_version_and_two_suites_of_tls_are_spoken_and_no_http_2() -> None:
-    async with world() as one:
+    async with setup() as one:
         socket = (await one.caller()).writer.get_extra_info("ssl_object")
         assert (socket.version(), socket.cipher()[0]) == ("TLSv1.2", "ECDHE-ECDSA-AES256-GCM-SHA384")
         assert socket.selected_alpn_protocol() == "http/1.1"
@@ -500,7 +500,7 @@ async def test_one_version_and_two_suites_of_tls_are_spoken_and_no_http_2() -> N
 async def test_tls_1_3_is_spoken_where_that_is_wanted() -> None:
     tls = ServingTls(TlsSettings(allow_tls13=True))
     tls.use(SERVER.certificate, SERVER.key)
-    async with world(tls=tls) as one:
+    async with setup(tls=tls) as one:
         newest = await one.caller(trusting(AUTHORITY, ssl.TLSVersion.TLSv1_3))
         assert newest.writer.get_extra_info("ssl_object").version() == "TLSv1.3"
         assert (await newest.ask(post(review()))).status == 200
@@ -509,7 +509,7 @@ async def test_tls_1_3_is_spoken_where_that_is_wanted() -> None:
 
 async def test_without_a_certificate_handshakes_fail_and_nothing_else() -> None:
     tls = ServingTls()
-    async with world(tls=tls) as one:
+    async with setup(tls=tls) as one:
         with pytest.raises(OSError):  # noqa: PT011 - an alert or a reset: who is first
             await one.caller()
         tls.use(SERVER.certificate, SERVER.key)
@@ -551,7 +551,7 @@ async def test_certificates_are_replaced_under_load_without_one_failed_review(tm
     tls.follow(str(tmp_path), check_interval=0)
     seen: set[bytes] = set()
     reviews = 0
-    async with world(tls=tls) as one:
+    async with setup(tls=tls) as one:
         staying = await one.caller()
         first = served(staying)
 
@@ -584,7 +584,7 @@ async def test_a_pair_that_is_none_never_replaces_one_that_works(tmp_path: Path)
     good = mounted.issue()
     tls = ServingTls()
     tls.follow(str(tmp_path), check_interval=0)
-    async with world(tls=tls) as one:
+    async with setup(tls=tls) as one:
         before = served(await one.caller())
         for certificate, key in ((good.certificate, AUTHORITY.server("x").key), (b"", b""), (b"junk", good.key)):
             mounted.put(certificate, key)
@@ -667,7 +667,7 @@ PIECES = st.lists(
 @settings(deadline=None, max_examples=examples(30))
 def test_any_bytes_that_are_no_tls_end_the_connection(data: bytes) -> None:
     async def talk() -> None:
-        async with world(limits=HttpLimits(handshake=0.05)) as one:
+        async with setup(limits=HttpLimits(handshake=0.05)) as one:
             reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
             writer.write(data)
             async with asyncio.timeout(10):
@@ -683,7 +683,7 @@ def test_any_bytes_that_are_no_tls_end_the_connection(data: bytes) -> None:
 @settings(deadline=None, max_examples=examples(60))
 def test_any_bytes_get_answers_that_are_http_and_an_end(pieces: Sequence[bytes]) -> None:
     async def talk() -> bytes:
-        async with world(secure=False, limits=HttpLimits(linger=0.01)) as one:
+        async with setup(secure=False, limits=HttpLimits(linger=0.01)) as one:
             caller = await one.caller()
             caller.writer.write(b"".join(pieces))
             caller.writer.write_eof()

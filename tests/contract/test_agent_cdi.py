@@ -163,7 +163,7 @@ async def test_a_device_that_changes_has_its_file_rewritten_and_no_other(
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
-async def test_a_definition_of_somebody_else_is_used_and_not_doubled(
+async def test_an_existing_definition_of_another_program_is_used(
     kubelet: Kubelet, start_agent: Start, files: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files.mkdir()
@@ -282,7 +282,7 @@ async def test_the_file_of_a_device_that_is_gone_stays_while_a_pod_uses_it_and_g
     await until(lambda: names(files) == [file_of(kept)])
 
 
-async def test_without_a_kubelet_to_ask_files_stay(directory: str, start_agent: Start, files: Path) -> None:
+async def test_without_a_kubelet_cdi_files_are_not_removed(directory: str, start_agent: Start, files: Path) -> None:
     os.mkdir(f"{directory}/device-plugins")
     plugin = Listed(listed("a", "b"))
     agent = await start_agent(PATIENT, table=plugin)

@@ -92,7 +92,7 @@ async def test_a_port_keeps_its_resource_while_it_is_programmed_and_then_has_ano
         assert card.ports[0].disabled
         assert kubelet.resources() == {WITH_NLB0: (2, 2)}
     finally:
-        card.let_go.set()
+        card.resume.set()
         await asyncio.to_thread(programming.join)
     await kubelet.until(lambda resources: resources == {WITH_NLB0: (1, 1), WITH_NLB3: (1, 1)})
     container = await kubelet.run_pod("pod", {WITH_NLB3: 1})
@@ -241,7 +241,7 @@ async def test_the_nodes_annotation_is_the_mode_and_what_is_none_changes_nothing
 
 
 @embedded_only("what the kubelet does is tested with the others")
-async def test_where_the_runtime_is_too_old_to_run_the_hook_there_are_regions_only_for_those_who_need_none(
+async def test_with_an_old_runtime_only_regions_without_a_hook_are_published(
     node: tuple[NodeApi, Server], card: Card, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     api, server = node
@@ -289,7 +289,7 @@ async def test_without_the_api_server_the_option_counts_until_it_answers(
 
 
 @embedded_only("what the kubelet does is tested with the others")
-async def test_who_has_no_api_server_to_ask_is_told_so_and_serves(
+async def test_a_missing_api_server_is_logged_and_the_plugin_serves(
     tmp_path: Path, kubelet: Kubelet, start_agent: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     def nobody() -> ApiServer:
@@ -313,7 +313,7 @@ async def test_a_pod_without_an_account_serves_in_its_own_mode_and_is_not_troubl
     assert [record.message for record in caplog.records if record.levelno > logging.INFO] == []
 
 
-async def test_a_node_without_fpgas_asks_nobody(
+async def test_a_node_without_fpgas_sends_no_requests(
     node: tuple[NodeApi, Server], tmp_path: Path, kubelet: Kubelet, start_agent: Start
 ) -> None:
     _api, server = node

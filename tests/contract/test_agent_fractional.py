@@ -34,7 +34,7 @@ MASK = "ZE_AFFINITY_MASK"
 COMPOSITE = [{"name": "ZE_FLAT_DEVICE_HIERARCHY", "value": "COMPOSITE"}]
 
 
-class World:
+class Setup:
     """A node with cards of two tiles, its kubelet, and the pods that its API lists."""
 
     def __init__(self, kubelet: EmbeddedKubelet, servers: Servers, pods: list[Object]) -> None:
@@ -68,7 +68,7 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world(directory: str, tmp_path: Path, *, api_pods: Sequence[Object] | None = None) -> AsyncGenerator[World]:
+async def setup(directory: str, tmp_path: Path, *, api_pods: Sequence[Object] | None = None) -> AsyncGenerator[Setup]:
     """Pods are listed by the kubelet or, if `api_pods` is given, by the API server alone."""
     root = tmp_path / "root"
     for index in range(3):
@@ -90,7 +90,7 @@ async def world(directory: str, tmp_path: Path, *, api_pods: Sequence[Object] | 
         try:
             await kubelet.until(lambda found: found.resources().get(I915) is not None)
             await kubelet.until(lambda found: found.resources()[I915].allocatable == 12)
-            yield World(kubelet, servers, pods)
+            yield Setup(kubelet, servers, pods)
         finally:
             agent.stop()
             async with asyncio.timeout(10):
@@ -102,7 +102,7 @@ def cards(container: RunningContainer) -> list[str]:
 
 
 async def test_a_pod_gets_the_cards_and_tiles_of_its_annotations(directory: str, tmp_path: Path) -> None:
-    async with world(directory, tmp_path) as here:
+    async with setup(directory, tmp_path) as here:
         pod = gpu_pod("a", 2, gas_container_cards="card2,card1", gas_container_tiles="card2:gt1,card1:gt0+gt1")
         (container,) = (await here.run(pod)).values()
         assert sorted(cards(container)) == ["card1", "card2"]
@@ -118,7 +118,7 @@ async def test_a_pod_gets_the_cards_and_tiles_of_its_annotations(directory: str,
 
 
 async def test_containers_get_their_parts_in_order(directory: str, tmp_path: Path) -> None:
-    async with world(directory, tmp_path) as here:
+    async with setup(directory, tmp_path) as here:
         parts = {"gas_container_cards": "card2|card1", "gas_container_tiles": "card2:gt1|card1:gt1"}
         found = await here.run(gpu_pod("a", 1, 1, env=COMPOSITE, **parts))
         assert [cards(container) for container in found.values()] == [["card2"], ["card1"]]
@@ -128,7 +128,7 @@ async def test_containers_get_their_parts_in_order(directory: str, tmp_path: Pat
 async def test_of_two_pending_pods_the_one_that_was_scheduled_first_is_served_first(
     directory: str, tmp_path: Path
 ) -> None:
-    async with world(directory, tmp_path) as here:
+    async with setup(directory, tmp_path) as here:
         first, second = (
             gpu_pod(name, gas_container_cards=card, gas_ts=timestamp)
             for name, card, timestamp in (("z", "card2", "1000"), ("a", "card1", "1001"))
@@ -140,14 +140,14 @@ async def test_of_two_pending_pods_the_one_that_was_scheduled_first_is_served_fi
 
 
 async def test_the_api_server_serves_where_the_kubelet_does_not(directory: str, tmp_path: Path) -> None:
-    async with world(directory, tmp_path, api_pods=()) as here:
+    async with setup(directory, tmp_path, api_pods=()) as here:
         (container,) = (await here.run(gpu_pod("a", gas_container_cards="card2"))).values()
         assert cards(container) == ["card2"]
         assert here.servers.paths[0] == ["/pods"]
 
 
 async def test_an_annotation_that_is_late_is_awaited_for_a_second(directory: str, tmp_path: Path) -> None:
-    async with world(directory, tmp_path) as here:
+    async with setup(directory, tmp_path) as here:
         pod = gpu_pod("a")
         asked = len(here.servers.kubelet.requests)
         here.pods.append(pod)
@@ -162,7 +162,7 @@ async def test_an_annotation_that_is_late_is_awaited_for_a_second(directory: str
 async def test_a_pod_without_annotations_gets_any_cards_by_the_default_method(
     directory: str, tmp_path: Path, listed: bool
 ) -> None:
-    async with world(directory, tmp_path) as here:
+    async with setup(directory, tmp_path) as here:
         pod = gpu_pod("a")
         found = await (here.run(pod) if listed else here.admit(pod))
         (container,) = found.values()
@@ -172,7 +172,7 @@ async def test_a_pod_without_annotations_gets_any_cards_by_the_default_method(
 
 
 async def test_more_devices_than_annotated_cards_are_added_by_the_kubelet(directory: str, tmp_path: Path) -> None:
-    async with world(directory, tmp_path) as here:
+    async with setup(directory, tmp_path) as here:
         (container,) = (await here.run(gpu_pod("a", 3, gas_container_cards="card2,card9"))).values()
         assert "card2" in cards(container)
         assert len(container.device_ids[I915]) == 3
@@ -180,7 +180,7 @@ async def test_more_devices_than_annotated_cards_are_added_by_the_kubelet(direct
 
 
 async def test_the_monitoring_resource_needs_no_pod(directory: str, tmp_path: Path) -> None:
-    async with world(directory, tmp_path) as here:
+    async with setup(directory, tmp_path) as here:
         asked = len(here.servers.kubelet.requests)
         monitoring = "gpu.intel.com/i915_monitoring"
         await here.kubelet.until(lambda kubelet: monitoring in kubelet.resources())
@@ -190,7 +190,7 @@ async def test_the_monitoring_resource_needs_no_pod(directory: str, tmp_path: Pa
 
 
 async def test_calls_for_several_containers_get_the_default_method(directory: str, tmp_path: Path) -> None:
-    async with world(directory, tmp_path) as here:
+    async with setup(directory, tmp_path) as here:
         asked = len(here.servers.kubelet.requests)
         preferred = pb.ContainerPreferredAllocationRequest(available_deviceIDs=["card0-0"], allocation_size=1)
         request = pb.PreferredAllocationRequest(container_requests=[preferred, preferred])
@@ -414,7 +414,7 @@ async def test_the_configuration_file_switches_it_on_and_off(directory: str, tmp
         EmbeddedKubelet(directory, seed=1) as kubelet,
         pod_servers(tmp_path, lists(lambda: pods), forbidden) as servers,
     ):
-        here = World(kubelet, servers, pods)
+        here = Setup(kubelet, servers, pods)
         reader = servers.reader(kubelet.pod_resources_socket)
         agent = Agent(
             settings,

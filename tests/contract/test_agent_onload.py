@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run, Start
-from kubelets import Counts, Kubelet, PodRefused
+from kubelets import Counts, Kubelet, PodRejected
 from peer import Peer, refusal
 from trees import link, write
 
@@ -67,7 +67,7 @@ async def test_all_devices_are_unhealthy_while_a_part_is_gone(
     await kubelet.until(lambda resources: resources == counts(5, 5))
     (node / path).rename(node / "elsewhere")
     await kubelet.until(lambda resources: resources == counts(5, 0))
-    with pytest.raises(PodRefused):
+    with pytest.raises(PodRejected):
         await kubelet.run_pod("meanwhile", {ONLOAD: 1})
     (node / "elsewhere").rename(node / path)
     await kubelet.until(lambda resources: resources == counts(5, 5))

@@ -92,7 +92,7 @@ async def test_a_drop_in_command_serves_its_own_family_only(
     assert await process.terminate() == 0
 
 
-async def test_without_its_service_a_linux_under_windows_is_told_so_in_one_line(run: Run, kubelet: Kubelet) -> None:
+async def test_wsl_without_the_levelzero_service_is_reported_in_one_line(run: Run, kubelet: Kubelet) -> None:
     process = run("intel_gpu_device_plugin", "-wsl")
     await process.said("gpu: scan failed: Level-Zero service at ")
     assert await process.terminate() == 0
@@ -249,7 +249,7 @@ class ThePlugin(Plugin):
     assert await process.terminate() == 0
 
 
-async def test_a_plugin_that_cannot_be_loaded_is_left_out_unless_it_was_asked_for(
+async def test_a_plugin_that_cannot_be_loaded_is_skipped_unless_it_was_named(
     run: Run, kubelet: Kubelet, tree: Path, tmp_path: Path
 ) -> None:
     env = installed_plugin(tmp_path / "site", "broken", "raise ImportError('no libgadget here')")
@@ -285,7 +285,7 @@ def test_one_look_of_an_empty_machine_finds_nothing_and_is_no_failure(directory:
     assert (done.returncode, json.loads(done.stdout)["gpu"]["resources"]) == (0, {})
 
 
-def test_one_look_that_fails_says_so_for_its_plugin_and_shows_the_others(tmp_path: Path) -> None:
+def test_print_devices_reports_a_failed_scan_and_shows_the_other_plugins(tmp_path: Path) -> None:
     npu(tmp_path, 0)
     (tmp_path / "sys/class/drm").symlink_to("drm")
     done = called(node.main, "-once", f"-root={tmp_path}")
@@ -459,7 +459,7 @@ async def test_the_log_may_be_json_with_one_object_a_line(run: Run, kubelet: Kub
     assert {"ts", "level", "v", "logger", "caller", "msg"} <= entries[0].keys()
 
 
-async def test_an_uneventful_life_says_little(run: Run, kubelet: Kubelet, tree: Path) -> None:
+async def test_an_idle_agent_logs_little(run: Run, kubelet: Kubelet, tree: Path) -> None:
     process = run("accelplane", "node")
     await kubelet.until(lambda resources: len(resources) == 2)
     await kubelet.restart()

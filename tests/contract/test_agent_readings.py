@@ -49,7 +49,7 @@ class Meters(Plugin[Config]):
         return parse
 
 
-class World:
+class Setup:
     """Readings with a clock that the test sets, of plugins by name."""
 
     def __init__(self) -> None:
@@ -87,18 +87,18 @@ class World:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    made = World()
+async def setup() -> AsyncIterator[Setup]:
+    made = Setup()
     yield made
     made.released.set()
     await made.readings.close()
 
 
-async def test_readings_of_all_plugins_are_on_the_page(world: World) -> None:
-    world.add("a", Meters(m0=lambda: 1.0, m1=lambda: 2.5))
-    world.add("b", Meters(m2=lambda: 3.0))
-    assert await world.levels() == ["m0 1", "m1 2.5", "m2 3"]
-    assert (await world.take()).outcomes == {"a": {"ok": 4}, "b": {"ok": 2}}
+async def test_readings_of_all_plugins_are_on_the_page(setup: Setup) -> None:
+    setup.add("a", Meters(m0=lambda: 1.0, m1=lambda: 2.5))
+    setup.add("b", Meters(m2=lambda: 3.0))
+    assert await setup.levels() == ["m0 1", "m1 2.5", "m2 3"]
+    assert (await setup.take()).outcomes == {"a": {"ok": 4}, "b": {"ok": 2}}
 
 
 class Files(Plugin[Config]):
@@ -126,7 +126,7 @@ async def test_no_file_stays_open_after_a_reading(tmp_path: Path) -> None:
     await readings.close()
 
 
-async def test_plugins_are_not_read_at_the_same_time(world: World) -> None:
+async def test_plugins_are_not_read_at_the_same_time(setup: Setup) -> None:
     reading = threading.Lock()
 
     def read() -> float:
@@ -136,30 +136,30 @@ async def test_plugins_are_not_read_at_the_same_time(world: World) -> None:
         return 1.0
 
     for name in ("a", "b", "c"):
-        world.add(name, Meters(**{f"{name}0": read, f"{name}1": read}))
-    readings = Readings(lambda: world.sources, "/", held=lambda: (), queue=ThreadQueue(patience=60))
+        setup.add(name, Meters(**{f"{name}0": read, f"{name}1": read}))
+    readings = Readings(lambda: setup.sources, "/", held=lambda: (), queue=ThreadQueue(patience=60))
     found = (await readings.take()).devices
     await readings.close()
     assert [device.device for device in found] == ["a0", "a1", "b0", "b1", "c0", "c1"]
 
 
-async def test_a_reading_younger_than_the_interval_is_used_again(world: World) -> None:
-    plugin = world.add("a", Meters(m0=lambda: 1.0))
-    await world.take()
-    world.now += 0.5
-    await world.readings.take()
+async def test_a_reading_younger_than_the_interval_is_used_again(setup: Setup) -> None:
+    plugin = setup.add("a", Meters(m0=lambda: 1.0))
+    await setup.take()
+    setup.now += 0.5
+    await setup.readings.take()
     assert plugin.count["m0"] == 1
-    await world.take()
+    await setup.take()
     assert plugin.count["m0"] == 2
 
 
-async def test_readers_at_the_same_time_share_one_reading_and_one_may_be_cancelled(world: World) -> None:
-    plugin = world.add("a", Meters(m0=world.hang))
-    world.readings = Readings(lambda: world.sources, "/", held=lambda: (), clock=lambda: world.now)
-    readers = [asyncio.create_task(world.readings.take()) for _ in range(3)]
+async def test_readers_at_the_same_time_share_one_reading_and_one_may_be_cancelled(setup: Setup) -> None:
+    plugin = setup.add("a", Meters(m0=setup.hang))
+    setup.readings = Readings(lambda: setup.sources, "/", held=lambda: (), clock=lambda: setup.now)
+    readers = [asyncio.create_task(setup.readings.take()) for _ in range(3)]
     await until(lambda: plugin.count["m0"] == 1)
     readers[0].cancel()
-    world.released.set()
+    setup.released.set()
     results = await asyncio.gather(*readers, return_exceptions=True)
     assert isinstance(results[0], asyncio.CancelledError)
     assert results[1] is results[2]
@@ -167,17 +167,17 @@ async def test_readers_at_the_same_time_share_one_reading_and_one_may_be_cancell
 
 
 async def test_a_device_whose_read_blocks_is_marked_and_the_others_are_read(
-    world: World, caplog: pytest.LogCaptureFixture
+    setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plugin = world.add("a", Meters(m0=lambda: 1.0, m1=world.hang, m2=lambda: 3.0))
-    assert await world.levels() == ["m0 1", "m1 stuck", "m2 3"]
-    assert await world.levels() == ["m0 1", "m1 stuck", "m2 3"]
+    plugin = setup.add("a", Meters(m0=lambda: 1.0, m1=setup.hang, m2=lambda: 3.0))
+    assert await setup.levels() == ["m0 1", "m1 stuck", "m2 3"]
+    assert await setup.levels() == ["m0 1", "m1 stuck", "m2 3"]
     assert plugin.count == {"m0": 2, "m1": 1, "m2": 2}
     assert caplog.messages == ["a: m1: a read takes longer than 0.05 s; the device is not read for 60 s"]
 
 
 async def test_a_stuck_device_is_read_again_after_growing_pauses(
-    world: World, caplog: pytest.LogCaptureFixture
+    setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
     releases: list[threading.Event] = []
 
@@ -186,43 +186,43 @@ async def test_a_stuck_device_is_read_again_after_growing_pauses(
         releases[-1].wait(60)
         return 1.0
 
-    plugin = world.add("a", Meters(m0=hang))
+    plugin = setup.add("a", Meters(m0=hang))
     for times, pause in enumerate((60, 120, 240, 480, 600, 600), 1):
-        assert await world.levels() == ["m0 stuck"]
+        assert await setup.levels() == ["m0 stuck"]
         assert caplog.messages[-1].endswith(f"not read for {pause} s")
         releases[-1].set()
-        world.now += pause - 2
-        assert await world.levels() == ["m0 stuck"]
+        setup.now += pause - 2
+        assert await setup.levels() == ["m0 stuck"]
         assert plugin.count["m0"] == times
-        world.now += 2
-        await until(lambda: not world.readings.blocked)
+        setup.now += 2
+        await until(lambda: not setup.readings.blocked)
     plugin.reads = {"m0": lambda: 4.0}
-    assert await world.levels() == ["m0 4"]
+    assert await setup.levels() == ["m0 4"]
 
 
-async def test_a_device_whose_thread_still_blocks_gets_no_second_thread(world: World) -> None:
-    plugin = world.add("a", Meters(m0=world.hang))
-    assert await world.levels() == ["m0 stuck"]
-    world.now += 3600
-    assert await world.levels() == ["m0 stuck"]
+async def test_a_device_whose_thread_still_blocks_gets_no_second_thread(setup: Setup) -> None:
+    plugin = setup.add("a", Meters(m0=setup.hang))
+    assert await setup.levels() == ["m0 stuck"]
+    setup.now += 3600
+    assert await setup.levels() == ["m0 stuck"]
     assert plugin.count["m0"] == 1
-    world.released.set()
-    await until(lambda: not world.readings.blocked)
-    assert await world.levels() == ["m0 9"]
+    setup.released.set()
+    await until(lambda: not setup.readings.blocked)
+    assert await setup.levels() == ["m0 9"]
 
 
-async def test_plans_are_made_once_per_scan(world: World) -> None:
-    plugin = world.add("a", Meters(m0=lambda: 1.0))
-    await world.take()
-    await world.take()
+async def test_plans_are_made_once_per_scan(setup: Setup) -> None:
+    plugin = setup.add("a", Meters(m0=lambda: 1.0))
+    await setup.take()
+    await setup.take()
     assert plugin.plans == 1
-    world.add("a", plugin)
-    await world.take()
+    setup.add("a", plugin)
+    await setup.take()
     assert plugin.plans == 2
 
 
 async def test_a_plugin_that_fails_is_left_out_and_its_problem_logged_once(
-    world: World, caplog: pytest.LogCaptureFixture
+    setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(Meters):
         def readings(self, host: Host, devices: Iterable[Device]) -> Iterable[DevicePlan]:
@@ -231,9 +231,9 @@ async def test_a_plugin_that_fails_is_left_out_and_its_problem_logged_once(
     def fail() -> float:
         raise ZeroDivisionError("no level")
 
-    world.add("a", Failing(m0=lambda: 1.0))
-    world.add("b", Meters(m1=fail, m2=lambda: 2.0))
-    assert [await world.levels() for _ in range(2)] == [["m2 2"]] * 2
+    setup.add("a", Failing(m0=lambda: 1.0))
+    setup.add("b", Meters(m1=fail, m2=lambda: 2.0))
+    assert [await setup.levels() for _ in range(2)] == [["m2 2"]] * 2
     # Each plugin is read in a thread of its own: the order is not fixed.
     assert sorted(caplog.messages) == [
         "a: readings are left out of the metrics page: ZeroDivisionError: no turns",
@@ -241,13 +241,13 @@ async def test_a_plugin_that_fails_is_left_out_and_its_problem_logged_once(
     ]
 
 
-async def test_close_ends_all_tasks_while_a_read_blocks(world: World) -> None:
-    plugin = world.add("a", Meters(m0=world.hang))
-    world.readings = Readings(lambda: world.sources, "/", held=lambda: ())
-    reader = asyncio.create_task(world.readings.take())
+async def test_close_ends_all_tasks_while_a_read_blocks(setup: Setup) -> None:
+    plugin = setup.add("a", Meters(m0=setup.hang))
+    setup.readings = Readings(lambda: setup.sources, "/", held=lambda: ())
+    reader = asyncio.create_task(setup.readings.take())
     await until(lambda: plugin.count["m0"] == 1)
     async with asyncio.timeout(10):
-        await world.readings.close()
+        await setup.readings.close()
     with pytest.raises(asyncio.CancelledError):
         await reader
     assert asyncio.all_tasks() == {asyncio.current_task()}

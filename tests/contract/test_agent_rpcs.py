@@ -101,7 +101,7 @@ def found(agent: Agent, plugin: Table, *devices: Device | Resource) -> None:
 @pytest.mark.parametrize(
     ("plugin", "pre_start", "preferred"), [(Table(), False, False), (Starter(), True, False), (Chooser(), False, True)]
 )
-async def test_options_tell_which_hooks_a_plugin_has(
+async def test_options_report_the_hooks_of_a_plugin(
     serve: Serve, plugin: Table, pre_start: bool, preferred: bool
 ) -> None:
     plugin.found = gadgets("a")
@@ -157,7 +157,7 @@ async def test_a_device_that_vanished_is_unhealthy_before_it_leaves_the_list(ser
         assert await lists.next() == {"a": "Healthy"}
 
 
-async def test_a_device_that_returns_at_once_stays(serve: Serve) -> None:
+async def test_a_device_that_returns_immediately_stays(serve: Serve) -> None:
     plugin = Table(gadgets("a", "b"))
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
@@ -194,7 +194,7 @@ class Leaving(Table):
     removal_delay: ClassVar[float] = 0.0
 
 
-async def test_vanished_devices_leave_the_list_at_once_without_a_removal_delay(serve: Serve) -> None:
+async def test_removed_devices_leave_the_list_immediately_without_a_removal_delay(serve: Serve) -> None:
     plugin = Leaving(gadgets("a", "b"))
     async with serve(plugin) as (agent, peer), peer.watch() as lists:
         assert await lists.next() == {"a": "Healthy", "b": "Healthy"}
@@ -288,7 +288,7 @@ async def test_a_list_longer_than_a_kubelet_takes_is_cut_and_the_fault_logged(
 # Allocate
 
 
-async def test_a_container_gets_what_its_devices_carry_in_the_order_asked_for(serve: Serve) -> None:
+async def test_a_container_gets_the_parts_of_its_devices_in_requested_order(serve: Serve) -> None:
     devices = [
         gadget("a", mounts=(Mount("/m/a"),), envs={"A": "1", "LAST": "a"}, annotations={"k": "a"}),
         gadget("b", mounts=(Mount("/m/b", "/in/b", read_only=False),), envs={"LAST": "b"}, annotations={"k": "b"}),
@@ -411,7 +411,7 @@ async def test_an_answer_that_fits_no_message_fails_the_call(serve: Serve) -> No
             assert (await refusal(peer.allocate([key])))[0] == "UNKNOWN"
 
 
-async def test_a_slow_hook_holds_up_nobody_else(serve: Serve) -> None:
+async def test_a_slow_hook_does_not_delay_other_calls(serve: Serve) -> None:
     release = asyncio.Event()
 
     class Slow(Table):
@@ -428,7 +428,7 @@ async def test_a_slow_hook_holds_up_nobody_else(serve: Serve) -> None:
         assert len(await slow) == 1
 
 
-async def test_a_client_that_gives_up_waiting_gets_its_deadline_and_harms_nobody(serve: Serve) -> None:
+async def test_an_expired_deadline_ends_the_call_and_affects_no_others(serve: Serve) -> None:
     class Stuck(Table):
         async def allocate(self, devices: Sequence[Device]) -> Allocation | None:
             await asyncio.Event().wait()
@@ -465,7 +465,7 @@ async def test_hooks_that_a_plugin_does_not_have_are_refused(serve: Serve) -> No
         )  # fmt: skip
 
 
-async def test_a_plugin_is_told_before_a_container_starts_and_may_fail_the_start(serve: Serve) -> None:
+async def test_pre_start_is_called_before_a_container_starts_and_can_fail_it(serve: Serve) -> None:
     plugin = Starter(*gadgets("a", "b", "c"))
     async with serve(plugin) as (_agent, peer):
         await peer.pre_start(["c", "a", "c"])

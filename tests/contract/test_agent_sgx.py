@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Start
-from kubelets import Counts, Kubelet, PodRefused
+from kubelets import Counts, Kubelet, PodRejected
 from peer import Peer, refusal
 from trees import write
 
@@ -39,7 +39,7 @@ async def test_all_ids_are_unhealthy_while_a_node_is_gone_and_healthy_when_it_is
     await kubelet.run_pod("before", {ENCLAVE: 1})
     (node / vanishing).unlink()
     await kubelet.until(lambda resources: resources == both(110, 0))
-    with pytest.raises(PodRefused):
+    with pytest.raises(PodRejected):
         await kubelet.run_pod("meanwhile", {ENCLAVE: 1})
     (node / vanishing).touch()
     await kubelet.until(lambda resources: resources == both(110, 110))

@@ -72,7 +72,7 @@ async def test_an_object_is_read_with_the_tokens_word(tmp_path: Path) -> None:
         assert request.headers["accept"] == "application/json"
 
 
-async def test_who_asks_may_have_a_certificate_in_place_of_a_token(tmp_path: Path) -> None:
+async def test_a_client_certificate_replaces_a_token(tmp_path: Path) -> None:
     authority = Authority("test authority")
     client = authority.client("me")
     (tmp_path / "key").write_bytes(client.key)
@@ -148,7 +148,7 @@ async def test_every_framing_of_an_answer_is_understood(tmp_path: Path, body: by
     assert await fetched(tmp_path, says(body)) == Thing("one")
 
 
-async def test_a_refusal_carries_what_the_server_said(tmp_path: Path) -> None:
+async def test_an_error_has_the_message_of_the_server(tmp_path: Path) -> None:
     status = {
         "kind": "Status",
         "reason": "Conflict",
@@ -167,7 +167,7 @@ async def test_a_refusal_carries_what_the_server_said(tmp_path: Path) -> None:
     ("status", "body"),
     [("502 Bad Gateway", b"<html>no</html>"), ("403 Forbidden", b""), ("500 Oops", b'{"reason": 7}'), ("404", b"\xff")],
 )
-async def test_a_refusal_by_somebody_else_is_told_too(tmp_path: Path, status: str, body: bytes) -> None:
+async def test_an_error_of_a_proxy_is_reported(tmp_path: Path, status: str, body: bytes) -> None:
     with pytest.raises(StatusError, match=status[:3]) as caught:
         await fetched(tmp_path, says(response(status, body)))
     assert caught.value.code == int(status[:3])
@@ -229,7 +229,7 @@ async def test_a_server_that_never_greets_ends_at_the_deadline(tmp_path: Path) -
             await api.get(NODE, Thing, deadline=0.3)
 
 
-async def test_nobody_there_is_told(tmp_path: Path) -> None:
+async def test_a_refused_connection_is_reported(tmp_path: Path) -> None:
     async with serving(tmp_path, says()) as peer:
         pass
     with pytest.raises(Unreachable, match=NODE):
@@ -237,7 +237,7 @@ async def test_nobody_there_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["a" * 64, "a..b", "."])
-async def test_what_can_be_no_name_is_told_as_nobody_there(tmp_path: Path, host: str) -> None:
+async def test_an_invalid_host_name_is_reported_as_unreachable(tmp_path: Path, host: str) -> None:
     async with serving(tmp_path, says()) as peer:
         api = ApiServer(structs.replace(peer.config, server=f"https://{host}"))
         with pytest.raises(Unreachable, match=f"{NODE}: .*label"):
@@ -308,7 +308,7 @@ async def test_a_watch_gives_what_happens_however_it_is_cut(tmp_path: Path) -> N
         ]  # fmt: skip
 
 
-async def test_a_watch_asks_from_where_it_read(tmp_path: Path) -> None:
+async def test_a_watch_starts_at_the_listed_resource_version(tmp_path: Path) -> None:
     async with serving(tmp_path, says(chunked())) as peer:
         watch = peer.api.watch(
             "/api/v1/nodes", Thing, query={"fieldSelector": "metadata.name=a b"}, resource_version="7", duration=60
@@ -327,7 +327,7 @@ async def test_a_forgotten_version_is_an_error_of_its_own(tmp_path: Path, status
         await watched(tmp_path, document(told, status))
 
 
-async def test_a_watch_that_is_refused_tells_so(tmp_path: Path) -> None:
+async def test_a_rejected_watch_raises_the_status_error(tmp_path: Path) -> None:
     with pytest.raises(StatusError, match="403") as caught:
         await watched(tmp_path, document({"reason": "Forbidden", "message": "no watch"}, "403 Forbidden"))
     assert caught.value.reason == "Forbidden"

@@ -54,12 +54,12 @@ async def status_of(page: Authorized, request: Request) -> int:
 
 
 @pytest.mark.parametrize("field", ["", "Bearer", "Bearer ", "Basic dXNlcjpwYXNz", "t"])
-async def test_without_a_token_nothing_is_shown_and_nobody_asked(api: KubeApi, client: Client, field: str) -> None:
+async def test_without_a_token_access_is_denied_without_a_review(api: KubeApi, client: Client, field: str) -> None:
     assert await status_of(gate(client), Request("GET", "/metrics", "", b"", field)) == 401
     assert api.requests == []
 
 
-async def test_whom_the_cluster_allows_it_reads(api: KubeApi, client: Client) -> None:
+async def test_clients_authorized_by_the_cluster_can_read(api: KubeApi, client: Client) -> None:
     knows(api)
     says(api, MAY, {"allowed": True})
     assert (await gate(client)(wanting())).body == b"42"
@@ -108,7 +108,7 @@ async def test_answers_are_remembered_but_not_for_long(api: KubeApi, client: Cli
     assert await status_of(page, wanting()) == 200
 
 
-async def test_what_is_remembered_of_one_says_nothing_of_another(api: KubeApi, client: Client) -> None:
+async def test_cached_reviews_apply_to_their_token_only(api: KubeApi, client: Client) -> None:
     page = gate(client)
     knows(api)
     allowed = says(api, MAY, {"allowed": True})
@@ -144,7 +144,7 @@ async def test_the_number_of_cached_answers_is_limited(api: KubeApi, client: Cli
     ],
 )
 @pytest.mark.parametrize("asked", [WHO, MAY])
-async def test_while_it_is_not_known_who_may_read_nobody_does(  # noqa: PLR0917 - fixtures and cases
+async def test_without_a_review_access_is_denied(  # noqa: PLR0917 - fixtures and cases
     api: KubeApi, client: Client, caplog: pytest.LogCaptureFixture, trouble: dict[str, Any], status: int, asked: str
 ) -> None:
     page = gate(client, patience=0.3 if "hang" in trouble else 10)
@@ -162,7 +162,7 @@ async def test_while_it_is_not_known_who_may_read_nobody_does(  # noqa: PLR0917 
     await until(is_shown)
 
 
-async def test_a_flood_of_tokens_asks_a_few_questions_at_a_time(api: KubeApi, client: Client) -> None:
+async def test_a_flood_of_tokens_causes_a_limited_number_of_concurrent_reviews(api: KubeApi, client: Client) -> None:
     page = gate(client)
     api.fault(WHO, hang=True, times=1_000_000)
     flood = [asyncio.create_task(page(wanting(f"t{number}"))) for number in range(50)]

@@ -184,7 +184,7 @@ async def test_reports_within_the_interval_share_a_walk_unless_a_pod_is_new(proc
     assert seconds(await service.report([POD]))["main", BDF]["render"] == 3.0
 
 
-async def test_a_pod_that_nobody_requests_for_an_hour_is_forgotten(proc: Path) -> None:
+async def test_a_pod_without_requests_for_an_hour_is_forgotten(proc: Path) -> None:
     now = [100.0]
     service = ClientsService(str(proc), limits=PLENTY, min_interval=1.0, clock=lambda: now[0])
     gone = process(proc, 10, i915(1, render=10**9), i915(2, render=10**9))
@@ -312,7 +312,7 @@ def test_without_a_directory_for_the_socket_the_command_fails(tmp_path: Path) ->
 # On the page of the agent.
 
 
-class World:
+class Setup:
     """An agent with two GPUs, and processes of its pods."""
 
     def __init__(self, agent: Agent, kubelet: Kubelet, proc: Path, directory: str) -> None:
@@ -362,32 +362,32 @@ def samples(page: str, name: str) -> list[tuple[Mapping[str, str], float]]:
 
 
 @pytest.fixture
-async def world(
+async def setup(
     start_agent: Start, kubelet: Kubelet, tmp_path: Path, path: str, directory: str
-) -> AsyncIterator[World]:
+) -> AsyncIterator[Setup]:
     proc = tmp_path / "proc"
     for index in (0, 1):
         gpu_card(tmp_path, index)
     agent = await start_agent({"metrics_clients": path}, gpu=GpuPlugin(GpuConfig()))
     await kubelet.until(lambda resources: I915 in resources)
     proc.mkdir()
-    made = World(agent, kubelet, proc, directory)
+    made = Setup(agent, kubelet, proc, directory)
     yield made
     await made.observer.close()
 
 
 async def test_the_page_has_the_use_of_gpus_by_containers_under_their_names(
-    world: World, proc: Path, path: str
+    setup: Setup, proc: Path, path: str
 ) -> None:
-    await world.run_pod("a", 10, i915(1, render=10**9, memory=4))
-    await world.run_pod("b", 11, i915(2, copy=2 * 10**9))
+    await setup.run_pod("a", 10, i915(1, render=10**9, memory=4))
+    await setup.run_pod("b", 11, i915(2, copy=2 * 10**9))
     process(proc, 12, i915(3, render=9 * 10**9))  # a pod without GPU
     async with serving(path, ClientsService(str(proc), limits=PLENTY, min_interval=0.0, walk_timeout=30.0)):
-        assert await world.busy() == {
+        assert await setup.busy() == {
             ("default", "a", "main", "card0", BDF, "render"): 1.0,
             ("default", "b", "main", "card0", BDF, "copy"): 2.0,
         }
-        page = await world.page()
+        page = await setup.page()
     sizes = {
         (labels["pod"], labels["region"], labels["kind"]): value
         for labels, value in samples(page, "accelplane_container_gpu_memory_bytes")
@@ -398,25 +398,25 @@ async def test_the_page_has_the_use_of_gpus_by_containers_under_their_names(
 
 
 async def test_without_an_answer_the_page_has_no_use_and_counts_errors(
-    world: World, proc: Path, path: str, caplog: pytest.LogCaptureFixture
+    setup: Setup, proc: Path, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await world.run_pod("a", 10, i915(1, render=10**9))
+    await setup.run_pod("a", 10, i915(1, render=10**9))
     for count in (1.0, 2.0):
-        page = await world.page()
+        page = await setup.page()
         assert samples(page, "accelplane_clients_requests_total") == [({"outcome": "error"}, count)]
         assert samples(page, "accelplane_container_gpu_busy_seconds_total") == []
         assert samples(page, "accelplane_container_devices") != []
     assert caplog.text.count("the GPU use of containers is missing") == 1
     async with serving(path, ClientsService(str(proc), limits=PLENTY, walk_timeout=30.0)):
-        assert len(await world.busy()) == 1
+        assert len(await setup.busy()) == 1
 
 
-async def test_client_time_ends_the_idle_time_of_a_unit(world: World, proc: Path, path: str) -> None:
-    await world.run_pod("a", 10, i915(1, render=10**9))
+async def test_client_time_ends_the_idle_time_of_a_unit(setup: Setup, proc: Path, path: str) -> None:
+    await setup.run_pod("a", 10, i915(1, render=10**9))
     service = ClientsService(str(proc), limits=PLENTY, min_interval=0.0, walk_timeout=30.0)
 
     async def idle() -> float | None:
-        found = samples(await world.page(), "accelplane_unit_idle_seconds")
+        found = samples(await setup.page(), "accelplane_unit_idle_seconds")
         return next((value for labels, value in found if labels["unit"] == "card0"), None)
 
     async def grows() -> bool:
@@ -432,21 +432,21 @@ async def test_client_time_ends_the_idle_time_of_a_unit(world: World, proc: Path
     await until(grows)
 
 
-async def test_without_pods_that_hold_gpus_nothing_is_requested(world: World) -> None:
-    page = await world.page()
+async def test_without_pods_that_hold_gpus_nothing_is_requested(setup: Setup) -> None:
+    page = await setup.page()
     assert samples(page, "accelplane_clients_requests_total") == []
 
 
-async def test_devices_of_other_drivers_are_left_out(world: World, proc: Path, path: str) -> None:
-    await world.run_pod("a", 10, i915(1, render=10**9), i915(2, bdf="0000:00:0b.0", render=10**9))
+async def test_devices_of_other_drivers_are_left_out(setup: Setup, proc: Path, path: str) -> None:
+    await setup.run_pod("a", 10, i915(1, render=10**9), i915(2, bdf="0000:00:0b.0", render=10**9))
     async with serving(path, ClientsService(str(proc), limits=PLENTY, walk_timeout=30.0)):
-        assert {key[4] for key in await world.busy()} == {BDF}
+        assert {key[4] for key in await setup.busy()} == {BDF}
 
 
 async def test_a_container_without_a_known_name_has_that_of_the_only_holder(
-    world: World, proc: Path, path: str
+    setup: Setup, proc: Path, path: str
 ) -> None:
-    await world.run_pod("a", 10, i915(1, render=10**9))
+    await setup.run_pod("a", 10, i915(1, render=10**9))
     (proc / "10/mountinfo").unlink()
     async with serving(path, ClientsService(str(proc), limits=PLENTY, walk_timeout=30.0)):
-        assert [key[1:3] for key in await world.busy()] == [("a", "main")]
+        assert [key[1:3] for key in await setup.busy()] == [("a", "main")]

@@ -56,14 +56,14 @@ def test_keep_leaves_the_simulated_node_also_with_a_long_tmpdir_and_after_an_int
 
 
 async def test_a_step_without_effect_fails_the_demo(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
-    world = Demo(directory)
+    setup = Demo(directory)
 
     async def nothing() -> str:
         raise DemoError("found 0 cards, expected 4")
 
     class Broken(Demo):
         def steps(self) -> tuple[demo.Step, ...]:
-            return (demo.Step("cards are found", nothing), *world.steps())
+            return (demo.Step("cards are found", nothing), *setup.steps())
 
     assert await command.play(Broken(directory), "") == 1
     shown = capsys.readouterr()
@@ -72,10 +72,10 @@ async def test_a_step_without_effect_fails_the_demo(directory: str, capsys: pyte
 
 
 async def test_the_screen_fits_into_small_and_large_terminals(directory: str) -> None:
-    world = Demo(directory)
-    screen = command.Screen(world, world.steps())
+    setup = Demo(directory)
+    screen = command.Screen(setup, setup.steps())
     shown: dict[int, str] = {}
-    async with world.running():
+    async with setup.running():
         for step in screen.steps[:6]:
             screen.results.append(await step.run())
         for width, height in ((80, 24), (120, 40)):
@@ -87,19 +87,19 @@ async def test_the_screen_fits_into_small_and_large_terminals(directory: str) ->
             assert max(map(len, lines)) <= width
             assert "QAT0=" in shown[height], "the last result"
             assert f"▸ {screen.steps[6].title}" in lines, "the current step"
-            assert all(name in shown[height] for name in world.kubelet.resources())
+            assert all(name in shown[height] for name in setup.kubelet.resources())
     assert "gateway 0000:61:00." in shown[24]
     assert "registered" in shown[40], "the log, if there is room"
 
 
 async def test_a_killed_agent_fails_the_next_step(directory: str) -> None:
-    world = Demo(directory)
-    steps = world.steps()
-    async with world.running():
+    setup = Demo(directory)
+    steps = setup.steps()
+    async with setup.running():
         for step in steps[:3]:
             await step.run()
-        assert world.agent is not None
-        world.agent.kill()
-        await world.kubelet.until(lambda kubelet: not any(one.allocatable for one in kubelet.resources().values()))
+        assert setup.agent is not None
+        setup.agent.kill()
+        await setup.kubelet.until(lambda kubelet: not any(one.allocatable for one in kubelet.resources().values()))
         with pytest.raises(DemoError, match="render"):
             await steps[3].run()

@@ -78,7 +78,7 @@ async def test_a_start_makes_the_directories_and_sweeps_away_sockets_and_nothing
         assert stat.S_IMODE(os.stat(os.path.join(directory, "pod-resources")).st_mode) == 0o750
 
 
-async def test_a_stopped_kubelet_leaves_its_sockets_and_nobody_listens_on_them(directory: str) -> None:
+async def test_a_stopped_kubelet_leaves_sockets_without_a_listener(directory: str) -> None:
     async with EmbeddedKubelet(directory):
         pass
     path = os.path.join(directory, "device-plugins", "kubelet.sock")
@@ -148,7 +148,7 @@ async def test_a_registration_that_breaks_a_rule_is_refused_and_recorded(
         assert kubelet.resources() == {}
 
 
-async def test_the_options_that_count_are_those_asked_for_before_the_answer(kubelet: EmbeddedKubelet) -> None:
+async def test_options_of_the_call_override_the_announced_ones(kubelet: EmbeddedKubelet) -> None:
     answered = pb.DevicePluginOptions(pre_start_required=True)
     async with FakePlugin(kubelet.directory, options=PREFERS, GetDevicePluginOptions=lambda _: answered) as plugin:
         await plugin.register()
@@ -158,7 +158,7 @@ async def test_the_options_that_count_are_those_asked_for_before_the_answer(kube
         assert record.options == (True, False)
 
 
-async def test_a_plugin_that_refuses_to_tell_its_options_is_refused(kubelet: EmbeddedKubelet) -> None:
+async def test_a_plugin_whose_options_call_fails_is_rejected(kubelet: EmbeddedKubelet) -> None:
     def refuse(_: object) -> None:
         raise Refusal("no")
 
@@ -212,7 +212,7 @@ async def test_changed_returns_at_a_change_and_not_at_a_repetition(kubelet: Embe
     await plugin.die()
 
 
-async def test_waiting_in_vain_tells_the_state(kubelet: EmbeddedKubelet) -> None:
+async def test_a_timeout_error_has_the_state(kubelet: EmbeddedKubelet) -> None:
     plugin = await joined(kubelet, FakePlugin(kubelet.directory, devices=listing(("a", "Healthy", [0]))))
     await kubelet.run_pod(asks(1, name="holder"))
     with pytest.raises(
@@ -520,7 +520,7 @@ async def test_what_init_containers_held_must_be_included(kubelet: EmbeddedKubel
     await plugin.die()
 
 
-async def test_without_the_option_nothing_is_asked_and_an_error_fails_the_pod(directory: str) -> None:
+async def test_preferred_allocation_is_called_only_with_the_option_and_its_error_fails_the_pod(directory: str) -> None:
     async with EmbeddedKubelet(directory) as kubelet:
         async with FakePlugin(directory, GetPreferredAllocation=refuse) as plugin:
             await joined(kubelet, plugin)
@@ -654,7 +654,7 @@ async def test_a_pod_that_is_admitted_again_keeps_its_devices_without_a_call(kub
         assert kubelet.pods() == ()
 
 
-async def test_a_pod_that_is_admitted_again_cannot_ask_for_more(kubelet: EmbeddedKubelet) -> None:
+async def test_a_readmitted_pod_cannot_request_more(kubelet: EmbeddedKubelet) -> None:
     async with FakePlugin(kubelet.directory) as plugin:
         await joined(kubelet, plugin)
         await kubelet.run_pod(asks(1))

@@ -165,14 +165,14 @@ async def test_a_node_without_labels_and_capacity_gets_them(tmp_path: Path) -> N
         assert api.node["metadata"]["labels"] == {LABEL: "true"}
 
 
-async def test_a_refusal_is_fatal_to_one_who_does_not_stay(tmp_path: Path) -> None:
+async def test_an_error_is_fatal_without_daemon_mode(tmp_path: Path) -> None:
     async with hooked(tmp_path, register=True) as (api, _peer, hook):
         api.refuse["PATCH"] = [("403 Forbidden", {"reason": "Forbidden", "message": "no"})]
         with pytest.raises(StatusError, match="403"):
             await epchook.once(hook)
 
 
-async def test_a_daemon_registers_again_what_somebody_took_out(tmp_path: Path) -> None:
+async def test_a_daemon_restores_removed_resources(tmp_path: Path) -> None:
     async with hooked(tmp_path, register=True, **{"node-label": True}) as (api, peer, hook):
         keeper = asyncio.create_task(node_reconciler.run(peer.api, "one", hook.reconcile, interval=60))
         try:
@@ -203,7 +203,7 @@ async def test_a_daemon_outlives_an_api_server_in_trouble(tmp_path: Path) -> Non
             await asyncio.gather(keeper, return_exceptions=True)
 
 
-async def test_a_server_that_ends_watches_at_once_is_not_asked_without_end(tmp_path: Path) -> None:
+async def test_watches_that_end_immediately_are_retried_with_backoff(tmp_path: Path) -> None:
     async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
         node = {"metadata": {"name": "one", "resourceVersion": "1"}}
         writer.write(chunked() if "watch=" in request.path else response("200 OK", json.dumps(node).encode()))
@@ -252,7 +252,7 @@ async def test_cleanup_removes_both_and_nothing_else(tmp_path: Path, flags: dict
         assert api.patches == []
 
 
-async def test_cleanup_looks_again_when_somebody_else_was_faster(tmp_path: Path) -> None:
+async def test_cleanup_retries_after_a_conflict(tmp_path: Path) -> None:
     async with hooked(tmp_path, cleanup=True, register=True) as (api, peer, hook):
         api.node["status"]["capacity"][RESOURCE] = str(EPC)
         api.refuse["PATCH"] = [("422 Unprocessable Entity", {})]
@@ -261,7 +261,7 @@ async def test_cleanup_looks_again_when_somebody_else_was_faster(tmp_path: Path)
         assert [request.method for request in peer.requests] == ["GET", "PATCH"] * 2
 
 
-async def test_nfd_is_told_by_an_object_that_goes_with_the_node(tmp_path: Path) -> None:
+async def test_the_nodefeature_is_owned_by_the_node(tmp_path: Path) -> None:
     flags = {"node-label": True, "output": "node-feature", "namespace": "nfd"}
     path = "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/nfd/nodefeatures/one-sgx-epc"
     async with hooked(tmp_path, **flags) as (api, _peer, hook):
@@ -278,7 +278,7 @@ async def test_nfd_is_told_by_an_object_that_goes_with_the_node(tmp_path: Path) 
         assert api.deleted == [path]
 
 
-def test_what_needs_the_api_says_what_is_missing() -> None:
+def test_missing_api_configuration_is_reported() -> None:
     with pytest.raises(Fatal, match="NODE_NAME"):
         Hook({"register": True}, EPC, {})
     with pytest.raises(ApiError, match="not in a cluster"):
@@ -343,7 +343,7 @@ def test_with_nowhere_to_install_it_fails(tmp_path: Path) -> None:
 @on_x86
 @settings(max_examples=examples(20))
 @given(st.binary(max_size=4096))
-def test_the_program_prints_any_text_and_says_when_it_could_not(tmp_path: Path, text: bytes) -> None:
+def test_the_program_prints_any_text_and_reports_write_errors(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "program"
     path.unlink(missing_ok=True)
     path.write_bytes(program(text))

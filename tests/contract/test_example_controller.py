@@ -99,7 +99,7 @@ async def controller(server: FakeApiServer) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def world() -> AsyncIterator[FakeApiServer]:
+async def setup() -> AsyncIterator[FakeApiServer]:
     """Two nodes with the sample's label, one without, and a pod on each."""
     async with FakeApiServer() as server:
         for name in ("a", "b", "c"):
@@ -155,7 +155,7 @@ def create(server: FakeApiServer) -> None:
 
 
 async def test_nodes_are_drained_one_at_a_time_and_get_their_script() -> None:
-    async with world() as server, controller(server):
+    async with setup() as server, controller(server):
         create(server)
         await until(lambda: cordoned(server) == ["a"] and server.get("pods", "app-a", "default") is None, 30)
         assert server.get("pods", "app-b", "default")
@@ -184,7 +184,7 @@ async def test_nodes_are_drained_one_at_a_time_and_get_their_script() -> None:
 async def test_eviction_that_a_disruption_budget_forbids_is_retried() -> None:
     example.EVICTION_RETRY, before = 0.05, example.EVICTION_RETRY
     try:
-        async with world() as server, controller(server):
+        async with setup() as server, controller(server):
             server.fault("POST .*/eviction", 429, times=3)
             create(server)
             await until(lambda: server.get("pods", "app-a", "default") is None, 30)
@@ -194,7 +194,7 @@ async def test_eviction_that_a_disruption_budget_forbids_is_retried() -> None:
 
 
 async def test_owned_objects_are_restored_and_foreign_ones_stay() -> None:
-    async with world() as server, controller(server):
+    async with setup() as server, controller(server):
         foreign = server.put(
             "configmaps", {"metadata": {"name": "firmware", "namespace": "default"}, "data": {"a": "1"}}
         )
@@ -211,7 +211,7 @@ async def test_owned_objects_are_restored_and_foreign_ones_stay() -> None:
 
 
 async def test_deletion_makes_the_nodes_schedulable_again() -> None:
-    async with world() as server, controller(server):
+    async with setup() as server, controller(server):
         create(server)
         await until(lambda: cordoned(server) == ["a"], 30)
         other = Client(server.config, field_manager="kubectl")
@@ -223,7 +223,7 @@ async def test_deletion_makes_the_nodes_schedulable_again() -> None:
 
 
 async def test_heartbeats_of_nodes_cause_no_requests() -> None:
-    async with world() as server, controller(server):
+    async with setup() as server, controller(server):
         create(server)
         await until(lambda: plan(server).get("status", {}).get("activeNode") == "a", 30)
         await asyncio.sleep(0.2)

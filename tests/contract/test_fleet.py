@@ -102,7 +102,7 @@ async def test_nodes_with_and_without_an_agent_are_shown(api: KubeApi) -> None:
     assert [(each.name, each.capacity, each.stage) for each in bare.resources] == [(I915, 3, "")]
 
 
-async def test_a_change_of_an_agent_reaches_the_snapshot_and_wakes_all_who_wait(api: KubeApi) -> None:
+async def test_a_change_of_an_agent_updates_the_snapshot_and_notifies_all_waiters(api: KubeApi) -> None:
     async with agents_of(api, "n1") as (agent,), fleet_of(api) as fleet:
         await connected(fleet, "n1")
         generation = fleet.cluster().generation
@@ -366,7 +366,7 @@ async def test_with_all_pods_the_holders_are_part_of_the_snapshot(api: KubeApi) 
         assert (row.allocated, row.free, row.estimated) == (0, 2, 0)
 
 
-async def test_readings_are_asked_once_for_all_viewers(api: KubeApi) -> None:
+async def test_readings_are_fetched_once_for_all_viewers(api: KubeApi) -> None:
     async with agents_of(api, "n1") as (agent,), fleet_of(api) as fleet:
         await connected(fleet, "n1")
         answers = await asyncio.gather(*(fleet.readings("n1") for _ in range(5)))
@@ -375,7 +375,7 @@ async def test_readings_are_asked_once_for_all_viewers(api: KubeApi) -> None:
         assert sum("/api/v1/readings" in request for request in agent.requests) == 1
 
 
-async def test_readings_say_why_there_are_none(api: KubeApi) -> None:
+async def test_missing_readings_have_a_reason(api: KubeApi) -> None:
     api.put("nodes", node("bare"))
     async with agents_of(api, "n1") as (agent,), fleet_of(api) as fleet:
         await connected(fleet, "n1")

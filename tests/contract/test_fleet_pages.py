@@ -23,7 +23,7 @@ from accelplane.http.messages import HttpError
 LIMITS = LiveLimits(rows=0.01, overview=0.01, keepalive=0.05, share=1)
 
 
-class World:
+class Setup:
     """A simulated fleet, its screens, and a client."""
 
     def __init__(self, limits: LiveLimits = LIMITS, nodes: int = 30) -> None:
@@ -50,14 +50,14 @@ class World:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    async with World() as made:
+async def setup() -> AsyncIterator[Setup]:
+    async with Setup() as made:
         yield made
 
 
 @pytest.mark.parametrize("path", ["/", "/nodes", "/nodes?sort=free&start=20", "/waiting", "/namespaces"])
-async def test_pages_are_complete_and_protected(world: World, path: str) -> None:
-    found = await world.caller.get(path)
+async def test_pages_are_complete_and_protected(setup: Setup, path: str) -> None:
+    found = await setup.caller.get(path)
     assert found.status == 200
     assert found.text.startswith("<!DOCTYPE html>")
     assert found.text.endswith("</html>\n")
@@ -71,25 +71,25 @@ async def test_pages_are_complete_and_protected(world: World, path: str) -> None
     assert found.fields["cache-control"] == "no-store"
 
 
-async def test_pages_are_compressed_if_the_client_accepts_it(world: World) -> None:
-    packed = await world.caller.get("/nodes", accept_encoding="br, gzip;q=0.5")
+async def test_pages_are_compressed_if_the_client_accepts_it(setup: Setup) -> None:
+    packed = await setup.caller.get("/nodes", accept_encoding="br, gzip;q=0.5")
     assert packed.fields["content-encoding"] == "gzip"
-    assert gzip.decompress(packed.body) == (await world.caller.get("/nodes", accept_encoding="gzip;q=0")).body
-    assert "content-encoding" not in (await world.caller.get("/missing", accept_encoding="gzip")).fields
+    assert gzip.decompress(packed.body) == (await setup.caller.get("/nodes", accept_encoding="gzip;q=0")).body
+    assert "content-encoding" not in (await setup.caller.get("/missing", accept_encoding="gzip")).fields
 
 
-async def test_assets_have_a_hash_in_their_names_and_are_cached(world: World) -> None:
-    links = world.screens.assets.links
+async def test_assets_have_a_hash_in_their_names_and_are_cached(setup: Setup) -> None:
+    links = setup.screens.assets.links
     for name, kind, limit in ((links.style, "text/css", 15_000), (links.script, "text/javascript", 40_000)):
-        assert f'"{name}"' in (await world.caller.get("/")).text
-        found = await world.caller.get(f"/{name}")
+        assert f'"{name}"' in (await setup.caller.get("/")).text
+        found = await setup.caller.get(f"/{name}")
         assert (found.status, found.fields["content-type"]) == (200, f"{kind}; charset=utf-8")
         assert "immutable" in found.fields["cache-control"]
         assert 1000 < len(found.body) <= limit
-        packed = await world.caller.get(f"/{name}", accept_encoding="gzip")
+        packed = await setup.caller.get(f"/{name}", accept_encoding="gzip")
         assert gzip.decompress(packed.body) == found.body
-    assert (await world.caller.get("/assets/fleet.js")).status == 404
-    assert (await world.caller.get("/assets/../site.py")).status == 404
+    assert (await setup.caller.get("/assets/fleet.js")).status == 404
+    assert (await setup.caller.get("/assets/../site.py")).status == 404
 
 
 @pytest.mark.parametrize(
@@ -100,15 +100,15 @@ async def test_assets_have_a_hash_in_their_names_and_are_cached(world: World) ->
         ("GET", "/api/v1/events?screen=none", 400), ("GET", "/login", 303), ("POST", "/logout", 303),
     ],
 )  # fmt: skip
-async def test_other_requests_have_their_status(world: World, method: str, path: str, status: int) -> None:
-    assert (await world.caller.send(method, path)).status == status
+async def test_other_requests_have_their_status(setup: Setup, method: str, path: str, status: int) -> None:
+    assert (await setup.caller.send(method, path)).status == status
 
 
-async def test_a_name_that_leads_to_the_loopback_interface_is_rejected(world: World) -> None:
+async def test_a_name_that_leads_to_the_loopback_interface_is_rejected(setup: Setup) -> None:
     for path in ("/", "/api/v1/events?screen=nodes", "/metrics"):
-        found = await world.caller.get(path, host="attacker.example.com:8080")
+        found = await setup.caller.get(path, host="attacker.example.com:8080")
         assert found.status == 421
-    assert (await world.caller.get("/", host="localhost:9")).status == 200
+    assert (await setup.caller.get("/", host="localhost:9")).status == 200
 
 
 @pytest.mark.parametrize(
@@ -125,38 +125,38 @@ def test_names_of_the_own_machine(host: str, expected: bool) -> None:
 # Updates
 
 
-async def test_a_change_of_a_device_is_sent_as_its_row(world: World) -> None:
-    generation = world.view.cluster().generation
-    async with world.caller.events(f"screen=nodes&sort=name&generation={generation}") as events:
+async def test_a_change_of_a_device_is_sent_as_its_row(setup: Setup) -> None:
+    generation = setup.view.cluster().generation
+    async with setup.caller.events(f"screen=nodes&sort=name&generation={generation}") as events:
         assert events.fields["content-type"] == "text/event-stream; charset=utf-8"
         assert "content-length" not in events.fields
-        await until(lambda: world.screens.live.viewers == 1)
-        node = world.fail()
+        await until(lambda: setup.screens.live.viewers == 1)
+        node = setup.fail()
         rows = await events.of_kind("rows")
         assert list(rows.data["blocks"]) == ["rows"]
         assert list(rows.data["blocks"]["rows"]["set"]) == [node.name]
         assert "order" not in rows.data["blocks"]["rows"]
-        assert rows.id == str(world.view.cluster().generation)
+        assert rows.id == str(setup.view.cluster().generation)
         overview = await events.of_kind("overview")
         assert list(overview.data["blocks"]["summary"]["set"]) == ["unhealthy"]
         assert overview.data["say"].endswith("before.")
-    await until(lambda: world.screens.live.viewers == 0)
+    await until(lambda: setup.screens.live.viewers == 0)
 
 
-async def test_the_overview_is_updated_by_overview_events(world: World) -> None:
-    generation = world.view.cluster().generation
-    async with world.caller.events(f"screen=overview&generation={generation}") as events:
-        await until(lambda: world.screens.live.viewers == 1)
+async def test_the_overview_is_updated_by_overview_events(setup: Setup) -> None:
+    generation = setup.view.cluster().generation
+    async with setup.caller.events(f"screen=overview&generation={generation}") as events:
+        await until(lambda: setup.screens.live.viewers == 1)
         await events.of_kind("comment")
-        world.fail()
+        setup.fail()
         changed = await events.of_kind("overview")
         assert {"problems", "resources"} <= set(changed.data["blocks"])
 
 
-async def test_waiting_pods_and_the_api_servers_problem_are_updated(world: World) -> None:
-    async with world.caller.events(f"screen=waiting&generation={world.view.cluster().generation}") as events:
+async def test_waiting_pods_and_the_api_servers_problem_are_updated(setup: Setup) -> None:
+    async with setup.caller.events(f"screen=waiting&generation={setup.view.cluster().generation}") as events:
         await events.of_kind("comment")
-        world.view.replace(waiting=(Waiting("team", "new", 5, {"gpu.intel.com/i915": 1}),), problem="no answer")
+        setup.view.replace(waiting=(Waiting("team", "new", 5, {"gpu.intel.com/i915": 1}),), problem="no answer")
         rows = await events.of_kind("rows")
         assert rows.data["blocks"]["rows"]["order"] == ["team/new"]
         overview = await events.of_kind("overview")
@@ -164,82 +164,82 @@ async def test_waiting_pods_and_the_api_servers_problem_are_updated(world: World
 
 
 async def test_current_values_of_a_device_are_updated_without_a_change_of_the_cluster() -> None:
-    async with World() as world:
-        node = next(each for each in world.view.cluster().nodes.values() if each.units and each.units[0].holders)
+    async with Setup() as setup:
+        node = next(each for each in setup.view.cluster().nodes.values() if each.units and each.units[0].holders)
         unit = node.units[0]
         query = f"node={node.name}&plugin={unit.plugin}&unit={unit.unit}"
-        page = await world.caller.get(f"/device?{query}")
+        page = await setup.caller.get(f"/device?{query}")
         assert "temperature" in page.text
-        async with world.caller.events(f"screen=device&{query}") as events:
+        async with setup.caller.events(f"screen=device&{query}") as events:
             while True:
                 found = await events.of_kind("rows")
                 if "readings" in found.data["blocks"] and "order" not in found.data["blocks"]["readings"]:
                     break
 
 
-async def test_a_client_that_returns_gets_what_it_has_missed(world: World) -> None:
-    page = await world.caller.get("/nodes?sort=name")
+async def test_a_client_that_returns_gets_what_it_has_missed(setup: Setup) -> None:
+    page = await setup.caller.get("/nodes?sort=name")
     generation = page.text.partition('data-generation="')[2].partition('"')[0]
-    node = world.fail()
-    async with world.caller.events("screen=nodes&sort=name", last_event_id=generation) as events:
+    node = setup.fail()
+    async with setup.caller.events("screen=nodes&sort=name", last_event_id=generation) as events:
         rows = await events.of_kind("rows")
     assert list(rows.data["blocks"]["rows"]["set"]) == [node.name]
-    async with world.caller.events("screen=nodes&sort=name", last_event_id=rows.id) as events:
+    async with setup.caller.events("screen=nodes&sort=name", last_event_id=rows.id) as events:
         assert (await events.next()).kind == "comment"
 
 
 @pytest.mark.parametrize("generation", ["1", "9" * 18])
-async def test_a_client_of_another_server_has_to_reload(world: World, generation: str) -> None:
-    async with world.caller.events(f"screen=nodes&generation={generation}") as events:
+async def test_a_client_of_another_server_has_to_reload(setup: Setup, generation: str) -> None:
+    async with setup.caller.events(f"screen=nodes&generation={generation}") as events:
         assert (await events.next()).kind == "reload"
 
 
 async def test_viewers_above_the_limit_are_rejected_and_slots_are_freed() -> None:
-    async with World(msgspec.structs.replace(LIMITS, viewers=2)) as world:
-        async with world.caller.events("screen=waiting"), world.caller.events("screen=nodes"):
-            await until(lambda: world.screens.live.viewers == 2)
-            async with world.caller.events("screen=overview") as third:
+    async with Setup(msgspec.structs.replace(LIMITS, viewers=2)) as setup:
+        async with setup.caller.events("screen=waiting"), setup.caller.events("screen=nodes"):
+            await until(lambda: setup.screens.live.viewers == 2)
+            async with setup.caller.events("screen=overview") as third:
                 assert third.status == 503
-            assert (await world.caller.get("/")).status == 200
-        await until(lambda: world.screens.live.viewers == 0)
-        async with world.caller.events("screen=overview") as again:
+            assert (await setup.caller.get("/")).status == 200
+        await until(lambda: setup.screens.live.viewers == 0)
+        async with setup.caller.events("screen=overview") as again:
             assert again.status == 200
 
 
 async def test_an_address_without_users_has_a_part_of_the_streams() -> None:
-    async with World(msgspec.structs.replace(LIMITS, viewers=3, account=2)) as world:
-        async with world.caller.events("screen=waiting"), world.caller.events("screen=nodes"):
-            await until(lambda: world.screens.live.viewers == 2)
-            refused = await world.caller.get("/api/v1/events?screen=overview")
+    async with Setup(msgspec.structs.replace(LIMITS, viewers=3, account=2)) as setup:
+        async with setup.caller.events("screen=waiting"), setup.caller.events("screen=nodes"):
+            await until(lambda: setup.screens.live.viewers == 2)
+            refused = await setup.caller.get("/api/v1/events?screen=overview")
             assert refused.status == 503
             assert "found 2 pages with live updates of this address, expected fewer" in refused.text
-            assert (await world.caller.get("/nodes")).status == 200
-        await until(lambda: world.screens.live.viewers == 0)
-        async with world.caller.events("screen=overview") as again:
+            assert (await setup.caller.get("/nodes")).status == 200
+        await until(lambda: setup.screens.live.viewers == 0)
+        async with setup.caller.events("screen=overview") as again:
             assert again.status == 200
 
 
-async def test_a_client_that_leaves_during_the_check_of_its_rights_takes_no_stream(world: World) -> None:
+async def test_a_client_that_leaves_during_the_check_of_its_rights_takes_no_stream(setup: Setup) -> None:
     for _ in range(5):
-        _, writer = await world.caller.open("GET", "/api/v1/events?screen=nodes")
+        _, writer = await setup.caller.open("GET", "/api/v1/events?screen=nodes")
         writer.close()
-    async with world.caller.events("screen=nodes") as events:
+    async with setup.caller.events("screen=nodes") as events:
         assert events.status == 200
-        await until(lambda: world.screens.live.viewers == 1)
+        await until(lambda: setup.screens.live.viewers == 1)
 
 
 async def test_a_viewer_that_does_not_read_gets_reload_and_holds_little_memory() -> None:
-    async with World(msgspec.structs.replace(LIMITS, queued=4096), nodes=60) as world:
-        generation = world.view.cluster().generation
-        async with world.caller.events(f"screen=nodes&sort=name&generation={generation}") as slow:
-            await until(lambda: world.screens.live.viewers == 1)
+    async with Setup(msgspec.structs.replace(LIMITS, queued=4096), nodes=60) as setup:
+        generation = setup.view.cluster().generation
+        async with setup.caller.events(f"screen=nodes&sort=name&generation={generation}") as slow:
+            await until(lambda: setup.screens.live.viewers == 1)
             # More than the socket's buffers take.
             kinds = set[str]()
-            (channel,) = world.screens.live._channels.values()
+            (channel,) = setup.screens.live._channels.values()
             (subscriber,) = channel._subscribers
             async with asyncio.timeout(60):
                 while RELOAD not in subscriber._events:
-                    world.view.change(60)
+                    setup.view.change(60)
                     await asyncio.sleep(0.002)
                     assert subscriber._size <= 4096
             while "reload" not in kinds:
@@ -247,8 +247,8 @@ async def test_a_viewer_that_does_not_read_gets_reload_and_holds_little_memory()
 
 
 async def test_open_streams_end_when_the_server_stops() -> None:
-    async with World() as world:
-        reader, writer = await world.caller.open("GET", "/api/v1/events?screen=nodes")
+    async with Setup() as setup:
+        reader, writer = await setup.caller.open("GET", "/api/v1/events?screen=nodes")
         assert (await head_of(reader))[0] == 200
     async with asyncio.timeout(60):
         await reader.read()

@@ -48,7 +48,7 @@ def root(kernel: Kernel, tmp_path: Path) -> Iterator[Path]:
         yield where
 
 
-def test_while_a_port_is_programmed_nobody_knows_its_afu(kernel: Kernel, root: Path) -> None:
+def test_the_afu_of_a_port_is_unknown_while_it_is_programmed(kernel: Kernel, root: Path) -> None:
     host = Host(root)
     port = read_port(host, "dfl-port.0")
     assert afu_id(host, port) == NLB0
@@ -57,7 +57,7 @@ def test_while_a_port_is_programmed_nobody_knows_its_afu(kernel: Kernel, root: P
     assert afu_id(host, port) == NLB0
 
 
-def test_a_scan_does_not_ask_for_it(kernel: Kernel, root: Path) -> None:
+def test_a_scan_does_not_read_it(kernel: Kernel, root: Path) -> None:
     kernel.fail(AFU, errno.EBUSY, on="read")
     found = scan(Host(root), DFL)
     assert found.faults == ()

@@ -15,7 +15,7 @@ from waiting import until
 
 from accelplane.simulate.kernel import Kernel
 from accelplane.simulate.kernel.fpga import Outcome
-from accelplane.simulate.kernel.ioctls import answered
+from accelplane.simulate.kernel.ioctls import serve_ioctls
 from accelplane.simulate.offload import FpgaSpec
 from accelplane.simulate.specs import NodeSpec
 
@@ -98,10 +98,10 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
     kernel = Kernel(NodeSpec(fpgas=[getattr(request, "param", FpgaSpec())]))
     with mounted_for_test(kernel, tmp_path) as root:
         try:
-            with answered(kernel, str(tmp_path / "ioctls")):
+            with serve_ioctls(kernel, str(tmp_path / "ioctls")):
                 yield Node(kernel, root)
         finally:
-            kernel.fpga(CARD).let_go.set()
+            kernel.fpga(CARD).resume.set()
 
 
 TWO_PORTS = pytest.mark.parametrize("node", [FpgaSpec(afus=(NLB0, NLB0))], indirect=True, ids=["two-ports"])
@@ -132,7 +132,7 @@ class TestHook:
         ],
     )
     @pytest.mark.untraced
-    def test_what_the_card_refuses_is_told_in_one_line(self, node: Node, outcome: Outcome, problem: str) -> None:
+    def test_errors_of_the_card_are_reported_in_one_line(self, node: Node, outcome: Outcome, problem: str) -> None:
         node.store(NLB3)
         node.kernel.fpga(CARD).outcomes.append(outcome)
         status, out, err = node.hook(NLB3)
@@ -152,7 +152,7 @@ class TestHook:
         assert f"made for regions with interface id {OTHER}" in node.hook(NLB3)[2]
         assert node.kernel.fpga(CARD).attempts == 0
 
-    def test_a_driver_that_is_busy_for_a_moment_is_asked_again(self, node: Node) -> None:
+    def test_a_busy_driver_is_retried(self, node: Node) -> None:
         node.store(NLB3)
         node.kernel.fpga(CARD).outcomes.extend(["EBUSY", "EAGAIN"])
         assert node.hook(NLB3) == (0, "", "")
@@ -181,7 +181,7 @@ class TestHook:
         await until(lambda: card.attempts == 1, 60)
         process.terminate()
         assert ended(process)[0] != 0
-        card.let_go.set()
+        card.resume.set()
         await until(lambda: not card.ports[0].disabled, 60)
         assert node.hook(NLB3) == (0, "", "")
         assert node.afus() == [NLB3]
@@ -191,7 +191,7 @@ class TestHook:
         assert (status, err) == (1, "intel-fpga-crihook: the container's state: more than 1048576 bytes\n")
 
     @pytest.mark.parametrize("blocking", [True, False])
-    def test_a_runtime_that_says_nothing_is_not_waited_for(self, blocking: bool) -> None:
+    def test_a_silent_runtime_causes_a_timeout(self, blocking: bool) -> None:
         command = [sys.executable, "-m", "accelplane.cli.fpgahook", "-timeout=0.5"]
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, blocking)
@@ -210,7 +210,7 @@ class TestHook:
             ("</dev/null", "the container's state: not JSON: Expecting value: line 1 column 1 (char 0)\n"),
         ],
     )
-    def test_a_runtime_that_gives_no_state_is_told(self, redirected: str, problem: str) -> None:
+    def test_a_missing_oci_state_is_reported(self, redirected: str, problem: str) -> None:
         command = ["sh", "-c", f'"$0" -m accelplane.cli.fpgahook {redirected}', sys.executable]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (1, "", f"intel-fpga-crihook: {problem}")
@@ -226,7 +226,7 @@ class TestHook:
 
 
 class TestTool:
-    def test_a_port_tells_all_with_the_driver_s_help(self, node: Node) -> None:
+    def test_port_info_includes_the_results_of_ioctls(self, node: Node) -> None:
         status, out, err = node.tool("-d", "dfl-port.0", "portinfo")
         assert (status, err) == (0, "")
         assert out.endswith(

@@ -148,7 +148,7 @@ async def test_names_of_april_2020_are_to_be_had(api: KubeApi, start: Start) -> 
         (["-nonsense"], 2, "flag provided but not defined: -nonsense"),
     ],
 )
-def test_what_keeps_it_from_running_is_said(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
+def test_startup_errors_are_reported(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
     def main(given: Sequence[str]) -> int:
         return fpgawebhook.main(given, "accelplane webhook fpga")
 

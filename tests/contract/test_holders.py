@@ -173,7 +173,7 @@ async def test_a_kubelet_that_hangs_does_not_hold_up_a_page(start_agent: Start, 
                 await writer.wait_closed()
 
 
-async def test_without_holders_the_kubelet_is_not_asked(start_agent: Start, kubelet: Kubelet) -> None:
+async def test_without_holders_the_kubelet_is_not_called(start_agent: Start, kubelet: Kubelet) -> None:
     agent = await start_agent({"metrics_holders": "off"}, meters=Meters())
     await kubelet.until(lambda resources: METERS in resources)
     await kubelet.run_pod("a", {METERS: 1})

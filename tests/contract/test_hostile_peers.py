@@ -218,13 +218,13 @@ async def test_headers_that_are_wrong_end_the_call_or_the_connection(
 
 
 @pytest.mark.parametrize("left_out", [":method", ":path"])
-async def test_a_request_that_asks_for_nothing_harms_nobody(victim: Victim, frames: Frames, left_out: str) -> None:
+async def test_an_empty_request_affects_no_others(victim: Victim, frames: Frames, left_out: str) -> None:
     frames.request((left_out, None), end=True)
     await frames.flush()
     await victim.answers()
 
 
-async def test_a_stream_that_is_reset_twice_harms_nobody(victim: Victim, frames: Frames) -> None:
+async def test_a_stream_that_is_reset_twice_affects_no_others(victim: Victim, frames: Frames) -> None:
     stream = frames.request((":path", f"{SERVICE}ListAndWatch"))
     frames.connection.send_data(stream, struct.pack(">BI", 0, 0), end_stream=True)
     await frames.flush()
@@ -326,7 +326,7 @@ async def test_hundreds_of_streams_all_get_the_list_and_are_forgotten(victim: Vi
     await until(lambda: len(victim.server._streams) == 0)
 
 
-async def test_a_client_that_writes_and_never_reads_holds_up_nobody(victim: Victim) -> None:
+async def test_a_client_that_never_reads_does_not_delay_others(victim: Victim) -> None:
     _reader, writer = await asyncio.open_unix_connection(victim.path)
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     ping = bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + b"are-you?"

@@ -100,7 +100,7 @@ async def fetch(client: HttpClient, method: str = "GET", target: str = "/", *, b
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n0\r\nTrailer: x\r\n\r\n", b""),
     ],
 )
-async def test_a_body_ends_where_its_framing_says(answer: bytes, body: bytes) -> None:
+async def test_a_body_ends_at_the_end_of_its_framing(answer: bytes, body: bytes) -> None:
     server = Server(answer)
     async with server.serving(), connected(server) as client:
         assert await fetch(client) == body

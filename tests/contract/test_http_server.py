@@ -15,8 +15,9 @@ from cluster.pki import Authority
 from waiting import until
 
 from accelplane.http.connection import PendingResponse
+from accelplane.http.listening import split_address
 from accelplane.http.messages import HttpError, HttpLimits, Request, Response
-from accelplane.http.server import HttpServer, split_address
+from accelplane.http.server import HttpServer
 from accelplane.http.servingtls import ServingTls
 
 SERVER = Authority("tests").server("localhost", "localhost")

@@ -39,7 +39,7 @@ def as_json(*arguments: str) -> Any:
     return json.loads(inspect("--output", "json", *arguments).stdout)
 
 
-async def test_it_tells_what_is_here_what_is_advertised_and_who_holds_it(
+async def test_it_shows_devices_advertised_resources_and_holders(
     node: SimulatedNode, directory: str, start_agent: Start
 ) -> None:
     kubelet = Embedded(directory)
@@ -91,7 +91,7 @@ async def in_background(*arguments: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(inspect, *arguments)
 
 
-async def test_a_dead_kubelets_checkpoint_still_tells_who_held_what(
+async def test_holders_are_read_from_the_checkpoint_of_a_stopped_kubelet(
     node: SimulatedNode, directory: str, start_agent: Start
 ) -> None:
     kubelet = Embedded(directory)
@@ -106,7 +106,7 @@ async def test_a_dead_kubelets_checkpoint_still_tells_who_held_what(
     assert all(row["held_by"][0].startswith("pod uid ") for row in report["devices"])
 
 
-def test_without_a_kubelet_it_says_that_the_rest_is_not_known(node: SimulatedNode, directory: str) -> None:
+def test_without_a_kubelet_unknown_values_are_reported(node: SimulatedNode, directory: str) -> None:
     answer = inspect("--root", str(node.root), "--kubelet-dir", directory)
     assert answer.returncode == 0
     assert "No kubelet found" in answer.stdout
@@ -149,7 +149,7 @@ def test_a_broken_checkpoint_and_a_broken_scan_are_named_and_the_rest_is_shown(
         (["--root", "/nowhere"], "/nowhere"),
     ],
 )
-def test_what_is_asked_wrongly_is_named(tmp_path: Path, arguments: list[str], named: str) -> None:
+def test_invalid_options_are_named(tmp_path: Path, arguments: list[str], named: str) -> None:
     answer = inspect("--root", str(tmp_path), *arguments)
     assert answer.returncode == 1
     assert named in answer.stderr

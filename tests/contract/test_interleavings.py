@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from scripted import World
+from scripted import Setup
 from thoroughness import examples
 
 from accelplane.devices import HealthPolicy
@@ -20,42 +20,42 @@ THING = "a.example.com/thing"
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
+def setup() -> Iterator[Setup]:
+    made = Setup()
     yield made
     made.close()
 
 
 @pytest.fixture
-def resting(world: World) -> World:
+def resting(setup: Setup) -> Setup:
     """With one device listed."""
-    world.plug("a", "u0", "d0")
-    world.rest()
-    world.check_rest()
-    return world
+    setup.plug("a", "u0", "d0")
+    setup.rest()
+    setup.check_rest()
+    return setup
 
 
-def until_scanning(world: World) -> None:
+def until_scanning(setup: Setup) -> None:
     """Runs until a scan waits in its thread."""
     for _ in range(200):
-        if world.scans("a"):
+        if setup.scans("a"):
             return
-        world.advance(0.01)
+        setup.advance(0.01)
     raise AssertionError("no scan was started")
 
 
-def test_a_device_that_appears_between_the_scan_and_the_start_of_its_watch_is_found(world: World) -> None:
-    world.hold()
-    until_scanning(world)
-    world.plug("a", "u0", "d0")
-    world.threads.running[0].execute()
-    world.plug("a", "u0", "d1")  # in a directory that only this scan has named
-    world.rest()
-    world.check_rest()
-    assert world.kubelet.lists[THING] == {"d0": True, "d1": True}
+def test_a_device_that_appears_between_the_scan_and_the_start_of_its_watch_is_found(setup: Setup) -> None:
+    setup.hold()
+    until_scanning(setup)
+    setup.plug("a", "u0", "d0")
+    setup.threads.running[0].execute()
+    setup.plug("a", "u0", "d1")  # in a directory that only this scan has named
+    setup.rest()
+    setup.check_rest()
+    assert setup.kubelet.lists[THING] == {"d0": True, "d1": True}
 
 
-def test_a_health_request_during_a_check_causes_another_check(resting: World) -> None:
+def test_a_health_request_during_a_check_causes_another_check(resting: Setup) -> None:
     resting.hold()
     resting.set_health("u0", good=True)
     while not resting.replies:
@@ -67,33 +67,33 @@ def test_a_health_request_during_a_check_causes_another_check(resting: World) ->
     assert resting.kubelet.lists[THING] == {"d0": False}
 
 
-def test_a_device_is_listed_after_its_cdi_file_is_written(world: World) -> None:
+def test_a_device_is_listed_after_its_cdi_file_is_written(setup: Setup) -> None:
     """Also if a scan finds it while a change of health is published."""
-    world.enabled["a"].cdi = True
-    world.plug("a", "u0", "d0")
-    world.rest()
-    file = Path(world.settings.cdi_dir, "a.example.com-thing-{}.yaml")
+    setup.enabled["a"].cdi = True
+    setup.plug("a", "u0", "d0")
+    setup.rest()
+    file = Path(setup.settings.cdi_dir, "a.example.com-thing-{}.yaml")
     os.unlink(str(file).format("d0"))
-    world.hold()
-    world.immediate_replies = True
-    world.set_health("u0", good=False)
-    until_scanning(world)
-    world.plug("a", "u0", "d1")
-    world.step(50)
-    assert any("CdiPublisher.publish" in thread.work.__qualname__ for thread in world.threads.running)
-    while world.scans("a"):
-        (scan,) = (thread for thread in world.threads.running if "ScanLoop" in thread.work.__qualname__)
-        world.threads.deliver(world.threads.running.index(scan))
-        world.step(50)
-    while "d1" not in world.kubelet.lists[THING]:
-        world.threads.deliver()
-        world.step(50)
+    setup.hold()
+    setup.immediate_replies = True
+    setup.set_health("u0", good=False)
+    until_scanning(setup)
+    setup.plug("a", "u0", "d1")
+    setup.step(50)
+    assert any("CdiPublisher.publish" in thread.work.__qualname__ for thread in setup.threads.running)
+    while setup.scans("a"):
+        (scan,) = (thread for thread in setup.threads.running if "ScanLoop" in thread.work.__qualname__)
+        setup.threads.deliver(setup.threads.running.index(scan))
+        setup.step(50)
+    while "d1" not in setup.kubelet.lists[THING]:
+        setup.threads.deliver()
+        setup.step(50)
     assert os.path.exists(str(file).format("d1"))
-    world.rest()
-    world.check_rest()
+    setup.rest()
+    setup.check_rest()
 
 
-def test_a_reload_while_a_crashed_plugin_waits_for_its_restart_starts_one_background_task(resting: World) -> None:
+def test_a_reload_while_a_crashed_plugin_waits_for_its_restart_starts_one_background_task(resting: Setup) -> None:
     resting.enabled["a"].crash = True
     resting.plug("a", "u0", "d1")
     resting.advance(1)
@@ -105,7 +105,7 @@ def test_a_reload_while_a_crashed_plugin_waits_for_its_restart_starts_one_backgr
     resting.check_rest()
 
 
-def test_a_plugin_that_is_enabled_again_during_a_scan_waits_for_its_thread(resting: World) -> None:
+def test_a_plugin_that_is_enabled_again_during_a_scan_waits_for_its_thread(resting: Setup) -> None:
     resting.hold()
     resting.plug("a", "u0", "d1")
     until_scanning(resting)
@@ -118,7 +118,7 @@ def test_a_plugin_that_is_enabled_again_during_a_scan_waits_for_its_thread(resti
     resting.check_rest()
 
 
-def test_the_agent_ends_only_after_the_thread_of_its_last_scan(resting: World) -> None:
+def test_the_agent_ends_only_after_the_thread_of_its_last_scan(resting: Setup) -> None:
     resting.hold()
     resting.plug("a", "u0", "d1")
     until_scanning(resting)
@@ -130,7 +130,7 @@ def test_the_agent_ends_only_after_the_thread_of_its_last_scan(resting: World) -
     assert resting.task.done()
 
 
-def test_an_id_that_leaves_while_allocate_is_under_way_stays_listed(resting: World) -> None:
+def test_an_id_that_leaves_while_allocate_is_under_way_stays_listed(resting: Setup) -> None:
     call = resting.loop.create_task(resting.kubelet.allocate(THING, "d0"))
     resting.unplug("a", "u0", "d0")
     resting.plug("a", "u0", "d1")
@@ -144,7 +144,7 @@ def test_an_id_that_leaves_while_allocate_is_under_way_stays_listed(resting: Wor
 
 
 @pytest.mark.parametrize("event", ["crash", "disable and enable", "agent restart", "kubelet restart"])
-def test_an_id_that_was_allocated_after_the_start_stays_listed(resting: World, event: str) -> None:
+def test_an_id_that_was_allocated_after_the_start_stays_listed(resting: Setup, event: str) -> None:
     resting.plug("a", "u0", "d1")
     resting.restart_agent()  # so that its first reading is conclusive
     resting.rest()
@@ -172,7 +172,7 @@ def test_an_id_that_was_allocated_after_the_start_stays_listed(resting: World, e
     assert resting.kubelet.lists[THING] == {"d1": True}
 
 
-def test_an_id_that_returns_for_a_moment_stays_listed_until_its_allocation_is_recorded(resting: World) -> None:
+def test_an_id_that_returns_for_a_moment_stays_listed_until_its_allocation_is_recorded(resting: Setup) -> None:
     resting.kubelet.records = False
     resting.loop.run(resting.kubelet.allocate(THING, "d0"))
     resting.unplug("a", "u0", "d0")
@@ -188,7 +188,7 @@ def test_an_id_that_returns_for_a_moment_stays_listed_until_its_allocation_is_re
     assert resting.kubelet.lists.get(THING, {}) == {}
 
 
-def test_held_ids_are_listed_when_the_checkpoint_becomes_readable(resting: World) -> None:
+def test_held_ids_are_listed_when_the_checkpoint_becomes_readable(resting: Setup) -> None:
     resting.plug("a", "u0", "d1")
     resting.rest()
     resting.loop.run(resting.kubelet.allocate(THING, "d0"))
@@ -206,7 +206,7 @@ def test_held_ids_are_listed_when_the_checkpoint_becomes_readable(resting: World
     assert resting.kubelet.lists[THING] == {"d0": False, "d1": True}
 
 
-def test_a_new_device_is_not_listed_before_its_check(resting: World) -> None:
+def test_a_new_device_is_not_listed_before_its_check(resting: Setup) -> None:
     resting.hold()
     resting.bad.add("u1")
     resting.plug("a", "u1", "d5")
@@ -222,7 +222,7 @@ def test_a_new_device_is_not_listed_before_its_check(resting: World) -> None:
     resting.check_rest()
 
 
-def test_a_recovering_unit_whose_source_does_not_answer_is_not_checked_continuously(resting: World) -> None:
+def test_a_recovering_unit_whose_source_does_not_answer_is_not_checked_continuously(resting: Setup) -> None:
     resting.enabled["a"].policy = HealthPolicy(good_verdicts=2, recovery_delay=3.0, interval=30.0)
     resting.set_health("u0", good=False)
     resting.advance(1)
@@ -237,7 +237,7 @@ def test_a_recovering_unit_whose_source_does_not_answer_is_not_checked_continuou
     resting.check_rest()
 
 
-def test_a_stream_that_ends_while_register_is_unanswered_is_followed_by_a_registration_at_once(resting: World) -> None:
+def test_a_stream_that_ends_during_register_causes_immediate_registration(resting: Setup) -> None:
     resting.kubelet.ends_streams = 1
     resting.restart_kubelet()
     resting.advance(2)
@@ -245,11 +245,11 @@ def test_a_stream_that_ends_while_register_is_unanswered_is_followed_by_a_regist
 
 
 def test_a_crash_while_the_agent_ends_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
-    world.enabled["a"].crash = True
-    world.restart_agent()
+    setup = Setup()
+    setup.enabled["a"].crash = True
+    setup.restart_agent()
     assert "crashed while the agent ended it" in caplog.text
-    world.close()  # checks that no task has an exception that nothing retrieved
+    setup.close()  # checks that no task has an exception that nothing retrieved
 
 
 class AgentMachine(RuleBasedStateMachine):
@@ -261,106 +261,106 @@ class AgentMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World()
+        self.setup = Setup()
 
     @rule(name=names, unit=units, id_=ids)
     def plug(self, name: str, unit: str, id_: str) -> None:
         other = "u1" if unit == "u0" else "u0"
-        self.world.unplug(name, other, id_)  # an ID is in one place only
-        self.world.plug(name, unit, id_)
+        self.setup.unplug(name, other, id_)  # an ID is in one place only
+        self.setup.plug(name, unit, id_)
 
     @rule(name=names, unit=units, id_=ids)
     def unplug(self, name: str, unit: str, id_: str) -> None:
-        self.world.unplug(name, unit, id_)
+        self.setup.unplug(name, unit, id_)
 
     @rule(unit=units, good=st.booleans())
     def set_health(self, unit: str, good: bool) -> None:
-        self.world.set_health(unit, good=good)
+        self.setup.set_health(unit, good=good)
 
     @rule()
     def hold(self) -> None:
-        self.world.hold()
+        self.setup.hold()
 
-    @precondition(lambda self: self.world.threads.running)
+    @precondition(lambda self: self.setup.threads.running)
     @rule(data=st.data())
     def execute_thread(self, data: st.DataObject) -> None:
-        running = self.world.threads.running
+        running = self.setup.threads.running
         running[data.draw(st.integers(0, len(running) - 1))].execute()
 
-    @precondition(lambda self: self.world.threads.running)
+    @precondition(lambda self: self.setup.threads.running)
     @rule(data=st.data())
     def deliver_thread(self, data: st.DataObject) -> None:
-        self.world.threads.deliver(data.draw(st.integers(0, len(self.world.threads.running) - 1)))
+        self.setup.threads.deliver(data.draw(st.integers(0, len(self.setup.threads.running) - 1)))
 
-    @precondition(lambda self: self.world.replies)
+    @precondition(lambda self: self.setup.replies)
     @rule(data=st.data())
     def answer_health(self, data: st.DataObject) -> None:
-        self.world.answer_health(data.draw(st.integers(0, len(self.world.replies) - 1)))
+        self.setup.answer_health(data.draw(st.integers(0, len(self.setup.replies) - 1)))
 
     @rule(name=names, label=st.sampled_from(("", "x")))
     def enable(self, name: str, label: str) -> None:
-        self.world.enable(name, label)
+        self.setup.enable(name, label)
 
     @rule(name=names)
     def disable(self, name: str) -> None:
-        self.world.disable(name)
+        self.setup.disable(name)
 
     @rule(name=names)
     def crash(self, name: str) -> None:
-        if name in self.world.enabled:
-            self.world.enabled[name].crash = True
+        if name in self.setup.enabled:
+            self.setup.enabled[name].crash = True
 
     @rule()
     def restart_agent(self) -> None:
-        self.world.restart_agent()
+        self.setup.restart_agent()
 
     @rule()
     def restart_kubelet(self) -> None:
-        self.world.restart_kubelet()
+        self.setup.restart_kubelet()
 
     @rule(name=names, data=st.data())
     def allocate(self, name: str, data: st.DataObject) -> None:
         resource = f"{name}.example.com/thing"
-        held = self.world.kubelet.held.get(resource, set())
+        held = self.setup.kubelet.held.get(resource, set())
         free = sorted(
-            id_ for id_, good in self.world.kubelet.lists.get(resource, {}).items() if good and id_ not in held
+            id_ for id_, good in self.setup.kubelet.lists.get(resource, {}).items() if good and id_ not in held
         )
         if free:
-            self.world.loop.create_task(self.world.kubelet.allocate(resource, data.draw(st.sampled_from(free))))
+            self.setup.loop.create_task(self.setup.kubelet.allocate(resource, data.draw(st.sampled_from(free))))
 
     @rule(name=names, data=st.data())
     def release(self, name: str, data: st.DataObject) -> None:
         resource = f"{name}.example.com/thing"
-        held = sorted(self.world.kubelet.held.get(resource, ()))
+        held = sorted(self.setup.kubelet.held.get(resource, ()))
         if held:
-            self.world.kubelet.release(resource, data.draw(st.sampled_from(held)))
+            self.setup.kubelet.release(resource, data.draw(st.sampled_from(held)))
 
     @rule(count=st.integers(1, 30))
     def step(self, count: int) -> None:
-        self.world.step(count)
+        self.setup.step(count)
 
     @rule(seconds=st.sampled_from((0.01, 1.5, 6.0, 11.0)))
     def advance(self, seconds: float) -> None:
-        self.world.advance(seconds)
+        self.setup.advance(seconds)
 
     @rule()
     def rest(self) -> None:
-        self.world.rest()
-        self.world.check_rest()
+        self.setup.rest()
+        self.setup.check_rest()
 
     @invariant()
     def one_scan_for_each_plugin(self) -> None:
-        assert all(self.world.scans(name) <= 1 for name in ("a", "b"))
+        assert all(self.setup.scans(name) <= 1 for name in ("a", "b"))
 
     @invariant()
     def no_kubelet_crash(self) -> None:
-        assert self.world.kubelet.crashes == []
+        assert self.setup.kubelet.crashes == []
 
     def teardown(self) -> None:
         try:
             self.rest()
         finally:
-            self.world.close()
+            self.setup.close()
 
 
 TestAgentMachine = AgentMachine.TestCase

@@ -102,7 +102,7 @@ def test_files_look_as_in_sysfs(root: Path) -> None:
     assert os.statvfs(root / "sys").f_bsize == 4096
 
 
-def test_reading_again_asks_again_and_what_is_gone_says_so(root: Path, kernel: Kernel) -> None:
+def test_reads_are_not_cached_and_removed_files_return_enodev(root: Path, kernel: Kernel) -> None:
     with open(root / f"{QAT[1:]}/qat/state", "rb", buffering=0) as file:
         assert file.read() == b"up\n"
         kernel.write(f"{QAT}/qat/state", "down")
@@ -121,15 +121,15 @@ def test_faults_reach_the_reader_and_the_writer(root: Path, kernel: Kernel) -> N
     with pytest.raises(OSError, match="Input/output error"):
         state.read_text()
     assert state.read_text() == "up\n"
-    kernel.say(f"{QAT}/qat/state", b"\xff\xfe\0")
+    kernel.set_content(f"{QAT}/qat/state", b"\xff\xfe\0")
     assert state.read_bytes() == b"\xff\xfe\0"
-    kernel.mend()
+    kernel.clear_faults()
     kernel.hold("0000:61:00.0")
     with pytest.raises(OSError, match="Device or resource busy"):
         state.write_text("down")
 
 
-def test_the_control_file_does_what_the_calls_do(root: Path, kernel: Kernel) -> None:
+def test_control_file_commands_call_the_methods(root: Path, kernel: Kernel) -> None:
     control = root / ".kernel/control"
 
     def do(what: str, **more: object) -> str:
@@ -142,9 +142,9 @@ def test_the_control_file_does_what_the_calls_do(root: Path, kernel: Kernel) -> 
     assert do("fail", path=f"{QAT}/qat/state", errno="EIO", times=1) == "done"
     with pytest.raises(OSError, match="Input/output error"):
         kernel.write(f"{QAT}/qat/state", "up")
-    assert do("say", path=f"{QAT}/qat/state", content="/wA=") == "done"
+    assert do("set_content", path=f"{QAT}/qat/state", content="/wA=") == "done"
     assert kernel.read_bytes(f"{QAT}/qat/state") == b"\xff\0"
-    assert do("mend") == "done"
+    assert do("clear_faults") == "done"
     assert do("qat", bdf="0000:61:00.0", healthy=False, starts=False) == "done"
     assert kernel.qat("0000:61:00.0").refuses_to_start
     assert do("plug", family="dlb", spec={"vfs": 1}) == "0000:66:00.0"
@@ -153,7 +153,7 @@ def test_the_control_file_does_what_the_calls_do(root: Path, kernel: Kernel) -> 
     for wrong, message in (
         ({"do": "dance"}, "Invalid value 'dance'"),
         ({"do": "hold", "name": "nobody"}, "no device, queue or node"),
-        ({"do": "fail", "path": "/", "errno": "EWHAT"}, "no errno of that name"),
+        ({"do": "fail", "path": "/", "errno": "EWHAT"}, "unknown errno name"),
         ({"do": "plug", "family": "dsa", "spec": {"queues": 4}}, "Expected `array`"),
     ):
         with pytest.raises(OSError, match="Invalid argument"):
@@ -232,7 +232,7 @@ def test_a_shell_script_sets_up_a_work_queue(root: Path) -> None:
     assert str(root / "dev/dsa/wq0.1") in links
 
 
-def test_many_readers_and_a_writer_at_once_all_get_their_answers(root: Path) -> None:
+def test_concurrent_readers_and_a_writer_all_get_responses(root: Path) -> None:
     problems: list[BaseException] = []
 
     def look() -> None:
@@ -254,24 +254,24 @@ def test_many_readers_and_a_writer_at_once_all_get_their_answers(root: Path) -> 
     assert problems == []
 
 
-NOBODY = """
+UNPRIVILEGED = """
 import os, sys
 from accelplane.simulate.kernel import Kernel
-from accelplane.simulate.kernel.fuse import FuseUnavailable, served
+from accelplane.simulate.kernel.fuse import FuseUnavailable, serve_fuse
 os.setuid(65534)
 try:
-    with served(Kernel(), sys.argv[1]):
+    with serve_fuse(Kernel(), sys.argv[1]):
         pass
 except FuseUnavailable as error:
     print(error)
 """
 
 
-def test_a_mount_that_cannot_be_says_why(tmp_path: Path) -> None:
+def test_a_failing_mount_reports_the_reason(tmp_path: Path) -> None:
     if os.geteuid():
-        pytest.skip("nobody else to become: not root")
+        pytest.skip("needs root")
     done = subprocess.run(
-        [sys.executable, "-c", NOBODY, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", UNPRIVILEGED, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
     )
     assert "Permission denied" in done.stdout or "needs root" in done.stdout
 
@@ -339,7 +339,7 @@ def test_the_command_lays_a_whole_node_over_the_real_paths(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
-def test_the_command_leaves_a_machines_own_sysfs_alone(tmp_path: Path) -> None:
+def test_the_command_rejects_the_sysfs_of_the_host(tmp_path: Path) -> None:
     spec = tmp_path / "node.yaml"
     spec.write_text("{}")
     done = subprocess.run(
@@ -350,4 +350,4 @@ def test_the_command_leaves_a_machines_own_sysfs_alone(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 1
-    assert "/sys is the machine's own" in done.stderr
+    assert "/sys is that of the host" in done.stderr

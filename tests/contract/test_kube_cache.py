@@ -315,7 +315,7 @@ async def test_after_a_malformed_update_all_readers_agree(api: KubeApi, caplog: 
         assert cache.by_index("size", "2") == [found]
 
 
-async def test_subscribers_are_told_of_the_deletion_of_an_unreadable_object(api: KubeApi) -> None:
+async def test_subscribers_are_notified_of_the_deletion_of_an_unreadable_object(api: KubeApi) -> None:
     api.put("widgets", {"metadata": {"name": "w"}, "spec": 7})
     async with widgets(api) as cache:
         unreadable: list[Request] = []

@@ -53,7 +53,7 @@ async def test_an_object_is_made_read_changed_and_deleted(api: KubeApi, client: 
     assert not await client.delete(Widget, "w")
 
 
-async def test_apply_says_who_applies_and_takes_fields_over(api: KubeApi, client: Client) -> None:
+async def test_apply_sends_the_field_manager_and_forces_conflicts(api: KubeApi, client: Client) -> None:
     made = await client.apply(Config(metadata=Metadata(name="c", namespace="n"), data={"a": "b"}))
     assert made.data == {"a": "b"}
     asked = api.requests[-1]
@@ -172,7 +172,7 @@ class Outline(GlobalResource, Struct):
     metadata: Metadata
 
 
-async def test_of_a_kind_with_metadata_alone_the_server_is_asked_for_no_more(api: KubeApi, client: Client) -> None:
+async def test_for_a_metadata_only_kind_only_metadata_is_requested(api: KubeApi, client: Client) -> None:
     made = api.put("widgets", widget("w"))
     assert (await client.get(Outline, "w")).metadata.uid == made["metadata"]["uid"]
     await client.list(Outline)
@@ -221,7 +221,7 @@ async def test_each_refusal_is_an_error_of_its_own(
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"[]", b"{}", b'{"metadata": 3}', b'{"metadata": {"name": "w"}'])
-async def test_junk_is_said_to_be_junk(api: KubeApi, client: Client, body: bytes) -> None:
+async def test_invalid_data_is_a_decode_error(api: KubeApi, client: Client, body: bytes) -> None:
     api.fault("GET", 200, body=body)
     with pytest.raises(errors.DecodeError, match="expected Widget in JSON"):
         await client.get(Widget, "w")
@@ -249,7 +249,7 @@ async def test_a_server_that_is_not_there_is_unreachable(api: KubeApi, client: C
         await client.get(Widget, "w")
 
 
-async def test_a_watch_tells_what_happens_and_asks_for_bookmarks(api: KubeApi, client: Client) -> None:
+async def test_a_watch_returns_events_and_requests_bookmarks(api: KubeApi, client: Client) -> None:
     api.bookmark_interval = 0.01
     api.put("widgets", widget("w"))
     kinds = [event.type for event in await events(client, duration=1)]
@@ -275,7 +275,7 @@ async def test_a_watch_from_too_long_ago_is_gone(api: KubeApi, client: Client) -
 
 
 @pytest.mark.parametrize("line", [b"junk", b"{}", b'{"type": "ODD", "object": {}}', b'{"type": "ADDED"}', b"\xff"])
-async def test_junk_in_a_watch_is_said_to_be_junk(api: KubeApi, client: Client, line: bytes) -> None:
+async def test_invalid_data_in_a_watch_is_a_decode_error(api: KubeApi, client: Client, line: bytes) -> None:
     watching = asyncio.create_task(events(client))
     await until(lambda: api.open_watches == 1)
     api.send(line)
@@ -309,6 +309,6 @@ async def test_requests_are_counted_by_status(api: KubeApi) -> None:
         (ClientConfig(server="http://a", token=b"two words"), "inline data.*: found 9 bytes that are not a token"),
     ],
 )
-def test_a_configuration_that_cannot_be_used_fails_at_once(config: ClientConfig, text: str) -> None:
+def test_an_unusable_configuration_fails_immediately(config: ClientConfig, text: str) -> None:
     with pytest.raises(errors.NoCredentials, match=text):
         Client(config, field_manager="test")

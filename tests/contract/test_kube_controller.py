@@ -25,7 +25,7 @@ from accelplane.kube.tasks import UnexpectedCancellation
 HASTE = WatchTimeouts(first_delay=0.01, max_delay=0.1)
 
 
-class World:
+class Setup:
     """A server with widgets and ConfigMaps in caches, and what was reconciled."""
 
     def __init__(self, api: KubeApi, client: Client) -> None:
@@ -69,10 +69,10 @@ class World:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def setup() -> AsyncIterator[Setup]:
     async with kube_api() as api:
         client = Client(api.config, field_manager="test", timeout=1)
-        yield World(api, client)
+        yield Setup(api, client)
         await client.close()
 
 
@@ -81,179 +81,179 @@ def config(name: str, owner: str, api_version: str = "example.com/v1") -> dict[s
     return {"metadata": {"name": name, "namespace": "n", "ownerReferences": [reference]}}
 
 
-async def test_all_objects_are_reconciled_at_the_start_and_each_when_it_changes_or_is_deleted(world: World) -> None:
-    world.api.put("widgets", widget("a"))
-    async with world.running(world.controller().for_object(world.widgets)):
-        await until(lambda: world.seen == [Request("a")])
-        world.api.put("widgets", widget("b"))
-        await until(lambda: world.seen[1:] == [Request("b")])
-        world.api.remove("widgets", "a")
-        await until(lambda: world.seen[2:] == [Request("a")])
+async def test_all_objects_are_reconciled_at_the_start_and_each_when_it_changes_or_is_deleted(setup: Setup) -> None:
+    setup.api.put("widgets", widget("a"))
+    async with setup.running(setup.controller().for_object(setup.widgets)):
+        await until(lambda: setup.seen == [Request("a")])
+        setup.api.put("widgets", widget("b"))
+        await until(lambda: setup.seen[1:] == [Request("b")])
+        setup.api.remove("widgets", "a")
+        await until(lambda: setup.seen[2:] == [Request("a")])
 
 
-async def test_an_unreadable_object_is_reconciled(world: World) -> None:
-    world.api.put("widgets", {"metadata": {"name": "bad"}, "spec": 5})
+async def test_an_unreadable_object_is_reconciled(setup: Setup) -> None:
+    setup.api.put("widgets", {"metadata": {"name": "bad"}, "spec": 5})
 
     async def read(request: Request) -> None:
-        world.seen.append(request)
-        world.widgets.get(request)
+        setup.seen.append(request)
+        setup.widgets.get(request)
 
-    async with world.running(world.controller(read).for_object(world.widgets)):
-        await until(lambda: len(world.seen) > 2)
-
-
-async def test_an_owner_is_reconciled_when_an_owned_object_changes(world: World) -> None:
-    async with world.running(world.controller().owns(world.configs, Widget)):
-        world.api.put("configmaps", config("other", "x", "elsewhere.com/v1"))
-        world.api.put("configmaps", config("c", "w", "example.com/v1beta1"))
-        await until(lambda: world.seen == [Request("w")])
-        world.api.remove("configmaps", "c", "n")
-        await until(lambda: len(world.seen) == 2)
+    async with setup.running(setup.controller(read).for_object(setup.widgets)):
+        await until(lambda: len(setup.seen) > 2)
 
 
-async def test_a_standby_queues_nothing_and_reconciles_everything_when_it_starts(world: World) -> None:
-    controller = world.controller().for_object(world.widgets).owns(world.configs, Widget)
-    tasks = [asyncio.create_task(informer.run()) for informer in world.informers]
-    await until(lambda: world.widgets.synced.is_set() and world.configs.synced.is_set())
-    world.api.put("widgets", widget("gone"))
-    await until(lambda: world.widgets.requests() == [Request("gone")])
-    world.api.remove("widgets", "gone")
-    world.api.put("widgets", widget("there"))
-    world.api.put("configmaps", config("left", "former"))
-    await until(lambda: world.widgets.requests() == [Request("there")] and len(world.configs) == 1)
-    assert world.counted("workqueue_depth") == {"": 0}
+async def test_an_owner_is_reconciled_when_an_owned_object_changes(setup: Setup) -> None:
+    async with setup.running(setup.controller().owns(setup.configs, Widget)):
+        setup.api.put("configmaps", config("other", "x", "elsewhere.com/v1"))
+        setup.api.put("configmaps", config("c", "w", "example.com/v1beta1"))
+        await until(lambda: setup.seen == [Request("w")])
+        setup.api.remove("configmaps", "c", "n")
+        await until(lambda: len(setup.seen) == 2)
+
+
+async def test_a_standby_queues_nothing_and_reconciles_everything_when_it_starts(setup: Setup) -> None:
+    controller = setup.controller().for_object(setup.widgets).owns(setup.configs, Widget)
+    tasks = [asyncio.create_task(informer.run()) for informer in setup.informers]
+    await until(lambda: setup.widgets.synced.is_set() and setup.configs.synced.is_set())
+    setup.api.put("widgets", widget("gone"))
+    await until(lambda: setup.widgets.requests() == [Request("gone")])
+    setup.api.remove("widgets", "gone")
+    setup.api.put("widgets", widget("there"))
+    setup.api.put("configmaps", config("left", "former"))
+    await until(lambda: setup.widgets.requests() == [Request("there")] and len(setup.configs) == 1)
+    assert setup.counted("workqueue_depth") == {"": 0}
     tasks.append(asyncio.create_task(controller.run()))
-    await until(lambda: sorted(world.seen) == [Request("former"), Request("there")])
+    await until(lambda: sorted(setup.seen) == [Request("former"), Request("there")])
     for task in tasks:
         task.cancel()
 
 
-async def test_changes_that_leave_the_generation_are_debounced(world: World) -> None:
+async def test_changes_that_leave_the_generation_are_debounced(setup: Setup) -> None:
     def put(generation: int, note: str) -> None:
-        world.api.put(
+        setup.api.put(
             "widgets", {"metadata": {"name": "a", "generation": generation, "labels": {"note": note}}, "spec": {}}
         )
 
     def noted() -> str:
-        thing = world.widgets.get(Request("a"))
+        thing = setup.widgets.get(Request("a"))
         assert thing is not None
         assert thing.metadata.labels is not None
         return thing.metadata.labels["note"]
 
     put(1, "first")
-    async with world.running(world.controller().for_object(world.widgets, debounce=3600)):
-        await until(lambda: world.seen == [Request("a")])
+    async with setup.running(setup.controller().for_object(setup.widgets, debounce=3600)):
+        await until(lambda: setup.seen == [Request("a")])
         put(1, "same")
         await until(lambda: noted() == "same")
-        assert world.counted("workqueue_adds_total").popitem()[1] == 1
+        assert setup.counted("workqueue_adds_total").popitem()[1] == 1
         put(2, "other")
-        await until(lambda: world.seen[1:] == [Request("a")])
+        await until(lambda: setup.seen[1:] == [Request("a")])
 
 
-async def test_debounced_changes_are_reconciled_once(world: World) -> None:
-    world.api.put("widgets", {"metadata": {"name": "a", "generation": 1}, "spec": {}})
-    async with world.running(world.controller().for_object(world.widgets, debounce=0.2)):
-        await until(lambda: world.seen == [Request("a")])
+async def test_debounced_changes_are_reconciled_once(setup: Setup) -> None:
+    setup.api.put("widgets", {"metadata": {"name": "a", "generation": 1}, "spec": {}})
+    async with setup.running(setup.controller().for_object(setup.widgets, debounce=0.2)):
+        await until(lambda: setup.seen == [Request("a")])
         for count in range(100):
             change = {"name": "a", "generation": 1, "labels": {"count": str(count)}}
-            world.api.put("widgets", {"metadata": change, "spec": {}})
-        await until(lambda: len(world.seen) > 1)
-        assert len(world.seen) < 50
+            setup.api.put("widgets", {"metadata": change, "spec": {}})
+        await until(lambda: len(setup.seen) > 1)
+        assert len(setup.seen) < 50
 
 
-async def test_watches_maps_the_old_and_the_new_object(world: World) -> None:
-    controller = world.controller().watches(world.configs, lambda thing: [Request(thing.data["for"])])
-    world.api.put("configmaps", {"metadata": {"name": "c", "namespace": "n"}, "data": {"for": "a"}})
-    async with world.running(controller):
-        await until(lambda: world.seen == [Request("a")])
-        world.api.put("configmaps", {"metadata": {"name": "c", "namespace": "n"}, "data": {"for": "b"}})
-        await until(lambda: sorted(world.seen[1:]) == [Request("a"), Request("b")])
+async def test_watches_maps_the_old_and_the_new_object(setup: Setup) -> None:
+    controller = setup.controller().watches(setup.configs, lambda thing: [Request(thing.data["for"])])
+    setup.api.put("configmaps", {"metadata": {"name": "c", "namespace": "n"}, "data": {"for": "a"}})
+    async with setup.running(controller):
+        await until(lambda: setup.seen == [Request("a")])
+        setup.api.put("configmaps", {"metadata": {"name": "c", "namespace": "n"}, "data": {"for": "b"}})
+        await until(lambda: sorted(setup.seen[1:]) == [Request("a"), Request("b")])
 
 
 async def test_a_failed_reconciliation_is_retried_without_delaying_others(
-    world: World, caplog: pytest.LogCaptureFixture
+    setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
     failures = iter(range(4))
 
     async def fail(request: Request) -> None:
-        world.seen.append(request)
+        setup.seen.append(request)
         if request.name == "bad" and next(failures, None) is not None:
             raise KeyError("unexpected")
 
-    world.api.put("widgets", widget("bad"))
-    world.api.put("widgets", widget("good"))
-    async with world.running(world.controller(fail).for_object(world.widgets)):
-        await until(lambda: world.seen.count(Request("bad")) == 5)
-        await until(lambda: world.counted("controller_runtime_reconcile_total") == {"error": 4, "success": 2})
-    assert world.seen.count(Request("good")) == 1
-    assert world.counted("controller_runtime_reconcile_errors_total") == {"": 4}
-    assert world.counted("workqueue_retries_total") == {"": 4}
-    assert world.counted("workqueue_depth") == {"": 0}
+    setup.api.put("widgets", widget("bad"))
+    setup.api.put("widgets", widget("good"))
+    async with setup.running(setup.controller(fail).for_object(setup.widgets)):
+        await until(lambda: setup.seen.count(Request("bad")) == 5)
+        await until(lambda: setup.counted("controller_runtime_reconcile_total") == {"error": 4, "success": 2})
+    assert setup.seen.count(Request("good")) == 1
+    assert setup.counted("controller_runtime_reconcile_errors_total") == {"": 4}
+    assert setup.counted("workqueue_retries_total") == {"": 4}
+    assert setup.counted("workqueue_depth") == {"": 0}
     records = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert records[0].getMessage().startswith("widget bad: retrying in 0.005 s")
     assert records[0].exc_info
 
 
-async def test_retry_after_is_a_lower_bound_of_the_delay(world: World) -> None:
+async def test_retry_after_is_a_lower_bound_of_the_delay(setup: Setup) -> None:
     async def throttled(request: Request) -> None:
-        world.seen.append(request)
+        setup.seen.append(request)
         raise TooManyRequests("GET /x", "429", retry_after=3600)
 
-    world.api.put("widgets", widget("w"))
-    async with world.running(world.controller(throttled).for_object(world.widgets)):
-        await until(lambda: world.seen == [Request("w")])
-        world.api.put("widgets", widget("v"))
-        await until(lambda: len(world.seen) == 2)
-        assert world.seen == [Request("w"), Request("v")]
+    setup.api.put("widgets", widget("w"))
+    async with setup.running(setup.controller(throttled).for_object(setup.widgets)):
+        await until(lambda: setup.seen == [Request("w")])
+        setup.api.put("widgets", widget("v"))
+        await until(lambda: len(setup.seen) == 2)
+        assert setup.seen == [Request("w"), Request("v")]
 
 
-async def test_a_conflict_is_logged_as_info(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_conflict_is_logged_as_info(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     async def conflict(request: Request) -> None:
-        world.seen.append(request)
-        if len(world.seen) < 3:
+        setup.seen.append(request)
+        if len(setup.seen) < 3:
             raise Conflict("PUT /x", "modified")
 
-    world.api.put("widgets", widget("w"))
-    async with world.running(world.controller(conflict).for_object(world.widgets)):
-        await until(lambda: len(world.seen) == 3)
+    setup.api.put("widgets", widget("w"))
+    async with setup.running(setup.controller(conflict).for_object(setup.widgets)):
+        await until(lambda: len(setup.seen) == 3)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_a_terminal_error_is_retried_only_after_a_change(world: World) -> None:
+async def test_a_terminal_error_is_retried_only_after_a_change(setup: Setup) -> None:
     async def impossible(request: Request) -> None:
-        world.seen.append(request)
+        setup.seen.append(request)
         raise TerminalError("no such size")
 
-    world.api.put("widgets", widget("w"))
-    async with world.running(world.controller(impossible).for_object(world.widgets)):
-        await until(lambda: world.counted("controller_runtime_terminal_reconcile_errors_total") == {"": 1})
-        assert world.counted("controller_runtime_reconcile_errors_total") == {"": 1}
+    setup.api.put("widgets", widget("w"))
+    async with setup.running(setup.controller(impossible).for_object(setup.widgets)):
+        await until(lambda: setup.counted("controller_runtime_terminal_reconcile_errors_total") == {"": 1})
+        assert setup.counted("controller_runtime_reconcile_errors_total") == {"": 1}
         await asyncio.sleep(0.05)
-        assert len(world.seen) == 1
-        assert world.counted("controller_runtime_active_workers") == {"": 0}
-        assert world.counted("controller_runtime_max_concurrent_reconciles") == {"": 1}
-        world.api.put("widgets", widget("w", size=1))
-        await until(lambda: len(world.seen) == 2)
+        assert len(setup.seen) == 1
+        assert setup.counted("controller_runtime_active_workers") == {"": 0}
+        assert setup.counted("controller_runtime_max_concurrent_reconciles") == {"": 1}
+        setup.api.put("widgets", widget("w", size=1))
+        await until(lambda: len(setup.seen) == 2)
 
 
-async def test_requeue_after_reconciles_the_object_again(world: World) -> None:
+async def test_requeue_after_reconciles_the_object_again(setup: Setup) -> None:
     async def again(request: Request) -> Result | None:
-        world.seen.append(request)
-        return Result(requeue_after=0.01) if len(world.seen) < 4 else None
+        setup.seen.append(request)
+        return Result(requeue_after=0.01) if len(setup.seen) < 4 else None
 
-    world.api.put("widgets", widget("w"))
-    async with world.running(world.controller(again).for_object(world.widgets)):
-        await until(lambda: len(world.seen) == 4)
-        await until(lambda: world.counted("controller_runtime_reconcile_total") == {"requeue_after": 3, "success": 1})
-
-
-async def test_a_resync_reconciles_all_objects(world: World) -> None:
-    world.api.put("widgets", widget("w"))
-    async with world.running(world.controller(resync=0.02).for_object(world.widgets)):
-        await until(lambda: len(world.seen) > 3)
+    setup.api.put("widgets", widget("w"))
+    async with setup.running(setup.controller(again).for_object(setup.widgets)):
+        await until(lambda: len(setup.seen) == 4)
+        await until(lambda: setup.counted("controller_runtime_reconcile_total") == {"requeue_after": 3, "success": 1})
 
 
-async def test_an_object_is_never_reconciled_concurrently(world: World) -> None:
+async def test_a_resync_reconciles_all_objects(setup: Setup) -> None:
+    setup.api.put("widgets", widget("w"))
+    async with setup.running(setup.controller(resync=0.02).for_object(setup.widgets)):
+        await until(lambda: len(setup.seen) > 3)
+
+
+async def test_an_object_is_never_reconciled_concurrently(setup: Setup) -> None:
     working: set[Request] = set()
     go_on = asyncio.Event()
 
@@ -263,67 +263,67 @@ async def test_an_object_is_never_reconciled_concurrently(world: World) -> None:
         await go_on.wait()
         await asyncio.sleep(0)
         working.discard(request)
-        world.seen.append(request)
+        setup.seen.append(request)
 
-    async with world.running(world.controller(slow, workers=4).for_object(world.widgets)):
+    async with setup.running(setup.controller(slow, workers=4).for_object(setup.widgets)):
         for size in range(30):
-            world.api.put("widgets", widget(f"w{size % 3}", size=size))
-        await until(lambda: sorted(each.spec.size for each in world.widgets) == [27, 28, 29] and len(working) == 3)
+            setup.api.put("widgets", widget(f"w{size % 3}", size=size))
+        await until(lambda: sorted(each.spec.size for each in setup.widgets) == [27, 28, 29] and len(working) == 3)
         go_on.set()
-        await until(lambda: set(world.seen) == {Request("w0"), Request("w1"), Request("w2")} and not working)
-    assert world.counted("controller_runtime_reconcile_errors_total") == {}
-    assert len(world.seen) <= 6
+        await until(lambda: set(setup.seen) == {Request("w0"), Request("w1"), Request("w2")} and not working)
+    assert setup.counted("controller_runtime_reconcile_errors_total") == {}
+    assert len(setup.seen) <= 6
 
 
-async def test_stop_lets_running_reconciliations_finish(world: World) -> None:
+async def test_stop_lets_running_reconciliations_finish(setup: Setup) -> None:
     async def slow(request: Request) -> None:
         await asyncio.sleep(0.05)
-        world.seen.append(request)
+        setup.seen.append(request)
 
-    controller = world.controller(slow).for_object(world.widgets)
-    world.api.put("widgets", widget("a"))
-    world.api.put("widgets", widget("b"))
-    async with world.running(controller):
-        await until(lambda: world.counted("controller_runtime_active_workers") == {"": 1})
+    controller = setup.controller(slow).for_object(setup.widgets)
+    setup.api.put("widgets", widget("a"))
+    setup.api.put("widgets", widget("b"))
+    async with setup.running(controller):
+        await until(lambda: setup.counted("controller_runtime_active_workers") == {"": 1})
         controller.stop()
-    assert world.seen == [Request("a")]
+    assert setup.seen == [Request("a")]
 
 
 async def test_a_cancellation_that_leaks_out_of_reconcile_is_retried(
-    world: World, caplog: pytest.LogCaptureFixture
+    setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def leak(request: Request) -> None:
-        world.seen.append(request)
-        if world.seen.count(request) < 3:
+        setup.seen.append(request)
+        if setup.seen.count(request) < 3:
             raise asyncio.CancelledError
 
-    world.api.put("widgets", widget("w"))
-    async with world.running(world.controller(leak).for_object(world.widgets)):
-        await until(lambda: world.counted("controller_runtime_reconcile_total") == {"error": 2, "success": 1})
-        world.api.put("widgets", widget("next"))
-        await until(lambda: world.seen.count(Request("next")) == 3)
+    setup.api.put("widgets", widget("w"))
+    async with setup.running(setup.controller(leak).for_object(setup.widgets)):
+        await until(lambda: setup.counted("controller_runtime_reconcile_total") == {"error": 2, "success": 1})
+        setup.api.put("widgets", widget("next"))
+        await until(lambda: setup.seen.count(Request("next")) == 3)
     assert "widget w: retrying in 0.005 s" in caplog.text
     assert "cancelled, but not by its owner" in caplog.text
 
 
-async def test_a_task_group_that_fails_in_reconcile_leaves_the_worker_alive(world: World) -> None:
+async def test_a_task_group_that_fails_in_reconcile_leaves_the_worker_alive(setup: Setup) -> None:
     async def fail() -> None:
         raise OSError("no")
 
     async def reconcile(request: Request) -> None:
-        world.seen.append(request)
-        if len(world.seen) == 1:
+        setup.seen.append(request)
+        if len(setup.seen) == 1:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(fail())
-        elif len(world.seen) == 2:
+        elif len(setup.seen) == 2:
             raise asyncio.CancelledError
 
-    world.api.put("widgets", widget("w"))
-    async with world.running(world.controller(reconcile).for_object(world.widgets)):
-        await until(lambda: len(world.seen) == 3)
+    setup.api.put("widgets", widget("w"))
+    async with setup.running(setup.controller(reconcile).for_object(setup.widgets)):
+        await until(lambda: len(setup.seen) == 3)
 
 
-async def test_cancelling_a_controller_ends_its_reconciliations_first(world: World) -> None:
+async def test_cancelling_a_controller_ends_its_reconciliations_first(setup: Setup) -> None:
     begun, steps = asyncio.Event(), list[str]()
 
     async def slow(_request: Request) -> None:
@@ -331,11 +331,11 @@ async def test_cancelling_a_controller_ends_its_reconciliations_first(world: Wor
         try:
             await asyncio.Event().wait()
         finally:
-            await world.client.get(Widget, "w")
+            await setup.client.get(Widget, "w")
             steps.append("cleaned up")
 
-    world.api.put("widgets", widget("w"))
-    controller = world.controller(slow).starts_with(Request("w"))
+    setup.api.put("widgets", widget("w"))
+    controller = setup.controller(slow).starts_with(Request("w"))
     running = asyncio.create_task(controller.run())
     await begun.wait()
     running.cancel()
@@ -344,8 +344,8 @@ async def test_cancelling_a_controller_ends_its_reconciliations_first(world: Wor
     assert steps == ["cleaned up"]
 
 
-async def test_a_controller_whose_worker_is_cancelled_fails(world: World) -> None:
-    running = asyncio.create_task(world.controller(workers=2).run())
+async def test_a_controller_whose_worker_is_cancelled_fails(setup: Setup) -> None:
+    running = asyncio.create_task(setup.controller(workers=2).run())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     next(task for task in asyncio.all_tasks() if task.get_name() == "widget worker 1").cancel()
@@ -353,92 +353,92 @@ async def test_a_controller_whose_worker_is_cancelled_fails(world: World) -> Non
         await running
 
 
-async def test_a_standby_drops_requests_that_are_enqueued_directly(world: World) -> None:
-    controller = world.controller().starts_with(Request("first"))
+async def test_a_standby_drops_requests_that_are_enqueued_directly(setup: Setup) -> None:
+    controller = setup.controller().starts_with(Request("first"))
     for number in range(300):
         controller.enqueue(Request(f"w{number}"))
         controller.enqueue(Request(f"w{number}"), after=3600)
-    assert world.counted("workqueue_depth") == {"": 0}
-    assert world.counted("workqueue_adds_total") == {"": 0}
-    async with world.running(controller):
-        await until(lambda: world.seen == [Request("first")])
+    assert setup.counted("workqueue_depth") == {"": 0}
+    assert setup.counted("workqueue_adds_total") == {"": 0}
+    async with setup.running(controller):
+        await until(lambda: setup.seen == [Request("first")])
         controller.enqueue(Request("now"))
-        await until(lambda: world.seen == [Request("first"), Request("now")])
+        await until(lambda: setup.seen == [Request("first"), Request("now")])
     controller.enqueue(Request("late"))
-    assert world.counted("workqueue_adds_total") == {"": 2}
+    assert setup.counted("workqueue_adds_total") == {"": 2}
 
 
-async def test_a_predicate_selects_the_changes_that_are_reconciled(world: World) -> None:
+async def test_a_predicate_selects_the_changes_that_are_reconciled(setup: Setup) -> None:
     ours: Predicate[Widget] = lambda old, new: any(  # noqa: E731 - as users write it
         (each.metadata.labels or {}).get("team") == "ours" for each in (old, new) if each
     )
     predicate = all_of(ours, field_changed(lambda thing: thing.spec.size))
-    world.api.put("widgets", widget("a", team="ours"))
-    world.api.put("widgets", widget("b"))
-    async with world.running(world.controller().for_object(world.widgets, predicate=predicate)):
-        await until(lambda: world.seen == [Request("a")])
-        world.api.put("widgets", widget("a", team="ours", note="changed"))
-        world.api.put("widgets", widget("b", size=1))
-        world.api.put("widgets", widget("a", size=1, team="ours"))
-        await until(lambda: len(world.seen) == 2)
-        world.api.remove("widgets", "a")
-        await until(lambda: len(world.seen) == 3)
-        assert set(world.seen) == {Request("a")}
+    setup.api.put("widgets", widget("a", team="ours"))
+    setup.api.put("widgets", widget("b"))
+    async with setup.running(setup.controller().for_object(setup.widgets, predicate=predicate)):
+        await until(lambda: setup.seen == [Request("a")])
+        setup.api.put("widgets", widget("a", team="ours", note="changed"))
+        setup.api.put("widgets", widget("b", size=1))
+        setup.api.put("widgets", widget("a", size=1, team="ours"))
+        await until(lambda: len(setup.seen) == 2)
+        setup.api.remove("widgets", "a")
+        await until(lambda: len(setup.seen) == 3)
+        assert set(setup.seen) == {Request("a")}
 
 
-async def test_predicates_apply_to_owned_and_watched_objects(world: World) -> None:
+async def test_predicates_apply_to_owned_and_watched_objects(setup: Setup) -> None:
     predicate: Predicate[Config] = field_changed(lambda thing: thing.data)
-    controller = world.controller().owns(world.configs, Widget, predicate=predicate)
-    controller.watches(world.configs, lambda thing: [Request(f"of-{thing.metadata.name}")], predicate=predicate)
-    world.api.put("configmaps", config("c", "w"))
-    async with world.running(controller):
-        await until(lambda: sorted(world.seen) == [Request("of-c"), Request("w")])
+    controller = setup.controller().owns(setup.configs, Widget, predicate=predicate)
+    controller.watches(setup.configs, lambda thing: [Request(f"of-{thing.metadata.name}")], predicate=predicate)
+    setup.api.put("configmaps", config("c", "w"))
+    async with setup.running(controller):
+        await until(lambda: sorted(setup.seen) == [Request("of-c"), Request("w")])
         changed = config("c", "w")
-        world.api.put("configmaps", {**changed, "metadata": {**changed["metadata"], "labels": {"a": "b"}}})  # pyright: ignore[reportGeneralTypeIssues]
-        world.api.put("configmaps", {**changed, "data": {"key": "value"}})
-        await until(lambda: len(world.seen) == 4)
-        assert sorted(world.seen) == [Request("of-c"), Request("of-c"), Request("w"), Request("w")]
+        setup.api.put("configmaps", {**changed, "metadata": {**changed["metadata"], "labels": {"a": "b"}}})  # pyright: ignore[reportGeneralTypeIssues]
+        setup.api.put("configmaps", {**changed, "data": {"key": "value"}})
+        await until(lambda: len(setup.seen) == 4)
+        assert sorted(setup.seen) == [Request("of-c"), Request("of-c"), Request("w"), Request("w")]
 
 
-async def test_updates_of_kinds_without_generation_are_debounced(world: World) -> None:
-    world.api.put("widgets", widget("a"))
-    async with world.running(world.controller().for_object(world.widgets, debounce=3600)):
-        await until(lambda: world.seen == [Request("a")])
-        world.api.put("widgets", widget("a", size=1))
-        await until(lambda: next(iter(world.widgets)).spec.size == 1)
-        assert world.counted("workqueue_adds_total") == {"": 1}
-        world.api.put("widgets", widget("b"))
-        await until(lambda: world.seen[1:] == [Request("b")])
-        world.api.remove("widgets", "a")
-        await until(lambda: world.seen[2:] == [Request("a")])
+async def test_updates_of_kinds_without_generation_are_debounced(setup: Setup) -> None:
+    setup.api.put("widgets", widget("a"))
+    async with setup.running(setup.controller().for_object(setup.widgets, debounce=3600)):
+        await until(lambda: setup.seen == [Request("a")])
+        setup.api.put("widgets", widget("a", size=1))
+        await until(lambda: next(iter(setup.widgets)).spec.size == 1)
+        assert setup.counted("workqueue_adds_total") == {"": 1}
+        setup.api.put("widgets", widget("b"))
+        await until(lambda: setup.seen[1:] == [Request("b")])
+        setup.api.remove("widgets", "a")
+        await until(lambda: setup.seen[2:] == [Request("a")])
 
 
-async def test_an_owner_is_reconciled_when_an_owned_object_becomes_unreadable(world: World) -> None:
-    world.api.put("configmaps", config("c", "w"))
-    async with world.running(world.controller().owns(world.configs, Widget)):
-        await until(lambda: world.seen == [Request("w")])
-        world.api.put("configmaps", {**config("c", "w"), "data": 7})
-        await until(lambda: world.seen == [Request("w"), Request("w")])
+async def test_an_owner_is_reconciled_when_an_owned_object_becomes_unreadable(setup: Setup) -> None:
+    setup.api.put("configmaps", config("c", "w"))
+    async with setup.running(setup.controller().owns(setup.configs, Widget)):
+        await until(lambda: setup.seen == [Request("w")])
+        setup.api.put("configmaps", {**config("c", "w"), "data": 7})
+        await until(lambda: setup.seen == [Request("w"), Request("w")])
 
 
 async def test_an_object_is_reconciled_when_it_becomes_unreadable_or_is_deleted_then(
-    world: World, caplog: pytest.LogCaptureFixture
+    setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
     outcomes: list[str] = []
 
     async def read(request: Request) -> None:
         try:
-            outcomes.append("exists" if world.widgets.get(request) else "absent")
+            outcomes.append("exists" if setup.widgets.get(request) else "absent")
         except UnreadableObject:
             outcomes.append("unreadable")
             raise
 
-    world.api.put("widgets", widget("w"))
-    async with world.running(world.controller(read, base_delay=3600).for_object(world.widgets)):
+    setup.api.put("widgets", widget("w"))
+    async with setup.running(setup.controller(read, base_delay=3600).for_object(setup.widgets)):
         await until(lambda: outcomes == ["exists"])
-        world.api.put("widgets", {"metadata": {"name": "w"}, "spec": 5})
+        setup.api.put("widgets", {"metadata": {"name": "w"}, "spec": 5})
         await until(lambda: outcomes[1:] == ["unreadable"])
-        world.api.remove("widgets", "w")
+        setup.api.remove("widgets", "w")
         await until(lambda: outcomes[2:] == ["absent"])
     records = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert [record.exc_info for record in records] == [None]
@@ -447,73 +447,73 @@ async def test_an_object_is_reconciled_when_it_becomes_unreadable_or_is_deleted_
 # Events
 
 
-async def thing(world: World, name: str = "w") -> Widget:
-    world.api.put("widgets", widget(name))
-    return await world.client.get(Widget, name)
+async def thing(setup: Setup, name: str = "w") -> Widget:
+    setup.api.put("widgets", widget(name))
+    return await setup.client.get(Widget, name)
 
 
-async def test_repeated_events_are_aggregated_into_a_series(world: World) -> None:
-    recorder = Recorder(world.client, "tests", "here", every=0.05)
+async def test_repeated_events_are_aggregated_into_a_series(setup: Setup) -> None:
+    recorder = Recorder(setup.client, "tests", "here", every=0.05)
     running = asyncio.create_task(recorder.run())
-    regarding = await thing(world)
+    regarding = await thing(setup)
     for _ in range(20):
         recorder.record(regarding, "Warning", "Failed", "it did not work")
         await asyncio.sleep(0.005)
-    await until(lambda: [one.get("series", {}).get("count") for one in world.api.all("events")] == [20])
-    assert world.api.count("POST .*/namespaces/default/events") == 1
-    assert 1 <= world.api.count("PATCH .*/namespaces/default/events") < 10
-    event = world.api.all("events")[0]
+    await until(lambda: [one.get("series", {}).get("count") for one in setup.api.all("events")] == [20])
+    assert setup.api.count("POST .*/namespaces/default/events") == 1
+    assert 1 <= setup.api.count("PATCH .*/namespaces/default/events") < 10
+    event = setup.api.all("events")[0]
     assert event["regarding"]["uid"] == regarding.metadata.uid
     assert event["regarding"]["apiVersion"] == "example.com/v1"
     assert (event["reason"], event["type"], event["note"]) == ("Failed", "Warning", "it did not work")
     running.cancel()
 
 
-async def test_events_with_another_object_or_note_are_separate(world: World) -> None:
-    recorder = Recorder(world.client, "tests", "here")
-    a, b = await thing(world, "a"), await thing(world, "b")
+async def test_events_with_another_object_or_note_are_separate(setup: Setup) -> None:
+    recorder = Recorder(setup.client, "tests", "here")
+    a, b = await thing(setup, "a"), await thing(setup, "b")
     recorder.record(a, "Normal", "Created", "one")
     recorder.record(a, "Normal", "Created", "two")
     recorder.record(b, "Normal", "Created", "one")
     recorder.record(b, "Normal", "Created", "x" * 5000 + "ä")
     await recorder.flush()
-    notes = [one["note"] for one in world.api.all("events")]
+    notes = [one["note"] for one in setup.api.all("events")]
     assert len(notes) == 4
     assert max(len(note.encode()) for note in notes) <= 1024
 
 
-async def test_an_event_with_once_is_written_once_by_all_replicas(world: World) -> None:
-    regarding = await thing(world, f"{'w' * 235}.{'x' * 17}")
+async def test_an_event_with_once_is_written_once_by_all_replicas(setup: Setup) -> None:
+    regarding = await thing(setup, f"{'w' * 235}.{'x' * 17}")
     for instance in ("here", "there"):
-        recorder = Recorder(world.client, "tests", instance)
+        recorder = Recorder(setup.client, "tests", instance)
         for _ in range(2):
             recorder.record(regarding, "Warning", "Waits", "for ever", once=True)
             await recorder.flush()
         recorder.record(regarding, "Warning", "Waits", "for me", once=True)
         await recorder.flush()
-    assert sorted(one["note"] for one in world.api.all("events")) == ["for ever", "for me"]
-    assert not [one for one in world.api.all("events") if "series" in one]
-    assert all(re.fullmatch(r"w{235}\.[0-9a-f]{16}", one["metadata"]["name"]) for one in world.api.all("events"))
+    assert sorted(one["note"] for one in setup.api.all("events")) == ["for ever", "for me"]
+    assert not [one for one in setup.api.all("events") if "series" in one]
+    assert all(re.fullmatch(r"w{235}\.[0-9a-f]{16}", one["metadata"]["name"]) for one in setup.api.all("events"))
 
 
-async def test_events_that_cannot_be_written_are_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    recorder = Recorder(world.client, "tests", "here")
-    regarding = await thing(world)
-    world.api.fault("POST .*/events", 500, times=3)
+async def test_events_that_cannot_be_written_are_logged(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder(setup.client, "tests", "here")
+    regarding = await thing(setup)
+    setup.api.fault("POST .*/events", 500, times=3)
     for number in range(3):
         recorder.record(regarding, "Normal", "Created", f"number {number}")
     await recorder.flush()
-    assert world.api.all("events") == []
+    assert setup.api.all("events") == []
     assert "event Created of Widget/w: not written" in caplog.text
     await recorder.flush()
-    assert world.api.count("POST .*/events") == 3
+    assert setup.api.count("POST .*/events") == 3
 
 
-async def test_a_missing_right_to_write_events_is_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_missing_right_to_write_events_is_logged_once(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    recorder = Recorder(world.client, "tests", "here")
-    regarding = await thing(world)
-    forbidden = world.api.fault("POST .*/events", 403, times=1_000_000)
+    recorder = Recorder(setup.client, "tests", "here")
+    regarding = await thing(setup)
+    forbidden = setup.api.fault("POST .*/events", 403, times=1_000_000)
     for number in range(3):
         recorder.record(regarding, "Normal", "Created", f"number {number}")
     await recorder.flush()
@@ -524,36 +524,36 @@ async def test_a_missing_right_to_write_events_is_logged_once(world: World, capl
     forbidden.times = 0
     recorder.record(regarding, "Normal", "Created", "number 3")
     await recorder.flush()
-    assert [one["note"] for one in world.api.all("events")] == ["number 3"]
+    assert [one["note"] for one in setup.api.all("events")] == ["number 3"]
 
 
-async def test_flush_writes_no_event_twice(world: World) -> None:
-    recorder = Recorder(world.client, "tests", "here")
-    regarding = await thing(world)
-    world.api.fault("POST .*/events", hang=True)
+async def test_flush_writes_no_event_twice(setup: Setup) -> None:
+    recorder = Recorder(setup.client, "tests", "here")
+    regarding = await thing(setup)
+    setup.api.fault("POST .*/events", hang=True)
     recorder.record(regarding, "Normal", "Created", "x")
     running = asyncio.create_task(recorder.run())
-    await until(lambda: world.api.count("POST .*/events") == 1)
+    await until(lambda: setup.api.count("POST .*/events") == 1)
     await recorder.flush()
-    assert world.api.count("POST .*/events") == 1
+    assert setup.api.count("POST .*/events") == 1
     running.cancel()
 
 
-async def test_an_expired_event_is_created_again(world: World) -> None:
-    recorder = Recorder(world.client, "tests", "here")
-    regarding = await thing(world)
+async def test_an_expired_event_is_created_again(setup: Setup) -> None:
+    recorder = Recorder(setup.client, "tests", "here")
+    regarding = await thing(setup)
     recorder.record(regarding, "Normal", "Created", "x")
     await recorder.flush()
-    event = world.api.all("events")[0]
-    world.api.remove("events", event["metadata"]["name"], "default")
+    event = setup.api.all("events")[0]
+    setup.api.remove("events", event["metadata"]["name"], "default")
     recorder.record(regarding, "Normal", "Created", "x")
     await recorder.flush()
-    assert [one["series"]["count"] for one in world.api.all("events")] == [2]
+    assert [one["series"]["count"] for one in setup.api.all("events")] == [2]
 
 
-async def test_the_number_of_events_in_memory_is_bounded(world: World) -> None:
-    recorder = Recorder(world.client, "tests", "here")
-    regarding = await thing(world)
+async def test_the_number_of_events_in_memory_is_bounded(setup: Setup) -> None:
+    recorder = Recorder(setup.client, "tests", "here")
+    regarding = await thing(setup)
     for number in range(10_000):
         recorder.record(regarding, "Normal", "Created", str(number))
     assert len(recorder) <= 512

@@ -25,7 +25,7 @@ def test_it_is_40_lines_with_everything_but_its_imports() -> None:
     assert len([line for line in code if not line.startswith(("import", "from"))]) <= 40
 
 
-async def test_it_does_what_the_page_says() -> None:
+async def test_it_behaves_as_documented() -> None:
     names: dict[str, Any] = {"__name__": "greeter"}
     exec(compile(shown(), str(PAGE), "exec"), names)  # noqa: S102 our own page
     async with kube_api() as api:

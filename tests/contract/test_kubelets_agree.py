@@ -11,7 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 from fake_plugin import FakePlugin, Refusal, listing
-from kubelets import Kubelet, PodRefused
+from kubelets import Kubelet, PodRejected
 
 from accelplane.kubelet import deviceplugin_v1beta1_pb2 as pb
 from accelplane.kubelet import podresources
@@ -53,7 +53,7 @@ def memory(kubelet: Kubelet) -> Checkpoint:
 
 async def problem(kubelet: Kubelet, wants: dict[str, int], name: str = "pod") -> str:
     """Why a pod was not admitted."""
-    with pytest.raises(PodRefused) as caught:
+    with pytest.raises(PodRejected) as caught:
         await kubelet.run_pod(name, wants)
     return str(caught.value)
 
@@ -106,7 +106,7 @@ async def test_registrations_that_break_a_rule_are_refused_in_the_same_words(kub
     assert kubelet.resources() == {}
 
 
-async def test_a_plugin_that_refuses_to_tell_its_options_is_refused(kubelet: Kubelet) -> None:
+async def test_a_plugin_whose_options_call_fails_is_rejected(kubelet: Kubelet) -> None:
     async with FakePlugin(kubelet.directory, GetDevicePluginOptions=refuse) as plugin:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await plugin.register()
@@ -166,7 +166,7 @@ async def test_the_end_of_a_predecessors_stream_disconnects_the_new_plugin(kubel
 
 
 @pytest.mark.parametrize("size", [3, 4])
-async def test_a_pod_that_asks_for_more_than_is_free_is_refused(kubelet: Kubelet, join: Join, size: int) -> None:
+async def test_a_pod_that_requests_more_than_is_free_is_rejected(kubelet: Kubelet, join: Join, size: int) -> None:
     await join()
     await kubelet.run_pod("first", {GADGET: 1})
     assert await problem(kubelet, {GADGET: size}) == (
@@ -175,7 +175,7 @@ async def test_a_pod_that_asks_for_more_than_is_free_is_refused(kubelet: Kubelet
     )
 
 
-async def test_a_bound_pod_that_asks_for_a_resource_unheard_of_runs_without_it(kubelet: Kubelet, join: Join) -> None:
+async def test_a_bound_pod_that_requests_an_unknown_resource_runs_without_it(kubelet: Kubelet, join: Join) -> None:
     plugin = await join()
     container = await kubelet.run_pod("pod", {GIZMO: 1})
     assert container.device_ids == {}
@@ -227,7 +227,7 @@ async def test_a_failed_pre_start_fails_the_start_and_the_pod_keeps_its_devices(
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-async def test_the_plugin_is_asked_with_everything_that_is_free(kubelet: Kubelet, join: Join, size: int) -> None:
+async def test_preferred_allocation_gets_all_free_devices(kubelet: Kubelet, join: Join, size: int) -> None:
     def prefer(_: object) -> pb.PreferredAllocationResponse:
         response = pb.PreferredAllocationResponse()
         response.container_responses.add(deviceIDs=["x", "c", "c"])

@@ -277,7 +277,7 @@ async def _good(cards: Cards) -> bool:
     return (await cards.verdicts())["card0"].answer == "good"
 
 
-async def test_a_query_whose_connection_is_lost_fails_at_once_and_is_not_cancelled(root: Path, socket: Path) -> None:
+async def test_a_query_on_a_lost_connection_fails_immediately(root: Path, socket: Path) -> None:
     service = Service()
     service.hanging.add("0000:03:00.0")
     client = LevelZero(str(socket), deadline=60)

@@ -29,7 +29,7 @@ def of_api() -> list[dict[str, object]]:
     return [gpu_pod("from-api")]
 
 
-async def test_the_kubelet_is_asked_with_the_token_of_the_account(tmp_path: Path) -> None:
+async def test_requests_to_the_kubelet_have_the_account_token(tmp_path: Path) -> None:
     async with pod_servers(tmp_path, lists(of_kubelet), lists(of_api)) as servers:
         assert await names(servers) == ["from-kubelet"]
         (request,) = servers.kubelet.requests
@@ -87,7 +87,7 @@ async def test_a_kubelet_that_cannot_be_verified_gets_no_token(tmp_path: Path, p
         assert servers.paths == ([], [API_PATH])
 
 
-async def test_a_kubelet_that_does_not_answer_in_time_is_asked_five_times(tmp_path: Path) -> None:
+async def test_a_kubelet_timeout_is_retried_five_times(tmp_path: Path) -> None:
     async with pod_servers(tmp_path, hangs, lists(of_api)) as servers:
         reader = servers.reader(timeout=0.2)
         for _ in range(2):

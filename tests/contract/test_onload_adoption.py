@@ -7,7 +7,7 @@ import pytest
 from kubeapi import KubeApi
 from onloadoperators import VERSION, operator, running
 from onloadresources import MAPPING
-from onloadworld import NAMES, World
+from onloadsetup import NAMES, Setup
 from waiting import until
 
 NEW = "8.2"
@@ -15,13 +15,13 @@ Object = dict[str, Any]
 BASE = NAMES.base_labels("device-plugin")
 
 
-def owner(world: World) -> list[Object]:
-    uid = (world.onload() or {})["metadata"]["uid"]
+def owner(setup: Setup) -> list[Object]:
+    uid = (setup.onload() or {})["metadata"]["uid"]
     reference = {"apiVersion": "onload.amd.com/v1alpha1", "kind": "Onload", "name": "onload", "uid": uid}
     return [{**reference, "controller": True, "blockOwnerDeletion": True}]
 
 
-def daemonset(world: World, release: str) -> Object:
+def daemonset(setup: Setup, release: str) -> Object:
     """As a release of the Go operator makes it."""
     name = {"onload.amd.com/name": NAMES.daemonset}
     labels = name if release == "3.0.0" else {**BASE, **name}
@@ -55,7 +55,7 @@ def daemonset(world: World, release: str) -> Object:
         "name": NAMES.daemonset,
         "namespace": "default",
         "labels": {**own, version: VERSION},
-        "ownerReferences": owner(world),
+        "ownerReferences": owner(setup),
         "managedFields": [entry],
     }
     selector = {"matchLabels": labels}
@@ -65,7 +65,7 @@ def daemonset(world: World, release: str) -> Object:
     }
 
 
-def module(world: World) -> Object:
+def module(setup: Setup) -> Object:
     mapping = {"regexp": MAPPING["regexp"], "containerImage": MAPPING["kernelModuleImage"], "literal": ""}
     container = {
         "modprobe": {"moduleName": "onload", "parameters": ["--first-time"]},
@@ -76,25 +76,25 @@ def module(world: World) -> Object:
     loader = {"container": container, "serviceAccountName": "onload-operator-sa"}
     spec = {"moduleLoader": loader, "selector": {"node-role.kubernetes.io/worker": ""}}
     labels = NAMES.base_labels("module")
-    metadata = {"name": NAMES.module, "namespace": "default", "labels": labels, "ownerReferences": owner(world)}
+    metadata = {"name": NAMES.module, "namespace": "default", "labels": labels, "ownerReferences": owner(setup)}
     return {"metadata": metadata, "spec": spec}
 
 
 @contextlib.contextmanager
 def managed_by_go(api: KubeApi, release: str) -> Any:
     """A cluster in which the Go operator has done all its work."""
-    world = World(api)
-    world.create()
-    api.put("daemonsets", daemonset(world, release))
-    api.put("modules", module(world))
+    setup = Setup(api)
+    setup.create()
+    api.put("daemonsets", daemonset(setup, release))
+    api.put("modules", module(setup))
     for name in ("node-0", "node-1"):
         found = api.get("nodes", name) or {}
         found["metadata"]["labels"] |= dict.fromkeys((NAMES.module_label, NAMES.gate_label), VERSION)
         api.put("nodes", found)
     for _ in range(4):
-        world.react()
-    yield world
-    assert not world.violations
+        setup.react()
+    yield setup
+    assert not setup.violations
 
 
 def plugin_uids(api: KubeApi) -> set[str]:
@@ -103,11 +103,11 @@ def plugin_uids(api: KubeApi) -> set[str]:
 
 @pytest.mark.parametrize("release", ["3.0.0", "3.0.1"])
 async def test_adoption_keeps_pods_and_the_next_upgrade_replaces_them(api: KubeApi, release: str) -> None:
-    with managed_by_go(api, release) as world:
+    with managed_by_go(api, release) as setup:
         pods, before = plugin_uids(api), api.get("daemonsets", NAMES.daemonset, "default") or {}
         assert len(pods) == 2
-        async with running(world), operator(api):
-            await until(lambda: world.is_ready(VERSION))
+        async with running(setup), operator(api):
+            await until(lambda: setup.is_ready(VERSION))
             after = api.get("daemonsets", NAMES.daemonset, "default") or {}
             assert plugin_uids(api) == pods
             assert after["metadata"]["uid"] == before["metadata"]["uid"]
@@ -116,40 +116,40 @@ async def test_adoption_keeps_pods_and_the_next_upgrade_replaces_them(api: KubeA
             pod = after["spec"]["template"]["spec"]
             assert [each["name"] for each in pod["initContainers"]] == ["init"]
             assert "lifecycle" not in pod["containers"][0]
-            assert world.versions() == {(VERSION, None, VERSION)}
-            assert world.most_down == 0
+            assert setup.versions() == {(VERSION, None, VERSION)}
+            assert setup.most_down == 0
 
-            world.create(onload__version=NEW)
-            await until(lambda: world.is_ready(NEW))
+            setup.create(onload__version=NEW)
+            await until(lambda: setup.is_ready(NEW))
             assert not plugin_uids(api) & pods
-            assert world.most_down == 1
+            assert setup.most_down == 1
 
 
 async def test_an_upgrade_that_the_go_operator_began_is_continued(api: KubeApi) -> None:
-    with managed_by_go(api, "3.0.1") as world:
-        world.create(onload__version=NEW)
+    with managed_by_go(api, "3.0.1") as setup:
+        setup.create(onload__version=NEW)
         found = api.get("nodes", "node-1") or {}
         del found["metadata"]["labels"][NAMES.gate_label]
         api.put("nodes", found)
-        async with running(world), operator(api):
-            await until(lambda: world.is_ready(NEW))
-    assert world.versions() == {(NEW, None, NEW)}
+        async with running(setup), operator(api):
+            await until(lambda: setup.is_ready(NEW))
+    assert setup.versions() == {(NEW, None, NEW)}
 
 
 async def test_the_operator_of_other_plugins_takes_over_what_the_onload_operator_wrote(api: KubeApi) -> None:
-    world = World(api)
-    world.create(tolerations=[{"operator": "Exists"}])
-    async with running(world):
+    setup = Setup(api)
+    setup.create(tolerations=[{"operator": "Exists"}])
+    async with running(setup):
         async with operator(api):
-            await until(lambda: world.is_ready(VERSION))
+            await until(lambda: setup.is_ready(VERSION))
         pods = plugin_uids(api)
         async with operator(api, manager="accelplane-operator"):
-            world.create()
+            setup.create()
             await until(
                 lambda: (
                     "tolerations"
                     not in (api.get("daemonsets", NAMES.daemonset, "default") or {})["spec"]["template"]["spec"]
                 )
             )
-            await until(lambda: world.is_ready(VERSION))
+            await until(lambda: setup.is_ready(VERSION))
     assert plugin_uids(api) == pods

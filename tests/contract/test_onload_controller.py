@@ -7,7 +7,7 @@ import pytest
 from kubeapi import KubeApi
 from onloadoperators import VERSION, operator, running
 from onloadresources import MAPPING
-from onloadworld import NAMES, World, app, definition, node
+from onloadsetup import NAMES, Setup, app, definition, node
 from waiting import until
 
 from accelplane.onload.names import FINALIZER
@@ -28,15 +28,15 @@ def events(api: KubeApi, reason: str) -> list[str]:
 
 
 async def test_a_new_resource_gets_modules_labels_and_the_device_plugin(api: KubeApi) -> None:
-    world = World(api)
-    world.create(onload__kernelMappings=[{**MAPPING, "sfc": {}}])
-    async with running(world), operator(api):
-        await until(lambda: world.is_ready(VERSION))
-    assert world.versions() == {(VERSION, VERSION, VERSION)}
+    setup = Setup(api)
+    setup.create(onload__kernelMappings=[{**MAPPING, "sfc": {}}])
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+    assert setup.versions() == {(VERSION, VERSION, VERSION)}
     assert {each["metadata"]["name"] for each in api.all("modules")} == {"onload-module", "onload-sfcmod"}
     sfc = api.get("modules", "onload-sfcmod", "default") or {}
     assert sfc["spec"]["moduleLoader"]["container"]["inTreeModulesToRemove"] == ["sfc"]
-    status = world.status()
+    status = setup.status()
     assert status["onload"] | {"history": 0} == {
         "version": VERSION,
         "nodesMatching": 2,
@@ -53,15 +53,15 @@ async def test_a_new_resource_gets_modules_labels_and_the_device_plugin(api: Kub
         "Progressing": "False",
         "Degraded": "False",
     }
-    assert (world.onload() or {})["metadata"]["finalizers"] == [FINALIZER]
+    assert (setup.onload() or {})["metadata"]["finalizers"] == [FINALIZER]
 
 
 async def test_nothing_is_written_when_nothing_differs(api: KubeApi) -> None:
-    world = World(api)
-    world.create()
-    async with running(world):
+    setup = Setup(api)
+    setup.create()
+    async with running(setup):
         async with operator(api):
-            await until(lambda: world.is_ready(VERSION))
+            await until(lambda: setup.is_ready(VERSION))
         writes = api.count("^(PATCH|POST|PUT)")
         async with operator(api):
             await until(lambda: api.count("GET .*customresourcedefinitions") == 2)
@@ -74,144 +74,144 @@ async def test_nothing_is_written_when_nothing_differs(api: KubeApi) -> None:
 
 
 async def test_an_upgrade_evicts_applications_node_by_node(api: KubeApi) -> None:
-    world = World(api, nodes=3)
-    world.create()
-    async with running(world), operator(api):
-        await until(lambda: world.is_ready(VERSION))
+    setup = Setup(api, nodes=3)
+    setup.create()
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
         for index in range(3):
             api.put("pods", app(f"app-{index}", f"node-{index}"))
-        world.create(onload__version=NEW, onload__userImage="onload-user:8.2")
-        await until(lambda: world.is_ready(NEW))
-        assert not any(world.apps(f"node-{index}") for index in range(3))
+        setup.create(onload__version=NEW, onload__userImage="onload-user:8.2")
+        await until(lambda: setup.is_ready(NEW))
+        assert not any(setup.apps(f"node-{index}") for index in range(3))
         await until(lambda: len(events(api, "Verified")) == 3)
     assert api.count("POST .*/eviction") == 3
-    assert world.versions() == {(NEW, None, NEW)}
-    assert world.most_down == 1
+    assert setup.versions() == {(NEW, None, NEW)}
+    assert setup.most_down == 1
     assert events(api, "RemovingGate")[0] == "node node-0: the device plugin stops"
     pod = (api.get("daemonsets", NAMES.daemonset, "default") or {})["spec"]["template"]["spec"]
     assert pod["initContainers"][0]["image"] == "onload-user:8.2"
 
 
 async def test_a_pod_disruption_budget_delays_the_upgrade_and_is_reported(api: KubeApi) -> None:
-    world = World(api)
-    world.create()
-    async with running(world), operator(api):
-        await until(lambda: world.is_ready(VERSION))
+    setup = Setup(api)
+    setup.create()
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
         api.put("pods", app("app", "node-0"))
         fault = api.fault("POST .*/eviction", **PDB)
-        world.create(onload__version=NEW)
-        await until(lambda: world.status()["onload"]["blockingPods"] == ["apps/app"])
-        found = world.condition("Degraded")
+        setup.create(onload__version=NEW)
+        await until(lambda: setup.status()["onload"]["blockingPods"] == ["apps/app"])
+        found = setup.condition("Degraded")
         assert (found["status"], found["reason"]) == ("True", "EvictionBlocked")
         assert f"apps/app ({BUDGET})" in found["message"]
-        assert world.labels("node-0")[NAMES.module_label] == VERSION
+        assert setup.labels("node-0")[NAMES.module_label] == VERSION
         fault.times = 0
-        await until(lambda: world.is_ready(NEW), 20)
-        assert world.condition("Degraded")["status"] == "False"
+        await until(lambda: setup.is_ready(NEW), 20)
+        assert setup.condition("Degraded")["status"] == "False"
 
 
 async def test_a_pod_that_the_cache_does_not_have_prevents_that_a_module_is_unloaded(api: KubeApi) -> None:
-    world = World(api, nodes=1)
-    world.create()
-    async with running(world), operator(api):
-        await until(lambda: world.is_ready(VERSION))
+    setup = Setup(api, nodes=1)
+    setup.create()
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
         api.mute_watches()
         api.put("pods", app("app", "node-0"))
-    async with running(world), operator(api):
+    async with running(setup), operator(api):
         fault = api.fault("GET /api/v1/pods", 500, skip=1, times=3)
-        world.create(onload__version=NEW)
-        await until(lambda: world.is_ready(NEW), 20)
+        setup.create(onload__version=NEW)
+        await until(lambda: setup.is_ready(NEW), 20)
         assert not fault.times
 
 
 async def test_deletion_releases_the_nodes_before_the_resource_goes(api: KubeApi) -> None:
-    world = World(api)
-    world.create(onload__kernelMappings=[{**MAPPING, "sfc": {}}])
-    async with running(world), operator(api):
-        await until(lambda: world.is_ready(VERSION))
+    setup = Setup(api)
+    setup.create(onload__kernelMappings=[{**MAPPING, "sfc": {}}])
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
         api.put("pods", app("app", "node-1"))
-        world.delete()
-        await until(lambda: world.onload() is None)
-    assert not world.leftovers()
-    assert not world.apps("node-1")
+        setup.delete()
+        await until(lambda: setup.onload() is None)
+    assert not setup.leftovers()
+    assert not setup.apps("node-1")
 
 
 async def test_a_budget_that_delays_a_deletion_is_in_the_status(api: KubeApi) -> None:
-    world = World(api)
-    world.create()
-    async with running(world), operator(api):
-        await until(lambda: world.is_ready(VERSION))
+    setup = Setup(api)
+    setup.create()
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
         api.put("pods", app("app", "node-1"))
         fault = api.fault("POST .*/eviction", **PDB)
-        world.delete()
-        await until(lambda: world.status()["onload"]["blockingPods"] == ["apps/app"])
-        assert world.condition("Degraded")["reason"] == "EvictionBlocked"
-        assert BUDGET in world.condition("Degraded")["message"]
-        assert world.condition("Ready")["reason"] == "Deleting"
-        await until(lambda: [each["name"] for each in world.status()["onload"]["currentNodes"]] == ["node-1"])
+        setup.delete()
+        await until(lambda: setup.status()["onload"]["blockingPods"] == ["apps/app"])
+        assert setup.condition("Degraded")["reason"] == "EvictionBlocked"
+        assert BUDGET in setup.condition("Degraded")["message"]
+        assert setup.condition("Ready")["reason"] == "Deleting"
+        await until(lambda: [each["name"] for each in setup.status()["onload"]["currentNodes"]] == ["node-1"])
         fault.times = 0
-        await until(lambda: world.onload() is None, 20)
-    assert not world.leftovers()
+        await until(lambda: setup.onload() is None, 20)
+    assert not setup.leftovers()
 
 
 async def test_labels_of_a_resource_that_went_while_no_operator_ran_are_removed(api: KubeApi) -> None:
-    world = World(api)
+    setup = Setup(api)
     gate = {NAMES.module_label: "1", NAMES.sfc_label: "1", NAMES.gate_label: "1"}
     foreign = {"kmm.node.kubernetes.io/version-module.other.gpu-module": "1", "onload.amd.com/version": "1"}
     api.put("nodes", node("node-9", **gate, **foreign))
-    async with running(world), operator(api):
-        await until(lambda: not world.leftovers())
-    assert foreign.items() <= world.labels("node-9").items()
+    async with running(setup), operator(api):
+        await until(lambda: not setup.leftovers())
+    assert foreign.items() <= setup.labels("node-9").items()
 
 
-async def test_without_kmm_a_condition_says_so_until_it_is_installed(api: KubeApi) -> None:
-    world = World(api, kmm=False)
-    world.create()
-    async with running(world), operator(api):
-        await until(lambda: world.condition("Degraded").get("reason") == "KmmMissing")
-        assert world.condition("Ready")["status"] == "False"
-        assert not world.leftovers()
+async def test_a_condition_reports_missing_kmm_until_it_is_installed(api: KubeApi) -> None:
+    setup = Setup(api, kmm=False)
+    setup.create()
+    async with running(setup), operator(api):
+        await until(lambda: setup.condition("Degraded").get("reason") == "KmmMissing")
+        assert setup.condition("Ready")["status"] == "False"
+        assert not setup.leftovers()
         api.put("customresourcedefinitions", definition(in_tree_list=False))
-        await until(lambda: world.is_ready(VERSION), 30)
+        await until(lambda: setup.is_ready(VERSION), 30)
 
 
 async def test_the_role_of_the_go_operator_is_enough(api: KubeApi) -> None:
     api.fault("GET .*/customresourcedefinitions", 403, times=1_000_000)
     api.fault("POST .*/events", 403, times=1_000_000)
-    world = World(api)
-    world.create(onload__kernelMappings=[{**MAPPING, "sfc": {}}])
-    async with running(world), operator(api):
-        await until(lambda: world.is_ready(VERSION))
+    setup = Setup(api)
+    setup.create(onload__kernelMappings=[{**MAPPING, "sfc": {}}])
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
     sfc = api.get("modules", "onload-sfcmod", "default") or {}
     assert sfc["spec"]["moduleLoader"]["container"]["inTreeModuleToRemove"] == "sfc"
 
 
 async def test_a_module_that_kmm_rejects_is_reported(api: KubeApi) -> None:
-    world = World(api)
-    world.create()
+    setup = Setup(api)
+    setup.create()
     fault = api.fault("POST .*/modules", 422, times=1_000_000)
-    async with running(world), operator(api):
-        await until(lambda: world.condition("Degraded").get("reason") == "ModuleRejected")
-        assert not world.leftovers()
+    async with running(setup), operator(api):
+        await until(lambda: setup.condition("Degraded").get("reason") == "ModuleRejected")
+        assert not setup.leftovers()
         fault.times = 0
-        await until(lambda: world.is_ready(VERSION), 20)
+        await until(lambda: setup.is_ready(VERSION), 20)
 
 
 async def test_an_object_of_others_with_the_same_name_is_reported(api: KubeApi) -> None:
-    world = World(api)
-    world.create()
+    setup = Setup(api)
+    setup.create()
     api.put("modules", {"metadata": {"name": "onload-module", "namespace": "default"}, "spec": {"mine": True}})
-    async with running(world), operator(api):
-        await until(lambda: world.condition("Degraded").get("reason") == "NameConflict")
+    async with running(setup), operator(api):
+        await until(lambda: setup.condition("Degraded").get("reason") == "NameConflict")
     assert (api.get("modules", "onload-module", "default") or {})["spec"] == {"mine": True}
 
 
 async def test_modules_that_are_loaded_otherwise_need_no_kmm(api: KubeApi) -> None:
-    world = World(api, kmm=False)
-    world.create(onload__kernelMappings=[], onload__moduleManagement="External")
-    async with running(world), operator(api):
-        await until(lambda: world.is_ready(VERSION))
-    assert world.versions() == {(None, None, VERSION)}
+    setup = Setup(api, kmm=False)
+    setup.create(onload__kernelMappings=[], onload__moduleManagement="External")
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+    assert setup.versions() == {(None, None, VERSION)}
 
 
 @pytest.mark.parametrize(
@@ -224,158 +224,158 @@ async def test_modules_that_are_loaded_otherwise_need_no_kmm(api: KubeApi) -> No
         ("onload", {"upgrade__nodeTimeout": "soon"}, "InvalidSpec"),
     ],
 )
-async def test_a_resource_that_cannot_be_reconciled_says_why(
+async def test_a_resource_that_cannot_be_reconciled_has_a_condition_with_the_reason(
     api: KubeApi, name: str, paths: dict[str, Any], reason: str
 ) -> None:
-    world = World(api, names=NAMES._replace(name=name))
-    world.create(**paths)
-    async with running(world), operator(api):
-        await until(lambda: world.condition("Degraded").get("reason") == reason)
-    assert world.condition("Ready")["status"] == "False"
+    setup = Setup(api, names=NAMES._replace(name=name))
+    setup.create(**paths)
+    async with running(setup), operator(api):
+        await until(lambda: setup.condition("Degraded").get("reason") == reason)
+    assert setup.condition("Ready")["status"] == "False"
     assert not api.all("modules")
-    assert not world.leftovers()
+    assert not setup.leftovers()
 
 
 async def test_a_status_that_does_not_fit_is_replaced(api: KubeApi) -> None:
-    world = World(api, nodes=1)
-    api.put("onloads", {**world.create(), "status": {"onload": {"version": 1}}})
-    async with running(world), operator(api):
-        await until(lambda: world.is_ready(VERSION))
+    setup = Setup(api, nodes=1)
+    api.put("onloads", {**setup.create(), "status": {"onload": {"version": 1}}})
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
 
 
 async def test_a_malformed_resource_keeps_its_objects_and_is_reported(api: KubeApi) -> None:
-    world = World(api)
-    world.create()
-    async with running(world), operator(api):
-        await until(lambda: world.is_ready(VERSION))
-        world.create(onload__kernelMappings="none")
+    setup = Setup(api)
+    setup.create()
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+        setup.create(onload__kernelMappings="none")
         await until(lambda: len(events(api, "Malformed")) == 1)
         assert "kernelMappings" in events(api, "Malformed")[0]
-        assert world.versions() == {(VERSION, None, VERSION)}
+        assert setup.versions() == {(VERSION, None, VERSION)}
         assert api.get("modules", "onload-module", "default")
 
 
-async def test_two_resources_that_select_the_same_nodes_both_say_so(api: KubeApi) -> None:
-    world = World(api, nodes=1)
-    world.create()
-    other = World(api, nodes=0, names=NAMES._replace(name="other"))
+async def test_two_resources_that_select_the_same_nodes_both_report_it(api: KubeApi) -> None:
+    setup = Setup(api, nodes=1)
+    setup.create()
+    other = Setup(api, nodes=0, names=NAMES._replace(name="other"))
     other.create()
-    async with running(world), operator(api):
-        for each, name in ((world, "default/other"), (other, "default/onload")):
+    async with running(setup), operator(api):
+        for each, name in ((setup, "default/other"), (other, "default/onload")):
             await until(lambda each=each: each.condition("Degraded").get("reason") == "SelectorOverlap")
             assert name in each.condition("Degraded")["message"]
 
 
 async def test_a_changed_selector_releases_nodes_before_the_module_follows(api: KubeApi) -> None:
-    world = World(api)
+    setup = Setup(api)
     api.put("nodes", node("node-2", zone="b"))
-    world.create()
-    async with running(world), operator(api):
-        await until(lambda: world.is_ready(VERSION))
+    setup.create()
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
         api.put("pods", app("app", "node-0"))
-        world.create(selector={"zone": "b"})
-        await until(lambda: world.is_ready(VERSION))
+        setup.create(selector={"zone": "b"})
+        await until(lambda: setup.is_ready(VERSION))
         await until(lambda: (api.get("modules", "onload-module", "default") or {})["spec"]["selector"] == {"zone": "b"})
-    assert not [each for each in world.leftovers() if "node-2" not in each]
-    assert world.labels("node-2")[NAMES.gate_label] == VERSION
+    assert not [each for each in setup.leftovers() if "node-2" not in each]
+    assert setup.labels("node-2")[NAMES.gate_label] == VERSION
 
 
 async def test_sfc_is_added_and_removed_in_order(api: KubeApi) -> None:
-    world = World(api)
-    world.create()
-    async with running(world), operator(api):
-        await until(lambda: world.is_ready(VERSION))
-        world.create(onload__kernelMappings=[{**MAPPING, "sfc": {}}])
-        await until(lambda: world.is_ready(VERSION))
-        assert world.versions() == {(VERSION, VERSION, VERSION)}
-        world.create()
-        await until(lambda: world.is_ready(VERSION) and api.get("modules", "onload-sfcmod", "default") is None)
-    assert world.versions() == {(VERSION, None, VERSION)}
-    assert world.most_down == 1
+    setup = Setup(api)
+    setup.create()
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+        setup.create(onload__kernelMappings=[{**MAPPING, "sfc": {}}])
+        await until(lambda: setup.is_ready(VERSION))
+        assert setup.versions() == {(VERSION, VERSION, VERSION)}
+        setup.create()
+        await until(lambda: setup.is_ready(VERSION) and api.get("modules", "onload-sfcmod", "default") is None)
+    assert setup.versions() == {(VERSION, None, VERSION)}
+    assert setup.most_down == 1
 
 
 async def test_other_images_of_the_same_version_are_rolled_out_in_order(api: KubeApi) -> None:
-    world = World(api)
-    world.create()
-    async with running(world), operator(api):
-        await until(lambda: world.is_ready(VERSION))
+    setup = Setup(api)
+    setup.create()
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
         api.put("pods", app("app", "node-0"))
-        world.create(onload__kernelMappings=[{**MAPPING, "kernelModuleImage": "other"}])
-        await until(lambda: (world.status()["onload"]["version"]) != VERSION)
-        suffixed = world.status()["onload"]["version"]
-        await until(lambda: world.is_ready(suffixed))
+        setup.create(onload__kernelMappings=[{**MAPPING, "kernelModuleImage": "other"}])
+        await until(lambda: (setup.status()["onload"]["version"]) != VERSION)
+        suffixed = setup.status()["onload"]["version"]
+        await until(lambda: setup.is_ready(suffixed))
     assert suffixed.startswith(f"{VERSION}-")
-    assert world.versions() == {(suffixed, None, suffixed)}
-    assert world.most_down == 1
+    assert setup.versions() == {(suffixed, None, suffixed)}
+    assert setup.most_down == 1
 
 
 async def test_a_new_device_plugin_image_replaces_pods_one_at_a_time_and_keeps_applications(api: KubeApi) -> None:
-    world = World(api)
-    world.create()
-    async with running(world):
+    setup = Setup(api)
+    setup.create()
+    async with running(setup):
         async with operator(api):
-            await until(lambda: world.is_ready(VERSION))
+            await until(lambda: setup.is_ready(VERSION))
         api.put("pods", app("app", "node-0"))
         async with operator(api, "other:2"):
             await until(lambda: len(events(api, "Verified")) == 2)
-            await until(lambda: world.is_ready(VERSION))
-    assert world.apps("node-0") == ["app"]
-    assert world.most_down == 1
+            await until(lambda: setup.is_ready(VERSION))
+    assert setup.apps("node-0") == ["app"]
+    assert setup.most_down == 1
 
 
 async def test_a_failed_upgrade_returns_to_the_last_verified_version(api: KubeApi) -> None:
-    world = World(api)
-    world.create()
-    world.broken = {NEW}
-    async with running(world), operator(api):
-        await until(lambda: world.is_ready(VERSION))
+    setup = Setup(api)
+    setup.create()
+    setup.broken = {NEW}
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
         limits = {"upgrade__nodeTimeout": "1s", "upgrade__autoRollback": True, "upgrade__verify__strict": True}
-        world.create(onload__version=NEW, **limits)
-        await until(lambda: world.condition("Degraded").get("reason") == "RolledBack", 30)
-        await until(lambda: world.is_ready(VERSION), 30)
-    assert world.versions() == {(VERSION, None, VERSION)}
-    assert [each["state"] for each in world.status()["onload"]["history"]] == ["Failed", "Verified"]
-    assert world.most_down == 1
+        setup.create(onload__version=NEW, **limits)
+        await until(lambda: setup.condition("Degraded").get("reason") == "RolledBack", 30)
+        await until(lambda: setup.is_ready(VERSION), 30)
+    assert setup.versions() == {(VERSION, None, VERSION)}
+    assert [each["state"] for each in setup.status()["onload"]["history"]] == ["Failed", "Verified"]
+    assert setup.most_down == 1
 
 
 async def test_a_failed_upgrade_without_rollback_stops(api: KubeApi) -> None:
-    world = World(api)
-    world.create()
-    world.broken = {NEW}
-    async with running(world), operator(api):
-        await until(lambda: world.is_ready(VERSION))
-        world.create(onload__version=NEW, upgrade__nodeTimeout="1s", upgrade__verify__strict=True)
-        await until(lambda: world.condition("Degraded").get("reason") == "NodeTimeout", 30)
-        assert world.labels("node-1")[NAMES.gate_label] == VERSION
+    setup = Setup(api)
+    setup.create()
+    setup.broken = {NEW}
+    async with running(setup), operator(api):
+        await until(lambda: setup.is_ready(VERSION))
+        setup.create(onload__version=NEW, upgrade__nodeTimeout="1s", upgrade__verify__strict=True)
+        await until(lambda: setup.condition("Degraded").get("reason") == "NodeTimeout", 30)
+        assert setup.labels("node-1")[NAMES.gate_label] == VERSION
 
 
 async def test_a_failed_probe_pod_is_deleted_and_created_again(api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelplane.onload.steps.PROBE_RETRY", 1.0)
-    world = World(api, nodes=1)
-    world.create(upgrade__verify__probe={"image": "probe:1"})
+    setup = Setup(api, nodes=1)
+    setup.create(upgrade__verify__probe={"image": "probe:1"})
 
     def probes() -> list[dict[str, Any]]:
         return [each for each in api.all("pods") if "verify" in each["metadata"]["name"]]
 
-    async with running(world), operator(api):
+    async with running(setup), operator(api):
         await until(lambda: len(probes()) == 1)
         (failed,) = probes()
         api.put("pods", {**failed, "spec": {**failed["spec"], "nodeName": "node-0"}, "status": {"phase": "Failed"}})
-        await until(lambda: "failed" in world.condition("Ready").get("message", ""))
+        await until(lambda: "failed" in setup.condition("Ready").get("message", ""))
         await until(lambda: bool(probes()) and "phase" not in probes()[0].get("status", {}))
         (again,) = probes()
         api.put("pods", {**again, "spec": {**again["spec"], "nodeName": "node-0"}, "status": {"phase": "Succeeded"}})
-        await until(lambda: world.is_ready(VERSION))
+        await until(lambda: setup.is_ready(VERSION))
     assert not probes()
 
 
 async def test_a_probe_pod_verifies_each_node(api: KubeApi) -> None:
-    world = World(api, nodes=1)
-    world.create(upgrade__verify__probe={"image": "probe:1", "command": ["true"]})
-    async with running(world), operator(api):
+    setup = Setup(api, nodes=1)
+    setup.create(upgrade__verify__probe={"image": "probe:1", "command": ["true"]})
+    async with running(setup), operator(api):
         await until(lambda: any("verify" in each["metadata"]["name"] for each in api.all("pods")))
         (probe,) = (each for each in api.all("pods") if "verify" in each["metadata"]["name"])
-        assert not world.is_ready(VERSION)
+        assert not setup.is_ready(VERSION)
         api.put("pods", {**probe, "spec": {**probe["spec"], "nodeName": "node-0"}, "status": {"phase": "Succeeded"}})
-        await until(lambda: world.is_ready(VERSION))
+        await until(lambda: setup.is_ready(VERSION))
         await until(lambda: api.get("pods", probe["metadata"]["name"], "default") is None)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kubeapi import Fault, KubeApi, kube_api
 from onloadresources import MAPPING
-from onloadworld import World, app
+from onloadsetup import Setup, app
 from thoroughness import places
 from waiting import until
 
@@ -68,9 +68,9 @@ class Operator:
 
 
 @contextlib.asynccontextmanager
-async def operated(api: KubeApi, world: World) -> AsyncIterator[Operator]:
+async def operated(api: KubeApi, setup: Setup) -> AsyncIterator[Operator]:
     operator = Operator(api)
-    tasks = [asyncio.create_task(operator.run()), asyncio.create_task(world.run())]
+    tasks = [asyncio.create_task(operator.run()), asyncio.create_task(setup.run())]
     try:
         await asyncio.sleep(0)
         yield operator
@@ -88,32 +88,32 @@ class Scenario:
     """`prepare` makes what is there before, `change` is what happens then, `is_done` the end."""
 
     def __init__(
-        self, before: bool, change: Callable[[KubeApi, World], object], is_done: Callable[[World], bool]
+        self, before: bool, change: Callable[[KubeApi, Setup], object], is_done: Callable[[Setup], bool]
     ) -> None:
         self.before = before
         self.change = change
         self.is_done = is_done
 
 
-def upgrade(api: KubeApi, world: World) -> None:
+def upgrade(api: KubeApi, setup: Setup) -> None:
     api.put("pods", app("app", "node-0"))
-    world.create(onload__version=NEW, onload__userImage="new", onload__kernelMappings=[SFC])
+    setup.create(onload__version=NEW, onload__userImage="new", onload__kernelMappings=[SFC])
 
 
 SCENARIOS = {
     "created": Scenario(
         False,
-        lambda _api, world: world.create(onload__kernelMappings=[SFC]),
-        lambda world: world.is_ready(VERSION) and world.versions() == {(VERSION, VERSION, VERSION)},
+        lambda _api, setup: setup.create(onload__kernelMappings=[SFC]),
+        lambda setup: setup.is_ready(VERSION) and setup.versions() == {(VERSION, VERSION, VERSION)},
     ),
-    "upgraded": Scenario(True, upgrade, lambda world: world.is_ready(NEW) and world.versions() == {(NEW, NEW, NEW)}),
+    "upgraded": Scenario(True, upgrade, lambda setup: setup.is_ready(NEW) and setup.versions() == {(NEW, NEW, NEW)}),
     "deleted": Scenario(
-        True, lambda _api, world: world.delete(), lambda world: world.onload() is None and not world.leftovers()
+        True, lambda _api, setup: setup.delete(), lambda setup: setup.onload() is None and not setup.leftovers()
     ),
     "selector": Scenario(
         True,
-        lambda _api, world: world.create(selector={"none": "none"}),
-        lambda world: world.is_ready(VERSION) and not world.leftovers(),
+        lambda _api, setup: setup.create(selector={"none": "none"}),
+        lambda setup: setup.is_ready(VERSION) and not setup.leftovers(),
     ),
 }
 # Two faults share the writes: one has the even ones, the other the odd ones.
@@ -130,10 +130,10 @@ async def prepared() -> KubeApi:
     """A cluster in which a version is verified on all nodes, made once."""
     if not _prepared:
         async with kube_api() as api:
-            world = World(api)
-            async with operated(api, world):
-                world.create(onload__kernelMappings=[SFC])
-                await until(lambda: world.is_ready(VERSION), 60)
+            setup = Setup(api)
+            async with operated(api, setup):
+                setup.create(onload__kernelMappings=[SFC])
+                await until(lambda: setup.is_ready(VERSION), 60)
         copied = KubeApi()
         copied.copy_from(api)
         _prepared.append(copied)
@@ -144,19 +144,19 @@ async def run(scenario: Scenario, trouble: Callable[[KubeApi, Operator], Fault |
     """One run. Returns the number of writes, and whether the fault happened."""
     before = await prepared() if scenario.before else None
     async with kube_api() as api:
-        world = World(api)
+        setup = Setup(api)
         if before is not None:
             api.copy_from(before)
-        async with operated(api, world) as operator:
+        async with operated(api, setup) as operator:
             await until(lambda: api.open_watches >= WATCHES, 60)
             writes = api.count(WRITES)
             fault = trouble(api, operator)
-            scenario.change(api, world)
-            await until(lambda: scenario.is_done(world), 60)
+            scenario.change(api, setup)
+            await until(lambda: scenario.is_done(setup), 60)
             writes = api.count(WRITES) - writes
-        assert not world.violations
+        assert not setup.violations
         # A deletion releases all nodes at once.
-        assert world.most_down <= 1 or world.onload() is None
+        assert setup.most_down <= 1 or setup.onload() is None
         return writes, fault is not None and not fault.times
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kubeapi import KubeApi
 from onloadresources import resource
-from onloadworld import World, definition, node
+from onloadsetup import Setup, definition, node
 from processes import Process
 from waiting import until
 from webhookprograms import files, port_of, review
@@ -37,24 +37,24 @@ async def start(api: KubeApi, tmp_path: Path) -> AsyncGenerator[Start]:
         await one.exit_code()
 
 
-def prepare(api: KubeApi) -> World:
-    world = World(api, nodes=1)
-    world.create()
-    return world
+def prepare(api: KubeApi) -> Setup:
+    setup = Setup(api, nodes=1)
+    setup.create()
+    return setup
 
 
 async def test_it_elects_a_leader_manages_resources_and_ends_at_sigterm(api: KubeApi, start: Start) -> None:
-    world = prepare(api)
+    setup = prepare(api)
     process = start("--leader-elect", "-zap-log-level=debug", "--zap-devel=false")
     await until(lambda: api.get("leases", "daabde26.amd.com", "system") is not None)
-    await until(lambda: world.labels("node-0").get(world.names.module_label) == "8.1.2.26")
-    made = api.get("daemonsets", world.names.daemonset, "default") or {}
+    await until(lambda: setup.labels("node-0").get(setup.names.module_label) == "8.1.2.26")
+    made = api.get("daemonsets", setup.names.daemonset, "default") or {}
     assert made["spec"]["template"]["spec"]["containers"][0]["image"] == IMAGE
     assert await process.terminate() == 0
     assert not (api.get("leases", "daabde26.amd.com", "system") or {})["spec"].get("holderIdentity")
 
 
-async def test_without_the_image_of_the_device_plugin_it_ends_at_once(api: KubeApi, start: Start) -> None:
+async def test_a_missing_device_plugin_image_ends_the_program(api: KubeApi, start: Start) -> None:
     process = start(image="")
     assert await process.exit_code() == 1
     assert "DEVICE_PLUGIN_IMG: is empty or not set" in process.log()
@@ -96,10 +96,10 @@ async def test_the_webhook_validates_resources(api: KubeApi, start: Start, tmp_p
 
 
 async def test_the_operator_of_the_other_plugins_can_host_it(api: KubeApi, start: Start) -> None:
-    world = prepare(api)
+    setup = prepare(api)
     api.put("customresourcedefinitions", definition())
     process = start("-onload", "-devices=gpu", "-shutdown-delay=0", module="operator")
-    await until(lambda: world.labels("node-0").get(world.names.module_label) == "8.1.2.26")
+    await until(lambda: setup.labels("node-0").get(setup.names.module_label) == "8.1.2.26")
     assert api.count("WATCH .*/nodes") == 1, "both products share a watch"
     assert await process.terminate() == 0
     assert await start("-onload", module="operator", image="").exit_code() == 1

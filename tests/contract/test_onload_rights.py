@@ -11,7 +11,7 @@ import pytest
 from kubeapi import KubeApi
 from manifests import DEPLOY, render
 from onloadresources import MAPPING, resource
-from onloadworld import NAMES, World, app
+from onloadsetup import NAMES, Setup, app
 from processes import Process
 from waiting import until
 from webhookprograms import files, page, port_of, review
@@ -48,18 +48,18 @@ async def start(api: KubeApi, tmp_path: Path) -> AsyncGenerator[Start]:
 
 
 @contextlib.asynccontextmanager
-async def reacting(world: World) -> AsyncGenerator[None]:
-    task = asyncio.create_task(world.run())
+async def reacting(setup: Setup) -> AsyncGenerator[None]:
+    task = asyncio.create_task(setup.run())
     try:
         yield
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    assert not world.violations
+    assert not setup.violations
 
 
 async def test_the_webhook_refuses_and_warns(api: KubeApi, start: Start) -> None:
-    World(api)
+    Setup(api)
     api.put("onloads", resource("other"))
     process = start()
     port = await port_of(process)
@@ -73,11 +73,11 @@ async def test_the_webhook_refuses_and_warns(api: KubeApi, start: Start) -> None
 
 
 async def test_without_a_certificate_there_is_no_webhook(api: KubeApi, start: Start) -> None:
-    world = World(api, nodes=1)
+    setup = Setup(api, nodes=1)
     process = start(webhook=False)
-    world.create()
-    async with reacting(world):
-        await until(lambda: world.is_ready(VERSION))
+    setup.create()
+    async with reacting(setup):
+        await until(lambda: setup.is_ready(VERSION))
     assert "webhooks at port" not in process.log()
     assert await process.terminate() == 0
 
@@ -147,24 +147,24 @@ NOT_IN_THE_SCENARIO = {
 
 
 async def test_the_role_has_the_rights_that_the_operator_uses_and_no_others(api: KubeApi, start: Start) -> None:
-    world = World(api)
+    setup = Setup(api)
     process = start("-leader-elect", webhook=False)
     await until(lambda: api.get("leases", LEASE, "system") is not None)
     sfc = [{**MAPPING, "sfc": {}}]
     probe = {"verify": {"probe": {"image": "probe:1", "command": ["true"]}}}
-    async with reacting(world), asyncio.TaskGroup() as tasks:
+    async with reacting(setup), asyncio.TaskGroup() as tasks:
         task = tasks.create_task(run_probes(api))
-        world.create(onload__kernelMappings=sfc, upgrade=probe)
-        await until(lambda: world.is_ready(VERSION), 60)
+        setup.create(onload__kernelMappings=sfc, upgrade=probe)
+        await until(lambda: setup.is_ready(VERSION), 60)
         api.put("pods", app("app", "node-0"))
-        world.create(onload__kernelMappings=sfc, upgrade=probe, onload__version=NEW)
-        await until(lambda: world.is_ready(NEW), 60)
+        setup.create(onload__kernelMappings=sfc, upgrade=probe, onload__version=NEW)
+        await until(lambda: setup.is_ready(NEW), 60)
         # Without sfc its Module is deleted; another image replaces plugin pods of the same version.
-        world.create(upgrade=probe, onload__version=NEW, devicePlugin__maxPodsPerNode=5)
+        setup.create(upgrade=probe, onload__version=NEW, devicePlugin__maxPodsPerNode=5)
         await until(lambda: api.get("modules", NAMES.sfc_module, "default") is None, 60)
-        await until(lambda: world.is_ready(NEW), 60)
-        world.delete()
-        await until(lambda: world.onload() is None, 60)
+        await until(lambda: setup.is_ready(NEW), 60)
+        setup.delete()
+        await until(lambda: setup.onload() is None, 60)
         task.cancel()
     assert await process.terminate() == 0
     assert used(api) <= granted()

@@ -106,7 +106,7 @@ async def test_nothing_is_written_when_nothing_differs(api: KubeApi) -> None:
     assert api.count("^(PATCH|POST|PUT)") == writes
 
 
-async def test_edits_of_the_resource_and_of_the_daemonset_both_end_as_asked_for(api: KubeApi) -> None:
+async def test_edits_of_resource_and_daemonset_end_in_the_desired_state(api: KubeApi) -> None:
     asked = resource("gpu", image=IMAGE, sharedDevNum=2)
     async with operator(api, "gpu"):
         put(api, asked)
@@ -253,7 +253,7 @@ async def test_what_an_older_operator_made_goes_on_under_its_name_and_others_go(
     assert (operation["path"], operation["value"][0]["manager"]) == ("/metadata/managedFields", "accelplane-operator")
 
 
-async def test_a_refusal_of_the_server_is_told_and_tried_again(api: KubeApi) -> None:
+async def test_an_error_of_the_server_is_reported_and_retried(api: KubeApi) -> None:
     refusing = api.fault("POST .*/daemonsets$", 422, times=1_000_000)
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE))
@@ -263,7 +263,7 @@ async def test_a_refusal_of_the_server_is_told_and_tried_again(api: KubeApi) -> 
         await until(lambda: any(each["reason"] == "WriteRejected" for each in api.all("events")))
 
 
-async def test_a_resource_that_is_malformed_keeps_its_daemonset_and_is_told_so(api: KubeApi) -> None:
+async def test_a_malformed_resource_keeps_its_daemonset_and_is_reported(api: KubeApi) -> None:
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE))
         await until(lambda: says(api, "Available", "True"))
@@ -280,7 +280,7 @@ async def test_a_resource_that_is_malformed_keeps_its_daemonset_and_is_told_so(a
 
 
 @pytest.mark.parametrize(("upgrade", "named"), [("spec", "0.31.1"), ("daemonset", "0.30.0"), ("off", "0.30.0")])
-async def test_older_images_are_upgraded_where_the_option_says(api: KubeApi, upgrade: Any, named: str) -> None:
+async def test_older_images_are_upgraded_as_the_option_selects(api: KubeApi, upgrade: Any, named: str) -> None:
     async with operator(api, "gpu", images=ImagePolicy(upgrade=upgrade)):
         put(api, resource("gpu", image="intel/intel-gpu-plugin:0.30.0"))
         await until(lambda: says(api, "Available", "True"))
@@ -332,7 +332,7 @@ async def test_pods_follow_the_content_of_the_config_map_and_no_other_is_watched
     assert {each.parameters["fieldSelector"] for each in asked} == {"metadata.name=layout"}
 
 
-async def test_who_may_not_see_config_maps_gets_his_plugin_all_the_same(api: KubeApi) -> None:
+async def test_without_rights_to_config_maps_the_plugin_is_deployed(api: KubeApi) -> None:
     refusing = api.fault("GET .*/configmaps", 403, times=1_000_000)
     spec = {"image": "intel/intel-dsa-plugin:0.31.1", "initImage": "intel/intel-idxd-config-initcontainer:0.31.1"}
     api.put("configmaps", {"metadata": {"name": "layout", "namespace": NAMESPACE}, "data": {"dsa.conf": "x"}})
@@ -351,14 +351,14 @@ async def test_who_may_not_see_config_maps_gets_his_plugin_all_the_same(api: Kub
         assert PROVISIONING_ANNOTATION in annotations()
 
 
-async def test_a_config_map_that_cannot_be_is_missing_and_not_asked_for(api: KubeApi) -> None:
+async def test_an_invalid_config_map_name_is_missing_without_a_request(api: KubeApi) -> None:
     async with operator(api, "dsa"):
         put(api, resource("dsa", image="intel/intel-dsa-plugin:0.31.1", provisioningConfig="a,metadata.name!=b"))
         await until(lambda: says(api, "ProvisioningConfigMissing", "True", family="dsa"))
     assert not api.count("/configmaps")
 
 
-async def test_two_resources_on_the_same_nodes_are_told_of_each_other(api: KubeApi) -> None:
+async def test_two_resources_on_the_same_nodes_report_their_overlap(api: KubeApi) -> None:
     api.put("nodes", node("one", gpu="yes"))
     async with operator(api, "gpu"):
         put(api, resource("gpu", "a", image=IMAGE))
@@ -447,7 +447,7 @@ async def test_a_binding_with_further_accounts_is_unchanged(api: KubeApi) -> Non
     assert others in (api.get("clusterrolebindings", "gpu-manager-rolebinding") or {})["subjects"]
 
 
-async def test_what_gpu_plugins_share_and_may_not_be_made_is_told(api: KubeApi) -> None:
+async def test_shared_gpu_objects_that_may_not_be_created_are_reported(api: KubeApi) -> None:
     refusing = api.fault("POST .*/serviceaccounts", 403, times=1_000_000)
     async with operator(api, "gpu"):
         put(api, resource("gpu", image=IMAGE, resourceManager=True, sharedDevNum=2))

@@ -175,7 +175,7 @@ async def quiet(api: KubeApi, many: int = 30) -> None:
 
 
 class Recorded:
-    """What a run without faults shows: the world that the deeds are done to, their end, and how many requests."""
+    """A run without faults: the initial state, the final state, and how many requests."""
 
     def __init__(self, prepared: KubeApi, end: Object, requests: int, watches: int) -> None:
         self.prepared = prepared
@@ -408,7 +408,7 @@ async def step(api: KubeApi, running: Operator, what: str, *how: Any) -> None:
 
 @settings(deadline=None, max_examples=examples(25))
 @given(st.lists(STEPS, min_size=3, max_size=12))
-def test_whatever_happens_there_is_in_the_end_what_the_last_edit_asked_for(steps: list[tuple[Any, ...]]) -> None:
+def test_after_any_fault_the_final_state_is_that_of_the_last_edit(steps: list[tuple[Any, ...]]) -> None:
     async def live() -> None:
         async with kube_api() as api:
             async with operator(api, "gpu", watch_timeouts=IMPATIENT) as running:

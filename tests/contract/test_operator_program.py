@@ -119,7 +119,7 @@ async def test_what_an_older_installation_lacks_does_not_keep_the_rest_from_work
     assert await process.terminate() == 0
 
 
-async def test_metrics_are_for_those_whom_the_cluster_allows_and_over_tls(api: KubeApi, start: Start) -> None:
+async def test_metrics_need_tls_and_authorization(api: KubeApi, start: Start) -> None:
     who = {"metadata": {}, "spec": {}, "status": {"authenticated": True, "user": {"username": "u"}}}
     may = {"metadata": {}, "spec": {}, "status": {"allowed": True}}
     api.fault("POST .*/tokenreviews", 201, times=9, body=json.dumps(who).encode())
@@ -177,7 +177,7 @@ async def test_it_is_ready_when_its_webhooks_can_be_reached(start: Start) -> Non
         (["-nonsense"], 2, "flag provided but not defined: -nonsense"),
     ],
 )
-def test_what_keeps_it_from_running_is_said(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
+def test_startup_errors_are_reported(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
     ended = called(operator.main, *files(None, tmp_path), *ADDRESSES, *arguments)
     assert ended.returncode == code
     assert words in ended.stderr
@@ -191,7 +191,7 @@ def test_a_command_that_there_is_not_does_not_run_the_operator(capsys: pytest.Ca
     assert "unexpected argument 'rendr'" in capsys.readouterr().err
 
 
-def test_flags_and_environment_say_what_go_s_operator_would_read() -> None:
+def test_flags_and_environment_are_those_of_the_go_operator() -> None:
     given, _ = parse(operator.FLAGS, ["--devices=qat", "-devices", "npu", "--deviceplugin-namespace=n", "-v=2"])
     values = {flag.name: flag.default for flag in operator.FLAGS} | given
     assert operator.options(values | {"fpga-resource-naming": "legacy63"}, {}).settings.fpga_naming == "legacy63"

@@ -287,7 +287,7 @@ async def test_an_address_that_cannot_be_bound_is_a_configuration_error(serve: S
             pass
 
 
-async def test_the_pages_can_be_served_again_at_once_after_they_end(serve: Serve, get: Get) -> None:
+async def test_the_pages_can_be_served_again_immediately(serve: Serve, get: Get) -> None:
     for _ in range(2):
         async with serve():
             assert await get("/healthz") == (200, "ok\n")

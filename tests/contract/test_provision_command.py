@@ -167,7 +167,7 @@ def test_a_failed_device_is_reported_and_sets_the_exit_code(node: MakeNode) -> N
         (("status", "--force"), {}, "No such option"),
     ],
 )
-def test_a_command_line_without_sense_is_told_in_one_line(
+def test_an_invalid_command_line_is_reported_in_one_line(
     arguments: tuple[str, ...], environment: Mapping[str, str], message: str
 ) -> None:
     shown = provision(*arguments, environment=environment)
@@ -209,7 +209,7 @@ def test_a_flag_wins_over_its_environment_variable(tree: str) -> None:
 # The page for administrators.
 
 
-def test_the_page_tells_of_every_variable_and_flag() -> None:
+def test_the_page_documents_every_variable_and_flag() -> None:
     options = {
         f"`{option.envvar}` | `{option.opts[0]}`"
         for option in provision_command.commands["apply"].params
@@ -254,7 +254,7 @@ def test_qat_init_fails_without_vfio_pci_and_on_a_wrong_file(node: MakeNode, con
         assert shown.stderr.startswith(f"qat-init.sh: {conf}/qat.conf:2: found ")
 
 
-def test_idxd_init_looks_after_dsa_unless_told_iaa(node: MakeNode) -> None:
+def test_idxd_init_configures_dsa_by_default(node: MakeNode) -> None:
     with node(NodeSpec(dsas=[DsaSpec()], iaas=[IaaSpec()])) as (kernel, root):
         arguments = ("-root", root, "-config-dir", "/nowhere")
         assert run("idxd-init.sh", *arguments).returncode == 0
@@ -289,6 +289,6 @@ def test_a_node_without_devices_is_no_failure(program: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("arguments", [("-roots", "/"), ("-root",), ("apply",)])
-def test_a_program_with_arguments_that_it_does_not_know_says_so(arguments: tuple[str, ...]) -> None:
+def test_unknown_arguments_are_reported(arguments: tuple[str, ...]) -> None:
     shown = run("qat-init.sh", *arguments)
     assert (shown.returncode, shown.stdout) == (2, "")

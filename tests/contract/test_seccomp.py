@@ -12,7 +12,7 @@ from typing import IO
 import pytest
 
 from accelplane.simulate.kernel import Kernel
-from accelplane.simulate.kernel.ioctls import answered
+from accelplane.simulate.kernel.ioctls import serve_ioctls
 from accelplane.simulate.offload import FpgaSpec
 from accelplane.simulate.specs import NodeSpec
 
@@ -41,7 +41,7 @@ RUN = "import sys; from accelplane.simulate.seccomp import run; sys.exit(run(sys
 @pytest.fixture
 def kernel(tmp_path: Path) -> Iterator[Kernel]:
     kernel = Kernel(NodeSpec(fpgas=[FpgaSpec()]))
-    with answered(kernel, str(tmp_path / "ioctls")):
+    with serve_ioctls(kernel, str(tmp_path / "ioctls")):
         yield kernel
 
 
@@ -107,7 +107,7 @@ print(fcntl.ioctl(fme, 0xB600, 0), os.get_inheritable(fme))
     assert (ended.stdout, ended.stderr) == ("0 True\n", "")
 
 
-def test_who_has_too_many_files_open_is_told_so(kernel: Kernel, tmp_path: Path) -> None:
+def test_too_many_open_files_return_emfile(kernel: Kernel, tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     program = f"""
 import errno, os, resource
@@ -130,10 +130,10 @@ def test_a_command_does_not_outlive_a_supervisor_that_is_killed(kernel: Kernel, 
         assert process.stdout.read() == b""  # ends with the last one who could write
 
 
-def test_one_supervisor_in_another_is_told_of(kernel: Kernel, tmp_path: Path) -> None:
+def test_nested_supervisors_are_rejected(kernel: Kernel, tmp_path: Path) -> None:
     ended = supervised(tmp_path, sys.executable, "-c", RUN, str(tmp_path / "ioctls"), "true")
     assert ended.returncode == 1
-    assert "SeccompUnavailable: seccomp: Device or resource busy; a supervisor has this process already" in ended.stderr
+    assert "SeccompUnavailable: seccomp: Device or resource busy; this process already has a supervisor" in ended.stderr
 
 
 def test_an_interrupt_from_the_terminal_comes_once(kernel: Kernel, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_flags_that_there_are_not_are_no_command() -> None:
     assert "No such option" in ended.stderr
 
 
-def test_without_an_emulated_kernel_it_says_so(tmp_path: Path) -> None:
+def test_a_missing_emulated_kernel_is_reported(tmp_path: Path) -> None:
     ended = supervised(tmp_path, "true")
     assert ended.returncode == 1
     assert "FileNotFoundError" in ended.stderr

@@ -134,7 +134,9 @@ async def test_it_is_a_command_of_accelplane_too(certificates: Path, tmp_path: P
         (["-nonsense"], 2, "flag provided but not defined: -nonsense"),
     ],
 )
-def test_what_keeps_it_from_serving_is_said(certificates: Path, arguments: list[str], code: int, words: str) -> None:
+def test_errors_that_prevent_serving_are_reported(
+    certificates: Path, arguments: list[str], code: int, words: str
+) -> None:
     directory = certificates if arguments else certificates / "missing"
     ended = called(sgxwebhook.main, "-port=0", f"-cert-dir={directory}", *arguments)
     assert ended.returncode == code
@@ -231,43 +233,43 @@ SETTINGS = TrustSettings(service="hook", namespace="system")
 
 
 async def test_its_own_certificate_is_kept_in_the_secret_and_trusted_by_the_configuration(tmp_path: Path) -> None:
-    world, tls = Api(), ServingTls()
-    async with serving(tmp_path, world.answer()) as peer:
+    setup, tls = Api(), ServingTls()
+    async with serving(tmp_path, setup.answer()) as peer:
         await Trust(SecretStore(peer.api, "system", "own", "hooks"), tls, SETTINGS).reconcile()
         second = ServingTls()
         await Trust(SecretStore(peer.api, "system", "own", "hooks"), second, SETTINGS).reconcile()
     assert tls.ready
     assert second.ready
-    assert set(world.objects[SECRET]["data"]) == {"ca.crt", "ca.key", "tls.crt", "tls.key"}
-    assert world.objects[SECRET]["metadata"]["resourceVersion"] == "2"
-    bundle = world.objects[CONFIGURATION]["webhooks"][0]["clientConfig"]["caBundle"]
-    assert bundle == world.objects[SECRET]["data"]["ca.crt"]
+    assert set(setup.objects[SECRET]["data"]) == {"ca.crt", "ca.key", "tls.crt", "tls.key"}
+    assert setup.objects[SECRET]["metadata"]["resourceVersion"] == "2"
+    bundle = setup.objects[CONFIGURATION]["webhooks"][0]["clientConfig"]["caBundle"]
+    assert bundle == setup.objects[SECRET]["data"]["ca.crt"]
 
 
 async def test_a_write_between_reading_and_writing_is_noticed(tmp_path: Path) -> None:
-    world = Api()
-    async with serving(tmp_path, world.answer()) as peer:
+    setup = Api()
+    async with serving(tmp_path, setup.answer()) as peer:
         store = SecretStore(peer.api, "system", "own", "hooks")
         held = await store.read()
         assert held is not None
         assert await store.write({"x": b"y"}, held.version)
         assert not await store.write({"x": b"z"}, held.version)
-    assert world.objects[SECRET]["data"] == {"x": base64.b64encode(b"y").decode()}
+    assert setup.objects[SECRET]["data"] == {"x": base64.b64encode(b"y").decode()}
 
 
 @pytest.mark.parametrize("status", ["403 Forbidden", "404 Not Found", "500 Internal Server Error"])
-async def test_an_api_that_says_no_is_tried_again_later(tmp_path: Path, status: str) -> None:
-    world = Api()
-    world.status = status
-    async with serving(tmp_path, world.answer()) as peer:
+async def test_a_rejected_request_is_retried_later(tmp_path: Path, status: str) -> None:
+    setup = Api()
+    setup.status = status
+    async with serving(tmp_path, setup.answer()) as peer:
         with pytest.raises(TrustError, match="cannot be created" if status.startswith("404") else status[:3]):
             await Trust(SecretStore(peer.api, "system", "own", "hooks"), ServingTls(), SETTINGS).reconcile()
 
 
 async def test_a_secret_that_is_not_base64_is_named(tmp_path: Path) -> None:
-    world = Api()
-    world.objects[SECRET]["data"] = {"tls.crt": "%"}
-    async with serving(tmp_path, world.answer()) as peer:
+    setup = Api()
+    setup.objects[SECRET]["data"] = {"tls.crt": "%"}
+    async with serving(tmp_path, setup.answer()) as peer:
         with pytest.raises(TrustError, match=r"secrets/own: .*expected base64"):
             await SecretStore(peer.api, "system", "own", "hooks").read()
 

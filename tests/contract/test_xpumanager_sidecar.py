@@ -194,7 +194,7 @@ async def test_with_a_certificate_the_metrics_are_read_by_https(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("fault", ["another authority", "another name", "no certificate", "no file"])
-async def test_a_server_that_is_not_trusted_is_not_asked(
+async def test_an_untrusted_server_gets_no_request(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
     (labels := tmp_path / "features").mkdir()

@@ -105,7 +105,7 @@ async def test_concurrent_requests_have_their_own_responses(worker: Worker) -> N
         "os.close(1); time.sleep(1000)",
     ],
 )
-async def test_a_request_without_a_response_is_an_error_and_the_device_is_not_asked_again(
+async def test_a_request_without_response_is_an_error_and_the_device_is_not_queried_again(
     worker: Worker, action: str
 ) -> None:
     worker.does(health_A=action)
@@ -120,7 +120,7 @@ async def test_a_request_without_a_response_is_an_error_and_the_device_is_not_as
         assert len(worker.started) == 2
 
 
-async def test_a_device_is_asked_again_after_some_time(worker: Worker) -> None:
+async def test_a_device_is_queried_again_after_a_delay(worker: Worker) -> None:
     worker.does(health_A="os._exit(1)")
     async with worker.running(Limits(first_device_retry=0.01, first_retry=0.01)) as process:
         assert await fails(process, "health") == DEPENDENCY_UNAVAILABLE

@@ -1,4 +1,4 @@
-"""A server of real sockets and TLS that answers as a test says, byte by byte; it plays the API server."""
+"""A TLS server with scripted responses, byte by byte, as a double of the API server."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ Answer = Callable[["Request", asyncio.StreamWriter], Awaitable[None]]
 
 
 class Request:
-    """What the client sent."""
+    """The request of the client."""
 
     def __init__(self, head: str, body: bytes) -> None:
         first, *lines = head.split("\r\n")
@@ -67,7 +67,7 @@ def chunked(*chunks: bytes, end: bool = True) -> bytes:
 async def serving(
     directory: Path, answer: Answer, *, name: str = "127.0.0.1", address: str = "127.0.0.1"
 ) -> AsyncGenerator[Peer]:
-    """Serves at `address` with a certificate for `name`; at the end nobody has left a connection open."""
+    """Serves at `address` with a certificate for `name`; at the end all connections are closed."""
     before = _sockets()
     authority = Authority("test authority")
     pair = authority.server("test server", name)

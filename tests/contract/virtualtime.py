@@ -1,4 +1,4 @@
-"""A deterministic event loop: virtual time, and threads that run only when a test says so.
+"""A deterministic event loop: virtual time, and threads that run only when a test starts them.
 
 Time advances only when no callback is ready and no socket readable. Sockets, inotify and files are real: within one
 process a write makes the other side readable at once, so nothing depends on the machine's speed.
@@ -47,7 +47,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self.now
 
     def step(self, count: int = 1) -> None:
-        """Runs what is ready, `count` times. Time does not advance."""
+        """Runs `count` iterations. Time does not advance."""
         for _ in range(count):
             self.call_soon(self.stop)
             self.run_forever()
@@ -86,7 +86,7 @@ class Thread:
 
 
 class Threads:
-    """Replaces `start_thread` of `accelplane.host.blocking`. With `immediate`, threads end at once."""
+    """Replaces `start_thread` of `accelplane.host.blocking`. With `immediate`, threads complete immediately."""
 
     def __init__(self) -> None:
         self.running: list[Thread] = []
@@ -111,7 +111,7 @@ class Threads:
 
 @contextmanager
 def controlled(loop: VirtualTimeLoop, threads: Threads, *modules: ModuleType) -> Iterator[None]:
-    """Gives `modules` the loop's clock, and all modules the controlled threads."""
+    """Replaces the clock of `modules` with that of the loop, and the threads of all modules."""
     clock = SimpleNamespace(monotonic=loop.time, time=loop.time, perf_counter=loop.time)
     patches = [patch.object(module, "time", clock) for module in modules if hasattr(module, "time")]
     patches.append(patch.object(blocking, "start_thread", threads.start))

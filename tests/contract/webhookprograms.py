@@ -1,4 +1,4 @@
-"""Programs that serve webhooks, as processes against the API server's double: what they are given, and asking them."""
+"""Programs with webhooks as processes with an API server double, and requests to them."""
 
 import asyncio
 import json

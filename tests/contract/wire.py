@@ -1,4 +1,4 @@
-"""A transport in memory for a connection of ours: what it writes, and when it stops reading, can be seen."""
+"""An in-memory transport of a connection that records writes and pauses of reading."""
 
 import asyncio
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class Wire(asyncio.Transport):
             await asyncio.sleep(0)
 
     def frames(self) -> list[Frame]:
-        """All that was written. Raises for what is no frame."""
+        """All written frames. Raises for invalid data."""
         found, data = [], memoryview(self.written)
         while data:
             one, length = Frame.parse_frame_header(data[:9])
@@ -66,7 +66,7 @@ class Wire(asyncio.Transport):
         return found
 
     def check(self) -> None:
-        """Asserts that the connection goes on, or has said why not; and that it keeps little."""
+        """Asserts that the connection continues or has sent GOAWAY, and that its buffers are small."""
         found = self.frames()
         assert self._closing == self._connection.ended
         if self._closing:

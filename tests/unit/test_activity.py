@@ -31,7 +31,7 @@ def reading(*values: Value, units: tuple[str, ...] = ("u",), asleep: bool = Fals
         (QAT_REQUESTS, 5, 5, 10), (QAT_REQUESTS, 5, 6, 0),
     ],
 )  # fmt: skip
-def test_a_unit_is_idle_while_its_counter_says_so(family: Family, before: float, after: float, idle: float) -> None:
+def test_a_unit_is_idle_while_its_counter_is_constant(family: Family, before: float, after: float, idle: float) -> None:
     activity = Activity()
     activity.update(reading(Value(family, "", before)), {U}, 100.0)
     activity.update(reading(Value(family, "", after)), {U}, 110.0)

@@ -151,7 +151,7 @@ def test_init_containers_and_side_cars_are_mutated_too() -> None:
     assert variables(changed["spec"]["containers"][0]) == [("FPGA_REGION_1", I), ("FPGA_AFU_1", X)]
 
 
-def test_a_resource_asked_for_by_both_names_is_asked_for_once() -> None:
+def test_a_resource_requested_by_both_names_is_merged() -> None:
     (one,) = mutated(pod(container({"set": 2, AF.removeprefix("fpga.intel.com/"): "1"})))["spec"]["containers"]
     assert one["resources"] == {"limits": {AF: "3"}, "requests": {AF: "3"}}
 
@@ -164,7 +164,7 @@ def test_a_mutated_pod_passes_unchanged(resources: Mapping[str, Any]) -> None:
     assert decided(changed) == Decision()
 
 
-def test_pods_without_fpgas_are_let_through() -> None:
+def test_pods_without_fpgas_are_allowed() -> None:
     for document in ({}, pod(), pod(container(None)), pod(container({}, env=[{"name": "V"}]))):
         assert decided(document) == Decision()
     lookalike = {"fpga.intel.community/x": 1, "cpu": "1.5"}
@@ -220,7 +220,7 @@ def direct(*told: tuple[str, Any], units: int = 1, resource: str = REGION) -> Js
     return pod(container({resource.removeprefix("fpga.intel.com/"): units}, env=env))
 
 
-def test_a_region_asked_for_by_its_own_name_may_be_programmed_with_functions_of_the_namespace_only() -> None:
+def test_a_region_requested_by_name_can_be_programmed_only_with_functions_of_the_namespace() -> None:
     right = (("FPGA_REGION_1", I), ("FPGA_AFU_1", X))
     assert decided(direct()) == decided(direct(*right)) == decided(direct(*reversed(right))) == Decision()
     for told, units in (
@@ -247,7 +247,7 @@ def test_a_region_by_its_own_name_beside_a_function_makes_more_units_than_are_pr
     assert decided(changed) == Decision()
 
 
-def test_variables_of_other_regions_than_those_asked_for_are_refused() -> None:
+def test_variables_of_regions_that_are_not_requested_are_denied() -> None:
     other = "9926ab6d6c925a68aabca7d84c545738"
     names = names_of([function("a"), function("b", Y, interface=other)], [])
     told = [("FPGA_REGION_1", I), ("FPGA_AFU_1", X), ("FPGA_REGION_2", I), ("FPGA_AFU_2", X)]
@@ -270,13 +270,13 @@ def test_a_name_that_two_objects_give_stands_for_neither() -> None:
         assert "an AcceleratorFunction and a FpgaRegion of the name 'a'" in refusal(pod(container({"a": 1})), twice)
 
 
-def test_a_function_whose_ids_make_no_name_is_told_of_where_it_is_used() -> None:
+def test_a_function_without_a_valid_resource_name_causes_a_warning() -> None:
     names = names_of([function("short", "123456789", "af")], [])
     assert "AcceleratorFunction 'short'" in refusal(pod(container({"short": 1})), names)
     assert names.resources == frozenset()
 
 
-def test_a_pod_that_comes_before_the_names_is_asked_to_come_again() -> None:
+def test_a_pod_before_the_cache_sync_is_denied_with_retry() -> None:
     known: list[Names] = []
     hook = mutator(lambda _namespace: known[0] if known else Names(), lambda: bool(known))
 
@@ -294,7 +294,7 @@ def test_a_pod_that_comes_before_the_names_is_asked_to_come_again() -> None:
 
 
 @pytest.mark.parametrize("afu", ["", "0123456", "0" * 41, "../" + X])
-def test_a_function_that_no_hook_would_program_is_told_of_where_it_is_used(afu: str) -> None:
+def test_a_function_that_no_hook_would_program_causes_a_warning(afu: str) -> None:
     names = names_of([function("odd", afu)], [])
     assert "AcceleratorFunction 'odd': AFU id " in refusal(pod(container({"odd": 1})), names)
 
@@ -318,9 +318,7 @@ def test_a_namespace_without_objects_has_no_fpga() -> None:
     ],
     ids=["region", "af", "afx", "myregion", "odd"],
 )
-def test_whoever_makes_a_function_that_nobody_can_have_is_warned_and_not_refused(
-    one: AcceleratorFunction, words: list[str]
-) -> None:
+def test_an_unusable_function_causes_a_warning_and_no_denial(one: AcceleratorFunction, words: list[str]) -> None:
     decision = checker().handle(Review(uid="u", object=Raw(msgspec.json.encode(one))))
     assert decision.denial is None
     assert [warning[: len(word)] for warning, word in zip(decision.warnings, words, strict=True)] == words
@@ -352,9 +350,7 @@ _ENV = st.lists(
 
 
 @given(_RESOURCES, _ENV)
-def test_whatever_is_asked_for_no_pod_is_programmed_with_what_its_namespace_does_not_give(
-    resources: dict[str, Any], env: list[Json]
-) -> None:
+def test_no_pod_is_programmed_with_a_function_outside_its_namespace(resources: dict[str, Any], env: list[Json]) -> None:
     asking = pod(container(resources, env=env))
     decision = decided(asking)
     if not resources:
@@ -384,7 +380,7 @@ _CONTAINERS = st.lists(
 
 
 @given(_CONTAINERS, _CONTAINERS)
-def test_what_was_let_in_passes_unchanged_when_it_comes_again(containers: list[Json], initial: list[Json]) -> None:
+def test_mutation_is_idempotent(containers: list[Json], initial: list[Json]) -> None:
     asking = pod(*containers, initContainers=initial)
     decision = decided(asking)
     if decision.denial is not None:

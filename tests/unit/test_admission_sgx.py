@@ -217,7 +217,7 @@ def test_a_name_beside_the_namespace_need_not_be_integral() -> None:
     assert decided(pod(container("a", resources={"sgx.intel.com.example/x": "1.5"}))).denial is None
 
 
-def test_init_containers_that_ask_for_epc_get_devices_and_others_are_left_alone() -> None:
+def test_only_init_containers_that_request_epc_get_devices() -> None:
     inits = [container("i", "3Mi"), container("j"), container("k", resources={"sgx.intel.com/enclave": "1.5"})]
     after = mutated(pod(container("a", "1Mi"), provider="i", initContainers=inits))
     first, second, third = after["spec"]["initContainers"]
@@ -302,7 +302,7 @@ def test_name_directory_and_volume_of_aesmd_can_be_chosen(kind: Any, containers:
 
 
 @pytest.mark.parametrize(("env", "added"), [(["1"], False), (["2", "1"], False), (["1", "2"], True), ([], True)])
-def test_the_variable_is_added_unless_it_already_says_so_last(env: Sequence[str], added: bool) -> None:
+def test_the_variable_is_added_unless_its_last_value_matches(env: Sequence[str], added: bool) -> None:
     said = [{"name": "SGX_AESM_ADDR", "value": value} for value in env]
     after = mutated(pod(container("a", "1Mi", env=said), provider="aesmd"))
     assert after["spec"]["containers"][0]["env"] == [*said, *([VARIABLE] if added else [])]

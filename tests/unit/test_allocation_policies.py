@@ -229,7 +229,7 @@ VFS = [
         (IaaPlugin(), QUEUES, 10, [3, 3, 2, 2]),
     ],
 )
-async def test_containers_that_ask_for_one_device_are_spread_by_the_policy(
+async def test_containers_that_request_one_device_are_spread_by_the_policy(
     plugin: Plugin[Any], listed: list[Device], containers: int, expected: list[int], seed: int
 ) -> None:
     node = Node(plugin, listed, seeded(seed))

@@ -22,7 +22,7 @@ class VirtualTime:
         self.now += seconds
 
 
-async def test_a_burst_passes_at_once_and_then_requests_follow_at_the_rate() -> None:
+async def test_a_burst_passes_immediately_and_later_requests_at_the_rate() -> None:
     time = VirtualTime()
     limit = RateLimit(clock=time.clock, sleep=time.sleep)
     for _ in range(30):

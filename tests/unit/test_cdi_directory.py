@@ -88,7 +88,9 @@ class TestPublish:
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert caplog.messages == [f"cannot write {place}/{CARD.file_name}: Is a directory"]
 
-    def test_says_so_when_there_can_be_no_directory(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_directory_that_cannot_be_created_is_reported(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         write(tmp_path / "cdi", "a file")
         CdiDirectory(str(tmp_path / "cdi")).publish([CARD])
         assert caplog.messages == [f"cannot write {tmp_path}/cdi/{CARD.file_name}: File exists"]
@@ -144,7 +146,9 @@ class TestForeignFiles:
         ],
         ids=lambda content: str(content[:25]),
     )  # fmt: skip
-    def test_that_are_none_hinder_nobody(self, directory: CdiDirectory, place: Path, content: bytes) -> None:
+    def test_that_are_invalid_do_not_prevent_publishing(
+        self, directory: CdiDirectory, place: Path, content: bytes
+    ) -> None:
         write(place / "vendor.yaml", content)
         directory.publish([CARD])
         assert names(place) == [CARD.file_name, "vendor.yaml"]
@@ -152,7 +156,9 @@ class TestForeignFiles:
     @given(
         st.binary(max_size=200) | st.text(st.sampled_from("kind: devics[]{}&*!<>\n-'\"a0"), max_size=80).map(str.encode)
     )
-    def test_of_any_content_hinder_nobody(self, tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    def test_of_any_content_do_not_prevent_publishing(
+        self, tmp_path_factory: pytest.TempPathFactory, content: bytes
+    ) -> None:
         place = tmp_path_factory.mktemp("cdi")
         write(place / "vendor.yaml", content)
         CdiDirectory(str(place)).publish([CARD])
@@ -286,7 +292,7 @@ class TestStale:
         directory.remove({CARD.qualified_name: CARD.file_name})
         assert names(place) == []
         assert not directory.is_current(CARD)
-        assert caplog.messages == [f"removed {place}/{CARD.file_name}, its device is gone"]
+        assert caplog.messages == [f"removed {place}/{CARD.file_name} of a removed device"]
 
     def test_in_a_directory_that_is_not_there_are_none(self, directory: CdiDirectory) -> None:
         assert directory.stale(["a.com/gpu"], []) == {}

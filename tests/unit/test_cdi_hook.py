@@ -133,7 +133,7 @@ def test_ways_up_in_the_path_end_at_the_root(bundle: Bundle) -> None:
         ({"dev": "x" * 200 + "/" + "y" * 300}, "File name too long"),
     ],
 )
-def test_links_that_lead_nowhere_are_told(bundle: Bundle, links: dict[str, str], message: str) -> None:
+def test_dangling_links_are_reported(bundle: Bundle, links: dict[str, str], message: str) -> None:
     for name, target in links.items():
         (bundle.rootfs / name).symlink_to(target)
     done = bundle.links(LINK)
@@ -142,7 +142,7 @@ def test_links_that_lead_nowhere_are_told(bundle: Bundle, links: dict[str, str],
     assert "Traceback" not in done.stderr
 
 
-def test_a_file_on_the_way_is_told(bundle: Bundle) -> None:
+def test_a_file_in_place_of_a_directory_is_reported(bundle: Bundle) -> None:
     (bundle.rootfs / "dev").write_text("")
     done = bundle.links(LINK)
     assert (done.returncode, done.stderr) == (1, f"accelplane-cdi-hook: /{PATH}: Not a directory\n")
@@ -178,7 +178,7 @@ def test_without_bundle_or_configuration_the_usual_places_count(bundle: Bundle) 
         (b" " * (1024 * 1024 + 1), "more than 1048576 bytes"),
     ],
 )
-def test_a_state_that_makes_no_sense_is_told(bundle: Bundle, state: str | bytes, message: str) -> None:
+def test_an_invalid_state_is_reported(bundle: Bundle, state: str | bytes, message: str) -> None:
     done = bundle.hook("create-symlinks", "--link", LINK, state=state)
     assert done.returncode == 1
     assert message in done.stderr
@@ -195,7 +195,7 @@ def test_a_state_that_makes_no_sense_is_told(bundle: Bundle, state: str | bytes,
         ({"root": {"path": "config.json"}}, "Not a directory"),
     ],
 )
-def test_a_configuration_that_makes_no_sense_is_told(bundle: Bundle, config: object, message: str) -> None:
+def test_an_invalid_configuration_is_reported(bundle: Bundle, config: object, message: str) -> None:
     bundle.configure(config)
     done = bundle.links(LINK)
     assert done.returncode == 1
@@ -203,7 +203,7 @@ def test_a_configuration_that_makes_no_sense_is_told(bundle: Bundle, config: obj
     assert in_the_tree(bundle.rootfs) == set()
 
 
-def test_a_configuration_that_nobody_writes_or_that_never_ends_holds_nothing_up(bundle: Bundle) -> None:
+def test_a_fifo_or_endless_configuration_does_not_block(bundle: Bundle) -> None:
     config = bundle.directory / "config.json"
     config.unlink()
     os.mkfifo(config)

@@ -128,7 +128,7 @@ def test_a_missing_file_is_no_checkpoint_and_a_bad_one_is_named(tmp_path: Path) 
         read_checkpoint(str(tmp_path))
 
 
-def test_a_pipe_in_its_place_hangs_nobody(tmp_path: Path) -> None:
+def test_a_fifo_in_its_place_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / FILE_NAME)
     with pytest.raises(CheckpointError):
         read_checkpoint(str(tmp_path))

@@ -52,7 +52,7 @@ scan-grace: 0.5
 
 
 @pytest.mark.parametrize("text", ["", "---\n", "# nothing\n", "{}", "null"])
-def test_an_empty_file_says_nothing(tmp_path: Path, text: str) -> None:
+def test_an_empty_file_sets_no_options(tmp_path: Path, text: str) -> None:
     assert read(tmp_path, text) == AgentConfig()
 
 

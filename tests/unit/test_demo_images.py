@@ -93,7 +93,7 @@ def test_demo_images_have_the_names_and_tags_of_the_manifests() -> None:
     assert {f"intel/{demo.name}:{demo.tag}" for demo in DEMOS} <= images_of_manifests()
 
 
-def test_the_documentation_says_of_every_demo_image_whether_it_can_be_built() -> None:
+def test_the_documentation_lists_for_every_demo_image_whether_it_can_be_built() -> None:
     text = (REPOSITORY / "docs/demos.md").read_text()
     built, _, other = text.partition("### Build the images")[2].partition("cannot be built from Debian packages")
     for image in images_of_manifests():

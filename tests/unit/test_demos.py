@@ -140,7 +140,7 @@ def test_every_demo_is_in_a_table() -> None:
 
 
 @pytest.mark.parametrize("file", IMAGES_OF_OTHERS)
-def test_a_demo_asks_for_one_device_and_runs_what_it_always_ran(file: str) -> None:
+def test_a_demo_requests_one_device_and_runs_its_original_program(file: str) -> None:
     kind, name, expected = IMAGES_OF_OTHERS[file]
     (found,) = objects(file).values()
     assert (found["kind"], found["metadata"]["name"]) == (kind, name)
@@ -175,7 +175,7 @@ NEEDS = {
 
 
 @pytest.mark.parametrize("file", NEEDS)
-def test_a_demo_asks_for_the_rights_and_the_memory_that_its_program_needs(file: str) -> None:
+def test_a_demo_requests_the_rights_and_memory_of_its_program(file: str) -> None:
     capabilities, memory = NEEDS[file]
     for container in objects(file)["Pod"]["spec"]["containers"]:
         assert container.get("securityContext", {}).get("capabilities") == capabilities
@@ -207,7 +207,7 @@ def script_of(file: str) -> str:
 
 
 @pytest.mark.parametrize("file", OURS)
-def test_a_demo_of_ours_runs_its_script_for_as_many_devices_as_it_asks_for(file: str) -> None:
+def test_an_own_demo_runs_its_script_for_each_requested_device(file: str) -> None:
     resource, count = OURS[file]
     found = objects(file)
     config, pod = found["ConfigMap"], found["Pod"]["spec"]
@@ -267,7 +267,7 @@ def container_root(directory: Path, nodes: list[str]) -> Path:
 
 
 @pytest.mark.parametrize("file", OURS)
-def test_a_demo_succeeds_with_what_it_asked_for_and_says_that_software_did_the_work(file: str, tmp_path: Path) -> None:
+def test_a_demo_succeeds_with_its_devices_and_reports_software_fallback(file: str, tmp_path: Path) -> None:
     nodes, variables = GOOD[file]
     status, output = run(file, container_root(tmp_path, nodes), variables)
     assert (status, "fault:" in output) == (0, False), output
@@ -276,7 +276,7 @@ def test_a_demo_succeeds_with_what_it_asked_for_and_says_that_software_did_the_w
     assert len(output.splitlines()) <= 8
 
 
-def test_the_dlb_demo_tells_the_number_that_libraries_want(tmp_path: Path) -> None:
+def test_the_dlb_demo_passes_the_device_number_to_libraries(tmp_path: Path) -> None:
     _, output = run("dlb-pipeline-pod.yaml", container_root(tmp_path, ["dev/dlb12"]), {})
     assert "device number 12\n" in output
 
@@ -309,7 +309,7 @@ FAULTY: list[tuple[str, list[str], dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("file", "nodes", "variables", "fault"), FAULTY)
-def test_a_demo_fails_when_it_did_not_get_what_it_asked_for(
+def test_a_demo_fails_without_its_devices(
     file: str, nodes: list[str], variables: dict[str, str], fault: str, tmp_path: Path
 ) -> None:
     status, output = run(file, container_root(tmp_path, nodes), variables)

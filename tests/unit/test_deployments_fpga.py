@@ -305,7 +305,7 @@ def test_the_names_that_the_webhook_gets_are_those_of_its_objects(tree: Path) ->
     assert values["health-probe-bind-address"] == f":{ports[container['readinessProbe']['httpGet']['port']]}"
 
 
-def test_without_cdi_plugin_and_init_container_agree_who_runs_the_hook() -> None:
+def test_without_cdi_plugin_and_init_container_agree_on_the_hook() -> None:
     found = by_name(render(PLUGIN / WITHOUT_CDI))
     pod = found["DaemonSet", f"{OF_PLUGIN[1]}intel-fpga-plugin"]["spec"]["template"]["spec"]
     (container,), (init,) = pod["containers"], pod["initContainers"]

@@ -28,13 +28,13 @@ def scan(root: Path) -> list[Device | Skipped]:
     ("vfs", "resource"),
     [("0\n", "pf"), (None, "vf"), ("-1\n", "vf")],
 )
-def test_what_sriov_numvfs_says_decides_the_resource(tmp_path: Path, vfs: str | None, resource: str) -> None:
+def test_sriov_numvfs_determines_the_resource(tmp_path: Path, vfs: str | None, resource: str) -> None:
     dlb(tmp_path, "dlb3", vfs)
     assert scan(tmp_path) == [Device(resource=resource, id="/dev/dlb3", nodes=[DeviceNode("/dev/dlb3")])]
 
 
 @pytest.mark.parametrize("vfs", ["1\n", "16\n", "", "junk"])
-def test_a_physical_function_with_virtual_ones_is_left_out_and_told_of(tmp_path: Path, vfs: str) -> None:
+def test_a_physical_function_with_virtual_functions_is_skipped_with_a_note(tmp_path: Path, vfs: str) -> None:
     dlb(tmp_path, "dlb0", vfs)
     dlb(tmp_path, "dlb1", None)
     skipped, device = scan(tmp_path)

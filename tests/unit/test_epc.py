@@ -83,7 +83,7 @@ def test_sections_are_counted_as_the_cpu_lists_them(sections: Sequence[Registers
     ],
     ids=["zeros", "no leaf 7", "no SGX", "all but SGX", "locked", "SGX1", "SGX2 with FLC", "no leaf 0x12"],
 )
-def test_a_cpu_is_asked_only_what_it_has(table: Mapping[tuple[int, int], Registers], expected: CpuSgx) -> None:
+def test_only_existing_cpuid_leaves_are_read(table: Mapping[tuple[int, int], Registers], expected: CpuSgx) -> None:
     assert cpu_sgx(cpuid(table)) == expected
 
 
@@ -98,7 +98,7 @@ def test_any_cpu_has_an_answer(table: dict[tuple[int, int], Registers]) -> None:
     assert found.present or not found.sections
 
 
-def test_the_cpuid_device_is_asked_leaf_by_leaf() -> None:
+def test_the_cpuid_device_is_read_leaf_by_leaf() -> None:
     asked: list[tuple[int, int]] = []
 
     def read(size: int, offset: int) -> bytes:
@@ -110,7 +110,7 @@ def test_the_cpuid_device_is_asked_leaf_by_leaf() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", bytes(15)])
-def test_a_cpuid_device_that_tells_too_little_is_no_source(data: bytes) -> None:
+def test_a_cpuid_device_with_short_reads_is_no_source(data: bytes) -> None:
     with pytest.raises(OSError, match=f"cpuid: {len(data)} bytes, expected 16"):
         device(lambda _size, _offset: data)(0, 0)
 
@@ -146,7 +146,7 @@ def test_the_kernels_figures_are_by_numa_node(
 @pytest.mark.parametrize(
     "text", ["", "\n", "-1\n", "12 kB\n", "0x10\n", "٣\n", "9" * 30, str(1 << 52), b"\xff\xfe", b"\0"]
 )
-def test_what_is_no_number_of_bytes_is_told_with_its_file(tmp_path: Path, text: str | bytes) -> None:
+def test_an_invalid_number_of_bytes_is_reported_with_its_file(tmp_path: Path, text: str | bytes) -> None:
     numa_node(tmp_path, 0, text)
     numa_node(tmp_path, 1, "4096\n")
     numa, (problem,) = numa_epc(Host(tmp_path))
@@ -169,7 +169,7 @@ def test_other_entries_beside_the_nodes_are_passed_over(tmp_path: Path) -> None:
     assert numa_epc(Host(tmp_path)) == ({}, [])
 
 
-def test_a_directory_that_cannot_be_listed_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_directory_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "sys/devices/system/node", "")
     numa, (problem,) = numa_epc(Host(tmp_path))
     assert numa == {}

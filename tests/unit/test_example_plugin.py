@@ -98,7 +98,7 @@ def test_a_container_gets_the_node_where_it_wants_it(generic: type[Plugin[Any]],
     assert device.nodes == (DeviceNode("/dev/ttyUSB7", "/dev/modem", "r"),)
 
 
-def test_nodes_may_be_read_and_written_where_nothing_is_said(generic: type[Plugin[Any]], tmp_path: Path) -> None:
+def test_nodes_are_readable_and_writable_by_default(generic: type[Plugin[Any]], tmp_path: Path) -> None:
     files(tmp_path, "/dev/fuse")
     device = first(found(generic, tmp_path, {"thing": [{"paths": [{"path": "/dev/fuse"}]}]}))
     assert device.nodes == (DeviceNode("/dev/fuse", "/dev/fuse", "rw"),)
@@ -208,7 +208,7 @@ def test_what_is_wrong_in_the_file_is_refused_by_its_key(
     assert fault in str(refusal.value)
 
 
-def test_the_sample_configuration_finds_what_its_comments_say(generic: type[Plugin[Any]], tmp_path: Path) -> None:
+def test_the_sample_configuration_finds_the_devices_in_its_comments(generic: type[Plugin[Any]], tmp_path: Path) -> None:
     files(tmp_path, "/dev/ttyUSB0", "/dev/ttyACM0", "/dev/video0", "/dev/fuse", "/dev/snd/controlC1")
     files(tmp_path, "/dev/snd/pcmC1D0c", "/dev/relay0", "/dev/relay1", "/dev/relay-bus", "/etc/relay/calibration.toml")
     config = configuration.read(str(SAMPLE))

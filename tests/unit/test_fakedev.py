@@ -104,7 +104,7 @@ def test_nodes_are_null_devices(tmp_path: Path) -> None:
         assert (status.st_rdev, stat.S_IMODE(status.st_mode)) == (os.makedev(1, 3), 0o644)
 
 
-def test_without_the_capability_the_way_out_is_told(tmp_path: Path) -> None:
+def test_a_missing_capability_is_reported_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "d.json").write_text('{"DevCount": 1}')
     program = "from accelplane.cli.fakedev import main; raise SystemExit(main(['-json', 'd.json']))"
     done = subprocess.run(

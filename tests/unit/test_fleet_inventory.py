@@ -57,7 +57,7 @@ def encoded(document: object) -> bytes:
     return msgspec.json.encode(document)
 
 
-def test_an_inventory_has_all_that_the_agent_says() -> None:
+def test_an_inventory_has_all_fields_of_the_agent() -> None:
     found = decode_inventory(encoded(inventory()))
     assert (found.node, found.agent, found.version) == ("n1", "accelplane node", "0.9.0")
     assert (found.generation, found.plugins) == ("1764000000-17", ("gpu",))

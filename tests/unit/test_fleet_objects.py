@@ -56,7 +56,9 @@ def pod(*containers: dict[str, Any], init: tuple[dict[str, Any], ...] = (), **op
         (["-1", "x", "0"], [], 0),
     ],
 )
-def test_a_pod_asks_for_what_the_scheduler_reserves(containers: list[Any], init: list[Any], asked: int) -> None:
+def test_the_requests_of_a_pod_are_those_that_the_scheduler_counts(
+    containers: list[Any], init: list[Any], asked: int
+) -> None:
     found = requests_of(pod(*map(container, containers), init=tuple(init)), is_known)
     assert found == ({I915: asked} if asked else {})
 
@@ -69,12 +71,12 @@ def test_a_waiting_pod_has_its_message_and_gates() -> None:
     assert (found.message, found.gates, found.since) == ("0/1 nodes", ("x.org/gate",), 1767225600.0)
 
 
-def test_pods_that_ask_for_nothing_of_ours_or_end_do_not_wait() -> None:
+def test_pods_without_our_resources_and_finished_pods_do_not_wait() -> None:
     assert waiting_pod(pod({"name": "c"}), is_known) is None
     assert waiting_pod(pod(container(1), meta={"deletionTimestamp": "2026-01-01T00:00:00Z"}), is_known) is None
 
 
-def test_the_cache_keeps_nothing_of_a_pod_that_asks_for_nothing_of_ours() -> None:
+def test_the_cache_stores_no_fields_of_pods_without_our_resources() -> None:
     other, mine = pod({"name": "c"}, spec={"nodeName": "n"}), pod(container(1), meta={"labels": {"a": "b"}})
     for thing in (other, mine):
         relevant_pod(is_known)(thing)

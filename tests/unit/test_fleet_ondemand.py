@@ -29,7 +29,7 @@ class Backend:
         return key.upper()
 
 
-async def test_all_who_ask_at_the_same_time_get_one_value() -> None:
+async def test_concurrent_requests_share_one_fetch() -> None:
     backend = Backend()
     values = OnDemand(backend.fetch, max_age=60, at_once=4)
     asking = [asyncio.create_task(values.get("a")) for _ in range(3)]
@@ -49,7 +49,7 @@ async def test_a_value_that_is_too_old_is_fetched_again() -> None:
     assert backend.asked == ["a", "a"]
 
 
-async def test_only_some_values_are_fetched_at_once() -> None:
+async def test_concurrent_fetches_are_limited() -> None:
     backend = Backend()
     values = OnDemand(backend.fetch, max_age=60, at_once=2)
     asking = [asyncio.create_task(values.get(key)) for key in "abcdef"]

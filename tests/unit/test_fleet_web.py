@@ -369,7 +369,7 @@ def test_filters_and_orders_of_nodes(query: NodesQuery, expected: list[str]) -> 
     assert names_of(page("nodes", FLEET, query)) == expected
 
 
-def test_cells_say_state_and_held_share() -> None:
+def test_cells_have_state_and_allocated_share() -> None:
     found = cluster(
         node("a", unit("card0", holders=(holder(),)), unit("card1", phase="suspect"), unit("card2", known=False))
     )
@@ -415,7 +415,7 @@ def test_a_node_without_agent_shows_holders_of_the_api_server_or_why_they_are_mi
     assert "Not known: forbidden" in text("node", FLEET, query, holders_problem="forbidden")
 
 
-def test_a_device_shows_state_history_values_and_how_to_go_on() -> None:
+def test_a_device_shows_state_history_values_and_next_steps() -> None:
     history = (Change(1764000000, "suspect", "bus", "AER"), Change(1764000060, "unhealthy", "bus", "link down"))
     found = cluster(
         node("a", unit(phase="unhealthy", reason="bus", text="link down", holders=(holder(),), history=history))

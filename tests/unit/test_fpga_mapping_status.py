@@ -93,7 +93,7 @@ def test_a_name_without_nodes_is_accepted_and_not_ready(
     ],
     ids=["function twice", "region twice", "mode", "odd", "short", "nothing", "of 2020", "long"],
 )
-def test_a_name_that_stands_for_nothing_is_not_accepted_and_tells_why(
+def test_a_mapping_without_target_is_not_accepted_with_a_reason(
     thing: Mapped, others: list[Mapped], reason: str, words: str
 ) -> None:
     found = computed(thing, *others, node_counts={REGION: 1, AF: 1})

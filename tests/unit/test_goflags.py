@@ -90,7 +90,7 @@ def test_words_are_read_as_go_reads_them(
         (["-n=" + "1" * 5000], "does not fit into 64 bits"),
     ],
 )
-def test_faults_are_told_in_gos_words(arguments: Sequence[str], message: str) -> None:
+def test_errors_have_the_text_of_go(arguments: Sequence[str], message: str) -> None:
     with pytest.raises(FlagError) as caught:
         parse(FLAGS, arguments)
     assert message in str(caught.value)
@@ -195,7 +195,7 @@ def test_what_is_written_out_is_read_back(name: str, n: int, f: float, b: bool) 
 
 
 class TestUsage:
-    def test_tells_every_flag_with_its_kind_and_default(self) -> None:
+    def test_help_lists_every_flag_with_kind_and_default(self) -> None:
         assert usage("prog", FLAGS) == (
             "Usage of prog:\n"
             "  -b\n"
@@ -213,7 +213,7 @@ class TestUsage:
         )  # fmt: skip
 
     @pytest.mark.parametrize("config", [GpuConfig, NpuConfig])
-    def test_tells_every_option_of_a_plugin(self, config: type[GpuConfig] | type[NpuConfig]) -> None:
+    def test_help_lists_every_option_of_a_plugin(self, config: type[GpuConfig] | type[NpuConfig]) -> None:
         flags = flags_of(config)
         text = usage("prog", [*flags, *logflags.FLAGS])
         for flag in (*flags, *logflags.FLAGS):

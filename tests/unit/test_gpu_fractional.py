@@ -361,7 +361,7 @@ IDS = st.lists(st.sampled_from([f"card{card}-{share}" for card in range(3) for s
 
 
 @given(cards=TEXTS, tiles=TEXTS, number=st.integers(0, 5), tile_count=st.integers(-1, 64), data=st.data())
-def test_whatever_annotations_say_the_answer_is_a_subset_of_the_offer(
+def test_with_any_annotations_the_result_is_a_subset_of_the_offer(
     cards: str | None, tiles: str | None, number: int, tile_count: int, data: st.DataObject
 ) -> None:
     available, must_include = data.draw(IDS), data.draw(IDS)

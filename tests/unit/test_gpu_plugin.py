@@ -36,7 +36,7 @@ async def test_without_health_or_wsl_no_service_is_looked_for(tmp_path: Path) ->
         (GpuConfig(xpumd_endpoint="/run/xpumd.sock"), True),
     ],
 )
-def test_health_is_asked_for_only_where_a_service_can_tell(config: GpuConfig, asks: bool) -> None:
+def test_health_is_queried_only_with_a_service(config: GpuConfig, asks: bool) -> None:
     assert GpuPlugin(config).overrides("health") is asks
 
 
@@ -54,7 +54,7 @@ def test_windows_gpus_share_one_device_file_and_differ_in_a_variable() -> None:
     assert last.envs == {"ZE_AFFINITY_MASK": "3"}
 
 
-def test_windows_gpus_go_through_cdi_only_when_asked_to() -> None:
+def test_wsl_gpus_use_cdi_only_if_requested() -> None:
     (device,) = dxg(2, cdi="only")
     assert not device.nodes
     assert device.cdi is not None

@@ -63,7 +63,7 @@ class Checks:
         return {unit: state.phase.value for unit, state in self.tracker.states.items()}
 
 
-async def test_the_first_verdict_on_a_unit_counts_at_once() -> None:
+async def test_the_first_verdict_on_a_unit_applies_immediately() -> None:
     checks = Checks("card0")
     checks.source.policy = HealthPolicy(bad_verdicts=3)
     await checks.run(card(0), card0=BAD)

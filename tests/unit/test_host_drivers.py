@@ -129,7 +129,7 @@ def test_an_override_that_fails_oddly_stops_it() -> None:
 
 
 class TestWhereFunctionsCannotBeWrittenTo:
-    def test_the_driver_is_told_the_id_while_it_takes(self) -> None:
+    def test_the_id_is_added_to_the_driver_during_binding(self) -> None:
         host = manifest_host()
         bind(host, VF, "vfio-pci", new_id=True)
         assert driver_of(host, VF) == "vfio-pci"
@@ -142,7 +142,7 @@ class TestWhereFunctionsCannotBeWrittenTo:
         bind(host, VF, "vfio-pci")
         assert driver_of(host, VF) == "vfio-pci"
 
-    def test_an_id_that_others_told_it_is_not_taken_back(self) -> None:
+    def test_an_id_added_by_others_is_not_removed(self) -> None:
         host = manifest_host()
         host.kernel.write(f"{VFIO}/new_id", "8086 4941")
         host.kernel.fail(f"{VFIO}/bind", errno.ENODEV, times=1)
@@ -150,7 +150,7 @@ class TestWhereFunctionsCannotBeWrittenTo:
         assert driver_of(host, VF) == "vfio-pci"
         assert "remove_id" not in str(host.writes)
 
-    def test_without_leave_to_tell_ids_the_function_goes_back(self) -> None:
+    def test_without_permission_for_new_id_the_function_is_restored(self) -> None:
         host = manifest_host()
         with pytest.raises(BindError, match="its driver_override could not be written"):
             bind(host, VF, "vfio-pci")
@@ -182,7 +182,7 @@ class TestOpenGroup:
         assert refusal.value.errno == errno.EBUSY
         assert (driver_of(host, VF), host.writes) == ("vfio-pci", [])
 
-    def test_one_that_nobody_uses_is_taken(self) -> None:
+    def test_an_unused_function_is_bound(self) -> None:
         host = host_of(loaded=("vfio-pci", "igb_uio"))
         bind(host, VF, "vfio-pci")
         bind(host, VF, "igb_uio")
@@ -203,7 +203,7 @@ def test_a_group_of_an_odd_name_is_refused(tmp_path: Path, target: str) -> None:
         vfio_group(Host(tmp_path), VF)
 
 
-def test_a_function_without_group_is_told(tmp_path: Path) -> None:
+def test_a_function_without_iommu_group_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Missing):
         vfio_group(Host(tmp_path), VF)
 

@@ -83,7 +83,7 @@ def at_most(seconds: int) -> Iterator[None]:
 
 def plant(root: str, outside: str, kind: str, path: str, matter: str | bytes) -> None:
     """One file of a kind at the path, unless something is in its way."""
-    # The world is built inside: what leads out of it is only ever the text of a link.
+    # All files are created inside; only targets of links lead outside.
     if ".." in path.split("/"):
         return
     place = f"{root}/{path}"

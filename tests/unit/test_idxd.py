@@ -186,7 +186,7 @@ def test_vfio_mode_publishes_whole_functions(tmp_path: Path) -> None:
     ]
 
 
-async def test_the_container_is_told_the_addresses_in_the_order_asked_for(tmp_path: Path) -> None:
+async def test_the_container_gets_the_addresses_in_requested_order(tmp_path: Path) -> None:
     function(tmp_path, "0000:6a:01.0")
     function(tmp_path, "0000:6a:02.0", group=8)
     plugin = DsaPlugin(VFIO)

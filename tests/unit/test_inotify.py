@@ -24,7 +24,7 @@ def names(inotify: Inotify) -> list[str]:
     return [event.name for event in inotify.read()]
 
 
-def test_entries_that_come_and_go_are_told(inotify: Inotify, tmp_path: Path) -> None:
+def test_created_and_removed_entries_cause_events(inotify: Inotify, tmp_path: Path) -> None:
     inotify.add(str(tmp_path))
     write(tmp_path / "a", "text")
     os.rename(tmp_path / "a", tmp_path / "b")
@@ -34,7 +34,7 @@ def test_entries_that_come_and_go_are_told(inotify: Inotify, tmp_path: Path) -> 
     assert names(inotify) == []
 
 
-def test_writing_is_told_only_where_it_was_asked_for(inotify: Inotify, tmp_path: Path) -> None:
+def test_writes_cause_events_only_if_requested(inotify: Inotify, tmp_path: Path) -> None:
     write(tmp_path / "file", "old")
     number = inotify.add(str(tmp_path))
     write(tmp_path / "file", "new")
@@ -78,7 +78,7 @@ def test_what_is_no_directory_is_refused_by_name(inotify: Inotify, tmp_path: Pat
     assert caught.value.filename == f"{tmp_path}/{path}"
 
 
-def test_lost_events_are_told(inotify: Inotify, tmp_path: Path) -> None:
+def test_lost_events_are_reported(inotify: Inotify, tmp_path: Path) -> None:
     inotify.add(str(tmp_path))
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     rename_often(tmp_path, most // 2 + 10)

@@ -15,7 +15,7 @@ from accelplane.node.status import NodeStatus, PluginStatus, ScanStatus
 from accelplane.readings import DevicePlan
 
 
-class World:
+class Setup:
     """An agent whose plugins, holders and plans the test sets."""
 
     def __init__(self) -> None:
@@ -49,21 +49,21 @@ class World:
 
 
 @asynccontextmanager
-async def feeding(world: World) -> AsyncIterator[InventoryFeed]:
+async def feeding(setup: Setup) -> AsyncIterator[InventoryFeed]:
     feed = InventoryFeed(
-        world.status, world.changes, cast("HolderReader", world), cast("Readings", world),
-        program="p", node="n", clock=world.clock,
+        setup.status, setup.changes, cast("HolderReader", setup), cast("Readings", setup),
+        program="p", node="n", clock=setup.clock,
     )  # fmt: skip
     try:
         yield feed
     finally:
-        world.blocked.set()
+        setup.blocked.set()
         await feed.close()
 
 
 async def test_a_reader_that_comes_in_the_step_in_which_the_last_one_leaves_gets_the_next_generation() -> None:
-    world = World()
-    async with feeding(world) as feed:
+    setup = Setup()
+    async with feeding(setup) as feed:
         known = (await feed.current()).etag
         first, second = feed.next(known, 50.0), feed.next(known, 50.0)
         leaving = asyncio.create_task(first)
@@ -71,36 +71,36 @@ async def test_a_reader_that_comes_in_the_step_in_which_the_last_one_leaves_gets
         leaving.cancel()
         coming = asyncio.create_task(second)  # its first step is right after the cancellation of the other reader
         await asyncio.sleep(0.01)
-        world.add("gpu")
+        setup.add("gpu")
         assert await coming is not None
 
 
 async def test_a_change_while_the_holders_are_read_is_a_new_generation() -> None:
-    world = World()
-    async with feeding(world) as feed:
+    setup = Setup()
+    async with feeding(setup) as feed:
         known = (await feed.current()).etag
-        world.blocked.clear()
-        world.step = 31.0  # the holders are due at once
+        setup.blocked.clear()
+        setup.step = 31.0  # the holders are due at once
         waiting = asyncio.create_task(feed.next(known, 50.0))
-        await until(lambda: world.reads == 1)
-        world.step = 0.0
-        world.add("gpu")
-        world.blocked.set()
+        await until(lambda: setup.reads == 1)
+        setup.step = 0.0
+        setup.add("gpu")
+        setup.blocked.set()
         assert await waiting is not None
 
 
 async def test_a_change_between_the_request_and_the_wait_is_a_new_generation() -> None:
-    world = World()
-    async with feeding(world) as feed:
+    setup = Setup()
+    async with feeding(setup) as feed:
         known = (await feed.current()).etag
         waiting = asyncio.create_task(feed.next(known, 50.0))
-        world.add("gpu")
+        setup.add("gpu")
         assert await waiting is not None
 
 
 async def test_readers_that_wait_at_the_end_get_no_generation() -> None:
-    world = World()
-    async with feeding(world) as feed:
+    setup = Setup()
+    async with feeding(setup) as feed:
         known = (await feed.current()).etag
         waiting = [asyncio.create_task(feed.next(known, 50.0)) for _ in range(2)]
         await asyncio.sleep(0.01)

@@ -51,7 +51,7 @@ def test_what_cannot_be_a_name_makes_no_path(namespace: str, name: str) -> None:
         path_of(Pod, namespace, name)
 
 
-def test_a_document_has_its_kind_and_only_what_was_said() -> None:
+def test_a_document_has_its_kind_and_only_set_fields() -> None:
     made = ConfigMap(metadata=ObjectMeta(name="a", namespace="b"), data={"c": ""})
     expected = {"metadata": {"name": "a", "namespace": "b"}, "data": {"c": ""}}
     assert document_of(made) == {"apiVersion": "v1", "kind": "ConfigMap", **expected}

@@ -64,7 +64,7 @@ async def test_ten_thousand_failures_do_not_overflow() -> None:
     queue.shut_down()
 
 
-async def test_a_server_that_asks_to_be_left_alone_longer_is() -> None:
+async def test_retry_after_extends_the_delay() -> None:
     queue = WorkQueue("test")
     assert queue.add_rate_limited(A, at_least=7) == 7
     queue.shut_down()
@@ -79,7 +79,7 @@ async def test_a_delayed_key_comes_by_itself_and_the_sooner_delay_counts() -> No
     assert await taken(queue, 1) == [A]
 
 
-async def test_a_delayed_key_that_is_added_is_taken_at_once_and_only_then() -> None:
+async def test_adding_a_delayed_key_makes_it_ready_once() -> None:
     queue = WorkQueue("test")
     queue.add_after(A, 0.01)
     queue.add(A)
@@ -89,7 +89,7 @@ async def test_a_delayed_key_that_is_added_is_taken_at_once_and_only_then() -> N
     assert nothing_waits(queue)
 
 
-async def test_closing_ends_those_who_wait_and_drops_what_waits() -> None:
+async def test_shutdown_ends_waiters_and_drops_keys() -> None:
     queue = WorkQueue("test")
     waiting = [asyncio.create_task(queue.get()) for _ in range(3)]
     await asyncio.sleep(0)

@@ -82,7 +82,7 @@ def test_lines_have_klogs_header() -> None:
         (["-v=1", "-vmodule=cdi=0"], ("error", "warning", "info", "v1"), ("error", "warning", "info", "v1")),
     ],
 )
-def test_verbosity_decides_what_is_told(arguments: list[str], cdi: list[str], watch: list[str]) -> None:
+def test_verbosity_filters_messages(arguments: list[str], cdi: list[str], watch: list[str]) -> None:
     assert texts(logged(*arguments)) == [*said("cdi", *cdi), *said("watch", *watch)]
 
 
@@ -161,13 +161,13 @@ class TestFiles:
         ("-stderrthreshold=4", "-stderrthreshold: severity '4'"),
     ],
 )  # fmt: skip
-def test_a_wrong_value_is_told_with_its_flag(tmp_path: Path, argument: str, message: str) -> None:
+def test_an_invalid_value_is_reported_with_its_flag(tmp_path: Path, argument: str, message: str) -> None:
     given, _words = parse(logflags.FLAGS, ["-logtostderr=false", f"-log_file={tmp_path}/log", argument])
     with pytest.raises(ValueError, match=re.escape(message)):
         logflags.start(given, "prog")
 
 
-def test_a_log_file_that_cannot_be_is_told(tmp_path: Path) -> None:
+def test_a_log_file_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     given, _words = parse(logflags.FLAGS, ["-logtostderr=false", f"-log_file={tmp_path}/none/log"])
     with pytest.raises(FileNotFoundError, match="none/log"):
         logflags.start(given, "prog")

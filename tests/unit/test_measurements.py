@@ -43,7 +43,7 @@ def fail(error: Exception) -> Callable[[], object]:
 FOUND = Inventory.of("meters.example.com", [Device(resource="meter", id="m0")])
 
 
-class World:
+class Setup:
     """Measurements of `plugins`, of which a test may release the hanging ones."""
 
     def __init__(self) -> None:
@@ -63,46 +63,46 @@ class World:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    made = World()
+async def setup() -> AsyncIterator[Setup]:
+    made = Setup()
     yield made
     made.released.set()
     await made.measurements.close()
 
 
-async def test_samples_of_all_plugins_are_returned_in_the_order_of_the_plugins(world: World) -> None:
-    world.plugins = {"b": Meter(lambda: 1.0), "none": Unmeasured(), "a": Meter(lambda: 2.0)}
-    assert await world.values() == [1.0, 2.0]
+async def test_samples_of_all_plugins_are_returned_in_the_order_of_the_plugins(setup: Setup) -> None:
+    setup.plugins = {"b": Meter(lambda: 1.0), "none": Unmeasured(), "a": Meter(lambda: 2.0)}
+    assert await setup.values() == [1.0, 2.0]
 
 
 async def test_a_hanging_plugin_is_left_out_and_not_read_again_until_it_returns(
-    world: World, caplog: pytest.LogCaptureFixture
+    setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hanging = Meter(world.hang)
-    world.plugins = {"hanging": hanging, "well": Meter(lambda: 1.0)}
-    assert await world.values() == [1.0]
-    world.measurements.timeout = 3600  # no call waits for a read that is known to hang
-    assert await world.values() == [1.0]
+    hanging = Meter(setup.hang)
+    setup.plugins = {"hanging": hanging, "well": Meter(lambda: 1.0)}
+    assert await setup.values() == [1.0]
+    setup.measurements.timeout = 3600  # no call waits for a read that is known to hang
+    assert await setup.values() == [1.0]
     assert hanging.reads == 1
     assert [record.message for record in caplog.records] == [
         "hanging: measurements are left out of the metrics page: no result within 0.1 s"
     ]
-    world.released.set()
+    setup.released.set()
 
     async def is_back() -> bool:
-        return await world.values() == [2.0, 1.0]
+        return await setup.values() == [2.0, 1.0]
 
     await until(is_back)
     assert hanging.reads == 2
 
 
-async def test_calls_at_the_same_time_share_one_read(world: World) -> None:
-    hanging = Meter(world.hang)
-    world.plugins = {"hanging": hanging}
-    world.measurements.timeout = 3600
-    calls = [asyncio.create_task(world.values()) for _ in range(3)]
+async def test_calls_at_the_same_time_share_one_read(setup: Setup) -> None:
+    hanging = Meter(setup.hang)
+    setup.plugins = {"hanging": hanging}
+    setup.measurements.timeout = 3600
+    calls = [asyncio.create_task(setup.values()) for _ in range(3)]
     await until(lambda: hanging.reads == 1)
-    world.released.set()
+    setup.released.set()
     assert await asyncio.gather(*calls) == [[2.0]] * 3
     assert hanging.reads == 1
 
@@ -117,40 +117,40 @@ async def test_calls_at_the_same_time_share_one_read(world: World) -> None:
     ids=["raises", "stop-iteration", "value"],
 )
 async def test_a_failing_plugin_is_left_out_and_its_problem_logged_once(
-    world: World, caplog: pytest.LogCaptureFixture, read: Callable[[], object], problem: str
+    setup: Setup, caplog: pytest.LogCaptureFixture, read: Callable[[], object], problem: str
 ) -> None:
     failing = Meter(read)
-    world.plugins = {"failing": failing, "well": Meter(lambda: 1.0)}
-    assert [await world.values() for _ in range(2)] == [[1.0], [1.0]]
+    setup.plugins = {"failing": failing, "well": Meter(lambda: 1.0)}
+    assert [await setup.values() for _ in range(2)] == [[1.0], [1.0]]
     failing.read = lambda: 2.0
-    assert await world.values() == [2.0, 1.0]
+    assert await setup.values() == [2.0, 1.0]
     message = f"failing: measurements are left out of the metrics page: {problem}"
     assert [record.message for record in caplog.records] == [message]
     failing.read = read
-    assert await world.values() == [1.0]
+    assert await setup.values() == [1.0]
     assert [record.message for record in caplog.records] == [message] * 2, "a problem that returns is logged again"
 
 
-async def test_a_sample_with_an_invalid_name_does_not_reach_the_page(world: World) -> None:
+async def test_a_sample_with_an_invalid_name_does_not_reach_the_page(setup: Setup) -> None:
     class Misnamed(Meter):
         def measure(self, host: Host, devices: Iterable[Device]) -> Iterator[Sample]:
             yield Sample("meter-value", "A value.", {}, 1.0)
 
-    world.plugins = {"misnamed": Misnamed(lambda: 1.0), "well": Meter(lambda: 1.0)}
-    assert await world.values() == [1.0]
+    setup.plugins = {"misnamed": Misnamed(lambda: 1.0), "well": Meter(lambda: 1.0)}
+    assert await setup.values() == [1.0]
 
 
-async def test_a_plugin_that_is_disabled_while_its_read_hangs_is_not_waited_for(world: World) -> None:
-    world.plugins = {"hanging": Meter(world.hang), "well": Meter(lambda: 1.0)}
-    assert await world.values() == [1.0]
-    del world.plugins["hanging"]
-    world.measurements.timeout = 3600
-    assert await world.values() == [1.0]
+async def test_a_plugin_that_is_disabled_while_its_read_hangs_is_not_waited_for(setup: Setup) -> None:
+    setup.plugins = {"hanging": Meter(setup.hang), "well": Meter(lambda: 1.0)}
+    assert await setup.values() == [1.0]
+    del setup.plugins["hanging"]
+    setup.measurements.timeout = 3600
+    assert await setup.values() == [1.0]
 
 
-async def test_close_ends_all_tasks_while_a_read_hangs(world: World) -> None:
-    world.plugins = {"hanging": Meter(world.hang)}
-    assert await world.values() == []
+async def test_close_ends_all_tasks_while_a_read_hangs(setup: Setup) -> None:
+    setup.plugins = {"hanging": Meter(setup.hang)}
+    assert await setup.values() == []
     async with asyncio.timeout(10):
-        await world.measurements.close()
+        await setup.measurements.close()
     assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -134,7 +134,7 @@ def test_the_status_has_the_fields_of_the_original() -> None:
     assert [*violations({"onload": {}, "devicePlugin": {}}, STATUS_SCHEMA)] == []
 
 
-def test_the_rule_of_the_original_holds_unless_the_alias_says_otherwise() -> None:
+def test_the_rule_of_the_original_applies_unless_the_alias_is_set() -> None:
     (rule,) = SPEC_SCHEMA["properties"]["devicePlugin"]["x-kubernetes-validations"]
     assert rule["message"] == "SetPreload and MountOnload mutually exclusive"
     assert rule["rule"].startswith("!(self.setPreload && self.mountOnload)")
@@ -146,7 +146,7 @@ def test_other_rules_of_the_api_server_concern_our_fields_or_specs_without_effec
     assert of_originals_fields == ["size(self.selector) > 0"]
 
 
-def test_messages_of_rules_say_what_to_do() -> None:
+def test_messages_of_rules_have_a_remedy() -> None:
     for rule in (*rules.SPEC, *rules.DEVICE_PLUGIN[1:]):
         assert re.fullmatch(r".+ is .+, expected .+; \S.+", rule.message), rule.message
 

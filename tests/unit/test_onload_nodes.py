@@ -12,8 +12,8 @@ from accelplane.kube.client import Client, Selection
 from accelplane.kube.manager import Manager
 from accelplane.onload.names import Names
 from accelplane.onload.nodes import Nodes
+from accelplane.onload.plan import Action
 from accelplane.onload.resources import Node
-from accelplane.onload.steps import Action
 
 NAMES = Names("apps", "onload")
 SELECTOR = {"onload": "true"}

@@ -14,10 +14,11 @@ from accelplane.onload.models import Revision, Status, seconds
 from accelplane.onload.modules import KmmApi
 from accelplane.onload.names import Names
 from accelplane.onload.observed import Blocked, NodeView
+from accelplane.onload.plan import Target
 from accelplane.onload.requirements import max_unavailable, overlaps, problem_of, target_of, unordered
 from accelplane.onload.resources import DaemonSetStatus, Node, Pod, concerns_onload, node_only, pod_only, relevant
 from accelplane.onload.status import Observed, Problem, status
-from accelplane.onload.steps import Target, decide
+from accelplane.onload.steps import decide
 
 NOW = "2026-01-02T03:04:05Z"
 NEW, OLD = "8.2", "8.1"

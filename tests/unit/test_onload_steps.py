@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from onloadcluster import Cluster, app_pod, plugin_pod, progress, working
 
 from accelplane.onload.observed import NodeView, format_progress, parse_progress
-from accelplane.onload.steps import READY_WAIT, Action, Target, decide
+from accelplane.onload.plan import Action, Target
+from accelplane.onload.steps import READY_WAIT, decide
 
 NEW, OLD = "8.2", "8.1"
 TARGET = Target(version=NEW, revision="r")
@@ -316,7 +317,7 @@ def test_unselected_nodes_are_released_one_at_a_time() -> None:
     assert [each.node for each in decide(TARGET, nodes, NOW).actions] == ["a"]
 
 
-def test_deletion_releases_all_nodes_at_once_also_held_and_paused_ones() -> None:
+def test_deletion_releases_all_nodes_simultaneously_also_held_and_paused_ones() -> None:
     target = Target(version="", deleting=True)
     nodes = [working("a", NEW, held=True, apps=(app_pod(),)), working("b", OLD), NodeView(name="c", gate=NEW)]
     assert [dict(each.labels) for each in decide(target, nodes, NOW).actions] == [{"gate": None}] * 3

@@ -264,7 +264,7 @@ def test_a_schema_accepts_what_that_of_the_original_accepts(family: str, spec: S
 
 
 @pytest.mark.parametrize(("family", "spec"), BROKEN_RULES)
-def test_a_broken_rule_has_one_line_that_says_what_to_do(family: str, spec: Schema) -> None:
+def test_a_broken_rule_has_a_one_line_message_with_the_remedy(family: str, spec: Schema) -> None:
     found = plugin(family, **spec).spec
     of_gpu = rules.GPU_HEALTH if isinstance(found, models.GpuSpec) else ()
     (message, *_) = [*broken(found, rules.UPDATE_STRATEGY), *broken(found, of_gpu)]

@@ -259,7 +259,7 @@ def test_without_an_init_image_there_is_no_init_container(family: str) -> None:
     assert pod(family)["volumes"] == plain["volumes"]
 
 
-def test_an_fpga_plugin_is_told_of_names_that_are_not_the_usual_ones() -> None:
+def test_an_fpga_plugin_gets_a_non_default_resource_naming() -> None:
     (container,) = pod("fpga", settings=Settings(fpga_naming="legacy63"))["containers"]
     assert container["args"] == ["-v", "0", "-mode", "af", "-resource-naming", "legacy63"]
 

@@ -109,7 +109,7 @@ def test_the_reference_changes_with_the_daemonset_and_not_with_its_versions() ->
         (Observed(daemonset=seen(0, 0, 0, observed=0)), "False", "True", "has not processed the DaemonSet yet"),
     ],
 )
-def test_progress_is_told_as_it_is(observed: Observed, available: str, progressing: str, words: str) -> None:
+def test_progress_is_reported(observed: Observed, available: str, progressing: str, words: str) -> None:
     found = status(GPU, observed, NOW)
     assert (told_of(found)["Available"], told_of(found)["Progressing"]) == (available, progressing)
     assert words in said(found, "Available")
@@ -136,7 +136,7 @@ OVERLAP = Overlap("GpuDevicePlugin", "mine", "other", ("n1", "n2"))
         ({"overlaps": [OVERLAP]}, "NodeOverlap", "GpuDevicePlugin other also selects nodes n1, n2"),
     ],
 )  # fmt: skip
-def test_what_needs_a_look_is_told_and_nothing_else(observed: dict[str, Any], condition: str, words: str) -> None:
+def test_only_problems_are_reported(observed: dict[str, Any], condition: str, words: str) -> None:
     mine = plugin("dsa", provisioningConfig="cfg")
     found = status(mine, Observed(daemonset=seen(), **observed), NOW)
     assert [*told_of(found)] == ALWAYS
@@ -165,7 +165,7 @@ def test_every_condition_has_a_reason_for_programs() -> None:
     }  # fmt: skip
 
 
-def test_the_images_that_run_are_told_where_they_are_others() -> None:
+def test_running_images_are_reported_if_they_differ() -> None:
     replaced = [Replacement("image", "a:1", "b:2"), Replacement("initImage", "c:1", "d:2")]
     found = status(GPU, Observed(daemonset=seen(), replaced=replaced), NOW)
     assert (found.effective_image, found.effective_init_image) == ("b:2", "d:2")

@@ -72,7 +72,7 @@ def told(family: str, there: Object, **spec: Any) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("family", models.KINDS)
-def test_nothing_is_written_where_all_is_as_asked_for(family: str) -> None:
+def test_an_unchanged_daemonset_is_not_written(family: str) -> None:
     spec = {
         "initImage": f"any/{INIT_IMAGES.get(family)}:1.0.0",
         "provisioningConfig": "mine",
@@ -127,7 +127,7 @@ PLUGIN = "spec.template.spec.containers.intel-{}-plugin"
         ),
     ],
 )  # fmt: skip
-def test_an_edit_of_the_resource_is_written_and_told(
+def test_an_edit_of_the_resource_is_written_and_reported(
     family: str, before: Object, after: Object, expected: list[str]
 ) -> None:
     found = plan(desired(family, **after), [stored(family, **before)])

@@ -254,7 +254,7 @@ def cases() -> Sequence[Case]:
             Node(DlbSpec()),
             "failed",
             reason="/total_resources/num_ldb_ports: found 'many', expected a number",
-            arrange=lambda node: node.kernel.say(f"{SYS}/total_resources/num_ldb_ports", b"many\n"),
+            arrange=lambda node: node.kernel.set_content(f"{SYS}/total_resources/num_ldb_ports", b"many\n"),
             unchanged=True,
         ),
     ]
@@ -306,7 +306,7 @@ def test_no_attribute_can_make_a_device_worse_than_failed(said: dict[str, bytes]
     node = Node(DlbSpec(vfs=1, provisioned=False))
     to_do = planners(node.host(), ONE)
     for name, content in said.items():
-        node.kernel.say(f"{SYS}/{name}", content)
+        node.kernel.set_content(f"{SYS}/{name}", content)
     (shown,) = preview("/", to_do, host=node.host)
     (done,) = apply("/", to_do, timeout=0, host=node.host)
     assert (shown.device, done.device) == (PF, PF)

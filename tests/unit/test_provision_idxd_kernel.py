@@ -315,7 +315,7 @@ def test_a_device_with_unreadable_clients_is_skipped(node: MakeNode) -> None:
 
 def test_a_locked_queue_is_skipped_also_with_force(node: MakeNode) -> None:
     machine = node(configured("other"))
-    machine.kernel.say(f"{BUS}/devices/wq0.0/state", b"locked\n")
+    machine.kernel.set_content(f"{BUS}/devices/wq0.0/state", b"locked\n")
     outcome = only(machine.apply(force=True))
     assert (outcome.state, outcome.reason) == ("skipped", "wq0.0 is locked")
 
@@ -338,7 +338,7 @@ def test_without_scalable_mode_the_device_is_rolled_back_and_the_iommu_reported(
 
 def test_a_device_with_fixed_configuration_gets_the_writable_attributes(node: MakeNode) -> None:
     machine = node(configured("other", size=64))
-    machine.kernel.say(f"{BUS}/devices/dsa0/configurable", b"0\n")
+    machine.kernel.set_content(f"{BUS}/devices/dsa0/configurable", b"0\n")
     outcome = only(machine.preview())
     assert "wq0.0 size stays 64 (not 16)" in outcome.notes[0]
     assert not [step for step in outcome.steps if " size " in step]
@@ -484,7 +484,7 @@ def test_after_permanently_failing_writes_a_blank_device_is_unchanged(node: Make
         machine.kernel.fail(path, errno.EIO)
         outcome = only(machine.apply())
         assert outcome.state == ("rolled back" if place else "failed"), (path, text, outcome)
-        machine.kernel.mend()
+        machine.kernel.clear_faults()
         assert machine.picture() == before, (path, text)
 
 
@@ -571,13 +571,13 @@ def test_a_failed_rollback_is_reported(node: MakeNode) -> None:
     outcome = only(machine.apply())
     assert outcome.state == "failed"
     assert "rollback failed: /sys/bus/dsa/drivers/idxd/bind" in outcome.reason
-    machine.kernel.mend()
+    machine.kernel.clear_faults()
     assert only(machine.apply()).state == "applied"
 
 
 def test_a_write_without_effect_is_detected_before_the_device_is_enabled(node: MakeNode) -> None:
     machine = node(DsaSpec())
-    machine.kernel.say(f"{BUS}/devices/wq0.1/priority", b"3\n")
+    machine.kernel.set_content(f"{BUS}/devices/wq0.1/priority", b"3\n")
     outcome = only(machine.apply())
     assert outcome.failed
     assert "wq0.1/priority: writing '10' had no effect" in outcome.reason
@@ -589,7 +589,7 @@ def test_a_write_without_effect_is_detected_before_the_device_is_enabled(node: M
 @pytest.mark.untraced
 def test_invalid_attributes_affect_only_their_device(node: MakeNode, attribute: str, content: bytes) -> None:
     machine = node(configured("one"), DsaSpec())
-    machine.kernel.say(f"{BUS}/devices/wq0.0/{attribute}", content)
+    machine.kernel.set_content(f"{BUS}/devices/wq0.0/{attribute}", content)
     outcomes = machine.preview()
     assert [outcome.device for outcome in outcomes] == ["dsa0", "dsa1"]
     assert outcomes[1].state == "pending"
@@ -599,7 +599,7 @@ def test_invalid_attributes_affect_only_their_device(node: MakeNode, attribute: 
 @pytest.mark.untraced
 def test_rollback_does_not_write_invalid_attributes(node: MakeNode, place: str) -> None:
     machine = node(configured("one"), DsaSpec())
-    machine.kernel.say(f"{BUS}/devices/{place}", b"")
+    machine.kernel.set_content(f"{BUS}/devices/{place}", b"")
     outcomes = machine.apply()
     assert outcomes[0].failed
     assert f"{place}: writing" in outcomes[0].reason
@@ -611,7 +611,7 @@ def test_rollback_does_not_write_invalid_attributes(node: MakeNode, place: str) 
 @pytest.mark.untraced
 def test_invalid_limits_of_the_device_are_reported(node: MakeNode, limit: str, content: bytes) -> None:
     machine = node(DsaSpec())
-    machine.kernel.say(f"{BUS}/devices/dsa0/{limit}", content)
+    machine.kernel.set_content(f"{BUS}/devices/dsa0/{limit}", content)
     outcome = only(machine.apply())
     assert outcome.failed
     assert limit in outcome.reason or "state" in outcome.reason

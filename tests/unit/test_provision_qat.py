@@ -227,7 +227,7 @@ def refuse_to_start(node: Node) -> None:
 
 
 def stay_down(node: Node) -> None:
-    node.kernel.say(f"{SYS}/qat/state", b"down\n")
+    node.kernel.set_content(f"{SYS}/qat/state", b"down\n")
 
 
 def cases() -> Sequence[Case]:
@@ -387,7 +387,7 @@ def cases() -> Sequence[Case]:
             "a device that can have no VFs",
             Node(qat()),
             "failed",
-            arrange=lambda node: node.kernel.say(f"{SYS}/sriov_totalvfs", b"0\n"),
+            arrange=lambda node: node.kernel.set_content(f"{SYS}/sriov_totalvfs", b"0\n"),
             reason="sriov_totalvfs is 0, expected at least 1",
             unchanged=True,
         ),
@@ -475,7 +475,7 @@ def cases() -> Sequence[Case]:
             "an attribute that says junk",
             Node(qat()),
             "failed",
-            arrange=lambda node: node.kernel.say(f"{SYS}/sriov_totalvfs", b"\xff\x00many"),
+            arrange=lambda node: node.kernel.set_content(f"{SYS}/sriov_totalvfs", b"\xff\x00many"),
             reason="/sriov_totalvfs: ",
             unchanged=True,
         ),
@@ -567,7 +567,7 @@ def test_no_attribute_can_make_a_device_worse_than_failed(said: dict[str, bytes]
     node = Node(qat(vfs=2))
     to_do = planners(node.host(), CY)
     for name, content in said.items():
-        node.kernel.say(f"{SYS}/{name}", content)
+        node.kernel.set_content(f"{SYS}/{name}", content)
     (shown,) = preview("/", to_do, host=node.host)
     (done,) = apply("/", to_do, timeout=0, host=node.host)
     assert (shown.device, done.device) == (PF, PF)

@@ -150,7 +150,7 @@ def test_a_failed_bind_is_retried_after_a_delay_although_its_uevents_request_sca
     time.now += RETRY_AFTER - 1
     binder.bind(host, [VF, OTHER])
     assert (events, binder.problems) == ([], problems)
-    host.kernel.mend()
+    host.kernel.clear_faults()
     time.now += 1
     binder.bind(host, [VF, OTHER])
     assert binder.problems == {}

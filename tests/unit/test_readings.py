@@ -241,7 +241,7 @@ def test_a_sleeping_device_is_not_read_and_keeps_its_counters(tmp_path: Path) ->
     assert reading.outcomes["asleep"] == len(waking)
 
 
-def test_an_awake_device_that_nobody_holds_is_read_once_a_minute(tmp_path: Path) -> None:
+def test_an_active_device_without_holders_is_read_once_a_minute(tmp_path: Path) -> None:
     host = build(tmp_path, {**GPU_PCI, **I915})
     reader = DeviceReader("gpu", gpu_plan(host))
     reads = [reader.read(host, "auto", 5.0 * step, held=False).outcomes["asleep"] == 0 for step in range(36)]

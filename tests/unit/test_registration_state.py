@@ -50,7 +50,7 @@ def test_rejections_are_retried_with_backoff_up_to_a_limit() -> None:
     assert all(0.8 * LAST_RETRY <= pause <= 1.2 * LAST_RETRY for pause in pauses[-3:])
 
 
-def test_a_new_kubelet_socket_is_tried_at_once_after_a_rejection() -> None:
+def test_a_new_kubelet_socket_is_tried_immediately_after_a_rejection() -> None:
     state = RegistrationState()
     observe(state, ONE, watching=False, now=0)
     state.record_attempt(0, accepted=False)
@@ -79,7 +79,7 @@ def test_a_kubelet_that_never_opens_a_stream_gets_registrations_at_growing_inter
     assert waits == [STREAM_DEADLINE, 2 * STREAM_DEADLINE, 4 * STREAM_DEADLINE, 8 * STREAM_DEADLINE]
 
 
-def test_registers_at_once_when_a_long_stream_ends() -> None:
+def test_registers_immediately_when_a_long_stream_ends() -> None:
     state = registered()
     observe(state, ONE, watching=True, now=STREAM_DEADLINE + 1)
     assert observe(state, ONE, watching=False, now=STREAM_DEADLINE + 2)
@@ -102,7 +102,7 @@ def test_streams_of_an_earlier_registration_do_not_count_as_ended() -> None:
     assert state.registered
 
 
-def test_a_kubelet_that_ends_every_stream_at_once_is_retried_with_backoff() -> None:
+def test_streams_that_end_immediately_are_retried_with_backoff() -> None:
     state, now, pauses = registered(), 0.0, list[float]()
     for _ in range(8):
         observe(state, ONE, watching=True, now=now)

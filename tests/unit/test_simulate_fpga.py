@@ -11,7 +11,7 @@ from kernels import dangling, refusal
 from waiting import until
 
 from accelplane.simulate.kernel import Kernel
-from accelplane.simulate.kernel.control import obey
+from accelplane.simulate.kernel.control import execute
 from accelplane.simulate.offload import FpgaSpec
 from accelplane.simulate.specs import NodeSpec
 
@@ -121,7 +121,7 @@ def test_wrong_structures_and_bitstreams_change_nothing(driver: str, wrong: dict
     assert port_at(kernel, "port.0") == NLB0
 
 
-def test_the_out_of_tree_driver_says_which_hardware_error_it_was() -> None:
+def test_the_out_of_tree_driver_returns_the_hardware_error() -> None:
     kernel = card("opae")
     memory = programming("opae", afu="0" * 32)
     assert call(kernel, "intel-fpga-fme.0", 0xB580, memory) == errno.EIO
@@ -145,17 +145,17 @@ def test_requests_that_the_node_does_not_know_are_refused(driver: str, node: str
 
 
 @pytest.mark.parametrize(
-    ("driver", "given", "answered"),
+    ("driver", "given", "expected"),
     [
         ("dfl", struct.pack("<IIII", 16, 9, 9, 9), struct.pack("<IIII", 16, 0, 2, 0)),
         ("opae", struct.pack("<IIIIII", 24, 9, 9, 9, 9, 9), struct.pack("<IIIIII", 24, 0, 0, 2, 0, 0)),
     ],
 )
-def test_a_port_tells_of_its_regions(driver: str, given: bytes, answered: bytes) -> None:
+def test_port_region_info_returns_the_regions(driver: str, given: bytes, expected: bytes) -> None:
     kernel, node = card(driver), f"{PREFIX[driver]}port.0"
     memory = Memory(given)
     assert call(kernel, node, MAGIC[driver] | 0x41, memory) == 0
-    assert memory.content[: len(answered)] == answered
+    assert memory.content[: len(expected)] == expected
     region = Memory(struct.pack("<IIIIQQ", 32, 0, 1, 0, 0, 0))
     assert call(kernel, node, MAGIC[driver] | 0x42, region) == 0
     assert struct.unpack_from("<IIIIQQ", region.content) == (32, 7, 1, 0, 0x40000, 0x40000)
@@ -200,9 +200,9 @@ def test_released_ports_become_virtual_functions_and_come_back(driver: str) -> N
         ("other", 0, f"{int(NLB3, 16) ^ 1:032x}"),
     ],
 )
-def test_programming_ends_as_it_was_told_to_once(outcome: str, number: int, afu: str) -> None:
+def test_programming_has_the_injected_result_once(outcome: str, number: int, afu: str) -> None:
     kernel = card()
-    assert obey(kernel, f'{{"do": "fpga", "bdf": "{CARD}", "outcomes": ["{outcome}"]}}') == "done"
+    assert execute(kernel, f'{{"do": "fpga", "bdf": "{CARD}", "outcomes": ["{outcome}"]}}') == "done"
     assert call(kernel, "dfl-fme.0", 0xB680, programming("dfl")) == number
     assert port_at(kernel, "port.0") == afu
     assert call(kernel, "dfl-fme.0", 0xB680, programming("dfl")) == 0
@@ -212,21 +212,21 @@ def test_programming_ends_as_it_was_told_to_once(outcome: str, number: int, afu:
 
 async def test_while_a_port_is_programmed_its_function_is_busy_and_others_are_not() -> None:
     kernel = card()
-    obey(kernel, f'{{"do": "fpga", "bdf": "{CARD}", "outcomes": ["hang"]}}')
+    execute(kernel, f'{{"do": "fpga", "bdf": "{CARD}", "outcomes": ["hang"]}}')
     worker = asyncio.create_task(asyncio.to_thread(call, kernel, "dfl-fme.0", 0xB680, programming("dfl")))
     await until(lambda: kernel.fpga(CARD).ports[0].disabled)
     with pytest.raises(OSError, match="busy"):
         kernel.read("/sys/dev/char/240:0/afu_id")
     assert port_at(kernel, "port.1") == NLB0
     assert call(kernel, "dfl-fme.0", 0xB680, programming("dfl")) == errno.EBUSY
-    obey(kernel, f'{{"do": "fpga", "bdf": "{CARD}", "go_on": true}}')
+    execute(kernel, f'{{"do": "fpga", "bdf": "{CARD}", "resume": true}}')
     assert await worker == 0
     assert port_at(kernel, "port.0") == NLB3
 
 
-def test_a_crashed_card_says_ones_everywhere() -> None:
+def test_ids_of_a_crashed_card_are_all_ones() -> None:
     kernel = card(afus=[NLB0])
-    obey(kernel, f'{{"do": "fpga", "bdf": "{CARD}", "crash": true}}')
+    execute(kernel, f'{{"do": "fpga", "bdf": "{CARD}", "crash": true}}')
     assert port_at(kernel, "port.0") == "f" * 32
     assert kernel.read("/sys/class/fpga_region/region1/compat_id") == "f" * 32 + "\n"
 

@@ -147,7 +147,9 @@ def test_an_iaa_has_no_batches_and_no_read_buffers() -> None:
         ({"type": ""}, (0, 0), "0"),
     ],
 )
-def test_enabling_checks_and_says_what_is_wrong(changes: dict[str, str], codes: tuple[int, int], status: str) -> None:
+def test_enabling_fails_with_the_status_of_the_problem(
+    changes: dict[str, str], codes: tuple[int, int], status: str
+) -> None:
     kernel = one()
     kernel.write(f"{BUS}/dsa0/cmd_status", "0")
     configure(kernel, **changes)
@@ -202,12 +204,12 @@ def test_an_enabled_queue_has_a_node_and_udevs_link() -> None:
 
 def test_while_udev_waits_the_link_is_missing() -> None:
     kernel = one()
-    kernel.let_udev_wait(wait=True)
+    kernel.pause_udev(wait=True)
     configure(kernel)
     assert enable(kernel) == (0, 0)
     assert kernel.list("/dev/dsa") == ["wq0.0"]
     links = kernel.list("/dev/char")
-    kernel.let_udev_wait(wait=False)
+    kernel.pause_udev(wait=False)
     assert len(kernel.list("/dev/char")) == len(links) + 1
 
 
@@ -239,7 +241,7 @@ def test_binding_twice_is_busy() -> None:
     assert refusal(kernel, f"{DRIVERS}/user/bind", "dsa0") == errno.ENODEV
 
 
-def test_disabling_a_queue_forgets_all_but_size_and_group_and_does_not_ask_its_clients() -> None:
+def test_disabling_a_queue_resets_all_but_size_and_group_also_with_clients() -> None:
     kernel = one(DsaSpec(queues=[QueueSpec()] * 2))
     kernel.hold("wq0.0")
     kernel.hold("wq0.0")
@@ -271,7 +273,7 @@ def test_a_kernel_queue_is_enabled_by_the_dma_engine_driver() -> None:
     assert kernel.read(f"{BUS}/wq0.0/type") == "kernel\n"
 
 
-def test_older_kernels_do_not_ask_for_a_drivers_name() -> None:
+def test_older_kernels_need_no_driver_name() -> None:
     kernel = one(DsaSpec(driver_name_file=False))
     configure(kernel, driver_name="")
     assert not kernel.exists(f"{BUS}/wq0.0/driver_name")

@@ -124,7 +124,7 @@ def test_a_picture_has_no_link_that_leads_nowhere(tmp_path: Path) -> None:
     assert dangling(kernel) == []
 
 
-def test_yaml_says_every_family(tmp_path: Path) -> None:
+def test_yaml_can_describe_every_family(tmp_path: Path) -> None:
     path = tmp_path / "node.yaml"
     path.write_text(
         """
@@ -173,7 +173,7 @@ def test_a_fault_in_a_description_is_named(tmp_path: Path, text: str, message: s
         NodeSpec.load(path)
 
 
-def test_addresses_that_nobody_gave_never_meet() -> None:
+def test_default_addresses_are_unique() -> None:
     kinds = ("qat", "dsa", "iaa", "dlb")
     for numa_nodes in (0, 1, 2, 5):
         places = [offload_address(kind, index, numa_nodes) for kind in kinds for index in range(256)]

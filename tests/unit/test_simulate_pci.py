@@ -155,7 +155,7 @@ def test_vfio_refuses_some_devices(spec: NodeSpec, bdf: str, code: int) -> None:
     assert driver(kernel, bdf) == ("" if code else "vfio-pci")
 
 
-def test_without_an_iommu_the_group_says_so() -> None:
+def test_without_an_iommu_the_group_is_noiommu() -> None:
     spec = NodeSpec(dsas=[DsaSpec(driver="vfio-pci")], iommu="off", noiommu=True)
     kernel = Kernel(spec)
     assert kernel.read(f"{DEVICES}/0000:60:01.0/iommu_group/name") == "vfio-noiommu\n"
@@ -246,7 +246,7 @@ def test_hardware_is_plugged_in_and_pulled_out_whoever_uses_it() -> None:
     assert kernel.list(DEVICES) == [second]
     with pytest.raises(TreeError, match="no PCI function"):
         kernel.unplug(first)
-    with pytest.raises(TreeError, match="is taken already"):
+    with pytest.raises(TreeError, match="already in use"):
         kernel.plug(DsaSpec(bdf=second))
     with pytest.raises(TreeError, match="no device, queue or node of that name"):
         kernel.hold(first)
@@ -256,8 +256,8 @@ def test_hardware_is_plugged_in_and_pulled_out_whoever_uses_it() -> None:
     ("spec", "message"),
     [
         (NodeSpec(qats=[QatSpec(bdf=QAT), QatSpec(bdf=QAT)]), "two devices of the description have this address"),
-        (NodeSpec(dsas=[DsaSpec(driver="vfio-pci")], iommu="off"), "cannot be as described"),
-        (NodeSpec(qats=[QatSpec(bdf="0000:61:1f.0", vfs=16)]), "cannot be as described"),
+        (NodeSpec(dsas=[DsaSpec(driver="vfio-pci")], iommu="off"), "cannot be set up as described"),
+        (NodeSpec(qats=[QatSpec(bdf="0000:61:1f.0", vfs=16)]), "cannot be set up as described"),
     ],
 )
 def test_what_cannot_be_is_refused(spec: NodeSpec, message: str) -> None:
@@ -275,7 +275,7 @@ def _told(change: Callable[[Kernel], None]) -> list[tuple[str, str, str]]:
     return heard
 
 
-def test_every_change_is_told_as_a_uevent() -> None:
+def test_every_change_sends_a_uevent() -> None:
     path = f"/devices/pci0000:61/{VF}"
 
     def bind(kernel: Kernel) -> None:

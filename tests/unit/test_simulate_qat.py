@@ -30,7 +30,7 @@ def test_every_product_is_there_with_its_drivers_and_ids(model: str) -> None:
         assert kernel.exists(f"/sys/module/{module}")
 
 
-def test_a_pf_that_is_not_told_starts_with_the_services_of_its_number() -> None:
+def test_default_services_of_a_pf_depend_on_its_number() -> None:
     kernel = Kernel(NodeSpec(qats=[QatSpec()] * 4))
     found = [kernel.read(f"/sys/bus/pci/devices/0000:{bus}:00.0/qat/cfg_services") for bus in (61, 65, 69, "6d")]
     assert found == ["sym;asym\n", "dc\n"] * 2
@@ -147,7 +147,7 @@ def test_unbinding_the_driver_takes_its_files_away_and_binding_starts_anew() -> 
     assert kernel.read(f"{PF}/qat/state") == "up\n"
 
 
-def test_faults_come_as_often_as_they_are_asked_for() -> None:
+def test_faults_occur_the_requested_number_of_times() -> None:
     kernel = Kernel(NodeSpec(qats=[QatSpec(vfs=2)]))
     kernel.fail(f"{PF}/qat/state", errno.EIO, times=2)
     assert [refusal(kernel, f"{PF}/qat/state", "up") for _ in range(3)] == [errno.EIO, errno.EIO, 0]
@@ -157,13 +157,13 @@ def test_faults_come_as_often_as_they_are_asked_for() -> None:
         assert refusal(kernel, f"{PF}/virtfn1/driver_override", "x") == errno.EPERM
         assert refusal(kernel, f"{PF}/virtfn1/driver/unbind", "0000:61:00.2\n") == errno.EBUSY
     assert refusal(kernel, f"{PF}/virtfn0/driver/unbind", "0000:61:00.1\n") == 0
-    kernel.say(f"{PF}/qat/state", b"\xff\0", times=1)
+    kernel.set_content(f"{PF}/qat/state", b"\xff\0", times=1)
     kernel.fail(f"{PF}/qat/cfg_services", errno.EIO, on="read")
     assert kernel.read_bytes(f"{PF}/qat/state") == b"\xff\0"
     assert kernel.read_bytes(f"{PF}/qat/state") == b"up\n"
     with pytest.raises(OSError, match="Input/output error"):
         kernel.read(f"{PF}/qat/cfg_services")
-    kernel.mend()
+    kernel.clear_faults()
     assert kernel.read(f"{PF}/qat/cfg_services") == "sym;asym\n"
 
 

@@ -14,7 +14,7 @@ from accelplane.simulate.description import MAX_SIZE
 from accelplane.simulate.specs import gpu_address, npu_address
 
 
-def test_yaml_says_every_property_of_a_device(tmp_path: Path) -> None:
+def test_yaml_can_describe_every_property_of_a_device(tmp_path: Path) -> None:
     path = tmp_path / "node.yaml"
     path.write_text(
         """

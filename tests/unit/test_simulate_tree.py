@@ -52,7 +52,9 @@ def test_both_ways_of_reading_the_pci_address_give_it(tmp_path: Path) -> None:
         (GpuSpec(connectors=["HDMI-A-1", "DP-2"]), "i915", "0x56c0", ["card0-DP-2", "card0-HDMI-A-1"]),
     ],
 )
-def test_a_card_says_what_it_is(tmp_path: Path, spec: GpuSpec, driver: str, device: str, connectors: list[str]) -> None:
+def test_a_card_has_its_model_attributes(
+    tmp_path: Path, spec: GpuSpec, driver: str, device: str, connectors: list[str]
+) -> None:
     node = SimulatedNode(tmp_path)
     node.plug_gpu(spec)
     host = Host(tmp_path)
@@ -279,7 +281,7 @@ def test_what_is_in_the_way_is_named_and_stays(tmp_path: Path, path: str) -> Non
     assert Host(tmp_path).names("/sys/bus/pci/devices") == ["0000:00:1c.0"]  # the root port may stay
 
 
-def test_a_device_that_somebody_else_took_apart_can_be_unplugged(tmp_path: Path) -> None:
+def test_a_partially_removed_device_can_be_unplugged(tmp_path: Path) -> None:
     node = SimulatedNode(tmp_path)
     node.plug_gpu()
     (tmp_path / "dev/dri/card0").unlink()
@@ -303,7 +305,7 @@ def test_a_root_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
         SimulatedNode(tmp_path).plug_gpu()
 
 
-def test_device_nodes_have_the_kernels_numbers_or_those_asked_for(tmp_path: Path) -> None:
+def test_device_nodes_have_the_kernels_or_the_given_numbers(tmp_path: Path) -> None:
     try:
         os.mknod(tmp_path / "probe", stat.S_IFCHR | 0o600, os.makedev(1, 3))
     except PermissionError:

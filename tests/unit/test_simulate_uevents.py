@@ -63,7 +63,7 @@ def test_a_notice_reaches_pods_as_well() -> None:
     assert received == "/devices/pci0000:00/0000:00:02.0\n" * 2
 
 
-def test_without_the_privilege_the_kernels_refusal_is_told() -> None:
+def test_a_missing_privilege_is_reported() -> None:
     answer = own_namespace("setpriv", "--inh-caps=-all", "--bounding-set=-all")
     assert answer.startswith("refused: add@/devices/pci0000:00/0000:00:02.0/drm/card0: Operation not permitted")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from trees import write
 
-from accelplane.cli.topreadings import Counters, Rates, counters, rates, values, whole
+from accelplane.cli.topreadings import Counters, Rates, counters, device_value, rates, values
 from accelplane.host import Host
 from accelplane.node.device_reader import DeviceReader, DeviceReading
 from accelplane.readings import DevicePlan, families, gpu
@@ -76,9 +76,9 @@ def test_a_clock_that_differs_from_the_drivers_gives_no_share_below_0_or_above_1
 
 
 def test_the_device_counts_before_its_package_and_tiles_are_added() -> None:
-    assert whole({"package": 3.0, "card": 4.0}) == 4.0
-    assert whole({"gt0": 3.0, "gt1": 4.0}) == 7.0
-    assert whole({}) is None
+    assert device_value({"package": 3.0, "card": 4.0}) == 4.0
+    assert device_value({"gt0": 3.0, "gt1": 4.0}) == 7.0
+    assert device_value({}) is None
 
 
 def test_a_sleeping_device_has_no_rates_and_its_counters_are_repeated() -> None:

@@ -62,7 +62,7 @@ class TestPlaceOfADirectory:
             ("0-3", "9" * 5000, None),
         ],
     )
-    def test_is_what_it_says_itself(
+    def test_is_that_of_its_own_attribute(
         self, root: Path, cpus: str | None, numa: str | None, nodes: tuple[int, ...] | None
     ) -> None:
         directory(root, "pci0000:00/0000:00:02.0", cpus=cpus, numa=numa)
@@ -105,7 +105,7 @@ class TestSocketInPlaceOfANode:
         assert Host(root).topology_of("/sys/devices/parent/child") == (3,)
 
     @pytest.mark.parametrize("parent", [{}, {"numa": "-1"}, {"numa": "1", "cpus": ""}])
-    def test_is_no_node_when_nobody_knows(self, root: Path, parent: dict[str, str]) -> None:
+    def test_is_empty_without_information(self, root: Path, parent: dict[str, str]) -> None:
         directory(root, "parent", **parent)
         directory(root, "parent/child", cpus="", numa="0")
         assert Host(root).topology_of("/sys/devices/parent/child") is None

@@ -39,7 +39,7 @@ WORDS = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_chara
         (b"libudev\0\xfe\xed\xca\xfe\0add@/x", None),
     ],
 )
-def test_a_notice_is_told_from_what_is_none(message: bytes, event: Uevent | None) -> None:
+def test_uevents_are_distinguished_from_other_messages(message: bytes, event: Uevent | None) -> None:
     assert parse_uevent(message) == event
 
 
@@ -113,7 +113,7 @@ print([event.devpath for event in events])
 
 
 @needs_namespace
-def test_lost_notices_are_told_as_such_and_hearing_goes_on() -> None:
+def test_lost_uevents_are_reported_and_reading_continues() -> None:
     assert in_own_namespace(
         """
 stranger = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 15)
@@ -132,7 +132,7 @@ print([event.action for event in waiting()])
 
 
 @needs_namespace
-def test_as_many_notices_are_taken_at_once_as_the_caller_wants() -> None:
+def test_the_number_of_uevents_per_read_is_limited_by_the_caller() -> None:
     assert in_own_namespace(
         """
 for number in range(5):

@@ -58,7 +58,7 @@ class Sentry(Subscriber):
         await self.is_told()
 
 
-async def test_entries_that_come_and_go_are_told(watcher: Watcher, tmp_path: Path) -> None:
+async def test_created_and_removed_entries_cause_events(watcher: Watcher, tmp_path: Path) -> None:
     subscriber = Subscriber(watcher, "a", tmp_path)
     write(tmp_path / "file", "")
     await subscriber.is_told()
@@ -68,7 +68,9 @@ async def test_entries_that_come_and_go_are_told(watcher: Watcher, tmp_path: Pat
     await subscriber.is_told()
 
 
-async def test_many_events_at_once_are_told_once(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
+async def test_many_simultaneous_events_cause_one_notification(
+    watcher: Watcher, sentry: Sentry, tmp_path: Path
+) -> None:
     subscriber = Subscriber(watcher, "a", tmp_path)
     for number in range(100):
         (tmp_path / f"{number}").mkdir()
@@ -76,7 +78,7 @@ async def test_many_events_at_once_are_told_once(watcher: Watcher, sentry: Sentr
     assert subscriber.notified == 1
 
 
-async def test_rewritten_files_are_told_to_those_who_asked(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
+async def test_rewritten_files_notify_subscribers_of_writes(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
     write(tmp_path / "file", "old")
     deaf = Subscriber(watcher, "deaf", tmp_path)
     hearing = Subscriber(watcher, "hearing", tmp_path, written=True)
@@ -103,7 +105,7 @@ async def test_a_missing_directory_is_awaited_step_by_step(watcher: Watcher, sen
     assert subscriber.notified == 0, "the way there is not watched any more"
 
 
-async def test_a_directory_that_appears_with_all_it_holds_is_told(watcher: Watcher, tmp_path: Path) -> None:
+async def test_a_directory_created_with_content_causes_an_event(watcher: Watcher, tmp_path: Path) -> None:
     subscriber = Subscriber(watcher, "a", tmp_path / "x/y/z")
     os.makedirs(tmp_path / "x/y/z/w")
     await subscriber.is_told()
@@ -152,7 +154,7 @@ async def test_a_renamed_directory_is_another_one(watcher: Watcher, sentry: Sent
     await subscriber.is_told()
 
 
-async def test_two_who_watch_one_directory_do_not_disturb_each_other(
+async def test_two_subscribers_of_one_directory_are_independent(
     watcher: Watcher, sentry: Sentry, tmp_path: Path
 ) -> None:
     one, other = Subscriber(watcher, "one", tmp_path), Subscriber(watcher, "other", tmp_path)
@@ -205,7 +207,9 @@ async def test_the_forgotten_hear_nothing(watcher: Watcher, sentry: Sentry, tmp_
     assert subscriber.notified == 0
 
 
-async def test_one_may_forget_itself_while_it_is_told(watcher: Watcher, sentry: Sentry, tmp_path: Path) -> None:
+async def test_a_subscriber_can_unsubscribe_during_notification(
+    watcher: Watcher, sentry: Sentry, tmp_path: Path
+) -> None:
     notified: list[str] = []
 
     def once(name: str) -> None:
@@ -223,7 +227,7 @@ async def test_one_may_forget_itself_while_it_is_told(watcher: Watcher, sentry: 
 
 
 @pytest.mark.parametrize("path", ["file", "file/below", "loop", "loop/below", "x" * 300, "a\0b", "d/../none"])
-async def test_what_can_never_be_watched_harms_nobody(watcher: Watcher, tmp_path: Path, path: str) -> None:
+async def test_paths_that_cannot_be_watched_are_ignored(watcher: Watcher, tmp_path: Path, path: str) -> None:
     write(tmp_path / "w/file", "")
     link(tmp_path / "w/loop", "loop")
     (tmp_path / "d").mkdir()

@@ -263,7 +263,7 @@ def test_other_requests_are_errors(native: Native, request_line: str) -> None:
         Worker("sysman", 0, io.BytesIO(), lambda: native).serve(io.BytesIO(f"{request_line}\n".encode()))
 
 
-def test_the_worker_process_without_a_loader_says_so() -> None:
+def test_the_worker_process_reports_a_missing_loader() -> None:
     command = [sys.executable, "-m", "accelplane.sidecars.zeworker", "sysman", "0"]
     done = subprocess.run(command, input="init\n", capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0

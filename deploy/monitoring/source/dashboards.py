@@ -1,4 +1,4 @@
-"""What the dashboards show."""
+"""The dashboards: panels and their queries."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ OFF_ON = (("no", "text"), ("yes", "orange"))
 AWAKE = (("asleep", "blue"), ("awake", "green"))
 OF_UNIT = 'node=~"$node",plugin=~"$plugin",unit=~"$unit"'
 OF_DEVICE = 'node=~"$node",plugin=~"$plugin",device=~"$device"'
+OF_NODE = 'node=~"$node"'
 
 
-def fleet() -> Dashboard:
-    overview = [
+def _overview_panels() -> list[Panel]:
+    return [
         Panel(title="Healthy devices", kind="stat", width=4, height=4,
               queries=query('sum(accelplane_devices{health="Healthy"})')),
         Panel(title="Unhealthy devices", kind="stat", width=4, height=4,
@@ -35,7 +36,10 @@ def fleet() -> Dashboard:
               about="Unschedulable pods that request an accelerator. Needs kube-state-metrics.", none="0",
               queries=query(f"count({WAITING})")),
     ]  # fmt: skip
-    devices = [
+
+
+def _devices_panels() -> list[Panel]:
+    return [
         Panel(title="Physical devices by kind and state", kind="table",
               queries=query("sum by (plugin, phase) (accelplane_unit_health)", "devices"), shown=("phase",)),
         Panel(title="Devices by resource and health",
@@ -51,7 +55,10 @@ def fleet() -> Dashboard:
         Panel(title="Power by kind", unit="watt", stacked=True,
               queries=query("sum by (plugin) (accelplane:device_power:watts)", "{{plugin}}")),
     ]  # fmt: skip
-    problems = [
+
+
+def _problems_panels() -> list[Panel]:
+    return [
         Panel(title="Unhealthy devices with reason", kind="table", width=12, none="None", queries=query(
             f"{UNHEALTHY} * on (instance, plugin, unit) group_right () accelplane_unit_unhealthy_reason", "unhealthy")),
         Panel(title="Unhealthy time in the last 24 hours", kind="table", unit="s", width=12, none="None", queries=query(
@@ -66,7 +73,10 @@ def fleet() -> Dashboard:
         Panel(title="Waiting pods", kind="table", width=12, none="None",
               queries=query(WAITING, "waiting")),
     ]  # fmt: skip
-    recovery = [
+
+
+def _recovery_panels() -> list[Panel]:
+    return [
         Panel(title="Failures by reason", width=12, none="None", queries=query(
             "sum by (plugin, reason) (increase(accelplane_unit_failures_total[$__rate_interval]))",
             "{{plugin}} {{reason}}")),
@@ -74,16 +84,24 @@ def fleet() -> Dashboard:
             "histogram_quantile(0.9, sum by (plugin, le) (increase(accelplane_unit_recovery_seconds_bucket[1d])))",
             "{{plugin}}")),
     ]  # fmt: skip
+
+
+def fleet() -> Dashboard:
     return Dashboard(
         uid="accelplane-fleet",
         title="Accelplane / Fleet",
         about="All accelerators of a cluster: state, allocation, problems.",
-        rows=[Row("Overview", overview), Row("Devices", devices), Row("Problems", problems), Row("Recovery", recovery)],
+        rows=[
+            Row("Overview", _overview_panels()),
+            Row("Devices", _devices_panels()),
+            Row("Problems", _problems_panels()),
+            Row("Recovery", _recovery_panels()),
+        ],
     )
 
 
-def node() -> Dashboard:
-    health = [
+def _health_panels() -> list[Panel]:
+    return [
         Panel(title="Health", kind="state-timeline", width=12, states=HEALTH_STATES, queries=query(
             f'accelplane_unit_health{{phase="suspect",{OF_UNIT}}}'
             f' + ignoring (phase) 2 * accelplane_unit_health{{phase="recovering",{OF_UNIT}}}'
@@ -97,7 +115,10 @@ def node() -> Dashboard:
         Panel(title="Idle time of held devices", unit="s", width=12, none="None",
               queries=query(f"accelplane_unit_idle_seconds{{{OF_UNIT}}}", "{{node}} {{unit}}")),
     ]  # fmt: skip
-    sensors = [
+
+
+def _sensors_panels() -> list[Panel]:
+    return [
         Panel(title="Power and limits", unit="watt", queries=[
             Query(f"accelplane:device_power:watts{{{OF_DEVICE}}}", "{{device}}"),
             Query(f"accelplane_device_power_limit_watts{{{OF_DEVICE}}}", "{{device}} {{sensor}} {{limit}}")]),
@@ -113,7 +134,10 @@ def node() -> Dashboard:
         Panel(title="Fans", unit="rotrpm", queries=query(
             f"accelplane_device_fan_rpm{{{OF_DEVICE}}}", "{{device}} {{sensor}}")),
     ]  # fmt: skip
-    activity = [
+
+
+def _activity_panels() -> list[Panel]:
+    return [
         Panel(title="GPU frequencies", unit="hertz", queries=query(
             f"accelplane_gpu_frequency_hertz{{{OF_DEVICE}}}", "{{device}} {{gt}} {{kind}}")),
         Panel(title="GT active", unit="percentunit", about="An upper bound of the use of the engines.", queries=query(
@@ -121,7 +145,10 @@ def node() -> Dashboard:
         Panel(title="Throttling", kind="state-timeline", states=OFF_ON, queries=query(
             f"accelplane_gpu_throttled{{{OF_DEVICE}}}", "{{device}} {{gt}} {{reason}}")),
     ]  # fmt: skip
-    bus = [
+
+
+def _bus_panels() -> list[Panel]:
+    return [
         Panel(title="Link speed and maximum", unit="none", about="Transfers per second of a lane.", queries=[
             Query(f"accelplane_pci_link_transfers_per_second{{{OF_DEVICE}}}", "{{device}}"),
             Query(f"accelplane_pci_link_max_transfers_per_second{{{OF_DEVICE}}}", "{{device}} maximum")]),
@@ -137,11 +164,19 @@ def node() -> Dashboard:
             "[$__rate_interval]))",
             "{{plugin}} {{outcome}}")),
     ]  # fmt: skip
+
+
+def node() -> Dashboard:
     return Dashboard(
         uid="accelplane-node",
         title="Accelplane / Node and device",
         about="Health, holders, sensors and activity of the devices of a node.",
-        rows=[Row("Health", health), Row("Sensors", sensors), Row("GPU activity", activity), Row("Bus", bus)],
+        rows=[
+            Row("Health", _health_panels()),
+            Row("Sensors", _sensors_panels()),
+            Row("GPU activity", _activity_panels()),
+            Row("Bus", _bus_panels()),
+        ],
         variables=[
             Variable("node", "label_values(accelplane_build_info, node)", "Node"),
             Variable("plugin", 'label_values(accelplane_device_info{node=~"$node"}, plugin)', "Plugin"),
@@ -160,8 +195,8 @@ def _rate(metric: str, legend: str = "{{node}} {{device}}") -> tuple[Query]:
     return query(f'rate({metric}{{node=~"$node"}}[$__rate_interval])', legend)
 
 
-def kinds() -> Dashboard:
-    gpu = [
+def _gpu_panels() -> list[Panel]:
+    return [
         Panel(title="GT active", unit="percentunit",
               queries=_kind("accelplane:gt_active:ratio", "{{node}} {{device}} {{gt}}")),
         Panel(title="Power", unit="watt",
@@ -178,13 +213,19 @@ def kinds() -> Dashboard:
         Panel(title="Health reported by the driver", none="None",
               queries=query('sum by (state) (accelplane_gpu_health{node=~"$node"})', "{{state}}")),
     ]  # fmt: skip
-    npu = [
+
+
+def _npu_panels() -> list[Panel]:
+    return [
         Panel(title="Busy", unit="percentunit", queries=_rate("accelplane_npu_busy_seconds_total")),
         Panel(title="Memory", unit="bytes", queries=_kind("accelplane_npu_memory_bytes")),
         Panel(title="Frequencies", unit="hertz",
               queries=_kind("accelplane_npu_frequency_hertz", "{{node}} {{device}} {{kind}}")),
     ]  # fmt: skip
-    qat = [
+
+
+def _qat_panels() -> list[Panel]:
+    return [
         Panel(title="Up", kind="state-timeline", states=(("down", "red"), ("up", "green")),
               queries=_kind("accelplane_qat_up")),
         Panel(title="Requests", unit="reqps", queries=_rate("accelplane_qat_requests_total")),
@@ -200,7 +241,10 @@ def kinds() -> Dashboard:
             'increase(accelplane_qat_errors_total{node=~"$node"}[$__rate_interval])',
             "{{node}} {{device}} {{severity}}")),
     ]  # fmt: skip
-    idxd = [
+
+
+def _idxd_panels() -> list[Panel]:
+    return [
         Panel(title="Fill of work queues", unit="percentunit", queries=query(
             'accelplane_idxd_queue_entries{node=~"$node"} / accelplane_idxd_queue_size{node=~"$node"}',
             "{{node}} {{unit}}")),
@@ -209,7 +253,10 @@ def kinds() -> Dashboard:
             'increase(accelplane_idxd_completion_faults_total{node=~"$node"}[$__rate_interval])',
             "{{node}} {{unit}} {{outcome}}")),
     ]  # fmt: skip
-    others = [
+
+
+def _others_panels() -> list[Panel]:
+    return [
         Panel(title="DLB: resources in use", queries=query(
             'accelplane_dlb_resources{node=~"$node"} - accelplane_dlb_resources_available{node=~"$node"}',
             "{{node}} {{device}} {{resource}}")),
@@ -231,16 +278,19 @@ def kinds() -> Dashboard:
         Panel(title="Network cards: temperature", unit="celsius", least=None, none="None", queries=query(
             'accelplane_device_temperature_celsius{plugin="onload",node=~"$node"}', "{{node}} {{device}} {{sensor}}")),
     ]  # fmt: skip
+
+
+def kinds() -> Dashboard:
     return Dashboard(
         uid="accelplane-kinds",
         title="Accelplane / Kinds",
         about="The metrics that only one kind of device has.",
         rows=[
-            Row("GPU", gpu),
-            Row("NPU", npu),
-            Row("QAT", qat),
-            Row("DSA and IAA", idxd),
-            Row("DLB, SGX, FPGA, network cards", others),
+            Row("GPU", _gpu_panels()),
+            Row("NPU", _npu_panels()),
+            Row("QAT", _qat_panels()),
+            Row("DSA and IAA", _idxd_panels()),
+            Row("DLB, SGX, FPGA, network cards", _others_panels()),
         ],
         variables=[Variable("node", "label_values(accelplane_build_info, node)", "Node")],
     )
@@ -280,60 +330,68 @@ def namespace() -> Dashboard:
     )
 
 
-def framework() -> Dashboard:
-    of = 'node=~"$node"'
-    kubelet = [
+def _kubelet_panels() -> list[Panel]:
+    return [
         Panel(title="Resources that are not registered", kind="table", none="None",
-              queries=query(f"accelplane_registered{{{of}}} == 0", "registered")),
+              queries=query(f"accelplane_registered{{{OF_NODE}}} == 0", "registered")),
         Panel(title="Registrations", queries=query(
-            f"increase(accelplane_registrations_total{{{of}}}[$__rate_interval])", "{{node}} {{resource}}")),
+            f"increase(accelplane_registrations_total{{{OF_NODE}}}[$__rate_interval])", "{{node}} {{resource}}")),
         Panel(title="Lists sent", unit="ops", queries=query(
-            f"sum by (resource) (rate(accelplane_lists_sent_total{{{of}}}[$__rate_interval]))", "{{resource}}")),
+            f"sum by (resource) (rate(accelplane_lists_sent_total{{{OF_NODE}}}[$__rate_interval]))", "{{resource}}")),
         Panel(title="Allocations by outcome", none="None", queries=query(
-            f"sum by (resource, outcome) (increase(accelplane_allocations_total{{{of}}}[$__rate_interval]))",
+            f"sum by (resource, outcome) (increase(accelplane_allocations_total{{{OF_NODE}}}[$__rate_interval]))",
             "{{resource}} {{outcome}}")),
         Panel(title="Allocate, 99th percentile", unit="s", none="None", queries=query(
             "histogram_quantile(0.99, sum by (resource, le) "
-            f"(rate(accelplane_allocation_seconds_bucket{{{of}}}[$__rate_interval])))", "{{resource}}")),
+            f"(rate(accelplane_allocation_seconds_bucket{{{OF_NODE}}}[$__rate_interval])))", "{{resource}}")),
         Panel(title="Requests to pod-resources", unit="ops", queries=query(
-            f"sum by (method, outcome) (rate(accelplane_kubelet_asks_total{{{of}}}[$__rate_interval]))",
+            f"sum by (method, outcome) (rate(accelplane_kubelet_asks_total{{{OF_NODE}}}[$__rate_interval]))",
             "{{method}} {{outcome}}")),
     ]  # fmt: skip
-    scans = [
+
+
+def _scans_panels() -> list[Panel]:
+    return [
         Panel(title="Scans", unit="ops", queries=query(
-            f"sum by (plugin) (rate(accelplane_scans_total{{{of}}}[$__rate_interval]))", "{{plugin}}")),
+            f"sum by (plugin) (rate(accelplane_scans_total{{{OF_NODE}}}[$__rate_interval]))", "{{plugin}}")),
         Panel(title="Duration of the last scan", unit="s",
-              queries=query(f"max by (plugin) (accelplane_scan_seconds{{{of}}})", "{{plugin}}")),
+              queries=query(f"max by (plugin) (accelplane_scan_seconds{{{OF_NODE}}})", "{{plugin}}")),
         Panel(title="Failed scans and CDI files", queries=[
-            Query(f"sum by (plugin) (increase(accelplane_scan_failures_total{{{of}}}[$__rate_interval]))",
+            Query(f"sum by (plugin) (increase(accelplane_scan_failures_total{{{OF_NODE}}}[$__rate_interval]))",
                   "{{plugin}} scans"),
-            Query(f"sum by (plugin) (increase(accelplane_cdi_write_failures_total{{{of}}}[$__rate_interval]))",
+            Query(f"sum by (plugin) (increase(accelplane_cdi_write_failures_total{{{OF_NODE}}}[$__rate_interval]))",
                   "{{plugin}} CDI files")]),
         Panel(title="Skipped hardware", none="None",
-              queries=query(f"sum by (plugin) (accelplane_skipped{{{of}}})", "{{plugin}}")),
+              queries=query(f"sum by (plugin) (accelplane_skipped{{{OF_NODE}}})", "{{plugin}}")),
         Panel(title="Uevents", unit="ops", none="None", queries=query(
-            f"sum by (subsystem) (rate(accelplane_uevents_total{{{of}}}[$__rate_interval]))", "{{subsystem}}")),
+            f"sum by (subsystem) (rate(accelplane_uevents_total{{{OF_NODE}}}[$__rate_interval]))", "{{subsystem}}")),
         Panel(title="Stuck devices", kind="table", none="None",
-              queries=query(f"accelplane_device_stuck{{{of}}} == 1", "stuck")),
+              queries=query(f"accelplane_device_stuck{{{OF_NODE}}} == 1", "stuck")),
     ]  # fmt: skip
-    agents = [
+
+
+def _agents_panels() -> list[Panel]:
+    return [
         Panel(title="Pages, 99th percentile", unit="s", none="None", queries=query(
-            f"histogram_quantile(0.99, sum by (page, le) (rate(accelplane_page_seconds_bucket{{{of}}}"
+            f"histogram_quantile(0.99, sum by (page, le) (rate(accelplane_page_seconds_bucket{{{OF_NODE}}}"
             "[$__rate_interval])))", "{{page}}")),
         Panel(title="Requests of pages", unit="reqps", queries=query(
-            f"sum by (page, code) (rate(accelplane_page_requests_total{{{of}}}[$__rate_interval]))",
+            f"sum by (page, code) (rate(accelplane_page_requests_total{{{OF_NODE}}}[$__rate_interval]))",
             "{{page}} {{code}}")),
         Panel(title="Dropped samples", none="None", queries=query(
-            f"sum by (plugin, cause) (increase(accelplane_samples_dropped_total{{{of}}}[$__rate_interval]))",
+            f"sum by (plugin, cause) (increase(accelplane_samples_dropped_total{{{OF_NODE}}}[$__rate_interval]))",
             "{{plugin}} {{cause}}")),
         Panel(title="Versions", kind="table", queries=query(
-            f"count by (version) (accelplane_build_info{{{of}}})", "agents")),
+            f"count by (version) (accelplane_build_info{{{OF_NODE}}})", "agents")),
         Panel(title="Series per scrape", queries=query(
-            f'scrape_samples_scraped{{job=~".*accelplane-agent",{of}}}', "{{node}} {{agent}}")),
+            f'scrape_samples_scraped{{job=~".*accelplane-agent",{OF_NODE}}}', "{{node}} {{agent}}")),
         Panel(title="Age of the holders", unit="s", none="None", queries=query(
-            f"accelplane_holders_age_seconds{{{of}}}", "{{node}} {{agent}}")),
+            f"accelplane_holders_age_seconds{{{OF_NODE}}}", "{{node}} {{agent}}")),
     ]  # fmt: skip
-    operator = [
+
+
+def _operator_panels() -> list[Panel]:
+    return [
         Panel(title="Reconciliations", unit="ops", none="None", queries=query(
             "sum by (controller, result) (rate(controller_runtime_reconcile_total[$__rate_interval]))",
             "{{controller}} {{result}}")),
@@ -343,11 +401,19 @@ def framework() -> Dashboard:
         Panel(title="Agents as the fleet page sees them", none="None",
               queries=query("sum by (state) (accelplane_fleet_agents)", "{{state}}")),
     ]  # fmt: skip
+
+
+def framework() -> Dashboard:
     return Dashboard(
         uid="accelplane-framework",
         title="Accelplane / Framework",
         about="Agents, operator and webhooks themselves.",
-        rows=[Row("Kubelet", kubelet), Row("Scans", scans), Row("Agents", agents), Row("API side", operator)],
+        rows=[
+            Row("Kubelet", _kubelet_panels()),
+            Row("Scans", _scans_panels()),
+            Row("Agents", _agents_panels()),
+            Row("API side", _operator_panels()),
+        ],
         variables=[Variable("node", "label_values(accelplane_build_info, node)", "Node")],
     )
 

@@ -62,7 +62,7 @@ class _InvalidError(Exception):
 
 
 def mutator(names: Callable[[str], Names], complete: Callable[[], bool] = lambda: True) -> Mutator[Pod]:
-    """The webhook. `names` returns what pods of a namespace may request, `complete` whether all of it is read.
+    """The webhook. `names` returns what pods of a namespace may request, `complete` whether the caches are synced.
 
     Before that, which happens with manifests without a readiness probe, pods are denied with a temporary error.
     Controllers retry it, whereas an unmutated pod would never start.
@@ -183,7 +183,7 @@ def _number(name: str, quantity: Quantity | None) -> Fraction | None:
 
 
 def _target(name: str, names: Names, namespace: str) -> Target:
-    """What an alias stands for. Raises `_InvalidError`."""
+    """The target of an alias. Raises `_InvalidError`."""
     target = names.targets.get(name)
     if target is not None and target.mode in ("af", "region", "regiondevel"):
         return target

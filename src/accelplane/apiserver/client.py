@@ -88,7 +88,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class ApiServer:
-    """One server. Methods raise `ApiError`; `deadline` is the time of a whole request with its retries, in seconds.
+    """One server. Methods raise `ApiError`; `deadline` is the time of a request with its retries, in seconds.
 
     Without `idle_timeout` each request has its own connection, for programs that seldom send one. `before_write` is
     called before each request other than GET; an exception prevents the request. `on_response` is called with
@@ -294,7 +294,7 @@ class ApiServer:
 
     @contextlib.asynccontextmanager
     async def _response(self, request: _Request, name: str) -> AsyncGenerator[Response]:
-        """One exchange. What fails in it is an `ApiError`."""
+        """One exchange. Raises `ApiError`."""
         fields = [("Accept", request.accept), ("User-Agent", "accelplane")]
         if request.body is not None:
             fields.append(("Content-Type", request.content_type))

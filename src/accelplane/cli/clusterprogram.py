@@ -51,10 +51,7 @@ def run_in_cluster(
     except ValueError as error:
         sys.stderr.write(f"{program}: {error}\n")
         return 1
-    except (ApiError, CertificateError) as error:
-        log.critical("%s", error)
-        return 1
-    except OSError as error:
-        log.critical("%s%s", f"{error.filename}: " if error.filename else "", error.strerror or error)
+    except (ApiError, CertificateError, OSError) as error:
+        log.critical("%s", logflags.message_of(error))
         return 1
     return 0

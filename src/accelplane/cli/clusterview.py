@@ -151,7 +151,7 @@ def config_of(request: Request) -> ClientConfig:
 
 
 async def _show(config: ClientConfig, request: Request, form: Format, *, interval: float, once: bool) -> Sequence[str]:
-    """Shows the cluster until the end. Returns what could not be read the last time."""
+    """Shows the cluster until the end. Returns the last read errors."""
     api = ApiServer(config, idle_timeout=interval + DEADLINE)
     namespace = "" if request.all_namespaces else request.namespace or config.namespace
     scope = Scope(namespace=namespace, prefixes=[request.resource] if request.resource else [], quotas=request.waiting)
@@ -192,7 +192,7 @@ def document(listed: Listed, request: Request, namespace: str) -> Document[Item]
 
 
 def node_items(nodes: Sequence[Node], *, known: bool) -> Iterator[NodeItem]:
-    """The resources of nodes, by node and resource; `known` says whether all holders are."""
+    """The resources of nodes, by node and resource; `known` is whether all holders are known."""
     for node in sorted(nodes, key=lambda node: node.name):
         for resource in node.resources:
             numbers = allocation(node, resource)
@@ -216,7 +216,7 @@ def node_items(nodes: Sequence[Node], *, known: bool) -> Iterator[NodeItem]:
 
 
 def namespace_items(nodes: Sequence[Node]) -> Iterator[NamespaceItem]:
-    """What namespaces hold, by namespace and resource."""
+    """The allocations of namespaces, by namespace and resource."""
     found: dict[tuple[str, str], NamespaceItem] = {}
     for node in nodes:
         for holder in node.holders:

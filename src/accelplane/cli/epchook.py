@@ -64,7 +64,7 @@ _NODE_FEATURES = "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/{}/nodefeatures"
 
 
 class Fatal(Exception):
-    """What ends the command with status 255."""
+    """An error that ends the command with status 255."""
 
 
 class _Identity(msgspec.Struct, frozen=True):
@@ -144,7 +144,7 @@ class Hook:
             await self._apply_node_feature()
 
     async def clean(self) -> None:
-        """Removes what `reconcile` and `publish` write. Raises `ApiError`, or `OSError`."""
+        """Removes the values written by `reconcile` and `publish`. Raises `ApiError`, or `OSError`."""
         if self._cleans_node and self.api is not None:
             await self._clean_node(self.api)
         if self.output == "feature-file" and self._file.remove():
@@ -232,11 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise Fatal("SGX EPC is not available")
         hook = Hook(given, epc, os.environ)
         asyncio.run(_daemon(hook) if given.get("daemon") else once(hook))
-    except (Fatal, ApiError, ValueError) as error:
-        log.critical("%s", error)
-        return FATAL
-    except OSError as error:
-        log.critical("%s%s", f"{error.filename}: " if error.filename else "", error.strerror or error)
+    except (Fatal, ApiError, ValueError, OSError) as error:
+        log.critical("%s", logflags.message_of(error))
         return FATAL
     return 0
 
@@ -259,11 +256,8 @@ def install(arguments: Sequence[str] | None = None) -> int:
         if features in places:
             file = LabelFile(os.path.join(features, FEATURE_FILE))
             log.info("%s: %s", file.path, "written" if file.write({RESOURCE: str(epc)}) else "is as it should be")
-    except (Fatal, ValueError) as error:
-        log.critical("%s", error)
-        return 1
-    except OSError as error:
-        log.critical("%s%s", f"{error.filename}: " if error.filename else "", error.strerror or error)
+    except (Fatal, ValueError, OSError) as error:
+        log.critical("%s", logflags.message_of(error))
         return 1
     return 0
 

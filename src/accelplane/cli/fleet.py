@@ -119,7 +119,7 @@ def page_options(values: Values) -> "PageOptions":
 
 def _address(values: Values, name: str) -> str:
     """Raises `ValueError`."""
-    from accelplane.http.server import split_address  # noqa: PLC0415
+    from accelplane.http.listening import split_address  # noqa: PLC0415
 
     address = str(values[name])
     if address in ("", "0"):

@@ -72,7 +72,7 @@ def check_target(name: str) -> None:
 
 
 async def _show(request: FleetRequest, form: Format, *, interval: float, once: bool) -> Sequence[str]:
-    """Shows the devices until the end. Returns what could not be read the last time."""
+    """Shows the devices until the end. Returns the last read errors."""
     problems: Sequence[str] = ()
     async with _connected(request) as client:
 

@@ -171,7 +171,7 @@ def _replacing(path: str) -> Generator[str]:
 
 
 def _sync(path: str) -> None:
-    """Writes the file to disk, before a message says that it is installed."""
+    """Writes the file to disk, before its installation is reported."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

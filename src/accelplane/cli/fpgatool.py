@@ -297,7 +297,7 @@ def _list(*kinds: str) -> Callable[[Given], Json]:
     return list_
 
 
-# What changes hardware
+# Commands that change hardware
 
 
 def _program(given: Given) -> Json:

@@ -80,7 +80,7 @@ async def _run(values: Values) -> None:
 def _manager(client: "Client", values: Values) -> "Manager":
     """Raises `CertificateError` and `ValueError`."""
     from accelplane.admission.mapping_controller import add_fpga_admission  # noqa: PLC0415
-    from accelplane.http.server import split_address  # noqa: PLC0415
+    from accelplane.http.listening import split_address  # noqa: PLC0415
     from accelplane.http.servingtls import ServingTls, TlsSettings  # noqa: PLC0415
     from accelplane.kube.manager import OFF, Manager  # noqa: PLC0415
     from accelplane.kube.webhooks import Certificate, serve  # noqa: PLC0415

@@ -116,7 +116,7 @@ def usage(program: str, flags: Iterable[Flag]) -> str:
         default = (
             ""
             if (flag.default in ("", 0, False) and flag.kind != "bool") or flag.default is False
-            else (f' (default "{flag.default}")' if flag.kind == "string" else f" (default {_go_text(flag.default)})")
+            else (f' (default "{flag.default}")' if flag.kind == "string" else f" (default {go_text(flag.default)})")
         )
         variable = f" (environment {flag.environment})" if flag.environment else ""
         lines.append(f"    \t{flag.help}{default}{variable}")
@@ -197,5 +197,5 @@ def _number(text: str) -> float:
     return number
 
 
-def _go_text(value: Any) -> str:
+def go_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

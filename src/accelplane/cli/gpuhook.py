@@ -78,11 +78,8 @@ def install(arguments: Sequence[str] | None = None) -> int:
         if os.path.isdir(features):
             file = LabelFile(os.path.join(features, FEATURE_FILE))
             log.info("%s: %s", file.path, "written" if file.write(labels) else "unchanged")
-    except ValueError as error:
-        log.critical("%s", error)
-        return 1
-    except OSError as error:
-        log.critical("%s%s", f"{error.filename}: " if error.filename else "", error.strerror or error)
+    except (ValueError, OSError) as error:
+        log.critical("%s", logflags.message_of(error))
         return 1
     return 0
 

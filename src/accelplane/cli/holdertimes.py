@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from accelplane.cli.tables import UsageError
 from accelplane.http.client import HttpClient, HttpClientError
-from accelplane.http.server import split_address
+from accelplane.http.listening import split_address
 from accelplane.kubelet import checkpoint
 
 _UID = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)

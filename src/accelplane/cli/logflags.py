@@ -50,6 +50,13 @@ def start(given: Mapping[str, Value], program: str) -> None:
     )
 
 
+def message_of(error: Exception) -> str:
+    """The message of an error. That of an `OSError` has the file name and no errno."""
+    if not isinstance(error, OSError):
+        return str(error)
+    return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
+
+
 def _outputs(values: Mapping[str, Value], program: str) -> list[logging.Handler]:
     console = logging.StreamHandler(sys.stderr)
     path = str(values["log_file"])

@@ -12,7 +12,7 @@ import msgspec
 
 from accelplane import __version__
 from accelplane.cli import logflags, signals
-from accelplane.cli.goflags import Flag, Value, flags_of, parse_or_exit
+from accelplane.cli.goflags import Flag, Value, flags_of, go_text, parse_or_exit
 from accelplane.devices import Inventory, Skipped
 from accelplane.host import Host, HostError
 from accelplane.node import config as configuration
@@ -116,12 +116,8 @@ def run(
         agent = Agent(
             settings, plugins, config_file=config_file, reload=load, services=services, pods=_pods, program=program
         )
-    except (ConfigurationError, ValueError) as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"{program}: {where}{error.strerror or error}", file=sys.stderr)
+    except (ConfigurationError, ValueError, OSError) as error:
+        print(f"{program}: {logflags.message_of(error)}", file=sys.stderr)
         return 1
     try:
         asyncio.run(_serve(agent))
@@ -181,16 +177,12 @@ def _label_services(labels: str, settings: Settings, given: Mapping[str, Value])
     isolation = "-I" if sys.flags.isolated else "-P"
     # -log_dir gives each process its own file. Two processes that rotate one -log_file would lose lines.
     names = [flag.name for flag in logflags.FLAGS if flag.name in given and flag.name != "log_file"]
-    log_flags = [f"-{name}={_go_text(given[name])}" for name in names]
+    log_flags = [f"-{name}={go_text(given[name])}" for name in names]
     command = (
         sys.executable, isolation, "-m", "accelplane.cli.labels", "-output=node", "-daemon", "-epc",
         "-until-stdin-ends", f"-root={settings.root}", *log_flags,
     )  # fmt: skip
     return {"labels": lambda _watcher: supervise("labels", command)}
-
-
-def _go_text(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _configured(

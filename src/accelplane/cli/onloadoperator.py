@@ -137,7 +137,7 @@ def translated(given: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _address(values: Mapping[str, Value], flag: str) -> str:
-    from accelplane.http.server import split_address  # noqa: PLC0415
+    from accelplane.http.listening import split_address  # noqa: PLC0415
     from accelplane.kube.manager import OFF  # noqa: PLC0415
 
     address = str(values[flag])

@@ -165,7 +165,7 @@ def _name(given: Mapping[str, str], source: str) -> str:
 
 def _address(given: Mapping[str, str], flag: str) -> str:
     """Raises `ValueError`."""
-    from accelplane.http.server import split_address  # noqa: PLC0415
+    from accelplane.http.listening import split_address  # noqa: PLC0415
     from accelplane.kube.manager import OFF  # noqa: PLC0415
 
     address = given[flag]

@@ -16,9 +16,10 @@ from accelplane.admission.sgx import SgxOptions, SocketVolume, mutator
 from accelplane.apiserver import SERVICE_ACCOUNT, ApiError, ApiServer
 from accelplane.cli import logflags, signals
 from accelplane.cli.goflags import Flag, Value, parse_or_exit, with_defaults
+from accelplane.http.listening import split_address
 from accelplane.http.malloc import release_freed_memory
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
-from accelplane.http.server import HttpServer, split_address
+from accelplane.http.server import HttpServer
 from accelplane.http.servingtls import CertificateError, ServingTls, TlsSettings
 from accelplane.kube.admission import AdmissionServer
 
@@ -64,11 +65,8 @@ def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
         logflags.start(given, program.replace(" ", "-"))
         options = sgx_options(values)
         asyncio.run(_serve(values, options))
-    except (Fatal, CertificateError, ApiError, ValueError) as error:
-        log.critical("%s", error)
-        return 1
-    except OSError as error:
-        log.critical("%s%s", f"{error.filename}: " if error.filename else "", error.strerror or error)
+    except (Fatal, CertificateError, ApiError, ValueError, OSError) as error:
+        log.critical("%s", logflags.message_of(error))
         return 1
     return 0
 

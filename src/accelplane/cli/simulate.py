@@ -6,10 +6,10 @@ import click
 
 from accelplane.simulate.description import DescriptionError
 from accelplane.simulate.journal import TreeError
-from accelplane.simulate.kernel.alone import alone
 from accelplane.simulate.kernel.fpga import Outcome
 from accelplane.simulate.kernel.fuse import FuseUnavailable
 from accelplane.simulate.kernel.kernel import Kernel
+from accelplane.simulate.kernel.namespace import emulated_namespace
 from accelplane.simulate.offload import FpgaSpec
 from accelplane.simulate.seccomp import SeccompUnavailable
 from accelplane.simulate.seccomp import run as supervised
@@ -23,7 +23,7 @@ def run_with_fpgas(command: Sequence[str], description: str, outcomes: Sequence[
         kernel = Kernel(spec)
         for card in kernel.fpgas():
             card.outcomes.extend(outcomes)
-        with alone(kernel) as sockets:
+        with emulated_namespace(kernel) as sockets:
             return supervised(command, sockets)
     except (DescriptionError, TreeError, FuseUnavailable, SeccompUnavailable, OSError) as error:
         raise click.ClickException(str(error)) from None

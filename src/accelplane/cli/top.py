@@ -92,7 +92,7 @@ def run(
 async def _show(
     settings: Settings, plugins: Mapping[str, Plugin[Config]], form: Format, *, interval: float, once: bool, wake: bool
 ) -> Sequence[str]:
-    """Shows the devices until the end. Returns what could not be read."""
+    """Shows the devices until the end. Returns read errors."""
     node = _Node(settings, plugins, wake=wake)
 
     async def frame() -> str:
@@ -125,7 +125,7 @@ class _Node:
         self._readings = Readings(
             lambda: self._inventories,
             settings.root,
-            held=lambda: _held_units(self._inventories, self._holders.last),
+            held=lambda: frozenset(_holders_by_unit(self._inventories, self._holders.last)),
             waking="always" if wake else "auto",
             min_interval=0.0,
         )
@@ -145,7 +145,7 @@ class _Node:
         return any(each.idle or each.energy or each.busy is not None for each in self._counters.values())
 
     def problems(self) -> list[str]:
-        """What could not be read."""
+        """The read errors."""
         found = [f"{name}: {problem}" for name, problem in self._scan_problems.items()]
         for device, paths in sorted(self._denied.items()):
             others = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
@@ -202,10 +202,6 @@ class _Node:
             else:
                 self._scan_problems.pop(name, None)
             self._inventories[name] = plugin, inventory
-
-
-def _held_units(inventories: Inventories, holders: Holders) -> frozenset[tuple[str, str]]:
-    return frozenset((name, unit) for name, unit in _holders_by_unit(inventories, holders))
 
 
 def _holders_by_unit(inventories: Inventories, holders: Holders) -> dict[tuple[str, str], list[str]]:

@@ -30,7 +30,7 @@ class Counters(Struct, frozen=True, kw_only=True):
 
 
 class Rates(Struct, frozen=True):
-    """What two readings of the counters give: the busy share from 0 to 1, and watts."""
+    """The rates between two readings: the busy share from 0 to 1, and watts."""
 
     busy: float | None = None
     power: float | None = None

@@ -208,11 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         logflags.start(given, PROGRAM)
         asyncio.run(run(Options.from_flags(given)))
-    except (OptionError, ValueError) as error:
-        log.critical("%s", error)
-        return FATAL
-    except OSError as error:
-        log.critical("%s%s", f"{error.filename}: " if error.filename else "", error.strerror or error)
+    except (OptionError, ValueError, OSError) as error:
+        log.critical("%s", logflags.message_of(error))
         return FATAL
     return 0
 

@@ -4,8 +4,9 @@ import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
+from accelplane.http.listening import split_address
 from accelplane.http.messages import HttpLimits
-from accelplane.http.server import HttpServer, split_address
+from accelplane.http.server import HttpServer
 
 from .web.gate import Gate, OpenGate, is_loopback
 from .web.security import KEPT_FIELDS

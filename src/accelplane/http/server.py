@@ -1,7 +1,7 @@
 """An HTTP/1.1 server for untrusted clients, with or without TLS, within limits of size, number and time.
 
-Clients are the API server, probes, scrapers and everyone who can reach the port. The reasons for an implementation of
-our own are in docs/decisions/0013-admission-over-own-http.md.
+Clients are the API server, probes, scrapers and all others that can reach the port. The reasons for an implementation
+of our own are in docs/decisions/0013-admission-over-own-http.md.
 
 No client is rejected because there are too many: further connections wait in the accept queue and in the backlog, and
 large requests wait for memory. Connections whose clients make no progress are closed to admit others.
@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from accelplane.http.acceptqueue import AcceptQueue
 from accelplane.http.connection import Connection, Handler
 from accelplane.http.eviction import Evidence, evictable_at, eviction_order, is_attack, source_of
+from accelplane.http.listening import bind
 from accelplane.http.messages import Head, HttpLimits, parse_head
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ class HttpServer:
         Returns the port, which the kernel selects if it is 0. Raises `OSError`.
         """
         self._context = context
-        self._listening = _bind(host, port, self.limits.backlog)
+        self._listening = bind(host, port, self.limits.backlog)
         for each in self._listening:
             each.setblocking(False)
             if context is not None:
@@ -412,42 +413,6 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         waits = self.connections or self._queue
         self._sweep_timer = loop.call_later(self._sweep_interval, self._sweep) if waits else None
-
-
-def split_address(address: str) -> tuple[str | None, int]:
-    """Host and port of `host:port` as in Go; an empty host means every address. Raises `ValueError`."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"address {address!a}: expected host:port, for example :8080")
-    return host.removeprefix("[").removesuffix("]") or None, int(port)
-
-
-def _bind(host: str | None, port: int, backlog: int) -> list[socket.socket]:
-    """Listening sockets for each address of `host`; one for IPv4 and IPv6 without a host. Raises `OSError`."""
-    if not host:
-        return [_bind_any(port, backlog)]
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    bound: list[socket.socket] = []
-    problem: OSError | None = None
-    for family, address in dict.fromkeys((each[0], str(each[4][0])) for each in found):
-        try:
-            bound.append(socket.create_server((address, port), family=family, backlog=backlog))
-        except OSError as error:
-            problem = problem or error
-        else:
-            port = port or bound[0].getsockname()[1]
-    if problem is not None and not bound:
-        raise problem
-    return bound
-
-
-def _bind_any(port: int, backlog: int) -> socket.socket:
-    """Raises `OSError`."""
-    if socket.has_dualstack_ipv6():
-        # The kernel may support IPv6 while it is disabled for all interfaces.
-        with contextlib.suppress(OSError):
-            return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
-    return socket.create_server(("", port), backlog=backlog)
 
 
 def _unverified_context() -> ssl.SSLContext:

@@ -129,7 +129,7 @@ class _ReviewResponse(Struct, frozen=True, rename="camel", kw_only=True):
     response: _Response  # last, so that the patch can be appended to its text
 
 
-# A webhook configuration may ask for the older version, which has the same fields.
+# A webhook configuration may request the older version, which has the same fields.
 _VERSIONS = ("admission.k8s.io/v1", "admission.k8s.io/v1beta1")
 _DECODER = msgspec.json.Decoder(_ReviewRequest)
 _ENCODER = msgspec.json.Encoder()
@@ -188,7 +188,7 @@ class Webhook(Generic[T]):
         return decision
 
     def handle(self, review: Review) -> Decision:
-        """The decision on one review, computed at once."""
+        """The decision on one review, computed in one step."""
         return run(self.steps(review))
 
 
@@ -218,7 +218,7 @@ class Hook(Protocol):
         ...
 
     def handle(self, review: Review) -> Decision:
-        """The decision on one review, computed at once."""
+        """The decision on one review, computed in one step."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The certificate authority (CA) of a program: decides what to issue, and issues it.
+"""The certificate authority (CA) of a program: decides about renewals, and issues certificates.
 
 A new CA is trusted for some time before it signs, and an old CA is trusted until it expires. So callers always trust
 the certificate of each replica. Concurrent replicas are safe: a write to the Secret carries the resource version that

@@ -138,7 +138,7 @@ class Cache(Generic[T]):
             self._notify(request, old, None)
 
     def retain(self, requests: set[Request]) -> None:
-        """Removes all objects except these: the others were deleted while nobody watched."""
+        """Removes all objects except these: the others were deleted while no watch was open."""
         for request in self.requests():
             if request not in requests:
                 self.remove(request)
@@ -177,7 +177,7 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """What identifies an object of any type."""
+    """The identity of an object of any type."""
 
     metadata: _Metadata = _Metadata()
 

@@ -63,7 +63,7 @@ def version(
 
 
 def resource_schema(description: str, properties: JsonObject) -> JsonObject:
-    """The schema of a whole resource with these properties besides apiVersion, kind and metadata."""
+    """The schema of a complete resource with these properties besides apiVersion, kind and metadata."""
     return {
         "description": description,
         "type": "object",

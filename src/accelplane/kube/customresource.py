@@ -39,7 +39,7 @@ class CustomResource(msgspec.Struct, kw_only=True, omit_defaults=True):
         return document
 
     def decode(self, model: type[Model]) -> Model:
-        """The whole resource as another type. Raises `msgspec.ValidationError`."""
+        """The complete resource as another type. Raises `msgspec.ValidationError`."""
         return msgspec.convert(self.document(), model)
 
 
@@ -52,6 +52,6 @@ def custom_resource(
 
 
 def compact(thing: CustomResource) -> None:
-    """A transform for caches: copies spec and status, which otherwise keep the whole page of a list in memory."""
+    """A transform for caches: copies spec and status, which otherwise keep the complete page of a list in memory."""
     trim(thing)
     thing.spec, thing.status = thing.spec.copy(), thing.status.copy()

@@ -35,7 +35,7 @@ Adopt = Literal["never", "former-owner", "uncontrolled"]
 
 
 class Ensured(msgspec.Struct, Generic[T], frozen=True):
-    """What `ensure` did, and the object as it was written, read, or given as `existing`.
+    """The result of `ensure`, and the object as written, read, or passed as `existing`.
 
     created       it was created
     adopted       `owner` controls it now, and it matches `child`
@@ -52,7 +52,7 @@ class Ensured(msgspec.Struct, Generic[T], frozen=True):
 
 
 class NameConflict(ApiError):
-    """An object that must not be adopted has the name of the child. The message says what to do."""
+    """An object that must not be adopted has the name of the child. The message has the remedy."""
 
 
 async def ensure(

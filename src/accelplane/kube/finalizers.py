@@ -22,7 +22,7 @@ _MAX_CONFLICTS = 5
 
 
 class Finalizable(HasIdentity, Protocol):
-    """Metadata with what deletion depends on."""
+    """The metadata that deletion depends on."""
 
     @property
     def finalizers(self) -> Sequence[str] | None: ...
@@ -43,7 +43,7 @@ F = TypeVar("F", bound=HasFinalizers)
 async def add_finalizer(client: Client, thing: F, finalizer: str) -> F:
     """Adds a finalizer and returns the object with it.
 
-    Raises `NotFound` if the object is gone or was replaced, and `ValueError` if it is being deleted: the API server
+    Raises `NotFound` if the object was deleted or replaced, and `ValueError` if it is being deleted: the API server
     accepts no new finalizer then.
     """
     changed = await _change(client, thing, finalizer, present=True)
@@ -54,7 +54,7 @@ async def add_finalizer(client: Client, thing: F, finalizer: str) -> F:
 
 
 async def remove_finalizer(client: Client, thing: F, finalizer: str) -> F | None:
-    """Removes a finalizer and returns the object without it, or None if the object is gone or was replaced."""
+    """Removes a finalizer and returns the object without it, or None if the object was deleted or replaced."""
     return await _change(client, thing, finalizer, present=False)
 
 

@@ -113,7 +113,7 @@ class Informer:
         return len({request for cache in self._caches for request in cache.unreadable})
 
     def cache(self, kind: type[T], *, transform: Callable[[T], None] = trim) -> Cache[T]:
-        """Adds a cache. `transform` removes from each object what is not needed, before the object is stored.
+        """Adds a cache. `transform` removes unneeded fields of each object before it is stored.
 
         All caches of an informer are of the same resource. Raises `RuntimeError` while `run` runs: the new cache would
         miss the objects that were listed before.

@@ -26,8 +26,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from accelplane.apiserver.authorized import Authorized
 from accelplane.http.connection import Handler, PendingResponse
+from accelplane.http.listening import split_address
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
-from accelplane.http.server import HttpServer, split_address
+from accelplane.http.server import HttpServer
 
 from .cache import Cache
 from .client import FENCE, Client, Selection, path_of
@@ -201,7 +202,7 @@ class Manager:
         return tasks.start("leader", self._lead(tasks))
 
     async def _wait_for_stop(self, tasks: Supervisor) -> None:
-        """Raises what ended a part of the program."""
+        """Raises the exception that ended a part of the program."""
         stopping = asyncio.create_task(self._stopping.wait(), name="stop")
         ended = asyncio.create_task(tasks.wait(), name="supervisor")
         try:
@@ -269,7 +270,7 @@ class Manager:
                 await self.events.flush()
 
     async def _stop_leading(self, tasks: Supervisor, leading: asyncio.Task[None]) -> None:
-        """Lets running reconciliations finish, cancels what only the leader may do, and releases the Lease."""
+        """Completes running reconciliations, cancels other tasks of the leader, and releases the Lease."""
         await tasks.cancel(leading)
         for controller in self._controllers:
             controller.stop()

@@ -61,7 +61,7 @@ class IsOwnerReference(Protocol):
 
 
 class OwnerReference(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """A reference to an owner, by which the garbage collector finds what to delete with it."""
+    """A reference to an owner. The garbage collector deletes objects whose owner was deleted."""
 
     apiVersion: str
     kind: str

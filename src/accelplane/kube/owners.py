@@ -1,4 +1,4 @@
-"""Owner references: which object controls another one. The garbage collector deletes objects whose owner is gone."""
+"""Owner references: which object controls another one. The garbage collector deletes objects without owner."""
 
 from .objects import IsOwnerReference, Object, OwnerReference, Request, api_of, is_namespaced, metadata_of
 

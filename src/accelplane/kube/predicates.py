@@ -80,12 +80,12 @@ def annotations_changed(old: HasAnnotations | None, new: HasAnnotations | None) 
 
 
 def any_of(*predicates: Predicate[T]) -> Predicate[T]:
-    """Accepts what one of the predicates accepts."""
+    """Accepts events that at least one predicate accepts."""
     return lambda old, new: any(predicate(old, new) for predicate in predicates)
 
 
 def all_of(*predicates: Predicate[T]) -> Predicate[T]:
-    """Accepts what all of the predicates accept."""
+    """Accepts events that all predicates accept."""
     return lambda old, new: all(predicate(old, new) for predicate in predicates)
 
 

@@ -24,7 +24,7 @@ class QuantityError(Exception):
     """A text that is no quantity."""
 
 
-@functools.lru_cache(maxsize=1024)  # pods are made from templates: the same few texts come again and again
+@functools.lru_cache(maxsize=1024)  # pods are made from templates: so the same few texts recur
 def parse(quantity: Quantity) -> Fraction:
     """The number that a quantity stands for. Raises `QuantityError`."""
     if isinstance(quantity, int):

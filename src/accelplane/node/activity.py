@@ -137,6 +137,6 @@ def _moved(key: tuple[Family, str], value: float, before: Counters, now: float) 
     if known is None or now <= before.time:
         return False
     if key[0] is GPU_IDLE:
-        # A counter that goes down is that of a driver that was loaded again.
+        # A decreasing counter belongs to a driver that was reloaded.
         return value >= known and value - known < _IDLE_SHARE * (now - before.time)
     return value > known

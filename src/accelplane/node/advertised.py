@@ -1,4 +1,4 @@
-"""Computes the devices to list from what was found. Pure; times are monotonic seconds."""
+"""Pure functions that compute the devices to list. Times are monotonic seconds."""
 
 from collections.abc import Callable, Iterable, Mapping
 

@@ -1,7 +1,7 @@
 """The agent: one process that runs any number of plugins against one kubelet.
 
-It owns what the plugins share: the watcher, the reader of allocations, the configuration. A plugin that fails is logged
-and reported as not ready; the others are not affected.
+It owns the objects that plugins share: the watcher, the reader of allocations, the configuration. A plugin
+that fails is logged and reported as not ready; the others are not affected.
 """
 
 import asyncio
@@ -126,7 +126,7 @@ class Agent:
                 self._start(name)
             await self._stop.wait()
         finally:
-            # First what starts plugins, then the plugins.
+            # The tasks that start plugins end first, then the plugins.
             await _end_tasks(*tasks)
             await _end_tasks(*self._tasks.values())
             await self._allocations.close()
@@ -266,7 +266,7 @@ class Agent:
 
 
 async def _run(work: Coroutine[None, None, None]) -> BaseException | None:
-    """Runs `work` in a task of its own and returns its exception. The task has ended when this function is cancelled.
+    """Runs `work` in a separate task and returns its exception. The task has ended when this function is cancelled.
 
     A task group leaves the task in which it failed marked as cancelled (Python 3.11), so the caller must not run it.
     """

@@ -118,7 +118,7 @@ class ResourceAllocator:
         return devices
 
     def _check_mounts(self, allocation: Allocation) -> None:
-        """Raises `AllocationError` if the file behind a mount below /dev is gone.
+        """Raises `AllocationError` if the source of a mount below /dev no longer exists.
 
         Container runtimes create a missing mount source as a directory, which then blocks the name for the kernel.
         """

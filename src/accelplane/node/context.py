@@ -1,4 +1,4 @@
-"""What the tasks of one plugin share."""
+"""The objects that the tasks of one plugin share."""
 
 from collections.abc import Callable
 

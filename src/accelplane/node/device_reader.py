@@ -1,4 +1,4 @@
-"""Reads the sources of one device in a thread, and keeps what the next reading needs."""
+"""Reads the sources of one device in a thread, and stores the state for the next reading."""
 
 import errno
 import operator
@@ -14,7 +14,7 @@ from accelplane.readings.families import AWAKE, ENERGY_GAPS, INFO, STUCK, UNIT_I
 from accelplane.readings.plan import PowerState, is_awake, waking_reads
 from accelplane.readings.values import labels
 
-# The file or its device is gone, or the hardware has no such value: not read again before the next scan.
+# The file or device was removed, or the hardware lacks the value: not read again before the next scan.
 _GONE = {errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTDIR, errno.EOPNOTSUPP}
 _DENIED = {errno.EACCES, errno.EPERM}
 _MAX_FOLLOWING = 64
@@ -65,7 +65,7 @@ class DeviceReader:
         self._wraps_after = min((source.wraps_after for source in sources if source.wraps_after), default=0.0)
 
     def adopt(self, earlier: "DeviceReader") -> None:
-        """Takes over what an earlier plan of the same device has read, so that counters do not step back."""
+        """Takes over the readings of an earlier plan of the same device, so that counters do not decrease."""
         self._waking = {path: [self._part(part.values) for part in parts] for path, parts in earlier._waking.items()}
         self._last_waking = earlier._last_waking
         self._last_energy = earlier._last_energy
@@ -73,7 +73,7 @@ class DeviceReader:
         self._increases = earlier._increases
 
     def read(self, host: Host, mode: str, now: float, *, held: bool) -> DeviceReading:
-        """Reads what may be read now, the monotonic time. Raises what a plugin's parser raises."""
+        """Reads the sources that are due at `now`, the monotonic time. Raises exceptions of a plugin's parser."""
         outcomes: Counter[str] = Counter()
         denied: list[str] = []
         status = _power_status(host, self.plan)
@@ -114,7 +114,7 @@ class DeviceReader:
         return waking_reads(mode, state)
 
     def _earlier(self, source: Source, *, repeat: bool) -> "Sequence[_Part]":
-        """Of a source that is not read: counters keep their values, gauges only if the last reading is repeated."""
+        """The values of an unread source: counters keep their values, gauges only if the last reading is repeated."""
         known = self._waking.get(source.path, ())
         if repeat:
             return known
@@ -264,7 +264,7 @@ class _Increases:
         self._seen: dict[str, Mapping[tuple[Family, str], float]] = {}
 
     def add(self, path: str, values: Iterable[Value]) -> None:
-        """Adds what one file has now. A lower number than before is that of another file of the same name."""
+        """Adds the value of one file. A lower value than before is that of a new file of the same name."""
         now = {(value.family, value.labels): value.value for value in values}
         before = self._last.get(path, {})
         for key, value in now.items():
@@ -273,7 +273,7 @@ class _Increases:
         self._seen[path] = now
 
     def keep(self, prefix: str) -> None:
-        """Keeps what is known of files that exist and cannot be read now: they are not counted again."""
+        """Keeps the values of files that exist and cannot be read now: they are not counted again."""
         self._seen.update({path: known for path, known in self._last.items() if path.startswith(prefix)})
 
     def totals(self) -> Sequence[Value]:
@@ -283,7 +283,7 @@ class _Increases:
 
 
 class _Part(Struct, frozen=True):
-    """What the text of a source means: values, which samples they are (family and labels), and their lines."""
+    """The content of a source's text: values, the family and labels of each sample, and the lines."""
 
     text: bytes = b""
     values: Sequence[Value] = ()

@@ -1,4 +1,4 @@
-"""What the kernel's uevents say about devices: recoveries from PCIe errors, and GPUs that are wedged.
+"""Health events in the kernel's uevents: recoveries from PCIe errors, and wedged GPUs.
 
 The kernel sends `ERROR_EVENT` for PCI functions (drivers/pci/pci-driver.c, pci_uevent_ers) and `WEDGED` for DRM devices
 (Documentation/gpu/drm-uapi, device wedging, Linux 6.15). A GPU that is wedged and a function whose recovery failed are

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 from msgspec.structs import replace
@@ -94,7 +94,8 @@ class HealthTracker:
         sequence = self._sequence
         try:
             async with asyncio.timeout(deadline):
-                answers = msgspec.convert(await _answers(plugin, host, tuple(units.values())), dict[str, Verdict])
+                health = plugin.health(host, tuple(units.values())) if plugin.overrides("health") else None
+                answers = msgspec.convert({} if health is None else await health, dict[str, Verdict])
         except Exception as error:  # noqa: BLE001 - a plugin's own hook may raise anything
             timeout = isinstance(error, TimeoutError)
             problem = f"no answer within {deadline:g} s" if timeout else str(error) or type(error).__name__
@@ -184,7 +185,3 @@ class HealthTracker:
         for note in sorted(notes - self._notes):
             log.warning("%s: %s", self._name, note)
         self._notes = notes if complete else self._notes | notes
-
-
-async def _answers(plugin: Plugin[Config], host: Host, devices: Sequence[Device]) -> Mapping[str, Verdict]:
-    return await plugin.health(host, devices) if plugin.overrides("health") else {}

@@ -1,4 +1,4 @@
-"""Changes of health over time: what pages and metrics show beside the present state."""
+"""The history of health changes for pages and metrics."""
 
 import time
 from bisect import bisect_left
@@ -68,7 +68,7 @@ class HealthHistory:
             self._recovery_seconds += seconds
 
     def forget(self, unit: str) -> None:
-        """Forgets a unit that is gone."""
+        """Forgets a removed unit."""
         self._units.pop(unit, None)
 
     def changes(self, unit: str) -> tuple[HealthChange, ...]:

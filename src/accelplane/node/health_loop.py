@@ -75,7 +75,7 @@ class HealthLoop:
                 self._context.changed()
 
     async def check_new_devices(self) -> None:
-        """Checks the units of the inventory that have no state yet, and forgets units that are gone."""
+        """Checks the units of the inventory that have no state yet, and forgets removed units."""
         plugin, inventory = self._context.plugin, self._inventory()
         units = {device.unit: device for device in inventory}
         self.tracker.retain(units)

@@ -124,7 +124,7 @@ class Inventory(Struct, frozen=True):
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What an inventory is made of."""
+    """The input of an inventory."""
 
     status: NodeStatus
     holders: Holders
@@ -206,7 +206,7 @@ def _units(plugin: PluginStatus) -> dict[str, list[tuple[str, Device]]]:
 def _unit(
     name: str, devices: Sequence[tuple[str, Device]], health: UnitHealth | None, plan: DevicePlan | None
 ) -> InventoryUnit:
-    """The unit without its holders, with its whole history."""
+    """The unit without its holders, with its complete history."""
     ids: dict[str, int] = {}
     for resource, _device in devices:
         ids[_name(resource)] = ids.get(_name(resource), 0) + 1

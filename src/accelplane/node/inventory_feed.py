@@ -32,7 +32,7 @@ _DEBOUNCE = 0.1
 # The kubelet knows the pod of an allocation a moment after it.
 _AFTER_ALLOCATION = 1.0
 _HOLDERS_INTERVAL = 30.0
-# Further readers get an answer at once.
+# Further readers get an immediate response.
 _MAX_WAITING = 16
 
 
@@ -70,7 +70,7 @@ class InventoryFeed:
         self._started = f"{int(time.time()):x}.{secrets.token_hex(4)}"
         self._counter = 0
         self._state = b""
-        # What the last update has used: the number of notifications, idle times and holders.
+        # The input of the last update: the number of notifications, idle times and holders.
         self._seen = -1
         self._shown_idle: IdleSince = {}
         self._shown_holders = Holders()
@@ -122,7 +122,7 @@ class InventoryFeed:
         return self._follower
 
     async def _wait_for_follower(self, follower: "asyncio.Task[None]") -> None:
-        """Returns at the next generation. Raises what has ended the follower."""
+        """Returns at the next generation. Raises the exception that ended the follower."""
         advanced = asyncio.ensure_future(self._advanced.wait())
         try:
             await asyncio.wait((advanced, follower), return_when=asyncio.FIRST_COMPLETED)

@@ -33,7 +33,7 @@ _PLUGIN = re.compile(r'[{,]plugin="([^"\\]*)"')
 
 
 class Contents(Struct, frozen=True, kw_only=True):
-    """What the page shows beside the status.
+    """The content of the page in addition to the status.
 
     `samples` are the plugins' measurements, `dropped` the number of those left out by plugin and cause, `requests`
     those to the kubelet by method and outcome, `container_use` the GPU use of containers, `idle` the seconds since the
@@ -226,7 +226,7 @@ def _resources(resources: Iterable[ResourceStatus]) -> Iterable[Family]:
 
 
 def _process() -> Iterator[Family]:
-    """What prometheus-client reports of every process, under the same names. See proc_pid_stat(5)."""
+    """The process metrics of prometheus-client, under the same names. See proc_pid_stat(5)."""
     try:
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()  # the first one is the state, field 3 of the manual

@@ -1,4 +1,4 @@
-"""What the metrics page needs beside the status: measurements, readings and holders, read when a page is requested."""
+"""The input of the metrics page: measurements, readings and holders, read when a page is requested."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Who may read the agent's pages: TLS, client certificates, and the cluster's own authorization."""
+"""Access to the agent's pages: TLS, client certificates, and the cluster's authorization."""
 
 from collections.abc import Callable
 

@@ -15,8 +15,9 @@ from msgspec import Struct
 
 from accelplane.host.blocking import in_thread
 from accelplane.http.connection import Handler, PendingResponse
+from accelplane.http.listening import split_address
 from accelplane.http.messages import PAGE_LIMITS, HttpError, Request, Response
-from accelplane.http.server import HttpServer, split_address
+from accelplane.http.server import HttpServer
 from accelplane.node import current_values, metrics
 from accelplane.node.exposition import CONTENT_TYPE
 from accelplane.node.inventory_feed import Generation

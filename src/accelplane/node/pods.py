@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class KubeletError(Exception):
-    """The kubelet did not return a list of pods; the text says why."""
+    """The kubelet did not return a list of pods; the message has the reason."""
 
 
 class KubeletTimeoutError(KubeletError):

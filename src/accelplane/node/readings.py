@@ -1,8 +1,8 @@
 """Reads the files of all devices for the metrics pages, when a page is requested and at no other time.
 
 A read of a driver's file may block. The devices of all plugins are read in one thread; if a read takes long, another
-thread goes on with the next plugin. A device whose read takes longer than a second is abandoned together with the
-thread, and another thread goes on with the next device.
+thread continues with the next plugin. A device whose read takes longer than a second is abandoned together with the
+thread, and another thread continues with the next device.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class _Planning(NamedTuple):
 
 
 class _Device:
-    """A device with what is known about reads that block."""
+    """A device with the state of blocking reads."""
 
     def __init__(self, reader: DeviceReader) -> None:
         self.reader = reader
@@ -72,7 +72,7 @@ class _Plugin:
 
 
 class Readings:
-    """Reads the devices of `sources()`: plugins by name, with what their last scan found.
+    """Reads the devices of `sources()`: plugins by name, with the devices of their last scan.
 
     `held` returns the units that containers hold now. A reading younger than `min_interval` seconds is used again.
     """

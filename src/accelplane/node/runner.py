@@ -215,7 +215,7 @@ class PluginRunner:
         return calls.must_stay(name, device.id, departure.since, self._reading)
 
     async def _release_departed(self) -> None:
-        """Reads allocations while devices that are gone are listed, until no container holds them.
+        """Reads allocations while removed devices are listed, until no container holds them.
 
         Also if the first reading, which is made without the kubelet, is not conclusive.
         """
@@ -249,9 +249,9 @@ class PluginRunner:
                 interval = _FIRST_RECHECK
 
     def _refresh_checkpoint(self, reading: Reading, before: Collection[tuple[str, str]]) -> bool:
-        """Resends lists if only the checkpoint says that a device which is gone is held: it may be outdated.
+        """Resends lists if only the checkpoint reports that a removed device is held: it may be outdated.
 
-        At once for IDs that were not so `before`, else after an interval. Returns whether lists were resent.
+        Immediately for IDs that were not so `before`, otherwise after an interval. Returns whether lists were resent.
         """
         prefix = f"{self.context.plugin.namespace}/"
         ended = {key for key in self._departures if (prefix + key[0], key[1]) in reading.ended}

@@ -1,7 +1,7 @@
 """The scan loop of one plugin.
 
 A scan runs in a thread. It is repeated after every event that may change its result, after a failure with exponential
-backoff, and at least every `safety_interval`. The first events are answered at once; a continuous stream of events
+backoff, and at least every `safety_interval`. The first events are handled immediately; a continuous stream of events
 gets a fifth of one core at most, because scans consume a budget that refills at that rate.
 """
 
@@ -223,7 +223,7 @@ class ScanLoop:
             )
 
     def _watch(self, host: Host, *, complete: bool) -> None:
-        """Watches what the scan has read; after a failed scan also what the scan before it had read.
+        """Watches the directories that the scan has read; after a failed scan also those of the scan before it.
 
         A change between the read and the start of the watch causes no event. So if anything new is watched, one more
         scan follows.
@@ -258,14 +258,14 @@ def _prepare_and_scan(plugin: Plugin[Config], host: Host) -> Inventory:
 
 
 def scan(plugin: Plugin[Config], host: Host) -> Inventory:
-    """One scan; topology that the plugin leaves to the framework is filled in. Raises what `Plugin.scan` raises."""
+    """One scan; topology left to the framework is filled in. Raises the exceptions of `Plugin.scan`."""
     inventory = Inventory.of(plugin.namespace, plugin.scan(host))
     unset = [device for device in inventory if isinstance(device.topology, UnsetType)]
     return inventory.replaced(_with_topology(host, unset)) if unset else inventory
 
 
 async def scan_once(plugin: Plugin[Config], root: str) -> Inventory:
-    """One scan outside an agent, without `Plugin.prepare`. Raises what the plugin raises."""
+    """One scan outside an agent, without `Plugin.prepare`. Raises the exceptions of the plugin."""
     host = Host(root)
     if plugin.overrides("refresh"):
         await plugin.refresh(host)
@@ -273,7 +273,7 @@ async def scan_once(plugin: Plugin[Config], root: str) -> Inventory:
 
 
 def explanation(plugin: Plugin[Config], host: Host) -> bytes:
-    """`Plugin.explain` as JSON. Raises what the plugin raises, and for values that JSON cannot hold."""
+    """`Plugin.explain` as JSON. Raises the exceptions of the plugin, and errors for values that JSON cannot hold."""
     return msgspec.json.encode(dict(plugin.explain(host)))
 
 

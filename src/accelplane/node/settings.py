@@ -15,7 +15,7 @@ _LABEL_PREFIX = re.compile(r"(?:[a-z][a-z_]{0,31})?")
 
 
 class ConfigurationError(Exception):
-    """A flag or the configuration file is invalid; the text names it, what was found and what was expected."""
+    """A flag or the configuration file is invalid; the message has its name, the found and the expected value."""
 
 
 class Settings(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):

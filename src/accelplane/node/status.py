@@ -93,7 +93,7 @@ class PluginStatus(Struct, frozen=True, kw_only=True):
 
 
 class NodeStatus(Struct, frozen=True, kw_only=True):
-    """The whole agent. `config_problem` is why the configuration file was rejected, empty if it is in force.
+    """The complete agent. `config_problem` is why the configuration file was rejected, empty if it is in effect.
 
     `uevents` counts the events of subsystems that plugins watch, and under "" the times that events were lost.
     `recoveries` counts recoveries from PCIe errors by PCI address and outcome, `wedged` the times that a driver

@@ -4,7 +4,7 @@ from accelplane.node.status import NodeStatus, PluginStatus, ResourceStatus
 
 
 def report(status: NodeStatus) -> dict[str, object]:
-    """The whole agent, as values that JSON can hold."""
+    """The complete agent, as values that JSON can hold."""
     return {
         "version": status.version,
         "kubelet-dir": status.kubelet_dir,

@@ -50,7 +50,7 @@ class Watcher:
 
     @property
     def complete(self) -> bool:
-        """Whether every change in what is subscribed to causes an event."""
+        """Whether every subscribed change causes an event."""
         return self._inotify is not None and self._uevents is not None and not self._unwatchable
 
     def start(self) -> None:

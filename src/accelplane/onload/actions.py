@@ -10,8 +10,8 @@ from accelplane.onload.models import Onload
 from accelplane.onload.names import Names
 from accelplane.onload.nodes import Nodes
 from accelplane.onload.observed import Blocked, NodeView
+from accelplane.onload.plan import Action, Plan
 from accelplane.onload.resources import owner_of
-from accelplane.onload.steps import Action, Plan
 
 log = logging.getLogger(__name__)
 

@@ -98,7 +98,7 @@ def _with_selector(made: Module, live: Module | None) -> Module:
 
 
 class Children:
-    """Reads and writes the objects of resources, and reports what was written."""
+    """Reads and writes the objects of resources, and reports changes."""
 
     def __init__(self, manager: Manager, kmm: Kmm, daemonsets: Cache[DaemonSet]) -> None:
         self._client = manager.client

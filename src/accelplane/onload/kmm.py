@@ -41,7 +41,7 @@ class Kmm:
         manager.add_runnable(informer.run)
 
     async def state(self) -> KmmApi | None:
-        """The API of KMM, or None if it is not installed. Asks the API server at most once in a minute."""
+        """The API of KMM, or None if it is not installed. Queries the API server at most once a minute."""
         if self._clock() >= self._expires:
             self._state = await self._read()
             self._expires = self._clock() + (_KNOWN if self._state is not None else _MISSING)

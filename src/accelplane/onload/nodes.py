@@ -17,8 +17,8 @@ from accelplane.onload import models
 from accelplane.onload.modules import names_of
 from accelplane.onload.names import RESOURCE, VERIFY_LABEL, Names
 from accelplane.onload.observed import Blocked, NodeView, PodView, format_progress, view
+from accelplane.onload.plan import Action, Role
 from accelplane.onload.resources import Eviction, Node, Pod, ProbePod, concerns_onload, node_only, pod_only
-from accelplane.onload.steps import Action, Role
 
 log = logging.getLogger(__name__)
 

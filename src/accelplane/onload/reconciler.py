@@ -32,11 +32,12 @@ from accelplane.onload.models import Onload, Revision, uses_kmm
 from accelplane.onload.names import FINALIZER, GROUP, MANAGED_BY, MANAGED_BY_LABEL, Names, owner_of_label
 from accelplane.onload.nodes import Nodes
 from accelplane.onload.observed import NodeView
+from accelplane.onload.plan import Plan, Target
 from accelplane.onload.requirements import overlaps, problem_of, target_of, unordered
 from accelplane.onload.resources import ONLOAD, DaemonSet, Node, Pod, concerns_onload, pod_state, read, relevant
 from accelplane.onload.revisions import Outcome, module_version, recorded, rollback, target
 from accelplane.onload.status import Observed, Problem
-from accelplane.onload.steps import EVICTION_RETRY, Plan, Target, decide
+from accelplane.onload.steps import EVICTION_RETRY, decide
 
 log = logging.getLogger(__name__)
 

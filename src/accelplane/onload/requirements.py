@@ -14,15 +14,15 @@ from accelplane.onload.models import DEFAULT_NODE_TIMEOUT, Onload, UpgradeSpec, 
 from accelplane.onload.modules import names_of
 from accelplane.onload.names import Names, has_dots, too_long
 from accelplane.onload.observed import NodeView
+from accelplane.onload.plan import Target
 from accelplane.onload.rules import DEVICE_PLUGIN, SPEC, duration_errors
 from accelplane.onload.status import Problem
-from accelplane.onload.steps import Target
 
 _NAMED = 3
 
 
 def problem_of(onload: Onload) -> Problem | None:
-    """What prevents that the resource is reconciled: the rules of admission that have a reason."""
+    """Problems that prevent reconciliation: broken admission rules that have a reason."""
     spec, names = onload.spec, names_of(onload)
     if message := too_long(names):
         return Problem("NameTooLong", message)

@@ -142,7 +142,7 @@ def node_only(thing: Node) -> None:
 
 
 def relevant(node: Node) -> tuple[object, ...]:
-    """What of a node causes a reconciliation when it changes. A heartbeat changes none of it."""
+    """The fields of a node whose change causes a reconciliation. A heartbeat changes none of them."""
     return (
         node.labels,
         node.annotations,
@@ -238,7 +238,7 @@ def concerns_onload(pod: Pod) -> bool:
 
 
 def pod_state(pod: Pod) -> tuple[object, ...]:
-    """What of a pod causes a reconciliation when it changes."""
+    """The fields of a pod whose change causes a reconciliation."""
     return pod.spec.nodeName, pod.status.phase, pod.is_ready, pod.metadata.deletionTimestamp, pod.metadata.labels
 
 

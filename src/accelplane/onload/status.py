@@ -18,8 +18,8 @@ import msgspec
 from accelplane.kube.conditions import condition, with_transition_times
 from accelplane.onload.models import CurrentNode, DevicePluginStatus, Onload, OnloadStatus, Revision, Status
 from accelplane.onload.observed import Blocked, NodeView
+from accelplane.onload.plan import NodeStep, Plan, Target
 from accelplane.onload.resources import DaemonSetStatus
-from accelplane.onload.steps import NodeStep, Plan, Target
 
 READY, PROGRESSING, DEGRADED = "Ready", "Progressing", "Degraded"
 _NAMED = 3
@@ -134,7 +134,7 @@ def problems(observed: Observed) -> list[Problem]:
 
 
 def blocked_message(blocked: Sequence[Blocked]) -> str:
-    """Which pods cannot be evicted, why, and what to do."""
+    """The pods that cannot be evicted, with reason and remedy."""
     shown = [f"{each.pod} ({each.budget.rstrip('.')})" if each.budget else each.pod for each in sorted(blocked)]
     pods = _listed(shown)
     return f"a PodDisruptionBudget does not allow the eviction of {pods}; change the budget or delete the pods"

@@ -17,116 +17,18 @@ verification. No node starts while the upgrade is paused, or if a node exceeded 
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import msgspec
 
 from accelplane.onload.observed import NodeView, PodView, Progress
+from accelplane.onload.plan import Action, NodeStep, Plan, Role, StepName, Target
 
 # Seconds for which a node may not report a loaded module before the next step, unless verification is strict.
 READY_WAIT = 30
 # Pods and nodes are watched. This interval is for pods whose eviction was rejected.
 EVICTION_RETRY = 5.0
-# A probe pod that failed is created again so many seconds after it was created. This does not extend the time limit.
+# A probe pod that failed is created again this many seconds after its creation. This does not extend the time limit.
 PROBE_RETRY = 60.0
-
-Role = Literal["module", "sfc", "gate"]
-StepName = Literal[
-    "Verified",
-    "Held",
-    "NodeNotReady",
-    "Pending",
-    "RemovingGate",
-    "WaitingForPluginPod",
-    "Evicting",
-    "RemovingModule",
-    "WaitingForUnload",
-    "RemovingSfc",
-    "WaitingForModulePods",
-    "LabellingSfc",
-    "WaitingForSfc",
-    "LabellingModule",
-    "WaitingForModule",
-    "SettingGate",
-    "ReplacingPluginPod",
-    "Verifying",
-    "Removed",
-]
-
-
-class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What the nodes should have. `version` is that of all labels, `revision` that of the plugin pods.
-
-    Plugin pods without a revision count as pods of `adopted`. An `eviction_timeout` of 0 means no limit.
-    """
-
-    version: str
-    sfc: bool = False
-    kmm: bool = True
-    revision: str = ""
-    adopted: str = ""
-    max_unavailable: int = 1
-    paused: bool = False
-    node_timeout: float = 900.0
-    eviction_timeout: float = 0.0
-    strict: bool = False
-    probe: bool = False
-    deleting: bool = False
-
-
-class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written for one node: labels (None removes one) and progress, evictions, or a pod.
-
-    `unloads` means that no pod on the node may use Onload, which has to be checked again immediately before.
-    """
-
-    node: str
-    step: StepName
-    message: str
-    labels: Mapping[Role, str | None] = {}
-    progress: Progress | None = None
-    removes_progress: bool = False
-    evict: tuple[PodView, ...] = ()
-    delete: tuple[PodView, ...] = ()
-    create_probe: bool = False
-    delete_probe: bool = False
-    unloads: bool = False
-
-    @property
-    def patches(self) -> bool:
-        """Whether the node itself is changed."""
-        return bool(self.labels) or self.removes_progress or self.progress is not None
-
-
-class NodeStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The step of one node, with what it does or waits for."""
-
-    node: str
-    step: StepName
-    message: str = ""
-    action: Action | None = None
-    starts: bool = False
-    until: float = 0.0
-    skipped_wait: bool = False
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps of all nodes, and the actions of this pass.
-
-    `overdue` are the nodes that exceeded their time limit. `retry` is the time after which to decide again at the
-    latest, in seconds; 0 if only a change matters.
-    """
-
-    steps: tuple[NodeStep, ...] = ()
-    actions: tuple[Action, ...] = ()
-    overdue: tuple[NodeStep, ...] = ()
-    unavailable: int = 0
-    retry: float = 0.0
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all selected nodes are verified and no other node has anything left."""
-        return all(each.step in {"Verified", "Removed"} for each in self.steps)
 
 
 def decide(target: Target, nodes: Sequence[NodeView], now: float) -> Plan:
@@ -160,7 +62,7 @@ def decide(target: Target, nodes: Sequence[NodeView], now: float) -> Plan:
 
 
 class _Node:
-    """The step of one node as if there was no limit."""
+    """Computes the step of one node without regard to limits."""
 
     def __init__(self, target: Target, node: NodeView, now: float) -> None:
         self.target = target
@@ -193,7 +95,7 @@ class _Node:
 
     def _must_be_taken_down(self) -> bool:
         node, target = self.node, self.target
-        # A gate without the label of the module: others removed that, so KMM unloads what applications may use.
+        # A gate without the module's label: others removed it, so KMM unloads a module that may be in use.
         gate_differs = node.gate is not None and (node.gate != target.version or (target.kmm and node.module is None))
         return self._module_differs() or self._sfc_differs() or gate_differs
 
@@ -328,7 +230,7 @@ class _Node:
         return msgspec.structs.replace(step, until=self._since() + PROBE_RETRY)
 
     def _unverified(self) -> list[str]:
-        """What is missing until the node is verified, apart from the probe."""
+        """The missing conditions of verification, apart from the probe."""
         node, target = self.node, self.target
         found: list[str] = []
         if not any(each.is_ready and not each.is_terminating for each in node.plugins):
@@ -427,7 +329,7 @@ def _pending(target: Target, *, failed: bool) -> str:
 
 
 def _is_taken_down(target: Target, node: NodeView, step: NodeStep) -> bool:
-    """Whether the operator made the node unavailable. Without an annotation the Go operator has begun with it."""
+    """Whether the operator made the node unavailable. Without an annotation, the Go operator has started the change."""
     if step.starts or (step.step in {"Verified", "Removed"} and node.progress is None):
         return False
     return node.progress.upgrade if node.progress is not None else _was_stopped(target, node)

@@ -290,7 +290,7 @@ class PluginController:
         await self._reconcile_shared(before=False)
 
     async def _reconcile_shared(self, *, before: bool) -> None:
-        """Makes what GPU plugins share before their DaemonSets are written, and deletes it after."""
+        """Creates the shared objects of GPU plugins before their DaemonSets, and deletes them afterwards."""
         if self._shared is None:
             return
         known = [_reads(each) for each in self._resources]

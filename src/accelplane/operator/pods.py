@@ -22,7 +22,7 @@ _OBJECT = "use only a-z, 0-9, - and ."
 
 
 def pod_errors(spec: PluginSpec) -> Iterator[str]:
-    """One line per error, with the field, the value found and what to write."""
+    """One line per error, with field, found value and remedy."""
     for key, value in spec.node_selector.items():
         if not is_qualified_name(key):
             yield f"nodeSelector has the key {key!a}, expected a label key such as kubernetes.io/arch; {_KEY}"

@@ -1,6 +1,6 @@
-"""Device families. `base` says what a plugin is; one module or package per family stands beside it.
+"""Device families: one module or package for each. `base` defines the interface of plugins.
 
-What the author of a plugin needs can be imported from here.
+Authors of plugins can import all they need from here.
 """
 
 from msgspec import Meta

@@ -50,7 +50,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """What triggers a scan, besides changes of the directories that the last scan read through its `Host`.
+    """The triggers of a scan, in addition to changes of the directories that the last scan read through its `Host`.
 
     `subsystems` are those of uevents, all if empty. `directories` are watched for new and removed entries.
     """
@@ -77,7 +77,7 @@ T = TypeVar("T")
 
 
 class PodsError(Exception):
-    """Raised by `NodePods` if neither the kubelet nor the API server could be read; the text names what was read."""
+    """Raised by `NodePods` if neither the kubelet nor the API server could be read; the message has the sources."""
 
 
 class NodePods(Protocol):
@@ -136,7 +136,7 @@ class Plugin(Generic[ConfigT_co]):
     # Whether no other plugin on a node serves resources of this namespace. IDs that containers hold then stay listed
     # after an agent restart even if the resource has no device left.
     exclusive_namespace: ClassVar[bool] = False
-    # Kinds of CDI files that the agent removes when their device is gone and no pod uses them.
+    # Kinds of CDI files that the agent removes when their device was removed and no pod uses them.
     cdi_kinds: ClassVar[Sequence[str]] = ()
 
     # The file of `labels`, which other programs know by this name. Without one the labels are published only if the
@@ -227,7 +227,7 @@ class Plugin(Generic[ConfigT_co]):
         return allocation
 
     def pod_allocator(self, pods: NodePods) -> PodAllocator:
-        """Returns what allocates devices instead of the hooks above, as far as it has an answer."""
+        """Returns an allocator that replaces the hooks above for the calls that it handles."""
         raise NotImplementedError
 
     async def pre_start(self, devices: Sequence[Device]) -> None:
@@ -245,7 +245,7 @@ class Plugin(Generic[ConfigT_co]):
         return ()
 
     def readings(self, host: Host, devices: Iterable[Device]) -> "Iterable[DevicePlan]":
-        """Returns what the metrics pages read of each physical device.
+        """Returns the sources that the metrics pages read for each physical device.
 
         Called in a thread, before the first request of a page after a scan. It lists directories and reads no values.
         """

@@ -1,7 +1,7 @@
 """Intel Data Streaming (DSA) and In-Memory Analytics (IAA) accelerators: `dsa.intel.com/…` and `iaa.intel.com/…`.
 
 The devices are work queues that are configured and enabled. The resource has their type and mode, as in
-`dsa.intel.com/wq-user-shared`. With `driver: vfio-pci` the devices are whole DSA functions. Kernel documents:
+`dsa.intel.com/wq-user-shared`. With `driver: vfio-pci` the devices are complete DSA functions. Kernel documents:
 Documentation/ABI/stable/sysfs-driver-dma-idxd, Documentation/arch/x86/iax.
 """
 
@@ -145,7 +145,7 @@ class DsaPlugin(_QueuePlugin[DsaConfig]):
         return vfio.numbered("VFIO_BDF", devices, allocation) if self.config.driver != "idxd" else allocation
 
     def _function(self, host: Host, address: str) -> Device | Skipped:
-        """Returns the device of a whole function. Raises `HostError`."""
+        """Returns the device of a complete function. Raises `HostError`."""
         driver = drivers.driver_of(host, address)
         if driver != drivers.VFIO_PCI:
             return Skipped(address, f"bound to {driver or 'no driver'}, expected {drivers.VFIO_PCI}")

@@ -3,7 +3,7 @@
 A unit is the physical device behind one or several IDs. `in_use` has the number of allocated IDs of each unit.
 
 - `none` takes one ID of each unit before it takes a second one of any. Among these units it takes the one that is
-  least in use, so containers that ask for one device spread evenly, whatever the order of the kubelet's offer.
+  least in use, so containers that request one device spread evenly, whatever the order of the kubelet's offer.
 - `balanced` takes from the unit with most available IDs.
 - `packed` takes all IDs of one unit before it takes from the next.
 

@@ -57,7 +57,7 @@ class DlbConfig(msgspec.Struct, frozen=True, kw_only=True):
 class _Vf(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     driver: str
-    resources: str  # their directory, `has` what it contains
+    resources: str  # their directory, `has` its entries
     has: Mapping[str, int]
 
 

@@ -107,7 +107,7 @@ def read_config(config_dir: str, environment: Mapping[str, str], *, force: bool 
 
 
 def parse(path: str, text: str) -> tuple[str, str]:
-    """Services and auto-reset of a configuration file, each empty where it says nothing. Raises `ConfigError`.
+    """Services and auto-reset of a configuration file, each empty if not set. Raises `ConfigError`.
 
     A line is `ServicesEnabled=…`, `AutoresetEnabled=on` or `off`, or, as older files have it, services behind any
     other key or alone.

@@ -40,7 +40,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one device needs now.
+    """The steps that one device needs.
 
     `later` describes steps that cannot be planned yet. With a `skip_reason` nothing is written, and with a `failure`
     the device can never reach its desired state. `notes` are differences that remain, and why, and keep no step from
@@ -80,7 +80,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preview(root: str, planners: Iterable[Planner], *, host: Callable[[str], Host] = Host) -> Iterator[Outcome]:
-    """What `apply` would do, device by device. Writes nothing."""
+    """The steps of `apply` for each device. Writes nothing."""
     for planner in planners:
         plan = planner(host(root))
         steps = [*_descriptions(plan.steps), *plan.later]
@@ -188,7 +188,7 @@ def _finish(
 def _abort(
     new_host: _NewHost, planner: Planner, written: list[Step], reason: str, *, rollback: Planner | None
 ) -> Outcome:
-    """Rolls back by `rollback`, else reverts the steps in reverse order; the reason contains what failed in that."""
+    """Rolls back by `rollback`, else reverts the steps in reverse order; the reason includes errors of the rollback."""
     steps = _descriptions(written)
     problems = _undo(new_host, written) if rollback is None or not written else _rollback(new_host, rollback)
     state: State = "rolled back" if steps and not problems else "failed"

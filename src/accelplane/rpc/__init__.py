@@ -1,6 +1,6 @@
 """gRPC on Unix sockets for the node's processes: HTTP/2 and gRPC's framing in one thread, without periodic work.
 
-Supports what a node needs: one request per call, one response or a stream of them; neither compression nor metadata.
+Supports the calls of a node: one request per call, one response or a stream of them; neither compression nor metadata.
 Specifications: RFC 9113, RFC 7541 and gRPC's "gRPC over HTTP2". Modules, from the bottom: `errors`, `frames`,
 `headers`, `messages` and `flood_limit` are values and rules; `stream`, `outbox` and `connection` are shared by client
 and server; `methods`, `call` and `server` are the server, `channel` is the client.

@@ -193,7 +193,7 @@ class Call(Stream):
 
 
 def rejection(stream_id: int, http_status: bytes, error: RpcError, *, ended: bool) -> bytes:
-    """The whole response to headers that are not a valid call."""
+    """The complete response to headers that are not a valid call."""
     fields = EMPTY_TABLE + literal(b":status", http_status) + _CONTENT_TYPE + status_fields(error.code, error.text)
     response = frames.frame(HEADERS, END_HEADERS | END_STREAM, stream_id, fields)
     return response if ended else response + frames.rst_stream(stream_id, Code.NO_ERROR)

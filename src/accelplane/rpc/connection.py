@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol, ABC, Generic[AnyStream]):
             self.end_if_idle()
 
     def reset_stream(self, stream_id: int, code: Code) -> None:
-        """Ends a stream at once, on both sides."""
+        """Ends a stream immediately, on both sides."""
         self.outbox.write(frames.rst_stream(stream_id, code))
         if stream := self.streams.get(stream_id):
             self.remove_stream(stream)
@@ -117,7 +117,7 @@ class Connection(asyncio.Protocol, ABC, Generic[AnyStream]):
             self.end("connection ended")
 
     def end(self, text: str, *, now: bool = False) -> None:
-        """Ends the connection, after sending what is written unless `now`. Its calls end with UNAVAILABLE."""
+        """Ends the connection, after sending buffered data unless `now`. Its calls end with UNAVAILABLE."""
         self.ended = True
         self.outbox.close(now=now)
         streams, self.streams = self.streams, {}
@@ -184,7 +184,7 @@ class Connection(asyncio.Protocol, ABC, Generic[AnyStream]):
     def _handle_data(self, flags: int, stream_id: int, payload: bytes) -> None:
         stream = self._stream(stream_id)
         self._unacked_bytes += len(payload)
-        # Acknowledged at once: the streams' windows limit what is buffered.
+        # Acknowledged immediately: the streams' windows limit the buffered data.
         if self._unacked_bytes >= DEFAULT_WINDOW // 2:
             self.outbox.write(frames.window_update(0, self._unacked_bytes))
             self._unacked_bytes = 0

@@ -29,7 +29,7 @@ class Outbox:
         self._transport = transport
 
     def close(self, *, now: bool = False) -> None:
-        """Discards all further frames. Closes the transport, which first sends what is written unless `now`."""
+        """Discards all further frames. Closes the transport, which first sends buffered data unless `now`."""
         self._closed = True
         self._frames.clear()
         self._pending.clear()

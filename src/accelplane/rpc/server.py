@@ -13,7 +13,7 @@ from accelplane.rpc.headers import MAX_HEADERS, Headers, Rejection, read_request
 from accelplane.rpc.methods import Method
 
 MAX_STREAMS = 100  # concurrent calls of a connection
-_SHUTDOWN_TIMEOUT = 0.5  # seconds for calls to end, and for peers to read what is sent
+_SHUTDOWN_TIMEOUT = 0.5  # seconds for calls to end, and for peers to read the responses
 _INITIAL_FRAMES = frames.settings(
     {Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS, Setting.MAX_HEADER_LIST_SIZE: MAX_HEADERS}
 )
@@ -36,7 +36,7 @@ class RpcServer:
     async def stop(self) -> None:
         """Stops listening and ends every connection. Does nothing if the server was not started.
 
-        Unary calls have half a second to finish, and peers to read what is sent. Other handlers are cancelled.
+        Unary calls have half a second to finish, and peers to read the responses. Other handlers are cancelled.
         """
         if self._server is None:
             return

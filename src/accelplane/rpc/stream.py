@@ -7,7 +7,7 @@ from accelplane.rpc.messages import MessageReader
 
 
 class Stream(ABC):
-    """An HTTP/2 stream that carries a call. Server and client implement what happens on each event."""
+    """An HTTP/2 stream that carries a call. Server and client implement the event methods."""
 
     __slots__ = ("id", "reader", "remote_ended", "send_window", "trailing_frames", "unacked_bytes", "unsent")
 

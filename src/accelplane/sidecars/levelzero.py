@@ -1,4 +1,4 @@
-"""Client of the Level-Zero service, which reads GPU health and temperatures in a process of its own.
+"""Client of the Level-Zero service, which reads GPU health and temperatures in a separate process.
 
 Contract: proto/levelzero.proto. The service responds to every call; values that it could not read come with an error
 code and a harmless default (true, -999.0), so that the other values of the response can be used.

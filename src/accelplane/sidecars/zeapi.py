@@ -249,7 +249,7 @@ class Api:
             raise ZeError(name, code)
 
     def handles(self, name: str, *before: object, most: int = _MAX_HANDLES) -> list[int]:
-        """The handles of a function that lists them: it is asked for their number, then for at most `most`."""
+        """The handles of a function that lists them: it is called for their number, then for at most `most` handles."""
         count = c_uint32(0)
         self.call(name, *before, ctypes.byref(count), None)
         count.value = min(count.value, most)

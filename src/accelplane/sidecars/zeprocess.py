@@ -40,7 +40,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     init: float = 60.0
     first_retry: float = 0.1  # until the process is started again; doubles
     last_retry: float = 60.0
-    first_device_retry: float = 30.0  # until a device that blocked or ended the process is asked again; doubles
+    first_device_retry: float = 30.0  # until a device that blocked or crashed the process is queried again; doubles
     last_device_retry: float = 600.0
     first_refresh: float = 60.0  # until devices are enumerated again, if one is unknown or lost; doubles
     last_refresh: float = 3600.0
@@ -210,7 +210,7 @@ class ZeProcess:
         """Sends requests until devices should be enumerated again. Raises `_Broken`."""
         while True:
             request = await self._next(child)
-            if request.response.done():  # nobody waits for it
+            if request.response.done():  # the caller was cancelled
                 continue
             code = int((await self._respond(child, request))[0])
             if code in _STALE and not self._refresh.active:

@@ -1,4 +1,4 @@
-"""What the Level-Zero service reads from devices: health, temperatures, memory, indices. Runs in the worker process.
+"""The readings of the Level-Zero service: health, temperatures, memory, indices. Runs in the worker process.
 
 Each function takes the API and returns the ze_result_t of the last read that failed, and values; a value that could not
 be read is a harmless default (true, -999.0, 0). Only the standard library is imported.

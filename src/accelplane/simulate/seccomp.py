@@ -1,9 +1,10 @@
-"""Runs a command whose opens and ioctls of emulated device nodes are answered by the emulated kernel.
+"""Runs a command whose opens and ioctls of emulated device nodes are handled by the emulated kernel.
 
-The command gets a filter that has the kernel ask here about every `open` and about ioctls of the FPGA drivers' kinds;
-all else goes on untouched. An emulated node is opened as a file in memory that bears its name, so that copies of the
-descriptor, and children, are known by it. What the command is and in which language does not matter, and it need not
-know. Facts: seccomp_unotify(2), seccomp(2); linux/seccomp.h, linux/audit.h.
+The command gets a seccomp filter with user notification of every `open` and of the ioctls of the FPGA drivers; other
+system calls are not affected. An emulated node is opened as a memfd with its name, which identifies copies of the
+descriptor, also in children. The command can be any program.
+
+Facts: seccomp_unotify(2), seccomp(2); linux/seccomp.h, linux/audit.h.
 """
 
 import array
@@ -23,15 +24,15 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple, NoReturn
 
 from accelplane.simulate.kernel.fpga import LAYOUTS
-from accelplane.simulate.kernel.ioctls import Call, Known, ProcessMemory, call, connected
+from accelplane.simulate.kernel.ioctls import Call, HasNode, ProcessMemory, call, connect
 
 
 class SeccompUnavailable(Exception):
-    """The machine or the kernel cannot do this; the message says why."""
+    """Not supported by the machine or the kernel; the message has the reason."""
 
 
 class _Machine(NamedTuple):
-    """Numbers of system calls. `open` is None where there is only `openat`."""
+    """Numbers of system calls. `open` is None on machines with only `openat`."""
 
     audit: int
     seccomp: int
@@ -65,26 +66,25 @@ _AT_FDCWD = -100
 def run(command: Sequence[str], sockets: str, environment: Mapping[str, str] | None = None) -> int:
     """Runs the command to its end, with the emulated kernel at the socket `sockets`; returns its exit status.
 
-    That is 128 and the signal's number when a signal ended it. SIGTERM and SIGINT are passed on. Processes that the
-    command leaves behind can open nothing any more. Raises `SeccompUnavailable`, and `OSError` when there is no such
-    socket or no such command.
+    After a signal it is 128 and the signal's number. SIGTERM and SIGINT are forwarded. Remaining child processes cannot
+    open files any more. Raises `SeccompUnavailable`, and `OSError` if the socket or the command does not exist.
     """
     machine = _MACHINES.get(platform.machine())
     if machine is None:
         raise SeccompUnavailable(f"machine {platform.machine()}: expected one of {', '.join(_MACHINES)}")
-    connected(sockets).close()
+    connect(sockets).close()
     install = _installer(machine)
     ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:
-        _become(command, environment, install, theirs)
+        _execute(command, environment, install, theirs)
     theirs.close()
-    before = {number: signal.signal(number, _passing_on(child)) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, _signal_handler(child)) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with ours:
-            listener = _received(ours)
+            listener = _receive_listener(ours)
         if listener is not None:
-            _Supervisor(machine, listener, sockets).answer_until(child)
+            _Supervisor(machine, listener, sockets).respond_until_exit(child)
         _, status = os.waitpid(child, 0)
     finally:
         for number, handler in before.items():
@@ -93,7 +93,7 @@ def run(command: Sequence[str], sockets: str, environment: Mapping[str, str] | N
     return 128 - code if code < 0 else code
 
 
-def _passing_on(child: int) -> Callable[[int, object], None]:
+def _signal_handler(child: int) -> Callable[[int, object], None]:
     def pass_on(number: int, _frame: object) -> None:
         if number == signal.SIGINT and _is_in_foreground():
             return  # the terminal has sent it to the child as well
@@ -111,10 +111,10 @@ def _is_in_foreground() -> bool:
         return False
 
 
-# In the child, before it becomes the command.
+# In the child, before exec.
 
 
-def _become(
+def _execute(
     command: Sequence[str],
     environment: Mapping[str, str] | None,
     install: Callable[[], int],
@@ -124,7 +124,7 @@ def _become(
         try:
             listener = install()
         except OSError as error:
-            why = "; a supervisor has this process already" if error.errno == errno.EBUSY else ""
+            why = "; this process already has a supervisor" if error.errno == errno.EBUSY else ""
             parent.send(f"seccomp: {error.strerror}{why}".encode())
             os._exit(126)
         parent.sendmsg([b"ok"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [listener]))])
@@ -138,14 +138,14 @@ def _become(
 
 
 def _installer(machine: _Machine) -> Callable[[], int]:
-    """What installs the filter in the process that calls it, and returns the listener. That raises `OSError`."""
+    """Returns a function that installs the filter in its process and returns the listener. It raises `OSError`."""
     library = ctypes.CDLL(None, use_errno=True)
     program = _filter(machine)
     instructions = ctypes.create_string_buffer(program, len(program))
     parent = os.getpid()
 
     def install() -> int:
-        # Nobody would answer it any more.
+        # Without the supervisor, its system calls would block.
         library.prctl(_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:
             os._exit(126)
@@ -187,8 +187,8 @@ def _filter(machine: _Machine) -> bytes:
     return bytes(code)
 
 
-def _received(parent: socket.socket) -> int | None:
-    """The listener's descriptor; None when the child ended before. Raises `SeccompUnavailable`."""
+def _receive_listener(parent: socket.socket) -> int | None:
+    """The listener's descriptor; None if the child has exited. Raises `SeccompUnavailable`."""
     data, ancillary, _flags, _address = parent.recvmsg(256, socket.CMSG_SPACE(4))
     for _level, _kind, content in ancillary:
         return array.array("i", content[:4])[0]
@@ -200,8 +200,8 @@ def _received(parent: socket.socket) -> int | None:
 # In the parent.
 
 
-class _Notice(NamedTuple):
-    """A system call that waits for an answer."""
+class _Notification(NamedTuple):
+    """A notification: a system call that waits for a response."""
 
     id: int
     pid: int
@@ -215,8 +215,8 @@ class _Supervisor:
         self._listener = listener
         self._sockets = sockets
 
-    def answer_until(self, child: int) -> None:
-        """Answers the child and all its children until it has ended."""
+    def respond_until_exit(self, child: int) -> None:
+        """Responds to the child and its children until it has exited."""
         ended = os.pidfd_open(child)
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
@@ -225,101 +225,101 @@ class _Supervisor:
             while True:
                 events = dict(poll.poll())
                 if events.get(self._listener, 0) & select.POLLIN:
-                    self._answer()
+                    self._handle_notification()
                 elif ended in events:
                     return
-                elif self._listener in events:  # nobody with the filter is left
+                elif self._listener in events:  # no process with the filter is left
                     poll.unregister(self._listener)
         finally:
             os.close(ended)
             os.close(self._listener)
 
-    def _answer(self) -> None:
+    def _handle_notification(self) -> None:
         buffer = bytearray(_NOTICE.size)
         try:
             fcntl.ioctl(self._listener, _RECEIVE, buffer)
-        except OSError:  # it was killed meanwhile
+        except OSError:  # the process was killed
             return
         found = _NOTICE.unpack(buffer)
-        notice = _Notice(found[0], found[1], found[3], found[6:])
-        if notice.number == self._machine.ioctl:
-            # One that lasts must not keep others waiting.
-            threading.Thread(target=self._ioctl, args=(notice,), daemon=True).start()
+        notification = _Notification(found[0], found[1], found[3], found[6:])
+        if notification.number == self._machine.ioctl:
+            # A long ioctl must not delay other calls.
+            threading.Thread(target=self._ioctl, args=(notification,), daemon=True).start()
         else:
-            self._open(notice)
+            self._open(notification)
 
-    def _open(self, notice: _Notice) -> None:
-        at, path, flags = notice.arguments[:3]
-        if notice.number == self._machine.open:
-            at, path, flags = _AT_FDCWD, *notice.arguments[:2]
+    def _open(self, notification: _Notification) -> None:
+        at, path, flags = notification.arguments[:3]
+        if notification.number == self._machine.open:
+            at, path, flags = _AT_FDCWD, *notification.arguments[:2]
         try:
-            with self._memory(notice) as memory:
-                if notice.number == _OPENAT2:  # a structure, and the flags are its first field
+            with self._memory(notification) as memory:
+                if notification.number == _OPENAT2:  # a structure, and the flags are its first field
                     flags = int.from_bytes(memory.read(flags, 8), "little")
-                node = self._node(notice, memory, at, path)
+                node = self._node(notification, memory, at, path)
         except OSError:
             node = None
         if node is None:
-            self._say(notice, go_on=True)
+            self._respond(notification, resume=True)
             return
         descriptor = os.memfd_create(f"emulated:{node}", os.MFD_CLOEXEC)
         try:
-            addition = _ADDITION.pack(notice.id, _ADD_AND_SEND, descriptor, 0, flags & os.O_CLOEXEC)
+            addition = _ADDITION.pack(notification.id, _ADD_AND_SEND, descriptor, 0, flags & os.O_CLOEXEC)
             fcntl.ioctl(self._listener, _ADD, addition)
-        except OSError as error:  # it has too many, or was killed meanwhile
-            self._say(notice, number=error.errno or errno.EMFILE)
+        except OSError as error:  # too many open files, or the process was killed
+            self._respond(notification, number=error.errno or errno.EMFILE)
         finally:
             os.close(descriptor)
 
-    def _node(self, notice: _Notice, memory: ProcessMemory, at: int, address: int) -> str | None:
+    def _node(self, notification: _Notification, memory: ProcessMemory, at: int, address: int) -> str | None:
         """The emulated node that the call opens, if it is one. Raises `OSError`."""
         path = _text(memory, address)
         if not path.startswith("/"):
             at = at & 0xFFFFFFFF
             where = "cwd" if at == _AT_FDCWD & 0xFFFFFFFF else f"fd/{at}"
-            path = f"{os.readlink(f'/proc/{notice.pid}/{where}')}/{path}"
+            path = f"{os.readlink(f'/proc/{notification.pid}/{where}')}/{path}"
         found = _NODE.fullmatch(os.path.normpath(path))
-        return found[1] if found and call(self._sockets, Known(found[1]), memory) else None
+        return found[1] if found and call(self._sockets, HasNode(found[1]), memory) else None
 
-    def _ioctl(self, notice: _Notice) -> None:
-        descriptor, request, argument = notice.arguments[:3]
+    def _ioctl(self, notification: _Notification) -> None:
+        descriptor, request, argument = notification.arguments[:3]
         try:
-            link = os.readlink(f"/proc/{notice.pid}/fd/{descriptor & 0xFFFFFFFF}")
+            link = os.readlink(f"/proc/{notification.pid}/fd/{descriptor & 0xFFFFFFFF}")
         except OSError:
             link = ""
         found = _NAMED.fullmatch(link)
         if found is None:
-            self._say(notice, go_on=True)
+            self._respond(notification, resume=True)
             return
         try:
-            with self._memory(notice) as memory:
+            with self._memory(notification) as memory:
                 value = call(self._sockets, Call(found[1], request & 0xFFFFFFFF, argument), memory)
         except OSError as error:
-            self._say(notice, number=error.errno or errno.EIO)
+            self._respond(notification, number=error.errno or errno.EIO)
         else:
-            self._say(notice, value)
+            self._respond(notification, value)
 
     @contextmanager
-    def _memory(self, notice: _Notice) -> Generator[ProcessMemory]:
-        """The memory of the process that waits. Once it has been killed, its number may be another's."""
-        descriptor = os.open(f"/proc/{notice.pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+    def _memory(self, notification: _Notification) -> Generator[ProcessMemory]:
+        """The memory of the waiting process. Checks the notification, as the PID of a killed process can be reused."""
+        descriptor = os.open(f"/proc/{notification.pid}/mem", os.O_RDWR | os.O_CLOEXEC)
         try:
-            fcntl.ioctl(self._listener, _VALID, struct.pack("<Q", notice.id))
+            fcntl.ioctl(self._listener, _VALID, struct.pack("<Q", notification.id))
             yield ProcessMemory(descriptor)
         finally:
             os.close(descriptor)
 
-    def _say(self, notice: _Notice, value: int = 0, number: int = 0, *, go_on: bool = False) -> None:
-        answer = _ANSWER.pack(notice.id, value, -number, _CONTINUE if go_on else 0)
-        with suppress(OSError):  # it was killed meanwhile
+    def _respond(self, notification: _Notification, value: int = 0, number: int = 0, *, resume: bool = False) -> None:
+        answer = _ANSWER.pack(notification.id, value, -number, _CONTINUE if resume else 0)
+        with suppress(OSError):  # the process was killed
             fcntl.ioctl(self._listener, _SEND, answer)
 
 
 def _text(memory: ProcessMemory, address: int) -> str:
-    """The text up to its zero byte, as far as it can be a path. Raises `OSError` EFAULT."""
+    """The text up to its zero byte, limited to the length of a path. Raises `OSError` EFAULT."""
     found = b""
     while len(found) < _LONGEST_PATH:
-        # A page at a time: the next one may not be there.
+        # One page at a time: the next one may not be mapped.
         before, zero, _ = memory.read(address + len(found), 4096 - (address + len(found)) % 4096).partition(b"\0")
         found += before
         if zero:

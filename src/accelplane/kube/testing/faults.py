@@ -31,7 +31,7 @@ class RecordedRequest:
 
 @dataclass
 class Fault:
-    """What happens to the next `times` requests whose text matches `pattern`, after `skip` that match.
+    """A fault of the next `times` requests whose text matches `pattern`, after `skip` matching ones.
 
     The server answers with `status`, `headers` and `body`. Without a status it aborts the connection, or never answers
     (`hang`). With `after`, it executes the request first, so only the answer is lost. `then` is called each time.

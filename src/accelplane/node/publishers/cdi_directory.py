@@ -43,7 +43,7 @@ class CdiDirectory:
         self._reported: dict[str, str] = {}
 
     def publish(self, devices: Iterable[CdiDevice]) -> None:
-        """Writes the files of `devices`. What cannot be written is logged, once for each cause."""
+        """Writes the files of `devices`. Write errors are logged once for each cause."""
         desired = {device.qualified_name: device for device in devices}
         if not desired:
             return
@@ -91,11 +91,11 @@ class CdiDirectory:
         return found
 
     def remove(self, files: Mapping[str, str]) -> None:
-        """Removes stale files, qualified name to file name. What cannot be removed is logged."""
+        """Removes stale files, qualified name to file name. Errors are logged."""
         for qualified_name, file_name in files.items():
             self._written.pop(qualified_name, None)
             if self._remove(file_name):
-                log.info("removed %s, its device is gone", os.path.join(self.directory, file_name))
+                log.info("removed %s of a removed device", os.path.join(self.directory, file_name))
 
     def remove_written(self) -> None:
         """Removes every file that this process has written and that was not changed since."""

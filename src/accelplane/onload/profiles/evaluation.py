@@ -207,7 +207,7 @@ def _assigned_name(word: Word) -> str:
 
 
 def _value_of(word: Word) -> Word:
-    """What an assignment assigns."""
+    """The value of an assignment."""
     first = word[0]
     if not isinstance(first, Literal):
         raise TypeError(f"found {first!a}, expected an assignment")

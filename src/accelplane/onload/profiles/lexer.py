@@ -243,7 +243,7 @@ class _Lexer:
         self._found('" has no matching "', fatal=True)
 
     def _expansion(self, *, quoted: bool) -> Part:
-        """What begins with `$`."""
+        """An expansion, which begins with `$`."""
         text, at = self._text, self._at
         if text.startswith("$((", at) and self._nested < _MAX_NESTED:
             self._nested += 1

@@ -135,7 +135,7 @@ def _with_init(volumes: tuple[Volume, ...], preparation: Init) -> tuple[Volume, 
 def _with_driver(
     container: Container, volumes: tuple[Volume, ...], spec: PluginSpec
 ) -> tuple[Container, tuple[Volume, ...]]:
-    """Mounts /dev/vfio instead of the work queues if whole DSA devices are published."""
+    """Mounts /dev/vfio instead of the work queues if complete DSA devices are published."""
     if not (isinstance(spec, DsaSpec) and spec.driver == "vfio-pci"):
         return container, volumes
     path = "/dev/vfio"

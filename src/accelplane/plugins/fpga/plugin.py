@@ -63,7 +63,7 @@ class FpgaPlugin(Plugin[FpgaConfig]):
             self._present.set()
 
     def prepare(self, host: Host) -> None:
-        """Reads the ids, and keeps them for when they cannot be read. Writes nothing."""
+        """Reads the IDs, and stores them for times at which they cannot be read. Writes nothing."""
         afus = self._afus
         self._reading = read(host, afus=afus)
         self._known = (afus, recalled(self._known_of(afus), self._reading))

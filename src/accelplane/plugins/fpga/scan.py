@@ -1,4 +1,4 @@
-"""From what sysfs says of FPGAs to what is published.
+"""Computes the published devices from the FPGAs in sysfs.
 
 Resources are named after ids that change at run time: with every function that is programmed, to all ones if the
 firmware crashes, to nothing while a port is programmed or does not answer. So there are three plain functions: `read`

@@ -124,7 +124,7 @@ _DECODER = msgspec.json.Decoder(_Pod)
 
 
 def project(document: memoryview) -> Pod | None:
-    """What is needed of a pod in JSON; None for a pod without GPUs or one that has ended.
+    """The needed fields of a pod in JSON; None for a pod without GPUs or one that has ended.
 
     Raises `msgspec.MsgspecError`, or `UnicodeDecodeError`.
     """

@@ -20,10 +20,10 @@ from accelplane.sidecars.xpumd import Xpumd
 LEVELZERO_SOCKET = "/var/lib/levelzero/server.sock"
 WSL_RETRY = 3.0
 
-# ze_result_t of the Level-Zero specification: the device is not usable, whatever else the response says.
+# ze_result_t of the Level-Zero specification: the device is not usable, regardless of the rest of the response.
 _FATAL: Mapping[int, Cause] = {0x70000001: "gone", 0x70000006: "wedged"}  # DEVICE_LOST, DEVICE_REQUIRES_RESET
 _PART_CAUSES: Mapping[str, Cause] = {"memory": "memory", "bus": "bus", "SoC": "firmware"}
-# The service could not ask the driver, which is not initialized, hangs or has crashed: nothing is known.
+# The service could not query the driver, which is not initialized, hangs or has crashed: the state is unknown.
 _NOT_ASKED = frozenset((0x78000001, 0x70020000))  # UNINITIALIZED, DEPENDENCY_UNAVAILABLE
 
 _LEVELZERO_INTERVAL = 4.5  # a failing card is Unhealthy within 5 s

@@ -21,7 +21,7 @@ class ResourceLabels:
         self._sizes: Mapping[str, int] = {}
 
     def read(self, host: Host) -> None:
-        """Reads the GPUs. `labels` raises what is wrong with them: devices are published without labels, too."""
+        """Reads the GPUs. `labels` raises their errors: devices are also published without labels."""
         try:
             self._gpus = read_gpus(host, self._drm)
             self._problem = None
@@ -35,7 +35,7 @@ class ResourceLabels:
         return gpu_labels(self._gpus, self._options, self._sizes)
 
     async def follow_sizes(self, socket: str, request_scan: Callable[[], None]) -> None:
-        """Asks the service for sizes that are not known, with backoff: it knows none of integrated GPUs.
+        """Queries the service for unknown sizes, with backoff: it knows none of integrated GPUs.
 
         A scan follows each answer. Runs until cancelled.
         """

@@ -53,7 +53,7 @@ class GpuPlugin(Plugin[GpuConfig]):
 
             self._labels = labels.ResourceLabels(places.drm, os.environ)
         self.watch = (
-            Watch(frozenset(("misc",)))  # /dev/dxg; GPUs behind it come and go with the service's answers
+            Watch(frozenset(("misc",)))  # /dev/dxg; its GPUs are those in the service's responses
             if self.config.wsl
             else Watch(frozenset(("drm", "pci", "mei")), (places.drm, places.dri, places.by_path))
         )
@@ -112,7 +112,7 @@ class GpuPlugin(Plugin[GpuConfig]):
         return preferred(self.config.allocation_policy, available, must_include, size, in_use)
 
     def prepare(self, host: Host) -> None:
-        """Reads what labels and affinity masks depend on. Changes nothing on the node."""
+        """Reads the input of labels and affinity masks. Changes nothing on the node."""
         if self._labels is not None:
             self._labels.read(host)
         if self.config.resource_manager:

@@ -26,7 +26,7 @@ class Nic(NamedTuple):
 
 def find_nics(host: Host) -> list[Nic]:
     """The NICs in the order of their names. Unreadable ones are noted. Raises `Unreadable`."""
-    return _interfaces(host) or _functions(host)
+    return _interfaces(host) or [Nic(address, _numa_node(host, path)) for path, address in _bound(host)]
 
 
 def find_functions(host: Host) -> list[str]:
@@ -50,10 +50,6 @@ def _interfaces(host: Host) -> list[Nic]:
         except HostError as error:
             host.note(f"network interface {name[:40]!a} left out: {error}")
     return found
-
-
-def _functions(host: Host) -> list[Nic]:
-    return [Nic(address, _numa_node(host, path)) for path, address in _bound(host)]
 
 
 def _bound(host: Host) -> list[tuple[str, str]]:

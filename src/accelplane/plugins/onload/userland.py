@@ -1,4 +1,4 @@
-"""What containers get of an Onload installation: device nodes, libraries, the launcher, and `LD_PRELOAD`.
+"""The parts of an Onload installation in containers: device nodes, libraries, the launcher, and `LD_PRELOAD`.
 
 The installation directory may contain a symbolic link to the files of one version. Mounts name the files without that
 link: the kubelet keeps the answer to Allocate for the life of a pod, and a container that starts again after another

@@ -33,7 +33,7 @@ class QatPlugin(Plugin[QatConfig]):
         self._kernel_mode = self.config.mode == "kernel"
         self._status = ""
         self._binder = Binder(self.config)
-        self._prepared: tuple[Host, Discovery] | None = None  # what `prepare` read for the scan after it
+        self._prepared: tuple[Host, Discovery] | None = None  # read by `prepare` for the next scan
         self._heartbeat = HeartbeatSource()
         self._unknown: Mapping[str, bool] = {}
 

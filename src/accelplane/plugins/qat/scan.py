@@ -1,4 +1,4 @@
-"""Virtual functions (VFs) of QAT devices as sysfs shows them, and what a container needs to use one.
+"""Virtual functions (VFs) of QAT devices in sysfs, and the allocation of a container that uses one.
 
 VFs are found through the kernel drivers of their physical functions (PFs). A virtual machine with assigned VFs has no
 PFs: there VFs are identified by their PCI ids. Kernel documents: Documentation/ABI/testing/sysfs-driver-qat,
@@ -43,7 +43,7 @@ class Vf(NamedTuple):
 
 
 class Discovery(NamedTuple):
-    """The VFs to publish, and what is not published and why."""
+    """The VFs to publish, and the reasons for those that are not published."""
 
     vfs: Sequence[Vf]
     skipped: Sequence[Skipped]

@@ -28,7 +28,7 @@ DEVICE = Part("device")
 
 
 class Number(NamedTuple):
-    """A whole number within limits. `rounded`: the kernel rounds it up to a power of two."""
+    """An integer within limits. `rounded`: the kernel rounds it up to a power of two."""
 
     least: int = 0
     most: int = 2**63 - 1
@@ -92,7 +92,7 @@ Rule: TypeAlias = Number | Word | Bitmap
 _FLAG = Number(0, 1)
 
 # In the order of the writes to a queue: the size limits the threshold, a dedicated queue has none, a queue whose
-# type changes loses its name, and faults can only be waited for when pages can be asked for.
+# type changes loses its name, and faults can only be waited for with page requests.
 RULES: Mapping[Kind, Mapping[str, Rule]] = {
     "device": {"read_buffer_limit": Number(), "event_log_size": Number()},
     "group": {
@@ -134,9 +134,9 @@ READ_BUFFERS = frozenset(ALIASES.values())
 # The driver of the queues of a type without `driver_name`.
 DRIVERS = {"user": "user", "kernel": "dmaengine"}
 
-# What can be written to a queue that is disabled while its device is enabled.
+# The writable attributes of a disabled queue of an enabled device.
 _NEEDS_DEVICE_DISABLED = frozenset(("size", "group_id"))
-# What can be written to a device whose configuration is fixed (`configurable` is 0).
+# The writable attributes of a device whose configuration is read-only (`configurable` is 0).
 NEVER_FIXED = frozenset(("type", "name", "driver_name"))
 # Attributes that older kernels and some hardware do not have.
 OPTIONAL = frozenset(

@@ -44,7 +44,7 @@ class IdxdConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def notes(self) -> list[str]:
-        """What was ignored in the files."""
+        """The ignored parts of the files."""
         return [note for template in (self.template, *self.templates.values()) for note in template.notes]
 
     def setup(self, number: int) -> tuple[str, Setup | None]:

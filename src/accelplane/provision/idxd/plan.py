@@ -328,7 +328,7 @@ def _format_fixed(found: Observed, differences: Sequence[_Difference]) -> str:
 
 
 def _later_steps(setup: Setup, found: Observed, down: Sequence[Part]) -> Iterator[str]:
-    """What is enabled after the attributes are written."""
+    """The parts to enable after the attributes are written."""
     if setup.enabled and (DEVICE in down or not found.enabled):
         yield f"enable {found.place.name}"
     yield from _later_queues(setup, found, down)

@@ -1,8 +1,8 @@
-"""Templates of `accel-config load-config`: JSON that says how DSA and IAA devices, groups, queues and engines are.
+"""Templates of `accel-config load-config`: JSON that configures DSA and IAA devices, groups, queues and engines.
 
-A capital X stands for the number of the device, the whole number: in the value of `dev`, and in the `name` of a queue,
-where only an X that touches no other capital letter counts (`appX0`, `dpdk_X0`; not `MAX` or `XTS`). A template
-describes any device (`dsaX`) or those that it names (`dsa0`, `dsa1`), and is checked whole before anybody acts on it.
+A capital X stands for the complete number of the device: in the value of `dev`, and in the `name` of a queue, where
+only an X that touches no other capital letter counts (`appX0`, `dpdk_X0`; not `MAX` or `XTS`). A template
+describes any device (`dsaX`) or those that it names (`dsa0`, `dsa1`), and is checked completely before it is applied.
 """
 
 import re
@@ -59,7 +59,7 @@ class Template(msgspec.Struct, frozen=True):
 
 
 def read_template(file: ConfigFile, device_type: str) -> Template:
-    """What the file says of devices of the type, `dsa` or `iaa`. Raises `ConfigError`."""
+    """The configuration of devices of the type, `dsa` or `iaa`. Raises `ConfigError`."""
     reader = _TemplateReader(file.path, _FAMILIES[device_type])
     entries = list(reader.entries(parse(file.text, file.path)))
     unknown = list(dict.fromkeys(reader.ignored))
@@ -133,7 +133,7 @@ class _TemplateReader:
     def _member(
         self, attributes: dict[Part, dict[str, str]], value: Value, kind: Kind, number: str, group: Part
     ) -> Part:
-        """Adds a queue or an engine; it belongs to the group that it stands in unless it says otherwise."""
+        """Adds a queue or an engine; it belongs to the group that contains it unless it names another."""
         part = self._add(attributes, value, kind, number)
         attributes[part].setdefault("group_id", str(group.number))
         return part

@@ -1,4 +1,4 @@
-"""What the worker gets by its environment, checked.
+"""The validated configuration of the worker from its environment.
 
 The kernel splits the arguments of the control plane server at white space and knows no quotes, so no word may contain
 any. Values that could be read as an option of crictl, or as another container, are rejected.

@@ -27,7 +27,7 @@ RUNTIMES = ("cri-o", "containerd")
 CGROUP = "/proc/self/cgroup"
 
 _FIRST_DELAY, _LAST_DELAY = 0.1, 1.0
-_TOLERANCE = 2.0  # times in a status are in whole seconds
+_TOLERANCE = 2.0  # times in a status have a resolution of one second
 # The last component: 64 digits, cri-containerd-ID.scope, crio-ID.scope, or kubepods-…:cri-containerd:ID.
 _COMPONENT = re.compile(r"(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?")
 

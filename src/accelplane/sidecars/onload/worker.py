@@ -36,7 +36,7 @@ def require_device(root: str) -> None:
 
 
 class Worker:
-    """`values` are what the module should have. `root` is the directory with `sys` and `dev`."""
+    """`values` are the desired parameters of the module. `root` is the directory with `sys` and `dev`."""
 
     def __init__(self, values: Values, root: str = "/", *, interval: float = INTERVAL) -> None:
         self._values = values

@@ -1,4 +1,4 @@
-"""A small kernel in memory: sysfs, debugfs and device nodes of QAT, DSA, IAA, DLB and SGX that react as Linux's do.
+"""A small kernel in memory: sysfs, debugfs and device nodes of QAT, DSA, IAA, DLB and SGX that react as in Linux.
 
 kernel = Kernel(NodeSpec(qats=[QatSpec()], dsas=[DsaSpec(queues=[QueueSpec()] * 4)]))
 qat = "/sys/bus/pci/devices/0000:61:00.0"
@@ -6,11 +6,11 @@ kernel.write(f"{qat}/sriov_numvfs", "16")            # virtual functions and the
 kernel.write(f"{qat}/virtfn0/driver_override", "vfio-pci")
 kernel.fail(f"{qat}/qat/state", errno.EIO, times=1)  # the next write fails
 kernel.hold("wq0.0")                                 # a client of the first queue
-write_tree(kernel, tmp_path)                         # its present state as plain files: no root, no reactions
+write_tree(kernel, tmp_path)                         # its present state as plain files, without reactions
 """
 
 from accelplane.simulate.kernel.core import Uevent
 from accelplane.simulate.kernel.kernel import Kernel
-from accelplane.simulate.kernel.picture import write_tree
+from accelplane.simulate.kernel.snapshot import write_tree
 
 __all__ = ["Kernel", "Uevent", "write_tree"]

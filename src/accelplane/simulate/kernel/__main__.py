@@ -1,7 +1,7 @@
 """An emulated kernel for a mount namespace: `python -m accelplane.simulate.kernel DESCRIPTION`.
 
-Lays the devices of a node's description, GPUs and NPUs as plain files among them, over `/sys` and `/dev` of the
-namespace that it runs in, until SIGTERM. Another process talks to it through DIRECTORY/control.
+Mounts the devices of a node's description over `/sys` and `/dev` of its mount namespace until SIGTERM. GPUs and NPUs
+are plain files. Other processes control it through the file DIRECTORY/control.
 """
 
 import argparse
@@ -19,10 +19,10 @@ from accelplane.simulate.journal import TreeError
 from accelplane.simulate.kernel.control import Control
 from accelplane.simulate.kernel.core import Uevent
 from accelplane.simulate.kernel.fuse import FuseUnavailable
-from accelplane.simulate.kernel.ioctls import answered
+from accelplane.simulate.kernel.ioctls import serve_ioctls
 from accelplane.simulate.kernel.kernel import Kernel
-from accelplane.simulate.kernel.mounting import laid_over
-from accelplane.simulate.kernel.picture import adopt_tree
+from accelplane.simulate.kernel.mounting import mount_over
+from accelplane.simulate.kernel.snapshot import adopt_tree
 from accelplane.simulate.kernel.usermode import Usermode
 from accelplane.simulate.specs import NodeSpec
 from accelplane.simulate.tree import SimulatedNode
@@ -34,11 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m accelplane.simulate.kernel", description=__doc__)
     parser.add_argument("description", help="a node's description in YAML")
     parser.add_argument(
-        "--directory", default="/run/emulated-kernel", help="where all of it is mounted, with `control`"
+        "--directory", default="/run/emulated-kernel", help="mount point of the complete kernel and of `control`"
     )
     parser.add_argument("--numbers", metavar="MAJOR:MINOR", help="numbers of every device node, such as 1:3")
-    parser.add_argument("--uevents", action="store_true", help="send notices, also to the network namespaces of pods")
-    parser.add_argument("--ioctls", metavar="SOCKET", help="answer ioctls of processes under simulate.seccomp there")
+    parser.add_argument("--uevents", action="store_true", help="send uevents, also in the network namespaces of pods")
+    parser.add_argument(
+        "--ioctls", metavar="SOCKET", help="socket that serves ioctls of processes under simulate.seccomp"
+    )
     options = parser.parse_args(arguments)
     try:
         numbers = _numbers(options.numbers)
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(
     spec: NodeSpec, directory: str, *, numbers: tuple[int, int] | None, uevents: bool, ioctls: str | None = None
 ) -> None:
-    """Runs until SIGTERM or SIGINT. Raises what `laid_over` does."""
+    """Runs until SIGTERM or SIGINT. Raises the exceptions of `mount_over`."""
     events: queue.SimpleQueue[bool] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: events.put(False))
@@ -67,20 +69,20 @@ def run(
             SimulatedNode(root).build(plain)
             adopt_tree(kernel.tree, root)
     control = Control(kernel)
-    with ExitStack() as undo:
-        undo.callback(usermode.close)
+    with ExitStack() as stack:
+        stack.callback(usermode.close)
         if ioctls:
-            undo.enter_context(answered(kernel, ioctls))
-        cover = undo.enter_context(laid_over(kernel, directory, numbers=numbers))
-        control.afterwards.append(lambda: events.put(True))
-        control.says = "ready"
+            stack.enter_context(serve_ioctls(kernel, ioctls))
+        mount_new_parts = stack.enter_context(mount_over(kernel, directory, numbers=numbers))
+        control.on_command.append(lambda: events.put(True))
+        control.result = "ready"
         while events.get():
-            cover()
+            mount_new_parts()
 
 
-def _send(notice: Uevent) -> None:
+def _send(uevent: Uevent) -> None:
     try:
-        uevent_everywhere(notice.action, notice.devpath, notice.subsystem, **notice.fields)
+        uevent_everywhere(uevent.action, uevent.devpath, uevent.subsystem, **uevent.fields)
     except UeventError as error:
         print(f"emulated kernel: {error}", file=sys.stderr)
 

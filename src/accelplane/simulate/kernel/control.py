@@ -1,4 +1,4 @@
-"""The control file, for tests in another process: one JSON object a write, such as
+"""The control file, for tests in another process: one JSON object per write, such as
 
     {"do": "fail", "path": "/sys/bus/pci/devices/0000:61:00.0/qat/state", "errno": "EIO", "times": 1}
     {"do": "hold", "name": "wq0.0"}
@@ -38,16 +38,16 @@ class Fail(_Command, frozen=True, kw_only=True):
     text: str | None = None
 
 
-class Say(_Command, frozen=True, kw_only=True):
-    """See `Kernel.say`; `content` is in base64."""
+class SetContent(_Command, frozen=True, kw_only=True, tag="set_content"):
+    """See `Kernel.set_content`; `content` is in base64."""
 
     path: str
     content: bytes
     times: int | None = None
 
 
-class Mend(_Command, frozen=True, kw_only=True):
-    """See `Kernel.mend`."""
+class ClearFaults(_Command, frozen=True, kw_only=True, tag="clear_faults"):
+    """See `Kernel.clear_faults`."""
 
     path: str | None = None
 
@@ -65,13 +65,13 @@ class Release(_Command, frozen=True, kw_only=True):
 
 
 class Udev(_Command, frozen=True, kw_only=True):
-    """See `Kernel.let_udev_wait`."""
+    """See `Kernel.pause_udev`."""
 
     wait: bool
 
 
 class Qat(_Command, frozen=True, kw_only=True):
-    """What befalls a QAT device: its heartbeat, and whether it starts."""
+    """The state of a QAT device: its heartbeat, and whether it starts."""
 
     bdf: str
     healthy: bool | None = None
@@ -79,16 +79,16 @@ class Qat(_Command, frozen=True, kw_only=True):
 
 
 class Fpga(_Command, frozen=True, kw_only=True):
-    """What becomes of the next attempts to program a card; `go_on` ends those that hang, `crash` is its firmware's."""
+    """The results of the next programming operations; `resume` ends those that hang, `crash` crashes the firmware."""
 
     bdf: str
     outcomes: Sequence[Outcome] = ()
-    go_on: bool = False
+    resume: bool = False
     crash: bool = False
 
 
 class Plug(_Command, frozen=True, kw_only=True):
-    """See `Kernel.plug`; the answer is the address."""
+    """See `Kernel.plug`; the result is the address."""
 
     family: Family
     spec: msgspec.Raw = _NOTHING
@@ -122,92 +122,94 @@ class Stack(_Command, frozen=True, kw_only=True):
 
 
 class Calls(_Command, frozen=True, kw_only=True):
-    """See `Kernel.usermode_calls`; the answer is a JSON list."""
+    """See `Kernel.usermode_calls`; the result is a JSON list."""
 
 
-Command = Fail | Say | Mend | Hold | Release | Udev | Qat | Fpga | Plug | Unplug | Load | Unload | Stack | Calls
+Command = (
+    Fail | SetContent | ClearFaults | Hold | Release | Udev | Qat | Fpga | Plug | Unplug | Load | Unload | Stack | Calls
+)
 _decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
 
 
 class Control:
-    """The file, at `/control` of the kernel's tree. `afterwards` is called when a command was obeyed."""
+    """The control file `/control` of the kernel's tree. `on_command` is called after each successful command."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self.says = ""
-        self.afterwards: list[Callable[[], None]] = []
-        kernel.tree.put(CONTROL, Attribute(read=lambda: self.says, write=self._write, mode=0o600))
+        self.result = ""
+        self.on_command: list[Callable[[], None]] = []
+        kernel.tree.put(CONTROL, Attribute(read=lambda: self.result, write=self._write, mode=0o600))
 
     def _write(self, text: str) -> None:
         try:
-            self.says = obey(self._kernel, text)
+            self.result = execute(self._kernel, text)
         except (msgspec.DecodeError, TreeError) as error:
-            self.says = str(error)
+            self.result = str(error)
             raise oserror(errno.EINVAL) from None
         except OSError as error:
-            self.says = str(error)
+            self.result = str(error)
             raise
-        for call in self.afterwards:
+        for call in self.on_command:
             call()
 
 
-def obey(kernel: Kernel, text: str) -> str:
-    """Does it; returns what there is to say. Raises `msgspec.DecodeError`, `TreeError` or `OSError`."""
+def execute(kernel: Kernel, text: str) -> str:
+    """Executes a command; returns its result. Raises `msgspec.DecodeError`, `TreeError` or `OSError`."""
     match _decoder.decode(text):
         case Fail(path=path, errno=name, on=on, times=times, text=only):
             kernel.fail(path, _number(name), on=on, times=times, text=only)
-        case Say(path=path, content=content, times=times):
-            kernel.say(path, content, times=times)
-        case Mend(path=path):
-            kernel.mend(path)
+        case SetContent(path=path, content=content, times=times):
+            kernel.set_content(path, content, times=times)
+        case ClearFaults(path=path):
+            kernel.clear_faults(path)
         case Hold(name=name):
             kernel.hold(name)
         case Release(name=name):
             kernel.release(name)
         case Udev(wait=wait):
-            kernel.let_udev_wait(wait=wait)
-        case Qat() | Fpga() as what:
-            _befall(kernel, what)
+            kernel.pause_udev(wait=wait)
+        case Qat() | Fpga() as command:
+            _configure_device(kernel, command)
         case Plug(family=family, spec=spec):
             return kernel.plug(msgspec.json.decode(spec, type=SPECS[family]))
         case Unplug(bdf=bdf):
             kernel.unplug(bdf)
-        case Load() | Unload() | Stack() as what:
-            _change_modules(kernel, what)
+        case Load() | Unload() | Stack() as command:
+            _change_modules(kernel, command)
         case Calls():
             return msgspec.json.encode(kernel.usermode_calls()).decode()
     return "done"
 
 
-def _change_modules(kernel: Kernel, what: Load | Unload | Stack) -> None:
+def _change_modules(kernel: Kernel, command: Load | Unload | Stack) -> None:
     """Raises `TreeError` or `OSError`."""
-    if isinstance(what, Stack):
-        kernel.create_stack(what.network_namespace)
-    elif isinstance(what, Unload):
-        kernel.unload(what.module)
-    elif what.errno:
-        kernel.fail_load(what.module, _number(what.errno), times=what.times)
+    if isinstance(command, Stack):
+        kernel.create_stack(command.network_namespace)
+    elif isinstance(command, Unload):
+        kernel.unload(command.module)
+    elif command.errno:
+        kernel.fail_load(command.module, _number(command.errno), times=command.times)
     else:
-        kernel.load(what.module, first_time=what.first_time)
+        kernel.load(command.module, first_time=command.first_time)
 
 
-def _befall(kernel: Kernel, what: Qat | Fpga) -> None:
+def _configure_device(kernel: Kernel, command: Qat | Fpga) -> None:
     """Raises `TreeError`."""
-    if isinstance(what, Qat):
-        device = kernel.qat(what.bdf)
-        device.healthy = device.healthy if what.healthy is None else what.healthy
-        device.refuses_to_start = device.refuses_to_start if what.starts is None else not what.starts
+    if isinstance(command, Qat):
+        device = kernel.qat(command.bdf)
+        device.healthy = device.healthy if command.healthy is None else command.healthy
+        device.refuses_to_start = device.refuses_to_start if command.starts is None else not command.starts
         return
-    card = kernel.fpga(what.bdf)
-    card.outcomes.extend(what.outcomes)
-    if what.go_on:
-        card.let_go.set()
-    if what.crash:
+    card = kernel.fpga(command.bdf)
+    card.outcomes.extend(command.outcomes)
+    if command.resume:
+        card.resume.set()
+    if command.crash:
         card.crash()
 
 
 def _number(name: str) -> int:
     numbers = {spelled: number for number, spelled in errno.errorcode.items()}
     if name not in numbers:
-        raise TreeError(f"{name[:40]!a}: no errno of that name")
+        raise TreeError(f"{name[:40]!a}: unknown errno name")
     return numbers[name]

@@ -1,4 +1,4 @@
-"""The driver core: devices and drivers of a bus, what binds to what, and the sysfs entries and uevents of that.
+"""The driver core: devices and drivers of a bus, their bindings, sysfs entries and uevents.
 
 Facts: the kernel's drivers/base/bus.c, dd.c and core.c (which errno a write to `bind` or `unbind` gets), devtmpfs, and
 udev's rule that makes `/dev/char/M:m`.
@@ -16,7 +16,7 @@ from accelplane.simulate.kernel.model import Attribute, DeviceNode, Tree, comman
 
 
 class Uevent(NamedTuple):
-    """A notice as the kernel sends it; `devpath` is below `/sys`."""
+    """A uevent; `devpath` is below `/sys`."""
 
     action: str
     devpath: str
@@ -25,14 +25,14 @@ class Uevent(NamedTuple):
 
 
 class Core:
-    """What every part of the kernel stands on: the files, the notices, the device nodes, and who holds what."""
+    """The base of all parts of the kernel: files, uevents, device nodes, and users of devices."""
 
     def __init__(self) -> None:
         self.tree = Tree()
         self.holds = Holds()
         self.listeners: list[Callable[[Uevent], None]] = []
-        self.udev_waits = False
-        self._late: dict[str, str] = {}
+        self.udev_paused = False
+        self._pending_links: dict[str, str] = {}
         self.tree.directory("/dev/char")
 
     def send_uevent(self, action: str, path: str, subsystem: str, **fields: str) -> None:
@@ -44,9 +44,9 @@ class Core:
     def add_class_device(
         self, path: str, subsystem: str, numbers: Numbers, node: str, *, parent: str = "", bus: bool = False
     ) -> None:
-        """A device with a node: its directory, the ways to it, the node, the notice, and udev's link.
+        """Adds a device with a node: its directory, links to it, the node, the uevent, and udev's link.
 
-        `node` is below `/dev`; `parent` is where its `device` link leads.
+        `node` is below `/dev`; `parent` is the target of its `device` link.
         """
         name = posixpath.basename(path)
         text = f"MAJOR={numbers.major}\nMINOR={numbers.minor}\nDEVNAME={node}"
@@ -60,12 +60,12 @@ class Core:
         self.tree.put(f"/dev/{node}", DeviceNode(numbers))
         fields = {"MAJOR": str(numbers.major), "MINOR": str(numbers.minor), "DEVNAME": node}
         self.send_uevent("add", path, subsystem, **fields)
-        self._late[f"/dev/char/{numbers}"] = f"/dev/{node}"
-        if not self.udev_waits:
-            self.settle()
+        self._pending_links[f"/dev/char/{numbers}"] = f"/dev/{node}"
+        if not self.udev_paused:
+            self.create_pending_links()
 
     def remove_class_device(self, path: str, subsystem: str, *, bus: bool = False) -> None:
-        """Takes away what `add_class_device` made."""
+        """Removes the entries of `add_class_device`."""
         name = posixpath.basename(path)
         numbers = self.tree.attribute(f"{path}/dev").text
         node = self.tree.attribute(f"{path}/uevent").text.rpartition("DEVNAME=")[2]
@@ -75,32 +75,32 @@ class Core:
         self.tree.remove(path)
         self.tree.remove(f"/dev/{node}")
         self.tree.prune(f"/dev/{posixpath.dirname(node)}")
-        self._late.pop(f"/dev/char/{numbers}", None)
+        self._pending_links.pop(f"/dev/char/{numbers}", None)
         self.tree.remove(f"/dev/char/{numbers}")
         major, minor = numbers.split(":")
         self.send_uevent("remove", path, subsystem, MAJOR=major, MINOR=minor, DEVNAME=node)
 
-    def settle(self) -> None:
-        """udev does what it has not done yet."""
-        while self._late:
-            link, node = self._late.popitem()
+    def create_pending_links(self) -> None:
+        """Creates the pending links of udev."""
+        while self._pending_links:
+            link, node = self._pending_links.popitem()
             self.tree.link(link, node)
 
     def add_module(self, name: str, parameters: Mapping[str, Attribute | str] | None = None) -> None:
-        """`/sys/module/<name>`, as the module's loading brings it."""
+        """Adds `/sys/module/<name>` of a loaded module."""
         path = f"/sys/module/{name}"
         self.tree.directory(path, {"initstate": "live", "refcnt": "0"})
         self.tree.directory(f"{path}/parameters", parameters)
         self.send_uevent("add", path, "module")
 
     def remove_module(self, name: str) -> None:
-        """The end of what `add_module` made."""
+        """Removes the entries of `add_module`."""
         self.tree.remove(f"/sys/module/{name}")
         self.send_uevent("remove", f"/sys/module/{name}", "module")
 
 
 class Device:
-    """A device on a bus, with a directory of its own; `bound_to` names its driver."""
+    """A device on a bus, with a sysfs directory; `bound_to` names its driver."""
 
     def __init__(self, core: Core, name: str, path: str) -> None:
         self.core = core
@@ -109,11 +109,11 @@ class Device:
         self.bound_to = ""
 
     def fields(self) -> dict[str, str]:
-        """What its uevents and its `uevent` file say beyond the driver."""
+        """The fields of its uevents and its `uevent` file, without the driver."""
         return {}
 
     def uevent_text(self) -> str:
-        """What its `uevent` file says."""
+        """The content of its `uevent` file."""
         driver = {"DRIVER": self.bound_to} if self.bound_to else {}
         return "\n".join(f"{key}={value}" for key, value in (driver | self.fields()).items())
 
@@ -128,23 +128,23 @@ class Driver(Generic[D]):
     module: str
 
     def attributes(self) -> Mapping[str, Attribute]:
-        """More files of its directory than `bind` and `unbind`."""
+        """The files of its directory in addition to `bind` and `unbind`."""
         return {}
 
     def matches(self, device: D) -> bool:
-        """Whether the driver may be tried on the device."""
+        """Whether the driver can be probed on the device."""
         raise NotImplementedError
 
     def probe(self, device: D) -> None:
-        """Takes the device. Raises `OSError` when it does not, and then leaves nothing behind."""
+        """Binds the device. If it raises `OSError`, nothing is changed."""
         raise NotImplementedError
 
     def busy(self, device: D) -> bool:
-        """Whether a process uses the device. A real driver would wait for its end before it unbinds."""
+        """Whether a process uses the device. A real driver would wait for it before unbinding."""
         return False
 
     def release(self, device: D) -> None:
-        """Gives the device back."""
+        """Unbinds the device."""
         raise NotImplementedError
 
 
@@ -169,7 +169,7 @@ class Bus(Generic[D]):
         )
 
     def register(self, driver: Driver[D]) -> None:
-        """Adds a driver, which takes what it matches and nobody has. Raises `OSError` EEXIST."""
+        """Adds a driver, and binds it to matching devices without a driver. Raises `OSError` EEXIST."""
         if driver.name in self.drivers:
             raise oserror(errno.EEXIST, driver.name)
         self.drivers[driver.name] = driver
@@ -190,12 +190,12 @@ class Bus(Generic[D]):
         self.attach_all(driver)
 
     def unregister(self, driver: Driver[D]) -> None:
-        """Takes a driver away, and from every device before. Raises `OSError` EBUSY, and then nothing changed."""
-        bound = [device for device in self.devices.values() if device.bound_to == driver.name]
-        for device in bound:
+        """Unbinds a driver from all devices and removes it. If it raises `OSError` EBUSY, nothing is changed."""
+        bound_devices = [device for device in self.devices.values() if device.bound_to == driver.name]
+        for device in bound_devices:
             if driver.busy(device):
                 raise oserror(errno.EBUSY, device.path)
-        for device in bound:
+        for device in bound_devices:
             self.detach(device)
         del self.drivers[driver.name]
         path = f"{self.path}/drivers/{driver.name}"
@@ -204,7 +204,7 @@ class Bus(Generic[D]):
         self.core.send_uevent("remove", path, "drivers")
 
     def add(self, device: D) -> None:
-        """A device whose directory is there comes on the bus, and to a driver."""
+        """Adds a device whose directory exists to the bus, and probes drivers."""
         self.devices[device.name] = device
         self.core.tree.directory(
             device.path,
@@ -212,31 +212,31 @@ class Bus(Generic[D]):
         )
         self.core.tree.link(f"{device.path}/subsystem", self.path)
         self.core.tree.link(f"{self.path}/devices/{device.name}", device.path)
-        self._tell("add", device)
+        self._send_uevent("add", device)
         if self.autoprobe:
             self.attach(device)
 
     def remove(self, device: D) -> None:
-        """A device leaves, its driver before it. Raises `OSError` EBUSY where the kernel would wait."""
+        """Unbinds and removes a device. Raises `OSError` EBUSY where the kernel would wait."""
         self.detach(device)
         del self.devices[device.name]
         self.core.tree.remove(f"{self.path}/devices/{device.name}")
         self.core.tree.remove(device.path)
-        self._tell("remove", device)
+        self._send_uevent("remove", device)
 
     def attach(self, device: D) -> None:
-        """The first driver that takes the device has it; that a driver refuses is no error."""
+        """Binds the device to the first driver whose probe succeeds, if any."""
         for driver in list(self.drivers.values()):
-            self._offer(driver, device)
+            self._try_probe(driver, device)
 
     def attach_all(self, driver: Driver[D]) -> None:
-        """The driver is tried on every device that has none."""
+        """Probes the driver on every device without a driver."""
         for device in list(self.devices.values()):
             if self.autoprobe:
-                self._offer(driver, device)
+                self._try_probe(driver, device)
 
     def probe(self, driver: Driver[D], device: D) -> None:
-        """Binds the device to the driver. Raises `OSError` EBUSY when it has one, or the driver's own."""
+        """Binds the device to the driver. Raises `OSError` EBUSY if it has one, or the error of the driver."""
         if device.bound_to:
             raise oserror(errno.EBUSY, device.path)
         driver_path = f"{self.path}/drivers/{driver.name}"
@@ -248,7 +248,7 @@ class Bus(Generic[D]):
         except OSError:
             self._unlink(device)
             raise
-        self._tell("bind", device)
+        self._send_uevent("bind", device)
 
     def detach(self, device: D) -> None:
         """Unbinds the device, if it has a driver. Raises `OSError` EBUSY where the kernel would wait."""
@@ -259,9 +259,9 @@ class Bus(Generic[D]):
             raise oserror(errno.EBUSY, device.path)
         driver.release(device)
         self._unlink(device)
-        self._tell("unbind", device)
+        self._send_uevent("unbind", device)
 
-    def _offer(self, driver: Driver[D], device: D) -> None:
+    def _try_probe(self, driver: Driver[D], device: D) -> None:
         if not device.bound_to and driver.matches(device):
             with suppress(OSError):
                 self.probe(driver, device)
@@ -271,12 +271,12 @@ class Bus(Generic[D]):
         self.core.tree.remove(f"{device.path}/driver")
         device.bound_to = ""
 
-    def _tell(self, action: str, device: D) -> None:
+    def _send_uevent(self, action: str, device: D) -> None:
         driver = {"DRIVER": device.bound_to} if device.bound_to else {}
         self.core.send_uevent(action, device.path, self.name, **driver, **device.fields())
 
     def _named(self, text: str) -> D | None:
-        # One newline at the end is forgiven, nothing else is (lib/string_helpers.c, sysfs_streq).
+        # Only one trailing newline is ignored (lib/string_helpers.c, sysfs_streq).
         return self.devices.get(text.removesuffix("\n"))
 
     def _bind(self, driver: Driver[D], text: str) -> None:
@@ -305,4 +305,4 @@ class Bus(Generic[D]):
         action = text.partition(" ")[0].strip()
         if action not in ("add", "remove", "change", "move", "online", "offline", "bind", "unbind"):
             raise oserror(errno.EINVAL)
-        self._tell(action, device)
+        self._send_uevent(action, device)

@@ -1,8 +1,8 @@
-"""DLB: physical and virtual functions, their nodes `/dev/dlbN`, and the resources that a virtual one is given.
+"""DLB: physical and virtual functions, their nodes `/dev/dlbN`, and the resources of virtual functions.
 
-Facts: Intel's out-of-tree dlb2 driver and its guide to SR-IOV: what a function has in all, that the resources of a
-virtual function cannot be changed while a driver has it (EPERM) nor exceed what is left (EINVAL), and that virtual
-functions in use are not disabled (EINVAL).
+Facts: Intel's out-of-tree dlb2 driver and its guide to SR-IOV: the total resources of a function; resources of a
+virtual function cannot be changed while it is bound (EPERM), nor exceed the available ones (EINVAL); virtual functions
+in use are not disabled (EINVAL).
 """
 
 import errno
@@ -25,7 +25,7 @@ TOTAL = {
     "num_sn0_slots": 16,
     "num_sn1_slots": 16,
 }
-_MAJOR = 236  # the kernel gives this out as it likes
+_MAJOR = 236  # assigned dynamically by the kernel
 
 
 class DlbDriver(PciDriver):
@@ -38,16 +38,16 @@ class DlbDriver(PciDriver):
     def __init__(self, bus: PciBus) -> None:
         super().__init__(bus)
         self._numbers: dict[str, int] = {}
-        self._given: dict[str, list[dict[str, int]]] = {}
+        self._vf_resources: dict[str, list[dict[str, int]]] = {}
 
     def load(self) -> None:
-        """The module comes."""
+        """Loads the module."""
         self.core.add_module(self.module)
         self.core.tree.directory("/sys/class/dlb2")
         self.bus.register(self)
 
     def node(self, function: PciFunction) -> str | None:
-        """The name of the function's node, such as dlb0, while the driver has it."""
+        """The name of the function's node, such as dlb0, while it is bound."""
         found = self._numbers.get(function.name)
         return None if found is None else f"dlb{found}"
 
@@ -56,10 +56,11 @@ class DlbDriver(PciDriver):
         path = f"{device.path}/dlb2/dlb{index}"
         self.core.add_class_device(path, "dlb2", Numbers(_MAJOR, index), f"dlb{index}", parent=device.path)
         if device.physfn is None:
-            self._given[device.name] = []
+            self._vf_resources[device.name] = []
             self.core.tree.directory(f"{device.path}/total_resources", dict(TOTAL))
             self.core.tree.directory(
-                f"{device.path}/avail_resources", {name: Attribute(read=self._left(device, name)) for name in TOTAL}
+                f"{device.path}/avail_resources",
+                {name: Attribute(read=self._available(device, name)) for name in TOTAL},
             )
 
     def busy(self, device: PciFunction) -> bool:
@@ -68,7 +69,7 @@ class DlbDriver(PciDriver):
     def release(self, device: PciFunction) -> None:
         if device.physfn is None:
             self.configure_vfs(device, 0)
-            del self._given[device.name]
+            del self._vf_resources[device.name]
             self.core.tree.remove(f"{device.path}/total_resources")
             self.core.tree.remove(f"{device.path}/avail_resources")
         self.core.remove_class_device(f"{device.path}/dlb2/dlb{self._numbers.pop(device.name)}", "dlb2")
@@ -80,10 +81,10 @@ class DlbDriver(PciDriver):
                 raise oserror(errno.EINVAL, function.path)
             for place in range(len(function.virtual)):
                 self.core.tree.remove(f"{function.path}/vf{place}_resources")
-            self._given[function.name] = []
+            self._vf_resources[function.name] = []
             self.bus.disable_vfs(function)
             return
-        self._given[function.name] = [dict.fromkeys(TOTAL, 0) for _ in range(count)]
+        self._vf_resources[function.name] = [dict.fromkeys(TOTAL, 0) for _ in range(count)]
         self.bus.enable_vfs(function, count)
         for place in range(count):
             files = {
@@ -92,23 +93,23 @@ class DlbDriver(PciDriver):
             }
             self.core.tree.directory(f"{function.path}/vf{place}_resources", files)
 
-    def give(self, function: PciFunction, place: int, resources: dict[str, int]) -> None:
-        """Sets the resources of a virtual function without asking who has it."""
-        self._given[function.name][place] |= resources
+    def set_resources(self, function: PciFunction, place: int, resources: dict[str, int]) -> None:
+        """Sets the resources of a virtual function, whether or not it is bound."""
+        self._vf_resources[function.name][place] |= resources
 
-    def _left(self, function: PciFunction, name: str) -> Callable[[], int]:
-        return lambda: TOTAL[name] - sum(given[name] for given in self._given[function.name])
+    def _available(self, function: PciFunction, name: str) -> Callable[[], int]:
+        return lambda: TOTAL[name] - sum(given[name] for given in self._vf_resources[function.name])
 
     def _reader(self, function: PciFunction, place: int, name: str) -> Callable[[], int]:
-        return lambda: self._given[function.name][place][name]
+        return lambda: self._vf_resources[function.name][place][name]
 
     def _writer(self, function: PciFunction, place: int, name: str) -> Callable[[str], None]:
         def write(text: str) -> None:
             value = number(text)
             if function.virtual[place].bound_to:
                 raise oserror(errno.EPERM, function.path)
-            given = self._given[function.name][place]
-            if value > self._left(function, name)() + given[name]:
+            given = self._vf_resources[function.name][place]
+            if value > self._available(function, name)() + given[name]:
                 raise oserror(errno.EINVAL, function.path)
             given[name] = value
 

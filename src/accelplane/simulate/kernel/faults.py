@@ -1,7 +1,7 @@
 """Injected faults: attributes that fail or have invalid content, and devices in use.
 
 faults.fail("/sys/bus/pci/devices/0000:61:00.0/qat/state", errno.EIO, on="write", times=1)
-holds.hold("wq0.0")                      # its `clients` counts one more
+holds.hold("wq0.0")                      # increments its `clients`
 """
 
 from typing import Literal
@@ -12,10 +12,10 @@ from accelplane.simulate.kernel.model import Tree, oserror
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What happens to those who read or write the attributes that `path` means; `times` None is always.
+    """A fault of reads or writes of the attributes that `path` matches; `times` None is always.
 
-    `path` may lead through links and have wildcards. A read fails with `errno`, or gives `content` when there is some.
-    With `text` only those fail who write that.
+    `path` may contain links and wildcards. A read fails with `errno`, or returns `content` if it is set. With `text`,
+    only writes of this text fail.
     """
 
     path: str
@@ -27,22 +27,22 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Faults:
-    """The faults in force, the latest first."""
+    """The active faults, the latest first."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._faults: list[Fault] = []
 
     def add(self, fault: Fault) -> None:
-        """Puts a fault in force."""
+        """Adds a fault."""
         self._faults.insert(0, fault)
 
     def clear(self, path: str | None = None) -> None:
-        """Ends those of that path as it was given, or all."""
+        """Removes the faults with this `path`, or all."""
         self._faults = [fault for fault in self._faults if path not in (None, fault.path)]
 
-    def meet(self, canonical: str, on: Literal["read", "write"], text: str = "") -> bytes | None:
-        """What to give in place of the attribute's own content, if anything. Raises `OSError` when it shall fail."""
+    def apply(self, canonical: str, on: Literal["read", "write"], text: str = "") -> bytes | None:
+        """Returns the content that replaces that of the attribute, or None. Raises the `OSError` of a fault."""
         for place, fault in enumerate(self._faults):
             if fault.on != on or fault.text not in (None, text.strip()) or canonical not in self._tree.glob(fault.path):
                 continue
@@ -57,17 +57,17 @@ class Faults:
 
 
 class Holds:
-    """How many users each device, queue or VFIO group has, by its name: `0000:61:00.1`, `wq0.0`, `vfio/12`."""
+    """The number of users of devices, queues and VFIO groups by name: `0000:61:00.1`, `wq0.0`, `vfio/12`."""
 
     def __init__(self) -> None:
         self._users: dict[str, int] = {}
 
     def hold(self, name: str) -> None:
-        """One more user."""
+        """Adds a user."""
         self._users[name] = self._users.get(name, 0) + 1
 
     def release(self, name: str) -> None:
-        """One user fewer; that there is none is fine."""
+        """Removes a user, if there is one."""
         left = self._users.get(name, 0) - 1
         if left > 0:
             self._users[name] = left
@@ -75,9 +75,9 @@ class Holds:
             self._users.pop(name, None)
 
     def drop(self, name: str) -> None:
-        """All users are gone."""
+        """Removes all users."""
         self._users.pop(name, None)
 
     def users(self, name: str) -> int:
-        """How many there are."""
+        """The number of users."""
         return self._users.get(name, 0)

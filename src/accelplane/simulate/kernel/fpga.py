@@ -1,11 +1,11 @@
-"""FPGA cards: the class and platform devices of both drivers, and what their ioctls do.
+"""FPGA cards: the class and platform devices of both drivers, and their ioctls.
 
 Facts: the kernel's drivers/fpga/dfl*.c, include/uapi/linux/fpga-dfl.h and Documentation/fpga/dfl.rst; for the
-out-of-tree driver, `intel-fpga`, its own documents. A port is disabled while it is programmed, and then its `afu_id`
-answers EBUSY. Virtual functions have the ports that were released, no more and no fewer. That the last one who closes a
-port resets it cannot be seen here.
+out-of-tree driver, `intel-fpga`, its own documents. A port is disabled while it is programmed, and reading its
+`afu_id` fails with EBUSY. Virtual functions have exactly the released ports. The reset at the last close of a port is
+not emulated.
 
-A bitstream for these cards begins with the 16 bytes of its AFU id; to anything else they answer with EIO.
+A bitstream for these cards begins with the 16 bytes of its AFU ID; others fail with EIO.
 """
 
 import errno
@@ -21,11 +21,11 @@ from accelplane.simulate.offload import FpgaSpec
 
 CRASHED = "f" * 32
 
-_MAJOR = 240  # the kernel gives this out as it likes
+_MAJOR = 240  # assigned dynamically by the kernel
 _FME_MINORS = 128  # ports are counted from 0, management engines from here
 _LONGEST_BITSTREAM = 1 << 28
 _AFU_ID = 16
-_HARDWARE_ERROR = 1 << 4  # what the out-of-tree driver says with EIO: the bit of an incompatible bitstream
+_HARDWARE_ERROR = 1 << 4  # returned by the out-of-tree driver with EIO: the bit of an incompatible bitstream
 
 _API_VERSION, _CHECK_EXTENSION = 0x00, 0x01
 _RESET, _PORT_INFO, _REGION_INFO = 0x40, 0x41, 0x42
@@ -37,19 +37,19 @@ Outcome = Literal["EIO", "EBUSY", "EAGAIN", "EINVAL", "ENODEV", "hang", "half", 
 
 
 class Memory(Protocol):
-    """The memory of the process that calls. Both methods raise `OSError` EFAULT."""
+    """The memory of the calling process. Both methods raise `OSError` EFAULT."""
 
     def read(self, address: int, length: int) -> bytes:
-        """That many bytes."""
+        """Reads `length` bytes."""
         ...
 
     def write(self, address: int, data: bytes) -> None:
-        """Puts them there."""
+        """Writes the bytes."""
         ...
 
 
 class Layout(NamedTuple):
-    """What is different between the two drivers."""
+    """The differences between the two drivers."""
 
     driver: str
     module: str
@@ -73,7 +73,7 @@ LAYOUTS: Mapping[str, Layout] = {
 
 
 class Port:
-    """One port of a card. `path` is where it shows, empty while nobody has it."""
+    """One port of a card. `path` is its sysfs directory, empty while no function has it."""
 
     def __init__(self, index: int, afu: str) -> None:
         self.index = index
@@ -84,14 +84,14 @@ class Port:
         self.path = ""
 
     def afu_id(self) -> str:
-        """What `afu_id` says. Raises `OSError` EBUSY."""
+        """The content of `afu_id`. Raises `OSError` EBUSY."""
         if self.disabled:
             raise oserror(errno.EBUSY, self.path)
         return self.afu
 
 
 class Card:
-    """One card. `outcomes` are what becomes of the next attempts to program it, which otherwise succeed."""
+    """One card. `outcomes` are the results of the next programming operations; later ones succeed."""
 
     def __init__(self, spec: FpgaSpec) -> None:
         self.spec = spec
@@ -99,20 +99,20 @@ class Card:
         self.ports = [Port(index, afu) for index, afu in enumerate(spec.afus)]
         self.outcomes: list[Outcome] = []
         self.attempts = 0
-        self.let_go = threading.Event()
+        self.resume = threading.Event()
         self.fme = ""
         self.fme_path = ""
         self.regions: list[str] = []
 
     def crash(self) -> None:
-        """The firmware is gone, and all ids are ones."""
+        """The firmware crashes: all IDs read as ones."""
         self.interface = CRASHED
         for port in self.ports:
             port.afu = CRASHED
 
 
 class Programming:
-    """An attempt to program a port, under way: `wait` without the kernel's lock, then `finish` with it."""
+    """A running programming operation of a port: call `wait` without the kernel's lock, then `finish` with it."""
 
     def __init__(self, card: Card, port: Port, afu: str, on_result: Callable[[int], None]) -> None:
         self._card = card
@@ -121,18 +121,18 @@ class Programming:
         self._on_result = on_result
         self._outcome = card.outcomes.pop(0) if card.outcomes else None
         card.attempts += 1
-        card.let_go.clear()
+        card.resume.clear()
         port.disabled = True
 
     def wait(self) -> None:
-        """Lasts as long as the card takes."""
+        """Waits for the duration of the operation."""
         if self._outcome == "hang":
-            self._card.let_go.wait()
+            self._card.resume.wait()
         elif self._card.spec.seconds:
-            self._card.let_go.wait(self._card.spec.seconds)
+            self._card.resume.wait(self._card.spec.seconds)
 
     def finish(self) -> int:
-        """The port works again, whatever it has become. Raises `OSError`."""
+        """Enables the port again and sets its AFU. Raises `OSError`."""
         self._port.disabled = False
         match self._outcome:
             case None | "hang":
@@ -186,7 +186,7 @@ class FpgaDriver(PciDriver):
         return spec is not None and spec.driver == self._kind and super().matches(device)
 
     def probe(self, device: PciFunction) -> None:
-        name = self._take(self.layout.container)
+        name = self._allocate_name(self.layout.container)
         container = f"{device.path}/{self.layout.subsystem}/{name}"
         self._class_device(container)
         self._containers[device.name] = container
@@ -214,10 +214,10 @@ class FpgaDriver(PciDriver):
         if device.physfn is None:
             self._hide_fme(card)
             del self.cards[device.name]
-        self.core.tree.remove(f"/sys/class/{self.layout.subsystem}/{_last(container)}")
+        self.core.tree.remove(f"/sys/class/{self.layout.subsystem}/{_basename(container)}")
         self.core.tree.remove(f"{device.path}/{self.layout.subsystem}")
         self.core.send_uevent("remove", container, self.layout.subsystem)
-        self._names.discard(_last(self._containers.pop(device.name)))
+        self._names.discard(_basename(self._containers.pop(device.name)))
 
     def configure_vfs(self, function: PciFunction, count: int) -> None:
         released = sum(port.released for port in self.cards[function.name].ports)
@@ -228,8 +228,8 @@ class FpgaDriver(PciDriver):
         else:
             self.bus.enable_vfs(function, count)
 
-    def give(self, function: PciFunction, count: int) -> None:
-        """Releases the last ports and enables as many virtual functions."""
+    def enable_vfs(self, function: PciFunction, count: int) -> None:
+        """Releases the last `count` ports and enables as many virtual functions."""
         card = self.cards[function.name]
         for port in card.ports[len(card.ports) - count :]:
             self._hide_port(port)
@@ -239,13 +239,13 @@ class FpgaDriver(PciDriver):
     # Ioctls
 
     def ioctl(self, node: str, request: int, argument: int, memory: Memory) -> int | Programming:
-        """What the driver answers for the node of that name. Raises `OSError`."""
-        card, port = self._behind(node)
+        """Performs an ioctl on the node. Raises `OSError`."""
+        card, port = self._find_node(node)
         if request >> 8 & 0xFF != self.layout.magic:
             raise oserror(errno.ENOTTY, node)
         number = request & 0xFF
         if request in self.layout.releases and port is None:
-            self._move(card, number, argument, memory)
+            self._move_port(card, number, argument, memory)
             return 0
         # Everything else is encoded as if it had no argument.
         if request >> 16:
@@ -263,14 +263,14 @@ class FpgaDriver(PciDriver):
         raise oserror(errno.EINVAL, node)
 
     def has(self, node: str) -> bool:
-        """Whether there is a node of that name."""
+        """Whether the node exists."""
         try:
-            self._behind(node)
+            self._find_node(node)
         except OSError:
             return False
         return True
 
-    def _behind(self, node: str) -> tuple[Card, Port | None]:
+    def _find_node(self, node: str) -> tuple[Card, Port | None]:
         for card in self.cards.values():
             if card.fme == node:
                 return card, None
@@ -298,8 +298,8 @@ class FpgaDriver(PciDriver):
 
         return Programming(card, port, afu, on_result)
 
-    def _move(self, card: Card, number: int, argument: int, memory: Memory) -> None:
-        """Releases a port, or takes it back."""
+    def _move_port(self, card: Card, number: int, argument: int, memory: Memory) -> None:
+        """Releases or assigns a port."""
         if self._kind == "dfl":
             (index,) = struct.unpack("<i", memory.read(argument, 4))
         else:
@@ -330,10 +330,10 @@ class FpgaDriver(PciDriver):
         memory.write(argument + 4, struct.pack(f"<I{len(counts)}I", 0, *counts))
         return 0
 
-    # What shows in sysfs
+    # Sysfs entries
 
     def _show_fme(self, card: Card, container: str) -> None:
-        card.fme = self._take(self.layout.fme)
+        card.fme = self._allocate_name(self.layout.fme)
         card.fme_path = f"{container}/{card.fme}"
         self.core.add_class_device(card.fme_path, "platform", self._free(_FME_MINORS), card.fme, bus=True)
         self.core.tree.directory(
@@ -349,20 +349,22 @@ class FpgaDriver(PciDriver):
             self.core.tree.directory(f"{card.fme_path}/pr", {"interface_id": Attribute(read=lambda: card.interface)})
             return
         for _port in card.ports:
-            region = f"{card.fme_path}/{self._take('dfl-fme-region.')}/fpga_region/{self._take('region')}"
+            region = (
+                f"{card.fme_path}/{self._allocate_name('dfl-fme-region.')}/fpga_region/{self._allocate_name('region')}"
+            )
             card.regions.append(region)
             self._class_device(region)
             self.core.tree.directory(region, {"compat_id": Attribute(read=lambda: card.interface)})
 
     def _hide_fme(self, card: Card) -> None:
         for region in card.regions:
-            self.core.tree.remove(f"/sys/class/{self.layout.subsystem}/{_last(region)}")
-            self._names -= {_last(region), region.split("/")[-3]}
+            self.core.tree.remove(f"/sys/class/{self.layout.subsystem}/{_basename(region)}")
+            self._names -= {_basename(region), region.split("/")[-3]}
         self.core.remove_class_device(card.fme_path, "platform", bus=True)
         self._names.discard(card.fme)
 
     def _show_port(self, card: Card, port: Port, container: str) -> None:
-        port.name = self._take(self.layout.port)
+        port.name = self._allocate_name(self.layout.port)
         port.path = f"{container}/{port.name}"
         self.core.add_class_device(port.path, "platform", self._free(0), port.name, bus=True)
         self.core.tree.directory(port.path, {"id": port.index, "afu_id": Attribute(read=port.afu_id)})
@@ -373,21 +375,21 @@ class FpgaDriver(PciDriver):
         port.name = port.path = ""
 
     def _class_device(self, path: str) -> None:
-        """A device of the driver's class, which has no node."""
+        """Adds a device of the driver's class without a node."""
         home = f"/sys/class/{self.layout.subsystem}"
         self.core.tree.directory(path, {"uevent": Attribute("", mode=0o644)})
         self.core.tree.link(f"{path}/subsystem", home)
-        self.core.tree.link(f"{home}/{_last(path)}", path)
+        self.core.tree.link(f"{home}/{_basename(path)}", path)
         self.core.send_uevent("add", path, self.layout.subsystem)
 
-    def _take(self, prefix: str) -> str:
-        """The first name of that kind that is free."""
+    def _allocate_name(self, prefix: str) -> str:
+        """Returns the first unused name with the prefix."""
         name = next(name for index in range(len(self._names) + 1) if (name := f"{prefix}{index}") not in self._names)
         self._names.add(name)
         return name
 
     def _free(self, least: int) -> Numbers:
-        """The first device number from there that is free, of cards of both drivers."""
+        """Returns the first unused device number from `least`, for cards of both drivers."""
         minors = range(least, least + len(self.core.tree.names("/sys/dev/char")) + 1)
         numbers = (Numbers(_MAJOR, minor) for minor in minors)
         return next(number for number in numbers if not self.core.tree.has(f"/sys/dev/char/{number}"))
@@ -406,10 +408,10 @@ def _region_info(argument: int, memory: Memory) -> int:
     size, flags, index, padding = struct.unpack("<IIII", memory.read(argument, 16))
     if size < 32 or flags or padding or index > 1:
         raise oserror(errno.EINVAL)
-    # Reading, writing and mapping are possible; the signal tap lies behind the AFU's registers.
+    # Readable, writable and mappable; the signal tap is behind the AFU's registers.
     memory.write(argument + 4, struct.pack("<IIIQQ", 7, index, 0, 0x40000, index * 0x40000))
     return 0
 
 
-def _last(path: str) -> str:
+def _basename(path: str) -> str:
     return path.rpartition("/")[2]

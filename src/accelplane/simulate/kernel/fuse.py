@@ -1,10 +1,10 @@
 """A kernel's files at a mount point, served on /dev/fuse by a thread of this process (docs/decisions/0010).
 
-What processes see is what sysfs would do: every read asks the kernel, every write is one piece and gets the kernel's
-errno, nothing can be made or removed, and what was removed answers ENODEV to those who have it open still.
+As in sysfs, every read calls the kernel, every write is passed in one piece and returns the kernel's errno, entries
+cannot be created or removed, and open files of removed entries fail with ENODEV.
 
-The thread needs the interpreter while callers are in system calls. Those of Python let go of it, except between fork
-and exec: nothing may touch the mount then, so don't give it to `subprocess` as the working directory.
+The thread needs the interpreter lock while callers are in system calls. System calls of Python release it, except
+between fork and exec: do not use the mount as the working directory of `subprocess`.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from accelplane.simulate.kernel.wire import Op, Request
 _DEVICE = "/dev/fuse"
 _NOSUID, _NODEV, _BIND, _REC, _DETACH = 2, 4, 4096, 16384, 2
 _ROOT = 1
-_MADE_BY_NOBODY = {
+_READ_ONLY_ERRNOS = {
     Op.MKDIR: errno.EPERM,
     Op.MKNOD: errno.EACCES,
     Op.CREATE: errno.EACCES,
@@ -38,11 +38,11 @@ _MADE_BY_NOBODY = {
 
 
 class FuseUnavailable(Exception):
-    """No file system can be mounted here; the message says why."""
+    """No file system can be mounted; the message has the reason."""
 
 
-class _Known:
-    """An entry that the machine's kernel knows by its inode, and where it is."""
+class _Inode:
+    """An entry that the host kernel refers to by its inode, with its path."""
 
     __slots__ = ("entry", "lookups", "path")
 
@@ -53,7 +53,7 @@ class _Known:
 
 
 class _Open:
-    """An open file or directory, with what its reader is in the middle of."""
+    """An open file or directory with its state of reading."""
 
     __slots__ = ("content", "entries")
 
@@ -63,14 +63,14 @@ class _Open:
 
 
 class FileSystem:
-    """Answers the machine's kernel about `kernel`."""
+    """Handles FUSE requests of the host kernel for `kernel`."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._known: dict[int, _Known] = {_ROOT: _Known(kernel.tree.root, "")}
+        self._inodes: dict[int, _Inode] = {_ROOT: _Inode(kernel.tree.root, "")}
         self._open: dict[int, _Open] = {}
         self._handles = 0
-        self._answers: dict[int, Callable[[Request, _Known], bytes]] = {
+        self._answers: dict[int, Callable[[Request, _Inode], bytes]] = {
             Op.LOOKUP: self._lookup,
             Op.GETATTR: self._getattr,
             Op.SETATTR: self._getattr,
@@ -82,12 +82,12 @@ class FileSystem:
             Op.OPENDIR: self._open_directory,
             Op.READDIR: self._readdir,
             Op.RELEASEDIR: self._release,
-            Op.STATFS: lambda _request, _known: wire.file_system(),
-            Op.ACCESS: lambda _request, _known: b"",
+            Op.STATFS: lambda _request, _inodes: wire.file_system(),
+            Op.ACCESS: lambda _request, _inodes: b"",
         }
 
     def answer(self, data: bytes) -> bytes | None:
-        """What to write back to the request, None for those that want nothing."""
+        """Returns the reply to a request, None for requests without one."""
         request = wire.parse(data)
         if request.op in (Op.FORGET, Op.BATCH_FORGET, Op.INTERRUPT, Op.DESTROY):
             self._forget(request)
@@ -100,18 +100,18 @@ class FileSystem:
             return wire.answer(request.unique, error=error.errno or errno.EIO)
 
     def _answer(self, request: Request) -> bytes:
-        if request.op in _MADE_BY_NOBODY:
-            raise oserror(_MADE_BY_NOBODY[Op(request.op)])
+        if request.op in _READ_ONLY_ERRNOS:
+            raise oserror(_READ_ONLY_ERRNOS[Op(request.op)])
         handler = self._answers.get(request.op)
-        known = self._known.get(request.node)
+        inode = self._inodes.get(request.node)
         if handler is None:
-            # FLUSH too: after ENOSYS, the kernel sends no more of them when files are closed, which a child of
-            # this process does before it executes, while no thread can answer.
+            # Also FLUSH: after ENOSYS the kernel stops sending it when files are closed. A child of this process
+            # closes files between fork and exec, while no thread can reply.
             raise oserror(errno.ENOSYS)
-        if known is None:
+        if inode is None:
             raise oserror(errno.ESTALE)
         with self._kernel.lock:
-            return handler(request, known)
+            return handler(request, inode)
 
     def _forget(self, request: Request) -> None:
         forgotten: list[tuple[int, int]] = []
@@ -121,79 +121,79 @@ class FileSystem:
             count = wire.COUNT.unpack_from(request.body)[0]
             forgotten = [wire.FORGOTTEN.unpack_from(request.body, 8 + 16 * place) for place in range(count)]
         for node, lookups in forgotten:
-            known = self._known.get(node)
-            if known is None or node == _ROOT:
+            inode = self._inodes.get(node)
+            if inode is None or node == _ROOT:
                 continue
-            known.lookups -= lookups
-            if known.lookups <= 0:
-                del self._known[node]
+            inode.lookups -= lookups
+            if inode.lookups <= 0:
+                del self._inodes[node]
 
-    def _lookup(self, request: Request, known: _Known) -> bytes:
+    def _lookup(self, request: Request, inode: _Inode) -> bytes:
         name = os.fsdecode(request.body.rstrip(b"\0"))
-        if not isinstance(known.entry, Directory):
+        if not isinstance(inode.entry, Directory):
             raise oserror(errno.ENOTDIR)
-        entry = known.entry.entries.get(name)
+        entry = inode.entry.entries.get(name)
         if entry is None:
             raise oserror(errno.ENOENT)
-        child = self._known.setdefault(entry.inode, _Known(entry, f"{known.path}/{name}"))
+        child = self._inodes.setdefault(entry.inode, _Inode(entry, f"{inode.path}/{name}"))
         child.lookups += 1
         return wire.found(entry, _text(child))
 
-    def _getattr(self, _request: Request, known: _Known) -> bytes:
-        return wire.attributes_reply(known.entry, _text(known))
+    def _getattr(self, _request: Request, inode: _Inode) -> bytes:
+        return wire.attributes_reply(inode.entry, _text(inode))
 
-    def _readlink(self, _request: Request, known: _Known) -> bytes:
-        return os.fsencode(_text(known))
+    def _readlink(self, _request: Request, inode: _Inode) -> bytes:
+        return os.fsencode(_text(inode))
 
-    def _open_file(self, request: Request, known: _Known) -> bytes:
-        entry = known.entry
+    def _open_file(self, request: Request, inode: _Inode) -> bytes:
+        entry = inode.entry
         if not isinstance(entry, Attribute):
             raise oserror(errno.EISDIR)
         access = wire.OPEN_FLAGS.unpack_from(request.body)[0] & os.O_ACCMODE
-        # Root may open anything; sysfs refuses all the same what the attribute was not made for.
+        # Sysfs rejects unsupported access modes also for root.
         if access != os.O_RDONLY and entry.write is None:
             raise oserror(errno.EACCES)
         if access != os.O_WRONLY and not entry.mode & 0o444:
             raise oserror(errno.EACCES)
         return wire.opened(self._handle([]), wire.DIRECT_IO)
 
-    def _read(self, request: Request, known: _Known) -> bytes:
+    def _read(self, request: Request, inode: _Inode) -> bytes:
         handle, offset, size = wire.HANDLE_OFFSET_SIZE.unpack_from(request.body)
         reader = self._open[handle]
         if offset == 0:
-            reader.content = self._kernel.read_attribute(known.path, self._present(known))
+            reader.content = self._kernel.read_attribute(inode.path, self._present(inode))
         return reader.content[offset : offset + size]
 
-    def _write(self, request: Request, known: _Known) -> bytes:
+    def _write(self, request: Request, inode: _Inode) -> bytes:
         _handle, _offset, size = wire.HANDLE_OFFSET_SIZE.unpack_from(request.body)
         data = request.body[wire.WRITE_SIZE : wire.WRITE_SIZE + size]
-        attribute = self._present(known)
-        if known.path.startswith("/sys/"):
+        attribute = self._present(inode)
+        if inode.path.startswith("/sys/"):
             data = data[: wire.PAGE]
-        self._kernel.write_attribute(known.path, attribute, data.decode(errors="surrogateescape"))
+        self._kernel.write_attribute(inode.path, attribute, data.decode(errors="surrogateescape"))
         return wire.written(len(data))
 
-    def _present(self, known: _Known) -> Attribute:
+    def _present(self, inode: _Inode) -> Attribute:
         try:
-            there = self._kernel.tree.entry(known.path)
+            present = self._kernel.tree.entry(inode.path)
         except OSError:
-            there = None
-        if there is not known.entry or not isinstance(there, Attribute):
+            present = None
+        if present is not inode.entry or not isinstance(present, Attribute):
             raise oserror(errno.ENODEV)
-        return there
+        return present
 
-    def _open_directory(self, _request: Request, known: _Known) -> bytes:
-        if not isinstance(known.entry, Directory):
+    def _open_directory(self, _request: Request, inode: _Inode) -> bytes:
+        if not isinstance(inode.entry, Directory):
             raise oserror(errno.ENOTDIR)
-        here = [(".", known.entry.inode, stat.S_IFDIR >> 12), ("..", known.entry.inode, stat.S_IFDIR >> 12)]
-        entries = [(name, entry.inode, wire.kind(entry)) for name, entry in known.entry.entries.items()]
-        return wire.opened(self._handle(here + entries))
+        dots = [(".", inode.entry.inode, stat.S_IFDIR >> 12), ("..", inode.entry.inode, stat.S_IFDIR >> 12)]
+        entries = [(name, entry.inode, wire.kind(entry)) for name, entry in inode.entry.entries.items()]
+        return wire.opened(self._handle(dots + entries))
 
-    def _readdir(self, request: Request, _known: _Known) -> bytes:
+    def _readdir(self, request: Request, _inodes: _Inode) -> bytes:
         handle, offset, size = wire.HANDLE_OFFSET_SIZE.unpack_from(request.body)
         return wire.directory_entries(self._open[handle].entries, offset, size)
 
-    def _release(self, request: Request, _known: _Known) -> bytes:
+    def _release(self, request: Request, _inodes: _Inode) -> bytes:
         self._open.pop(wire.HANDLE.unpack_from(request.body)[0], None)
         return b""
 
@@ -204,8 +204,8 @@ class FileSystem:
 
 
 @contextmanager
-def served(kernel: Kernel, where: str) -> Generator[None, None, None]:
-    """Mounts the kernel's whole tree (`sys`, `dev`) at the directory `where` and serves it until left.
+def serve_fuse(kernel: Kernel, where: str) -> Generator[None, None, None]:
+    """Mounts the kernel's complete tree (`sys`, `dev`) at the directory `where` and serves it.
 
     Raises `FuseUnavailable`.
     """
@@ -231,8 +231,8 @@ def served(kernel: Kernel, where: str) -> Generator[None, None, None]:
 
 
 @contextmanager
-def bound(source: str, target: str) -> Generator[None, None, None]:
-    """Shows the directory `source` at `target` until left. Raises `OSError`."""
+def bind_mount(source: str, target: str) -> Generator[None, None, None]:
+    """Bind mounts the directory `source` at `target`. Raises `OSError`."""
     mount(source, target, "", _BIND | _REC, "")
     try:
         yield
@@ -249,7 +249,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str) -> None
 
 
 def unmount(target: str) -> None:
-    """umount2(2), at once, also while the mount is in use or if there is none. Raises `OSError`."""
+    """umount2(2) with MNT_DETACH. A missing mount is ignored. Raises `OSError`."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.umount2(os.fsencode(target), _DETACH) and ctypes.get_errno() not in (errno.EINVAL, errno.ENOENT):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), target)
@@ -257,7 +257,7 @@ def unmount(target: str) -> None:
 
 @contextmanager
 def _serving(files: FileSystem, device: int) -> Generator[None, None, None]:
-    """Answers on the device, in a thread, until left; what went wrong in that thread is raised then."""
+    """Serves the device in a thread. Raises the first exception of the thread at the end."""
     failures: list[Exception] = []
     stopped, stop = os.pipe2(os.O_CLOEXEC)
     thread = threading.Thread(target=_serve, args=(files, device, stopped, failures), name="fuse", daemon=True)
@@ -295,17 +295,17 @@ def _serve(files: FileSystem, device: int, stopped: int, failures: list[Exceptio
             try:
                 os.write(device, reply)
             except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ENODEV):  # the one who asked is gone
+                if error.errno not in (errno.ENOENT, errno.ENODEV):  # the caller has exited
                     failures.append(error)
 
 
 def _end_flushing(kernel: Kernel, where: str) -> None:
-    """Closes a file once, so that the machine's kernel learns that FLUSH requests are not supported."""
+    """Closes a file once, so that the host kernel learns that FLUSH is not supported."""
     for path, entry in kernel.tree.walk():
         if isinstance(entry, Attribute) and entry.mode & 0o444:
             os.close(os.open(where + path, os.O_RDONLY | os.O_CLOEXEC))
             return
 
 
-def _text(known: _Known) -> str:
-    return link_text(known.path, known.entry.target) if isinstance(known.entry, Link) else ""
+def _text(inode: _Inode) -> str:
+    return link_text(inode.path, inode.entry.target) if isinstance(inode.entry, Link) else ""

@@ -1,6 +1,6 @@
-"""The devices of a node's description, put on the buses in the state in which the kernel finds them.
+"""The devices of a node's description, added to the buses in the state after boot.
 
-At boot the devices come in the order of their PCI addresses, which numbers DSAs and IAAs together.
+At boot, devices are added in the order of their PCI addresses, which numbers DSAs and IAAs together.
 """
 
 import errno
@@ -73,7 +73,7 @@ class Hardware:
         self.onload = Onload(core, self.sfc, usermode)
         self.load_faults: dict[str, list[int]] = {}
         self.sgx = Sgx(core, spec.sgx or SgxSpec(), spec.numa_nodes)
-        devices = _placed(spec)
+        devices = _specs_by_address(spec)
         for one, _numa_node in devices.values():
             self._load_for(one)
         for module in spec.loaded:
@@ -90,15 +90,12 @@ class Hardware:
                     self.load(module)
 
     def plug(self, spec: Spec) -> str:
-        """A device is plugged in, at the first free place unless it says where; returns its address.
-
-        Raises `TreeError`.
-        """
+        """See `Kernel.plug`."""
         family: Family = next(family for family, described in SPECS.items() if isinstance(spec, described))
         places = (offload_address(family, index, self.numa_nodes) for index in range(_MAX_PLACES))
         bdf = spec.bdf or next((place for place in places if place not in self.pci.devices), None)
         if bdf is None or bdf in self.pci.devices:
-            raise TreeError(f"{bdf or 'every place'}: is taken already")
+            raise TreeError(f"{bdf or 'every address'}: already in use")
         self._load_for(spec)
         self._plug(bdf, spec, 0 if self.numa_nodes else -1)
         return bdf
@@ -114,12 +111,12 @@ class Hardware:
                 self.core.holds.drop(name)
         self.pci.unplug(function)
 
-    def known(self, name: str) -> bool:
-        """Whether there is something of that name that one can use: a function, a queue, or a node below `/dev`."""
+    def exists(self, name: str) -> bool:
+        """Whether a function, a queue, or a node below `/dev` has this name."""
         return name in self.pci.devices or name in self.idxd.parts.devices or self.core.tree.has(f"/dev/{name}")
 
     def load(self, module: Loadable, *, first_time: bool = False) -> None:
-        """A module is loaded; that it is already is fine, unless `first_time`. Raises `OSError`."""
+        """Loads a module. A loaded module is an error only with `first_time`. Raises `OSError`."""
         if self.load_faults.get(module):
             raise oserror(self.load_faults[module].pop(), module)
         if module == "sgx":
@@ -145,7 +142,7 @@ class Hardware:
             (self.vfio if module == "vfio-pci" else self.uio).unload()
 
     def _load_for(self, spec: Spec) -> None:
-        """Loads the drivers that udev would, seeing the device."""
+        """Loads the drivers that udev would load for the device."""
         loaded = self.pci.drivers
         if isinstance(spec, DlbSpec):
             if self.dlb.name not in loaded:
@@ -183,7 +180,7 @@ class Hardware:
             else:
                 self._plug_idxd(bdf, spec, numa_node)
         except OSError as error:
-            raise TreeError(f"{bdf}: cannot be as described: {error}") from None
+            raise TreeError(f"{bdf}: cannot be set up as described: {error}") from None
 
     def _plug_qat(self, bdf: str, spec: QatSpec, numa_node: int) -> None:
         product = spec.product
@@ -199,14 +196,14 @@ class Hardware:
         if spec.vfs:
             self.pci.enable_vfs(function, spec.vfs)
         for virtual in function.virtual:
-            self._hand_over(virtual, spec.vf_driver)
+            self._bind_driver(virtual, spec.vf_driver)
 
     def _plug_idxd(self, bdf: str, spec: DsaSpec | IaaSpec, numa_node: int) -> None:
         self._idxds[bdf] = spec
-        self.idxd.set_up.discard(bdf)
-        self.idxd.plugged(bdf)
+        self.idxd.configured.discard(bdf)
+        self.idxd.reset(bdf)
         function = self._function(bdf, spec.model, numa_node, pci_class=_SYSTEM_PERIPHERAL)
-        self._hand_over(function, "kernel" if spec.driver == "idxd" else spec.driver)
+        self._bind_driver(function, "kernel" if spec.driver == "idxd" else spec.driver)
 
     def _plug_dlb(self, bdf: str, spec: DlbSpec, numa_node: int) -> None:
         function = self._function(bdf, "2710", numa_node, vf_device_id="2711", total_vfs=spec.total_vfs)
@@ -214,7 +211,7 @@ class Hardware:
             self.dlb.configure_vfs(function, spec.vfs)
         if spec.provisioned:
             for place in range(spec.vfs):
-                self.dlb.give(function, place, {name: total // spec.vfs for name, total in TOTAL.items()})
+                self.dlb.set_resources(function, place, {name: total // spec.vfs for name, total in TOTAL.items()})
 
     def _plug_fpga(self, bdf: str, spec: FpgaSpec, numa_node: int) -> None:
         self._fpgas[bdf] = spec
@@ -222,7 +219,7 @@ class Hardware:
             bdf, "09c4", numa_node, pci_class=_ACCELERATOR, vf_device_id="09c5", total_vfs=len(spec.afus)
         )
         if spec.vfs:
-            self.fpga[spec.driver].give(function, spec.vfs)
+            self.fpga[spec.driver].enable_vfs(function, spec.vfs)
 
     def _function(
         self,
@@ -248,7 +245,7 @@ class Hardware:
         self.pci.plug(function)
         return function
 
-    def _hand_over(self, function: PciFunction, driver: VfDriver) -> None:
+    def _bind_driver(self, function: PciFunction, driver: VfDriver) -> None:
         """Binds the function to the driver in the description."""
         if driver == "kernel":
             return
@@ -262,7 +259,7 @@ class Hardware:
         self.vfio.described.clear()
 
 
-def _placed(spec: NodeSpec) -> Mapping[str, tuple[Spec, int]]:
+def _specs_by_address(spec: NodeSpec) -> Mapping[str, tuple[Spec, int]]:
     """Address, description and NUMA node of every device."""
     lists: Mapping[Family, Sequence[Spec]] = {
         "qat": spec.qats,
@@ -278,6 +275,6 @@ def _placed(spec: NodeSpec) -> Mapping[str, tuple[Spec, int]]:
             bdf = one.bdf or offload_address(family, index, spec.numa_nodes)
             if bdf in devices:
                 raise TreeError(f"{bdf}: two devices of the description have this address")
-            dealt = index % spec.numa_nodes if spec.numa_nodes else -1
-            devices[bdf] = one, dealt if one.numa_node is None else one.numa_node
+            default_numa_node = index % spec.numa_nodes if spec.numa_nodes else -1
+            devices[bdf] = one, default_numa_node if one.numa_node is None else one.numa_node
     return devices

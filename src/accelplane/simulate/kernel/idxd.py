@@ -1,10 +1,10 @@
-"""DSA and IAA: the idxd driver of the PCI bus, the bus `dsa` that it makes, and the drivers on that bus.
+"""DSA and IAA: the idxd driver of the PCI bus, its bus `dsa`, and the drivers on that bus.
 
-Facts: the kernel's drivers/dma/idxd: device.c and cdev.c (what enabling checks, in which order, and the code in
+Facts: the kernel's drivers/dma/idxd: device.c and cdev.c (the checks of enabling, their order, and the code in
 `cmd_status`), dma.c, init.c (one count of DSAs and IAAs), include/uapi/linux/idxd.h (the codes).
 
-Note that a queue with clients can be disabled, so programs have to check `clients` first, and that a disabled device
-has lost its configuration.
+A queue with clients can be disabled, so programs have to check `clients` first. A disabled device loses its
+configuration.
 """
 
 import errno
@@ -58,7 +58,7 @@ class DeviceDriver(Driver[Device]):
                 self.bus.detach(queue)
             device.enabled = False
             if device.configurable:
-                device.forget()
+                device.reset_configuration()
 
 
 class QueueDriver(Driver[Device]):
@@ -107,7 +107,7 @@ class QueueDriver(Driver[Device]):
             self._minors[device.device.kind].discard(device.minor)
             device.minor = -1
         self.core.holds.drop(device.name)
-        device.forget()
+        device.reset_configuration()
 
     def _check(self, queue: WorkQueue) -> None:
         parent = queue.device
@@ -134,9 +134,9 @@ class QueueDriver(Driver[Device]):
 
 
 class IdxdDriver(PciDriver):
-    """`idxd` of the PCI bus, whose module brings the bus `dsa` and the drivers on it.
+    """`idxd` of the PCI bus. Its module provides the bus `dsa` and the drivers on it.
 
-    Devices are as described when it has them for the first time since they were plugged in; `set_up` are those it had.
+    A device is configured as described when it is first bound after being plugged in; `configured` are those devices.
     """
 
     name = "idxd"
@@ -146,7 +146,7 @@ class IdxdDriver(PciDriver):
     def __init__(self, bus: PciBus, specs: Mapping[str, DsaSpec | IaaSpec]) -> None:
         super().__init__(bus)
         self._specs = specs
-        self.set_up: set[str] = set()
+        self.configured: set[str] = set()
         self.devices: dict[str, IdxdDevice] = {}
         self.parts: Bus[Device] = Bus(self.core, "dsa")
         self.user = QueueDriver(self.core, "user", "user")
@@ -154,7 +154,7 @@ class IdxdDriver(PciDriver):
         self.enabler = DeviceDriver(self.parts)
 
     def load(self) -> None:
-        """The module comes."""
+        """Loads the module."""
         self.core.add_module("idxd", {"sva": "Y", "tc_override": "N"})
         for driver in (self.enabler, self.user, self.dmaengine):
             self.parts.register(driver)
@@ -162,23 +162,23 @@ class IdxdDriver(PciDriver):
 
     def probe(self, device: PciFunction) -> None:
         spec = self._specs.get(device.name) or _unknown(device)
-        taken = {idxd.index for idxd in self.devices.values()}
+        used = {idxd.index for idxd in self.devices.values()}
         index = spec.index
-        if index is None or index in taken:
-            reserved = taken | {other.index for other in self._specs.values() if other.index is not None}
+        if index is None or index in used:
+            reserved = used | {other.index for other in self._specs.values() if other.index is not None}
             index = lowest_free(reserved)
         idxd = IdxdDevice(self.core, device, spec, index, sva=self.bus.iommu.mode == "scalable")
         self.devices[device.name] = idxd
-        idxd.show()
+        idxd.add_files()
         for part in (idxd, *idxd.queues, *idxd.engines, *idxd.groups):
             self.parts.add(part)
-        if device.name not in self.set_up:
-            self.set_up.add(device.name)
+        if device.name not in self.configured:
+            self.configured.add(device.name)
             self._configure(idxd)
 
-    def plugged(self, bdf: str) -> None:
-        """Another device is at the place: it will be found as it is described."""
-        self.set_up.discard(bdf)
+    def reset(self, bdf: str) -> None:
+        """A new device has this address: it will be configured as described."""
+        self.configured.discard(bdf)
 
     def busy(self, device: PciFunction) -> bool:
         return False
@@ -190,7 +190,7 @@ class IdxdDriver(PciDriver):
         self.parts.remove(idxd)
 
     def _configure(self, idxd: IdxdDevice) -> None:
-        """The state in which the description has it."""
+        """Configures the device as described."""
         for queue, spec in zip(idxd.queues, idxd.spec.queues, strict=False):
             queue.group = queue.index % len(idxd.groups)
             queue.type, queue.dedicated, queue.size = spec.type, spec.mode == "dedicated", spec.size
@@ -212,5 +212,5 @@ def _node_path(queue: WorkQueue) -> str:
 
 
 def _unknown(device: PciFunction) -> DsaSpec | IaaSpec:
-    """A device that the description does not have by its address, as after its being plugged in elsewhere."""
+    """The specification of a device whose address is not in the description, for example after it was moved."""
     return IaaSpec() if device.model.device_id in ("0x0cfe", "0x1216") else DsaSpec()

@@ -1,7 +1,7 @@
-"""Ioctls of processes elsewhere: a socket at which they come to the emulated kernel.
+"""Ioctls of other processes, which the emulated kernel receives on a socket.
 
-The other side (`simulate.seccomp`) has the process that calls, and sends a descriptor of its memory with each ioctl.
-One call at a time on a connection; each packet is one message in MessagePack.
+The client (`simulate.seccomp`) supervises the calling process, and sends a descriptor of its memory with each ioctl.
+A connection carries one call at a time; each packet is one MessagePack message.
 """
 
 import errno
@@ -19,27 +19,27 @@ _LONGEST = 4096
 
 
 class Call(msgspec.Struct, frozen=True, tag_field="do", tag="ioctl"):
-    """An ioctl on the node below `/dev` of that name; `/proc/<pid>/mem` of the caller comes with it."""
+    """An ioctl on the node below `/dev` of that name; Sent with a descriptor of `/proc/<pid>/mem` of the caller."""
 
     node: str
     request: int
     argument: int
 
 
-class Known(msgspec.Struct, frozen=True, tag_field="do", tag="known"):
-    """Asks whether a node of that name answers ioctls; the answer is 1 or 0."""
+class HasNode(msgspec.Struct, frozen=True, tag_field="do", tag="known"):
+    """Requests whether a node supports ioctls; the result is 1 or 0."""
 
     node: str
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the call returned, and the errno or 0."""
+    """The return value of the call, and the errno or 0."""
 
     value: int = 0
     errno: int = 0
 
 
-_decoder: msgspec.msgpack.Decoder[Call | Known] = msgspec.msgpack.Decoder(Call | Known)
+_decoder: msgspec.msgpack.Decoder[Call | HasNode] = msgspec.msgpack.Decoder(Call | HasNode)
 
 
 class ProcessMemory:
@@ -49,7 +49,7 @@ class ProcessMemory:
         self.descriptor = descriptor
 
     def read(self, address: int, length: int) -> bytes:
-        """That many bytes."""
+        """Reads `length` bytes."""
         pieces = bytearray()
         while len(pieces) < length:
             try:
@@ -62,15 +62,15 @@ class ProcessMemory:
         return bytes(pieces)
 
     def write(self, address: int, data: bytes) -> None:
-        """Puts them there."""
+        """Writes the bytes."""
         try:
             os.pwrite(self.descriptor, data, address)
         except (OSError, OverflowError):
             raise OSError(errno.EFAULT, os.strerror(errno.EFAULT)) from None
 
 
-def connected(path: str) -> socket.socket:
-    """A connection to the emulated kernel at that socket. Raises `OSError`."""
+def connect(path: str) -> socket.socket:
+    """Connects to the emulated kernel at the socket `path`. Raises `OSError`."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.connect(path)
@@ -80,13 +80,13 @@ def connected(path: str) -> socket.socket:
     return connection
 
 
-def call(path: str, request: Call | Known, memory: ProcessMemory) -> int:
-    """Has the emulated kernel at the socket answer. Raises `OSError`, with its errno or because it is gone."""
-    with connected(path) as connection:
+def call(path: str, request: Call | HasNode, memory: ProcessMemory) -> int:
+    """Sends a call to the emulated kernel at the socket. Raises `OSError` with its errno, or if it has exited."""
+    with connect(path) as connection:
         socket.send_fds(connection, [msgspec.msgpack.encode(request)], [memory.descriptor])
         data = connection.recv(_LONGEST)
     if not data:
-        raise OSError(errno.ENODEV, "the emulated kernel is gone")
+        raise OSError(errno.ENODEV, "the emulated kernel has exited")
     answer = msgspec.msgpack.decode(data, type=Answer)
     if answer.errno:
         raise OSError(answer.errno, os.strerror(answer.errno))
@@ -94,8 +94,8 @@ def call(path: str, request: Call | Known, memory: ProcessMemory) -> int:
 
 
 @contextmanager
-def answered(kernel: Kernel, path: str) -> Generator[None, None, None]:
-    """Ioctls are answered at the socket `path` until left. Raises `OSError`."""
+def serve_ioctls(kernel: Kernel, path: str) -> Generator[None, None, None]:
+    """Serves ioctls at the socket `path`. Raises `OSError`."""
     with suppress(FileNotFoundError):
         os.unlink(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -127,7 +127,7 @@ def _serve(kernel: Kernel, connection: socket.socket) -> None:
         data, descriptors, _flags, _address = socket.recv_fds(connection, _LONGEST, 1, socket.MSG_CMSG_CLOEXEC)
         try:
             match _decoder.decode(data):
-                case Known(node=node):
+                case HasNode(node=node):
                     answer = Answer(int(kernel.has_node(node)))
                 case Call(node=node, request=request, argument=argument):
                     try:

@@ -12,7 +12,7 @@ _UNIT = "/sys/devices/virtual/iommu/dmar0"
 
 
 class Iommu:
-    """`mode` as in a node's description: user queues need `scalable`, any translation at all not `off`."""
+    """`mode` is that of the description: user queues need `scalable`; `off` disables translation."""
 
     def __init__(self, core: Core, mode: Literal["scalable", "legacy", "off"]) -> None:
         self.core = core
@@ -27,14 +27,14 @@ class Iommu:
             core.tree.link("/sys/class/iommu/dmar0", _UNIT)
 
     def add(self, function: Device) -> None:
-        """A function comes under the IOMMU's care, if there is one."""
+        """Adds a function, unless the IOMMU is off."""
         if self.mode != "off":
             self.core.tree.link(f"{_UNIT}/devices/{function.name}", function.path)
             self.core.tree.link(f"{function.path}/iommu", _UNIT)
             self.join_new_group(function, {"type": "DMA-FQ", "reserved_regions": "0xfee00000 0xfeefffff msi"})
 
     def remove(self, function: Device) -> None:
-        """A function is gone."""
+        """Removes a function."""
         self.core.tree.remove(f"{_UNIT}/devices/{function.name}")
         self.leave_group(function)
 
@@ -43,11 +43,11 @@ class Iommu:
         return self.mode != "off" and function.name in self._groups
 
     def group(self, function: Device) -> int | None:
-        """The number of its group, if it is in one."""
+        """The number of the function's group, None without one."""
         return self._groups.get(function.name)
 
     def join_new_group(self, function: Device, attributes: dict[str, str]) -> int:
-        """A group of its own, with these files."""
+        """Adds the function to a new group with these files."""
         group = self._groups[function.name] = lowest_free(self._groups.values())
         path = f"/sys/kernel/iommu_groups/{group}"
         self.core.tree.directory(path, dict(attributes))
@@ -56,7 +56,7 @@ class Iommu:
         return group
 
     def leave_group(self, function: Device) -> None:
-        """The group goes with its only member."""
+        """Removes the function and its group."""
         group = self._groups.pop(function.name, None)
         if group is not None:
             self.core.tree.remove(f"/sys/kernel/iommu_groups/{group}")

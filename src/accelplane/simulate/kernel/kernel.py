@@ -1,6 +1,6 @@
-"""The whole kernel: built from a node's description, read and written by path.
+"""The emulated kernel: created from a node's description, read and written by path.
 
-A `Kernel` may be used from several threads; one call is over before the next begins.
+A `Kernel` can be used from several threads; calls are serialized.
 """
 
 import errno
@@ -21,9 +21,9 @@ from accelplane.simulate.specs import NodeSpec
 
 
 class Kernel:
-    """What Linux shows of the devices of `spec`, and does when it is written to. GPUs and NPUs are not among them.
+    """The files of the devices of `spec` and their reactions to writes, without GPUs and NPUs.
 
-    `listen` is called with every uevent after that. Raises `TreeError` for an impossible description.
+    `listen` is called with every later uevent. Raises `TreeError` for an impossible description.
     """
 
     def __init__(
@@ -38,17 +38,17 @@ class Kernel:
         self._core = Core()
         self._faults = Faults(self.tree)
         self._hardware = Hardware(self._core, spec, usermode or Usermode())
-        # Directories whose entries come and go, so that each entry cannot be mounted separately.
-        self.whole_directories: Sequence[str] = ("/sys/module",) if spec.onload else ()
+        # Directories with changing entries, which cannot be mounted separately.
+        self.mounted_directories: Sequence[str] = ("/sys/module",) if spec.onload else ()
         if listen:
             self._core.listeners.append(listen)
 
     @property
     def tree(self) -> Tree:
-        """All its files."""
+        """All files."""
         return self._core.tree
 
-    # Files, as a process sees them.
+    # Files
 
     def read(self, path: str) -> str:
         """The text of the attribute. Raises `OSError`."""
@@ -62,11 +62,11 @@ class Kernel:
             return self.read_attribute(canonical, attribute)
 
     def read_attribute(self, canonical: str, attribute: Attribute) -> bytes:
-        """As `read_bytes`, for an attribute that was found already."""
+        """As `read_bytes`, for a resolved attribute."""
         with self.lock:
             if not attribute.mode & 0o444:
                 raise oserror(errno.EACCES, canonical)
-            content = self._faults.meet(canonical, "read")
+            content = self._faults.apply(canonical, "read")
             return attribute.content() if content is None else content
 
     def write(self, path: str, text: str) -> None:
@@ -76,15 +76,15 @@ class Kernel:
             self.write_attribute(canonical, self.tree.attribute(canonical), text)
 
     def write_attribute(self, canonical: str, attribute: Attribute, text: str) -> None:
-        """As `write`, for an attribute that was found already."""
+        """As `write`, for a resolved attribute."""
         with self.lock:
             if attribute.write is None:
                 raise oserror(errno.EACCES, canonical)
-            self._faults.meet(canonical, "write", text)
+            self._faults.apply(canonical, "write", text)
             attribute.write(text)
 
     def exists(self, path: str) -> bool:
-        """Whether the path leads to something, links followed."""
+        """Whether the path exists; follows links."""
         with self.lock:
             return self.tree.has(path)
 
@@ -107,7 +107,7 @@ class Kernel:
         with self.lock:
             return self.tree.resolve(path)
 
-    # What nobody can write into a file: users, faults, hardware that comes and goes.
+    # Fault injection, users of devices, and hot-plug
 
     def fail(
         self,
@@ -118,72 +118,72 @@ class Kernel:
         times: int | None = None,
         text: str | None = None,
     ) -> None:
-        """Reading or writing what the path means fails with that errno, so many times or until `mend`.
+        """Lets reads or writes of matching attributes fail with this errno, `times` times or until `clear_faults`.
 
-        The path may lead through links and have wildcards. With `text` only writing that fails, white space aside.
+        The path may contain links and wildcards. With `text`, only writes of this text fail, apart from white space.
         """
         with self.lock:
             self._faults.add(Fault(path, on, errno=number, times=times, text=text))
 
-    def say(self, path: str, content: bytes, *, times: int | None = None) -> None:
-        """Reads return this content."""
+    def set_content(self, path: str, content: bytes, *, times: int | None = None) -> None:
+        """Lets reads return this content."""
         with self.lock:
             self._faults.add(Fault(path, "read", content=content, times=times))
 
-    def mend(self, path: str | None = None) -> None:
-        """Ends the faults of that path, or all."""
+    def clear_faults(self, path: str | None = None) -> None:
+        """Removes the faults with this path, or all."""
         with self.lock:
             self._faults.clear(path)
 
     def hold(self, name: str) -> None:
         """Marks as used the device, queue or VFIO group: `0000:61:00.0`, `wq0.1`, `vfio/12`, `dlb3`.
 
-        Raises `TreeError` when there is none of that name.
+        Raises `TreeError` if there is none of that name.
         """
         with self.lock:
-            if not self._hardware.known(name):
+            if not self._hardware.exists(name):
                 raise TreeError(f"{name[:80]!a}: no device, queue or node of that name")
             self._core.holds.hold(name)
 
     def release(self, name: str) -> None:
-        """They are done."""
+        """Removes a user added by `hold`."""
         with self.lock:
             self._core.holds.release(name)
 
-    def let_udev_wait(self, *, wait: bool) -> None:
-        """While udev waits, links in `/dev/char` are not made; afterwards they are."""
+    def pause_udev(self, *, wait: bool) -> None:
+        """Delays the links in `/dev/char` until it is called with `wait=False`."""
         with self.lock:
-            self._core.udev_waits = wait
+            self._core.udev_paused = wait
             if not wait:
-                self._core.settle()
+                self._core.create_pending_links()
 
     def qat(self, bdf: str) -> QatDevice:
         """The QAT device, whose `healthy` and `refuses_to_start` may be set. Raises `TreeError`."""
         for driver in self._hardware.pci.drivers.values():
             if isinstance(driver, QatDriver) and bdf in driver.devices:
                 return driver.devices[bdf]
-        raise TreeError(f"{bdf[:80]!a}: no QAT function that its driver has")
+        raise TreeError(f"{bdf[:80]!a}: not a QAT function bound to its driver")
 
     def fpga(self, bdf: str) -> Card:
         """The FPGA card, whose result of programming can be set. Raises `TreeError`."""
         for driver in self._fpga_drivers():
             if bdf in driver.cards:
                 return driver.cards[bdf]
-        raise TreeError(f"{bdf[:80]!a}: no FPGA card that its driver has")
+        raise TreeError(f"{bdf[:80]!a}: not an FPGA card bound to its driver")
 
     def fpgas(self) -> Sequence[Card]:
-        """All cards that their driver has."""
+        """All bound cards."""
         return [card for driver in self._fpga_drivers() for card in driver.cards.values()]
 
     def has_node(self, node: str) -> bool:
-        """Whether there is a node below `/dev` of that name that answers ioctls."""
+        """Whether a node below `/dev` has this name and supports ioctls."""
         with self.lock:
             return any(driver.has(node) for driver in self._fpga_drivers())
 
     def ioctl(self, node: str, request: int, argument: int, memory: Memory) -> int:
         """An ioctl on the node below `/dev` of that name; `argument` is a number, or an address in `memory`.
 
-        Others go on while it lasts. Raises `OSError`.
+        Other calls continue meanwhile. Raises `OSError`.
         """
         with self.lock:
             driver = next((driver for driver in self._fpga_drivers() if driver.has(node)), None)
@@ -200,7 +200,7 @@ class Kernel:
         return tuple(self._hardware.fpga.values())
 
     def plug(self, spec: Spec) -> str:
-        """A device is plugged in, at the first free place unless it says where; returns its address.
+        """Adds a device at its address, by default the first free one; returns the address.
 
         Raises `TreeError`.
         """
@@ -213,7 +213,7 @@ class Kernel:
             self._hardware.unplug(bdf)
 
     def load(self, module: Loadable, *, first_time: bool = False) -> None:
-        """A module is loaded; that it is already is fine, unless `first_time`, as in modprobe(8).
+        """Loads a module. A loaded module is an error only with `first_time`, as in modprobe(8).
 
         Raises `OSError`, EEXIST for a loaded module.
         """
@@ -221,12 +221,12 @@ class Kernel:
             self._hardware.load(module, first_time=first_time)
 
     def fail_load(self, module: Loadable, number: int, *, times: int = 1) -> None:
-        """The next attempts to load the module fail with that errno."""
+        """Lets the next `times` attempts to load the module fail with this errno."""
         with self.lock:
             self._hardware.load_faults[module] = [number] * times
 
     def create_stack(self, network_namespace: str = "") -> None:
-        """An application with Onload creates a stack. `network_namespace` is a file, empty for that of the host.
+        """An application with Onload creates a stack. `network_namespace` is its file, empty for that of the host.
 
         Raises `OSError` ENODEV if the module is not loaded.
         """

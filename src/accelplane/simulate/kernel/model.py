@@ -1,7 +1,7 @@
-"""The files that a kernel shows: directories, attributes, links and device nodes, in memory.
+"""The file tree of a kernel in memory: directories, attributes, links and device nodes.
 
-Paths are absolute (`/sys/…`, `/dev/…`); links are kept as the path that they lead to and written the relative way, as
-the kernel does. Nothing here knows devices.
+Paths are absolute (`/sys/…`, `/dev/…`). Links are stored as absolute paths and written as relative ones, as in the
+kernel. This module is independent of devices.
 """
 
 import errno
@@ -43,7 +43,7 @@ class Attribute:
         self.raw = raw
 
     def content(self) -> bytes:
-        """What a reader gets. Raises `OSError`."""
+        """The content for readers. Raises `OSError`."""
         text = self.text if self.read is None else str(self.read())
         content = text.encode(errors="surrogateescape")
         return content if self.raw else content + b"\n"
@@ -75,7 +75,7 @@ class DeviceNode:
 
 
 class Directory:
-    """Named entries, in the order in which they came."""
+    """Named entries in the order of their creation."""
 
     __slots__ = ("entries", "inode")
 
@@ -88,7 +88,7 @@ Entry = Attribute | Link | DeviceNode | Directory
 
 
 class Tree:
-    """All of it, from `/`. What leads nowhere raises `FileNotFoundError`, as the kernel's calls do.
+    """The tree from `/`. Missing paths raise `FileNotFoundError`, as the kernel's calls do.
 
     `watchers` are called with each entry that is added to a path, and with None for each that is removed.
     """
@@ -98,20 +98,20 @@ class Tree:
         self.watchers: list[Callable[[str, Entry | None], None]] = []
 
     def directory(self, path: str, attributes: Mapping[str, Attribute | str | int] | None = None) -> None:
-        """Makes the directory with those above it, or adds to the one that is there."""
-        self._made(path)
+        """Creates the directory with its parents, or adds to an existing one."""
+        self._ensure_directory(path)
         for name, attribute in (attributes or {}).items():
             made = attribute if isinstance(attribute, Attribute) else Attribute(attribute)
             self.put(f"{path}/{name}", made)
 
     def link(self, path: str, target: str) -> None:
-        """A link at `path` that leads to the path `target`."""
+        """Adds a link at `path` to the path `target`."""
         self.put(path, Link(target))
 
     def put(self, path: str, entry: Entry) -> None:
         """Adds an entry, with the directories above it. Raises `FileExistsError`."""
         parent, name = posixpath.split(path)
-        directory = self._made(parent)
+        directory = self._ensure_directory(parent)
         if name in directory.entries:
             raise oserror(errno.EEXIST, path)
         directory.entries[name] = entry
@@ -119,7 +119,7 @@ class Tree:
             watcher(path, entry)
 
     def remove(self, path: str) -> None:
-        """Takes away an entry with everything in it; what is gone already is fine."""
+        """Removes an entry with everything in it. A missing entry is ignored."""
         parent, name = posixpath.split(path)
         try:
             directory = self.entry(parent)
@@ -130,13 +130,13 @@ class Tree:
                 watcher(path, None)
 
     def prune(self, path: str) -> None:
-        """Takes away a directory that nothing is left in, and those above it, up to `/dev` or `/sys`."""
-        while path.count("/") > 1 and isinstance(entry := self._at(path), Directory) and not entry.entries:
+        """Removes an empty directory and its empty parents, up to `/dev` or `/sys`."""
+        while path.count("/") > 1 and isinstance(entry := self._entry_at(path), Directory) and not entry.entries:
             self.remove(path)
             path = posixpath.dirname(path)
 
     def resolve(self, path: str) -> str:
-        """The path without links; the last part need not exist. Raises `OSError` when links loop or lead nowhere."""
+        """The path without links; the last part need not exist. Raises `OSError` for loops and dangling links."""
         pending = path.split("/")[::-1]
         done = ""
         hops = 0
@@ -161,7 +161,7 @@ class Tree:
         return done or "/"
 
     def entry(self, path: str) -> Entry:
-        """What is at the path, links above it followed, but not one at its end. Raises `OSError`."""
+        """The entry at the path. Follows links in the parents, but not the last part. Raises `OSError`."""
         parent, name = posixpath.split(path)
         if not name:
             return self.root
@@ -171,14 +171,14 @@ class Tree:
         return entry
 
     def attribute(self, path: str) -> Attribute:
-        """The attribute that the path leads to. Raises `OSError`."""
+        """The attribute at the path; follows links. Raises `OSError`."""
         entry = self.entry(self.resolve(path))
         if isinstance(entry, Attribute):
             return entry
         raise oserror(errno.EISDIR if isinstance(entry, Directory) else errno.EINVAL, path)
 
     def has(self, path: str) -> bool:
-        """Whether the path leads to something, links followed."""
+        """Whether the path exists; follows links."""
         try:
             self.entry(self.resolve(path))
         except OSError:
@@ -186,7 +186,7 @@ class Tree:
         return True
 
     def glob(self, pattern: str) -> list[str]:
-        """The paths, without links, of what the pattern means; `*`, `?` and `[…]` stand for parts of names."""
+        """The resolved paths that match a pattern with `*`, `?` and `[…]`."""
         found = [""]
         for part in filter(None, pattern.split("/")):
             if any(character in part for character in "*?["):
@@ -197,15 +197,15 @@ class Tree:
         return found
 
     def names(self, path: str) -> list[str]:
-        """The names in the directory that the path leads to, sorted. Raises `OSError`."""
+        """The sorted names in a directory; follows links. Raises `OSError`."""
         entry = self.entry(self.resolve(path))
         if not isinstance(entry, Directory):
             raise oserror(errno.ENOTDIR, path)
         return sorted(entry.entries)
 
     def walk(self, path: str = "") -> Iterator[tuple[str, Entry]]:
-        """Everything below the path, directories before what is in them."""
-        top = self._at(path)
+        """All entries below the path, directories before their content."""
+        top = self._entry_at(path)
         if not isinstance(top, Directory):
             return
         for name, entry in list(top.entries.items()):
@@ -213,7 +213,7 @@ class Tree:
             if isinstance(entry, Directory):
                 yield from self.walk(f"{path}/{name}")
 
-    def _made(self, path: str) -> Directory:
+    def _ensure_directory(self, path: str) -> Directory:
         directory = self.root
         for part in filter(None, path.split("/")):
             entry = directory.entries.setdefault(part, Directory())
@@ -222,7 +222,7 @@ class Tree:
             directory = entry
         return directory
 
-    def _at(self, path: str) -> Entry | None:
+    def _entry_at(self, path: str) -> Entry | None:
         entry: Entry | None = self.root
         for part in filter(None, path.split("/")):
             if not isinstance(entry, Directory):
@@ -231,16 +231,16 @@ class Tree:
         return entry
 
     def _names(self, path: str) -> list[str]:
-        entry = self._at(path)
+        entry = self._entry_at(path)
         return list(entry.entries) if isinstance(entry, Directory) else []
 
     def _child(self, canonical: str, name: str) -> Entry | None:
-        parent = self._at(canonical)
+        parent = self._entry_at(canonical)
         return parent.entries.get(name) if isinstance(parent, Directory) else None
 
 
 def link_text(path: str, target: str) -> str:
-    """What readlink(2) says of a link at `path` to `target`."""
+    """The result of readlink(2) for a link at `path` to `target`."""
     return posixpath.relpath(target, posixpath.dirname(path))
 
 

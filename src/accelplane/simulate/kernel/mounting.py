@@ -1,4 +1,4 @@
-"""A kernel's files where processes look for them: sysfs through FUSE, `/dev` as a real directory beside it.
+"""Mounts of a kernel's files: sysfs through FUSE, and `/dev` as a real directory.
 
 with mounted(kernel, tmp_path) as root:
     Host(root).write("/sys/bus/pci/devices/0000:61:00.0/sriov_numvfs", "16")
@@ -10,13 +10,13 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from accelplane.simulate.journal import Journal, Nodes, Numbers
 from accelplane.simulate.kernel.control import CONTROL, Control
-from accelplane.simulate.kernel.fuse import FuseUnavailable, bound, served
+from accelplane.simulate.kernel.fuse import FuseUnavailable, bind_mount, serve_fuse
 from accelplane.simulate.kernel.kernel import Kernel
 from accelplane.simulate.kernel.model import DeviceNode, Directory, Entry, Link, link_text
 
 
 class DeviceDirectory:
-    """Keeps `/dev` below `prefix` as the kernel has it: made and removed as its devices come and go."""
+    """Synchronizes `/dev` below `prefix` with the device nodes of the kernel."""
 
     def __init__(self, kernel: Kernel, prefix: str, device_nodes: Nodes, numbers: tuple[int, int] | None) -> None:
         self._kernel = kernel
@@ -24,8 +24,8 @@ class DeviceDirectory:
         self._journal = Journal(prefix, device_nodes, Numbers(*numbers) if numbers else None)
 
     @contextmanager
-    def kept(self) -> Generator[None, None, None]:
-        """Keeps it until left, and then takes away what it made. Raises `TreeError`."""
+    def synchronized(self) -> Generator[None, None, None]:
+        """Synchronizes the directory, and removes the created entries at the end. Raises `TreeError`."""
         tree = self._kernel.tree
         os.makedirs(f"{self._prefix}/dev", exist_ok=True)
         with self._kernel.lock:
@@ -60,7 +60,7 @@ class DeviceDirectory:
         try:
             os.unlink(local)
         except IsADirectoryError:
-            with suppress(OSError):  # others have something in it
+            with suppress(OSError):  # not empty
                 os.rmdir(local)
         except FileNotFoundError:
             return
@@ -74,74 +74,71 @@ def mounted(
     device_nodes: Nodes = "files",
     numbers: tuple[int, int] | None = None,
 ) -> Generator[str, None, None]:
-    """`sys` and `dev` of the kernel below `root` until left; gives the root. It is a root for `Host`.
+    """Mounts `sys` and `dev` of the kernel below `root`. Yields the root, which can be used with `Host`.
 
     The other parameters are those of `SimulatedNode`. Raises `FuseUnavailable`.
     """
     top = os.path.realpath(root)
-    whole = f"{top}/.kernel"
-    for directory in (whole, f"{top}/sys"):
+    mount_point = f"{top}/.kernel"
+    for directory in (mount_point, f"{top}/sys"):
         os.makedirs(directory, exist_ok=True)
     with ExitStack() as undo:
         undo.callback(kernel.tree.remove, CONTROL)
         Control(kernel)
-        undo.enter_context(served(kernel, whole))
-        undo.enter_context(bound(f"{whole}/sys", f"{top}/sys"))
-        undo.enter_context(DeviceDirectory(kernel, top, device_nodes, numbers).kept())
+        undo.enter_context(serve_fuse(kernel, mount_point))
+        undo.enter_context(bind_mount(f"{mount_point}/sys", f"{top}/sys"))
+        undo.enter_context(DeviceDirectory(kernel, top, device_nodes, numbers).synchronized())
         yield top
 
 
-# What a real /sys has beside our entries: these are laid over it one by one.
+# Directories that also have entries of the host: only the emulated entries in them are mounted.
 _SHARED = ("/sys/bus", "/sys/class", "/sys/devices", "/sys/devices/virtual", "/sys/kernel", "/sys/module")
 _NODES = "/sys/devices/system/node"
 
 
 def parts(kernel: Kernel) -> list[str]:
-    """The directories that are the kernel's alone, which together are all that it has below `/sys`."""
+    """The directories to mount, which together contain all entries of the kernel below `/sys`."""
     tree = kernel.tree
     with kernel.lock:
-        shared = [path for path in _SHARED if path not in kernel.whole_directories]
+        shared = [path for path in _SHARED if path not in kernel.mounted_directories]
+        excluded = {*shared, "/sys/devices/system"}
         found = [f"{path}/{name}" for path in shared if tree.has(path) for name in tree.names(path)]
         nodes = [f"{_NODES}/{name}/x86" for name in (tree.names(_NODES) if tree.has(_NODES) else [])]
-        others = (*nodes, *kernel.whole_directories, "/sys/dev/char")
-        return [path for path in (*found, *others) if path not in shared and _own(path, kernel)]
-
-
-def _own(path: str, kernel: Kernel) -> bool:
-    return path != "/sys/devices/system" and kernel.tree.has(path)
+        others = (*nodes, *kernel.mounted_directories, "/sys/dev/char")
+        return [path for path in (*found, *others) if path not in excluded and tree.has(path)]
 
 
 @contextmanager
-def laid_over(
-    kernel: Kernel, whole: str, *, numbers: tuple[int, int] | None = None
+def mount_over(
+    kernel: Kernel, mount_point: str, *, numbers: tuple[int, int] | None = None
 ) -> Generator[Callable[[], None], None, None]:
-    """The kernel at the real paths of this mount namespace until left; `whole` is a directory for all of it.
+    """Mounts the kernel over the real paths of this mount namespace; `mount_point` is for the complete tree.
 
-    Every part is mounted over the directory of its name, which is made when missing. Gives a function that does the
-    same for parts that are new since; it must not be called from a uevent's listener, for it looks into the mount.
+    Every part is mounted over the directory of its name, which is created if missing. Yields a function that mounts
+    parts added since. It must not be called from a listener of uevents, because it accesses the mount.
     Raises `FuseUnavailable` and `TreeError`.
     """
-    if _is_the_machines_own("/sys"):
-        raise FuseUnavailable("/sys is the machine's own here; run in a mount namespace with another one")
-    os.makedirs(whole, exist_ok=True)
+    if _is_host_sysfs("/sys"):
+        raise FuseUnavailable("/sys is that of the host; run in a mount namespace with another /sys")
+    os.makedirs(mount_point, exist_ok=True)
     over: set[str] = set()
     with ExitStack() as undo:
 
         def cover() -> None:
             for part in parts(kernel):
-                # A NUMA node that the machine has not would be one without processors.
+                # NUMA nodes that the host lacks would have no processors.
                 if part not in over and (not part.startswith(_NODES) or os.path.isdir(os.path.dirname(part))):
                     over.add(part)
                     os.makedirs(part, exist_ok=True)
-                    undo.enter_context(bound(whole + part, part))
+                    undo.enter_context(bind_mount(mount_point + part, part))
 
-        undo.enter_context(served(kernel, whole))
+        undo.enter_context(serve_fuse(kernel, mount_point))
         cover()
-        undo.enter_context(DeviceDirectory(kernel, "", "char", numbers).kept())
+        undo.enter_context(DeviceDirectory(kernel, "", "char", numbers).synchronized())
         yield cover
 
 
-def _is_the_machines_own(path: str) -> bool:
+def _is_host_sysfs(path: str) -> bool:
     with open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
         kinds = [words[2] for line in mounts if len(words := line.split()) > 2 and words[1] == path]
     return kinds[-1:] == ["sysfs"]

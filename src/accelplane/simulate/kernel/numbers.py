@@ -1,4 +1,4 @@
-"""Text that was written to an attribute, read as the kernel's kstrto functions read it (lib/kstrtox.c)."""
+"""Parsing of written attributes as by the kernel's kstrto functions (lib/kstrtox.c)."""
 
 import errno
 from collections.abc import Collection
@@ -7,7 +7,7 @@ from accelplane.simulate.kernel.model import oserror
 
 
 def number(text: str, *, base: int = 0, least: int = 0, most: int = 2**64 - 1) -> int:
-    """The number in the text; base 0 understands 0x and 0. Raises `OSError` EINVAL or ERANGE."""
+    """The number in the text; base 0 accepts the prefixes 0x and 0. Raises `OSError` EINVAL or ERANGE."""
     digits = text.removesuffix("\n").removeprefix("+")
     try:
         if not digits.isascii() or digits != digits.strip() or "_" in digits:
@@ -23,9 +23,9 @@ def number(text: str, *, base: int = 0, least: int = 0, most: int = 2**64 - 1) -
     return value
 
 
-def lowest_free(taken: Collection[int]) -> int:
-    """The lowest number from 0 that is not taken."""
-    return next(index for index in range(len(taken) + 1) if index not in taken)
+def lowest_free(used: Collection[int]) -> int:
+    """The lowest number from 0 that is not in `used`."""
+    return next(index for index in range(len(used) + 1) if index not in used)
 
 
 def boolean(text: str) -> bool:

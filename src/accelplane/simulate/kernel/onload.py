@@ -17,9 +17,9 @@ from accelplane.simulate.offload import NicSpec
 
 VENDOR = "0x1924"
 
-_MAX_TEXT = 1024  # of a text parameter (kernel/params.c)
+_MAX_TEXT = 1024  # characters of a text parameter (kernel/params.c)
 _DEFAULT_SERVER = "/sbin/onload_cp_server"
-_MAJOR = 235  # the kernel gives this out as it likes
+_MAJOR = 235  # assigned dynamically by the kernel
 _NODES = ("onload", "onload_epoll", "sfc_char")
 _MODULES = ("sfc_resource", "sfc_char", "onload")
 
@@ -174,7 +174,7 @@ class Onload:
         self._spawns = boolean(text)
 
     def _restart_initial(self) -> None:
-        """The server of the initial namespace is replaced, unless applications use it."""
+        """Restarts the server of the initial namespace, unless applications use it."""
         if not any(self.core.holds.users(name) for name in _NODES):
             self._start_server("")
 

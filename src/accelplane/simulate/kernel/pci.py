@@ -1,7 +1,7 @@
 """The PCI bus: functions, their attributes, drivers' ids, and virtual functions.
 
-Facts: drivers/pci/pci-driver.c (ids, `driver_override`, what a driver may be tried on), pci-sysfs.c and iov.c (which
-errno a write gets), Documentation/ABI/testing/sysfs-bus-pci.
+Facts: drivers/pci/pci-driver.c (IDs, `driver_override`, matching), pci-sysfs.c and iov.c (errnos
+of writes), Documentation/ABI/testing/sysfs-bus-pci.
 """
 
 import errno
@@ -21,7 +21,7 @@ _PAGE = 4096
 
 
 class PciFunction(Device):
-    """One function. `total_vfs` 0 has no SR-IOV; `physfn` is what a virtual one belongs to."""
+    """One function. `total_vfs` is 0 without SR-IOV; `physfn` is the physical function of a virtual one."""
 
     def __init__(
         self,
@@ -68,21 +68,21 @@ class PciDriver(Driver[PciFunction]):
     def __init__(self, bus: "PciBus") -> None:
         self.bus = bus
         self.core = bus.core
-        self._told: list[tuple[int, int]] = []
+        self._dynamic_ids: list[tuple[int, int]] = []
 
     def attributes(self) -> Mapping[str, Attribute]:
         return {"new_id": command(self._new_id), "remove_id": command(self._remove_id)}
 
     def matches(self, device: PciFunction) -> bool:
         if device.override:
-            # The named driver is probed, whether or not it knows the id.
+            # The named driver is probed, whether or not its table has the ID.
             return device.override == self.name
         return self.knows(device.vendor_id, device.device_id)
 
     def knows(self, vendor: int, device_id: int) -> bool:
         """Whether the id is in the driver's table or was added by `new_id`."""
         known = vendor == self.vendor and device_id in (int(known, 16) for known in self.ids)
-        return known or (vendor, device_id) in self._told
+        return known or (vendor, device_id) in self._dynamic_ids
 
     def busy(self, device: PciFunction) -> bool:
         return self.core.holds.users(device.name) > 0 or any(map(self.bus.busy, device.virtual))
@@ -91,32 +91,32 @@ class PciDriver(Driver[PciFunction]):
         """Enables `count` virtual functions, or disables them. Raises `OSError`, ENOENT for drivers that cannot."""
         raise oserror(errno.ENOENT, function.path)
 
-    def tell_id(self, vendor: int, device_id: int) -> None:
-        """What `new_id` does. Raises `OSError` EEXIST."""
+    def add_id(self, vendor: int, device_id: int) -> None:
+        """Adds an ID, as `new_id` does. Raises `OSError` EEXIST."""
         if self.knows(vendor, device_id):
             raise oserror(errno.EEXIST)
-        self._told.append((vendor, device_id))
+        self._dynamic_ids.append((vendor, device_id))
         self.bus.attach_all(self)
 
     def _new_id(self, text: str) -> None:
-        self.tell_id(*_ids(text))
+        self.add_id(*_ids(text))
 
     def _remove_id(self, text: str) -> None:
         pair = _ids(text)
-        if pair not in self._told:
+        if pair not in self._dynamic_ids:
             raise oserror(errno.ENODEV)
-        self._told.remove(pair)
+        self._dynamic_ids.remove(pair)
 
 
 class PciBus(Bus[PciFunction]):
-    """The bus, with the IOMMU that looks after what is on it."""
+    """The bus with its IOMMU."""
 
     def __init__(self, core: Core, iommu: Iommu) -> None:
         super().__init__(core, "pci")
         self.iommu = iommu
 
     def place(self, bdf: str, *, bridge: bool, numa_node: int) -> str:
-        """The directory that a function goes into; the root port in front of it is made when missing."""
+        """The parent directory of a function. Creates its root port if missing."""
         domain, bus, _place = bdf.split(":")
         if not bridge or int(bus, 16) == 0:
             return f"/sys/devices/pci{domain}:{bus}"
@@ -128,7 +128,7 @@ class PciBus(Bus[PciFunction]):
         return port.path
 
     def plug(self, function: PciFunction) -> None:
-        """A function appears. Raises `OSError` EEXIST when there is one at its address."""
+        """Adds a function. Raises `OSError` EEXIST if its address is in use."""
         if function.name in self.devices:
             raise oserror(errno.EEXIST, function.path)
         self.core.tree.directory(
@@ -159,7 +159,7 @@ class PciBus(Bus[PciFunction]):
         self.add(function)
 
     def unplug(self, function: PciFunction) -> None:
-        """A function goes, its virtual ones before it. Raises `OSError` EBUSY when one of them is in use."""
+        """Removes a function and its virtual functions. Raises `OSError` EBUSY if one of them is in use."""
         self.disable_vfs(function)
         self.remove(function)
         self.iommu.remove(function)
@@ -175,7 +175,7 @@ class PciBus(Bus[PciFunction]):
         return driver is not None and driver.busy(function)
 
     def enable_vfs(self, function: PciFunction, count: int) -> None:
-        """What pci_enable_sriov() does: the functions after this one on its bus appear, each to its own driver."""
+        """Adds virtual functions, as pci_enable_sriov() does, and probes their drivers."""
         if function.vf_model is None:
             raise oserror(errno.ENODEV, function.path)
         for place in range(count):
@@ -193,7 +193,7 @@ class PciBus(Bus[PciFunction]):
         self.core.send_uevent("change", function.path, "pci", **function.fields())
 
     def disable_vfs(self, function: PciFunction) -> None:
-        """What pci_disable_sriov() does. Raises `OSError` EBUSY when one of them is in use, and then none goes."""
+        """Removes all virtual functions, as pci_disable_sriov() does. Raises `OSError` EBUSY if one is in use."""
         if any(map(self.busy, function.virtual)):
             raise oserror(errno.EBUSY, function.path)
         while function.virtual:
@@ -219,7 +219,7 @@ class PciBus(Bus[PciFunction]):
         if number(text):
             self.unplug(function)
             if function.physfn:
-                # Linux leaves the link, which then leads nowhere, until the functions are disabled.
+                # Linux leaves the dangling link until the functions are disabled.
                 place = function.physfn.virtual.index(function)
                 self.core.tree.remove(f"{function.physfn.path}/virtfn{place}")
 

@@ -1,11 +1,11 @@
-"""QAT: physical functions with their services and state, virtual ones, and debugfs.
+"""QAT: physical functions with their services and state, virtual functions, and debugfs.
 
 Facts: the kernel's drivers/crypto/intel/qat (qat_common/adf_sysfs.c, adf_sriov.c, adf_init.c, adf_cfg_services.c,
-adf_heartbeat_dbgfs.c, adf_dbgfs.c), Documentation/ABI/testing/sysfs-driver-qat and debugfs-driver-qat. Only the drivers
-of the fourth generation on have `qat/`.
+adf_heartbeat_dbgfs.c, adf_dbgfs.c), Documentation/ABI/testing/sysfs-driver-qat and debugfs-driver-qat. Only drivers
+from the fourth generation on have `qat/`.
 
-What surprises: taking a device down takes its virtual functions away; any number in `sriov_numvfs` enables them all;
-services of a device that is up are refused with EINVAL, not EBUSY.
+Unexpected behaviour: taking a device down removes its virtual functions; any number in `sriov_numvfs` enables them all;
+changing services of a device that is up fails with EINVAL, not EBUSY.
 """
 
 import errno
@@ -16,12 +16,12 @@ from accelplane.simulate.kernel.numbers import boolean, number
 from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
 from accelplane.simulate.offload import QAT_PRODUCTS, QatSpec
 
-_ORDER = ("asym", "sym", "dc", "decomp", "dcc")  # of the driver's service mask
+_ORDER = ("asym", "sym", "dc", "decomp", "dcc")  # the order of the driver's service mask
 _RING_PAIRS = {4: 64, 6: 64}
 
 
 class QatDevice:
-    """One physical function as its driver sees it."""
+    """The driver's state of one physical function."""
 
     def __init__(self, driver: "QatDriver", function: PciFunction, spec: QatSpec, number: int) -> None:
         self.driver = driver
@@ -38,8 +38,8 @@ class QatDevice:
         self.refuses_to_start = False
         self.debugfs = f"/sys/kernel/debug/qat_{driver.name}_{function.name}"
 
-    def show(self) -> None:
-        """The files that are there while the driver has the device."""
+    def add_files(self) -> None:
+        """Adds the files of a bound device."""
         tree = self.core.tree
         tree.directory(self.debugfs, {"dev_cfg": Attribute(read=self._configuration, mode=0o400, raw=True)})
         if self.product.generation < 4:
@@ -56,13 +56,13 @@ class QatDevice:
             },
         )
 
-    def hide(self) -> None:
-        """Their end."""
+    def remove_files(self) -> None:
+        """Removes the files."""
         self.core.tree.remove(self.debugfs)
         self.core.tree.remove(f"{self.function.path}/qat")
 
     def start(self) -> None:
-        """Brings the device up. Raises `OSError` EFAULT when it refuses."""
+        """Brings the device up. Raises `OSError` EFAULT if `refuses_to_start` is set."""
         if self.up:
             return
         if self.refuses_to_start:
@@ -71,7 +71,7 @@ class QatDevice:
         self.core.tree.directory(
             f"{self.debugfs}/heartbeat",
             {
-                # The kernel's answer takes the zero byte after the text with it.
+                # The kernel's response includes the zero byte after the text.
                 "status": Attribute(read=lambda: "0\n\0" if self.healthy else "-1\n\0", mode=0o400, raw=True),
                 "queries_sent": Attribute("0\n\0", mode=0o400, raw=True),
                 "queries_failed": Attribute("0\n\0", mode=0o400, raw=True),
@@ -80,7 +80,7 @@ class QatDevice:
         )
 
     def stop(self) -> None:
-        """Takes the device down, its virtual functions before. Raises `OSError` EBUSY when one is in use."""
+        """Removes the virtual functions and takes the device down. Raises `OSError` EBUSY if one is in use."""
         self.driver.bus.disable_vfs(self.function)
         self.up = False
         self.core.tree.remove(f"{self.debugfs}/heartbeat")
@@ -154,14 +154,14 @@ class QatDriver(PciDriver):
         spec = self._specs.get(device.name, QatSpec())
         qat = QatDevice(self, device, spec, list(self._specs).index(device.name) if device.name in self._specs else 0)
         self.devices[device.name] = qat
-        qat.show()
+        qat.add_files()
         if spec.state == "up":
             qat.start()
 
     def release(self, device: PciFunction) -> None:
         qat = self.devices[device.name]
         qat.stop()
-        qat.hide()
+        qat.remove_files()
         del self.devices[device.name]
 
     def configure_vfs(self, function: PciFunction, count: int) -> None:

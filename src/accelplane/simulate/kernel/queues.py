@@ -49,8 +49,8 @@ class IdxdDevice(Device):
     def fields(self) -> dict[str, str]:
         return {"DEVTYPE": self.kind}
 
-    def show(self) -> None:
-        """Its files."""
+    def add_files(self) -> None:
+        """Adds the files."""
         files: dict[str, Attribute | str | int] = {
             "version": f"{self.version:#x}",
             "max_groups": len(self.groups),
@@ -80,16 +80,16 @@ class IdxdDevice(Device):
             files["event_log_size"] = Attribute(read=lambda: self.event_log_size, write=self._set_event_log_size)
         self.core.tree.directory(self.path, files)
         for part in (*self.queues, *self.engines, *self.groups):
-            part.show()
+            part.add_files()
 
     def group_number(self, written: int) -> int | None:
-        """The group that was written, none for -1. Raises `OSError` EINVAL."""
+        """The group of a written number, None for -1. Raises `OSError` EINVAL."""
         if not -1 <= written < len(self.groups):
             raise oserror(errno.EINVAL, self.path)
         return None if written == -1 else written
 
     def check_configuration(self) -> None:
-        """What the driver does before it enables the device or a queue. Raises `OSError` EINVAL, and sets `status`."""
+        """Checks the configuration, as the driver does before enabling. Raises `OSError` EINVAL, and sets `status`."""
         grouped = [queue for queue in self.queues if queue.group is not None]
         if any(not queue.dedicated for queue in grouped) and not self.sva:
             self.status = NO_SHARED_SUPPORT
@@ -100,15 +100,15 @@ class IdxdDevice(Device):
         if all(engine.group is None for engine in self.engines):
             raise oserror(errno.EINVAL, self.path)
 
-    def forget(self) -> None:
-        """What disabling the device does to its configuration."""
+    def reset_configuration(self) -> None:
+        """Resets the configuration, as disabling the device does."""
         for queue in self.queues:
-            queue.forget()
+            queue.reset_configuration()
             queue.size, queue.group = 0, None
         for engine in self.engines:
             engine.group = None
         for group in self.groups:
-            group.forget()
+            group.reset_configuration()
 
     def _clear_status(self, _text: str) -> None:
         self.status = 0
@@ -133,7 +133,7 @@ class IdxdDevice(Device):
 
 
 class Part(Device):
-    """One thing of a device, with its number."""
+    """A numbered part of a device."""
 
     def __init__(self, core: Core, device: IdxdDevice, kind: str, index: int) -> None:
         name = f"{kind}{device.index}.{index}"
@@ -146,18 +146,18 @@ class Part(Device):
         return {"DEVTYPE": self.kind}
 
     def check_configurable(self) -> None:
-        """Raises `OSError` EPERM when the hardware's configuration is fixed."""
+        """Raises `OSError` EPERM if the configuration is read-only."""
         if not self.device.configurable:
             raise oserror(errno.EPERM, self.path)
 
     def check_device_disabled(self) -> None:
-        """Raises `OSError` EPERM when the device is enabled."""
+        """Raises `OSError` EPERM if the device is enabled."""
         if self.device.enabled:
             raise oserror(errno.EPERM, self.path)
 
 
 class WorkQueue(Part):
-    """One work queue. Disabling one forgets all but its size and group; disabling the device forgets these too."""
+    """One work queue. Disabling it resets everything except size and group; disabling the device resets these too."""
 
     def __init__(self, core: Core, device: IdxdDevice, index: int) -> None:
         super().__init__(core, device, "wq", index)
@@ -166,10 +166,10 @@ class WorkQueue(Part):
         self.size = 0
         self.group: int | None = None
         self.driver_name = ""
-        self.forget()
+        self.reset_configuration()
 
-    def forget(self) -> None:
-        """What the driver does when it disables the queue."""
+    def reset_configuration(self) -> None:
+        """Resets the queue, as the driver does when disabling it."""
         self.enabled = False
         self.type = "none"
         self.name_text = ""
@@ -184,8 +184,8 @@ class WorkQueue(Part):
         self.max_batch = _DEFAULT_BATCH
         self.operations = _ALL_OPERATIONS
 
-    def show(self) -> None:
-        """Its files."""
+    def add_files(self) -> None:
+        """Adds the files."""
         files = {
             "clients": Attribute(read=lambda: self.core.holds.users(self.name)),
             "state": Attribute(read=lambda: "enabled" if self.enabled else "disabled"),
@@ -335,8 +335,8 @@ class Engine(Part):
         super().__init__(core, device, "engine", index)
         self.group: int | None = None
 
-    def show(self) -> None:
-        """Its file."""
+    def add_files(self) -> None:
+        """Adds the file."""
         read = Attribute(read=lambda: -1 if self.group is None else self.group, write=self._set_group)
         self.core.tree.directory(self.path, {"group_id": read})
 
@@ -351,10 +351,10 @@ class Group(Part):
 
     def __init__(self, core: Core, device: IdxdDevice, index: int) -> None:
         super().__init__(core, device, "group", index)
-        self.forget()
+        self.reset_configuration()
 
-    def forget(self) -> None:
-        """What the driver does when it disables the device."""
+    def reset_configuration(self) -> None:
+        """Resets the group, as the driver does when disabling the device."""
         self.reserved = 0
         self.allowed = 0
         self.limited = False
@@ -362,8 +362,8 @@ class Group(Part):
         self.traffic = {"a": 1, "b": 1} if self.device.version <= 0x200 else {"a": -1, "b": -1}
         self.progress = {"desc": 0, "batch": 0}
 
-    def show(self) -> None:
-        """Its files."""
+    def add_files(self) -> None:
+        """Adds the files."""
         device = self.device
         files = {
             "work_queues": Attribute(read=lambda: _members(self, device.queues), raw=True),

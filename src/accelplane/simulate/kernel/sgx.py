@@ -1,7 +1,7 @@
-"""SGX: the driver's nodes, and what NUMA nodes say of enclave memory.
+"""SGX: the driver's device nodes, and the enclave memory of NUMA nodes.
 
 Facts: the kernel's arch/x86/kernel/cpu/sgx/driver.c and main.c, Documentation/ABI/stable/sysfs-devices-node
-(`sgx_total_bytes`, there only while the driver works).
+(`sgx_total_bytes`, which exists only with a working driver).
 """
 
 from accelplane.simulate.journal import Numbers
@@ -12,7 +12,7 @@ _NODES = {"sgx_enclave": Numbers(10, 125), "sgx_provision": Numbers(10, 126), "s
 
 
 class Sgx:
-    """The driver, which is built in: loading it stands for a machine that was booted with SGX."""
+    """The driver, which is built in: loading it simulates a boot with SGX."""
 
     def __init__(self, core: Core, spec: SgxSpec, numa_nodes: int) -> None:
         self.core = core
@@ -21,7 +21,7 @@ class Sgx:
         self.loaded = False
 
     def load(self) -> None:
-        """The nodes appear."""
+        """Adds the nodes."""
         if self.loaded:
             return
         self.loaded = True
@@ -31,7 +31,7 @@ class Sgx:
             self.core.tree.directory(f"/sys/devices/system/node/node{node}/x86", {"sgx_total_bytes": self.spec.epc})
 
     def unload(self) -> None:
-        """The nodes vanish."""
+        """Removes the nodes."""
         if not self.loaded:
             return
         self.loaded = False

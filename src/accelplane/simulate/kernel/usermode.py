@@ -28,7 +28,7 @@ class Usermode:
         self._running: list[tuple[Call, subprocess.Popen[bytes]]] = []
 
     def start(self, argv: Sequence[str]) -> None:
-        """Does not wait for the end of the program."""
+        """Starts a program without waiting for its end."""
         call = Call(tuple(argv))
         if len(self._calls) < _MAX_CALLS:
             self._calls.append(call)
@@ -49,7 +49,7 @@ class Usermode:
         return tuple(self._calls)
 
     def close(self) -> None:
-        """Ends the programs that run."""
+        """Kills the running programs."""
         for _call, process in self._running:
             process.kill()
             process.wait()

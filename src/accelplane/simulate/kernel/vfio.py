@@ -1,10 +1,10 @@
-"""vfio-pci, which gives user space access to functions: groups, their nodes, and which functions it rejects.
+"""vfio-pci, which gives user space access to functions: groups, their nodes, and rejected functions.
 
-Facts: drivers/vfio/pci/vfio_pci.c (the denylist, EINVAL) and vfio_pci_core.c (EBUSY for a function that has virtual
-ones), drivers/vfio/group.c (no IOMMU: EINVAL, or a `noiommu-` group of its own when the module parameter allows it).
+Facts: drivers/vfio/pci/vfio_pci.c (the denylist, EINVAL) and vfio_pci_core.c (EBUSY for a function with virtual
+functions), drivers/vfio/group.c (no IOMMU: EINVAL, or a separate `noiommu-` group if the module parameter allows it).
 
-A real unbind waits, uninterruptibly, until the group is closed. Here it fails at once with EBUSY, because a test that
-hangs in the kernel cannot be ended.
+A real unbind waits, uninterruptibly, until the group is closed. Here it fails immediately with EBUSY, because a
+test that blocks in the kernel cannot be ended.
 """
 
 import errno
@@ -14,14 +14,14 @@ from accelplane.simulate.kernel.model import oserror
 from accelplane.simulate.kernel.numbers import lowest_free
 from accelplane.simulate.kernel.pci import PciBus, PciDriver, PciFunction
 
-# Older QAT generations, and the DSA and IAA of the first processors that had them.
+# Older QAT generations, and the DSA and IAA of the first processors with them.
 DENYLIST = frozenset({0x19E2, 0x19E3, 0x37C8, 0x37C9, 0x0435, 0x0443, 0x0B25, 0x0CFE})
 _CONTAINER = Numbers(10, 196)
-_GROUPS, _DEVICES = 238, 239  # the kernel gives these out as it likes
+_GROUPS, _DEVICES = 238, 239  # assigned dynamically by the kernel
 
 
 class VfioPci(PciDriver):
-    """The driver and what comes with its module. Functions `described` as bound to it are, whatever it refuses."""
+    """The driver and its module. Functions in `described` are bound also if they are on the denylist."""
 
     name = "vfio-pci"
     module = "vfio_pci"
@@ -35,7 +35,7 @@ class VfioPci(PciDriver):
         self.described: set[str] = set()
 
     def load(self) -> None:
-        """The modules come, with the node that every user opens first."""
+        """Loads the modules and adds the container node."""
         self.core.add_module("vfio", {"enable_unsafe_noiommu_mode": "NY"[self.noiommu]})
         self.core.add_module(
             self.module, {"disable_denylist": "NY"[self.disable_denylist], "ids": "", "enable_sriov": "N"}
@@ -46,7 +46,7 @@ class VfioPci(PciDriver):
         self.bus.register(self)
 
     def unload(self) -> None:
-        """The modules go. Raises `OSError` EBUSY when something is in use."""
+        """Unloads the modules. Raises `OSError` EBUSY if a device is in use."""
         self.bus.unregister(self)
         self.core.remove_class_device("/sys/devices/virtual/misc/vfio", "misc")
         for name in ("/sys/class/vfio", "/sys/class/vfio-dev"):
@@ -109,13 +109,13 @@ class IgbUio(PciDriver):
         self._numbers: dict[str, int] = {}
 
     def load(self) -> None:
-        """The module comes."""
+        """Loads the module."""
         self.core.add_module(self.module)
         self.core.tree.directory("/sys/class/uio")
         self.bus.register(self)
 
     def unload(self) -> None:
-        """The module goes. Raises `OSError` EBUSY when something is in use."""
+        """Unloads the module. Raises `OSError` EBUSY if a device is in use."""
         self.bus.unregister(self)
         self.core.tree.remove("/sys/class/uio")
         self.core.remove_module(self.module)

@@ -1,6 +1,6 @@
-"""The FUSE protocol as far as an attribute tree needs it: numbers, structures, answers.
+"""The subset of the FUSE protocol for an attribute tree: numbers, structures, replies.
 
-Facts: the kernel's include/uapi/linux/fuse.h, version 7.31, which every kernel since 5.4 speaks.
+Facts: the kernel's include/uapi/linux/fuse.h, version 7.31, which every kernel since 5.4 supports.
 """
 
 import stat
@@ -13,8 +13,8 @@ from accelplane.simulate.kernel.model import Attribute, DeviceNode, Directory, E
 PAGE = 4096
 MAX_WRITE = 128 * 1024
 REQUEST_SIZE = MAX_WRITE + PAGE
-DIRECT_IO = 1 << 0  # of an open file: reads are asked every time
-ATOMIC_TRUNCATE = 1 << 3  # of the connection: O_TRUNC comes with OPEN
+DIRECT_IO = 1 << 0  # flag of an open file: reads are not cached
+ATOMIC_TRUNCATE = 1 << 3  # flag of the connection: O_TRUNC is passed to OPEN
 
 _IN_HEADER = struct.Struct("<IIQQIIIHH")
 _OUT_HEADER = struct.Struct("<IiQ")
@@ -26,7 +26,7 @@ _OPEN = struct.Struct("<QII")
 _STATFS = struct.Struct("<5Q4I6I")
 _DIRENT = struct.Struct("<QQII")
 
-HANDLE_OFFSET_SIZE = struct.Struct("<QQI")  # how READ, READDIR and WRITE begin
+HANDLE_OFFSET_SIZE = struct.Struct("<QQI")  # the start of READ, READDIR and WRITE
 HANDLE = struct.Struct("<Q")
 FORGOTTEN = struct.Struct("<QQ")
 COUNT = struct.Struct("<II")
@@ -35,7 +35,7 @@ WRITE_SIZE = 40
 
 
 class Op(IntEnum):
-    """What is asked."""
+    """The operation of a request."""
 
     LOOKUP = 1
     FORGET = 2
@@ -68,7 +68,7 @@ class Op(IntEnum):
 
 
 class Request(NamedTuple):
-    """One question. `node` is the inode that it is about."""
+    """One request. `node` is its inode."""
 
     op: int
     unique: int
@@ -77,19 +77,19 @@ class Request(NamedTuple):
 
 
 def parse(data: bytes) -> Request:
-    """The question in what was read from the device."""
+    """Parses a request that was read from the device."""
     length, op, unique, node, _uid, _gid, _pid, _extra, _padding = _IN_HEADER.unpack_from(data)
     return Request(op, unique, node, data[_IN_HEADER.size : length])
 
 
 def answer(unique: int, body: bytes = b"", error: int = 0) -> bytes:
-    """What is written back."""
+    """Returns the reply to write to the device."""
     body = b"" if error else body
     return _OUT_HEADER.pack(_OUT_HEADER.size + len(body), -error, unique) + body
 
 
 def init(body: bytes) -> bytes:
-    """The agreement on version, flags and sizes."""
+    """The reply to INIT with version, flags and sizes."""
     _major, minor, readahead = struct.unpack_from("<III", body)
     flags = struct.unpack_from("<I", body, 12)[0] & ATOMIC_TRUNCATE
     return _INIT.pack(7, min(minor, 31), readahead, flags, 0, 0, MAX_WRITE, 1, 0, 0, 0, *[0] * 7)
@@ -110,36 +110,36 @@ def attributes(entry: Entry, text: str = "") -> bytes:
 
 
 def found(entry: Entry, text: str) -> bytes:
-    """The answer to LOOKUP. Nothing in it may be kept: the next look asks again."""
+    """The reply to LOOKUP, which must not be cached."""
     return _ENTRY.pack(entry.inode, 0, 0, 0, 0, 0) + attributes(entry, text)
 
 
 def attributes_reply(entry: Entry, text: str) -> bytes:
-    """The answer to GETATTR and SETATTR, not to be kept either."""
+    """The reply to GETATTR and SETATTR, which must not be cached."""
     return _VALIDITY.pack(0, 0, 0) + attributes(entry, text)
 
 
 def opened(handle: int, flags: int = 0) -> bytes:
-    """The answer to OPEN and OPENDIR."""
+    """The reply to OPEN and OPENDIR."""
     return _OPEN.pack(handle, flags, 0)
 
 
 def written(size: int) -> bytes:
-    """The answer to WRITE."""
+    """The reply to WRITE."""
     return COUNT.pack(size, 0)
 
 
 def file_system() -> bytes:
-    """The answer to STATFS: an empty one, as sysfs is."""
+    """The reply to STATFS: an empty file system, as in sysfs."""
     return _STATFS.pack(0, 0, 0, 0, 0, PAGE, 255, PAGE, 0, *[0] * 6)
 
 
 def directory_entries(entries: list[tuple[str, int, int]], offset: int, size: int) -> bytes:
-    """The answer to READDIR: names, inodes and types from `offset` on, as many as `size` bytes hold."""
+    """The reply to READDIR: names, inodes and types from `offset`, limited to `size` bytes."""
     data = bytearray()
     for place, (name, inode, kind) in enumerate(entries[offset:], offset + 1):
-        spelled = name.encode()
-        record = _DIRENT.pack(inode, place, len(spelled), kind) + spelled
+        encoded = name.encode()
+        record = _DIRENT.pack(inode, place, len(encoded), kind) + encoded
         record += b"\0" * (-len(record) % 8)
         if len(data) + len(record) > size:
             break

@@ -1,6 +1,6 @@
 """KMM, the DaemonSet controller and the kubelet on the double of the API server, for tests of the Onload operator.
 
-`World.run` reacts to changes until it is cancelled: one reaction of every node per round, as small as possible, so that
+`Setup.run` reacts to changes until it is cancelled: one reaction of every node per round, as small as possible, so that
 the operator sees all states in between.
 """
 
@@ -43,7 +43,7 @@ def app(name: str, place: str, namespace: str = "apps", **labels: str) -> Object
 
 
 def definition(*, in_tree_list: bool = True) -> Object:
-    """The definition of KMM's Module, with the fields that the operator looks for."""
+    """The definition of KMM's Module, with the fields that the operator checks."""
     fields: Object = {"version": {}, "kernelMappings": {}, "inTreeModuleToRemove": {}}
     if in_tree_list:
         fields["inTreeModulesToRemove"] = {}
@@ -58,8 +58,8 @@ def definition(*, in_tree_list: bool = True) -> Object:
     }
 
 
-class World:
-    """What happens beside the operator. `broken` are versions that do not work."""
+class Setup:
+    """Simulates KMM, the kubelet and plugin pods. `broken` are versions that do not work."""
 
     def __init__(self, api: FakeApiServer, *, nodes: int = 2, kmm: bool = True, names: Names = NAMES) -> None:
         self.api = api
@@ -130,7 +130,7 @@ class World:
             if key in keys
         ]
 
-    # What the cluster does
+    # Reactions of the cluster
 
     async def run(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""Pictures: a kernel's present state as plain files below a directory, and plain files as a part of a kernel."""
+"""Snapshots: the present state of a kernel as plain files, and plain files as part of a kernel."""
 
 import os
 import stat
@@ -15,10 +15,10 @@ def write_tree(
     device_nodes: Nodes = "files",
     numbers: tuple[int, int] | None = None,
 ) -> None:
-    """Writes `/sys` and `/dev` of the kernel below `root`, beside what is there. Raises `TreeError`.
+    """Writes `/sys` and `/dev` of the kernel below `root`, in addition to existing files. Raises `TreeError`.
 
-    Every attribute can be written to, and nothing happens; one that cannot be read just now is an empty file. The
-    other parameters are those of `SimulatedNode`.
+    Writes to the files have no effect. Attributes that cannot be read are empty files. The other
+    parameters are those of `SimulatedNode`.
     """
     top = os.path.realpath(root)
     prefix = "" if top == "/" else top
@@ -41,9 +41,9 @@ def write_tree(
 
 
 def adopt_tree(tree: Tree, root: str | os.PathLike[str]) -> None:
-    """Adds what is below `root` (`sys`, `dev`), such as GPUs of a `SimulatedNode`: files that keep what is written.
+    """Adds the files below `root` (`sys`, `dev`), such as GPUs of a `SimulatedNode`, as writable attributes.
 
-    What the tree has already stays. A plain file below `dev` becomes a device node with the numbers of `/dev/null`.
+    Existing entries of the tree stay. A plain file below `dev` becomes a device node with the numbers of `/dev/null`.
     """
     top = os.path.realpath(root)
     for directory, subdirectories, files in os.walk(top):
@@ -57,18 +57,14 @@ def adopt_tree(tree: Tree, root: str | os.PathLike[str]) -> None:
             elif stat.S_ISDIR(status.st_mode):
                 tree.directory(place)
             elif path.startswith("/dev"):
-                device = stat.S_ISCHR(status.st_mode)
-                tree.put(place, DeviceNode(Numbers(*_numbers(status.st_rdev)) if device else Numbers(1, 3)))
+                device = status.st_rdev if stat.S_ISCHR(status.st_mode) else os.makedev(1, 3)
+                tree.put(place, DeviceNode(Numbers(os.major(device), os.minor(device))))
             elif not tree.has(place):
                 with open(local, encoding="utf-8", errors="surrogateescape") as file:
-                    tree.put(place, _kept(file.read()))
+                    tree.put(place, _writable_attribute(file.read()))
 
 
-def _numbers(device: int) -> tuple[int, int]:
-    return os.major(device), os.minor(device)
-
-
-def _kept(text: str) -> Attribute:
+def _writable_attribute(text: str) -> Attribute:
     attribute = Attribute(text, raw=True)
 
     def write(new: str) -> None:

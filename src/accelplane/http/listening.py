@@ -1,0 +1,40 @@
+"""Addresses and listening sockets of HTTP servers."""
+
+import contextlib
+import socket
+
+
+def split_address(address: str) -> tuple[str | None, int]:
+    """Host and port of `host:port` as in Go; an empty host means every address. Raises `ValueError`."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"address {address!a}: expected host:port, for example :8080")
+    return host.removeprefix("[").removesuffix("]") or None, int(port)
+
+
+def bind(host: str | None, port: int, backlog: int) -> list[socket.socket]:
+    """Listening sockets for each address of `host`; one for IPv4 and IPv6 without a host. Raises `OSError`."""
+    if not host:
+        return [_bind_any(port, backlog)]
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    bound: list[socket.socket] = []
+    problem: OSError | None = None
+    for family, address in dict.fromkeys((each[0], str(each[4][0])) for each in found):
+        try:
+            bound.append(socket.create_server((address, port), family=family, backlog=backlog))
+        except OSError as error:
+            problem = problem or error
+        else:
+            port = port or bound[0].getsockname()[1]
+    if problem is not None and not bound:
+        raise problem
+    return bound
+
+
+def _bind_any(port: int, backlog: int) -> socket.socket:
+    """A listening socket for all addresses. Raises `OSError`."""
+    if socket.has_dualstack_ipv6():
+        # The kernel may support IPv6 while it is disabled for all interfaces.
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=backlog)

@@ -1,0 +1,106 @@
+"""The values of an upgrade: its target, the steps and actions of nodes, and the plan of one pass."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from accelplane.onload.observed import PodView, Progress
+
+Role = Literal["module", "sfc", "gate"]
+StepName = Literal[
+    "Verified",
+    "Held",
+    "NodeNotReady",
+    "Pending",
+    "RemovingGate",
+    "WaitingForPluginPod",
+    "Evicting",
+    "RemovingModule",
+    "WaitingForUnload",
+    "RemovingSfc",
+    "WaitingForModulePods",
+    "LabellingSfc",
+    "WaitingForSfc",
+    "LabellingModule",
+    "WaitingForModule",
+    "SettingGate",
+    "ReplacingPluginPod",
+    "Verifying",
+    "Removed",
+]
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """The desired state of the nodes. `version` is that of all labels, `revision` that of the plugin pods.
+
+    Plugin pods without a revision count as pods of `adopted`. An `eviction_timeout` of 0 means no limit.
+    """
+
+    version: str
+    sfc: bool = False
+    kmm: bool = True
+    revision: str = ""
+    adopted: str = ""
+    max_unavailable: int = 1
+    paused: bool = False
+    node_timeout: float = 900.0
+    eviction_timeout: float = 0.0
+    strict: bool = False
+    probe: bool = False
+    deleting: bool = False
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """The writes for one node: labels (None removes one) and progress, evictions, or a pod.
+
+    `unloads` means that no pod on the node may use Onload, which has to be checked again immediately before.
+    """
+
+    node: str
+    step: StepName
+    message: str
+    labels: Mapping[Role, str | None] = {}
+    progress: Progress | None = None
+    removes_progress: bool = False
+    evict: tuple[PodView, ...] = ()
+    delete: tuple[PodView, ...] = ()
+    create_probe: bool = False
+    delete_probe: bool = False
+    unloads: bool = False
+
+    @property
+    def patches(self) -> bool:
+        """Whether the node itself is changed."""
+        return bool(self.labels) or self.removes_progress or self.progress is not None
+
+
+class NodeStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The step of one node, with its action or the reason for waiting."""
+
+    node: str
+    step: StepName
+    message: str = ""
+    action: Action | None = None
+    starts: bool = False
+    until: float = 0.0
+    skipped_wait: bool = False
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps of all nodes, and the actions of this pass.
+
+    `overdue` are the nodes that exceeded their time limit. `retry` is the time after which to decide again at the
+    latest, in seconds; 0 if only a change matters.
+    """
+
+    steps: tuple[NodeStep, ...] = ()
+    actions: tuple[Action, ...] = ()
+    overdue: tuple[NodeStep, ...] = ()
+    unavailable: int = 0
+    retry: float = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all selected nodes are verified and no other node has anything left."""
+        return all(each.step in {"Verified", "Removed"} for each in self.steps)
